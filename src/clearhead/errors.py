@@ -1,6 +1,6 @@
 """The one error a user can cause, and the sentence that helps: what is wrong, and what would work.
 
-    raise unknown("preset", "gtp2", presets())   # unknown preset 'gtp2'; did you mean 'gpt2'?
+raise unknown("preset", "gtp2", presets())   # unknown preset 'gtp2'; did you mean 'gpt2'?
 """
 
 from collections.abc import Iterable

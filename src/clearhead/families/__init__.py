@@ -1,0 +1,49 @@
+"""Who the models are: the only room where their names occur. One file per family.
+
+preset("llama-3.1-8b"); family_of_type("llama").read(settings); family_for(config)
+"""
+
+from dataclasses import replace
+
+from clearhead.errors import ClearheadError, unknown
+from clearhead.families import llama
+from clearhead.families.family import Family
+from clearhead.families.settings import Settings
+from clearhead.model.config import Dropout, ModelConfig, NormalInitial
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY,)
+
+
+def presets() -> tuple[str, ...]:
+    """The names of all released sizes."""
+    return tuple(name for family in FAMILIES for name in family.presets)
+
+
+def preset(name: str) -> ModelConfig:
+    """The configuration of a released model."""
+    for family in FAMILIES:
+        if name in family.presets:
+            return family.presets[name]()
+    raise unknown("preset", name, presets())
+
+
+def family_of_type(model_type: str) -> Family:
+    """The family that reads a config.json with this `model_type`."""
+    types = {kind: family for family in FAMILIES for kind in family.model_types}
+    if model_type not in types:
+        raise unknown("model_type", model_type, types)
+    return types[model_type]
+
+
+def family_for(config: ModelConfig) -> Family:
+    """The first family whose own words can say this config: reading back what it writes gives the same."""
+    config = replace(config, dropout=Dropout(), initial=NormalInitial())  # matters of training
+    for family in FAMILIES:
+        if family.read is None or family.write is None:
+            continue
+        try:
+            if family.read(Settings(family.write(config), family.name)) == config:
+                return family
+        except ClearheadError:
+            continue
+    raise ClearheadError("no family of Hugging Face models computes this configuration; save it as native instead")

@@ -1,0 +1,174 @@
+"""A network from foreign tensors, one at a time: every tensor is used once or named as dropped on purpose.
+
+    network = fill(config, source, names=family.names, dropped=family.dropped)
+
+The network is laid out without memory first; each foreign tensor is read, split by its row of the table, checked
+and put in place, so that the peak is the weights and one tensor more.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.families.names import Row, Table, expand, parse_target
+from clearhead.model.config import ModelConfig
+from clearhead.model.transformer import Transformer
+
+Progress = Callable[[str, int, int], None]  # foreign name, how many are done, how many there are
+
+
+class TensorSource(Protocol):
+    """A checkpoint seen as names and tensors."""
+
+    @property
+    def where(self) -> str: ...
+    def names(self) -> Iterable[str]: ...
+    def read(self, name: str) -> Tensor: ...
+
+
+def fill(
+    config: ModelConfig,
+    source: TensorSource,
+    *,
+    names: Table,
+    prefix: str = "",
+    copies: Mapping[str, str] | None = None,
+    dropped: Iterable[str] = (),
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+) -> Transformer:
+    """`dtype` None keeps the stored precision; for `prefix`, `copies`, `dropped` see families/family.py."""
+    with torch.device("meta"):
+        network = Transformer(config)
+    shapes = {name: tensor.shape for name, tensor in slots(network).items()}
+    rows = expand(names, config, set(shapes))
+    held = with_prefix(source.names(), rows, prefix)
+    account(rows, held, copies or {}, dropped, source)
+    placed = Placement(shapes, source.where, dtype, device)
+    for done, (name, row) in enumerate(rows.items(), 1):
+        placed.put(name, row, source.read(held[name]), config)
+        if progress is not None:
+            progress(name, done, len(rows))
+    for name, copy_of in (copies or {}).items():
+        if name in held and name not in rows:
+            check_copy(name, copy_of, source.read(held[name]), source.read(held[copy_of]), source.where)
+    install(network, placed.finished())
+    return network
+
+
+def slots(network: Transformer) -> dict[str, Tensor]:
+    """Every place that a checkpoint fills: parameters (shared ones once) and the routers' selection bias."""
+    return dict(network.named_parameters()) | dict(network.named_buffers())
+
+
+def with_prefix(stored: Iterable[str], rows: Mapping[str, Row], prefix: str) -> dict[str, str]:
+    """Name in our table -> name in the file. Checkpoints of the bare model leave `prefix` out."""
+    stored = set(stored)
+    if prefix and not any(name.startswith(prefix) for name in stored):
+        bare = {name.removeprefix(prefix) for name in rows if name.startswith(prefix)}
+        return {(prefix + name if name in bare or name not in rows else name): name for name in stored}
+    return {name: name for name in stored}
+
+
+def account(
+    rows: Mapping[str, Row],
+    held: Mapping[str, str],
+    copies: Mapping[str, str],
+    dropped: Iterable[str],
+    source: TensorSource,
+) -> None:
+    """Nothing missing, nothing left over."""
+    missing = sorted(set(rows) - set(held))
+    if missing:
+        raise ClearheadError(f"{source.where} lacks {listed(missing)}")
+    patterns = [re.compile(pattern) for pattern in dropped]
+    extra = [
+        name
+        for name in sorted(set(held) - set(rows))
+        if name not in copies and not any(pattern.fullmatch(name) for pattern in patterns)
+    ]
+    if extra:
+        raise ClearheadError(f"{source.where} holds {listed(extra)}, which this model has no place for")
+
+
+def listed(names: list[str]) -> str:
+    shown = ", ".join(names[:4])
+    return (
+        f"{len(names)} tensors, the first {shown}" if len(names) > 4 else f"the tensor{'s' * (len(names) > 1)} {shown}"
+    )
+
+
+def check_copy(name: str, copy_of: str, tensor: Tensor, original: Tensor, where: str) -> None:
+    if not torch.equal(tensor, original):
+        raise ClearheadError(f"{where}: {name} differs from {copy_of}, though the config says the two are one")
+
+
+class Placement:
+    """Our tensors as they fill up."""
+
+    def __init__(
+        self,
+        shapes: Mapping[str, torch.Size],
+        where: str,
+        dtype: torch.dtype | None,
+        device: torch.device | str | None,
+    ):
+        self.shapes, self.where, self.dtype, self.device = shapes, where, dtype, device
+        self.tensors: dict[str, Tensor] = {}
+        self.filled_slices: dict[str, set[int]] = {}
+
+    def put(self, name: str, row: Row, foreign: Tensor, config: ModelConfig) -> None:
+        targets = [parse_target(own) for own in row.own]
+        shapes = [self.shapes[own][0 if index is None else 1 :] for own, index in targets]
+        self.check(name, foreign)
+        try:
+            parts = row.split(foreign, shapes, config)
+        except RuntimeError:  # torch cannot view it as the row says
+            raise self.misshapen(name, foreign, shapes) from None
+        if [part.shape for part in parts] != shapes:
+            raise self.misshapen(name, foreign, shapes)
+        for (own, index), part in zip(targets, parts, strict=True):
+            self.place(own, index, part)
+
+    def place(self, own: str, index: int | None, part: Tensor) -> None:
+        dtype = self.dtype if self.dtype is not None and part.is_floating_point() else part.dtype
+        if index is None:
+            self.tensors[own] = part.to(dtype=dtype, device=self.device).contiguous()
+            return
+        if own not in self.tensors:
+            self.tensors[own] = torch.empty(self.shapes[own], dtype=dtype, device=self.device)
+        self.tensors[own][index].copy_(part)
+        self.filled_slices.setdefault(own, set()).add(index)
+
+    def check(self, name: str, foreign: Tensor) -> None:
+        if not foreign.is_floating_point():
+            raise ClearheadError(f"{self.where}: {name} holds {foreign.dtype}, not floating-point numbers")
+        if foreign.numel() and not all(edge.isfinite() for edge in torch.aminmax(foreign)):
+            raise ClearheadError(f"{self.where}: {name} holds NaN or infinite numbers; the file is damaged")
+
+    def misshapen(self, name: str, foreign: Tensor, shapes: list[torch.Size]) -> ClearheadError:
+        expected = " + ".join(str(tuple(shape)) for shape in shapes)
+        return ClearheadError(f"{self.where}: {name} is {tuple(foreign.shape)}; the config asks for {expected}")
+
+    def finished(self) -> dict[str, Tensor]:
+        for own, shape in self.shapes.items():
+            complete = own in self.tensors and len(self.filled_slices.get(own, range(shape[0]))) == shape[0]
+            assert complete, f"the family's table has no row for {own}"
+        return self.tensors
+
+
+def install(network: Transformer, tensors: Mapping[str, Tensor]) -> None:
+    """Put real tensors where the meta ones are; a table shared by two places stays one."""
+    for name, tensor in tensors.items():
+        owner_name, _, leaf = name.rpartition(".")
+        owner = network.get_submodule(owner_name)
+        if leaf in owner._parameters:
+            owner._parameters[leaf] = torch.nn.Parameter(tensor)
+        else:
+            owner._buffers[leaf] = tensor
+    network.eval()

@@ -1,0 +1,177 @@
+"""Machinery only: frozen dataclasses to plain data and back, strictly; JSON and TOML.
+
+    from_json(ModelConfig, to_json(config)) == config
+
+A choice between types is written with its `kind`; equal neighbours in a tuple of parts are written once with
+`times`; None is left out. An unknown key, a wrong type or a missing value is an error that names the place.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from itertools import groupby
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from clearhead.errors import ClearheadError, unknown
+
+T = TypeVar("T")
+MAX_LAYERS = 10_000  # of one `times`; the deepest released model has 126
+
+
+def kind_of(part: type) -> str:
+    """GroupedAttention -> grouped_attention."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", part.__name__).lower()
+
+
+def choices_of(hint: Any) -> tuple[list[type], bool]:
+    """The dataclasses a hint admits, and whether None is one of its choices."""
+    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    parts = [option for option in options if isinstance(option, type) and is_dataclass(option)]
+    return parts, NoneType in options
+
+
+# --- to plain data
+
+
+def to_dict(part: Any) -> dict[str, Any]:
+    hints = get_type_hints(type(part))
+    pairs = ((item.name, getattr(part, item.name)) for item in fields(part))
+    return {name: _plain(value, hints[name]) for name, value in pairs if value is not None}
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    if is_dataclass(value):
+        choices, _ = choices_of(hint)
+        kind = {"kind": kind_of(type(value))} if len(choices) > 1 else {}
+        return kind | to_dict(value)
+    if isinstance(value, tuple):
+        inner = get_args(hint)[0]
+        if not choices_of(inner)[0]:
+            return [_plain(item, inner) for item in value]
+        runs = [(_plain(item, inner), len(list(same))) for item, same in groupby(value)]
+        return [plain if times == 1 else {"times": times} | plain for plain, times in runs]
+    return value
+
+
+# --- from plain data
+
+
+def from_dict(part: type[T], data: Any, where: str = "") -> T:
+    """Build `part` from plain data; `where` names the place in error messages."""
+    where = where or kind_of(part)
+    if not isinstance(data, Mapping):
+        raise ClearheadError(f"{where} must be a table of named values, not {data!r}")
+    hints = get_type_hints(part)
+    known = {item.name: item for item in fields(part)}  # type: ignore[arg-type]
+    for key in data:
+        if key not in known:
+            raise unknown(f"key in {where}:", str(key), known)
+    values = {}
+    for name, item in known.items():
+        if name in data:
+            values[name] = _parse(hints[name], data[name], f"{where}.{name}")
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise ClearheadError(f"{where}.{name} is missing")
+    return part(**values)
+
+
+def _parse(hint: Any, data: Any, where: str) -> Any:
+    choices, optional = choices_of(hint)
+    if data is None and optional:
+        return None
+    if choices:
+        return _parse_choice(choices, data, where)
+    if get_origin(hint) is tuple:
+        return _parse_tuple(get_args(hint)[0], data, where)
+    if get_origin(hint) is Literal:
+        if data not in get_args(hint):
+            raise unknown(f"{where}:", str(data), map(str, get_args(hint)))
+        return data
+    options = [option for option in (get_args(hint) or (hint,)) if option is not NoneType]
+    return _parse_scalar(options[0], data, where)
+
+
+def _parse_choice(choices: list[type], data: Any, where: str) -> Any:
+    if len(choices) == 1:
+        return from_dict(choices[0], data, where)
+    kinds = {kind_of(choice): choice for choice in choices}
+    if not isinstance(data, Mapping) or not isinstance(data.get("kind"), str):
+        raise ClearheadError(f"{where} needs a kind: one of {', '.join(sorted(kinds))}")
+    if data["kind"] not in kinds:
+        raise unknown(f"{where}.kind:", data["kind"], kinds)
+    return from_dict(kinds[data["kind"]], {k: v for k, v in data.items() if k != "kind"}, where)
+
+
+def _parse_tuple(inner: Any, data: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(data, Iterable) or isinstance(data, (str, bytes, Mapping)):
+        raise ClearheadError(f"{where} must be a list, not {data!r}")
+    items: list[Any] = []
+    for number, entry in enumerate(data):
+        times = 1
+        if isinstance(entry, Mapping) and "times" in entry:
+            times = _parse_scalar(int, entry["times"], f"{where}[{number}].times")
+            entry = {k: v for k, v in entry.items() if k != "times"}
+        if not 1 <= times <= MAX_LAYERS:
+            raise ClearheadError(f"{where}[{number}].times is {times}; it must be from 1 to {MAX_LAYERS}")
+        items.extend([_parse(inner, entry, f"{where}[{number}]")] * times)
+    return tuple(items)
+
+
+def _parse_scalar(kind: Any, data: Any, where: str) -> Any:
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
+        raise ClearheadError(f"{where} must be {kind.__name__}, not {data!r}")
+    return data
+
+
+# --- text forms
+
+
+def to_json(part: Any) -> str:
+    return json.dumps(to_dict(part), indent=2) + "\n"
+
+
+def from_json(part: type[T], text: str) -> T:
+    try:
+        return from_dict(part, json.loads(text))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ClearheadError(f"not valid JSON: {error}") from None
+
+
+def from_toml(part: type[T], text: str) -> T:
+    try:
+        return from_dict(part, tomllib.loads(text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ClearheadError(f"not valid TOML: {error}") from None
+
+
+def to_toml(part: Any) -> str:
+    return "\n".join(_toml_table(to_dict(part), ())).strip() + "\n"
+
+
+def _toml_table(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
+    """Plain values first, then sub-tables under [their.path], lists of tables under [[their.path]]."""
+    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not _is_table(value)]
+    for key, value in table.items():
+        name = ".".join((*path, key))
+        if isinstance(value, Mapping):
+            lines += ["", f"[{name}]", *_toml_table(value, (*path, key))]
+        elif _is_table(value):
+            for entry in value:
+                lines += ["", f"[[{name}]]", *_toml_table(entry, (*path, key))]
+    return lines
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, Mapping) or (
+        isinstance(value, list) and bool(value) and all(isinstance(item, Mapping) for item in value)
+    )
+
+
+def _toml_value(value: Any) -> str:
+    # JSON spells strings, booleans, integers and lists of them as TOML does; a float keeps its point.
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)

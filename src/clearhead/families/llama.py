@@ -1,0 +1,321 @@
+"""LLaMA 1, 2, 3, and those built to the same plan: SmolLM2, SmolLM3, Mistral.
+
+RMS norm before each branch, rotary positions in halves, SwiGLU, no biases.
+Sources: Touvron et al. 2023a (Table 2), 2023b; Llama 3 (2024, Table 3) and model cards; Jiang et al. 2023; the
+config.json of each release. GGUF files of these keep the rotary rows interleaved: see gguf.py.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from clearhead.errors import ClearheadError
+from clearhead.families.family import Family
+from clearhead.families.names import Table
+from clearhead.families.rope import read_rope, write_rope
+from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
+from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Head, Layer, ModelConfig, Stack
+from clearhead.model.parts import Causal, Llama3Scaling, NoPosition, RmsNorm, Rope, Window
+
+
+def llama(
+    *,
+    width: int,
+    num_layers: int,
+    num_heads: int,
+    feed_forward: int,
+    vocab_size: int,
+    context: int,
+    rope: Rope,
+    num_kv_heads: int | None = None,
+    head_width: int | None = None,
+    epsilon: float = 1e-5,
+    tied: bool = False,
+    window: int | None = None,
+    rotated: tuple[bool, ...] | None = None,
+) -> ModelConfig:
+    """`rotated` says for each layer whether it has positions (SmolLM3); None: all have."""
+    attention = GroupedAttention(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads or num_heads,
+        head_width=head_width or width // num_heads,
+        position=rope,
+        reach=Window(size=window) if window else Causal(),
+    )
+    norm = RmsNorm(epsilon=epsilon)
+    inner = FeedForward(width=feed_forward, activation="silu", gated=True)
+    layers = tuple(
+        Layer(
+            attention=attention if turns else replace(attention, position=NoPosition()), feed_forward=inner, norm=norm
+        )
+        for turns in rotated or (True,) * num_layers
+    )
+    stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=layers, final_norm=norm)
+    return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
+
+
+def llama1(width: int, num_layers: int, num_heads: int, feed_forward: int) -> Callable[[], ModelConfig]:
+    return lambda: llama(
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        feed_forward=feed_forward,
+        vocab_size=32000,
+        context=2048,
+        rope=Rope(),
+        epsilon=1e-6,
+    )
+
+
+def llama2(
+    width: int, num_layers: int, num_heads: int, num_kv_heads: int, feed_forward: int
+) -> Callable[[], ModelConfig]:
+    return lambda: llama(
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        feed_forward=feed_forward,
+        vocab_size=32000,
+        context=4096,
+        rope=Rope(),
+    )
+
+
+def llama3(
+    width: int,
+    num_layers: int,
+    num_heads: int,
+    feed_forward: int,
+    *,
+    factor: float | None = 8.0,
+    tied: bool = False,
+) -> Callable[[], ModelConfig]:
+    scaling = None
+    if factor is not None:
+        scaling = Llama3Scaling(
+            factor=factor, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
+        )
+    return lambda: llama(
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=8,
+        feed_forward=feed_forward,
+        vocab_size=128256,
+        context=131072 if scaling else 8192,
+        rope=Rope(theta=500000.0, scaling=scaling),
+        tied=tied,
+    )
+
+
+def smollm2(
+    width: int, num_layers: int, num_heads: int, num_kv_heads: int, feed_forward: int, theta: float = 100000.0
+) -> Callable[[], ModelConfig]:
+    return lambda: llama(
+        width=width,
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        feed_forward=feed_forward,
+        vocab_size=49152,
+        context=8192,
+        rope=Rope(theta=theta),
+        tied=True,
+    )
+
+
+def smollm3() -> ModelConfig:
+    return llama(
+        width=2048,
+        num_layers=36,
+        num_heads=16,
+        num_kv_heads=4,
+        feed_forward=11008,
+        vocab_size=128256,
+        context=65536,
+        rope=Rope(theta=5000000.0),
+        epsilon=1e-6,
+        tied=True,
+        rotated=tuple((number + 1) % 4 != 0 for number in range(36)),
+    )
+
+
+def mistral(window: int | None, theta: float, vocab_size: int = 32000) -> Callable[[], ModelConfig]:
+    return lambda: llama(
+        width=4096,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        feed_forward=14336,
+        vocab_size=vocab_size,
+        context=32768,
+        rope=Rope(theta=theta),
+        window=window,
+    )
+
+
+PRESETS = {
+    "llama-7b": llama1(4096, 32, 32, 11008),
+    "llama-13b": llama1(5120, 40, 40, 13824),
+    "llama-30b": llama1(6656, 60, 52, 17920),
+    "llama-65b": llama1(8192, 80, 64, 22016),
+    "llama-2-7b": llama2(4096, 32, 32, 32, 11008),
+    "llama-2-13b": llama2(5120, 40, 40, 40, 13824),
+    "llama-2-70b": llama2(8192, 80, 64, 8, 28672),
+    "llama-3-8b": llama3(4096, 32, 32, 14336, factor=None),
+    "llama-3-70b": llama3(8192, 80, 64, 28672, factor=None),
+    "llama-3.1-8b": llama3(4096, 32, 32, 14336),
+    "llama-3.1-70b": llama3(8192, 80, 64, 28672),
+    "llama-3.1-405b": llama3(16384, 126, 128, 53248),
+    "llama-3.2-1b": llama3(2048, 16, 32, 8192, factor=32.0, tied=True),
+    "llama-3.2-3b": llama3(3072, 28, 24, 8192, factor=32.0, tied=True),
+    "llama-3.3-70b": llama3(8192, 80, 64, 28672),
+    "smollm2-135m": smollm2(576, 30, 9, 3, 1536),
+    "smollm2-360m": smollm2(960, 32, 15, 5, 2560),
+    "smollm2-1.7b": smollm2(2048, 24, 32, 32, 8192, theta=130000.0),
+    "smollm3-3b": smollm3,
+    "mistral-7b": mistral(4096, 10000.0),
+    "mistral-7b-v0.2": mistral(None, 1000000.0),
+    "mistral-7b-v0.3": mistral(None, 1000000.0, vocab_size=32768),
+}
+
+
+# --- transformers' words
+
+
+def read(settings: Settings) -> ModelConfig:
+    kind = settings.text("model_type")
+    num_layers, num_heads = settings.whole("num_hidden_layers"), settings.whole("num_attention_heads")
+    context = settings.whole("max_position_embeddings")
+    settings.refuse("pretraining_tp", 1)
+    settings.refuse("hidden_act", "silu", "swish")
+    bias = settings.flag("attention_bias", False)
+    config = llama(
+        width=settings.whole("hidden_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=settings.whole("num_key_value_heads", num_heads),
+        head_width=settings.whole("head_dim", settings.whole("hidden_size") // max(num_heads, 1)),
+        feed_forward=settings.whole("intermediate_size"),
+        vocab_size=settings.whole("vocab_size"),
+        context=context,
+        rope=read_rope(settings, context),
+        epsilon=settings.number("rms_norm_eps", 1e-6),
+        tied=settings.flag("tie_word_embeddings", False),
+        window=settings.whole("sliding_window", 0) if kind == "mistral" else None,
+        rotated=read_rotated(settings, num_layers) if kind == "smollm3" else None,
+    )
+    return with_biases(config, attention=bias, feed_forward=settings.flag("mlp_bias", False))
+
+
+def read_rotated(settings: Settings, num_layers: int) -> tuple[bool, ...]:
+    """In `no_rope_layers` 1 means: has positions."""
+    settings.refuse("use_sliding_window", False)
+    every = settings.whole("no_rope_layer_interval", 4)
+    given = settings.items("no_rope_layers") or [int((n + 1) % every != 0) for n in range(num_layers)]
+    if len(given) != num_layers:
+        raise ClearheadError(f"{settings.where}: no_rope_layers has {len(given)} entries for {num_layers} layers")
+    return tuple(bool(flag) for flag in given)
+
+
+def with_biases(config: ModelConfig, *, attention: bool, feed_forward: bool) -> ModelConfig:
+    assert config.decoder is not None
+    layers = []
+    for layer in config.decoder.layers:
+        assert isinstance(layer.attention, GroupedAttention)
+        assert isinstance(layer.feed_forward, FeedForward)
+        layers.append(
+            replace(
+                layer,
+                attention=replace(layer.attention, input_bias=attention, output_bias=attention),
+                feed_forward=replace(layer.feed_forward, bias=feed_forward),
+            )
+        )
+    return replace(config, decoder=replace(config.decoder, layers=tuple(layers)))
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    stack = config.decoder
+    if stack is None or config.head is None:
+        raise ClearheadError("the LLaMA family has a decoder and a head")
+    layer, attention = stack.layers[0], stack.layers[0].attention
+    turning = next((one.attention.position for one in stack.layers if isinstance(one.attention.position, Rope)), None)
+    if not (
+        isinstance(attention, GroupedAttention)
+        and isinstance(layer.feed_forward, FeedForward)
+        and isinstance(layer.norm, RmsNorm)
+        and turning
+    ):
+        raise ClearheadError("the LLaMA family has grouped attention with Rope, dense feed-forwards and RMS norms")
+    data = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": config.width,
+        "num_hidden_layers": len(stack.layers),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_width,
+        "intermediate_size": layer.feed_forward.width,
+        "vocab_size": stack.embedding.vocab_size,
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": layer.norm.epsilon,
+        "rope_parameters": write_rope(turning),
+        "hidden_act": ACTIVATION_NAMES_BACK[layer.feed_forward.activation],
+        "tie_word_embeddings": config.head.tied,
+        "attention_bias": attention.input_bias,
+        "mlp_bias": layer.feed_forward.bias,
+    }
+    if isinstance(attention.reach, Window):
+        data |= {
+            "architectures": ["MistralForCausalLM"],
+            "model_type": "mistral",
+            "sliding_window": attention.reach.size,
+        }
+    rotated = [int(isinstance(one.attention.position, Rope)) for one in stack.layers]
+    if not all(rotated):
+        data |= {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layers": rotated}
+        data |= {"layer_types": ["full_attention"] * len(rotated), "use_sliding_window": False}
+    return data
+
+
+LAYER = "decoder.layers.{layer}"
+# The part that Qwen, Gemma and DeepSeek share
+TRUNK: Table = {
+    "model.embed_tokens.weight": "decoder.embedding.tokens.weight",
+    "model.layers.{layer}.self_attn.q_proj.weight": f"{LAYER}.attention.query.weight",
+    "model.layers.{layer}.self_attn.k_proj.weight": f"{LAYER}.attention.key.weight",
+    "model.layers.{layer}.self_attn.v_proj.weight": f"{LAYER}.attention.value.weight",
+    "model.layers.{layer}.self_attn.o_proj.weight": f"{LAYER}.attention.output.weight",
+    "model.layers.{layer}.self_attn.q_proj.bias": f"{LAYER}.attention.query.bias",
+    "model.layers.{layer}.self_attn.k_proj.bias": f"{LAYER}.attention.key.bias",
+    "model.layers.{layer}.self_attn.v_proj.bias": f"{LAYER}.attention.value.bias",
+    "model.layers.{layer}.self_attn.o_proj.bias": f"{LAYER}.attention.output.bias",
+    "model.layers.{layer}.mlp.gate_proj.weight": f"{LAYER}.feed_forward.gate.weight",
+    "model.layers.{layer}.mlp.up_proj.weight": f"{LAYER}.feed_forward.up.weight",
+    "model.layers.{layer}.mlp.down_proj.weight": f"{LAYER}.feed_forward.down.weight",
+    "model.layers.{layer}.mlp.gate_proj.bias": f"{LAYER}.feed_forward.gate.bias",
+    "model.layers.{layer}.mlp.up_proj.bias": f"{LAYER}.feed_forward.up.bias",
+    "model.layers.{layer}.mlp.down_proj.bias": f"{LAYER}.feed_forward.down.bias",
+    "model.norm.weight": "decoder.final_norm.weight",
+    "lm_head.weight": "head.weight",
+}
+NAMES: Table = {
+    **TRUNK,
+    "model.layers.{layer}.input_layernorm.weight": f"{LAYER}.attention_residual.norm.weight",
+    "model.layers.{layer}.post_attention_layernorm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
+}
+COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
+DROPPED = (r".*\.rotary_emb\.inv_freq",)  # recomputed from the config
+
+FAMILY = Family(
+    name="llama",
+    presets=PRESETS,
+    model_types=("llama", "mistral", "smollm3"),
+    read=read,
+    write=write,
+    names=NAMES,
+    prefix="model.",
+    copies=COPIES,
+    dropped=DROPPED,
+)

@@ -1,0 +1,90 @@
+"""Reading a foreign config.json: typed, with defaults, and one clear sentence for a value that cannot be.
+
+settings = Settings(json_data, "config.json"); width = settings.whole("hidden_size")
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from clearhead.errors import ClearheadError, unknown
+from clearhead.model.config import Activation
+
+# transformers' activation names; `gelu_fast` and `gelu_pytorch_tanh` differ from `gelu_new` in rounding only
+ACTIVATION_NAMES: dict[str, Activation] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "quick_gelu": "gelu_quick",
+    "silu": "silu",
+    "swish": "silu",
+    "tanh": "tanh",
+}
+ACTIVATION_NAMES_BACK: dict[Activation, str] = {
+    "relu": "relu",
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "gelu_quick": "quick_gelu",
+    "silu": "silu",
+    "tanh": "tanh",
+}
+
+LARGEST_SIZE = 10**9  # no width, vocabulary or context of a model comes near; a corrupt file does
+
+
+class Settings:
+    """A null counts as absent, as in transformers."""
+
+    def __init__(self, data: Any, where: str):
+        if not isinstance(data, Mapping):
+            raise ClearheadError(f"{where} must hold a JSON object, not {type(data).__name__}")
+        self.data, self.where = data, where
+
+    def __contains__(self, name: str) -> bool:
+        return self.data.get(name) is not None
+
+    def _value(self, name: str, default: Any, kinds: type | tuple[type, ...], what: str) -> Any:
+        value = self.data.get(name)
+        if value is None:
+            if default is None:
+                raise ClearheadError(f"{self.where} has no {name!r}, which this model needs")
+            return default
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            raise ClearheadError(f"{self.where}: {name!r} must be {what}, not {value!r}")
+        return value
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        value: int = self._value(name, default, int, "a whole number")
+        if not 0 <= value <= LARGEST_SIZE:
+            raise ClearheadError(f"{self.where}: {name!r} is {value}; it must be from 0 to {LARGEST_SIZE}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        return float(self._value(name, default, (int, float), "a number"))
+
+    def flag(self, name: str, default: bool) -> bool:
+        return bool(self._value(name, default, bool, "true or false"))
+
+    def text(self, name: str, default: str | None = None) -> str:
+        return str(self._value(name, default, str, "a string"))
+
+    def items(self, name: str) -> list[Any]:
+        """A list; empty where absent."""
+        return list(self._value(name, (), (list, tuple), "a list"))
+
+    def table(self, name: str) -> "Settings":
+        """A nested object; empty where absent."""
+        return Settings(self._value(name, {}, dict, "an object"), f"{self.where}: {name}")
+
+    def activation(self, name: str, default: str | None = None) -> Activation:
+        value = self.text(name, default)
+        if value not in ACTIVATION_NAMES:
+            raise unknown(f"activation in {self.where}:", value, ACTIVATION_NAMES)
+        return ACTIVATION_NAMES[value]
+
+    def refuse(self, name: str, *harmless: Any) -> None:
+        """A setting that changes what is computed and that this family does not have."""
+        value = self.data.get(name)
+        if value is not None and value not in harmless:
+            raise ClearheadError(f"{self.where}: {name!r} is {value!r}, which this family does not compute")

@@ -1,0 +1,98 @@
+"""softmax(QKᵀ · scale) V: the one door to the attention kernel, and the two twins behind it.
+
+    output = fused(q, k, v, Scoring(mask=Mask(causal=True), scale=0.125))
+
+`reference` says exactly what is computed, step by step, and `attend_in_steps` shows its scores and weights;
+`fused` gives the same output from PyTorch's scaled_dot_product_attention. Vaswani et al. 2017, §3.2.1: our scale
+is their 1/√d_k. Order: scale, cap, temperature, bias, mask, softmax (book A2, A5).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import dropout, scaled_dot_product_attention
+
+from clearhead.model.masks import Mask
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How scores become weights."""
+
+    mask: Mask
+    scale: float
+    softcap: float | None = None
+    temperature: Tensor | None = None  # times the capped scores, broadcastable to (B, N, T, S)
+    bias: Tensor | None = None  # added after that, broadcastable to (B, N, T, S)
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True)
+class Attended:
+    output: Tensor  # (B, N, T, H of values)
+    scores: Tensor  # (B, N, T, S), before the mask
+    weights: Tensor  # (B, N, T, S), rows sum to 1, or to 0 where everything is masked
+
+
+# q (B, N, T, H), k (B, K, S, H), v (B, K, S, H of values) -> (B, N, T, H of values);
+# query head n reads key-value head n // (N / K)
+Kernel = Callable[[Tensor, Tensor, Tensor, Scoring], Tensor]
+
+
+def attend_in_steps(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Attended:
+    queries_per_key = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(queries_per_key, dim=1), v.repeat_interleave(queries_per_key, dim=1)
+    scores = (q @ k.transpose(-2, -1)) * how.scale
+    if how.softcap is not None:
+        scores = how.softcap * torch.tanh(scores / how.softcap)
+    if how.temperature is not None:
+        scores = scores * how.temperature
+    if how.bias is not None:
+        scores = scores + how.bias
+    weights = masked_softmax(scores, spelled_out(how.mask, scores)).to(v.dtype)
+    return Attended(dropout(weights, how.dropout) @ v, scores, weights)
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
+    return attend_in_steps(q, k, v, how).output
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
+    if how.softcap is not None or how.temperature is not None:
+        return reference(q, k, v, how)  # nothing the fused kernel can be told
+    added = how.mask.allowed
+    if how.bias is not None:
+        allowed = spelled_out(how.mask, how.bias)
+        added = how.bias.to(q.dtype)
+        added = added if allowed is None else added.masked_fill(~allowed, -torch.inf)
+    return scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=added,
+        dropout_p=how.dropout,
+        is_causal=how.mask.causal and added is None,
+        scale=how.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def spelled_out(mask: Mask, like: Tensor) -> Tensor | None:
+    """The mask as a tensor for scores shaped like (..., T, S)."""
+    if not mask.causal:
+        return mask.allowed
+    return torch.ones(like.shape[-2:], dtype=torch.bool, device=like.device).tril()
+
+
+def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    """Softmax over the keys that may be seen; a row that sees nothing is all zeros, never NaN.
+
+    The mask selects: adding a large negative number overflows in half precision and leaves a uniform row where
+    everything is masked; multiplying turns a negative score into +∞ (slips 5 and 8 of the book).
+    """
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    if allowed is None:
+        return scores.softmax(dim=-1)
+    return scores.masked_fill(~allowed, -torch.inf).softmax(dim=-1).masked_fill(~allowed, 0.0)

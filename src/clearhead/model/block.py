@@ -1,0 +1,79 @@
+"""One block: attention, cross-attention where there is a memory, feed-forward, and where the norms stand (book C1).
+
+block = Block(layer, width=64, dropout=Dropout())
+
+pre                 post                sandwich                 parallel
+x = x + A(n x)      x = n(x + A x)      x = x + n'(A(n x))       h = n x
+x = x + F(n x)      x = n(x + F x)      x = x + n'(F(n x))       x = x + A h + F h
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+
+from clearhead.model.attention import Attention
+from clearhead.model.config import Dropout, Experts, FeedForward, GroupedAttention, LatentAttention, Layer
+from clearhead.model.feed_forward import FeedForwardLayer
+from clearhead.model.latent_attention import UnfoldedAttention
+from clearhead.model.mixture import MixtureLayer
+from clearhead.model.norms import build_norm
+from clearhead.model.sight import Sight
+
+
+def build_attention(config: GroupedAttention | LatentAttention, width: int, dropout: float) -> nn.Module:
+    match config:
+        case GroupedAttention():
+            return Attention(config, width, dropout)
+        case LatentAttention():
+            return UnfoldedAttention(config, width, dropout)
+
+
+def build_feed_forward(config: FeedForward | Experts, width: int, dropout: float) -> nn.Module:
+    match config:
+        case FeedForward():
+            return FeedForwardLayer(config, width, dropout)
+        case Experts():
+            return MixtureLayer(config, width, dropout)
+
+
+class Residual(nn.Module):
+    """x plus a branch of x, with the norms of one placement around it."""
+
+    def __init__(self, layer: Layer, width: int, dropout: float):
+        super().__init__()
+        self.placement = layer.placement
+        self.norm = build_norm(layer.norm, width)
+        self.branch_norm = build_norm(layer.norm, width) if layer.placement == "sandwich" else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.placement == "post":
+            return self.norm(x + self.dropout(branch(x)))
+        return x + self.dropout(self.branch_norm(branch(self.norm(x))))
+
+
+class Block(nn.Module):
+    def __init__(self, layer: Layer, width: int, dropout: Dropout):
+        super().__init__()
+        self.layer = layer
+        self.attention = build_attention(layer.attention, width, dropout.attention)
+        self.attention_residual = Residual(layer, width, dropout.residual)
+        if layer.cross_attention is not None:
+            self.cross_attention = build_attention(layer.cross_attention, width, dropout.attention)
+            self.cross_attention_residual = Residual(layer, width, dropout.residual)
+        self.feed_forward = build_feed_forward(layer.feed_forward, width, dropout.activation)
+        if layer.placement != "parallel":  # there one norm and one residual serve both branches
+            self.feed_forward_residual = Residual(layer, width, dropout.residual)
+
+    def forward(
+        self, x: Tensor, sight: Sight, memory: Tensor | None = None, memory_sight: Sight | None = None
+    ) -> Tensor:
+        """x (B, T, D) -> (B, T, D); memory (B, S, D) is the encoder's last output."""
+        if self.layer.placement == "parallel":
+            return self.attention_residual(x, lambda h: self.attention(h, sight) + self.feed_forward(h))
+        x = self.attention_residual(x, partial(self.attention, sight=sight))
+        if memory is not None:
+            look = partial(self.cross_attention, sight=memory_sight, memory=memory)
+            x = self.cross_attention_residual(x, look)
+        return self.feed_forward_residual(x, self.feed_forward)

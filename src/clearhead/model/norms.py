@@ -1,0 +1,51 @@
+"""The three ways a vector is brought to a common size; formulas with their configs in config.py.
+
+norm = build_norm(RmsNorm(epsilon=1e-5), width=64); y = norm(x)   # (..., D) -> (..., D)
+"""
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.model.parts import DeviationNorm, LayerNorm, Norm, RmsNorm
+
+
+def build_norm(config: Norm, width: int) -> nn.Module:
+    match config:
+        case RmsNorm():
+            return RootMeanSquare(config, width)
+        case LayerNorm():
+            return nn.LayerNorm(width, eps=config.epsilon, bias=config.bias)
+        case DeviationNorm():
+            return StandardDeviation(config, width)
+
+
+def root_mean_square(x: Tensor, epsilon: float) -> Tensor:
+    """x / sqrt(mean(x²) + epsilon), in float32 at least; the result keeps that precision."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
+
+
+class RootMeanSquare(nn.Module):
+    def __init__(self, config: RmsNorm, width: int):
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.zeros(width) if config.unit_offset else torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = root_mean_square(x, self.config.epsilon)
+        if self.config.scale_in_float32 or self.config.unit_offset:
+            weight = self.weight.to(normed.dtype)
+            return (normed * (1 + weight if self.config.unit_offset else weight)).to(x.dtype)
+        return normed.to(x.dtype) * self.weight
+
+
+class StandardDeviation(nn.Module):
+    def __init__(self, config: DeviationNorm, width: int):
+        super().__init__()
+        self.epsilon = config.epsilon
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return self.weight * centred / (x.std(-1, keepdim=True) + self.epsilon) + self.bias

@@ -1,0 +1,175 @@
+"""The table of contents: ids in, logits out. Read this first, then embedding, block, attention, attend.
+
+    network = Transformer(config); logits = network(tokens)                 # (B, T) -> (B, T, V)
+    logits = network(source, target)                                        # encoder-decoder
+
+One class for three kinds: a decoder alone, an encoder alone, or both. The network keeps no state: masks and
+positions are made anew in each call, and the attention kernel comes in as an argument.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ClearheadError
+from clearhead.model.attend import Kernel, fused
+from clearhead.model.block import Block
+from clearhead.model.config import ModelConfig, Stack
+from clearhead.model.embedding import LogitHead, TokenEmbedding
+from clearhead.model.initialize import initialize
+from clearhead.model.masks import Grid, memory_mask, positions_from
+from clearhead.model.norms import build_norm
+from clearhead.model.parts import RelativeBuckets
+from clearhead.model.sight import Lighting, Sight, look
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What an encoder leaves for the decoder."""
+
+    states: Tensor  # (B, S, D)
+    mask: Tensor | None = None  # (B, S), None: no padding
+
+
+class LayerStack(nn.Module):
+    """Embedding, blocks, last norm: encoder and decoder are this under other masks."""
+
+    def __init__(self, stack: Stack, config: ModelConfig, table: nn.Embedding | None = None):
+        super().__init__()
+        self.stack, self.width = stack, config.width
+        self.embedding = TokenEmbedding(stack.embedding, config.width, config.dropout.embedding, table)
+        self.layers = nn.ModuleList(Block(layer, config.width, config.dropout) for layer in stack.layers)
+        self.final_norm = build_norm(stack.final_norm, config.width) if stack.final_norm else nn.Identity()
+        buckets = [
+            nn.Embedding(layer.attention.position.num_buckets, layer.attention.num_heads)
+            for layer in stack.layers[:1]
+            if isinstance(layer.attention.position, RelativeBuckets)
+        ]
+        self.relative_bias = buckets[0] if buckets else None  # one for all layers (T5)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        token_types: Tensor | None = None,
+        documents: Tensor | None = None,
+        memory: Memory | None = None,
+        kernel: Kernel = fused,
+        absorb: bool = False,
+    ) -> Tensor:
+        """tokens, mask, positions, token_types, documents (B, T) -> hidden states (B, T, D)."""
+        positions = positions_from(tokens, mask) if positions is None else positions
+        check_inputs(self.embedding, tokens, mask, positions, token_types)
+        x = self.embedding(tokens, positions, token_types)
+        light = Lighting(Grid.of(tokens, mask, documents), positions, self.width, x.dtype, kernel, absorb)
+        sights = look(self.stack.layers, light, self.relative_bias)
+        states, memory_sight = None, None
+        if memory is not None:
+            states = memory.states
+            memory_sight = Sight(memory_mask(memory.mask), kernel, light.grid.query_index)
+        for layer, block in zip(self.stack.layers, self.layers, strict=True):
+            x = block(x, sights[layer.attention], states, memory_sight)
+        return self.final_norm(x)
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.config = config
+        self.encoder = LayerStack(config.encoder, config) if config.encoder else None
+        shared = self.encoder.embedding.tokens if self.encoder and config.share_embeddings else None
+        self.decoder = LayerStack(config.decoder, config, shared) if config.decoder else None
+        self.head = LogitHead(config.head, config.vocab_size, config.width) if config.head else None
+        self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
+        initialize(self, config)
+
+    def forward(self, tokens: Tensor, *inputs: Any, **options: Any) -> Tensor:
+        """Logits (B, T, V); hidden states (B, T, D) where the model has no head.
+
+        One stack: forward(tokens, attention_mask=None, position_ids=None, token_types=None, documents=None).
+        Encoder-decoder: forward(source, target, source_mask=None, target_mask=None).
+        Both take kernel= (attend.fused or attend.reference) and absorb= (latent attention on the latent itself).
+        """
+        if self.config.is_encoder_decoder:
+            return self.translate(tokens, *inputs, **options)
+        return self.read(tokens, *inputs, **options)
+
+    def read(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        return self.to_logits(self.hidden(tokens, attention_mask, position_ids, **options))
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Last hidden states (B, T, D) of a model with one stack. True or 1 in the mask: a real token."""
+        stack = self.decoder or self.encoder
+        assert stack is not None
+        return stack(tokens, attention_mask, position_ids, **options)
+
+    def translate(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        return self.decode(target, self.encode(source, source_mask, **options), target_mask, **options)
+
+    def encode(self, source: Tensor, source_mask: Tensor | None = None, **options: Any) -> Memory:
+        if self.encoder is None:
+            raise ClearheadError("this model has no encoder; call network(tokens)")
+        return Memory(self.encoder(source, source_mask, **options), source_mask)
+
+    def decode(self, target: Tensor, memory: Memory, target_mask: Tensor | None = None, **options: Any) -> Tensor:
+        """Every decoder layer looks at the encoder's last output (book C3)."""
+        if self.decoder is None or self.encoder is None:
+            raise ClearheadError("this model does not decode from a memory; call network(tokens)")
+        return self.to_logits(self.decoder(target, target_mask, memory=memory, **options))
+
+    def to_logits(self, hidden: Tensor) -> Tensor:
+        if self.head is None:
+            return hidden
+        stack = self.decoder or self.encoder
+        assert stack is not None
+        return self.head(hidden, stack.embedding.tokens.weight)
+
+    def pool(self, hidden: Tensor) -> Tensor:
+        """One vector per sequence from its first token: (B, T, D) -> (B, D)."""
+        if self.pooler is None:
+            raise ClearheadError("this model has no pooler; average its hidden states instead")
+        return torch.tanh(self.pooler(hidden[:, 0]))
+
+
+def check_inputs(
+    embedding: TokenEmbedding,
+    tokens: Tensor,
+    mask: Tensor | None,
+    positions: Tensor,
+    token_types: Tensor | None,
+) -> None:
+    """Shapes always; values on the CPU only, where looking at them costs nothing."""
+    if tokens.ndim != 2 or tokens.numel() == 0:
+        raise ClearheadError(f"tokens must be (batch, length) and not empty, not {tuple(tokens.shape)}")
+    if tokens.dtype not in (torch.int64, torch.int32):
+        raise ClearheadError(f"tokens must be whole numbers (int64 or int32), not {tokens.dtype}")
+    for name, part in (("mask", mask), ("position_ids", positions), ("token_types", token_types)):
+        fits = part is None or part.shape == tokens.shape or (name == "position_ids" and part.shape[0] == 1)
+        if not fits or (part is not None and part.shape[-1:] != tokens.shape[-1:]):
+            assert part is not None
+            raise ClearheadError(f"{name} is {tuple(part.shape)}; it must be {tuple(tokens.shape)} as tokens are")
+    if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
+        embedding.check(tokens, positions, token_types)

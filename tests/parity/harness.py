@@ -1,0 +1,232 @@
+"""Ours against transformers at toy size: same folder on disk, same inputs, every logit compared.
+
+Plain initialisation hides a tenth of all errors (a GELU variant, a scale, a bias that is zero), so every parameter
+is drawn anew with an effect of order one, and norms get a large epsilon in the cases' configs.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from clearhead.checkpoint.huggingface import load_folder, save_folder
+from clearhead.families import family_for
+from clearhead.families.settings import Settings
+from clearhead.model.attend import fused, reference
+from clearhead.model.config import ModelConfig
+from clearhead.model.transformer import Transformer
+from tests.parity.mutants import mutants
+
+VOCAB, BATCH, LENGTH = 97, 2, 24
+
+
+@dataclass(frozen=True)
+class Case:
+    """One reference model at toy size. `build` makes the transformers model; the rest says how to compare."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    length: int = LENGTH
+    tolerance: float = 1e-5
+    tolerance_float64: float = 1e-12
+    special: Callable[[str, Tensor], Tensor | None] = lambda name, parameter: None  # own draw for a parameter
+    positions_as_argument: bool = True  # the reference takes position_ids
+    blind: tuple[str, ...] = ()  # fields whose small errors this case cannot see, by a part of their path
+    exact_tensors: bool = True  # what we save is bit-equal to what transformers saved
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def build(case: Case, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The reference with every parameter and every saved buffer drawn anew."""
+    torch.manual_seed(0)
+    model = case.build().eval()
+    rerandomize(model, case.special)
+    return model.to(dtype)
+
+
+@torch.no_grad()
+def rerandomize(model: nn.Module, special: Callable[[str, Tensor], Tensor | None]) -> None:
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    saved = set(model.state_dict())
+    tensors = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if n in saved}
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        draw = special(name, tensor)
+        if draw is None and id(tensor) in tables:
+            draw = 0.3 * torch.randn_like(tensor)
+        elif draw is None and tensor.ndim >= 2:
+            draw = torch.randn_like(tensor) * fan_in(name, tensor, model) ** -0.5
+        elif draw is None:
+            is_weight = "norm" in name.lower() or "ln_" in name or name.endswith(("layer_norm.weight", "ln.weight"))
+            draw = float(is_weight and name.endswith("weight")) + 0.3 * torch.randn_like(tensor)
+        tensor.copy_(draw)
+
+
+def fan_in(name: str, tensor: Tensor, model: nn.Module) -> int:
+    owner = model.get_submodule(name.rpartition(".")[0])
+    stored_in_out = type(owner).__name__ in ("Conv1D", "Llama4TextExperts")
+    return tensor.shape[-2] if stored_in_out else tensor.shape[-1]
+
+
+def load_ours(model: nn.Module, folder: Path) -> Transformer:
+    """Through the disk, as a user would: transformers saves, we load."""
+    model.save_pretrained(folder)
+    return load_folder(folder).network
+
+
+def inputs(case: Case, config: ModelConfig, padded: bool) -> dict[str, Tensor]:
+    """For one stack: tokens, attention_mask, position_ids; for two: source, target and their masks."""
+    generator = torch.Generator().manual_seed(1)
+
+    def tokens(length: int) -> Tensor:
+        return torch.randint(0, config.vocab_size, (BATCH, length), generator=generator)
+
+    def mask(length: int, left: bool) -> Tensor:
+        ones = torch.ones(BATCH, length, dtype=torch.long)
+        if padded:
+            ones[1, : length // 4] = 0
+        return ones if left else ones.flip(1)
+
+    if config.is_encoder_decoder:
+        source, target = tokens(case.length), tokens(case.length - 5)
+        return {
+            "source": source,
+            "target": target,
+            "source_mask": mask(case.length, left=False),
+            "target_mask": torch.ones_like(target),
+        }
+    # Beside the encoders, padding stands on the left, where it moves every position.
+    left = config.decoder is not None
+    attention_mask = mask(case.length, left)
+    positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    return {"tokens": tokens(case.length), "attention_mask": attention_mask, "position_ids": positions}
+
+
+def run_reference(model: nn.Module, case: Case, given: dict[str, Tensor]) -> Tensor:
+    if "source" in given:
+        named = {
+            "input_ids": given["source"],
+            "attention_mask": given["source_mask"],
+            "decoder_input_ids": given["target"],
+            "decoder_attention_mask": given["target_mask"],
+        }
+    else:
+        named = {"input_ids": given["tokens"], "attention_mask": given["attention_mask"]}
+        if case.positions_as_argument:
+            named["position_ids"] = given["position_ids"]
+    with torch.no_grad():
+        return model(**named, **({"use_cache": False} if hasattr(model.config, "use_cache") else {})).logits
+
+
+def difference(ours: Tensor, theirs: Tensor, given: dict[str, Tensor]) -> float:
+    """Largest at real positions; rows of padding are each implementation's own business."""
+    real = given.get("attention_mask", given.get("target_mask"))
+    assert real is not None
+    assert ours.shape == theirs.shape
+    return (ours - theirs)[real.bool()].abs().max().item()
+
+
+@contextlib.contextmanager
+def float32_means_float64() -> Iterator[None]:
+    """transformers casts to float32 in places; in a float64 comparison these casts are promoted too."""
+    kept = torch.float32, torch.float, torch.Tensor.float
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32, torch.float, torch.Tensor.float = kept
+        torch.set_default_dtype(torch.float32)
+
+
+# --- the checks that every family passes
+
+
+def check_logits(case: Case, folder: Path) -> None:
+    model = build(case)
+    network = load_ours(model, folder)
+    for padded in (False, True):
+        given = inputs(case, network.config, padded)
+        theirs = run_reference(model, case, given)
+        assert theirs.abs().max() > 0.1, "a reference without effect compares nothing"
+        for kernel in (fused, reference):
+            with torch.no_grad():
+                found = difference(network(**given, kernel=kernel), theirs, given)
+            assert found <= case.tolerance, f"padded={padded} {kernel.__name__}: {found:.2e}"
+
+
+def check_float64(case: Case, folder: Path) -> None:
+    with float32_means_float64():  # tables made at birth, such as rotary frequencies, are meant too
+        model = build(case, torch.float64)
+    model.config._experts_implementation = "eager"
+    network = load_ours(model, folder)
+    given = inputs(case, network.config, padded=True)
+    with float32_means_float64():
+        theirs = run_reference(model, case, given)
+    with torch.no_grad():
+        ours = network(**given)
+    assert ours.dtype == torch.float64
+    found = difference(ours, theirs, given)
+    assert found <= case.tolerance_float64, f"{found:.2e}"
+
+
+def check_round_trip(case: Case, folder: Path) -> None:
+    """transformers -> ours -> transformers: tensors bit-equal, config understood, logits the same."""
+    model = build(case)
+    model.save_pretrained(folder / "theirs")
+    loaded = load_folder(folder / "theirs")
+    family = save_folder(loaded.network, folder / "ours", loaded.family, loaded.special_ids)
+    assert family.read is not None
+    assert family.write is not None
+    assert family.read(Settings(family.write(loaded.network.config), "written")) == loaded.network.config
+    assert family_for(loaded.network.config).write is not None
+    if case.exact_tensors:
+        theirs, ours = (
+            load_file(folder / "theirs" / "model.safetensors"),
+            load_file(folder / "ours" / "model.safetensors"),
+        )
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    again = type(model).from_pretrained(folder / "ours", attn_implementation="eager").eval()
+    given = inputs(case, loaded.network.config, padded=False)
+    assert torch.equal(run_reference(again, case, given), run_reference(model, case, given)) or (
+        difference(run_reference(again, case, given), run_reference(model, case, given), given) <= 1e-6
+    )
+
+
+def check_mutants(case: Case, folder: Path) -> int:
+    """Every one-field error in our config is seen: the checkpoint no longer fits, or a logit moves."""
+    model = build(case)
+    network = load_ours(model, folder)
+    given = inputs(case, network.config, padded=True)
+    theirs = run_reference(model, case, given)
+    weights = network.state_dict()
+    caught, missed = 0, []
+    for path, config in mutants(network.config):
+        if seen(config, weights, given, theirs, case.tolerance):
+            caught += 1
+        elif not any(part in path for part in case.blind):
+            missed.append(path)
+    assert not missed, f"errors that no comparison sees: {missed}"
+    return caught
+
+
+@torch.no_grad()
+def seen(
+    config: ModelConfig, weights: dict[str, Tensor], given: dict[str, Tensor], theirs: Tensor, tolerance: float
+) -> bool:
+    mutant = Transformer(config).eval()
+    own = mutant.state_dict()
+    if {name: tensor.shape for name, tensor in own.items()} != {name: tensor.shape for name, tensor in weights.items()}:
+        return True  # fill() refuses the checkpoint by name or shape
+    mutant.load_state_dict(weights)
+    found = difference(mutant(**given), theirs, given)
+    return not found <= tolerance  # NaN counts as seen
