@@ -8,6 +8,7 @@ A choice between types is written with its `kind`; equal neighbours in a tuple o
 
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -121,7 +122,9 @@ def _parse_tuple(inner: Any, data: Any, where: str) -> tuple[Any, ...]:
 
 
 def _parse_scalar(kind: Any, data: Any, where: str) -> Any:
-    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+    if kind is float and isinstance(data, (int, float)) and not isinstance(data, bool):
+        if not abs(data) <= sys.float_info.max:
+            raise ClearheadError(f"{where} must be a finite number")
         return float(data)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise ClearheadError(f"{where} must be {kind.__name__}, not {data!r}")
@@ -137,16 +140,18 @@ def to_json(part: Any) -> str:
 
 def from_json(part: type[T], text: str) -> T:
     try:
-        return from_dict(part, json.loads(text))
-    except (json.JSONDecodeError, RecursionError) as error:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, too
         raise ClearheadError(f"not valid JSON: {error}") from None
+    return from_dict(part, data)
 
 
 def from_toml(part: type[T], text: str) -> T:
     try:
-        return from_dict(part, tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ClearheadError(f"not valid TOML: {error}") from None
+    return from_dict(part, data)
 
 
 def to_toml(part: Any) -> str:

@@ -1,6 +1,8 @@
-"""The one error a user can cause, and the sentence that helps: what is wrong, and what would work.
+"""The one error a user can cause: a sentence that says what is wrong and what would work.
 
-raise unknown("preset", "gtp2", presets())   # unknown preset 'gtp2'; did you mean 'gpt2'?
+    raise unknown("preset", "gtp2", presets())   # unknown preset 'gtp2'; did you mean 'gpt2'?
+
+Whatever goes wrong through a bug of ours stays an ordinary exception with its traceback.
 """
 
 from collections.abc import Iterable

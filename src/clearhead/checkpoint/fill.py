@@ -8,6 +8,7 @@ and put in place, so that the peak is the weights and one tensor more.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Protocol
 
 import torch
@@ -18,6 +19,7 @@ from clearhead.families.names import Row, Table, expand, parse_target
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 
+LANGUAGE_HALF = "language_model."  # before every name of a model's language part where another part sees images
 Progress = Callable[[str, int, int], None]  # foreign name, how many are done, how many there are
 
 
@@ -34,20 +36,22 @@ def fill(
     config: ModelConfig,
     source: TensorSource,
     *,
-    names: Table,
+    names: Table | None,
     prefix: str = "",
+    older_endings: Mapping[str, str] | None = None,
     copies: Mapping[str, str] | None = None,
     dropped: Iterable[str] = (),
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> Transformer:
-    """`dtype` None keeps the stored precision; for `prefix`, `copies`, `dropped` see families/family.py."""
-    with torch.device("meta"):
-        network = Transformer(config)
+    """`names` None: the file uses ours. `dtype` None: as stored. The rest is told in families/family.py."""
+    network = lay_out(config, source)
     shapes = {name: tensor.shape for name, tensor in slots(network).items()}
-    rows = expand(names, config, set(shapes))
-    held = with_prefix(source.names(), rows, prefix)
+    stored = set(source.names())
+    # One row more than the file has tensors is enough to see that some are missing, and bounds the work.
+    rows = dict(islice(expand(names or {name: name for name in shapes}, config, set(shapes)), len(stored) + 1))
+    held = by_todays_name(stored, rows, prefix, older_endings or {})
     account(rows, held, copies or {}, dropped, source)
     placed = Placement(shapes, source.where, dtype, device)
     for done, (name, row) in enumerate(rows.items(), 1):
@@ -61,18 +65,32 @@ def fill(
     return network
 
 
+def lay_out(config: ModelConfig, source: TensorSource) -> Transformer:
+    try:
+        with torch.device("meta"):
+            return Transformer(config)
+    except RuntimeError as error:  # a product of sizes that no tensor can have
+        raise ClearheadError(f"{source.where}: a model of these sizes cannot be: {error}") from None
+
+
 def slots(network: Transformer) -> dict[str, Tensor]:
     """Every place that a checkpoint fills: parameters (shared ones once) and the routers' selection bias."""
     return dict(network.named_parameters()) | dict(network.named_buffers())
 
 
-def with_prefix(stored: Iterable[str], rows: Mapping[str, Row], prefix: str) -> dict[str, str]:
+def by_todays_name(
+    stored: set[str], rows: Mapping[str, Row], prefix: str, older_endings: Mapping[str, str]
+) -> dict[str, str]:
     """Name in our table -> name in the file. Checkpoints of the bare model leave `prefix` out."""
-    stored = set(stored)
-    if prefix and not any(name.startswith(prefix) for name in stored):
+    held = {}
+    for name in stored:
+        older = next((ending for ending in older_endings if name.endswith(ending)), "")
+        newer = name.removesuffix(older) + older_endings.get(older, "")
+        held[name if newer in stored else newer] = name  # both spellings in one file: the older has no place
+    if prefix and not any(name.startswith(prefix) for name in held):
         bare = {name.removeprefix(prefix) for name in rows if name.startswith(prefix)}
-        return {(prefix + name if name in bare or name not in rows else name): name for name in stored}
-    return {name: name for name in stored}
+        held = {(prefix + name if name in bare or name not in rows else name): held[name] for name in held}
+    return held
 
 
 def account(

@@ -24,6 +24,7 @@ from clearhead.families import family_for, family_of_type
 from clearhead.families.family import Family
 from clearhead.families.names import Row, expand, parse_target
 from clearhead.families.settings import Settings
+from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 
 LARGEST_JSON_BYTES = 64 * 2**20
@@ -59,38 +60,49 @@ def load_folder(
     device: torch.device | str | None = None,
     progress: Progress | None = None,
 ) -> Loaded:
-    data = read_json(folder / "config.json")
-    settings = Settings(data, str(folder / "config.json"))
-    if isinstance(data.get("text_config"), dict) and "model_type" in data["text_config"]:
-        settings = settings.table("text_config")  # the language half of a model that also sees
-    family = family_of_type(settings.text("model_type"))
-    assert family.read is not None
-    source = SafetensorsFolder(folder)
+    source = safetensors_of(folder)
+    config, family, special_ids = folder_config(folder, source)
     network = fill(
-        family.settle(family.read(settings), set(source.names())),
+        config,
         source,
         names=family.names,
         prefix=family.prefix,
+        older_endings=family.older_endings,
         copies=family.copies,
         dropped=family.dropped,
         dtype=dtype,
         device=device,
         progress=progress,
     )
-    return Loaded(network, family, {key: data[key] for key in SPECIAL_IDS if data.get(key) is not None})
+    return Loaded(network, family, special_ids)
 
 
-class SafetensorsFolder:
-    """The tensors of a folder, whichever file each is in; read one at a time."""
+def folder_config(folder: Path, source: "SafetensorsFiles") -> tuple[ModelConfig, Family, dict[str, Any]]:
+    """What config.json says, settled by the names of the tensors; their values are not read."""
+    settings = Settings(read_json(folder / "config.json"), str(folder / "config.json"))
+    special_ids = {key: settings.token_ids(key) for key in SPECIAL_IDS if key in settings}
+    if settings.table("text_config").data:
+        settings = settings.table("text_config")  # the language half of a model that also sees
+    family = family_of_type(settings.text("model_type"))
+    assert family.read is not None
+    return family.settle(family.read(settings), set(source.names())), family, special_ids
 
-    def __init__(self, folder: Path):
-        self.where = str(folder)
+
+def safetensors_of(folder: Path) -> "SafetensorsFiles":
+    return SafetensorsFiles(folder, [folder / name for name in shard_names(folder)])
+
+
+class SafetensorsFiles:
+    """The tensors of one or several files, whichever file each is in; read one at a time."""
+
+    def __init__(self, where: Path, paths: list[Path]):
+        self.where = str(where)
         self.holders: dict[str, Any] = {}  # tensor name -> its open file
-        for file in shard_names(folder):
-            opened = open_safetensors(folder / file)
+        for path in paths:
+            opened = open_safetensors(path)
             for name in opened.keys():  # noqa: SIM118  (not a dict)
                 if name in self.holders:
-                    raise ClearheadError(f"{folder}: the tensor {name} stands in two files")
+                    raise ClearheadError(f"{where}: the tensor {name} stands in two files")
                 self.holders[name] = opened
 
     def names(self) -> Iterator[str]:
@@ -154,7 +166,7 @@ def save_folder(
     if family.write is None:
         raise ClearheadError(f"the {family.name} family has no Hugging Face form; save it as native instead")
     own = slots(network)
-    rows = expand(family.names, network.config, set(own))
+    rows = dict(expand(family.names, network.config, set(own)))
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(own.values())).dtype).removeprefix("torch.")
     config = family.write(network.config) | {"dtype": dtype} | (special_ids or {})

@@ -11,7 +11,7 @@ from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.families.family import Family
-from clearhead.families.names import Table
+from clearhead.families.names import Interleaved, Table
 from clearhead.families.rope import read_rope, write_rope
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
 from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Head, Layer, ModelConfig, Stack
@@ -186,7 +186,7 @@ PRESETS = {
 
 def read(settings: Settings) -> ModelConfig:
     kind = settings.text("model_type")
-    num_layers, num_heads = settings.whole("num_hidden_layers"), settings.whole("num_attention_heads")
+    num_layers, num_heads = settings.depth("num_hidden_layers"), settings.whole("num_attention_heads")
     context = settings.whole("max_position_embeddings")
     settings.refuse("pretraining_tp", 1)
     settings.refuse("hidden_act", "silu", "swish")
@@ -304,6 +304,21 @@ NAMES: Table = {
     **TRUNK,
     "model.layers.{layer}.input_layernorm.weight": f"{LAYER}.attention_residual.norm.weight",
     "model.layers.{layer}.post_attention_layernorm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
+}
+# Meta's own names, also of llama2.c files: rotary pairs are neighbours
+META_NAMES: Table = {
+    "tok_embeddings.weight": "decoder.embedding.tokens.weight",
+    "layers.{layer}.attention.wq.weight": Interleaved((f"{LAYER}.attention.query.weight",)),
+    "layers.{layer}.attention.wk.weight": Interleaved((f"{LAYER}.attention.key.weight",)),
+    "layers.{layer}.attention.wv.weight": f"{LAYER}.attention.value.weight",
+    "layers.{layer}.attention.wo.weight": f"{LAYER}.attention.output.weight",
+    "layers.{layer}.attention_norm.weight": f"{LAYER}.attention_residual.norm.weight",
+    "layers.{layer}.ffn_norm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
+    "layers.{layer}.feed_forward.w1.weight": f"{LAYER}.feed_forward.gate.weight",
+    "layers.{layer}.feed_forward.w2.weight": f"{LAYER}.feed_forward.down.weight",
+    "layers.{layer}.feed_forward.w3.weight": f"{LAYER}.feed_forward.up.weight",
+    "norm.weight": "decoder.final_norm.weight",
+    "output.weight": "head.weight",
 }
 COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
 DROPPED = (r".*\.rotary_emb\.inv_freq",)  # recomputed from the config

@@ -18,13 +18,19 @@ from clearhead.model.config import Experts, GroupedAttention, ModelConfig
 
 @dataclass(frozen=True)
 class Copy:
-    """One foreign tensor is one of ours, perhaps stored (in, out)."""
+    """One foreign tensor is one of ours, perhaps stored (in, out).
+
+    Where the foreign name depends on what else there is (T5: `wi`, but `wi_1` beside a gate), `beside` and `without`
+    name one of ours that must or must not be in the network.
+    """
 
     own: tuple[str, ...]
     transposed: bool = False
+    beside: str | None = None
+    without: str | None = None
 
     def split(self, foreign: Tensor, shapes: list[torch.Size], config: ModelConfig) -> list[Tensor]:
-        return [foreign.transpose(-2, -1) if self.transposed else foreign.reshape(_squeezed(foreign, shapes[0]))]
+        return [foreign.transpose(-2, -1) if self.transposed else foreign]
 
     def join(self, own: list[Tensor], config: ModelConfig) -> Tensor:
         return own[0].transpose(-2, -1) if self.transposed else own[0]
@@ -77,7 +83,33 @@ class Interleaved:
         return halves.transpose(1, 2).reshape(own[0].shape)
 
 
-Row = Copy | Fused | FusedPerHead | Interleaved
+@dataclass(frozen=True)
+class SingleRow:
+    """A vector stored as the one row of a matrix (the logit bias of BART)."""
+
+    own: tuple[str, ...]
+
+    def split(self, foreign: Tensor, shapes: list[torch.Size], config: ModelConfig) -> list[Tensor]:
+        return [foreign.squeeze(0)]
+
+    def join(self, own: list[Tensor], config: ModelConfig) -> Tensor:
+        return own[0][None]
+
+
+@dataclass(frozen=True)
+class PlusOne:
+    """A norm weight stored as 1 + ours (Gemma in GGUF)."""
+
+    own: tuple[str, ...]
+
+    def split(self, foreign: Tensor, shapes: list[torch.Size], config: ModelConfig) -> list[Tensor]:
+        return [foreign - 1]
+
+    def join(self, own: list[Tensor], config: ModelConfig) -> Tensor:
+        return own[0] + 1
+
+
+Row = Copy | Fused | FusedPerHead | Interleaved | SingleRow | PlusOne
 Table = Mapping[str, str | Row]
 
 
@@ -87,35 +119,29 @@ def head_width(config: ModelConfig) -> int:
     return attention.head_width
 
 
-def _squeezed(foreign: Tensor, shape: torch.Size) -> torch.Size:
-    """BART keeps its logit bias as (1, V); any other difference is left for the caller to report."""
-    return shape if foreign.shape == (1, *shape) else foreign.shape
-
-
-def expand(table: Table, config: ModelConfig, own_names: set[str]) -> dict[str, Row]:
-    """The rows that apply to this network, placeholders filled in: foreign name -> row."""
+def expand(table: Table, config: ModelConfig, own_names: set[str]) -> Iterator[tuple[str, Row]]:
+    """The rows that apply to this network, placeholders filled in: pairs of foreign name and row."""
     stacks = [stack for stack in (config.encoder, config.decoder) if stack]
     num_layers = max(len(stack.layers) for stack in stacks)
     mixtures = [layer.feed_forward for stack in stacks for layer in stack.layers]
     num_experts = max((part.num_experts for part in mixtures if isinstance(part, Experts)), default=0)
-    rows: dict[str, Row] = {}
     for pattern, row in table.items():
         row = Copy((row,)) if isinstance(row, str) else row
-        for numbers in _numberings(pattern, num_layers, num_experts):
-            own = tuple(_filled(name, numbers) for name in row.own)
-            if all(parse_target(name)[0] in own_names for name in own):
-                rows[_filled(pattern, numbers)] = replace(row, own=own)
-    return rows
+        for layer in range(num_layers) if "{layer}" in pattern else (0,):
+            own = [name.replace("{layer}", str(layer)) for name in row.own]
+            present = all(name.removesuffix("[{expert}]") in own_names for name in own)
+            if not present or not _has_its_neighbours(row, layer, own_names):
+                continue
+            for expert in range(num_experts) if "{expert}" in pattern else (0,):
+                foreign = pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+                yield foreign, replace(row, own=tuple(name.replace("{expert}", str(expert)) for name in own))
 
 
-def _numberings(pattern: str, num_layers: int, num_experts: int) -> Iterator[dict[str, int]]:
-    for layer in range(num_layers) if "{layer}" in pattern else (0,):
-        for expert in range(num_experts) if "{expert}" in pattern else (0,):
-            yield {"layer": layer, "expert": expert}
-
-
-def _filled(pattern: str, numbers: Mapping[str, int]) -> str:
-    return pattern.replace("{layer}", str(numbers["layer"])).replace("{expert}", str(numbers["expert"]))
+def _has_its_neighbours(row: Row, layer: int, own_names: set[str]) -> bool:
+    if not isinstance(row, Copy):
+        return True
+    beside, without = (name and name.replace("{layer}", str(layer)) for name in (row.beside, row.without))
+    return (beside is None or beside in own_names) and without not in own_names
 
 
 def parse_target(own: str) -> tuple[str, int | None]:

@@ -31,6 +31,7 @@ ACTIVATION_NAMES_BACK: dict[Activation, str] = {
 }
 
 LARGEST_SIZE = 10**9  # no width, vocabulary or context of a model comes near; a corrupt file does
+LARGEST_DEPTH = 1000  # layers; the deepest released model has 126
 
 
 class Settings:
@@ -54,10 +55,17 @@ class Settings:
             raise ClearheadError(f"{self.where}: {name!r} must be {what}, not {value!r}")
         return value
 
-    def whole(self, name: str, default: int | None = None) -> int:
+    def whole(self, name: str, default: int | None = None, at_least: int = 0) -> int:
         value: int = self._value(name, default, int, "a whole number")
-        if not 0 <= value <= LARGEST_SIZE:
-            raise ClearheadError(f"{self.where}: {name!r} is {value}; it must be from 0 to {LARGEST_SIZE}")
+        if not at_least <= value <= LARGEST_SIZE:
+            raise ClearheadError(f"{self.where}: {name!r} is {value}; it must be from {at_least} to {LARGEST_SIZE}")
+        return value
+
+    def depth(self, name: str) -> int:
+        """A number of layers: each is built, so it must be one that can be."""
+        value = self.whole(name, at_least=1)
+        if value > LARGEST_DEPTH:
+            raise ClearheadError(f"{self.where}: {name!r} is {value}; it must be at most {LARGEST_DEPTH}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -73,9 +81,24 @@ class Settings:
         """A list; empty where absent."""
         return list(self._value(name, (), (list, tuple), "a list"))
 
+    def per_layer(self, name: str, num_layers: int) -> list[Any]:
+        """A list with one entry for each layer; empty where absent."""
+        given = self.items(name)
+        if given and len(given) != num_layers:
+            raise ClearheadError(f"{self.where}: {name!r} has {len(given)} entries for {num_layers} layers")
+        return given
+
     def table(self, name: str) -> "Settings":
         """A nested object; empty where absent."""
         return Settings(self._value(name, {}, dict, "an object"), f"{self.where}: {name}")
+
+    def token_ids(self, name: str) -> int | list[int]:
+        """One id or several, as transformers writes end tokens."""
+        value = self._value(name, None, (int, list), "a token id or a list of them")
+        for number in value if isinstance(value, list) else [value]:
+            if not isinstance(number, int) or not 0 <= number <= LARGEST_SIZE:
+                raise ClearheadError(f"{self.where}: {name!r} holds {number!r}, which is no token id")
+        return value
 
     def activation(self, name: str, default: str | None = None) -> Activation:
         value = self.text(name, default)

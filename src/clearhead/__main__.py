@@ -1,0 +1,5 @@
+"""`python -m clearhead` is the command `clearhead`."""
+
+from clearhead.cli import main
+
+main()

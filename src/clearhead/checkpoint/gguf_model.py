@@ -1,0 +1,88 @@
+"""A network from a GGUF file: the strict reader of gguf.py, the words of families/gguf.py.
+
+loaded = load_gguf(Path("model.gguf"))
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from clearhead.checkpoint.fill import Progress, fill
+from clearhead.checkpoint.gguf import GgufFile, open_gguf
+from clearhead.checkpoint.huggingface import Loaded
+from clearhead.errors import ClearheadError
+from clearhead.families import family_of_type, gguf
+from clearhead.model.config import GroupedAttention, ModelConfig
+from clearhead.model.parts import Rope
+
+# GGUF key -> the name under which transformers' config.json keeps it
+SPECIAL_IDS = {
+    "tokenizer.ggml.bos_token_id": "bos_token_id",
+    "tokenizer.ggml.eos_token_id": "eos_token_id",
+    "tokenizer.ggml.padding_token_id": "pad_token_id",
+}
+
+
+class GgufSource:
+    def __init__(self, file: GgufFile):
+        self.file, self.where = file, str(file.path)
+
+    def names(self) -> Iterable[str]:
+        return self.file.tensors
+
+    def read(self, name: str) -> Tensor:
+        return self.file.read(name)
+
+
+def load_gguf(
+    path: Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+) -> Loaded:
+    """`dtype` None: as the token table is stored, float32 where that is quantised."""
+    with open_gguf(path) as file:
+        architecture = gguf.architecture_of(file.metadata)
+        network = fill(
+            gguf_config(file),
+            GgufSource(file),
+            names=architecture.names,
+            copies=gguf.COPIES,
+            dropped=gguf.DROPPED,
+            dtype=dtype or stored_dtype(file),
+            device=device,
+            progress=progress,
+        )
+        special_ids = {name: file.metadata[key] for key, name in SPECIAL_IDS.items() if key in file.metadata}
+        return Loaded(network, family_of_type(architecture.model_type), special_ids)
+
+
+def gguf_config(file: GgufFile) -> ModelConfig:
+    family = family_of_type(gguf.architecture_of(file.metadata).model_type)
+    assert family.read is not None
+    shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
+    config = family.read(gguf.settings_from(file.metadata, shapes, str(file.path)))
+    return with_llama3_scaling(config, file) if "rope_freqs.weight" in shapes else config
+
+
+def stored_dtype(file: GgufFile) -> torch.dtype:
+    plain = {"F16": torch.float16, "BF16": torch.bfloat16}
+    table = file.tensors.get("token_embd.weight")
+    return plain.get(table.block_type.name, torch.float32) if table else torch.float32
+
+
+def with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
+    assert config.decoder is not None
+    attention = config.decoder.layers[0].attention
+    assert isinstance(attention, GroupedAttention)
+    assert isinstance(attention.position, Rope)
+    divisors = file.read("rope_freqs.weight").float()
+    scaling = gguf.llama3_scaling(divisors, attention.position.theta)
+    if scaling is None:
+        raise ClearheadError(f"{file.path}: rope_freqs.weight holds a rotary scaling that is not Llama 3's")
+    rotated = replace(attention, position=replace(attention.position, scaling=scaling))
+    layers = tuple(replace(layer, attention=rotated) for layer in config.decoder.layers)
+    return replace(config, decoder=replace(config.decoder, layers=layers))

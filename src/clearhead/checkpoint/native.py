@@ -1,0 +1,58 @@
+"""Clearhead's own folder: clearhead.json says what the model is, weights.safetensors holds it under our names.
+
+save_native(network, folder, family_name="llama"); loaded = load_native(folder)
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from clearhead.checkpoint.fill import Progress, fill, slots
+from clearhead.checkpoint.huggingface import Loaded, SafetensorsFiles, read_json, write_text
+from clearhead.config import from_dict, to_dict
+from clearhead.errors import ClearheadError
+from clearhead.families import FAMILIES
+from clearhead.families.settings import Settings
+from clearhead.model.config import ModelConfig
+from clearhead.model.transformer import Transformer
+
+DESCRIPTION, WEIGHTS = "clearhead.json", "weights.safetensors"
+FORMAT = 1
+
+
+def save_native(
+    network: Transformer, folder: Path, family_name: str | None = None, special_ids: dict[str, Any] | None = None
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in slots(network).items()}
+    save_file(tensors, folder / f"{WEIGHTS}.partial")
+    os.replace(folder / f"{WEIGHTS}.partial", folder / WEIGHTS)
+    description = {"format": FORMAT, "family": family_name, "special_ids": special_ids or {}}
+    description["model"] = to_dict(network.config)
+    write_text(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
+
+
+def load_native(
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+) -> Loaded:
+    config, description = read_description(folder)
+    source = SafetensorsFiles(folder / WEIGHTS, [folder / WEIGHTS])
+    network = fill(config, source, names=None, dtype=dtype, device=device, progress=progress)
+    name = description.text("family", "")
+    family = next((family for family in FAMILIES if family.name == name), None)
+    return Loaded(network, family, dict(description.table("special_ids").data))
+
+
+def read_description(folder: Path) -> tuple[ModelConfig, Settings]:
+    description = Settings(read_json(folder / DESCRIPTION), str(folder / DESCRIPTION))
+    number = description.whole("format")
+    if number != FORMAT:
+        raise ClearheadError(f"{description.where} has format {number}; this version reads {FORMAT}")
+    return from_dict(ModelConfig, description.data.get("model"), "model"), description

@@ -1,0 +1,60 @@
+"""The first two minutes: a real model continues a sentence, and shows how it is built.
+
+run(clearhead.cli.download_bar)
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from clearhead.bundle import Model, create, load
+from clearhead.checkpoint import store
+from clearhead.families.llama import llama
+from clearhead.model.parts import Rope
+from clearhead.summary import print_summary, summarize
+from clearhead.tokenization.characters import ByteTokenizer
+
+PROMPT = "The three primary colors are red, yellow, and"
+NUM_TOKENS = 32
+
+
+def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], None]]]) -> None:
+    try:
+        with bar("smollm2") as progress:
+            store.get("smollm2", progress)
+        model, title = load("smollm2"), "SmolLM2-135M-Instruct"
+    except store.DownloadError as error:
+        print(f"SmolLM2 could not be fetched ({error}); here is the same on a small random model.\n")
+        model, title = random_model(), "a small random model (its text is noise)"
+    print(f"{title} continues, greedily:\n")
+    stream(model)
+    print_summary(summarize(model.config), title)
+    print('\nNext: clearhead generate smollm2 "Once upon a time"   clearhead show deepseek-v3   clearhead --help')
+
+
+def stream(model: Model) -> None:
+    sys.stdout.write(PROMPT)
+    started, num_pieces = time.perf_counter(), 0
+    for piece in model.stream(PROMPT, max_new_tokens=NUM_TOKENS):
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+        num_pieces += 1
+    elapsed_seconds = time.perf_counter() - started
+    print(f"\n\n({num_pieces - 1} tokens in {elapsed_seconds:.1f} s)\n")
+
+
+def random_model() -> Model:
+    tokenizer = ByteTokenizer()
+    config = llama(
+        width=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        feed_forward=384,
+        vocab_size=tokenizer.vocab_size,
+        context=512,
+        rope=Rope(),
+        tied=True,
+    )
+    return create(config, tokenizer)

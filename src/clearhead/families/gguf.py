@@ -1,0 +1,166 @@
+"""GGUF files in the families' words: their keys become transformers' settings, their names become ours.
+
+    settings = settings_from(metadata, tensor_names, where="model.gguf"); names = ARCHITECTURES["llama"].names
+
+The keys are llama.cpp's (`gguf` package, constants.py). Its converter turns the rotary rows of the `llama`
+architecture back to neighbours, adds 1 to Gemma's norm weights, and transposes GPT-2's matrices.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clearhead.errors import unknown
+from clearhead.families.names import Fused, Interleaved, PlusOne, Row, Table
+from clearhead.families.settings import Settings
+from clearhead.model.parts import Llama3Scaling
+from clearhead.model.positions import llama3_frequencies
+
+LAYER = "decoder.layers.{layer}"
+
+# GGUF key after "<architecture>." -> transformers' setting
+KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+}
+GPT2_KEYS = {
+    "context_length": "n_positions",
+    "embedding_length": "n_embd",
+    "block_count": "n_layer",
+    "feed_forward_length": "n_inner",
+    "attention.head_count": "n_head",
+    "attention.layer_norm_epsilon": "layer_norm_epsilon",
+}
+
+
+def projections(query_and_key: Callable[[tuple[str, ...]], Row] | None = None) -> Table:
+    """The rows common to all with separate query, key and value."""
+    table: dict[str, str | Row] = {
+        "token_embd.weight": "decoder.embedding.tokens.weight",
+        "blk.{layer}.attn_norm.weight": f"{LAYER}.attention_residual.norm.weight",
+        "blk.{layer}.attn_v.weight": f"{LAYER}.attention.value.weight",
+        "blk.{layer}.attn_v.bias": f"{LAYER}.attention.value.bias",
+        "blk.{layer}.attn_output.weight": f"{LAYER}.attention.output.weight",
+        "blk.{layer}.ffn_norm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
+        "blk.{layer}.ffn_gate.weight": f"{LAYER}.feed_forward.gate.weight",
+        "blk.{layer}.ffn_up.weight": f"{LAYER}.feed_forward.up.weight",
+        "blk.{layer}.ffn_down.weight": f"{LAYER}.feed_forward.down.weight",
+        "output_norm.weight": "decoder.final_norm.weight",
+        "output.weight": "head.weight",
+    }
+    for theirs, ours in (("attn_q", "query"), ("attn_k", "key")):
+        for part in ("weight", "bias"):
+            own = f"{LAYER}.attention.{ours}.{part}"
+            table[f"blk.{{layer}}.{theirs}.{part}"] = query_and_key((own,)) if query_and_key else own
+    return table
+
+
+HEAD_NORMS: Table = {
+    "blk.{layer}.attn_q_norm.weight": f"{LAYER}.attention.query_norm.weight",
+    "blk.{layer}.attn_k_norm.weight": f"{LAYER}.attention.key_norm.weight",
+}
+GEMMA_NORMS: Table = {
+    "blk.{layer}.attn_norm.weight": PlusOne((f"{LAYER}.attention_residual.norm.weight",)),
+    "blk.{layer}.post_attention_norm.weight": PlusOne((f"{LAYER}.attention_residual.branch_norm.weight",)),
+    "blk.{layer}.ffn_norm.weight": PlusOne((f"{LAYER}.feed_forward_residual.norm.weight",)),
+    "blk.{layer}.post_ffw_norm.weight": PlusOne((f"{LAYER}.feed_forward_residual.branch_norm.weight",)),
+    "blk.{layer}.attn_q_norm.weight": PlusOne((f"{LAYER}.attention.query_norm.weight",)),
+    "blk.{layer}.attn_k_norm.weight": PlusOne((f"{LAYER}.attention.key_norm.weight",)),
+    "output_norm.weight": PlusOne(("decoder.final_norm.weight",)),
+}
+QKV = tuple(f"{LAYER}.attention.{part}" for part in ("query", "key", "value"))
+GPT2_NAMES: Table = {
+    "token_embd.weight": "decoder.embedding.tokens.weight",
+    "position_embd.weight": "decoder.embedding.positions.weight",
+    "blk.{layer}.attn_norm.weight": f"{LAYER}.attention_residual.norm.weight",
+    "blk.{layer}.attn_norm.bias": f"{LAYER}.attention_residual.norm.bias",
+    "blk.{layer}.attn_qkv.weight": Fused(tuple(f"{part}.weight" for part in QKV)),
+    "blk.{layer}.attn_qkv.bias": Fused(tuple(f"{part}.bias" for part in QKV)),
+    "blk.{layer}.attn_output.weight": f"{LAYER}.attention.output.weight",
+    "blk.{layer}.attn_output.bias": f"{LAYER}.attention.output.bias",
+    "blk.{layer}.ffn_norm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
+    "blk.{layer}.ffn_norm.bias": f"{LAYER}.feed_forward_residual.norm.bias",
+    "blk.{layer}.ffn_up.weight": f"{LAYER}.feed_forward.up.weight",
+    "blk.{layer}.ffn_up.bias": f"{LAYER}.feed_forward.up.bias",
+    "blk.{layer}.ffn_down.weight": f"{LAYER}.feed_forward.down.weight",
+    "blk.{layer}.ffn_down.bias": f"{LAYER}.feed_forward.down.bias",
+    "output_norm.weight": "decoder.final_norm.weight",
+    "output_norm.bias": "decoder.final_norm.bias",
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    model_type: str  # of transformers, for families.family_of_type
+    names: Table
+    keys: Mapping[str, str]
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", projections(Interleaved), KEYS),
+    "qwen2": Architecture("qwen2", projections(), KEYS),
+    "qwen3": Architecture("qwen3", {**projections(), **HEAD_NORMS}, KEYS),
+    "gemma3": Architecture("gemma3_text", {**projections(), **GEMMA_NORMS}, KEYS),
+    "gpt2": Architecture("gpt2", GPT2_NAMES, GPT2_KEYS),
+}
+# llama3 scaling travels as a tensor of divisors; see llama3_scaling
+DROPPED = (r"rope_freqs\.weight",)
+COPIES = {"output.weight": "token_embd.weight"}
+
+
+def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
+    name = str(metadata.get("general.architecture"))
+    if name not in ARCHITECTURES:
+        raise unknown("GGUF architecture", name, ARCHITECTURES)
+    return ARCHITECTURES[name]
+
+
+def settings_from(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> Settings:
+    """What transformers' config.json of the same model would say; `shapes` of the stored tensors."""
+    architecture, prefix = architecture_of(metadata), f"{metadata['general.architecture']}."
+    data: dict[str, Any] = {
+        setting: metadata[prefix + key] for key, setting in architecture.keys.items() if prefix + key in metadata
+    }
+    vocab_size, *_ = shapes.get("token_embd.weight", (None,))
+    data |= {"model_type": architecture.model_type, "vocab_size": vocab_size}
+    data["tie_word_embeddings"] = "output.weight" not in shapes
+    data["attention_bias"] = "blk.0.attn_output.bias" in shapes
+    scaling = metadata.get(prefix + "rope.scaling.type", "none")
+    if scaling != "none":
+        data["rope_scaling"] = {
+            "rope_type": scaling,
+            "factor": metadata.get(prefix + "rope.scaling.factor"),
+            "original_max_position_embeddings": metadata.get(prefix + "rope.scaling.original_context_length"),
+        }
+    if architecture.model_type == "gemma3_text":
+        data |= gemma3_settings(data)
+    return Settings(data, where)
+
+
+def gemma3_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What llama.cpp knows of Gemma 3 by heart: the local base, and the 27B's width / heads as score scale."""
+    width, heads = data.get("hidden_size", 0), data.get("num_attention_heads", 1)
+    return {
+        "rope_local_base_freq": 10000.0,
+        "query_pre_attn_scalar": width // heads if data.get("num_hidden_layers") == 62 else data.get("head_dim"),
+        "sliding_window_pattern": 6,
+    }
+
+
+def llama3_scaling(divisors: Any, theta: float) -> Llama3Scaling | None:
+    """The scaling that a `rope_freqs` tensor spells out; None where it is not Llama 3's."""
+    exponents = 2 * divisors.new_tensor(range(len(divisors))) / (2 * len(divisors))
+    frequencies = 1 / theta**exponents
+    scaling = Llama3Scaling(
+        factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
+    )
+    spelled = frequencies / llama3_frequencies(frequencies, scaling)
+    return scaling if ((spelled - divisors).abs() <= 1e-3 * divisors).all() else None

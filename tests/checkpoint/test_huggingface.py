@@ -1,0 +1,241 @@
+"""Hugging Face folders: whole, sharded, damaged, hostile."""
+
+import json
+import random
+import resource
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from clearhead.checkpoint.huggingface import dequantize_float8, load_folder, save_folder
+from clearhead.errors import ClearheadError
+from tests.checkpoint.tiny import same_network, tiny_network
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_folder(tiny_network(), tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit_weights(folder, change):
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_saved_and_loaded_is_the_same(folder):
+    assert same_network(load_folder(folder).network, tiny_network())
+
+
+def test_shards_hold_the_same(tmp_path):
+    network = tiny_network(tied=False)
+    save_folder(network, tmp_path, shard_bytes=3000)
+    shards = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert len(shards) > 3
+    assert shards[0].startswith("model-00001-of-")
+    assert same_network(load_folder(tmp_path).network, network)
+
+
+def test_saving_whole_over_shards_leaves_no_stale_index(tmp_path):
+    save_folder(tiny_network(seed=1), tmp_path, shard_bytes=3000)
+    save_folder(tiny_network(seed=2), tmp_path)
+    assert same_network(load_folder(tmp_path).network, tiny_network(seed=2))
+
+
+def test_another_dtype(folder):
+    network = load_folder(folder, dtype=torch.bfloat16).network
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.bfloat16}
+
+
+def test_tied_weights_are_stored_once(folder):
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
+    network = load_folder(folder).network
+    assert network.head.weight is None
+
+
+def test_a_copy_of_the_tied_table_is_accepted_and_another_is_not(folder):
+    edit_weights(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
+    load_folder(folder)
+    edit_weights(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] + 1}))
+    with pytest.raises(ClearheadError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        load_folder(folder)
+
+
+def test_progress_counts_every_tensor(folder):
+    seen = []
+    load_folder(folder, progress=lambda name, done, total: seen.append((done, total)))
+    assert seen == [(n, len(seen)) for n in range(1, len(seen) + 1)]
+
+
+def test_names_without_the_leading_part(folder):
+    """Checkpoints of the bare model lack `model.`."""
+    edit_weights(folder, lambda t: [t.update({n.removeprefix("model."): t.pop(n)}) for n in list(t)])
+    assert same_network(load_folder(folder).network, tiny_network())
+
+
+# --- damaged
+
+
+def test_a_missing_tensor_is_named(folder):
+    edit_weights(folder, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ClearheadError, match=r"lacks the tensor model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_folder(folder)
+
+
+def test_an_extra_tensor_is_named(folder):
+    edit_weights(folder, lambda t: t.update({"model.layers.7.mlp.up_proj.weight": torch.ones(2, 2)}))
+    with pytest.raises(ClearheadError, match=r"holds the tensor model\.layers\.7\.mlp\.up_proj\.weight"):
+        load_folder(folder)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(folder):
+    edit_weights(folder, lambda t: t.update({"model.norm.weight": torch.ones(17)}))
+    with pytest.raises(ClearheadError, match=r"model\.norm\.weight is \(17,\); the config asks for \(16,\)"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_weights_are_named(folder, value):
+    def spoil(tensors):
+        tensors["model.layers.0.self_attn.q_proj.weight"][3, 2] = value
+
+    edit_weights(folder, spoil)
+    with pytest.raises(ClearheadError, match=r"q_proj\.weight holds NaN or infinite numbers"):
+        load_folder(folder)
+
+
+def test_whole_numbers_are_no_weights(folder):
+    edit_weights(folder, lambda t: t.update({"model.norm.weight": torch.ones(16, dtype=torch.int64)}))
+    with pytest.raises(ClearheadError, match=r"model\.norm\.weight holds torch\.int64"):
+        load_folder(folder)
+
+
+def test_a_truncated_file(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ClearheadError, match="is not a whole safetensors file"):
+        load_folder(folder)
+
+
+def test_a_folder_of_pickles_is_refused_unopened(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch opened'\ntR.")
+    with pytest.raises(ClearheadError, match=r"pytorch_model\.bin, a pickle, which is never opened"):
+        load_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "..safetensors", "x.bin"])
+def test_a_shard_name_that_leaves_the_folder(folder, name):
+    index = {"metadata": {}, "weight_map": {"model.norm.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ClearheadError, match=r"only safetensors files beside it|lacks"):
+        load_folder(folder)
+
+
+def test_a_missing_shard(folder):
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ClearheadError, match="lacks model-00001-of-00002"):
+        load_folder(folder)
+
+
+def test_a_tensor_in_two_shards(folder):
+    (folder / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    index = {"weight_map": {"a": "model.safetensors", "b": "other.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ClearheadError, match="stands in two files"):
+        load_folder(folder)
+
+
+# --- config.json
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "llamma"}, "unknown model_type 'llamma'; did you mean 'llama'"),
+        ({"hidden_size": "wide"}, "'hidden_size' must be a whole number, not 'wide'"),
+        ({"hidden_size": -1}, "'hidden_size' is -1"),
+        ({"hidden_size": None}, "has no 'hidden_size'"),
+        ({"num_hidden_layers": 10**8}, "'num_hidden_layers' is 100000000"),
+        ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "unknown rope_type .* 'longrope'"),
+        ({"rope_parameters": [1]}, "'rope_parameters' must be an object"),
+        ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu', which this family does not compute"),
+        ({"vocab_size": 30}, r"embed_tokens.weight is \(31, 16\); the config asks for \(30, 16\)"),
+        ({"eos_token_id": "end"}, "'eos_token_id' must be a token id"),
+        ({"vocab_size": 10**9, "hidden_size": 10**9, "intermediate_size": 10**9}, "lacks|asks for|cannot be"),
+    ],
+)
+def test_a_bad_config_is_one_sentence(folder, changes, sentence):
+    edit_config(folder, **changes)
+    with pytest.raises(ClearheadError, match=sentence) as caught:
+        load_folder(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a":' * 100_000, '"x"', "nul"])
+def test_config_that_is_no_json_object(folder, text):
+    (folder / "config.json").write_text(text)
+    with pytest.raises(ClearheadError):
+        load_folder(folder)
+
+
+def test_saving_what_no_family_can_say(tmp_path):
+    from dataclasses import replace
+
+    from clearhead.model.config import Head
+    from clearhead.model.transformer import Transformer
+
+    config = replace(tiny_network().config, head=Head(tied=True, softcap=3.0, bias=True, scale=0.3))
+    with pytest.raises(ClearheadError, match="save it as native instead"):
+        save_folder(Transformer(config), tmp_path)
+
+
+def test_float8_blocks_are_scaled():
+    torch.manual_seed(0)
+    scale = torch.rand(2, 3)
+    stored = torch.randn(200, 300).to(torch.float8_e4m3fn)
+    full = dequantize_float8(stored, scale)
+    for row, column in ((0, 0), (127, 128), (128, 127), (199, 299)):
+        expected = stored[row, column].float() * scale[row // 128, column // 128]
+        assert full[row, column] == expected.to(torch.bfloat16)
+
+
+def test_mutated_files_never_crash(folder):
+    """1,000 damaged copies: each loads, or is one clear sentence; memory stays where it was."""
+    chance = random.Random(0)
+    whole = (folder / "model.safetensors").read_bytes()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    outcomes = {"loaded": 0, "refused": 0}
+    for _ in range(1000):
+        data = bytearray(whole)
+        match chance.randrange(4):
+            case 0:
+                del data[chance.randrange(len(data)) :]
+            case 1:
+                for _ in range(chance.randint(1, 8)):
+                    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            case 2:  # the header, where names, types, shapes and offsets stand
+                for _ in range(chance.randint(1, 4)):
+                    data[chance.randrange(1200)] = chance.randrange(256)
+            case 3:
+                at = chance.randrange(len(data))
+                data[at:at] = chance.randbytes(chance.randint(1, 64))
+        (folder / "model.safetensors").write_bytes(data)
+        try:
+            load_folder(folder)
+            outcomes["loaded"] += 1
+        except ClearheadError:
+            outcomes["refused"] += 1
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert outcomes["refused"] > 300
+    assert outcomes["loaded"] > 10  # a flipped bit in the middle of a weight is a weight
+    assert after - before < 64 * 1024, "kilobytes; the files have 20"

@@ -1,0 +1,48 @@
+"""Shared fixtures: real models fetched by name into the user's cache, and a seeded generator."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from clearhead.checkpoint import store
+
+
+def pytest_configure() -> None:
+    torch.set_num_threads(1)  # one worker for each core: more threads only wait for each other
+
+
+def installed(name: str) -> Path:
+    try:
+        return store.get(name)
+    except store.DownloadError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The file SmolLM2-135M-Instruct.Q4_1.gguf."""
+    return installed("smollm2")
+
+
+@pytest.fixture(scope="session")
+def stories15m() -> Path:
+    """The file stories15M.bin; its tokenizer.bin lies beside it."""
+    return installed("stories15m")
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """The folder of all-MiniLM-L6-v2, in Hugging Face form."""
+    return installed("minilm")
+
+
+@pytest.fixture(scope="session")
+def opus_mt() -> Path:
+    """The folder of OPUS-MT zh-en, in CTranslate2 form, with its vocabulary and sentencepiece.model."""
+    return installed("opus-mt-zh-en")
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
