@@ -49,16 +49,22 @@ def main() -> None:
         sys.exit(130)
 
 
+def print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(version("clearhead"))
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
 ) -> None:
-    if version:
-        from importlib.metadata import version as version_of
-
-        typer.echo(version_of("clearhead"))
-        raise typer.Exit
+    """What holds for every command; `main` looks at --debug."""
 
 
 def print_json(data: Any) -> None:

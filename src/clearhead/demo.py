@@ -13,7 +13,7 @@ from clearhead.checkpoint import store
 from clearhead.families.llama import llama
 from clearhead.model.parts import Rope
 from clearhead.summary import print_summary, summarize
-from clearhead.tokenization.characters import ByteTokenizer
+from clearhead.tokenization.characters import byte_tokenizer
 
 PROMPT = "The three primary colors are red, yellow, and"
 NUM_TOKENS = 32
@@ -45,7 +45,7 @@ def stream(model: Model) -> None:
 
 
 def random_model() -> Model:
-    tokenizer = ByteTokenizer()
+    tokenizer = byte_tokenizer()
     config = llama(
         width=128,
         num_layers=4,

@@ -35,11 +35,10 @@ PARTS = (
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Neighbouring layers that are equal."""
+    """The layers of a stack that are equal."""
 
     stack: str
-    first: int
-    last: int
+    numbers: list[int]
     attention: str
     cross_attention: str | None
     feed_forward: str
@@ -89,15 +88,14 @@ def summarize(config: ModelConfig) -> Summary:
 
 def layer_groups(name: str, stack: Stack, sizes: dict[str, int]) -> list[LayerGroup]:
     groups = []
-    for layer, numbered in groupby(enumerate(stack.layers), key=lambda pair: pair[1]):
-        numbers = [number for number, _ in numbered]
+    for layer in dict.fromkeys(stack.layers):
+        numbers = [number for number, other in enumerate(stack.layers) if other == layer]
         prefixes = tuple(f"{name}.layers.{number}." for number in numbers)
         cross = layer.cross_attention
         groups.append(
             LayerGroup(
                 stack=name,
-                first=numbers[0],
-                last=numbers[-1],
+                numbers=numbers,
                 attention=describe_attention(layer.attention),
                 cross_attention=None if cross is None else describe_attention(cross),
                 feed_forward=describe_feed_forward(layer.feed_forward),
@@ -133,9 +131,11 @@ def describe_attention(attention: GroupedAttention | LatentAttention) -> str:
         words = f"{sharing}, {heads} heads of {attention.head_width}"
         if kv_heads not in (1, heads):
             words += f", {kv_heads} key-value heads"
-    extras = [f"{name} {value:g}" for name in ("softcap", "clip") if (value := getattr(attention, name, None))]
-    norm = getattr(attention, "head_norm", None)
-    extras += [describe(norm)] if norm else []
+    named = (("scale", attention.scale), ("softcap", getattr(attention, "softcap", None)))
+    named += (("clip", getattr(attention, "clip", None)),)
+    extras = [f"{name} {value:g}" for name, value in named if value is not None]
+    parts = (getattr(attention, "head_norm", None), getattr(attention, "temperature", None))
+    extras += [describe(part) for part in parts if part is not None]
     return "; ".join([words, describe(attention.position), describe(attention.reach), *extras])
 
 
@@ -147,12 +147,12 @@ def describe_feed_forward(part: FeedForward | Experts) -> str:
 
 
 def describe(part: Any) -> str:
-    """Its name and numbers: `rope theta=500000, scaling=(llama3_scaling factor=8, …)`."""
+    """Its name, numbers and what is set: `rope theta=500000, (llama3 scaling factor=8, …)`."""
     name = kind_of(type(part)).replace("_", " ")
     values = []
     for item in fields(part):
         value = getattr(part, item.name)
-        if value is None or value == item.default:
+        if value is None or value is False or (isinstance(value, str) and value == item.default):
             continue
         if is_dataclass(value):
             values.append(f"({describe(value)})")
@@ -174,20 +174,29 @@ def count(number: int) -> str:
     return str(number)
 
 
+def spans(numbers: list[int]) -> str:
+    """[0, 1, 2, 5] -> '0-2, 5'."""
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ends = [[number for _, number in run] for _, run in runs]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ends)
+
+
 def print_summary(summary: Summary, title: str, console: Console | None = None) -> None:
     console = console or Console()
     active = summary.active_parameters
     mixture = f" ({active:,} for each token)" if active != summary.parameters else ""
     console.print(f"[bold]{title}[/bold]: {summary.kind}, {summary.parameters:,} parameters{mixture}")
     console.print(f"width {summary.width:,}, vocabulary {summary.vocab_size:,}, context {summary.context:,}")
-    layers = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for column in ("layers", "attention", "feed-forward", "norm", "parameters"):
-        layers.add_column(column, justify="right" if column == "parameters" else "left")
+    rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
     for group in summary.layers:
-        span = f"{group.first}" if group.first == group.last else f"{group.first}-{group.last}"
-        attention = group.attention + (f"\ncross: {group.cross_attention}" if group.cross_attention else "")
-        row = (f"{group.stack} {span}", attention, group.feed_forward, group.norm, count(group.parameters))
-        layers.add_row(*row)
-    console.print(layers)
+        rows.add_row(group.stack, f"layers {spans(group.numbers)}: {count(group.parameters)} parameters", style="bold")
+        rows.add_row("  attention", group.attention)
+        if group.cross_attention:
+            rows.add_row("  cross-attention", group.cross_attention)
+        rows.add_row("  feed-forward", group.feed_forward)
+        rows.add_row("  norm", group.norm)
+    console.print(rows)
     parts = ", ".join(f"{part} {count(size)}" for part, size in summary.parts.items())
     console.print(f"by part: {parts}")

@@ -10,7 +10,17 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from clearhead.config import choices_of
 from clearhead.errors import ClearheadError
 from clearhead.model.config import GroupedAttention, ModelConfig
-from clearhead.model.parts import Causal, Chunk, Everything, NoPosition, RelativeBuckets, RelativeSinusoid, Rope, Window
+from clearhead.model.parts import (
+    Alibi,
+    Causal,
+    Chunk,
+    Everything,
+    NoPosition,
+    RelativeBuckets,
+    RelativeSinusoid,
+    Rope,
+    Window,
+)
 
 # Fields that change nothing in a float32 forward, each with its reason.
 WITHOUT_EFFECT = {
@@ -25,8 +35,7 @@ INSTEAD_OF_NONE: dict[str, Any] = {"softcap": 2.0, "clip": 0.3, "scale": 0.9, "r
 
 
 def mutants(config: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
-    for path, value in wrong_values(config, ""):
-        yield path, value
+    yield from wrong_values(config, "")
 
 
 def wrong_values(part: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -52,6 +61,8 @@ def wrong_field(name: str, value: Any, hint: Any, path: str) -> Iterator[tuple[s
         yield from wrong_values(value, path)
         for other in other_choices(value, hint):
             yield f"{path}: {type(other).__name__}", other
+        if choices_of(hint)[1] and name != "head":  # without a head no logits come out
+            yield f"{path}: None", None
     elif get_origin(hint) is Literal:
         for option in get_args(hint):
             if option != value:
@@ -71,10 +82,12 @@ def wrong_field(name: str, value: Any, hint: Any, path: str) -> Iterator[tuple[s
 def other_choices(value: Any, hint: Any) -> Iterator[Any]:
     """Neighbours of another type, where they need no further numbers."""
     match value:
-        case Rope() | RelativeBuckets() | RelativeSinusoid():
+        case Rope() | RelativeBuckets() | RelativeSinusoid() | Alibi() if NoPosition in choices_of(hint)[0]:
             yield NoPosition()
         case NoPosition() if RelativeBuckets in choices_of(hint)[0]:
             yield Rope()
+        case Everything():
+            yield Causal()
         case Causal():
             yield from (Everything(), Window(size=3))
         case Window(size=size):

@@ -6,12 +6,46 @@ preset("llama-3.1-8b"); family_of_type("llama").read(settings); family_for(confi
 from dataclasses import replace
 
 from clearhead.errors import ClearheadError, unknown
-from clearhead.families import llama
+from clearhead.families import (
+    bart,
+    bert,
+    bloom,
+    deepseek,
+    gemma,
+    gopher,
+    gpt,
+    gpt_neo,
+    grok,
+    llama,
+    llama4,
+    mpt,
+    palm,
+    qwen,
+    t5,
+    transformer,
+)
 from clearhead.families.family import Family
 from clearhead.families.settings import Settings
 from clearhead.model.config import Dropout, ModelConfig, NormalInitial
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY,)
+FAMILIES: tuple[Family, ...] = (
+    llama.FAMILY,
+    qwen.FAMILY,
+    gemma.FAMILY,
+    deepseek.FAMILY,
+    llama4.FAMILY,
+    *grok.FAMILIES,
+    *gpt.FAMILIES,
+    gpt_neo.FAMILY,
+    bert.FAMILY,
+    bloom.FAMILY,
+    mpt.FAMILY,
+    t5.FAMILY,
+    bart.FAMILY,
+    transformer.FAMILY,
+    gopher.FAMILY,
+    palm.FAMILY,
+)
 
 
 def presets() -> tuple[str, ...]:

@@ -15,10 +15,14 @@ Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | None
 
 def read_rope(settings: Settings, context: int, theta: float = 10000.0, **options: Any) -> Rope:
     """`options` go to Rope (width, pairing); `theta` is the class default of the family at hand."""
-    modern = settings.table("rope_parameters")
-    parameters = modern if modern.data else settings.table("rope_scaling")
+    parameters = rope_parameters(settings)
     theta = parameters.number("rope_theta", settings.number("rope_theta", theta))
     return Rope(theta=theta, scaling=read_scaling(parameters, context), **options)
+
+
+def rope_parameters(settings: Settings) -> Settings:
+    modern = settings.table("rope_parameters")
+    return modern if modern.data else settings.table("rope_scaling")
 
 
 def read_scaling(parameters: Settings, context: int) -> Scaling:
@@ -51,7 +55,7 @@ def read_scaling(parameters: Settings, context: int) -> Scaling:
 
 
 def yarn_factor(parameters: Settings, context: int) -> float:
-    original = parameters.whole("original_max_position_embeddings", context)
+    original = parameters.whole("original_max_position_embeddings", context, at_least=1)
     return parameters.number("factor", context / original)
 
 

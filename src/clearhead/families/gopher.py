@@ -1,0 +1,43 @@
+"""Gopher: GPT-2's plan with RMS norms and the relative positions of Transformer-XL.
+
+Sizes, vocabulary and context: Rae et al. 2021, §3.1 and Table 1. The counts there fix a tied head, a plain
+feed-forward of 4 · width and one W_r for each layer. Unpublished, chosen here: no biases, GELU by tanh as in GPT-2
+and JAX, ε of Haiku's RMSNorm, u and v for each layer.
+"""
+
+from collections.abc import Callable
+
+from clearhead.families.family import Family
+from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Head, Layer, ModelConfig, Stack
+from clearhead.model.parts import RelativeSinusoid, RmsNorm
+
+
+def gopher(
+    *, width: int, num_layers: int, num_heads: int, head_width: int, vocab_size: int = 32000, epsilon: float = 1e-5
+) -> ModelConfig:
+    norm = RmsNorm(epsilon=epsilon)
+    layer = Layer(
+        attention=GroupedAttention(
+            num_heads=num_heads, num_kv_heads=num_heads, head_width=head_width, position=RelativeSinusoid()
+        ),
+        feed_forward=FeedForward(width=4 * width, activation="gelu_tanh"),
+        norm=norm,
+    )
+    stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=(layer,) * num_layers, final_norm=norm)
+    return ModelConfig(width=width, context=2048, decoder=stack, head=Head())
+
+
+def released(width: int, num_layers: int, num_heads: int, head_width: int) -> Callable[[], ModelConfig]:
+    return lambda: gopher(width=width, num_layers=num_layers, num_heads=num_heads, head_width=head_width)
+
+
+PRESETS = {
+    "gopher-44m": released(512, 8, 16, 32),
+    "gopher-117m": released(768, 12, 12, 64),
+    "gopher-417m": released(1536, 12, 12, 128),
+    "gopher-1.4b": released(2048, 24, 16, 128),
+    "gopher-7.1b": released(4096, 32, 32, 128),
+    "gopher-280b": released(16384, 80, 128, 128),
+}
+
+FAMILY = Family(name="gopher", presets=PRESETS)

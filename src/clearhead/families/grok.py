@@ -1,0 +1,132 @@
+"""Grok 1 and 2: norms on both sides of each branch, capped scores, two of eight large experts, unscaled by their sum.
+
+Sources: xAI's model.py and run.py (2024) for Grok 1; the config.json of Grok 2 (2025) and the `grok.py` of sglang, to
+which xAI points for serving it. Grok 2 adds a dense feed-forward beside the experts, caps the router and the logits
+too, and warms scores beyond 1024 tokens. Which GELU it uses is not settled (sglang declares tanh, its kernel computes
+erf), nor is what its rope_type "original" means; here: tanh, and no scaling.
+"""
+
+from clearhead.families.family import Family
+from clearhead.families.names import Copy, Table
+from clearhead.families.trunk import LAYER, gated
+from clearhead.model.config import (
+    Embedding,
+    Experts,
+    GroupedAttention,
+    Head,
+    Layer,
+    ModelConfig,
+    Router,
+    ScoreTemperature,
+    Stack,
+)
+from clearhead.model.parts import RmsNorm, Rope
+
+
+def grok(
+    *,
+    width: int,
+    num_layers: int,
+    attention: GroupedAttention,
+    experts: Experts,
+    head: Head,
+    embedding_scale: float,
+    context: int,
+    vocab_size: int = 131072,
+    epsilon: float = 1e-5,
+) -> ModelConfig:
+    norm = RmsNorm(epsilon=epsilon, scale_in_float32=True)
+    layer = Layer(attention=attention, feed_forward=experts, norm=norm, placement="sandwich")
+    embedding = Embedding(vocab_size=vocab_size, scale=embedding_scale)
+    stack = Stack(embedding=embedding, layers=(layer,) * num_layers, final_norm=norm)
+    return ModelConfig(width=width, context=context, decoder=stack, head=head)
+
+
+def grok1() -> ModelConfig:
+    experts = Experts(num_experts=8, num_chosen=2, expert=gated(32768, "gelu_tanh"), router=Router(score="softmax"))
+    return grok(
+        width=6144,
+        num_layers=64,
+        attention=GroupedAttention(num_heads=48, num_kv_heads=8, head_width=128, position=Rope(), softcap=30.0),
+        experts=experts,
+        head=Head(tied=True, scale=0.5773502691896257),
+        embedding_scale=78.38367176906169,
+        context=8192,
+    )
+
+
+def grok2() -> ModelConfig:
+    attention = GroupedAttention(
+        num_heads=64,
+        num_kv_heads=8,
+        head_width=128,
+        position=Rope(theta=208533496.0),
+        softcap=30.0,
+        temperature=ScoreTemperature(length=1024),
+    )
+    experts = Experts(
+        num_experts=8,
+        num_chosen=2,
+        expert=gated(16384, "gelu_tanh"),
+        router=Router(score="softmax", softcap=30.0),
+        shared=gated(32768, "gelu_tanh"),
+        divisor=2**0.5,
+    )
+    return grok(
+        width=8192,
+        num_layers=64,
+        attention=attention,
+        experts=experts,
+        head=Head(tied=False, scale=0.5, softcap=50.0),
+        embedding_scale=90.50966799187809,
+        context=131072,
+    )
+
+
+def transposed(own: str) -> Copy:
+    return Copy((own,), transposed=True)
+
+
+# Haiku's module paths joined with the parameter's name; matrices are stored (in, out)
+DECODER = "transformer/decoder_layer_{layer}"
+GROK1_NAMES: Table = {
+    "language_model/in_out_embed/embeddings": "decoder.embedding.tokens.weight",
+    f"{DECODER}/multi_head_attention/query/w": transposed(f"{LAYER}.attention.query.weight"),
+    f"{DECODER}/multi_head_attention/key/w": transposed(f"{LAYER}.attention.key.weight"),
+    f"{DECODER}/multi_head_attention/value/w": transposed(f"{LAYER}.attention.value.weight"),
+    f"{DECODER}/multi_head_attention/linear/w": transposed(f"{LAYER}.attention.output.weight"),
+    f"{DECODER}/router/w": transposed(f"{LAYER}.feed_forward.router.weight"),
+    f"{DECODER}/moe/linear/w": transposed(f"{LAYER}.feed_forward.gate"),
+    f"{DECODER}/moe/linear_v/w": transposed(f"{LAYER}.feed_forward.up"),
+    f"{DECODER}/moe/linear_1/w": transposed(f"{LAYER}.feed_forward.down"),
+    f"{DECODER}/rms_norm/scale": f"{LAYER}.attention_residual.norm.weight",
+    f"{DECODER}/rms_norm_1/scale": f"{LAYER}.attention_residual.branch_norm.weight",
+    f"{DECODER}/rms_norm_2/scale": f"{LAYER}.feed_forward_residual.norm.weight",
+    f"{DECODER}/rms_norm_3/scale": f"{LAYER}.feed_forward_residual.branch_norm.weight",
+    "language_model/rms_norm/scale": "decoder.final_norm.weight",
+}
+# Of whole tensors: the released files hold the eight slices of tensor-parallel serving
+GROK2_NAMES: Table = {
+    "model.embed_tokens.weight": "decoder.embedding.tokens.weight",
+    "model.layers.{layer}.self_attn.q_proj.weight": f"{LAYER}.attention.query.weight",
+    "model.layers.{layer}.self_attn.k_proj.weight": f"{LAYER}.attention.key.weight",
+    "model.layers.{layer}.self_attn.v_proj.weight": f"{LAYER}.attention.value.weight",
+    "model.layers.{layer}.self_attn.o_proj.weight": f"{LAYER}.attention.output.weight",
+    "model.layers.{layer}.pre_attn_norm.weight": f"{LAYER}.attention_residual.norm.weight",
+    "model.layers.{layer}.post_attn_norm.weight": f"{LAYER}.attention_residual.branch_norm.weight",
+    "model.layers.{layer}.pre_moe_norm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
+    "model.layers.{layer}.post_moe_norm.weight": f"{LAYER}.feed_forward_residual.branch_norm.weight",
+    "model.layers.{layer}.mlp.gate_proj.weight": f"{LAYER}.feed_forward.shared.gate.weight",
+    "model.layers.{layer}.mlp.up_proj.weight": f"{LAYER}.feed_forward.shared.up.weight",
+    "model.layers.{layer}.mlp.down_proj.weight": f"{LAYER}.feed_forward.shared.down.weight",
+    "model.layers.{layer}.block_sparse_moe.gate.weight": f"{LAYER}.feed_forward.router.weight",
+    "model.layers.{layer}.block_sparse_moe.experts.{expert}.w1.weight": f"{LAYER}.feed_forward.gate[{{expert}}]",
+    "model.layers.{layer}.block_sparse_moe.experts.{expert}.w2.weight": f"{LAYER}.feed_forward.down[{{expert}}]",
+    "model.layers.{layer}.block_sparse_moe.experts.{expert}.w3.weight": f"{LAYER}.feed_forward.up[{{expert}}]",
+    "model.norm.weight": "decoder.final_norm.weight",
+    "lm_head.weight": "head.weight",
+}
+
+GROK1 = Family(name="grok1", presets={"grok-1": grok1}, names=GROK1_NAMES)
+GROK2 = Family(name="grok2", presets={"grok-2": grok2}, names=GROK2_NAMES)
+FAMILIES = (GROK1, GROK2)

@@ -1,0 +1,44 @@
+"""PaLM: attention and feed-forward side by side, one key-value head, SwiGLU, no biases.
+
+Chowdhery et al. 2022, §2 and Table 1: layer norm without bias, heads of 256, a tied head scaled by width^-0.5, 256k
+tokens. Unpublished, chosen here: ε of T5X, rotary pairs in halves with θ = 10000.
+"""
+
+from collections.abc import Callable
+
+from clearhead.families.family import Family
+from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Head, Layer, ModelConfig, Stack
+from clearhead.model.parts import LayerNorm, Rope
+
+
+def palm(
+    *,
+    width: int,
+    num_layers: int,
+    num_heads: int,
+    head_width: int = 256,
+    vocab_size: int = 256000,
+    epsilon: float = 1e-6,
+) -> ModelConfig:
+    norm = LayerNorm(epsilon=epsilon, bias=False)
+    layer = Layer(
+        attention=GroupedAttention(num_heads=num_heads, num_kv_heads=1, head_width=head_width, position=Rope()),
+        feed_forward=FeedForward(width=4 * width, activation="silu", gated=True),
+        norm=norm,
+        placement="parallel",
+    )
+    stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=(layer,) * num_layers, final_norm=norm)
+    return ModelConfig(width=width, context=2048, decoder=stack, head=Head(scale=width**-0.5))
+
+
+def released(width: int, num_layers: int, num_heads: int) -> Callable[[], ModelConfig]:
+    return lambda: palm(width=width, num_layers=num_layers, num_heads=num_heads)
+
+
+PRESETS = {
+    "palm-8b": released(4096, 32, 16),
+    "palm-62b": released(8192, 64, 32),
+    "palm-540b": released(18432, 118, 48),
+}
+
+FAMILY = Family(name="palm", presets=PRESETS)

@@ -1,0 +1,83 @@
+"""What the descendants of LLaMA share in config.json and in their checkpoints: Qwen, Gemma, DeepSeek, Llama 4.
+
+data = write_sizes(config) | write_grouped(attention)   # hidden_size, num_hidden_layers, …, num_attention_heads, …
+"""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from clearhead.errors import ClearheadError, unknown
+from clearhead.families.names import Table
+from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
+from clearhead.model.config import Activation, Experts, FeedForward, GroupedAttention, Head, ModelConfig, Stack
+from clearhead.model.parts import RmsNorm
+
+Part = TypeVar("Part")
+
+LAYER = "decoder.layers.{layer}"
+# On disk each expert is apart; transformers joins them when it loads
+MIXTURE_NAMES: Table = {
+    "model.layers.{layer}.mlp.gate.weight": f"{LAYER}.feed_forward.router.weight",
+    "model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight": f"{LAYER}.feed_forward.gate[{{expert}}]",
+    "model.layers.{layer}.mlp.experts.{expert}.up_proj.weight": f"{LAYER}.feed_forward.up[{{expert}}]",
+    "model.layers.{layer}.mlp.experts.{expert}.down_proj.weight": f"{LAYER}.feed_forward.down[{{expert}}]",
+}
+
+
+def gated(width: int, activation: Activation = "silu") -> FeedForward:
+    return FeedForward(width=width, activation=activation, gated=True)
+
+
+def chosen(kinds: Mapping[str, Part], name: Any, settings: Settings) -> Part:
+    """What an entry of `layer_types` means."""
+    if not isinstance(name, str) or name not in kinds:
+        raise unknown(f"layer type in {settings.where}:", str(name), kinds)
+    return kinds[name]
+
+
+def narrow(kind: type[Part], part: object) -> Part:
+    """`part`, which this family has as `kind` only."""
+    if not isinstance(part, kind):
+        raise ClearheadError(f"this family has {kind.__name__} where the config has {type(part).__name__}")
+    return part
+
+
+def write_sizes(config: ModelConfig) -> dict[str, Any]:
+    stack, head = narrow(Stack, config.decoder), narrow(Head, config.head)
+    return {
+        "hidden_size": config.width,
+        "num_hidden_layers": len(stack.layers),
+        "vocab_size": stack.embedding.vocab_size,
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": narrow(RmsNorm, stack.final_norm).epsilon,
+        "tie_word_embeddings": head.tied,
+    }
+
+
+def write_grouped(attention: GroupedAttention) -> dict[str, Any]:
+    return {
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_width,
+        "attention_bias": attention.output_bias,
+    }
+
+
+def grouped_of(stack: Stack) -> list[GroupedAttention]:
+    """The attention of each layer."""
+    return [narrow(GroupedAttention, layer.attention) for layer in stack.layers]
+
+
+def experts_of(stack: Stack) -> Experts | None:
+    """The first mixture; all of a model are alike."""
+    return next((layer.feed_forward for layer in stack.layers if isinstance(layer.feed_forward, Experts)), None)
+
+
+def dense_of(stack: Stack) -> FeedForward | None:
+    """The first dense feed-forward; all of a model are alike."""
+    return next((layer.feed_forward for layer in stack.layers if isinstance(layer.feed_forward, FeedForward)), None)
+
+
+def activation_name(stack: Stack) -> str:
+    first = stack.layers[0].feed_forward
+    return ACTIVATION_NAMES_BACK[first.expert.activation if isinstance(first, Experts) else first.activation]

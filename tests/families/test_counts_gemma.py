@@ -1,0 +1,33 @@
+"""Parameters of the Gemma 3 presets, counted on the meta device, against the published numbers."""
+
+import pytest
+import torch
+
+from clearhead.families import preset
+from clearhead.model.transformer import Transformer
+
+# Exact counts of the released checkpoints (safetensors headers), and millions of parameters outside the token table:
+# Gemma 3 (2025), Table 1; the 270M's model card.
+PUBLISHED = {
+    "gemma-3-270m": (268_098_176, 100),
+    "gemma-3-1b": (999_885_952, 698),
+    "gemma-3-4b": (4_300_079_472, 3_209),
+    "gemma-3-12b": (12_187_325_040, 10_759),
+    "gemma-3-27b": (27_432_406_640, 25_600),
+}
+VISION = 416_866_032  # SigLIP's tower, the same in the three sizes that see images
+VISION_WIDTH = 1152
+
+
+@pytest.mark.parametrize(("name", "count", "millions"), [(name, *row) for name, row in PUBLISHED.items()])
+def test_parameters(name, count, millions):
+    config = preset(name)
+    with torch.device("meta"):
+        network = Transformer(config)
+    table = network.get_parameter("decoder.embedding.tokens.weight").numel()
+    total = sum(parameter.numel() for parameter in network.parameters())
+    assert round((total - table) / 1e6) == millions
+    if count > 4e9:
+        projector = VISION_WIDTH * config.width + VISION_WIDTH
+        total += VISION + projector
+    assert total == count

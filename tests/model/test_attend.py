@@ -1,0 +1,174 @@
+"""The two kernels: the reference against arithmetic in plain Python, the fused one against the reference."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from clearhead.model.attend import Kernel, Scoring, attend_in_steps, fused, masked_softmax, reference
+from clearhead.model.masks import Grid, Mask, make_mask
+from clearhead.model.parts import Causal, Chunk, Everything, Window
+from tests.model.toys import close
+
+BATCH, HEADS, LENGTH, WIDTH = 2, 4, 6, 8
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def padded_left() -> Tensor:
+    real = torch.ones(BATCH, LENGTH)
+    real[1, :2] = 0
+    return real
+
+
+TOKENS = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 1, 1]])
+MASKS = {
+    "all": Mask(),
+    "causal": make_mask(Causal(), Grid.of(TOKENS)),
+    "causal padded": make_mask(Causal(), Grid.of(TOKENS, padded_left())),
+    "all padded": make_mask(Everything(), Grid.of(TOKENS, padded_left())),
+    "window": make_mask(Window(size=2), Grid.of(TOKENS)),
+    "chunk padded": make_mask(Chunk(size=2), Grid.of(TOKENS, padded_left())),
+    "documents": make_mask(Causal(), Grid.of(TOKENS, documents=DOCUMENTS)),
+    "nothing": Mask(torch.zeros(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)),
+}
+BIASES = {"none": None, "full": (BATCH, HEADS), "one batch": (1, HEADS), "one head": (BATCH, 1)}
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def inputs(num_kv_heads: int = HEADS, value_width: int = WIDTH, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    shapes = (HEADS, WIDTH), (num_kv_heads, WIDTH), (num_kv_heads, value_width)
+    return [draw(BATCH, heads, LENGTH, width, dtype=dtype, seed=seed) for seed, (heads, width) in enumerate(shapes)]
+
+
+def dot(first: list[float], second: list[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, how: Scoring, batch: int, head: int, query: int) -> list[float]:
+    """One row of the output, number by number."""
+    group = head // (q.shape[1] // k.shape[1])
+    allowed = torch.ones(1, 1, LENGTH, LENGTH).tril() if how.mask.causal else how.mask.allowed
+    scores = []
+    for key in range(k.shape[2]):
+        score = how.scale * dot(q[batch, head, query].tolist(), k[batch, group, key].tolist())
+        if how.softcap is not None:
+            score = how.softcap * math.tanh(score / how.softcap)
+        if how.temperature is not None:
+            score *= how.temperature[0, 0, query, 0].item()
+        if how.bias is not None:
+            score += how.bias[batch, head, query, key].item()
+        seen = allowed is None or allowed.expand(BATCH, 1, -1, -1)[batch, 0, query, key]
+        scores.append(math.exp(score) if seen else 0.0)
+    weights = [score / (sum(scores) or 1.0) for score in scores]
+    return [dot(weights, v[batch, group, :, n].tolist()) for n in range(v.shape[-1])]
+
+
+@pytest.mark.parametrize("kernel", [reference, fused])
+@pytest.mark.parametrize("name", MASKS)
+def test_equals_arithmetic_by_hand(name, kernel):
+    q, k, v = inputs(num_kv_heads=2, value_width=3)
+    bias, temperature = draw(BATCH, HEADS, LENGTH, LENGTH, seed=5), 1 + draw(1, 1, LENGTH, 1, seed=6).abs()
+    plain = Scoring(mask=MASKS[name], scale=0.4)
+    for how in (plain, Scoring(MASKS[name], 0.4, softcap=1.5, temperature=temperature, bias=bias)):
+        output = kernel(q, k, v, how)
+        for batch, head, query in product((0, 1), (0, 3), (0, 2, 5)):
+            expected = torch.tensor(by_hand(q, k, v, how, batch, head, query), dtype=torch.float64)
+            close(output[batch, head, query], expected)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", MASKS)
+def test_fused_equals_reference(name, dtype):
+    """Over every kind of bias, number of key-value heads and width of the values."""
+    for bias_shape, num_kv_heads, value_width in product(BIASES.values(), (1, 2, 4), (WIDTH, 5)):
+        q, k, v = inputs(num_kv_heads, value_width, dtype)
+        bias = None if bias_shape is None else draw(*bias_shape, LENGTH, LENGTH, dtype=dtype, seed=3)
+        how = Scoring(mask=MASKS[name], scale=WIDTH**-0.5, bias=bias)
+        found, expected = fused(q, k, v, how), reference(q, k, v, how)
+        assert found.dtype == expected.dtype == dtype
+        close(found, expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", MASKS)
+def test_fused_with_softcap_or_temperature_equals_reference(name, dtype):
+    q, k, v = inputs(2, 5, dtype)
+    for options in ({"softcap": 2.0}, {"temperature": 1 + draw(1, 1, LENGTH, 1, seed=4).abs()}):
+        how = Scoring(mask=MASKS[name], scale=WIDTH**-0.5, **options)
+        assert torch.equal(fused(q, k, v, how), reference(q, k, v, how))
+        assert fused(q, k, v, how).dtype == dtype
+        if name != "nothing":
+            without = fused(q, k, v, Scoring(mask=MASKS[name], scale=WIDTH**-0.5))
+            assert (fused(q, k, v, how) - without).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_gradients_of_both_kernels_are_equal(name):
+    def gradients(kernel: Kernel) -> tuple[Tensor, ...]:
+        given = [tensor.requires_grad_() for tensor in (*inputs(2), draw(1, HEADS, LENGTH, LENGTH, seed=3))]
+        *qkv, bias = given
+        output = kernel(*qkv, Scoring(mask=MASKS[name], scale=0.4, bias=bias))
+        return torch.autograd.grad((output * draw(*output.shape, seed=9)).sum(), given)
+
+    for found, expected in zip(gradients(fused), gradients(reference), strict=True):
+        close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(1, HEADS, 1, LENGTH), (1, 1, LENGTH, 1), (BATCH, HEADS, 1, 1)])
+@pytest.mark.parametrize("name", ["causal", "causal padded"])
+def test_a_bias_may_be_broadcast_along_queries_or_keys(shape, name):
+    q, k, v = inputs()
+    bias = draw(*shape, seed=3)
+    whole = bias.expand(BATCH, HEADS, LENGTH, LENGTH).contiguous()
+    for kernel in (reference, fused):
+        small, large = (kernel(q, k, v, Scoring(mask=MASKS[name], scale=0.4, bias=part)) for part in (bias, whole))
+        close(small, large)
+
+
+def test_fewer_queries_than_keys():
+    q, k, v = inputs(2)
+    for kernel in (reference, fused):
+        whole = kernel(q, k, v, Scoring(mask=Mask(), scale=0.4))
+        close(kernel(q[:, :, 2:4], k, v, Scoring(mask=Mask(), scale=0.4)), whole[:, :, 2:4])
+
+
+def test_steps_show_scores_before_the_mask_and_weights_after():
+    q, k, v = inputs()
+    found = attend_in_steps(q, k, v, Scoring(mask=MASKS["causal padded"], scale=0.4))
+    close(found.scores, 0.4 * q @ k.transpose(-2, -1))
+    close(found.output, found.weights @ v)
+    sums = found.weights.sum(dim=-1)
+    assert not sums[1, :, :2].any()
+    close(sums[0], torch.ones_like(sums[0]))
+    assert not found.weights[~MASKS["causal padded"].allowed.expand_as(found.weights)].any()
+
+
+def test_dropout_thins_the_weights_and_keeps_their_mean():
+    """Values of one: an output is the sum of what is left of the weights, times 1 / (1 - p)."""
+    q, k = draw(1, 1, 4000, 4), draw(1, 1, 32, 4, seed=1)
+    v = torch.ones(1, 1, 32, 1, dtype=torch.float64)
+    for kernel in (reference, fused):
+        torch.manual_seed(0)
+        sums = kernel(q, k, v, Scoring(mask=Mask(), scale=0.5, dropout=0.25)).flatten()
+        assert sums.std() > 0.05
+        assert abs(sums.mean().item() - 1) < 4 * sums.std().item() / math.sqrt(len(sums))
+
+
+def test_softmax_is_taken_in_float32_at_least():
+    """In half precision 2000 equal weights of 1/2000 still sum to one."""
+    weights = masked_softmax(torch.zeros(1, 2000, dtype=torch.float16), None)
+    assert weights.dtype == torch.float32
+    close(weights.sum(), torch.tensor(1.0), 1e-5)
+    assert masked_softmax(torch.zeros(2, dtype=torch.float64), None).dtype == torch.float64
+
+
+def test_scores_far_apart_do_not_overflow():
+    scores = torch.tensor([[1e4, -1e4, 0.0]])
+    allowed = torch.tensor([[False, True, True]])
+    assert torch.equal(masked_softmax(scores, allowed), torch.tensor([[0.0, 0.0, 1.0]]))

@@ -1,0 +1,98 @@
+"""Norms against torch's and transformers' own, in every precision."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from clearhead.model.norms import build_norm, root_mean_square
+from clearhead.model.parts import DeviationNorm, LayerNorm, RmsNorm
+from tests.model.toys import close, redraw
+
+WIDTH, EPSILON = 12, 1e-3
+
+
+def draw(dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return (3 * torch.randn(2, 5, WIDTH, generator=torch.Generator().manual_seed(0)) + 1).to(dtype)
+
+
+def test_rms_norm_equals_torch():
+    ours, theirs = build_norm(RmsNorm(epsilon=EPSILON), WIDTH), nn.RMSNorm(WIDTH, eps=EPSILON)
+    redraw(ours)
+    theirs.load_state_dict(ours.state_dict())
+    close(ours.double()(draw()), theirs.double()(draw()))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm_equals_torch(bias):
+    ours = build_norm(LayerNorm(epsilon=EPSILON, bias=bias), WIDTH)
+    redraw(ours)
+    x = draw()
+    centred = x - x.mean(dim=-1, keepdim=True)
+    normed = centred / (centred.square().mean(dim=-1, keepdim=True) + EPSILON).sqrt()
+    ours.double()
+    close(ours(x), normed * ours.weight + (ours.bias if bias else 0.0))
+    assert len(list(ours.parameters())) == 1 + bias
+
+
+def test_deviation_norm_divides_by_the_unbiased_deviation_plus_epsilon():
+    """Not layer norm: the Bessel correction and an epsilon outside the root."""
+    ours = build_norm(DeviationNorm(epsilon=EPSILON), WIDTH).double()
+    x = draw()
+    centred = x - x.mean(dim=-1, keepdim=True)
+    deviation = (centred.square().sum(dim=-1, keepdim=True) / (WIDTH - 1)).sqrt()
+    close(ours(x), centred / (deviation + EPSILON))
+    redraw(ours)
+    close(ours(x), ours.weight * centred / (deviation + EPSILON) + ours.bias)
+    assert (ours(x) - build_norm(LayerNorm(epsilon=EPSILON), WIDTH).double()(x)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_rms_norm_rounds_as_llama_does(dtype):
+    """Normed in float32, rounded, then times the weight: to the last bit."""
+    ours, theirs = build_norm(RmsNorm(epsilon=EPSILON), WIDTH), LlamaRMSNorm(WIDTH, EPSILON)
+    redraw(ours)
+    theirs.load_state_dict(ours.state_dict())
+    assert torch.equal(ours.to(dtype)(draw(dtype)), theirs.to(dtype)(draw(dtype)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_unit_offset_rounds_as_gemma_does(dtype):
+    ours, theirs = build_norm(RmsNorm(epsilon=EPSILON, unit_offset=True), WIDTH), Gemma3RMSNorm(WIDTH, EPSILON)
+    redraw(ours)
+    theirs.load_state_dict(ours.state_dict())
+    assert torch.equal(ours.to(dtype)(draw(dtype)), theirs.to(dtype)(draw(dtype)))
+
+
+def test_scale_in_float32_multiplies_before_rounding():
+    config = RmsNorm(epsilon=EPSILON, scale_in_float32=True)
+    ours, plain = build_norm(config, WIDTH), build_norm(RmsNorm(epsilon=EPSILON), WIDTH)
+    redraw(ours)
+    plain.load_state_dict(ours.state_dict())
+    x = draw(torch.bfloat16)
+    ours, plain = ours.to(torch.bfloat16), plain.to(torch.bfloat16)
+    exact = root_mean_square(x, EPSILON) * ours.weight.float()
+    assert torch.equal(ours(x), exact.to(torch.bfloat16))
+    assert not torch.equal(plain(x), ours(x))
+    close(ours.float()(x.float()), plain.float()(x.float()), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "config", [RmsNorm(epsilon=1e-6), RmsNorm(epsilon=1e-6, unit_offset=True), LayerNorm(epsilon=1e-5)], ids=str
+)
+def test_norms_start_as_they_say_and_keep_zeros_finite(config):
+    norm = build_norm(config, WIDTH)
+    x = draw(torch.float32)
+    close(norm(x), norm(5 * x), 1e-4)  # size does not matter
+    assert not norm(torch.zeros(1, WIDTH)).any()
+    if isinstance(config, RmsNorm):
+        close(norm(x).square().mean(dim=-1), torch.ones(2, 5), 1e-5)
+
+
+@pytest.mark.parametrize("config", [RmsNorm(epsilon=1e-6), DeviationNorm(epsilon=1e-6)], ids=str)
+def test_large_half_precision_vectors_do_not_overflow(config):
+    """300² exceeds what float16 can hold."""
+    x = torch.full((1, WIDTH), 300.0, dtype=torch.float16)
+    x[0, 0] = -300.0
+    assert build_norm(config, WIDTH).half()(x).isfinite().all()

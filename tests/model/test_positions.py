@@ -1,0 +1,207 @@
+"""Positions against the functions of transformers that compute the same, and their behaviour at the edges."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.t5.modeling_t5 import T5Attention
+from transformers.models.xlm.modeling_xlm import create_sinusoidal_embeddings
+
+from clearhead.model.parts import (
+    Alibi,
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RelativeBuckets,
+    Rope,
+    SinusoidalPositions,
+    YarnScaling,
+)
+from clearhead.model.positions import (
+    alibi_bias,
+    alibi_slopes,
+    bucket_of,
+    rope_frequencies,
+    rotation_for,
+    sinusoids,
+)
+from tests.model.toys import close
+
+# --- added to embeddings
+
+
+def xlm_table(num_positions: int, width: int) -> Tensor:
+    table = torch.empty(num_positions, width)
+    create_sinusoidal_embeddings(num_positions, width, table)
+    return table
+
+
+SINUSOIDS = {
+    "interleaved": xlm_table,
+    "halves": lambda num_positions, width: MarianSinusoidalPositionalEmbedding(num_positions, width).create_weight(),
+    "halves_to_end": M2M100SinusoidalPositionalEmbedding.get_embedding,
+}
+
+
+@pytest.mark.parametrize("layout", SINUSOIDS)
+def test_sinusoids_equal_those_of_released_models(layout):
+    found = sinusoids(torch.arange(300), 12, SinusoidalPositions(layout=layout), torch.float32)
+    tolerance = 3e-5 if layout == "halves_to_end" else 1e-7  # theirs takes the angles in float32
+    close(found, SINUSOIDS[layout](300, 12), tolerance)
+
+
+@pytest.mark.parametrize("layout", SINUSOIDS)
+@pytest.mark.parametrize("width", [1, 2, 3, 7])
+def test_sinusoids_of_any_width_are_finite(layout, width):
+    table = sinusoids(torch.arange(9), width, SinusoidalPositions(layout=layout), torch.float64)
+    assert table.shape == (9, width)
+    assert table.isfinite().all()
+    close(table[:, 0], torch.arange(9.0, dtype=torch.float64).sin())
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
+def test_sinusoids_of_far_positions_lose_nothing_to_float32(layout):
+    far = torch.tensor([1_000_000])
+    single, double = (
+        sinusoids(far, 8, SinusoidalPositions(layout=layout), dtype) for dtype in (torch.float32, torch.float64)
+    )
+    close(single.double(), double, 1e-7)
+
+
+# --- rotated into queries and keys
+
+WIDTH, ORIGINAL = 16, 32
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": ORIGINAL}
+YARN = {"beta_fast": 4.0, "beta_slow": 0.5, "original_max_position_embeddings": ORIGINAL, "attention_factor": 1.2}
+SCALINGS = {
+    "linear": (LinearScaling(factor=4.0), {}),
+    "dynamic": (DynamicScaling(factor=4.0, original_context=ORIGINAL), {}),
+    "llama3": (
+        Llama3Scaling(factor=4.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=ORIGINAL),
+        LLAMA3,
+    ),
+    "yarn": (
+        YarnScaling(factor=4.0, original_context=ORIGINAL, attention_factor=1.2, beta_fast=4.0, beta_slow=0.5),
+        YARN,
+    ),
+    "yarn untruncated": (
+        YarnScaling(
+            factor=4.0,
+            original_context=ORIGINAL,
+            attention_factor=1.2,
+            beta_fast=4.0,
+            beta_slow=0.5,
+            truncate=False,
+        ),
+        YARN | {"truncate": False},
+    ),
+}
+
+
+def theirs(kind: str, settings: dict[str, float], length: int) -> tuple[Tensor, float]:
+    kind = kind.split()[0]
+    config = transformers.LlamaConfig(
+        hidden_size=WIDTH,
+        num_attention_heads=1,
+        max_position_embeddings=ORIGINAL,
+        rope_parameters={"rope_type": kind, "rope_theta": 1000.0, "factor": 4.0, **settings},
+    )
+    return ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+@pytest.mark.parametrize("length", [20, 100])
+def test_scaled_frequencies_equal_those_of_transformers(kind, length):
+    scaling, settings = SCALINGS[kind]
+    expected, factor = theirs(kind, settings, length)
+    rope = Rope(theta=1000.0, scaling=scaling)
+    positions = torch.arange(length)[None]
+    close(rope_frequencies(rope, positions, WIDTH, torch.float32), expected, 1e-6)
+    found = rotation_for(rope, positions, WIDTH, torch.float32)
+    angles = positions[0, :, None] * expected
+    close(found.cosine[0, 0], angles.cos() * factor, 2e-5)
+    close(found.sine[0, 0], angles.sin() * factor, 2e-5)
+
+
+@pytest.mark.parametrize("kind", ["linear", "llama3", "yarn", "yarn untruncated"])
+def test_a_scaling_never_speeds_a_pair_up(kind):
+    positions = torch.arange(4)[None]
+    plain = rope_frequencies(Rope(), positions, WIDTH, torch.float64)
+    scaled = rope_frequencies(Rope(scaling=SCALINGS[kind][0]), positions, WIDTH, torch.float64)
+    assert (scaled <= plain).all()
+    assert (scaled >= plain / 4).all()
+    close(scaled[-1], plain[-1] / 4)
+
+
+def test_llama3_scaling_without_room_for_a_blend_is_a_step():
+    """Llama 4 Scout: low = high = 1. Pairs that make less than one turn in the original context are stretched."""
+    scaling = Llama3Scaling(factor=16.0, low_frequency_factor=1.0, high_frequency_factor=1.0, original_context=ORIGINAL)
+    positions = torch.arange(4)[None]
+    plain = rope_frequencies(Rope(), positions, WIDTH, torch.float64)
+    scaled = rope_frequencies(Rope(scaling=scaling), positions, WIDTH, torch.float64)
+    stretched = plain * ORIGINAL < 2 * math.pi
+    assert 0 < stretched.sum() < len(plain)
+    close(scaled, torch.where(stretched, plain / 16, plain))
+
+
+def test_half_pairing_turns_as_llama_does():
+    q = torch.randn(2, 3, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+    rotation = rotation_for(Rope(), torch.arange(5)[None], WIDTH, torch.float32)
+    doubled = (torch.cat((part[:, 0], part[:, 0]), dim=-1) for part in (rotation.cosine, rotation.sine))
+    expected, _ = apply_rotary_pos_emb(q, q, *doubled)
+    close(rotation.turn(q), expected, 1e-6)
+
+
+def test_positions_may_differ_from_row_to_row():
+    x = torch.randn(2, 1, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    positions = torch.tensor([[0, 1, 2, 3], [0, 0, 5, 6]])
+    both = rotation_for(Rope(), positions, 8, torch.float64).turn(x)
+    for row in range(2):
+        alone = rotation_for(Rope(), positions[row : row + 1], 8, torch.float64).turn(x[row : row + 1])
+        assert torch.equal(both[row : row + 1], alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_angles_are_taken_in_float32_and_then_rounded(dtype):
+    """Position 1001 does not exist in bfloat16; the cosine of its angle does."""
+    positions = torch.tensor([[1001]])
+    found, precise = (rotation_for(Rope(), positions, 8, kind) for kind in (dtype, torch.float32))
+    assert torch.equal(found.cosine, precise.cosine.to(dtype))
+    assert torch.equal(found.sine, precise.sine.to(dtype))
+
+
+# --- added to scores
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize(("num_buckets", "max_distance"), [(32, 128), (8, 20), (4, 3)])
+def test_buckets_equal_those_of_t5(bidirectional, num_buckets, max_distance):
+    config = RelativeBuckets(num_buckets=num_buckets, max_distance=max_distance, bidirectional=bidirectional)
+    distance = torch.arange(-300, 301)
+    expected = T5Attention._relative_position_bucket(-distance, bidirectional, num_buckets, max_distance)
+    assert torch.equal(bucket_of(distance, config), expected)
+    assert bucket_of(distance, config).max() == num_buckets - 1
+
+
+@pytest.mark.parametrize("num_heads", [1, 3, 8, 12, 16])
+def test_alibi_equals_that_of_bloom(num_heads):
+    """BLOOM adds slope · key position, the same in each row up to a constant, which softmax does not see."""
+    length = 7
+    theirs = build_alibi_tensor(torch.ones(1, length), num_heads, torch.float64).view(num_heads, 1, length)
+    distance = torch.arange(length)[:, None] - torch.arange(length)[None]
+    ours = alibi_bias(distance[None], num_heads, Alibi(), torch.float64)[0]
+    last_row = ours[:, -1:]
+    close(last_row - last_row[..., :1], theirs, 1e-6)
+    assert torch.equal(ours[:, 0, 0], torch.zeros(num_heads, dtype=torch.float64))
+
+
+def test_alibi_slopes_of_eight_heads_are_halves_of_each_other():
+    assert alibi_slopes(8, Alibi()) == [2.0**-k for k in range(1, 9)]
+    assert alibi_slopes(2, Alibi(max_bias=4.0)) == [2.0**-2, 2.0**-4]

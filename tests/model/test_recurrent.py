@@ -1,0 +1,469 @@
+"""The recurrent baseline against its formulas, torch.nn over whole sequences, the book's numbers and real weights."""
+
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from clearhead.config import from_json, from_toml, to_json, to_toml
+from clearhead.errors import ClearheadError
+from clearhead.model.recurrent import RecurrentConfig, RecurrentMemory, RecurrentTranslator, State
+
+SMALL = RecurrentConfig(
+    source_vocab_size=11, target_vocab_size=13, embedding_width=5, width=6, cell="gru", attention="none", context=16
+)
+KINDS = [
+    replace(SMALL, cell=cell, attention=attention, num_layers=num_layers, bidirectional=bidirectional)
+    for cell, attention, (num_layers, bidirectional) in product(
+        ("tanh", "gru", "lstm"), ("none", "dot_product"), ((1, False), (2, False), (2, True))
+    )
+]
+every_kind = pytest.mark.parametrize(
+    "config", KINDS, ids=lambda c: f"{c.cell}-{c.attention}-{c.num_layers}{'-both-ways' * c.bidirectional}"
+)
+
+
+def randomised(config: RecurrentConfig) -> RecurrentTranslator:
+    """In float64, with weights large enough that every gate moves."""
+    generator = torch.Generator().manual_seed(3)
+    network = RecurrentTranslator(config).double().eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.6)
+    return network
+
+
+def tokens(vocab_size: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+# --- the config
+
+
+@every_kind
+def test_config_survives_json_and_toml(config: RecurrentConfig) -> None:
+    assert from_json(RecurrentConfig, to_json(config)) == config
+    assert from_toml(RecurrentConfig, to_toml(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"cell": "grru"}, "unknown cell 'grru'; did you mean 'gru'"),
+        ({"attention": "dot"}, "unknown attention 'dot'"),
+        ({"width": 0}, "width is 0"),
+        ({"width": 7, "bidirectional": True}, "width 7 must be even"),
+        ({"num_layers": -1}, "num_layers is -1"),
+        ({"dropout": 1.0}, r"dropout is 1\.0"),
+    ],
+)
+def test_config_is_checked_at_birth(change: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ClearheadError, match=sentence):
+        replace(SMALL, **change)
+
+
+# --- the computation
+
+
+def gates(layers: nn.RNNBase, suffix: str, x: Tensor, s: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """W x + b and U s + b of each gate."""
+    weights = {name.removesuffix(suffix): value for name, value in layers.named_parameters() if name.endswith(suffix)}
+    from_input = x @ weights["weight_ih_l"].T + weights["bias_ih_l"]
+    from_state = s @ weights["weight_hh_l"].T + weights["bias_hh_l"]
+    return from_input.split(s.shape[-1], dim=-1), from_state.split(s.shape[-1], dim=-1)
+
+
+def formula_step(kind: str, layers: nn.RNNBase, suffix: str, x: Tensor, s: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """The formulas of RecurrentConfig's docstring; suffix names the layer and direction."""
+    from_input, from_state = gates(layers, suffix, x, s)
+    if kind == "gru":
+        r, z = (torch.sigmoid(a + b) for a, b in zip(from_input[:2], from_state[:2], strict=True))
+        n = torch.tanh(from_input[2] + r * from_state[2])
+        return (1 - z) * n + z * s, c
+    summed = [a + b for a, b in zip(from_input, from_state, strict=True)]
+    if kind == "tanh":
+        return torch.tanh(summed[0]), c
+    i, f, g, o = torch.sigmoid(summed[0]), torch.sigmoid(summed[1]), torch.tanh(summed[2]), torch.sigmoid(summed[3])
+    c = f * c + i * g
+    return o * torch.tanh(c), c
+
+
+def formula_logits(network: RecurrentTranslator, source: list[int], target: list[int]) -> tuple[Tensor, Tensor]:
+    """Logits (T, V) and alignment (T, S) of one pair, straight from the formulas."""
+    config = network.config
+    num_directions = 2 if config.bidirectional else 1
+    xs = [network.source_embedding.weight[token] for token in source]
+    finals = []
+    for layer in range(config.num_layers):
+        runs, ends = [], []
+        for direction in range(num_directions):
+            s = c = torch.zeros(config.width // num_directions, dtype=torch.float64)
+            states = []
+            for x in reversed(xs) if direction else xs:
+                suffix = f"{layer}_reverse" if direction else f"{layer}"
+                s, c = formula_step(config.cell, network.encoder, suffix, x, s, c)
+                states.append(s)
+            runs.append(states[::-1] if direction else states)
+            ends.append((s, c))
+        xs = [torch.cat(states) for states in zip(*runs, strict=True)]
+        finals.append((torch.cat([s for s, _ in ends]), torch.cat([c for _, c in ends])))
+    h = torch.stack(xs)
+    logits, alignment = [], []
+    for token in target:
+        weights = (h @ finals[-1][0]).softmax(dim=0)
+        x = network.target_embedding.weight[token]
+        x = torch.cat((x, weights @ h)) if config.attention == "dot_product" else x
+        for layer in range(config.num_layers):
+            finals[layer] = formula_step(config.cell, network.decoder, f"{layer}", x, *finals[layer])
+            x = finals[layer][0]
+        logits.append(network.head.weight @ x + network.head.bias)
+        alignment.append(weights)
+    return torch.stack(logits), torch.stack(alignment)
+
+
+@every_kind
+@torch.no_grad()
+def test_logits_and_alignment_follow_the_formulas(config: RecurrentConfig) -> None:
+    network = randomised(config)
+    source, target = tokens(11, 3, 7), tokens(13, 3, 5)
+    logits = network(source, target)
+    for row in range(3):
+        expected, alignment = formula_logits(network, source[row].tolist(), target[row].tolist())
+        assert_same(logits[row], expected)
+        if config.attention == "dot_product":
+            assert_same(network.align(target, network.encode(source))[row], alignment)
+
+
+@pytest.mark.parametrize("num_layers", [1, 3])
+@pytest.mark.parametrize(("cell", "layers"), [("tanh", nn.RNN), ("gru", nn.GRU), ("lstm", nn.LSTM)])
+@torch.no_grad()
+def test_without_attention_the_decoder_is_torch_nn_over_the_whole_target(
+    cell: str, layers: type[nn.RNNBase], num_layers: int
+) -> None:
+    network = randomised(replace(SMALL, cell=cell, num_layers=num_layers))
+    source, target = tokens(11, 4, 9), tokens(13, 4, 8)
+    encoder, decoder = (layers(5, 6, num_layers=num_layers, batch_first=True).double() for _ in range(2))
+    encoder.load_state_dict(network.encoder.state_dict())
+    decoder.load_state_dict(network.decoder.state_dict())
+    states, final = encoder(network.source_embedding(source))
+    hidden, _ = decoder(network.target_embedding(target), final)
+    assert_same(network.encode(source).states, states)
+    assert_same(network(source, target), network.head(hidden))
+
+
+@every_kind
+@torch.no_grad()
+def test_decode_is_the_loop_over_step(config: RecurrentConfig) -> None:
+    network = randomised(config)
+    target = tokens(13, 3, 6)
+    memory = network.encode(tokens(11, 3, 7))
+    state, stepped = network.start(memory), []
+    for column in target.unbind(dim=1):
+        logits, state = network.step(column, state, memory)
+        stepped.append(logits)
+    assert_same(network.decode(target, memory), torch.stack(stepped, dim=1))
+
+
+@torch.no_grad()
+def test_a_state_can_be_stepped_from_twice() -> None:
+    network = randomised(replace(SMALL, cell="lstm", attention="dot_product"))
+    memory = network.encode(tokens(11, 2, 4))
+    state = network.start(memory)
+    first, _ = network.step(torch.tensor([1, 2]), state, memory)
+    network.step(torch.tensor([3, 4]), state, memory)
+    again, _ = network.step(torch.tensor([1, 2]), state, memory)
+    assert torch.equal(first, again)
+
+
+@every_kind
+@torch.no_grad()
+def test_padding_changes_nothing(config: RecurrentConfig) -> None:
+    """Each row of a padded batch, whatever ids stand in the padding, is that row alone."""
+    network = randomised(config)
+    source_lengths, target_lengths = torch.tensor([4, 9, 1, 6]), torch.tensor([5, 2, 7, 1])
+    source_mask = torch.arange(9) < source_lengths[:, None]
+    target_mask = (torch.arange(7) < target_lengths[:, None]).long()
+    alone_source, alone_target = tokens(11, 4, 9), tokens(13, 4, 7)
+    for seed in (1, 2):
+        source = alone_source.where(source_mask, tokens(11, 4, 9, seed=seed))
+        target = alone_target.where(target_mask.bool(), tokens(13, 4, 7, seed=seed))
+        memory = network.encode(source, source_mask)
+        logits = network(source, target, source_mask, target_mask)
+        for row, (num_source, num_target) in enumerate(zip(source_lengths, target_lengths, strict=True)):
+            row_source, row_target = alone_source[row : row + 1, :num_source], alone_target[row : row + 1, :num_target]
+            row_memory = network.encode(row_source)
+            assert_same(logits[row : row + 1, :num_target], network(row_source, row_target))
+            assert_same(memory.states[row : row + 1, :num_source], row_memory.states)
+            assert_same(memory.final.hidden[:, row : row + 1], row_memory.final.hidden)
+            if config.attention == "dot_product":
+                weights = network.align(target, memory, target_mask)[row, :num_target]
+                assert_same(weights[:, :num_source], network.align(row_target, row_memory)[0])
+                assert not weights[:, num_source:].any()
+
+
+@every_kind
+def test_gradients_reach_every_parameter(config: RecurrentConfig) -> None:
+    network = randomised(config)
+    network(tokens(11, 3, 5), tokens(13, 3, 4)).logsumexp(dim=-1).sum().backward()
+    untouched = [name for name, value in network.named_parameters() if value.grad is None or not value.grad.any()]
+    assert untouched == []
+
+
+@pytest.mark.parametrize(("num_layers", "places"), [(1, "inputs and outputs"), (2, "between layers")])
+@torch.no_grad()
+def test_dropout_acts_in_training_only(num_layers: int, places: str) -> None:
+    network = randomised(replace(SMALL, dropout=0.5, num_layers=num_layers, attention="dot_product"))
+    source, column = tokens(11, 2, 5), tokens(13, 2)
+    memory = network.encode(source)
+    runs = [lambda: network.encode(source).states, lambda: network.advance(column, memory.final, memory).top]
+    if places == "between layers":
+        network.dropout = nn.Identity()
+    else:
+        runs.append(lambda: network.to_logits(memory.final.top))
+    assert all(torch.equal(run(), run()) for run in runs)
+    network.train()
+    torch.manual_seed(0)
+    assert not any(torch.allclose(run(), run()) for run in runs)
+
+
+# --- the book
+
+
+WEIGHTS = [0.33758453779871644, 0.2500887766217052, 0.41232668557957836]
+CONTEXT = [0.7499112233782947, 0.6624154622012836]
+
+
+def worked_example() -> tuple[RecurrentTranslator, RecurrentMemory]:
+    """Encoder states (1,0), (0,1), (1,1) and the decoder state (0.5, 0.2), under a tanh cell."""
+    network = randomised(replace(SMALL, width=2, cell="tanh", attention="dot_product"))
+    states = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]], dtype=torch.float64)
+    return network, RecurrentMemory(states, State(torch.tensor([[[0.5, 0.2]]], dtype=torch.float64)))
+
+
+@torch.no_grad()
+def test_book_a4_attention_between_decoder_and_encoder() -> None:
+    network, memory = worked_example()
+    weights = network.align(torch.tensor([[3]]), memory)[0, 0]
+    assert_same(memory.states[0] @ memory.final.top[0], torch.tensor([0.5, 0.2, 0.7], dtype=torch.float64))
+    torch.testing.assert_close(weights.tolist(), WEIGHTS, rtol=0, atol=1e-15)
+    torch.testing.assert_close((weights @ memory.states[0]).tolist(), CONTEXT, rtol=0, atol=1e-15)
+
+
+@torch.no_grad()
+def test_book_a4_next_state_is_tanh_of_state_and_context() -> None:
+    """s_t = tanh(W [s_{t-1}; c_t]), and in the same W the columns of the token read."""
+    network, memory = worked_example()
+    _, state = network.step(torch.tensor([3]), network.start(memory), memory)
+    cell = dict(network.decoder.named_parameters())
+    W = torch.cat((cell["weight_hh_l0"], cell["weight_ih_l0"][:, 5:], cell["weight_ih_l0"][:, :5]), dim=1)
+    joined = torch.cat((torch.tensor([0.5, 0.2, *CONTEXT], dtype=torch.float64), network.target_embedding.weight[3]))
+    assert_same(state.top[0], torch.tanh(W @ joined + cell["bias_ih_l0"] + cell["bias_hh_l0"]))
+
+
+@torch.no_grad()
+def test_book_slip_2_printed_weights_and_context_are_rounded_wrongly() -> None:
+    network, memory = worked_example()
+    weights = network.align(torch.tensor([[3]]), memory)[0, 0]
+    exact = [*weights.tolist(), *(weights @ memory.states[0]).tolist()]
+    printed = [0.3374, 0.2501, 0.4125, 0.7499, 0.6626]
+    assert all(abs(a - b) < 3e-4 for a, b in zip(exact, printed, strict=True))
+    assert [round(a, 4) == b for a, b in zip(exact, printed, strict=True)] == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize("cell", ["tanh", "gru", "lstm"])
+@torch.no_grad()
+def test_book_c4_without_attention_the_final_state_is_all_the_decoder_sees(cell: str) -> None:
+    source, target = tokens(11, 2, 6), tokens(13, 2, 5)
+    for attention, blind in (("none", True), ("dot_product", False)):
+        network = randomised(replace(SMALL, cell=cell, attention=attention))
+        memory = network.encode(source)
+        elsewhere = replace(memory, states=network.encode(source.flip(1)).states)
+        assert torch.equal(network.decode(target, memory), network.decode(target, elsewhere)) == blind
+        other_end = replace(memory, final=network.encode(source.flip(1)).final)
+        assert not torch.allclose(network.decode(target, memory), network.decode(target, other_end))
+
+
+# --- what a user may get wrong
+
+
+SOURCE, TARGET = tokens(11, 2, 4), tokens(13, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sentence"),
+    [
+        ((SOURCE.clamp(10, 10) + 11, TARGET), "source token id 21 is out of range: this model has 11, from 0 to 10"),
+        ((SOURCE, TARGET.clamp(1, 1) - 2), "target token id -1 is out of range: this model has 13"),
+        ((SOURCE.float(), TARGET), "source must be whole numbers"),
+        ((SOURCE, TARGET.double()), "target must be whole numbers"),
+        ((SOURCE[0], TARGET), r"source must be \(batch, length\) and not empty, not \(4,\)"),
+        ((SOURCE, TARGET[:, :0]), r"target must be \(batch, length\) and not empty, not \(2, 0\)"),
+        ((SOURCE, TARGET[:1]), "target has 1 rows and memory 2"),
+        ((SOURCE, TARGET, torch.ones(2, 3)), r"source_mask is \(2, 3\); it must be \(2, 4\)"),
+        ((SOURCE, TARGET, None, torch.ones(2)), r"target_mask is \(2,\); it must be \(2, 3\)"),
+        ((SOURCE, TARGET, torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])), "source_mask must have real tokens first"),
+        ((SOURCE, TARGET, torch.tensor([[1, 0, 1, 1], [1, 1, 1, 1]])), "source_mask must have real tokens first"),
+        ((SOURCE, TARGET, torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]])), "no empty row"),
+        ((SOURCE, TARGET, None, torch.tensor([[1, 1, 1], [0, 1, 1]])), "target_mask must have real tokens first"),
+    ],
+)
+def test_bad_inputs_are_named(inputs: tuple[Tensor, ...], sentence: str) -> None:
+    with pytest.raises(ClearheadError, match=sentence):
+        RecurrentTranslator(SMALL)(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("column", "sentence"),
+    [
+        (torch.tensor([[1, 2]]), r"one token per row, \(batch,\), not \(1, 2\)"),
+        (torch.tensor([1, 13]), "target token id 13 is out of range"),
+        (torch.tensor([1.0, 2.0]), "whole numbers"),
+        (torch.tensor([1, 2, 3]), "target has 3 rows and memory 2"),
+    ],
+)
+def test_bad_steps_are_named(column: Tensor, sentence: str) -> None:
+    network = RecurrentTranslator(SMALL)
+    memory = network.encode(SOURCE)
+    with pytest.raises(ClearheadError, match=sentence):
+        network.step(column, network.start(memory), memory)
+
+
+def test_no_alignment_without_attention() -> None:
+    network = RecurrentTranslator(SMALL)
+    with pytest.raises(ClearheadError, match="no attention to show"):
+        network.align(TARGET, network.encode(SOURCE))
+
+
+# --- learning
+
+
+def greedy(network: RecurrentTranslator, memory: RecurrentMemory, start_token: int, num_tokens: int) -> Tensor:
+    state, column, said = network.start(memory), torch.full((len(memory.states),), start_token), []
+    for _ in range(num_tokens):
+        logits, state = network.step(column, state, memory)
+        column = logits.argmax(dim=-1)
+        said.append(column)
+    return torch.stack(said, dim=1)
+
+
+def test_gru_with_attention_learns_to_copy() -> None:
+    """Four digits; those whose sum is a multiple of five are never shown in training."""
+    torch.manual_seed(0)
+    sizes = {"source_vocab_size": 10, "target_vocab_size": 11, "embedding_width": 32, "width": 64}
+    network = RecurrentTranslator(replace(SMALL, attention="dot_product", **sizes))
+    num_steps, start_token = 300, 10
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_steps)
+    for step in range(num_steps):
+        digits = tokens(10, 64, 4, seed=step)
+        digits = digits[digits.sum(dim=1) % 5 != 0]
+        logits = network(digits, torch.cat((torch.full_like(digits[:, :1], start_token), digits[:, :-1]), dim=1))
+        optimizer.zero_grad()
+        cross_entropy(logits.flatten(0, 1), digits.flatten()).backward()
+        optimizer.step()
+        schedule.step()
+    unseen = torch.cartesian_prod(*[torch.arange(10)] * 4)
+    unseen = unseen[unseen.sum(dim=1) % 5 == 0]
+    with torch.no_grad():
+        said = greedy(network, network.encode(unseen), start_token, 4)
+    assert (said == unseen).all(dim=1).double().mean() > 0.98
+
+
+# --- real weights
+
+
+GRAPHEMES = ["<pad>", "<unk>", "</s>", *"abcdefghijklmnopqrstuvwxyz"]
+VOWELS = ["AA", "AE", "AH", "AO", "AW", "AY", "EH", "ER", "EY", "IH", "IY", "OW", "OY", "UH", "UW"]
+CONSONANTS = [
+    "B", "CH", "D", "DH", "F", "G", "HH", "JH", "K", "L", "M", "N", "NG", "P", "R", "S", "SH", "T", "TH", "V", "W",
+    "Y", "Z", "ZH",
+]  # fmt: skip
+STRESSED = [vowel + stress for vowel in VOWELS for stress in "012"]
+PHONEMES = ["<pad>", "<unk>", "<s>", "</s>", *sorted([*STRESSED, *CONSONANTS, "UW"])]
+
+
+@pytest.fixture(scope="module")
+def g2p_weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    """g2p-en 2.1.0 (Park & Kim 2019, Apache-2.0): English spelling to sound, one GRU of 256 on each side."""
+    folder = tmp_path_factory.mktemp("g2p")
+    command = [sys.executable, "-m", "pip", "download", "--no-input", "--disable-pip-version-check", "--retries=1"]
+    wanted = ["--no-deps", "--only-binary=:all:", "--dest", str(folder), "g2p-en==2.1.0"]
+    client = subprocess.run([*command, *wanted], capture_output=True, text=True, check=False)
+    if client.returncode != 0:
+        pytest.skip(f"g2p-en cannot be had: {client.stderr.strip().splitlines()[-1:]}")
+    with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
+        path = Path(wheel.extract("g2p_en/checkpoint20.npz", folder))
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: array.astype(np.float64) for name, array in arrays.items()}
+
+
+def g2p_network(weights: dict[str, np.ndarray]) -> RecurrentTranslator:
+    names = {"source_embedding.weight": "enc_emb", "target_embedding.weight": "dec_emb"}
+    names |= {"head.weight": "fc_w", "head.bias": "fc_b"}
+    for side, part, place in product(("encoder", "decoder"), ("weight", "bias"), ("ih", "hh")):
+        names[f"{side}.{part}_{place}_l0"] = f"{side[:3]}_{part[0]}_{place}"
+    assert sorted(names.values()) == sorted(weights)
+    config = replace(SMALL, source_vocab_size=29, target_vocab_size=74, embedding_width=256, width=256)
+    network = RecurrentTranslator(config).double()
+    network.load_state_dict({name: torch.from_numpy(weights[foreign]) for name, foreign in names.items()})
+    return network.eval()
+
+
+def g2p_reference(weights: dict[str, np.ndarray], word: str) -> tuple[list[int], np.ndarray]:
+    """What g2p-en's own numpy code computes: the phonemes said, and the logits of each step."""
+
+    def advance(side: str, token: int, h: np.ndarray) -> np.ndarray:
+        from_input = weights[f"{side}_w_ih"] @ weights[f"{side}_emb"][token] + weights[f"{side}_b_ih"]
+        from_state = weights[f"{side}_w_hh"] @ h + weights[f"{side}_b_hh"]
+        r, z = np.split(1 / (1 + np.exp(-from_input[:512] - from_state[:512])), 2)
+        return (1 - z) * np.tanh(from_input[512:] + r * from_state[512:]) + z * h
+
+    h = np.zeros(256)
+    for token in spelled(word):
+        h = advance("enc", token, h)
+    said, steps = [PHONEMES.index("<s>")], []
+    while len(said) <= 20 and said[-1] != PHONEMES.index("</s>"):
+        h = advance("dec", said[-1], h)
+        steps.append(weights["fc_w"] @ h + weights["fc_b"])
+        said.append(int(steps[-1].argmax()))
+    return said, np.stack(steps)
+
+
+def spelled(word: str) -> list[int]:
+    return [GRAPHEMES.index(letter) for letter in [*word, "</s>"]]
+
+
+@pytest.mark.download
+@pytest.mark.parametrize("word", ["transformer", "clearhead", "attention", "bottleneck", "antidisestablishmentarian"])
+@torch.no_grad()
+def test_real_weights_pronounce_as_their_own_package_does(g2p_weights: dict[str, np.ndarray], word: str) -> None:
+    network = g2p_network(g2p_weights)
+    said, steps = g2p_reference(g2p_weights, word)
+    memory = network.encode(torch.tensor([spelled(word)]))
+    assert greedy(network, memory, said[0], len(steps)).tolist() == [said[1:]]
+    logits = network.decode(torch.tensor([said[:-1]]), memory)[0]
+    assert_same(logits, torch.from_numpy(steps))
+
+
+@pytest.mark.download
+@torch.no_grad()
+def test_real_weights_pronounce_the_published_example_in_a_padded_batch(g2p_weights: dict[str, np.ndarray]) -> None:
+    """g2p-en's README gives these phonemes for `activationist`."""
+    network = g2p_network(g2p_weights)
+    words = [torch.tensor(spelled(word)) for word in ("ox", "activationist", "incomprehensibilities")]
+    source = nn.utils.rnn.pad_sequence(words, batch_first=True)
+    said = greedy(network, network.encode(source, source != 0), PHONEMES.index("<s>"), 13)[1]
+    published = ["AE2", "K", "T", "IH0", "V", "EY1", "SH", "AH0", "N", "IH0", "S", "T", "</s>"]
+    assert [PHONEMES[phoneme] for phoneme in said] == published

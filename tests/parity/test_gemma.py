@@ -1,0 +1,138 @@
+"""Gemma 3's language part against transformers, alone and inside the model that sees images."""
+
+import pytest
+import torch
+import transformers
+
+from clearhead.checkpoint.huggingface import load_folder
+from clearhead.errors import ClearheadError
+from clearhead.families import family_of_type, preset
+from clearhead.families.settings import Settings
+from tests.parity.harness import (
+    VOCAB,
+    Case,
+    check_float64,
+    check_logits,
+    check_mutants,
+    check_round_trip,
+    inputs,
+    rerandomize,
+)
+
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 80,
+    "max_position_embeddings": 128,
+    "sliding_window": 5,
+    "query_pre_attn_scalar": 24,
+    "rms_norm_eps": 1e-3,
+}
+BY_TYPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 4.0},
+}
+
+
+def gemma(**changes):
+    return lambda: transformers.Gemma3ForCausalLM(
+        transformers.Gemma3TextConfig(**(SMALL | {"attn_implementation": "eager"} | changes))
+    )
+
+
+def from_one(name, parameter):
+    return 0.3 * torch.randn_like(parameter) if "norm" in name else None
+
+
+CASES = [
+    Case("gemma3", gemma(), special=from_one),
+    Case("gemma3-ropes", gemma(rope_parameters=BY_TYPE, final_logit_softcapping=2.0), length=60, special=from_one),
+    # the cap on scores is in the config and in no computation
+    Case(
+        "gemma3-untied-bias",
+        gemma(attention_bias=True, attn_logit_softcapping=5.0, tie_word_embeddings=False),
+        special=from_one,
+    ),
+    Case(
+        "gemma3-listed-layers",
+        gemma(num_hidden_layers=3, layer_types=["full_attention", "sliding_attention", "full_attention"]),
+        special=from_one,
+    ),
+    Case("gemma3-all-windowed", gemma(num_hidden_layers=3), special=from_one),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_logits_equal(case, tmp_path):
+    check_logits(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_identical_in_float64(case, tmp_path):
+    check_float64(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_round_trip_through_the_disk(case, tmp_path):
+    check_round_trip(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_one_field_error_is_seen(case, tmp_path):
+    assert check_mutants(case, tmp_path) >= 20
+
+
+def read(**data):
+    return family_of_type("gemma3_text").read(Settings({"model_type": "gemma3_text", **data}, "config.json"))
+
+
+def test_older_words_for_ropes():
+    older = {
+        "rope_theta": 50000.0,
+        "rope_local_base_freq": 1000.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 4.0},
+        "sliding_window_pattern": 6,
+    }
+    assert read(**SMALL, **older) == read(**SMALL, rope_parameters=BY_TYPE)
+
+
+def test_released_config_leaves_most_to_defaults():
+    """The text_config of google/gemma-3-4b-pt, whole."""
+    released = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    assert read(**released) == preset("gemma-3-4b")
+
+
+def test_attention_both_ways_is_refused():
+    with pytest.raises(ClearheadError, match="use_bidirectional_attention"):
+        read(**SMALL, use_bidirectional_attention=True)
+
+
+def test_language_part_of_a_model_that_sees(tmp_path):
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = transformers.Gemma3Config(text_config=SMALL, vision_config=vision, attn_implementation="eager")
+    torch.manual_seed(0)
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    rerandomize(model, from_one)
+    model.save_pretrained(tmp_path)
+    network = load_folder(tmp_path).network
+    given = inputs(CASES[0], network.config, padded=False)
+    with torch.no_grad():
+        theirs = model(input_ids=given["tokens"], attention_mask=given["attention_mask"], use_cache=False).logits
+        assert (network(**given) - theirs).abs().max() <= 1e-5

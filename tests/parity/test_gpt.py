@@ -1,0 +1,164 @@
+"""GPT-1, GPT-2 and GPT-Neo against transformers; GPT-3, which it lacks, against its GPT-2 with banded masks put in."""
+
+import pytest
+import torch
+import transformers
+
+from clearhead.families.gpt import gpt, multi_head
+from clearhead.model.attend import fused, reference
+from clearhead.model.parts import Causal, Window
+from clearhead.model.transformer import Transformer
+from tests.parity.harness import (
+    VOCAB,
+    Case,
+    build,
+    check_float64,
+    check_logits,
+    check_mutants,
+    check_round_trip,
+    difference,
+    float32_means_float64,
+    inputs,
+    load_ours,
+    run_reference,
+    seen,
+)
+from tests.parity.mutants import mutants
+
+SMALL = {
+    "vocab_size": VOCAB,
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 32,
+    "layer_norm_epsilon": 1e-3,
+    "attn_implementation": "eager",
+}
+NEO = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "num_layers": 3,
+    "num_heads": 4,
+    "attention_types": [[["global", "local"], 1], [["local"], 1]],
+    "window_size": 5,
+    "max_position_embeddings": 32,
+    "layer_norm_epsilon": 1e-3,
+    "attn_implementation": "eager",
+}
+BAND = 5
+
+
+def gpt1(**changes):
+    return lambda: transformers.OpenAIGPTLMHeadModel(transformers.OpenAIGPTConfig(**(SMALL | changes)))
+
+
+def gpt2(**changes):
+    return lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**(SMALL | changes)))
+
+
+def neo(**changes):
+    return lambda: transformers.GPTNeoForCausalLM(transformers.GPTNeoConfig(**(NEO | changes)))
+
+
+def smaller_scores(name, parameter):
+    """Unscaled scores of order one, as the harness's own draws are after the division by √head_width."""
+    return parameter.new_empty(parameter.shape).normal_(0, 48**-0.5 * 12**-0.5) if "q_proj" in name else None
+
+
+CASES = [
+    Case("gpt1", gpt1()),
+    Case("gpt1-relu", gpt1(afn="relu")),
+    Case("gpt2", gpt2()),
+    Case("gpt2-wide-inner-exact-gelu", gpt2(n_inner=80, activation_function="gelu")),
+    Case("gpt2-untied", gpt2(tie_word_embeddings=False)),
+    Case("gpt2-scaled-by-depth", gpt2(scale_attn_by_inverse_layer_idx=True)),
+    Case("gpt2-unscaled", gpt2(scale_attn_weights=False, n_embd=8, n_head=4)),
+    Case("gpt-neo", neo(), special=smaller_scores),
+    Case("gpt-neo-all-global", neo(attention_types=[[["global"], 3]]), special=smaller_scores),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_logits_equal(case, tmp_path):
+    check_logits(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_identical_in_float64(case, tmp_path):
+    check_float64(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_round_trip_through_the_disk(case, tmp_path):
+    check_round_trip(case, tmp_path)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_one_field_error_is_seen(case, tmp_path):
+    assert check_mutants(case, tmp_path) >= 12
+
+
+def test_reordered_attention_differs_in_rounding_only(tmp_path):
+    check_logits(Case("gpt2-reordered", gpt2(reorder_and_upcast_attn=True)), tmp_path)
+
+
+# --- GPT-3
+
+
+def banded_gpt2():
+    """transformers' GPT-2 whose odd layers see the last BAND tokens only."""
+    model = gpt2(n_layer=4)()
+    for block in model.transformer.h[1::2]:
+        block.register_forward_pre_hook(with_band)
+    return model
+
+
+def with_band(block, arguments):
+    hidden, cache, mask, *rest = arguments
+    beyond = torch.ones(mask.shape[-2:], dtype=torch.bool).tril(-BAND)
+    return hidden, cache, mask.masked_fill(beyond, torch.finfo(mask.dtype).min), *rest
+
+
+GPT3 = Case("gpt3", banded_gpt2)
+
+
+def gpt3_config():
+    reaches = (Causal(), Window(size=BAND)) * 2
+    attentions = [multi_head(48, 4, reach=reach) for reach in reaches]
+    return gpt(width=48, attentions=attentions, vocab_size=VOCAB, context=32, epsilon=1e-3)
+
+
+def load_banded(model, folder):
+    weights = load_ours(model, folder).state_dict()
+    network = Transformer(gpt3_config()).to(next(iter(weights.values())).dtype).eval()
+    network.load_state_dict(weights)
+    return network
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_gpt3_logits_equal(padded, tmp_path):
+    model = build(GPT3)
+    network = load_banded(model, tmp_path)
+    given = inputs(GPT3, network.config, padded)
+    theirs = run_reference(model, GPT3, given)
+    for kernel in (fused, reference):
+        assert difference(network(**given, kernel=kernel), theirs, given) <= 1e-5
+
+
+def test_gpt3_is_identical_in_float64(tmp_path):
+    model = build(GPT3, torch.float64)
+    network = load_banded(model, tmp_path)
+    given = inputs(GPT3, network.config, padded=True)
+    with float32_means_float64():
+        theirs = run_reference(model, GPT3, given)
+    assert difference(network(**given), theirs, given) <= 1e-12
+
+
+def test_every_one_field_error_in_gpt3_is_seen(tmp_path):
+    model = build(GPT3)
+    weights = load_banded(model, tmp_path).state_dict()
+    given = inputs(GPT3, gpt3_config(), padded=True)
+    theirs = run_reference(model, GPT3, given)
+    wrong = dict(mutants(gpt3_config()))
+    assert len(wrong) >= 40
+    assert [path for path, config in wrong.items() if not seen(config, weights, given, theirs, 1e-5)] == []

@@ -1,0 +1,46 @@
+"""PaLM against its equations."""
+
+import torch
+from torch.nn import functional
+
+from clearhead.families.palm import palm
+from tests.parity.harness import VOCAB, check_equations, under
+
+CONFIG = palm(width=48, num_layers=3, num_heads=4, head_width=20, vocab_size=VOCAB, epsilon=1e-3)
+
+
+def norm(x, weight):
+    return functional.layer_norm(x, (48,), weight, bias=None, eps=1e-3)
+
+
+def rotate(x, positions):
+    """Pairs (j, j + 10) as complex numbers times e^(i · position · θ_j). x (B, ..., T, 20)."""
+    frequencies = 10000 ** (-torch.arange(10, dtype=torch.float64) / 10)
+    angles = positions.double()[..., None] * frequencies
+    turned = torch.complex(x[..., :10].double(), x[..., 10:].double()) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], dim=-1).to(x.dtype)
+
+
+def equations(weights, given):
+    """Chowdhery et al. 2022, §2: y = x + MLP(LayerNorm(x)) + Attention(LayerNorm(x)), keys and values shared by all."""
+    tokens, positions = given["tokens"], given["position_ids"]
+    batch, length = tokens.shape
+    table = weights["decoder.embedding.tokens.weight"]
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1) | ~given["attention_mask"].bool()[:, None, None, :]
+    x = table[tokens]
+    for number in range(3):
+        w = under(weights, f"decoder.layers.{number}.")
+        h = norm(x, w["attention_residual.norm.weight"])
+        q = (h @ w["attention.query.weight"].T).view(batch, length, 4, 20).transpose(1, 2)
+        k, v = h @ w["attention.key.weight"].T, h @ w["attention.value.weight"].T
+        q, k = rotate(q, positions[:, None]), rotate(k, positions)
+        scores = (torch.einsum("bnth,bsh->bnts", q, k) / 20**0.5).masked_fill(hidden, -1e30)
+        mixed = torch.einsum("bnts,bsh->btnh", scores.softmax(-1), v).reshape(batch, length, 80)
+        gate, up = h @ w["feed_forward.gate.weight"].T, h @ w["feed_forward.up.weight"].T
+        swish = gate * torch.sigmoid(gate)
+        x = x + mixed @ w["attention.output.weight"].T + (swish * up) @ w["feed_forward.down.weight"].T
+    return norm(x, weights["decoder.final_norm.weight"]) @ table.T / 48**0.5
+
+
+def test_equal_to_the_equations():
+    assert check_equations(CONFIG, equations) >= 30

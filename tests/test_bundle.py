@@ -1,0 +1,105 @@
+"""Model: load, create, generate, stream, embed, save."""
+
+import pytest
+import torch
+
+import clearhead
+from clearhead.bundle import Model, create, load
+from clearhead.errors import ClearheadError
+from clearhead.tokenization.characters import byte_tokenizer
+from tests.checkpoint.tiny import same_network, tiny_config, tiny_network
+
+
+def speaking_model():
+    tokenizer = byte_tokenizer()
+    return create(tiny_config(vocab_size=tokenizer.vocab_size), tokenizer)
+
+
+def test_create_is_seeded_and_leaves_the_generator_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    one, other = create(tiny_config(), seed=1), create(tiny_config(), seed=1)
+    assert torch.rand(1) == expected
+    assert same_network(one.network, other.network)
+    assert not torch.equal(
+        create(tiny_config(), seed=2).network.decoder.embedding.tokens.weight,
+        one.network.decoder.embedding.tokens.weight,
+    )
+
+
+@pytest.mark.parametrize("kind", ["native", "huggingface"])
+def test_saved_and_loaded_speaks_the_same(tmp_path, kind):
+    model = speaking_model()
+    model.save(tmp_path / kind, format=kind)
+    again = load(tmp_path / kind)
+    assert same_network(again.network, model.network)
+    assert again.generate("Hi", max_new_tokens=12).tokens == model.generate("Hi", max_new_tokens=12).tokens
+
+
+def test_greedy_is_the_argmax_of_the_whole_forward():
+    model = Model(tiny_network())
+    made = model.generate([1, 2, 3], max_new_tokens=10)
+    tokens = [1, 2, 3]
+    for token in made.tokens:
+        with torch.no_grad():
+            assert token == int(model.network(torch.tensor([tokens]))[0, -1].argmax())
+        tokens.append(token)
+    assert made.stopped_by == "length"
+
+
+def test_a_stop_token_ends_it():
+    free = Model(tiny_network()).generate([1, 2, 3], max_new_tokens=10)
+    stopped = Model(tiny_network(), special_ids={"eos_token_id": free.tokens[4]}).generate([1, 2, 3], max_new_tokens=10)
+    cut = free.tokens.index(free.tokens[4]) + 1
+    assert stopped.tokens == free.tokens[:cut]
+    assert stopped.stopped_by == "stop"
+
+
+def test_sampling_is_seeded():
+    model = Model(tiny_network())
+    draws = [model.generate([1], max_new_tokens=20, temperature=1.0, seed=seed).tokens for seed in (0, 0, 1)]
+    assert draws[0] == draws[1]
+    assert draws[0] != draws[2]
+
+
+def test_stream_is_the_text():
+    model = speaking_model()
+    assert "".join(model.stream("Hello", max_new_tokens=20)) == model.generate("Hello", max_new_tokens=20).text
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda m: m.generate("hi"), "has no tokenizer"),
+        (lambda m: m.generate([]), "prompt is empty"),
+        (lambda m: m.generate([99]), "token id 99 is out of range"),
+        (lambda m: m.generate([1], max_new_tokens=0), "max_new_tokens is 0"),
+        (lambda m: m.generate([1], temperature=-1), "temperature is -1"),
+        (lambda m: m.generate([1], temprature=1), "did you mean 'temperature'"),
+        (lambda m: m.save("x", format="pickle"), "unknown format 'pickle'"),
+    ],
+)
+def test_wrong_use_is_one_sentence(call, sentence):
+    with pytest.raises(ClearheadError, match=sentence):
+        call(Model(tiny_network()))
+
+
+def test_wrong_names():
+    with pytest.raises(ClearheadError, match="did you mean 'gpt2'"):
+        create("gtp2")
+    with pytest.raises(ClearheadError, match="did you mean 'bfloat16'"):
+        load("smollm2", dtype="bfloat1")
+    with pytest.raises(ClearheadError, match="is a preset"):
+        load("llama-3.1-8b")
+
+
+def test_an_offline_hub_id_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ClearheadError, match="could not be fetched from the hub"):
+        load("someone/some-model-that-is-not-here")
+
+
+def test_public_face():
+    assert clearhead.load is load
+    assert clearhead.Model is Model

@@ -1,0 +1,54 @@
+"""The printed architecture says what the network is."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from clearhead.families import preset, presets
+from clearhead.model.transformer import Transformer
+from clearhead.summary import count, print_summary, spans, summarize
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "t5-small", "bert-base", "gemma-3-1b", "llama-4-scout", "grok-1", "bloom-560m"]
+)
+def test_parts_and_layers_add_up(name):
+    config = preset(name)
+    summary = summarize(config)
+    with torch.device("meta"):
+        network = Transformer(config)
+    assert summary.parameters == sum(parameter.numel() for parameter in network.parameters())
+    assert sum(summary.parts.values()) == summary.parameters
+    in_layers = sum(p.numel() for n, p in network.named_parameters() if ".layers." in n)
+    assert sum(group.parameters for group in summary.layers) == in_layers
+    for stack_name, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        told = sorted(n for group in summary.layers if group.stack == stack_name for n in group.numbers)
+        assert told == list(range(len(stack.layers) if stack else 0))
+
+
+def test_active_parameters_of_a_mixture():
+    """Published: DeepSeek-V3 has 671B parameters, 37B of them active for each token."""
+    summary = summarize(preset("deepseek-v3"))
+    assert round(summary.parameters / 1e9) == 671
+    assert round(summary.active_parameters / 1e9) in (37, 38)  # 37.55 with embedding and head
+
+
+def test_every_preset_can_be_shown():
+    for name in presets():
+        out = io.StringIO()
+        print_summary(summarize(preset(name)), name, Console(file=out, width=100))
+        assert name in out.getvalue()
+        assert "…" not in out.getvalue()
+
+
+def test_words():
+    assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert count(1_235_814_400) == "1.24 B"
+    assert count(999) == "999"
+    text = summarize(preset("llama-3.1-8b")).layers[0].attention
+    assert text.startswith(
+        "grouped-query, 32 heads of 128, 8 key-value heads; rope theta=500000, (llama3 scaling factor=8"
+    )
+    assert "query temperature floor=8192" in summarize(preset("llama-4-scout")).layers[1].attention
