@@ -9,8 +9,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import ARRAY, STRING, array, pair, string, tensor, u32, u64
-from gguf_files import gguf as gguf_bytes
+from tests.checkpoint.gguf_files import ARRAY, STRING, array, pair, string, tensor, u32, u64
+from tests.checkpoint.gguf_files import gguf as gguf_bytes
 
 from clearhead.checkpoint.gguf import MAX_COUNT, GgufFile, GgufValue, StringArray, open_gguf
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES

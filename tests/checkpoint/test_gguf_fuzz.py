@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gguf_files import ARRAY, STRING, array, gguf, pair, string, tensor, u32, u64
+from tests.checkpoint.gguf_files import ARRAY, STRING, array, gguf, pair, string, tensor, u32, u64
 
 from clearhead.checkpoint.gguf import StringArray, open_gguf
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES

@@ -69,7 +69,7 @@ CASES = [
     Case("v3", v3()),
     Case("v3-yarn", v3(rope_parameters=YARN | {"mscale": 0.707, "mscale_all_dim": 0.5}), length=90),
     Case("v3-halves-no-query-rank", v3(rope_interleave=False, q_lora_rank=None, norm_topk_prob=False)),
-    Case("v3-one-group-all-sparse", v3(n_group=1, topk_group=1, first_k_dense_replace=0, tie_word_embeddings=True)),
+    Case("v3-one-group-all-sparse", v3(n_group=1, topk_group=1, first_k_dense_replace=0)),
 ]
 
 

@@ -149,7 +149,7 @@ def read(settings: Settings) -> ModelConfig:
 
 def read_size(settings: Settings, stack: str) -> Size:
     return Size(
-        num_layers=settings.depth(f"{stack}_layers"),
+        num_layers=settings.whole(f"{stack}_layers"),
         num_heads=settings.whole(f"{stack}_attention_heads"),
         feed_forward=settings.whole(f"{stack}_ffn_dim"),
     )

@@ -23,45 +23,12 @@ from clearhead.families.trunk import (
     dense_of,
     experts_of,
     gated,
+    language_model,
     narrow,
     write_sizes,
 )
-from clearhead.model.config import (
-    Embedding,
-    ExpertGroups,
-    Experts,
-    FeedForward,
-    Head,
-    LatentAttention,
-    Layer,
-    ModelConfig,
-    Router,
-    Stack,
-)
+from clearhead.model.config import ExpertGroups, Experts, FeedForward, Head, LatentAttention, ModelConfig, Router, Stack
 from clearhead.model.parts import RmsNorm, Rope, YarnScaling
-
-
-def deepseek(
-    *,
-    width: int,
-    attention: LatentAttention,
-    num_layers: int,
-    num_dense: int,
-    dense: FeedForward,
-    experts: Experts,
-    epsilon: float,
-    vocab_size: int,
-    context: int,
-    tied: bool = False,
-) -> ModelConfig:
-    """The first `num_dense` layers have no experts."""
-    norm = RmsNorm(epsilon=epsilon)
-    layers = tuple(
-        Layer(attention=attention, feed_forward=dense if number < num_dense else experts, norm=norm)
-        for number in range(num_layers)
-    )
-    stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=layers, final_norm=norm)
-    return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
 
 
 def released(
@@ -88,16 +55,14 @@ def released(
         rope=Rope(pairing="interleaved", scaling=yarn),
         scale=score_scale(128 + 64, yarn.factor, mscale),
     )
-    return lambda: deepseek(
+    return lambda: language_model(
         width=width,
-        attention=attention,
-        num_layers=num_layers,
-        num_dense=num_dense,
-        dense=gated(dense),
-        experts=experts,
-        epsilon=1e-6,
-        vocab_size=vocab_size,
         context=163840,
+        vocab_size=vocab_size,
+        attentions=[attention] * num_layers,
+        feed_forwards=[gated(dense)] * num_dense + [experts] * (num_layers - num_dense),
+        norm=RmsNorm(epsilon=1e-6),
+        head=Head(tied=False),
     )
 
 
@@ -159,17 +124,16 @@ def read(settings: Settings) -> ModelConfig:
         rope=read_rope(settings, context, pairing="interleaved" if interleaved else "half"),
         scale=read_scale(settings, context, plain + rotary),
     )
-    return deepseek(
+    dense = gated(settings.whole("intermediate_size"), settings.activation("hidden_act", "silu"))
+    num_dense, experts = settings.whole("first_k_dense_replace", 3 if third else 0), read_experts(settings, third)
+    return language_model(
         width=settings.whole("hidden_size"),
-        attention=attention,
-        num_layers=num_layers,
-        num_dense=settings.whole("first_k_dense_replace", 3 if third else 0),
-        dense=gated(settings.whole("intermediate_size"), settings.activation("hidden_act", "silu")),
-        experts=read_experts(settings, third),
-        epsilon=settings.number("rms_norm_eps", 1e-6),
-        vocab_size=settings.whole("vocab_size"),
         context=context,
-        tied=settings.flag("tie_word_embeddings", False),
+        vocab_size=settings.whole("vocab_size"),
+        attentions=[attention] * num_layers,
+        feed_forwards=[dense if number < num_dense else experts for number in range(num_layers)],
+        norm=RmsNorm(epsilon=settings.number("rms_norm_eps", 1e-6)),
+        head=Head(tied=settings.flag("tie_word_embeddings", False)),
     )
 
 
@@ -184,7 +148,8 @@ def read_scale(settings: Settings, context: int, width: int) -> float | None:
     mscale = parameters.number("mscale_all_dim", 0.0)
     if not mscale or parameters.text("rope_type", parameters.text("type", "default")) == "default":
         return None
-    return score_scale(width, yarn_factor(parameters, context), mscale)
+    scale = score_scale(width, yarn_factor(parameters, context), mscale)
+    return None if scale == width**-0.5 else scale
 
 
 def read_experts(settings: Settings, third: bool) -> Experts:
@@ -201,12 +166,11 @@ def read_experts(settings: Settings, third: bool) -> Experts:
             raise unknown(f"topk_method in {settings.where}:", method, ("greedy", "group_limited_greedy"))
         groups = None if method == "greedy" else read_groups(settings, "max")
         router = router_v2(groups, settings.number("routed_scaling_factor", 1.0))
+    expert_width = settings.whole("moe_intermediate_size", 2048 if third else 1407)
     return mixture(
         settings.whole("n_routed_experts", 256 if third else 64),
         settings.whole("num_experts_per_tok", 8 if third else None),
-        gated(
-            settings.whole("moe_intermediate_size", 2048 if third else 1407), settings.activation("hidden_act", "silu")
-        ),
+        gated(expert_width, settings.activation("hidden_act", "silu")),
         settings.whole("n_shared_experts", 1 if third else 2),
         router,
     )

@@ -5,7 +5,7 @@ times √width. Windowed layers turn by a base of their own. Sources: Gemma 3 (2
 release. `attn_logit_softcapping` is Gemma 2's; transformers' Gemma 3 does not apply it, nor do we.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,46 +21,16 @@ from clearhead.families.trunk import (
     dense_of,
     gated,
     grouped_of,
+    language_model,
     narrow,
     write_grouped,
     write_sizes,
 )
-from clearhead.model.config import (
-    Embedding,
-    FeedForward,
-    GroupedAttention,
-    Head,
-    HeadNorm,
-    Layer,
-    ModelConfig,
-    Stack,
-)
+from clearhead.model.config import FeedForward, GroupedAttention, Head, HeadNorm, ModelConfig, Stack
 from clearhead.model.parts import Causal, LinearScaling, RmsNorm, Rope, Window
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 LOCAL_THETA, GLOBAL_THETA = 10000.0, 1000000.0
-
-
-def gemma(
-    *,
-    width: int,
-    attentions: Sequence[GroupedAttention],
-    feed_forward: FeedForward,
-    epsilon: float,
-    vocab_size: int,
-    context: int,
-    softcap: float | None = None,
-    tied: bool = True,
-) -> ModelConfig:
-    """`attentions` names one for each layer."""
-    norm = weight_from_one(epsilon)
-    layers = tuple(
-        Layer(attention=attention, feed_forward=feed_forward, norm=norm, placement="sandwich")
-        for attention in attentions
-    )
-    embedding = Embedding(vocab_size=vocab_size, scale=width**0.5)
-    stack = Stack(embedding=embedding, layers=layers, final_norm=norm)
-    return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied, softcap=softcap))
 
 
 def weight_from_one(epsilon: float) -> RmsNorm:
@@ -79,7 +49,7 @@ def gemma3(
     sees_images: bool = True,
 ) -> Callable[[], ModelConfig]:
     """`scale_width` divides the scores by its root. The sizes that see images were also made for long texts."""
-    epsilon = 1e-6
+    norm = weight_from_one(1e-6)
     scaling = LinearScaling(factor=8.0) if sees_images else None
     full = GroupedAttention(
         num_heads=num_heads,
@@ -87,16 +57,19 @@ def gemma3(
         head_width=head_width,
         position=Rope(theta=GLOBAL_THETA, scaling=scaling),
         scale=scale_width**-0.5,
-        head_norm=HeadNorm(norm=weight_from_one(epsilon)),
+        head_norm=HeadNorm(norm=norm),
     )
     windowed = replace(full, position=Rope(theta=LOCAL_THETA), reach=Window(size=1024 if sees_images else 512))
-    return lambda: gemma(
+    return lambda: language_model(
         width=width,
-        attentions=[windowed if (number + 1) % 6 else full for number in range(num_layers)],
-        feed_forward=gated(feed_forward, "gelu_tanh"),
-        epsilon=epsilon,
-        vocab_size=262208 if sees_images else 262144,
         context=131072 if sees_images else 32768,
+        vocab_size=262208 if sees_images else 262144,
+        attentions=[windowed if (number + 1) % 6 else full for number in range(num_layers)],
+        feed_forwards=[gated(feed_forward, "gelu_tanh")] * num_layers,
+        norm=norm,
+        head=Head(tied=True),
+        placement="sandwich",
+        embedding_scale=width**0.5,
     )
 
 
@@ -114,8 +87,25 @@ PRESETS = {
 
 def read(settings: Settings) -> ModelConfig:
     settings.refuse("use_bidirectional_attention", False)
+    width, num_layers = settings.whole("hidden_size", 2304), settings.whole("num_hidden_layers", 26)
+    activation = settings.activation("hidden_activation", "gelu_pytorch_tanh")
+    norm = weight_from_one(settings.number("rms_norm_eps", 1e-6))
+    softcap = settings.number("final_logit_softcapping") if "final_logit_softcapping" in settings else None
     context = settings.whole("max_position_embeddings", 131072)
-    epsilon = settings.number("rms_norm_eps", 1e-6)
+    return language_model(
+        width=width,
+        context=context,
+        vocab_size=settings.whole("vocab_size", 262208),
+        attentions=read_attentions(settings, num_layers, context, norm),
+        feed_forwards=[gated(settings.whole("intermediate_size", 9216), activation)] * num_layers,
+        norm=norm,
+        head=Head(tied=settings.flag("tie_word_embeddings", True), softcap=softcap),
+        placement="sandwich",
+        embedding_scale=width**0.5,
+    )
+
+
+def read_attentions(settings: Settings, num_layers: int, context: int, norm: RmsNorm) -> list[GroupedAttention]:
     bias = settings.flag("attention_bias", False)
     full = GroupedAttention(
         num_heads=settings.whole("num_attention_heads", 8),
@@ -125,26 +115,14 @@ def read(settings: Settings) -> ModelConfig:
         input_bias=bias,
         output_bias=bias,
         scale=settings.whole("query_pre_attn_scalar", 256, at_least=1) ** -0.5,
-        head_norm=HeadNorm(norm=weight_from_one(epsilon)),
+        head_norm=HeadNorm(norm=norm),
     )
     kinds = {FULL: full}
-    num_layers = settings.whole("num_hidden_layers", 26)
     types = read_layer_types(settings, num_layers)
     if WINDOWED in types:
         window = Window(size=settings.whole("sliding_window", 4096))
         kinds[WINDOWED] = replace(full, position=read_rope(settings, WINDOWED, context), reach=window)
-    return gemma(
-        width=settings.whole("hidden_size", 2304),
-        attentions=[chosen(kinds, name, settings) for name in types],
-        feed_forward=gated(
-            settings.whole("intermediate_size", 9216), settings.activation("hidden_activation", "gelu_pytorch_tanh")
-        ),
-        epsilon=epsilon,
-        vocab_size=settings.whole("vocab_size", 262208),
-        context=context,
-        softcap=settings.number("final_logit_softcapping") if "final_logit_softcapping" in settings else None,
-        tied=settings.flag("tie_word_embeddings", True),
-    )
+    return [chosen(kinds, name, settings) for name in types]
 
 
 def read_layer_types(settings: Settings, num_layers: int) -> list[Any]:

@@ -8,18 +8,8 @@ erf), nor is what its rope_type "original" means; here: tanh, and no scaling.
 
 from clearhead.families.family import Family
 from clearhead.families.names import Copy, Table
-from clearhead.families.trunk import LAYER, gated
-from clearhead.model.config import (
-    Embedding,
-    Experts,
-    GroupedAttention,
-    Head,
-    Layer,
-    ModelConfig,
-    Router,
-    ScoreTemperature,
-    Stack,
-)
+from clearhead.families.trunk import LAYER, gated, language_model
+from clearhead.model.config import Experts, GroupedAttention, Head, ModelConfig, Router, ScoreTemperature
 from clearhead.model.parts import RmsNorm, Rope
 
 
@@ -35,11 +25,17 @@ def grok(
     vocab_size: int = 131072,
     epsilon: float = 1e-5,
 ) -> ModelConfig:
-    norm = RmsNorm(epsilon=epsilon, scale_in_float32=True)
-    layer = Layer(attention=attention, feed_forward=experts, norm=norm, placement="sandwich")
-    embedding = Embedding(vocab_size=vocab_size, scale=embedding_scale)
-    stack = Stack(embedding=embedding, layers=(layer,) * num_layers, final_norm=norm)
-    return ModelConfig(width=width, context=context, decoder=stack, head=head)
+    return language_model(
+        width=width,
+        context=context,
+        vocab_size=vocab_size,
+        attentions=[attention] * num_layers,
+        feed_forwards=[experts] * num_layers,
+        norm=RmsNorm(epsilon=epsilon, scale_in_float32=True),
+        head=head,
+        placement="sandwich",
+        embedding_scale=embedding_scale,
+    )
 
 
 def grok1() -> ModelConfig:

@@ -10,10 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.families.family import Family
+from clearhead.families.family import Family, said_whole
 from clearhead.families.names import Interleaved, Table
 from clearhead.families.rope import read_rope, write_rope
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
+from clearhead.families.trunk import grouped_of, narrow, write_grouped, write_sizes
 from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import Causal, Llama3Scaling, NoPosition, RmsNorm, Rope, Window
 
@@ -186,7 +187,7 @@ PRESETS = {
 
 def read(settings: Settings) -> ModelConfig:
     kind = settings.text("model_type")
-    num_layers, num_heads = settings.depth("num_hidden_layers"), settings.whole("num_attention_heads")
+    num_layers, num_heads = settings.whole("num_hidden_layers"), settings.whole("num_attention_heads")
     context = settings.whole("max_position_embeddings")
     settings.refuse("pretraining_tp", 1)
     settings.refuse("hidden_act", "silu", "swish")
@@ -212,7 +213,7 @@ def read(settings: Settings) -> ModelConfig:
 def read_rotated(settings: Settings, num_layers: int) -> tuple[bool, ...]:
     """In `no_rope_layers` 1 means: has positions."""
     settings.refuse("use_sliding_window", False)
-    every = settings.whole("no_rope_layer_interval", 4)
+    every = settings.whole("no_rope_layer_interval", 4, at_least=1)
     given = settings.items("no_rope_layers") or [int((n + 1) % every != 0) for n in range(num_layers)]
     if len(given) != num_layers:
         raise ClearheadError(f"{settings.where}: no_rope_layers has {len(given)} entries for {num_layers} layers")
@@ -236,47 +237,28 @@ def with_biases(config: ModelConfig, *, attention: bool, feed_forward: bool) -> 
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    stack = config.decoder
-    if stack is None or config.head is None:
-        raise ClearheadError("the LLaMA family has a decoder and a head")
-    layer, attention = stack.layers[0], stack.layers[0].attention
-    turning = next((one.attention.position for one in stack.layers if isinstance(one.attention.position, Rope)), None)
-    if not (
-        isinstance(attention, GroupedAttention)
-        and isinstance(layer.feed_forward, FeedForward)
-        and isinstance(layer.norm, RmsNorm)
-        and turning
-    ):
-        raise ClearheadError("the LLaMA family has grouped attention with Rope, dense feed-forwards and RMS norms")
-    data = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_size": config.width,
-        "num_hidden_layers": len(stack.layers),
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_width,
-        "intermediate_size": layer.feed_forward.width,
-        "vocab_size": stack.embedding.vocab_size,
-        "max_position_embeddings": config.context,
-        "rms_norm_eps": layer.norm.epsilon,
-        "rope_parameters": write_rope(turning),
-        "hidden_act": ACTIVATION_NAMES_BACK[layer.feed_forward.activation],
-        "tie_word_embeddings": config.head.tied,
-        "attention_bias": attention.input_bias,
-        "mlp_bias": layer.feed_forward.bias,
+    stack = narrow(Stack, config.decoder)
+    attentions, inner = grouped_of(stack), narrow(FeedForward, stack.layers[0].feed_forward)
+    rotated = [isinstance(attention.position, Rope) for attention in attentions]
+    rope = next((attention.position for attention in attentions if isinstance(attention.position, Rope)), None)
+    kind, architecture = "llama", "LlamaForCausalLM"
+    more: dict[str, Any] = {}
+    if isinstance(attentions[0].reach, Window):
+        kind, architecture = "mistral", "MistralForCausalLM"
+        more = {"sliding_window": attentions[0].reach.size}
+    elif not all(rotated):
+        kind, architecture = "smollm3", "SmolLM3ForCausalLM"
+        more = {"no_rope_layers": [int(turns) for turns in rotated], "use_sliding_window": False}
+    data = write_sizes(config) | write_grouped(attentions[0]) | more
+    data |= {
+        "model_type": kind,
+        "architectures": [architecture],
+        "intermediate_size": inner.width,
+        "rope_parameters": write_rope(narrow(Rope, rope)),
+        "hidden_act": ACTIVATION_NAMES_BACK[inner.activation],
+        "mlp_bias": inner.bias,
     }
-    if isinstance(attention.reach, Window):
-        data |= {
-            "architectures": ["MistralForCausalLM"],
-            "model_type": "mistral",
-            "sliding_window": attention.reach.size,
-        }
-    rotated = [int(isinstance(one.attention.position, Rope)) for one in stack.layers]
-    if not all(rotated):
-        data |= {"architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "no_rope_layers": rotated}
-        data |= {"layer_types": ["full_attention"] * len(rotated), "use_sliding_window": False}
-    return data
+    return said_whole(data, config, read)
 
 
 LAYER = "decoder.layers.{layer}"

@@ -23,17 +23,16 @@ from clearhead.families.trunk import (
     experts_of,
     gated,
     grouped_of,
+    language_model,
     narrow,
     write_grouped,
     write_sizes,
 )
 from clearhead.model.config import (
-    Embedding,
     Experts,
     FeedForward,
     GroupedAttention,
     Head,
-    Layer,
     ModelConfig,
     QueryTemperature,
     RotatedHeadNorm,
@@ -43,26 +42,6 @@ from clearhead.model.config import (
 from clearhead.model.parts import Causal, Chunk, Llama3Scaling, Reach, RmsNorm, Rope
 
 CHUNKED, FULL = "chunked_attention", "full_attention"
-
-
-def llama4(
-    *,
-    width: int,
-    attentions: Sequence[GroupedAttention],
-    feed_forwards: Sequence[FeedForward | Experts],
-    epsilon: float,
-    vocab_size: int,
-    context: int,
-    tied: bool = False,
-) -> ModelConfig:
-    """`attentions` and `feed_forwards` name one for each layer."""
-    norm = RmsNorm(epsilon=epsilon)
-    layers = tuple(
-        Layer(attention=attention, feed_forward=feed_forward, norm=norm)
-        for attention, feed_forward in zip(attentions, feed_forwards, strict=True)
-    )
-    stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=layers, final_norm=norm)
-    return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
 
 
 def mixture(expert: FeedForward, num_experts: int, num_chosen: int = 1) -> Experts:
@@ -90,13 +69,14 @@ def released(
     )
     unplaced = replace(heads, temperature=QueryTemperature(floor=8192, scale=0.1))
     dense, sparse = gated(16384), mixture(gated(8192), num_experts)
-    return lambda: llama4(
+    return lambda: language_model(
         width=5120,
+        context=context,
+        vocab_size=202048,
         attentions=[placed if (number + 1) % 4 else unplaced for number in range(num_layers)],
         feed_forwards=[dense if (number + 1) % every else sparse for number in range(num_layers)],
-        epsilon=epsilon,
-        vocab_size=202048,
-        context=context,
+        norm=RmsNorm(epsilon=epsilon),
+        head=Head(tied=False),
     )
 
 
@@ -114,14 +94,14 @@ def read(settings: Settings) -> ModelConfig:
     num_layers = settings.whole("num_hidden_layers", 48)
     epsilon = settings.number("rms_norm_eps", 1e-5)
     context = settings.whole("max_position_embeddings", 131072)
-    return llama4(
+    return language_model(
         width=settings.whole("hidden_size", 5120),
+        context=context,
+        vocab_size=settings.whole("vocab_size", 202048),
         attentions=read_attentions(settings, num_layers, context, epsilon),
         feed_forwards=read_feed_forwards(settings, num_layers),
-        epsilon=epsilon,
-        vocab_size=settings.whole("vocab_size", 202048),
-        context=context,
-        tied=settings.flag("tie_word_embeddings", False),
+        norm=RmsNorm(epsilon=epsilon),
+        head=Head(tied=settings.flag("tie_word_embeddings", False)),
     )
 
 

@@ -22,44 +22,13 @@ from clearhead.families.trunk import (
     experts_of,
     gated,
     grouped_of,
+    language_model,
     narrow,
     write_grouped,
     write_sizes,
 )
-from clearhead.model.config import (
-    Embedding,
-    Experts,
-    FeedForward,
-    GroupedAttention,
-    Head,
-    HeadNorm,
-    Layer,
-    ModelConfig,
-    Router,
-    Stack,
-)
+from clearhead.model.config import Experts, FeedForward, GroupedAttention, Head, HeadNorm, ModelConfig, Router, Stack
 from clearhead.model.parts import Causal, Reach, RmsNorm, Rope, Window
-
-
-def qwen(
-    *,
-    width: int,
-    attention: GroupedAttention,
-    feed_forwards: Sequence[FeedForward | Experts],
-    reaches: Sequence[Reach],
-    epsilon: float,
-    vocab_size: int,
-    context: int,
-    tied: bool,
-) -> ModelConfig:
-    """`feed_forwards` and `reaches` name one for each layer."""
-    norm = RmsNorm(epsilon=epsilon)
-    layers = tuple(
-        Layer(attention=replace(attention, reach=reach), feed_forward=feed_forward, norm=norm)
-        for feed_forward, reach in zip(feed_forwards, reaches, strict=True)
-    )
-    stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=layers, final_norm=norm)
-    return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
 
 
 def qwen3(
@@ -71,23 +40,22 @@ def qwen3(
     num_kv_heads: int = 8,
     tied: bool = False,
 ) -> Callable[[], ModelConfig]:
-    epsilon = 1e-6
+    norm = RmsNorm(epsilon=1e-6)
     attention = GroupedAttention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_width=128,
         position=Rope(theta=1000000.0),
-        head_norm=HeadNorm(norm=RmsNorm(epsilon=epsilon)),
+        head_norm=HeadNorm(norm=norm),
     )
-    return lambda: qwen(
+    return lambda: language_model(
         width=width,
-        attention=attention,
-        feed_forwards=(feed_forward,) * num_layers,
-        reaches=(Causal(),) * num_layers,
-        epsilon=epsilon,
-        vocab_size=151936,
         context=40960,
-        tied=tied,
+        vocab_size=151936,
+        attentions=(attention,) * num_layers,
+        feed_forwards=(feed_forward,) * num_layers,
+        norm=norm,
+        head=Head(tied=tied),
     )
 
 
@@ -116,7 +84,7 @@ def read(settings: Settings) -> ModelConfig:
     width, num_heads = settings.whole("hidden_size"), settings.whole("num_attention_heads", at_least=1)
     num_layers = settings.whole("num_hidden_layers")
     context = settings.whole("max_position_embeddings", 32768)
-    epsilon = settings.number("rms_norm_eps", 1e-6)
+    norm = RmsNorm(epsilon=settings.number("rms_norm_eps", 1e-6))
     bias = kind != "qwen2" and settings.flag("attention_bias", False)
     attention = GroupedAttention(
         num_heads=num_heads,
@@ -125,17 +93,16 @@ def read(settings: Settings) -> ModelConfig:
         position=read_rope(settings, context),
         input_bias=bias or kind == "qwen2",
         output_bias=bias,
-        head_norm=None if kind == "qwen2" else HeadNorm(norm=RmsNorm(epsilon=epsilon)),
+        head_norm=None if kind == "qwen2" else HeadNorm(norm=norm),
     )
-    return qwen(
+    return language_model(
         width=width,
-        attention=attention,
-        feed_forwards=read_feed_forwards(settings, kind, num_layers),
-        reaches=read_reaches(settings, kind, num_layers),
-        epsilon=epsilon,
-        vocab_size=settings.whole("vocab_size"),
         context=context,
-        tied=settings.flag("tie_word_embeddings", False),
+        vocab_size=settings.whole("vocab_size"),
+        attentions=[replace(attention, reach=reach) for reach in read_reaches(settings, kind, num_layers)],
+        feed_forwards=read_feed_forwards(settings, kind, num_layers),
+        norm=norm,
+        head=Head(tied=settings.flag("tie_word_embeddings", False)),
     )
 
 

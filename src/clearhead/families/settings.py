@@ -31,7 +31,7 @@ ACTIVATION_NAMES_BACK: dict[Activation, str] = {
 }
 
 LARGEST_SIZE = 10**9  # no width, vocabulary or context of a model comes near; a corrupt file does
-LARGEST_DEPTH = 1000  # layers; the deepest released model has 126
+LARGEST_DEPTH = 1000  # layers, each of which is built; the deepest released model has 126
 
 
 class Settings:
@@ -57,15 +57,9 @@ class Settings:
 
     def whole(self, name: str, default: int | None = None, at_least: int = 0) -> int:
         value: int = self._value(name, default, int, "a whole number")
-        if not at_least <= value <= LARGEST_SIZE:
-            raise ClearheadError(f"{self.where}: {name!r} is {value}; it must be from {at_least} to {LARGEST_SIZE}")
-        return value
-
-    def depth(self, name: str) -> int:
-        """A number of layers: each is built, so it must be one that can be."""
-        value = self.whole(name, at_least=1)
-        if value > LARGEST_DEPTH:
-            raise ClearheadError(f"{self.where}: {name!r} is {value}; it must be at most {LARGEST_DEPTH}")
+        largest = LARGEST_DEPTH if "layer" in name else LARGEST_SIZE
+        if not at_least <= value <= largest:
+            raise ClearheadError(f"{self.where}: {name!r} is {value}; it must be from {at_least} to {largest}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

@@ -100,13 +100,13 @@ def read(settings: Settings) -> ModelConfig:
     settings.refuse("is_encoder_decoder", True)
     settings.refuse("is_decoder", False)
     width = settings.whole("d_model", at_least=1)
-    num_layers = settings.depth("num_layers")
+    num_layers = settings.whole("num_layers", at_least=1)
     tied = settings.flag("tie_word_embeddings", True)
     scaled = settings.flag("scale_decoder_outputs", tied)
     return t5(
         width=width,
         num_layers=num_layers,
-        num_decoder_layers=settings.depth("num_decoder_layers") if "num_decoder_layers" in settings else num_layers,
+        num_decoder_layers=settings.whole("num_decoder_layers", num_layers, at_least=1),
         num_heads=settings.whole("num_heads"),
         head_width=settings.whole("d_kv"),
         feed_forward=read_feed_forward(settings),

@@ -1,15 +1,27 @@
-"""What the descendants of LLaMA share in config.json and in their checkpoints: Qwen, Gemma, DeepSeek, Llama 4.
+"""What the descendants of LLaMA share, in our words and in transformers': Qwen, Gemma, DeepSeek, Llama 4, Grok.
 
+config = language_model(width=64, attentions=(attention,) * 4, feed_forwards=(gated(256),) * 4, ...)
 data = write_sizes(config) | write_grouped(attention)   # hidden_size, num_hidden_layers, …, num_attention_heads, …
 """
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families.names import Table
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.model.config import Activation, Experts, FeedForward, GroupedAttention, Head, ModelConfig, Stack
+from clearhead.model.config import (
+    Activation,
+    Embedding,
+    Experts,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    LatentAttention,
+    Layer,
+    ModelConfig,
+    Stack,
+)
 from clearhead.model.parts import RmsNorm
 
 Part = TypeVar("Part")
@@ -26,6 +38,28 @@ MIXTURE_NAMES: Table = {
 
 def gated(width: int, activation: Activation = "silu") -> FeedForward:
     return FeedForward(width=width, activation=activation, gated=True)
+
+
+def language_model(
+    *,
+    width: int,
+    context: int,
+    vocab_size: int,
+    attentions: Sequence[GroupedAttention | LatentAttention],
+    feed_forwards: Sequence[FeedForward | Experts],
+    norm: RmsNorm,
+    head: Head,
+    placement: Literal["pre", "sandwich"] = "pre",
+    embedding_scale: float = 1.0,
+) -> ModelConfig:
+    """`attentions` and `feed_forwards` name one for each layer; the norm is the same everywhere."""
+    layers = tuple(
+        Layer(attention=attention, feed_forward=feed_forward, norm=norm, placement=placement)
+        for attention, feed_forward in zip(attentions, feed_forwards, strict=True)
+    )
+    embedding = Embedding(vocab_size=vocab_size, scale=embedding_scale)
+    stack = Stack(embedding=embedding, layers=layers, final_norm=norm)
+    return ModelConfig(width=width, context=context, decoder=stack, head=head)
 
 
 def chosen(kinds: Mapping[str, Part], name: Any, settings: Settings) -> Part:
