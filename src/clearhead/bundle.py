@@ -20,8 +20,7 @@ from clearhead.families.family import Family
 from clearhead.generation.decode import Sampling, decode, translate
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
-from clearhead.tokenization.base import Tokenizer
-from clearhead.tokenization.base import StreamDecoder
+from clearhead.tokenization.base import StreamDecoder, Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 

@@ -178,5 +178,5 @@ def _is_table(value: Any) -> bool:
 
 
 def _toml_value(value: Any) -> str:
-    # JSON spells strings, booleans, integers and lists of them as TOML does; a float keeps its point.
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
+    # JSON spells booleans, integers, lists and strings as TOML does, but for DEL; a float keeps its point.
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")

@@ -9,12 +9,12 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from tests.checkpoint.gguf_files import ARRAY, STRING, array, pair, string, tensor, u32, u64
-from tests.checkpoint.gguf_files import gguf as gguf_bytes
 
 from clearhead.checkpoint.gguf import MAX_COUNT, GgufFile, GgufValue, StringArray, open_gguf
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
 from clearhead.errors import ClearheadError
+from tests.checkpoint.gguf_files import ARRAY, STRING, array, pair, string, tensor, u32, u64
+from tests.checkpoint.gguf_files import gguf as gguf_bytes
 
 VALUES: dict[str, tuple[Any, gguf.GGUFValueType]] = {
     "uint8": (255, gguf.GGUFValueType.UINT8),

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.checkpoint.gguf_files import ARRAY, STRING, array, gguf, pair, string, tensor, u32, u64
 
 from clearhead.checkpoint.gguf import StringArray, open_gguf
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
 from clearhead.errors import ClearheadError
+from tests.checkpoint.gguf_files import ARRAY, STRING, array, gguf, pair, string, tensor, u32, u64
 
 NUM_FILES_PER_SEED = 250
 MAX_SECONDS = 1.0

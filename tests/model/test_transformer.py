@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
@@ -23,6 +24,7 @@ from clearhead.model.parts import (
     Window,
 )
 from clearhead.model.transformer import Transformer
+from tests.model.random_configs import CONFIGS, SLOWLY
 from tests.model.toys import (
     CONTEXT,
     INNER,
@@ -339,3 +341,21 @@ def test_reach_is_what_the_layer_says():
             changed[0, position] = (changed[0, position] + 1) % VOCAB
             moved = (network(changed) - network(tokens))[0, -1].abs().max() > 1e-9
             assert moved == (position in seen)
+
+
+# --- whatever can be written down
+
+
+@SLOWLY
+@given(CONFIGS)
+def test_every_config_that_passes_its_checks_builds_and_runs(config):
+    """Finite logits or hidden states of the right shape, the same by both kernels, with padding and without."""
+    torch.manual_seed(0)
+    network = Transformer(config).double().eval()
+    tokens = torch.randint(0, config.vocab_size, (2, 2), generator=torch.Generator().manual_seed(0))
+    for mask in (None, torch.tensor([[1, 1], [0, 1]])):
+        with torch.no_grad():
+            found, expected = (network(tokens, mask, kernel=kernel) for kernel in (fused, reference))
+        assert found.shape == (2, 2, config.vocab_size if config.head else config.width)
+        assert found.isfinite().all()
+        close(found, expected, 1e-9)

@@ -85,7 +85,7 @@ def by_todays_name(
     held = {}
     for name in stored:
         older = next((ending for ending in older_endings if name.endswith(ending)), "")
-        newer = name.removesuffix(older) + older_endings.get(older, "")
+        newer = name.removeprefix(LANGUAGE_HALF).removesuffix(older) + older_endings.get(older, "")
         held[name if newer in stored else newer] = name  # both spellings in one file: the older has no place
     if prefix and not any(name.startswith(prefix) for name in held):
         bare = {name.removeprefix(prefix) for name in rows if name.startswith(prefix)}
@@ -108,7 +108,7 @@ def account(
     extra = [
         name
         for name in sorted(set(held) - set(rows))
-        if name not in copies and not any(pattern.fullmatch(name) for pattern in patterns)
+        if copies.get(name) not in held and not any(pattern.fullmatch(name) for pattern in patterns)
     ]
     if extra:
         raise ClearheadError(f"{source.where} holds {listed(extra)}, which this model has no place for")

@@ -22,7 +22,8 @@ from clearhead.families import llama, presets
 from clearhead.model.config import ModelConfig
 from clearhead.model.parts import Rope
 from clearhead.tokenization.base import Tokenizer
-from clearhead.tokenization.load import from_gguf, load_tokenizer
+from clearhead.tokenization.gguf_vocabulary import from_gguf
+from clearhead.tokenization.load import load_tokenizer
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ def locate(what: str | Path) -> Path:
         return fetch_from_hub(name)
     if name in presets():
         raise ClearheadError(f"{name} is a preset, an architecture without weights; build it with clearhead.create")
-    if path.suffix or len(path.parts) > 1:
+    if len(path.parts) > 1 or path.suffix in (".gguf", ".bin", ".safetensors", ".json"):
         raise ClearheadError(f"{name} does not exist")
-    raise unknown("model", name, known)
+    raise unknown("model", name, known | set(presets()))
 
 
 def fetch_from_hub(hub_id: str) -> Path:

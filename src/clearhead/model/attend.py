@@ -51,7 +51,7 @@ def attend_in_steps(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Attended:
         scores = scores * how.temperature
     if how.bias is not None:
         scores = scores + how.bias
-    weights = masked_softmax(scores, spelled_out(how.mask, scores)).to(v.dtype)
+    weights = masked_softmax(scores, spelled_out(how.mask, q, k)).to(v.dtype)
     return Attended(dropout(weights, how.dropout) @ v, scores, weights)
 
 
@@ -64,7 +64,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
         return reference(q, k, v, how)  # nothing the fused kernel can be told
     added = how.mask.allowed
     if how.bias is not None:
-        allowed = spelled_out(how.mask, how.bias)
+        allowed = spelled_out(how.mask, q, k)
         added = how.bias.to(q.dtype)
         added = added if allowed is None else added.masked_fill(~allowed, -torch.inf)
     return scaled_dot_product_attention(
@@ -79,11 +79,11 @@ def fused(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
     )
 
 
-def spelled_out(mask: Mask, like: Tensor) -> Tensor | None:
-    """The mask as a tensor for scores shaped like (..., T, S)."""
+def spelled_out(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
+    """The mask as a tensor, broadcastable to (B, N, T, S)."""
     if not mask.causal:
         return mask.allowed
-    return torch.ones(like.shape[-2:], dtype=torch.bool, device=like.device).tril()
+    return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:

@@ -57,7 +57,7 @@ class Attention(nn.Module):
             mask=sight.mask,
             scale=self.scale,
             softcap=self.config.softcap,
-            temperature=self.score_temperature(sight),
+            temperature=self.score_temperature(sight, q.dtype),
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
         )
@@ -80,16 +80,17 @@ class Attention(nn.Module):
         if isinstance(norm, RotatedHeadNorm):
             q, k = (root_mean_square(part, norm.epsilon).to(part.dtype) for part in (q, k))
         if isinstance(self.config.temperature, QueryTemperature):
-            steps = ((sight.query_index[:, None, :, None] + 1) / self.config.temperature.floor).floor()
-            q = q * (1 + self.config.temperature.scale * torch.log1p(steps)).to(q.dtype)
+            steps = (sight.query_index[:, None, :, None] + 1) // self.config.temperature.floor
+            growth = torch.log1p(steps.to(torch.promote_types(q.dtype, torch.float32)))
+            q = q * (1 + self.config.temperature.scale * growth).to(q.dtype)
         return q, k
 
-    def score_temperature(self, sight: Sight) -> Tensor | None:
+    def score_temperature(self, sight: Sight, dtype: torch.dtype) -> Tensor | None:
         if not isinstance(self.config.temperature, ScoreTemperature):
             return None
         length = self.config.temperature.length
         index = sight.query_index[:, None, :, None].clamp(min=length)  # 1 up to `length`
-        return torch.log2(index) / math.log2(length)
+        return torch.log2(index.to(torch.promote_types(dtype, torch.float32))) / math.log2(length)
 
 
 class RelativeTerm(nn.Module):

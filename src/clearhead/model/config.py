@@ -15,6 +15,7 @@ from clearhead.model.parts import (
     LearnedPositions,
     NoPosition,
     Norm,
+    Part,
     Position,
     Reach,
     RelativeBuckets,
@@ -22,7 +23,6 @@ from clearhead.model.parts import (
     Rope,
     SinusoidalPositions,
     require,
-    require_positive,
 )
 
 # --- attention
@@ -36,14 +36,14 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RotatedHeadNorm:
+class RotatedHeadNorm(Part):
     """RMS norm of each query and key head without weight, after the rotation (Llama 4)."""
 
     epsilon: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryTemperature:
+class QueryTemperature(Part):
     """Queries grow with the index t: 1 + scale · ln(1 + floor((t + 1) / floor)) (Llama 4)."""
 
     floor: int
@@ -51,14 +51,18 @@ class QueryTemperature:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreTemperature:
+class ScoreTemperature(Part):
     """Scores, after the cap, times log2(t) / log2(length) where the index t exceeds length (Grok 2)."""
 
     length: int
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.length > 1, f"ScoreTemperature.length is {self.length}; its logarithm must exceed 0")
+
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedAttention:
+class GroupedAttention(Part):
     """num_kv_heads = num_heads: multi-head; 1: multi-query; between: grouped-query. Book A1-A7, A10."""
 
     num_heads: int
@@ -76,21 +80,17 @@ class GroupedAttention:
     temperature: QueryTemperature | ScoreTemperature | None = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "num_heads", "num_kv_heads", "head_width", "value_width", "softcap", "clip")
+        super().__post_init__()
         require(
             self.num_heads % self.num_kv_heads == 0,
             f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}",
         )
         if isinstance(self.position, Rope):
-            width = self.position.width or self.head_width
-            require(
-                width % 2 == 0 and width <= self.head_width,
-                f"Rope turns pairs: its width {width} must be even and at most head_width {self.head_width}",
-            )
+            self.position.check(self.head_width)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Part):
     """Keys and values unfolded from one small vector per token; position in a few entries apart (DeepSeek-V2)."""
 
     num_heads: int
@@ -105,12 +105,12 @@ class LatentAttention:
     latent_epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        sizes = ("num_heads", "query_rank", "latent_rank", "plain_width", "rotary_width", "value_width")
-        require_positive(self, *sizes)
+        super().__post_init__()
         require(
-            self.rotary_width % 2 == 0 and self.rope.width in (None, self.rotary_width),
-            f"rotary_width {self.rotary_width} must be even and equal to the rope's width {self.rope.width}",
+            self.rope.width in (None, self.rotary_width),
+            f"the rope's width {self.rope.width} must be rotary_width {self.rotary_width}, or None",
         )
+        self.rope.check(self.rotary_width)
 
     @property
     def position(self) -> Rope:
@@ -123,7 +123,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "tanh"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedForward:
+class FeedForward(Part):
     """down(act(up x)), or down(act(gate x) · up x) where gated. Book C1."""
 
     width: int
@@ -131,12 +131,9 @@ class FeedForward:
     gated: bool = False
     bias: bool = False
 
-    def __post_init__(self) -> None:
-        require_positive(self, "width")
-
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertGroups:
+class ExpertGroups(Part):
     """Choose only among the experts of the `num_kept` best of `num_groups` groups (DeepSeek)."""
 
     num_groups: int
@@ -144,15 +141,15 @@ class ExpertGroups:
     scored_by: Literal["max", "top2_sum"]
 
     def __post_init__(self) -> None:
-        require(
-            1 <= self.num_kept <= self.num_groups,
-            f"ExpertGroups keeps {self.num_kept} of {self.num_groups} groups",
-        )
+        super().__post_init__()
+        require(self.num_kept <= self.num_groups, f"ExpertGroups keeps {self.num_kept} of {self.num_groups} groups")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Router:
+class Router(Part):
     """Scores for all experts, the best few chosen, their weights."""
+
+    MAY_BE_ZERO = ("renormalize_epsilon",)
 
     score: Literal["softmax", "sigmoid"]
     softcap: float | None = None
@@ -164,7 +161,7 @@ class Router:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts:
+class Experts(Part):
     """Mixture of experts: each token goes through `num_chosen` of `num_experts`, and `shared` always."""
 
     num_experts: int
@@ -175,16 +172,18 @@ class Experts:
     divisor: float = 1.0  # of the sum of chosen and shared (√2 in Grok 2)
 
     def __post_init__(self) -> None:
-        require(
-            1 <= self.num_chosen <= self.num_experts,
-            f"num_chosen {self.num_chosen} is not between 1 and num_experts {self.num_experts}",
-        )
+        super().__post_init__()
+        require(self.num_chosen <= self.num_experts, f"num_chosen is {self.num_chosen} of {self.num_experts} experts")
         require(not self.expert.bias, "experts have no bias here; set expert.bias to false")
         groups = self.router.groups
         if groups is not None:
             require(
                 self.num_experts % groups.num_groups == 0,
                 f"{self.num_experts} experts do not divide into {groups.num_groups} groups",
+            )
+            require(
+                groups.scored_by == "max" or self.num_experts >= 2 * groups.num_groups,
+                "groups scored by their two best experts need two experts each",
             )
             require(
                 self.num_chosen <= groups.num_kept * (self.num_experts // groups.num_groups),
@@ -196,7 +195,7 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class Layer(Part):
     """One block. Placement of the norm: see model/block.py."""
 
     attention: GroupedAttention | LatentAttention
@@ -206,6 +205,7 @@ class Layer:
     placement: Literal["pre", "post", "sandwich", "parallel"] = "pre"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         cross = self.cross_attention
         if cross is not None:
             require(self.placement != "parallel", "a parallel layer has no place for cross-attention")
@@ -216,15 +216,14 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedding:
+class Embedding(Part):
+    MAY_BE_ZERO = ("num_token_types",)
+
     vocab_size: int
     scale: float = 1.0
     positions: LearnedPositions | SinusoidalPositions | None = None
     num_token_types: int = 0  # segment vectors (BERT)
     norm: Norm | None = None
-
-    def __post_init__(self) -> None:
-        require_positive(self, "vocab_size")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +245,7 @@ class Stack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadTransform:
+class HeadTransform(Part):
     """norm(act(W h + b)) before the vocabulary (BERT)."""
 
     activation: Activation
@@ -254,7 +253,7 @@ class HeadTransform:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head:
+class Head(Part):
     """Hidden states to logits: cap(transform(h) · Wᵀ · scale + bias). Tied: W is the token table (book C2)."""
 
     tied: bool = True
@@ -279,7 +278,7 @@ class Dropout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormalInitial:
+class NormalInitial(Part):
     """Matrices from N(0, deviation²); the last matrix of each branch divided by √(2L) where residual_scaled."""
 
     deviation: float = 0.02
@@ -292,7 +291,7 @@ class XavierInitial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(Part):
     """Decoder alone: a language model. Encoder alone: BERT. Both: translation. Head None: hidden states come out."""
 
     width: int
@@ -306,7 +305,7 @@ class ModelConfig:
     initial: NormalInitial | XavierInitial = field(default_factory=NormalInitial)
 
     def __post_init__(self) -> None:
-        require_positive(self, "width", "context")
+        super().__post_init__()
         both = self.encoder is not None and self.decoder is not None
         require(self.encoder is not None or self.decoder is not None, "a model needs an encoder or a decoder")
         require(both or not self.share_embeddings, "share_embeddings needs an encoder and a decoder")

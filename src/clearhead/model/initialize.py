@@ -16,7 +16,7 @@ from torch import nn
 
 from clearhead.model.config import ModelConfig, NormalInitial, XavierInitial
 
-BRANCH_ENDS = ("output.weight", "down.weight", "feed_forward.down")
+BRANCH_ENDS = (".output.weight", ".down.weight", "feed_forward.down")
 
 
 @torch.no_grad()

@@ -31,7 +31,9 @@ class RouterLayer(nn.Module):
         if self.config.softcap is not None:
             logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
         scores = logits.softmax(dim=-1) if self.config.score == "softmax" else logits.sigmoid()
-        chosen = self.choose(scores)
+        # Sigmoids of large logits tie at 1, so where the scores are not added to anything the logits decide.
+        added_to = self.selection_bias is not None or self.config.groups is not None
+        chosen = self.choose(scores if added_to else logits)
         weights = scores.gather(1, chosen)
         if self.config.renormalize_epsilon is not None:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + self.config.renormalize_epsilon)

@@ -1,4 +1,4 @@
-"""The three ways a vector is brought to a common size; formulas with their configs in config.py.
+"""The three ways a vector is brought to a common size; formulas with their configs in parts.py.
 
 norm = build_norm(RmsNorm(epsilon=1e-5), width=64); y = norm(x)   # (..., D) -> (..., D)
 """

@@ -3,10 +3,11 @@
 Rope(theta=5e5, scaling=LinearScaling(factor=8.0))
 """
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal, get_args, get_type_hints
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unknown
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -17,15 +18,32 @@ def require(condition: bool, sentence: str) -> None:
 def require_positive(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
-        if value is not None and not value > 0:
-            raise ClearheadError(f"{type(owner).__name__}.{name} is {value}; it must be greater than 0")
+        if value is not None and not 0 < value < math.inf:
+            raise ClearheadError(f"{type(owner).__name__}.{name} is {value}; it must be finite and greater than 0")
+
+
+class Part:
+    """Base of all configs: a choice is one of its choices; a number is finite and above 0, or 0 where it may be."""
+
+    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, str):
+                choices = get_args(get_type_hints(type(self))[name])
+                if choices and value not in choices:
+                    raise unknown(f"{type(self).__name__}.{name}", value, choices)
+            elif name in self.MAY_BE_ZERO and value is not None:
+                require(0 <= value < math.inf, f"{type(self).__name__}.{name} is {value}; it must be 0 or more")
+            elif type(value) in (int, float):
+                require_positive(self, name)
 
 
 # --- norms
 
 
 @dataclass(frozen=True, kw_only=True)
-class RmsNorm:
+class RmsNorm(Part):
     """x / sqrt(mean(x²) + epsilon) · weight (Zhang & Sennrich 2019)."""
 
     epsilon: float
@@ -34,7 +52,7 @@ class RmsNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNorm:
+class LayerNorm(Part):
     """(x - mean) / sqrt(variance + epsilon) · weight + bias (Ba et al. 2016)."""
 
     epsilon: float
@@ -42,7 +60,7 @@ class LayerNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviationNorm:
+class DeviationNorm(Part):
     """(x - mean) / (deviation + epsilon) · weight + bias, the unbiased deviation (Annotated Transformer)."""
 
     epsilon: float
@@ -55,18 +73,17 @@ Norm = RmsNorm | LayerNorm | DeviationNorm
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedPositions:
+class LearnedPositions(Part):
     """One trained vector per position; `offset` unused rows stand first (2 in BART)."""
+
+    MAY_BE_ZERO = ("offset",)
 
     num_positions: int
     offset: int = 0
 
-    def __post_init__(self) -> None:
-        require_positive(self, "num_positions")
-
 
 @dataclass(frozen=True, kw_only=True)
-class SinusoidalPositions:
+class SinusoidalPositions(Part):
     """Fixed sines and cosines of position / 10000^(2k/D) (Vaswani et al. 2017, §3.5).
 
     `interleaved`: sin, cos alternate (the paper); `halves`: all sines, then all cosines (Marian, Transformer-XL);
@@ -80,12 +97,12 @@ class SinusoidalPositions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearScaling:
+class LinearScaling(Part):
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicScaling:
+class DynamicScaling(Part):
     """Frequencies stretched by the length at hand, beyond `original_context` only ("NTK-aware")."""
 
     factor: float
@@ -93,7 +110,7 @@ class DynamicScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3Scaling:
+class Llama3Scaling(Part):
     """Long waves divided by `factor`, short ones kept, a linear blend between."""
 
     factor: float
@@ -103,7 +120,7 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class YarnScaling:
+class YarnScaling(Part):
     """YaRN (Peng et al. 2023); `attention_factor` multiplies cosine and sine."""
 
     factor: float
@@ -115,7 +132,7 @@ class YarnScaling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rope:
+class Rope(Part):
     """Rotary positions (Su et al. 2021): pairs of q and k entries turned by position · theta^(-2j/width).
 
     Pairs are (j, j + width/2) with `half`, (2j, 2j + 1) with `interleaved`.
@@ -127,11 +144,24 @@ class Rope:
     scaling: LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | None = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "theta", "width")
+        super().__post_init__()
+        require(self.theta > 1, f"Rope.theta is {self.theta}; frequencies fall only if it exceeds 1")
+
+    def check(self, entries: int) -> None:
+        """Whether it can turn the pairs among this many entries of a head."""
+        width = self.width or entries
+        require(
+            width % 2 == 0 and width <= entries,
+            f"Rope turns pairs: its width {width} must be even and at most the {entries} entries of a head",
+        )
+        require(
+            width > 2 or not isinstance(self.scaling, DynamicScaling),
+            "DynamicScaling keeps the first pair as it is; a Rope of width 2 has no other",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeBuckets:
+class RelativeBuckets(Part):
     """One learned number per head and bucket of key - query distance, shared by the layers of a stack (T5)."""
 
     num_buckets: int = 32
@@ -139,6 +169,7 @@ class RelativeBuckets:
     bidirectional: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         exact = self.num_buckets // (4 if self.bidirectional else 2)
         require(exact >= 1, f"RelativeBuckets.num_buckets is {self.num_buckets}; too few to hold a distance")
         require(
@@ -148,7 +179,7 @@ class RelativeBuckets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alibi:
+class Alibi(Part):
     """Score minus slope · distance, one fixed slope per head (Press et al. 2021)."""
 
     max_bias: float = 8.0
@@ -181,23 +212,17 @@ class Causal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window:
+class Window(Part):
     """Itself and the size - 1 tokens before."""
 
     size: int
 
-    def __post_init__(self) -> None:
-        require_positive(self, "size")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk:
+class Chunk(Part):
     """Itself and those before in the same chunk of `size` tokens (Llama 4)."""
 
     size: int
-
-    def __post_init__(self) -> None:
-        require_positive(self, "size")
 
 
 Reach = Everything | Causal | Window | Chunk

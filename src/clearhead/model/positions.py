@@ -33,7 +33,7 @@ def sinusoids(positions: Tensor, width: int, config: SinusoidalPositions, dtype:
     precise = torch.float32 if positions.device.type == "mps" else torch.float64
     num_sines = (width + 1) // 2
     steps = torch.arange(num_sines, device=positions.device, dtype=precise)
-    span = num_sines - 1 if config.layout == "halves_to_end" else width / 2
+    span = max(num_sines - 1, 1) if config.layout == "halves_to_end" else width / 2
     angles = positions[..., None].to(precise) / 10000 ** (steps / span)
     pair = (angles.sin().to(dtype), angles.cos().to(dtype))
     if config.layout == "interleaved":

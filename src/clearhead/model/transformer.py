@@ -42,12 +42,7 @@ class LayerStack(nn.Module):
         self.embedding = TokenEmbedding(stack.embedding, config.width, config.dropout.embedding, table)
         self.layers = nn.ModuleList(Block(layer, config.width, config.dropout) for layer in stack.layers)
         self.final_norm = build_norm(stack.final_norm, config.width) if stack.final_norm else nn.Identity()
-        buckets = [
-            nn.Embedding(layer.attention.position.num_buckets, layer.attention.num_heads)
-            for layer in stack.layers[:1]
-            if isinstance(layer.attention.position, RelativeBuckets)
-        ]
-        self.relative_bias = buckets[0] if buckets else None  # one for all layers (T5)
+        self.relative_bias = bucket_table(stack)
 
     def forward(
         self,
@@ -62,8 +57,10 @@ class LayerStack(nn.Module):
         absorb: bool = False,
     ) -> Tensor:
         """tokens, mask, positions, token_types, documents (B, T) -> hidden states (B, T, D)."""
+        check_shapes(tokens, mask=mask, position_ids=positions, token_types=token_types, documents=documents)
         positions = positions_from(tokens, mask) if positions is None else positions
-        check_inputs(self.embedding, tokens, mask, positions, token_types)
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere to look is to wait
+            self.embedding.check(tokens, positions, token_types)
         x = self.embedding(tokens, positions, token_types)
         light = Lighting(Grid.of(tokens, mask, documents), positions, self.width, x.dtype, kernel, absorb)
         sights = look(self.stack.layers, light, self.relative_bias)
@@ -74,6 +71,14 @@ class LayerStack(nn.Module):
         for layer, block in zip(self.stack.layers, self.layers, strict=True):
             x = block(x, sights[layer.attention], states, memory_sight)
         return self.final_norm(x)
+
+
+def bucket_table(stack: Stack) -> nn.Embedding | None:
+    """One for all layers (T5)."""
+    for layer in stack.layers:
+        if isinstance(layer.attention.position, RelativeBuckets):
+            return nn.Embedding(layer.attention.position.num_buckets, layer.attention.num_heads)
+    return None
 
 
 class Transformer(nn.Module):
@@ -154,22 +159,12 @@ class Transformer(nn.Module):
         return torch.tanh(self.pooler(hidden[:, 0]))
 
 
-def check_inputs(
-    embedding: TokenEmbedding,
-    tokens: Tensor,
-    mask: Tensor | None,
-    positions: Tensor,
-    token_types: Tensor | None,
-) -> None:
-    """Shapes always; values on the CPU only, where looking at them costs nothing."""
+def check_shapes(tokens: Tensor, **others: Tensor | None) -> None:
     if tokens.ndim != 2 or tokens.numel() == 0:
         raise ClearheadError(f"tokens must be (batch, length) and not empty, not {tuple(tokens.shape)}")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise ClearheadError(f"tokens must be whole numbers (int64 or int32), not {tokens.dtype}")
-    for name, part in (("mask", mask), ("position_ids", positions), ("token_types", token_types)):
-        fits = part is None or part.shape == tokens.shape or (name == "position_ids" and part.shape[0] == 1)
-        if not fits or (part is not None and part.shape[-1:] != tokens.shape[-1:]):
-            assert part is not None
+    for name, part in others.items():
+        one_row_for_all = name == "position_ids" and part is not None and part.shape == (1, tokens.shape[1])
+        if part is not None and part.shape != tokens.shape and not one_row_for_all:
             raise ClearheadError(f"{name} is {tuple(part.shape)}; it must be {tuple(tokens.shape)} as tokens are")
-    if tokens.device.type == "cpu" and not torch.compiler.is_compiling():
-        embedding.check(tokens, positions, token_types)

@@ -1,0 +1,124 @@
+"""Where one layer keeps its keys and values: contiguous, sliding or paged; all behind `write` and `slots`.
+
+    store = ContiguousStore(); k, v = store.write(length, k, v)     # (B, K, T, H) in, (B, K, S, H) out
+
+`length` is how many tokens came before. `slots` names the tokens that `write` gives back, in its order, so that
+the mask is made for exactly these. Writing the same place twice is harmless: only `Cache.advance` moves on.
+Latent attention keeps its latent as the key and its rotary key as the value; widths are whatever comes first.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+EMPTY = -1  # a slot that holds no token yet
+
+
+class Store(Protocol):
+    def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
+    def slots(self, length: int, num_new: int) -> Tensor: ...
+    def select(self, rows: Tensor) -> "Store": ...
+    def truncate(self, length: int, kept: int) -> None: ...
+    def tensors(self) -> dict[str, Tensor]: ...
+
+
+class ContiguousStore:
+    """Every token in order, in a buffer that doubles when full; what is attended is a view of it, never a copy."""
+
+    def __init__(self, capacity: int = 64):
+        self.capacity = capacity
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
+
+    def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        end = length + key.shape[2]
+        self.key, self.value = self.grown(self.key, key, length, end), self.grown(self.value, value, length, end)
+        self.key[:, :, length:end] = key
+        self.value[:, :, length:end] = value
+        return self.key[:, :, :end], self.value[:, :, :end]
+
+    def grown(self, buffer: Tensor | None, new: Tensor, length: int, end: int) -> Tensor:
+        if buffer is not None and end <= buffer.shape[2]:
+            return buffer
+        while self.capacity < end:
+            self.capacity *= 2
+        larger = new.new_zeros(*new.shape[:2], self.capacity, new.shape[3])
+        if buffer is not None:
+            larger[:, :, :length] = buffer[:, :, :length]
+        return larger
+
+    def slots(self, length: int, num_new: int) -> Tensor:
+        return torch.arange(length + num_new)
+
+    def select(self, rows: Tensor) -> "ContiguousStore":
+        other = ContiguousStore(self.capacity)
+        if self.key is not None and self.value is not None:
+            other.key, other.value = self.key[rows], self.value[rows]
+        return other
+
+    def truncate(self, length: int, kept: int) -> None:
+        """Later slots are overwritten by what comes next."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {} if self.key is None or self.value is None else {"key": self.key, "value": self.value}
+
+
+class SlidingStore:
+    """The last `window` tokens in a ring: token t stands in slot t mod size. Memory does not grow with the text.
+
+    A ring of window + slack slots can go back by `slack` tokens, and takes that many more at once in place.
+    """
+
+    def __init__(self, window: int, slack: int = 16):
+        self.window, self.slack = window, slack
+        self.size = window + slack
+        self.key: Tensor | None = None
+        self.value: Tensor | None = None
+
+    def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        if self.key is None or self.value is None:
+            self.key = key.new_zeros(*key.shape[:2], self.size, key.shape[3])
+            self.value = value.new_zeros(*value.shape[:2], self.size, value.shape[3])
+        num_new = key.shape[2]
+        if self.fits(num_new):
+            place = torch.arange(length, length + num_new, device=key.device) % self.size
+            self.key[:, :, place], self.value[:, :, place] = key, value
+            return self.key, self.value
+        seen = torch.cat((self.key, key), dim=2), torch.cat((self.value, value), dim=2)
+        last = min(num_new, self.size)
+        place = torch.arange(length + num_new - last, length + num_new, device=key.device) % self.size
+        self.key, self.value = self.key.clone(), self.value.clone()
+        self.key[:, :, place], self.value[:, :, place] = key[:, :, -last:], value[:, :, -last:]
+        return seen
+
+    def fits(self, num_new: int) -> bool:
+        """The first new token still finds its whole window after the last one is written."""
+        return num_new <= self.slack + 1
+
+    def slots(self, length: int, num_new: int) -> Tensor:
+        held = self.ring(length + num_new if self.fits(num_new) else length)
+        return held if self.fits(num_new) else torch.cat((held, torch.arange(length, length + num_new)))
+
+    def ring(self, length: int) -> Tensor:
+        """The token in each slot after `length` tokens: the latest t < length with t mod size = slot."""
+        slot = torch.arange(self.size)
+        latest = length - 1 - (length - 1 - slot) % self.size
+        return torch.where(latest >= 0, latest, EMPTY)
+
+    def select(self, rows: Tensor) -> "SlidingStore":
+        other = SlidingStore(self.window, self.slack)
+        if self.key is not None and self.value is not None:
+            other.key, other.value = self.key[rows], self.value[rows]
+        return other
+
+    def truncate(self, length: int, kept: int) -> None:
+        if length - kept > self.slack and kept > 0:
+            from clearhead.errors import ClearheadError
+
+            raise ClearheadError(
+                f"a sliding cache can go back by {self.slack} tokens, not {length - kept}; keep a larger slack"
+            )
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {} if self.key is None or self.value is None else {"key": self.key, "value": self.value}

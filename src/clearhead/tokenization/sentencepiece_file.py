@@ -1,0 +1,120 @@
+"""Read SentencePiece `.model` files, with a reader for just their part of the protobuf format.
+
+    vocabulary, special = read_model(Path("tokenizer.model").read_bytes())
+
+Message and field numbers: sentencepiece, src/sentencepiece_model.proto.
+"""
+
+import struct
+from typing import Literal
+
+from clearhead.errors import ClearheadError
+from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.sentencepiece import Kind, Piece, SentencePieces
+
+# A protobuf message: the values of each field number, in order. Fixed-width values stay bytes.
+Fields = dict[int, list[int | bytes]]
+
+ALGORITHMS: dict[int, Literal["bpe", "unigram"]] = {1: "unigram", 2: "bpe"}
+
+
+def read_model(content: bytes) -> tuple[SentencePieces, SpecialTokens]:
+    """The vocabulary of a `.model` file, and the special tokens it names."""
+    model = _read_fields(content)
+    pieces = [_read_piece(place, message) for place, message in enumerate(_messages(model, 1))]
+    if not pieces:
+        raise ClearheadError("the file holds no SentencePiece pieces")
+    # A message that comes in parts is their concatenation.
+    trainer = _read_fields(b"".join(_messages(model, 2)))
+    normalizer = _read_fields(b"".join(_messages(model, 3)))
+    algorithm = ALGORITHMS.get(_integer(trainer, 3, default=1))
+    if algorithm is None:
+        raise ClearheadError("the SentencePiece model is of the word or char kind; unigram and bpe can be read")
+    if _integer(trainer, 24, default=0) or not _integer(normalizer, 5, default=1):
+        raise ClearheadError("the SentencePiece model does not write a space as ▁ before the word, as it must")
+    vocabulary = SentencePieces(
+        pieces=pieces,
+        algorithm=algorithm,
+        add_dummy_prefix=bool(_integer(normalizer, 3, default=1)),
+        remove_extra_whitespaces=bool(_integer(normalizer, 4, default=1)),
+        charsmap=b"".join(_messages(normalizer, 2)[-1:]),
+    )
+    unknown = vocabulary.texts(Kind.UNKNOWN)
+    return vocabulary, SpecialTokens(
+        unknown=unknown[0] if unknown else None,
+        bos=_control_token(pieces, _integer(trainer, 41, default=1)),
+        eos=_control_token(pieces, _integer(trainer, 42, default=2)),
+        pad=_control_token(pieces, _integer(trainer, 43, default=-1)),
+    )
+
+
+def _read_piece(place: int, message: bytes) -> Piece:
+    fields = _read_fields(message)
+    try:
+        text = b"".join(_messages(fields, 1)[-1:]).decode()
+        (score,) = struct.unpack("<f", b"".join(_messages(fields, 2)[-1:]) or bytes(4))
+        return Piece(text, score, Kind(_integer(fields, 3, default=1)))
+    except (ValueError, struct.error) as error:
+        raise ClearheadError(f"piece {place} of the SentencePiece model is malformed") from error
+
+
+def _control_token(pieces: list[Piece], token_id: int) -> str | None:
+    if 0 <= token_id < len(pieces) and pieces[token_id].kind == Kind.CONTROL:
+        return pieces[token_id].text
+    return None
+
+
+def _messages(fields: Fields, number: int) -> list[bytes]:
+    values = fields.get(number, [])
+    messages = [value for value in values if isinstance(value, bytes)]
+    if len(messages) < len(values):
+        raise ClearheadError(f"field {number} of the SentencePiece model has the wrong type")
+    return messages
+
+
+def _integer(fields: Fields, number: int, *, default: int) -> int:
+    value = fields.get(number, [default])[-1]
+    if not isinstance(value, int):
+        raise ClearheadError(f"field {number} of the SentencePiece model has the wrong type")
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _read_fields(message: bytes) -> Fields:
+    """One protobuf message: tag, value, tag, value; the low three bits of a tag are the kind of value.
+
+    protobuf.dev, "Encoding": 0 is a varint, 1 eight bytes, 2 a length and as many bytes, 5 four bytes.
+    """
+    fields: Fields = {}
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
+        number, wire_type = tag >> 3, tag & 7
+        if wire_type == 0:
+            value, position = _read_varint(message, position)
+            fields.setdefault(number, []).append(value)
+            continue
+        if wire_type == 2:
+            length, position = _read_varint(message, position)
+        elif wire_type in (1, 5):
+            length = 8 if wire_type == 1 else 4
+        else:
+            raise ClearheadError(f"the file is no SentencePiece model: wire type {wire_type} at byte {position}")
+        if position + length > len(message):
+            raise ClearheadError(f"the SentencePiece model is cut short at byte {len(message)}")
+        fields.setdefault(number, []).append(message[position : position + length])
+        position += length
+    return fields
+
+
+def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+    """A number in groups of seven bits, lowest first, and the position behind it."""
+    value = 0
+    for shift in range(0, 70, 7):
+        if position >= len(message):
+            raise ClearheadError(f"the SentencePiece model is cut short at byte {len(message)}")
+        byte = message[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+    raise ClearheadError(f"the file is no SentencePiece model: a number at byte {position} has no end")

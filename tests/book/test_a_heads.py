@@ -1,0 +1,288 @@
+"""Part A of the book, attention, statement by statement: A7 to A10, many heads and many uses."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from clearhead.model.attend import Scoring, fused, reference
+from clearhead.model.attention import Attention
+from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Layer, ModelConfig, Stack
+from clearhead.model.masks import Mask
+from clearhead.model.parts import Everything, Rope
+from clearhead.model.transformer import Memory, Transformer
+from tests.book.golden import plain
+from tests.model.toys import (
+    NORM,
+    close,
+    decoder,
+    encoder,
+    grouped,
+    redraw,
+    sight_of,
+    some_tokens,
+    toy,
+    translator,
+)
+
+KERNELS = [reference, fused]
+
+# --- A7
+
+
+def multi_head(num_heads: int, num_kv_heads: int, head_width: int, width: int = 16) -> Attention:
+    config = GroupedAttention(num_heads=num_heads, num_kv_heads=num_kv_heads, head_width=head_width)
+    attention = Attention(config, width)
+    redraw(attention)
+    return attention.double()
+
+
+@torch.no_grad()
+def head_alone(attention: Attention, number: int) -> Attention:
+    """Head `number` as an attention of its own: its rows of W_q, W_k, W_v and its columns of W_o."""
+    rows = slice(number * attention.config.head_width, (number + 1) * attention.config.head_width)
+    alone = Attention(replace(attention.config, num_heads=1, num_kv_heads=1), 16).double()
+    for name in ("query", "key", "value"):
+        getattr(alone, name).weight.copy_(getattr(attention, name).weight[rows])
+    alone.output.weight.copy_(attention.output.weight[:, rows])
+    return alone
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a7_multi_head_is_the_heads_one_by_one_concatenated_and_projected(kernel, generator):
+    attention = multi_head(num_heads=4, num_kv_heads=4, head_width=4)
+    x, sight = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64), sight_of(Mask(), kernel, 6)
+    whole = attention(x, sight)
+    alone = [head_alone(attention, number) for number in range(4)]
+    close(whole, sum(head(x, sight) for head in alone))
+    for head in alone:
+        head.output = nn.Identity()
+    concatenated = torch.cat([head(x, sight) for head in alone], dim=-1)
+    close(whole, concatenated @ attention.output.weight.T)
+
+
+def test_a7_equals_the_multi_head_attention_of_torch(generator):
+    attention, theirs = multi_head(4, 4, 4), nn.MultiheadAttention(16, 4, bias=False, batch_first=True).double()
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(torch.cat([attention.query.weight, attention.key.weight, attention.value.weight]))
+        theirs.out_proj.weight.copy_(attention.output.weight)
+    x = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64)
+    close(attention(x, sight_of(Mask(), fused, 6)), theirs(x, x, x)[0])
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a7_grouped_queries_share_the_key_and_value_of_their_group(num_kv_heads, kernel, generator):
+    """One for all: multi-query. Neighbouring heads form a group."""
+    few, many = multi_head(4, num_kv_heads, 4), multi_head(4, 4, 4)
+    with torch.no_grad():
+        many.query.weight.copy_(few.query.weight)
+        many.output.weight.copy_(few.output.weight)
+        for name in ("key", "value"):
+            by_head = getattr(few, name).weight.view(num_kv_heads, 4, 16)
+            getattr(many, name).weight.copy_(by_head.repeat_interleave(4 // num_kv_heads, dim=0).flatten(0, 1))
+    x = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64)
+    sight = sight_of(Mask(causal=True), kernel, 6)
+    close(few(x, sight), many(x, sight))
+
+
+def multiplications(attention: Attention, num_tokens: int) -> int:
+    """Multiply-accumulates of one sequence, counted by torch as the reference kernel runs."""
+    x = torch.zeros(1, num_tokens, attention.query.in_features, dtype=torch.float64)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        attention(x, sight_of(Mask(), reference, num_tokens))
+    return counter.get_total_flops() // 2
+
+
+def test_a7_many_narrow_heads_cost_what_one_full_head_costs():
+    width, num_tokens = 16, 10
+    one, many = multi_head(1, 1, 16), multi_head(8, 8, 2)
+    assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in many.parameters()) == 4 * width**2
+    expected = 4 * num_tokens * width**2 + 2 * num_tokens**2 * width
+    assert multiplications(one, num_tokens) == multiplications(many, num_tokens) == expected
+
+
+@pytest.mark.parametrize("num_heads", [2, 8])
+def test_a7_multi_query_saves_2_m_d_squared_times_h_minus_1(num_heads):
+    """M tokens, heads of the full width d, as the book counts; a head of width d/h saves that over h."""
+    width, num_tokens = 16, 10
+    saved = multiplications(multi_head(num_heads, num_heads, width), num_tokens) - multiplications(
+        multi_head(num_heads, 1, width), num_tokens
+    )
+    assert saved == 2 * num_tokens * width**2 * (num_heads - 1)
+    narrow = width // num_heads
+    saved = multiplications(multi_head(num_heads, num_heads, narrow), num_tokens) - multiplications(
+        multi_head(num_heads, 1, narrow), num_tokens
+    )
+    assert saved * num_heads == 2 * num_tokens * width**2 * (num_heads - 1)
+
+
+def test_a7_grouped_query_lies_between():
+    counts = [multiplications(multi_head(8, num_kv_heads, 2), 10) for num_kv_heads in (1, 2, 4, 8)]
+    assert counts == sorted(set(counts))
+
+
+# --- A8
+
+
+def test_a8_attention_is_permutation_equivariant(generator):
+    attention = multi_head(4, 2, 4)
+    x = torch.randn(1, 7, 16, generator=generator, dtype=torch.float64)
+    order = torch.randperm(7, generator=generator)
+    sight = sight_of(Mask(), fused, 7)
+    close(attention(x[:, order], sight), attention(x, sight)[:, order])
+
+
+def test_a8_so_is_a_whole_encoder_without_positions_but_no_causal_decoder(generator):
+    tokens, order = some_tokens(1, 7), torch.randperm(7, generator=generator)
+    network = toy(encoder())
+    close(network(tokens[:, order]), network(tokens)[:, order])
+    causal = toy(decoder())
+    assert (causal(tokens[:, order]) - causal(tokens)[:, order]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a8_batches_never_talk_to_each_other(kernel):
+    network, tokens = toy(decoder(Rope())), some_tokens(3)
+    together = network(tokens, kernel=kernel)
+    close(together, torch.cat([network(row, kernel=kernel) for row in tokens.split(1)]))
+    inputs = []
+    network.decoder.embedding.register_forward_hook(lambda *call: inputs.append(call[-1]))
+    (gradient,) = torch.autograd.grad(network(tokens, kernel=kernel)[1].sum(), inputs)
+    assert gradient[1].abs().min() > 0
+    assert not gradient[[0, 2]].any()
+
+
+# --- A9
+
+
+def argmax_config(num_heads: int, num_levels: int, vocab_size: int, width: int, head_width: int) -> ModelConfig:
+    """Attention so sharp that each head looks at one key; all other weights are exactly 0 in float64."""
+    attention = GroupedAttention(
+        num_heads=num_heads, num_kv_heads=num_heads, head_width=head_width, reach=Everything(), scale=1e9
+    )
+    layer = Layer(attention=attention, feed_forward=FeedForward(width=1, activation="relu"), norm=NORM)
+    stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=(layer,) * num_levels)
+    return ModelConfig(width=width, context=vocab_size, encoder=stack)
+
+
+def receptive_field(network: Transformer, num_tokens: int, node: int) -> int:
+    """Inputs with a gradient from the last level's output at `node`; every token occurs once."""
+    states = network(torch.arange(num_tokens)[None])[0, node]
+    (gradient,) = torch.autograd.grad(states.square().sum(), network.encoder.embedding.tokens.weight)
+    return int(gradient.any(dim=-1).sum())
+
+
+@pytest.mark.parametrize("num_heads", plain("receptive_field", "heads"))
+@pytest.mark.parametrize("num_levels", plain("receptive_field", "levels"))
+def test_a9_receptive_field_grows_as_h_plus_1_to_the_n(num_heads, num_levels):
+    """The largest field there can be: head a of level l looks (a + 1)·(h + 1)^l tokens further on."""
+    size = plain("receptive_field", "size")[str(num_heads)][num_levels - 1]
+    network = Transformer(argmax_config(num_heads, num_levels, size, width=size + 1, head_width=size)).double()
+    unit = torch.eye(size, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim == 2:
+                parameter.zero_()
+        network.encoder.embedding.tokens.weight.copy_(torch.cat((unit, torch.ones(size, 1)), dim=1))
+        for level, block in enumerate(network.encoder.layers):
+            for head in range(num_heads):
+                rows = slice(head * size, (head + 1) * size)
+                further = (head + 1) * (num_heads + 1) ** level
+                block.attention.query.weight[rows, :size] = unit.roll(further, dims=0)
+                block.attention.key.weight[rows, :size] = unit
+                block.attention.value.weight[head * size, size] = 1.0
+                block.attention.output.weight[size, head * size] = 1.0
+    assert receptive_field(network, size, node=0) == size
+
+
+@pytest.mark.parametrize("num_heads", [1, 2])
+@pytest.mark.parametrize("num_levels", [1, 2, 3])
+def test_a9_no_weights_see_more(num_heads, num_levels):
+    size = plain("receptive_field", "size")[str(num_heads)][num_levels - 1]
+    network = Transformer(argmax_config(num_heads, num_levels, vocab_size=40, width=8, head_width=4))
+    redraw(network)
+    network.double()
+    sizes = [receptive_field(network, 40, node) for node in range(40)]
+    assert num_levels < max(sizes) <= size < 40
+
+
+# --- A10
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a10_self_causal_and_cross_are_three_uses_of_one_module(kernel, generator):
+    attention = multi_head(4, 2, 4)
+    x, memory = (torch.randn(2, length, 16, generator=generator, dtype=torch.float64) for length in (5, 9))
+    whole = attention(x, sight_of(Mask(), kernel, 5))
+    causal = attention(x, sight_of(Mask(causal=True), kernel, 5))
+    across = attention(x, sight_of(Mask(), kernel, 5), memory)
+    assert whole.shape == causal.shape == across.shape == x.shape
+    close(attention(x, sight_of(Mask(), kernel, 5), x), whole)
+    close(causal[:, -1], whole[:, -1])
+    close(attention(x[:, :1], sight_of(Mask(), kernel, 1), memory), across[:, :1])
+    assert (causal[:, 0] - whole[:, 0]).abs().max() > 1e-3
+    assert (across - whole).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("with_bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a10_a_row_that_sees_nothing_is_zero_and_never_nan(kernel, with_bias, dtype, generator):
+    q, k, v = (torch.randn(2, 4, 5, 8, generator=generator).to(dtype).requires_grad_() for _ in range(3))
+    bias = torch.randn(1, 4, 5, 5, generator=generator).to(dtype).requires_grad_() if with_bias else None
+    allowed = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    allowed[1, :, :, :2] = False  # the first two rows of the second sequence see nothing
+    output = kernel(q, k, v, Scoring(mask=Mask(allowed), scale=0.3, bias=bias))
+    assert output.dtype == dtype
+    assert not output[1, :, :2].any()
+    assert output[1, :, 2:].any(dim=-1).all()
+    output.float().square().sum().backward()
+    for tensor in (output, q.grad, k.grad, v.grad, *((bias.grad,) if with_bias else ())):
+        assert tensor.isfinite().all()
+    assert not q.grad[1, :, :2].any()
+    assert not k.grad[1, :, :2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a10_a_row_of_padding_alone_gives_finite_logits_and_gradients(kernel, dtype):
+    network, tokens = toy(decoder(Rope()), dtype), some_tokens()
+    mask = torch.ones_like(tokens)
+    mask[0, :3], mask[1] = 0, 0
+    logits = network(tokens, mask, kernel=kernel)
+    logits.float().square().mean().backward()
+    assert logits.isfinite().all()
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a10_a_source_of_padding_alone_gives_finite_logits(kernel):
+    network, source, target = toy(translator()), some_tokens(2, 6), some_tokens(2, 4)
+    mask = torch.ones_like(source)
+    mask[1] = 0
+    logits = network(source, target, mask, kernel=kernel)
+    assert logits.isfinite().all()
+    logits.square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
+
+
+def test_a10_cross_attention_never_sees_the_padding_of_the_source():
+    network, source, target = toy(translator()), some_tokens(2, 6), some_tokens(2, 4)
+    mask = torch.ones_like(source)
+    mask[:, 4:] = 0
+    close(network(source, target, mask), network(source[:, :4], target))
+    memory = network.encode(source)
+    spoiled = Memory(memory.states.clone(), mask)
+    spoiled.states[:, 4:] = 1e6
+    close(network.decode(target, spoiled), network.decode(target, Memory(memory.states, mask)))
+
+
+def test_a10_query_heads_with_biases_and_wider_values_are_the_same_module(generator):
+    attention = Attention(grouped(value_width=6, output_bias=True), 16)
+    redraw(attention)
+    attention.double()
+    x = torch.randn(1, 5, 16, generator=generator, dtype=torch.float64)
+    close(attention(x, sight_of(Mask(), fused, 5)), attention(x, sight_of(Mask(), reference, 5)))

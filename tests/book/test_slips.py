@@ -1,0 +1,149 @@
+"""Slips in the book's documents: each test shows what is right, that ours is it, and where the slip leads.
+
+Slip 7 is a matter of cost, slip 10 of caches.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.model.attend import Scoring, attend_in_steps, fused, reference
+from clearhead.model.attention import Attention
+from clearhead.model.config import GroupedAttention
+from clearhead.model.masks import Mask
+from clearhead.model.parts import Rope, SinusoidalPositions
+from clearhead.model.positions import sinusoids
+from tests.book.golden import golden, plain
+from tests.model.toys import Spy, close, decoder, sight_of, some_tokens, toy, translator
+
+
+def test_slip_1_both_members_of_a_sinusoid_pair_share_the_exponent_2i_over_d():
+    """Printed: cos(p / 10000^((2i+1)/d)). Its own example, and sin² + cos² = 1, say 2i/d."""
+    width = plain("sinusoidal", "width")
+    table = sinusoids(torch.arange(2), width, SinusoidalPositions(), torch.float64)
+    close(table, golden("sinusoidal", "table"))
+    close(table[:, ::2].square() + table[:, 1::2].square(), torch.ones(2, 2, dtype=torch.float64))
+    as_printed = torch.tensor([1 / 10000 ** ((2 * i + 1) / width) for i in range(2)], dtype=torch.float64).cos()
+    assert (as_printed - golden("sinusoidal", "printed")[1, 1::2]).abs().max() > 0.4
+
+
+def test_slip_2_weights_and_context_of_the_translation_example_were_rounded_wrongly():
+    """Printed: 0.3374, 0.4125 and 0.6626."""
+    states = golden("cross_attention", "encoder_states")[None, None]
+    query = golden("cross_attention", "decoder_state")[None, None, None]
+    found = attend_in_steps(query, states, states, Scoring(mask=Mask(), scale=1.0))
+    weights, context = found.weights[0, 0, 0], found.output[0, 0, 0]
+    close(found.scores[0, 0, 0], golden("cross_attention", "scores"))
+    close(weights, golden("cross_attention", "weights"))
+    close(context, golden("cross_attention", "context"))
+    close(weights, golden("cross_attention", "printed", "weights"), tolerance=3e-4)
+    close(context, golden("cross_attention", "printed", "context"), tolerance=3e-4)
+    for rounded, printed in (
+        (weights.tolist(), plain("cross_attention", "printed", "weights")),
+        (context.tolist(), plain("cross_attention", "printed", "context")),
+    ):
+        assert [round(value, 4) for value in rounded] != printed
+
+
+def test_slip_3_masked_attention_is_self_attention_of_q_times_k_transposed():
+    """Called cross-attention and written QᵀK there; with three tokens and keys of three entries both can be formed."""
+    q, k = golden("qkv", "q"), golden("qkv", "k")
+    found = attend_in_steps(q[None, None], k[None, None], k[None, None], Scoring(mask=Mask(causal=True), scale=1.0))
+    assert torch.equal(found.scores[0, 0], q @ k.T)
+    assert torch.equal(found.scores[0, 0], golden("qkv", "scores"))
+    assert not torch.equal(found.scores[0, 0], q.T @ k)
+    network, spy = toy(decoder()), Spy()
+    network(some_tokens(1, 5), kernel=spy)
+    assert spy.keys[0].shape[2] == spy.queries[0].shape[2] == 5  # the tokens themselves, no memory
+    assert spy.how[0].mask.causal
+
+
+def test_slip_4_halves_and_neighbours_are_one_rope_up_to_the_order_of_the_weight_rows():
+    """Rows 0 2 4 … 1 3 5 … of each head's W_q and W_k turn one convention into the other; no logit moves."""
+    neighbours = toy(decoder(Rope(pairing="interleaved")))
+    halves = toy(decoder(Rope(pairing="half")))
+    tokens = some_tokens()
+    assert (halves(tokens) - neighbours(tokens)).abs().max() > 1e-2  # with the same weights they differ
+    with torch.no_grad():
+        for block in halves.decoder.layers:
+            for linear in (block.attention.query, block.attention.key):
+                for parameter in linear.parameters():
+                    pairs = parameter.view(-1, 2, 2, *parameter.shape[1:])  # heads of four entries, two pairs
+                    parameter.copy_(pairs.transpose(1, 2).reshape(parameter.shape))
+    close(halves(tokens), neighbours(tokens))
+
+
+@pytest.mark.parametrize("kernel", [reference, fused])
+def test_slip_5_a_mask_selects_and_never_multiplies(kernel):
+    """A negative score times minus infinity is plus infinity: the future would win."""
+    scores = golden("masked_scores", "scores")
+    allowed = torch.ones(12, 12, dtype=torch.bool).tril()
+    multiplied = scores * torch.where(allowed, 1.0, -torch.inf)
+    assert (multiplied == torch.inf).any()
+    assert multiplied.softmax(dim=-1).isnan().any()
+    unit = torch.eye(12, dtype=torch.float64)[None, None]
+    weights = kernel(scores[None, None], unit, unit, Scoring(mask=Mask(allowed), scale=1.0))[0, 0]
+    close(weights, golden("masked_scores", "causal_weights"))
+    assert not weights[~allowed].any()
+
+
+def test_slip_6_a_table_of_sinusoids_is_cut_to_the_length_and_not_to_the_width():
+    """pe[:, :, :length] of the code against pe[:, :length]."""
+    width, length, longest = 8, 3, 20
+    network = toy(decoder(SinusoidalPositions()))
+    table = sinusoids(torch.arange(longest), width, SinusoidalPositions(), torch.float64)[None]
+    ours = sinusoids(torch.arange(length), width, SinusoidalPositions(), torch.float64)
+    assert torch.equal(ours, table[0, :length])
+    assert table[:, :, :length].shape == (1, longest, length)
+    tokens = some_tokens(1, longest)
+    close(network(tokens[:, :length]), network(tokens)[:, :length])
+
+
+@pytest.mark.parametrize("kernel", [reference, fused])
+def test_slip_8_a_mask_is_no_large_negative_number(kernel):
+    """-1e9 does not fit half precision, and leaves a uniform row where everything is masked."""
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.zeros(2, dtype=torch.float16).masked_fill(torch.tensor([True, False]), -1e9)
+    filled = torch.full((4,), -1e9).softmax(dim=-1)
+    assert torch.equal(filled, torch.full((4,), 0.25))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        q, k, v = torch.randn(3, 1, 1, 4, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
+        allowed = torch.ones(4, 4, dtype=torch.bool).tril()
+        allowed[0] = False
+        output = kernel(q, k, v, Scoring(mask=Mask(allowed), scale=8**-0.5))
+        assert output.isfinite().all()
+        assert not output[..., 0, :].any()
+
+
+def test_slip_9_nothing_is_changed_in_place():
+    network, source, target = toy(translator()), some_tokens(2, 6), some_tokens(2, 5)
+    memory = network.encode(source)
+    given = [source, target, memory.states, *network.parameters()]
+    versions, copies = [tensor._version for tensor in given], [tensor.detach().clone() for tensor in given]
+    with torch.no_grad():
+        first = network.decode(target, memory)
+        second = network.decode(target, memory)
+    assert torch.equal(first, second)
+    assert [tensor._version for tensor in given] == versions
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(given, copies, strict=True))
+
+
+def test_slip_9_inputs_of_an_attention_are_left_alone():
+    attention = Attention(GroupedAttention(num_heads=2, num_kv_heads=1, head_width=4), 8)
+    x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    attention(x, sight_of(Mask(causal=True), fused, 5))
+    assert x._version == 0
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_slip_9_logits_come_out_and_no_probabilities(tied):
+    """A loss takes the softmax itself; of probabilities it would take it twice."""
+    config = translator()
+    network = toy(replace(config, head=replace(config.head, tied=tied)))
+    logits = network(some_tokens(2, 6), some_tokens(2, 5))
+    assert logits.min() < 0
+    assert (logits.sum(dim=-1) - 1).abs().min() > 1e-3
+    close(logits.softmax(dim=-1).sum(dim=-1), torch.ones(2, 5, dtype=torch.float64))

@@ -1,0 +1,185 @@
+"""GGUF files of every architecture we read, written by the gguf package and read by transformers beside us."""
+
+import gguf
+import pytest
+import torch
+import transformers
+
+from clearhead.checkpoint.gguf_model import load_gguf
+from clearhead.checkpoint.huggingface import save_folder
+from clearhead.errors import ClearheadError
+from clearhead.model.parts import Llama3Scaling
+from tests.checkpoint.tiny import tiny_network
+
+VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, INNER, CONTEXT = 48, 64, 2, 4, 2, 96, 64
+# transformers' reader takes these two from the class, not from the file
+HEAD_WIDTHS = {"llama": 16, "qwen2": 16, "qwen3": 128, "gemma3": 256, "gpt2": 16}
+GPT2_BLOCK = {
+    "attn_norm.weight": (WIDTH,),
+    "attn_norm.bias": (WIDTH,),
+    "attn_qkv.weight": (3 * WIDTH, WIDTH),
+    "attn_qkv.bias": (3 * WIDTH,),
+    "attn_output.weight": (WIDTH, WIDTH),
+    "attn_output.bias": (WIDTH,),
+    "ffn_norm.weight": (WIDTH,),
+    "ffn_norm.bias": (WIDTH,),
+    "ffn_up.weight": (4 * WIDTH, WIDTH),
+    "ffn_up.bias": (4 * WIDTH,),
+    "ffn_down.weight": (WIDTH, 4 * WIDTH),
+    "ffn_down.bias": (WIDTH,),
+}
+
+
+def block_of(architecture):
+    if architecture == "gpt2":
+        return GPT2_BLOCK
+    head = HEAD_WIDTHS[architecture]
+    rows, key_rows = HEADS * head, KV_HEADS * head
+    block = {
+        "attn_norm.weight": (WIDTH,),
+        "attn_q.weight": (rows, WIDTH),
+        "attn_k.weight": (key_rows, WIDTH),
+        "attn_v.weight": (key_rows, WIDTH),
+        "attn_output.weight": (WIDTH, rows),
+        "ffn_norm.weight": (WIDTH,),
+        "ffn_gate.weight": (INNER, WIDTH),
+        "ffn_up.weight": (INNER, WIDTH),
+        "ffn_down.weight": (WIDTH, INNER),
+    }
+    if architecture == "qwen2":
+        block |= {"attn_q.bias": (rows,), "attn_k.bias": (key_rows,), "attn_v.bias": (key_rows,)}
+    if architecture in ("qwen3", "gemma3"):
+        block |= {"attn_q_norm.weight": (head,), "attn_k_norm.weight": (head,)}
+    if architecture == "gemma3":
+        block |= {"post_attention_norm.weight": (WIDTH,), "post_ffw_norm.weight": (WIDTH,)}
+    return block
+
+
+def drawn(name, shape):
+    if len(shape) == 2:
+        return torch.randn(shape) * shape[1] ** -0.5
+    return float("norm.weight" in name) + 0.3 * torch.randn(shape)
+
+
+def write_file(path, architecture, *, tied=True, kind=gguf.GGMLQuantizationType.F32, extra=None):
+    torch.manual_seed(0)
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(7 if architecture == "gemma3" else LAYERS)
+    writer.add_feed_forward_length(4 * WIDTH if architecture == "gpt2" else INNER)
+    writer.add_head_count(HEADS)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{number}" for number in range(VOCAB)])
+    writer.add_token_merges([])
+    writer.add_eos_token_id(1)
+    if architecture == "gpt2":
+        writer.add_layer_norm_eps(1e-3)
+    else:
+        writer.add_head_count_kv(KV_HEADS)
+        writer.add_layer_norm_rms_eps(1e-3)
+        writer.add_rope_freq_base(1e6 if architecture == "gemma3" else 5000.0)
+        writer.add_key_length(HEAD_WIDTHS[architecture])
+        writer.add_value_length(HEAD_WIDTHS[architecture])
+    if architecture == "gemma3":
+        writer.add_sliding_window(5)
+    shapes = {"token_embd.weight": (VOCAB, WIDTH), "output_norm.weight": (WIDTH,)}
+    if architecture == "gpt2":
+        shapes |= {"position_embd.weight": (CONTEXT, WIDTH), "output_norm.bias": (WIDTH,)}
+    if not tied:
+        shapes["output.weight"] = (VOCAB, WIDTH)
+    for layer in range(7 if architecture == "gemma3" else LAYERS):
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block_of(architecture).items()}
+    tensors = {name: drawn(name, shape) for name, shape in shapes.items()}
+    for name, tensor in (tensors | (extra or {})).items():
+        data = tensor.numpy()
+        if tensor.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(name, gguf.quants.quantize(data, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3", "gpt2"])
+def test_logits_equal_those_of_transformers(tmp_path, architecture, tied):
+    if architecture in ("gpt2", "gemma3") and not tied:
+        pytest.skip("always tied")
+    path = write_file(tmp_path / "model.gguf", architecture, tied=tied)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    network = load_gguf(path).network
+    tokens = torch.randint(0, VOCAB, (2, 20))
+    with torch.no_grad():
+        assert (network(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])
+def test_every_kind_of_block_loads(tmp_path, kind):
+    """The weights are those that the gguf package itself dequantises."""
+    path = write_file(tmp_path / "model.gguf", "qwen3", kind=gguf.GGMLQuantizationType[kind])
+    network = load_gguf(path).network
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.1.ffn_up.weight"]
+    expected = torch.tensor(gguf.quants.dequantize(stored.data, stored.tensor_type))
+    up = network.decoder.layers[1].feed_forward.up.weight
+    assert up.dtype == {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind, torch.float32)
+    assert torch.equal(up.float(), expected)
+
+
+def test_from_gguf_to_a_hugging_face_folder(tmp_path):
+    """The rotary rows are neighbours in the file and halves in the folder."""
+    loaded = load_gguf(write_file(tmp_path / "model.gguf", "llama", tied=False))
+    save_folder(loaded.network, tmp_path / "folder", loaded.family)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder").eval()
+    tokens = torch.randint(0, VOCAB, (2, 20))
+    with torch.no_grad():
+        assert (loaded.network(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_scaling_travels_as_a_tensor(tmp_path, factor):
+    """Converters spell Llama 3's scaling out as divisors of the frequencies (`rope_freqs`)."""
+    scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    parameters = {"rope_type": "llama3", "rope_theta": 5000.0, "original_max_position_embeddings": 8192} | scaling
+    config = transformers.LlamaConfig(
+        rope_parameters=parameters, head_dim=16, hidden_size=WIDTH, num_attention_heads=HEADS
+    )
+    scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    divisors = 1 / 5000.0 ** (torch.arange(0, 16, 2) / 16) / scaled
+    path = write_file(tmp_path / "model.gguf", "llama", extra={"rope_freqs.weight": divisors})
+    rope = load_gguf(path).network.config.decoder.layers[0].attention.position
+    assert rope.scaling == Llama3Scaling(
+        factor=factor, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
+    )
+    wrong = write_file(tmp_path / "wrong.gguf", "llama", extra={"rope_freqs.weight": torch.rand(8) + 1})
+    with pytest.raises(ClearheadError, match="not Llama 3's"):
+        load_gguf(wrong)
+
+
+def test_an_unknown_architecture_is_named(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "lama")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ClearheadError, match="unknown GGUF architecture 'lama'; did you mean 'llama'"):
+        load_gguf(tmp_path / "model.gguf")
+
+
+def test_a_missing_tensor_is_named(tmp_path):
+    path = write_file(tmp_path / "model.gguf", "llama")
+    data = path.read_bytes().replace(b"blk.1.attn_v.weight", b"blk.1.attn_x.weight")
+    path.write_bytes(data)
+    with pytest.raises(ClearheadError, match=r"lacks the tensor blk\.1\.attn_v\.weight"):
+        load_gguf(path)
+
+
+def test_tiny_is_not_a_gguf(tmp_path):
+    save_folder(tiny_network(), tmp_path)
+    with pytest.raises(ClearheadError):
+        load_gguf(tmp_path / "model.safetensors")

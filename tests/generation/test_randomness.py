@@ -1,0 +1,124 @@
+"""The hash against published numbers and Python's integers; the draws against the law they should have."""
+
+import math
+import random
+
+import pytest
+import torch
+
+from clearhead.generation.randomness import draw, shift_right, splitmix, uniforms
+
+
+def chi_square_bound(degrees: int, deviations: float = 4.0) -> float:
+    """The quantile `deviations` normal deviations out (Wilson & Hilferty 1931); 4 is exceeded 3 times in 100 000."""
+    ninth = 2 / (9 * degrees)
+    return degrees * (1 - ninth + deviations * math.sqrt(ninth)) ** 3
+
+
+def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
+    expected = probabilities.double() * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def plain_splitmix(seed: int, index: int) -> int:
+    z = (seed + (index + 1) * 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+    return z ^ (z >> 31)
+
+
+def test_splitmix_gives_the_published_numbers():
+    """Rosetta Code, "Pseudo-random numbers/Splitmix64", seed 1234567."""
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    published.append(16408922859458223821)
+    numbers = splitmix(torch.tensor(1234567), torch.arange(5))
+    assert [number % 2**64 for number in numbers.tolist()] == published
+
+
+def test_splitmix_is_arithmetic_modulo_2_to_the_64():
+    chance = random.Random(0)
+    seeds = [chance.randrange(-(2**63), 2**63) for _ in range(500)] + [0, -1, 2**63 - 1, -(2**63)]
+    indices = [chance.randrange(2**40) for _ in seeds]
+    numbers = splitmix(torch.tensor(seeds), torch.tensor(indices)).tolist()
+    assert [number % 2**64 for number in numbers] == [
+        plain_splitmix(seed, index) for seed, index in zip(seeds, indices, strict=True)
+    ]
+
+
+def test_shift_right_brings_in_zeros():
+    assert shift_right(torch.tensor([-1, 2**62, 5]), 1).tolist() == [2**63 - 1, 2**61, 2]
+
+
+def test_uniforms_depend_on_seed_step_and_place_alone():
+    seeds, steps = torch.tensor([3, -8, 3, 2**62]), torch.tensor([0, 5, 1, 1000])
+    batch = uniforms(seeds, steps, count=257)
+    assert batch.unique().numel() == batch.numel()
+    for row in range(4):
+        assert torch.equal(uniforms(seeds[row : row + 1], steps[row : row + 1], 100)[0], batch[row, :100])
+
+
+def test_uniforms_never_reach_an_end(monkeypatch):
+    extremes = torch.tensor([[0, -1, 2**63 - 1, -(2**63)]])
+    monkeypatch.setattr("clearhead.generation.randomness.splitmix", lambda seeds, index: extremes)
+    numbers = uniforms(torch.tensor([0]), torch.tensor([0]), 4)[0]
+    assert float(numbers.min()) == 2.0**-53
+    assert float(numbers.max()) == 1 - 2.0**-53
+    assert torch.log(-torch.log(numbers)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "steps", "count"),
+    [
+        (torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 200_000),
+        (torch.full((200_000,), 7), torch.arange(200_000), 1),
+        (torch.arange(200_000), torch.zeros(200_000, dtype=torch.int64), 1),
+    ],
+    ids=["over the vocabulary", "over steps", "over neighbouring seeds"],
+)
+def test_uniforms_are_uniform_and_neighbours_independent(seeds, steps, count):
+    numbers = uniforms(seeds, steps, count).flatten()
+    cells = (numbers * 64).long()
+    flat = torch.full((64,), 1 / 64)
+    assert chi_square(cells.bincount(minlength=64), flat) < chi_square_bound(63)
+    pairs = (numbers[:-1] * 16).long() * 16 + (numbers[1:] * 16).long()
+    assert chi_square(pairs.bincount(minlength=256), torch.full((256,), 1 / 256)) < chi_square_bound(255)
+    low_bits = (numbers * 2**52).long() % 64
+    assert chi_square(low_bits.bincount(minlength=64), flat) < chi_square_bound(63)
+
+
+@pytest.mark.parametrize("over", ["steps", "seeds"])
+def test_draws_follow_softmax(over, generator):
+    logits = torch.randn(12, generator=generator) * 2
+    logits[3] = -math.inf
+    counts = torch.zeros(12, dtype=torch.int64)
+    for start in range(0, 200_000, 50_000):
+        moving, fixed = torch.arange(start, start + 50_000), torch.full((50_000,), 42)
+        seeds, steps = (moving, fixed) if over == "seeds" else (fixed, moving)
+        counts += draw(logits.expand(50_000, 12), seeds, steps).bincount(minlength=12)
+    assert counts[3] == 0
+    possible = logits > -math.inf
+    assert chi_square(counts[possible], logits.softmax(-1)[possible]) < chi_square_bound(10)
+
+
+def test_successive_draws_are_independent(generator):
+    logits = torch.tensor([0.5, -0.3, 0.1, -1.0])
+    tokens = draw(logits.expand(100_000, 4), torch.full((100_000,), 9), torch.arange(100_000))
+    law = logits.softmax(-1)
+    pairs = tokens[:-1] * 4 + tokens[1:]
+    assert chi_square(pairs.bincount(minlength=16), torch.outer(law, law).flatten()) < chi_square_bound(15)
+
+
+def test_the_law_test_can_fail():
+    counts = (torch.tensor([0.26, 0.25, 0.25, 0.24]) * 200_000).round()
+    assert chi_square(counts, torch.full((4,), 0.25)) > chi_square_bound(3)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 1000, 50_257])
+def test_a_row_alone_draws_as_in_a_batch(vocab_size, generator):
+    logits = torch.randn(9, vocab_size, generator=generator)
+    seeds, steps = torch.tensor([5, 5, 0, 1, 2, -1, 2**60, 7, 5]), torch.tensor([0, 1, 0, 0, 3, 4, 9, 9, 0])
+    together = draw(logits, seeds, steps)
+    for row in range(9):
+        assert draw(logits[row, None], seeds[row, None], steps[row, None]) == together[row]
+    order = torch.randperm(9, generator=generator)
+    assert torch.equal(draw(logits[order], seeds[order], steps[order]), together[order])

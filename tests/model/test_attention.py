@@ -1,0 +1,112 @@
+"""What an attention does to queries and keys before the kernel, each option against its formula written out."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm
+
+from clearhead.model.attention import Attention, merge_heads, split_heads
+from clearhead.model.config import HeadNorm, QueryTemperature, RotatedHeadNorm, ScoreTemperature
+from clearhead.model.parts import RelativeSinusoid, RmsNorm, Rope, SinusoidalPositions
+from clearhead.model.positions import rotation_for, sinusoids
+from tests.model.toys import WIDTH, Spy, close, decoder, some_tokens, toy
+
+LENGTH, HEADS, HEAD = 6, 4, 4
+
+
+def seen_by_the_kernel(**changes: Any) -> tuple[Spy, Attention, Tensor]:
+    """The first layer of a toy decoder: what its kernel was given, the module, and its input."""
+    network, spy, inputs = toy(decoder(**changes)), Spy(), []
+    attention = network.decoder.layers[0].attention
+    attention.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
+    network(some_tokens(1, LENGTH), kernel=spy)
+    return spy, attention, inputs[0]
+
+
+def projected(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values by hand: (1, N or K, T, H)."""
+    parts = (x @ linear.weight.T + linear.bias for linear in (attention.query, attention.key, attention.value))
+    return tuple(part.view(1, LENGTH, -1, HEAD).transpose(1, 2) for part in parts)
+
+
+def turned(x: Tensor) -> Tensor:
+    return rotation_for(Rope(), torch.arange(LENGTH)[None], HEAD, x.dtype).turn(x)
+
+
+def test_heads_are_split_and_merged_in_order():
+    x = torch.arange(2 * 3 * 8).view(2, 3, 8)
+    assert torch.equal(merge_heads(split_heads(x, 4)), x)
+    assert torch.equal(split_heads(x, 4)[1, 2, 0], x[1, 0, 4:6])
+
+
+def test_plain_projections_and_scale():
+    spy, attention, x = seen_by_the_kernel()
+    for found, expected in zip((spy.queries[0], spy.keys[0], spy.values[0]), projected(attention, x), strict=True):
+        close(found, expected)
+    assert spy.how[0].scale == HEAD**-0.5
+    assert spy.how[0].softcap is spy.how[0].bias is spy.how[0].temperature is None
+    assert spy.how[0].dropout == 0.0
+
+
+def test_scale_and_softcap_go_to_the_kernel():
+    spy, _, _ = seen_by_the_kernel(scale=0.3, softcap=5.0)
+    assert (spy.how[0].scale, spy.how[0].softcap) == (0.3, 5.0)
+
+
+def test_clip_holds_queries_keys_and_values():
+    spy, attention, x = seen_by_the_kernel(clip=0.2)
+    for found, plain in zip((spy.queries[0], spy.keys[0], spy.values[0]), projected(attention, x), strict=True):
+        assert plain.abs().max() > 0.2
+        close(found, plain.clamp(-0.2, 0.2))
+
+
+def test_head_norm_stands_before_the_rotation():
+    spy, attention, x = seen_by_the_kernel(position=Rope(), head_norm=HeadNorm(norm=RmsNorm(epsilon=1e-2)))
+    q, k, v = projected(attention, x)
+    close(spy.queries[0], turned(rms_norm(q, (HEAD,), attention.query_norm.weight, eps=1e-2)))
+    close(spy.keys[0], turned(rms_norm(k, (HEAD,), attention.key_norm.weight, eps=1e-2)))
+    close(spy.values[0], v)
+    after = rms_norm(turned(q), (HEAD,), attention.query_norm.weight, eps=1e-2)
+    assert (spy.queries[0] - after).abs().max() > 1e-2
+
+
+def test_rotated_head_norm_stands_after_the_rotation_and_has_no_weight():
+    spy, attention, x = seen_by_the_kernel(position=Rope(), head_norm=RotatedHeadNorm(epsilon=1e-2))
+    q, k, v = projected(attention, x)
+    close(spy.queries[0], rms_norm(turned(q), (HEAD,), eps=1e-2))
+    close(spy.keys[0], rms_norm(turned(k), (HEAD,), eps=1e-2))
+    close(spy.values[0], v)
+    assert not [name for name, _ in attention.named_parameters() if "norm" in name]
+
+
+def test_query_temperature_grows_in_steps():
+    spy, attention, x = seen_by_the_kernel(temperature=QueryTemperature(floor=2, scale=0.5))
+    growth = [1 + 0.5 * math.log(1 + (index + 1) // 2) for index in range(LENGTH)]
+    assert growth[0] == 1.0
+    q, k, _ = projected(attention, x)
+    close(spy.queries[0], q * torch.tensor(growth, dtype=torch.float64)[:, None])
+    close(spy.keys[0], k)
+
+
+def test_score_temperature_grows_beyond_its_length():
+    spy, _, _ = seen_by_the_kernel(temperature=ScoreTemperature(length=3))
+    expected = [1.0] * 4 + [math.log2(4) / math.log2(3), math.log2(5) / math.log2(3)]
+    close(spy.how[0].temperature.flatten(), torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("query", "key"), [(0, 0), (5, 0), (4, 3), (2, 2)])
+def test_transformer_xl_scores_by_hand(query, key):
+    """((q_i + u)·k_j + (q_i + v)·W_r R(i - j)) · scale, for every head."""
+    spy, attention, x = seen_by_the_kernel(position=RelativeSinusoid())
+    q, k, _ = projected(attention, x)
+    term = attention.relative
+    distance = sinusoids(torch.tensor([query - key]), WIDTH, SinusoidalPositions(layout="halves"), torch.float64)
+    r = (distance @ term.projection.weight.T).view(HEADS, HEAD)
+    for head in range(HEADS):
+        with_content = q[0, head, query] + term.content_bias[head]
+        with_distance = q[0, head, query] + term.distance_bias[head]
+        expected = (with_content @ k[0, head // 2, key] + with_distance @ r[head]) * HEAD**-0.5
+        close(spy.attended[0].scores[0, head, query, key], expected)

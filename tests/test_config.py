@@ -1,0 +1,268 @@
+"""Configs to text and back, over randomly built ones, and the sentence for every way to write one wrongly."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clearhead.config import MAX_LAYERS, from_dict, from_json, from_toml, kind_of, to_dict, to_json, to_toml
+from clearhead.errors import ClearheadError
+from clearhead.families import preset, presets
+from clearhead.model.config import Head, ModelConfig
+from clearhead.model.parts import LayerNorm, LinearScaling, Rope
+from tests.model.random_configs import CONFIGS, SLOWLY
+from tests.model.toys import decoder, grouped, translator
+
+# --- over random configs
+
+
+@SLOWLY
+@given(CONFIGS)
+def test_json_round_trip_of_random_configs(config):
+    assert from_json(ModelConfig, to_json(config)) == config
+    json.loads(to_json(config), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+
+
+@SLOWLY
+@given(CONFIGS)
+def test_toml_round_trip_of_random_configs(config):
+    assert from_toml(ModelConfig, to_toml(config)) == config
+
+
+@SLOWLY
+@given(CONFIGS, st.data())
+def test_any_key_renamed_is_named_with_its_nearest(config, data):
+    plain = to_dict(config)
+    table, where = data.draw(st.sampled_from(list(tables(plain, "model_config"))))
+    keys = [key for key in table if key not in ("kind", "times")]
+    if not keys:
+        return
+    key = data.draw(st.sampled_from(keys))
+    table[f"{key}x"] = table.pop(key)
+    with pytest.raises(ClearheadError) as caught:
+        from_dict(ModelConfig, plain)
+    assert str(caught.value) == f"unknown key in {where}: '{key}x'; did you mean '{key}'?"
+
+
+@given(st.floats(1, exclude_min=True, allow_infinity=False))
+def test_a_float_survives_to_its_last_bit(theta):
+    assert from_json(Rope, to_json(Rope(theta=theta))).theta == theta
+    assert from_toml(Rope, to_toml(Rope(theta=theta))).theta == theta
+
+
+def tables(plain: Any, where: str) -> Any:
+    """Every table inside plain data with its place, as errors name it."""
+    if isinstance(plain, dict):
+        yield plain, where
+        for key, value in plain.items():
+            yield from tables(value, f"{where}.{key}")
+    elif isinstance(plain, list):
+        for number, value in enumerate(plain):
+            yield from tables(value, f"{where}[{number}]")
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@SLOWLY
+@given(ANYTHING, st.data())
+def test_anything_in_any_place_is_read_or_refused_and_never_breaks(anything, data):
+    plain = to_dict(translator())
+    table, _ = data.draw(st.sampled_from(list(tables(plain, ""))))
+    table[data.draw(st.sampled_from(sorted(table)))] = anything
+    found = outcome(plain)
+    assert isinstance(found, ModelConfig) or "\n" not in found
+
+
+def outcome(plain: Any) -> ModelConfig | str:
+    try:
+        return from_dict(ModelConfig, plain)
+    except ClearheadError as error:
+        return str(error)
+
+
+@SLOWLY
+@given(st.text())
+def test_any_text_is_read_or_refused_and_never_breaks(text):
+    for read in (from_json, from_toml):
+        with pytest.raises(ClearheadError):
+            read(ModelConfig, text)
+
+
+# --- how it is written
+
+
+@pytest.mark.parametrize("name", presets())
+def test_every_preset_survives_both_texts(name):
+    config = preset(name)
+    assert from_json(ModelConfig, to_json(config)) == config
+    assert from_toml(ModelConfig, to_toml(config)) == config
+
+
+def test_equal_layers_are_written_once():
+    plain = to_dict(preset("llama-3.1-405b"))
+    assert [entry["times"] for entry in plain["decoder"]["layers"]] == [126]
+    assert len(to_json(preset("llama-3.1-405b"))) < 2000
+    assert "times" not in to_dict(preset("gpt3-125m"))["decoder"]["layers"][0]  # dense and banded in turn
+
+
+def test_none_is_left_out_and_a_choice_says_its_kind():
+    assert to_dict(Rope()) == {"theta": 10000.0, "pairing": "half"}
+    assert to_dict(Rope(scaling=LinearScaling(factor=2.0)))["scaling"] == {"kind": "linear_scaling", "factor": 2.0}
+    assert kind_of(type(grouped())) == "grouped_attention"
+    assert "kind" not in to_dict(decoder())["decoder"]
+
+
+def test_null_is_read_as_absent():
+    assert from_json(Rope, '{"width": null, "scaling": null}') == Rope()
+
+
+def test_a_whole_number_is_a_float_where_a_float_is_meant():
+    rope = from_json(Rope, '{"theta": 500000}')
+    assert rope == Rope(theta=500000.0)
+    assert isinstance(rope.theta, float)
+
+
+# --- wrongly written
+
+LAYERS = {"times": 2, "attention": {"kind": "grouped_attention", "num_heads": 2, "num_kv_heads": 1, "head_width": 4}}
+WRONG = {
+    "no table": (Rope, [], "rope must be a table of named values, not []"),
+    "unknown key": (Rope, {"thetta": 1.0}, "unknown key in rope: 'thetta'; did you mean 'theta'?"),
+    "far key": (Head, {"zzz": 1}, "unknown key in head: 'zzz'; known are: bias, scale, softcap, tied, transform"),
+    "missing": (LayerNorm, {}, "layer_norm.epsilon is missing"),
+    "string for number": (Rope, {"theta": "big"}, "rope.theta must be float, not 'big'"),
+    "float for whole": (Rope, {"width": 4.0}, "rope.width must be int, not 4.0"),
+    "yes for number": (Rope, {"theta": True}, "rope.theta must be float, not True"),
+    "yes for whole": (Rope, {"width": True}, "rope.width must be int, not True"),
+    "number for yes": (LayerNorm, {"epsilon": 1e-5, "bias": 1}, "layer_norm.bias must be bool, not 1"),
+    "null for number": (Rope, {"theta": None}, "rope.theta must be float, not None"),
+    "infinite": (Rope, {"theta": float("inf")}, "rope.theta must be a finite number"),
+    "nobody knows": (Rope, {"theta": float("nan")}, "rope.theta must be a finite number"),
+    "beyond a float": (Rope, {"theta": 10**400}, "rope.theta must be a finite number"),
+    "wrong word": (Rope, {"pairing": "halve"}, "unknown rope.pairing: 'halve'; did you mean 'half'?"),
+    "number for word": (Rope, {"pairing": 3}, "unknown rope.pairing: '3'; known are: half, interleaved"),
+    "list for word": (Rope, {"pairing": ["half"]}, "unknown rope.pairing: \"['half']\"; did you mean 'half'?"),
+    "no kind": (
+        Rope,
+        {"scaling": {"factor": 2.0}},
+        "rope.scaling needs a kind: one of dynamic_scaling, linear_scaling, llama3_scaling, yarn_scaling",
+    ),
+    "number for choice": (Rope, {"scaling": 2.0}, "rope.scaling needs a kind: one of dynamic_scaling, linear_scaling"),
+    "kind of number": (Rope, {"scaling": {"kind": 7}}, "rope.scaling needs a kind: one of dynamic_scaling"),
+    "wrong kind": (
+        Rope,
+        {"scaling": {"kind": "linear"}},
+        "unknown rope.scaling.kind: 'linear'; did you mean 'linear_scaling'?",
+    ),
+    "key of another kind": (
+        Rope,
+        {"scaling": {"kind": "linear_scaling", "factor": 2.0, "beta_fast": 1.0}},
+        "unknown key in rope.scaling: 'beta_fast'",
+    ),
+    "refused at birth": (Rope, {"theta": 0.5}, "Rope.theta is 0.5"),
+    "missing inside": (
+        ModelConfig,
+        {"width": 4, "context": 4, "decoder": {"layers": []}},
+        "model_config.decoder.embedding is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_every_way_to_write_it_wrongly_has_its_sentence(name):
+    part, data, sentence = WRONG[name]
+    with pytest.raises(ClearheadError) as caught:
+        from_dict(part, data)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+def with_layers(layers: Any) -> dict[str, Any]:
+    plain = to_dict(decoder())
+    plain["decoder"]["layers"] = layers
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("layers", "sentence"),
+    [
+        ("many", "model_config.decoder.layers must be a list, not 'many'"),
+        ({"times": 2}, "model_config.decoder.layers must be a list, not {'times': 2}"),
+        (7, "model_config.decoder.layers must be a list, not 7"),
+        ([7], "model_config.decoder.layers[0] must be a table of named values, not 7"),
+        ([LAYERS | {"times": 0}], f"model_config.decoder.layers[0].times is 0; it must be from 1 to {MAX_LAYERS}"),
+        ([LAYERS | {"times": 10**9}], "model_config.decoder.layers[0].times is 1000000000; it must be from 1"),
+        ([LAYERS | {"times": "2"}], "model_config.decoder.layers[0].times must be int, not '2'"),
+        ([LAYERS | {"times": 2.0}], "model_config.decoder.layers[0].times must be int, not 2.0"),
+        ([LAYERS], "model_config.decoder.layers[0].feed_forward is missing"),
+        ([], "a stack needs at least one layer"),
+    ],
+)
+def test_lists_of_layers_wrongly_written(layers, sentence):
+    with pytest.raises(ClearheadError) as caught:
+        from_dict(ModelConfig, with_layers(layers))
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "sentence"),
+    [
+        (from_json, "{", "not valid JSON: Expecting property name"),
+        (from_json, "", "not valid JSON"),
+        (from_json, "[" * 100_000, "not valid JSON"),
+        (from_json, '{"theta": ' + "9" * 5000 + "}", "not valid JSON: Exceeds the limit"),
+        (from_json, '{"theta": NaN}', "rope.theta must be a finite number"),
+        (from_json, '{"theta": 1e999}', "rope.theta must be a finite number"),
+        (from_toml, "theta = ", "not valid TOML"),
+        (from_toml, "theta = 1.0\ntheta = 2.0", "not valid TOML: Cannot overwrite a value"),
+        (from_toml, "theta = " + "9" * 5000, "not valid TOML: Exceeds the limit"),
+        (from_toml, "theta = inf", "rope.theta must be a finite number"),
+        (from_toml, "theta = 1979-05-27", "rope.theta must be float, not datetime.date(1979, 5, 27)"),
+    ],
+    ids=lambda value: value[:16] if isinstance(value, str) else None,
+)
+def test_texts_wrongly_written(read, text, sentence):
+    with pytest.raises(ClearheadError) as caught:
+        read(Rope, text)
+    assert str(caught.value).startswith(sentence)
+
+
+# --- the machinery alone, with more kinds of field than the network has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paper:
+    title: str
+    pages: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    note: str | None = None
+
+
+@SLOWLY
+@given(
+    st.builds(
+        Paper,
+        title=st.text(),
+        pages=st.lists(st.integers(-(2**62), 2**62)).map(tuple),
+        names=st.lists(st.text()).map(tuple),
+        note=st.none() | st.text(),
+    )
+)
+def test_any_text_in_a_field_survives_both_forms(paper):
+    assert from_json(Paper, to_json(paper)) == paper
+    assert from_toml(Paper, to_toml(paper)) == paper
+
+
+def test_lists_of_plain_values_keep_repetitions():
+    paper = Paper(title="", pages=(1, 1, 1, 2))
+    assert to_dict(paper)["pages"] == [1, 1, 1, 2]
+    with pytest.raises(ClearheadError, match=r"paper.pages\[1\] must be int, not 'two'"):
+        from_dict(Paper, {"title": "", "pages": [1, "two"]})

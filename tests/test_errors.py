@@ -1,0 +1,38 @@
+"""The one error of a user, and the nearest right name."""
+
+import pytest
+
+from clearhead.errors import ClearheadError, unknown
+
+
+def test_it_is_a_value_error():
+    assert issubclass(ClearheadError, ValueError)
+    with pytest.raises(ValueError, match="did you mean"):
+        raise unknown("preset", "gtp2", ["gpt2"])
+
+
+def test_the_nearest_name_is_offered():
+    error = unknown("preset", "gtp2", ["llama-7b", "gpt2", "gpt1"])
+    assert isinstance(error, ClearheadError)
+    assert str(error) == "unknown preset 'gtp2'; did you mean 'gpt2'?"
+
+
+def test_without_a_near_name_the_known_ones_are_listed_in_order():
+    assert str(unknown("kind", "zzz", ["pear", "apple"])) == "unknown kind 'zzz'; known are: apple, pear"
+
+
+def test_a_long_list_is_cut():
+    names = [f"name-{number:02}" for number in range(20)]
+    sentence = str(unknown("kind", "zzz", names))
+    assert sentence.endswith("name-11, …")
+    assert "name-12" not in sentence
+    assert "…" not in str(unknown("kind", "zzz", names[:12]))
+
+
+def test_an_empty_list_is_said_to_be_empty():
+    assert str(unknown("kind", "zzz", [])) == "unknown kind 'zzz'; known are: (none)"
+
+
+@pytest.mark.parametrize("name", ["", "'", "a\nb", "名", "x" * 5000])
+def test_any_name_makes_one_line(name):
+    assert "\n" not in str(unknown("kind", name, iter(["apple"])))
