@@ -131,9 +131,8 @@ def describe_attention(attention: GroupedAttention | LatentAttention) -> str:
         words = f"{sharing}, {heads} heads of {attention.head_width}"
         if kv_heads not in (1, heads):
             words += f", {kv_heads} key-value heads"
-    named = (("scale", attention.scale), ("softcap", getattr(attention, "softcap", None)))
-    named += (("clip", getattr(attention, "clip", None)),)
-    extras = [f"{name} {value:g}" for name, value in named if value is not None]
+    numbers = {name: getattr(attention, name, None) for name in ("scale", "softcap", "clip")}
+    extras = [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
     parts = (getattr(attention, "head_norm", None), getattr(attention, "temperature", None))
     extras += [describe(part) for part in parts if part is not None]
     return "; ".join([words, describe(attention.position), describe(attention.reach), *extras])

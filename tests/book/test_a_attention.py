@@ -46,19 +46,27 @@ def attend_to(scores: Tensor, mask: Mask = ALL, **options: object) -> Attended:
     return attend_in_steps(scores[None, None], unit, unit, Scoring(mask=mask, **({"scale": 1.0} | options)))
 
 
+def projected(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        attention.heads(attention.query, x),
+        attention.heads(attention.key, x),
+        attention.heads(attention.value, x),
+    )
+
+
 # --- A1
 
 
 def test_a1_queries_keys_and_values_of_the_worked_example():
     x = golden("qkv", "x")[None]
-    for found, name in zip(worked_example().project(x, x), ("q", "k", "v"), strict=True):
+    for found, name in zip(projected(worked_example(), x), ("q", "k", "v"), strict=True):
         assert torch.equal(found[0, 0], golden("qkv", name))
 
 
 def test_a1_row_form_equals_vector_form():
     attention, x = worked_example(), golden("qkv", "x")[None]
     for rows, *vectors in zip(
-        attention.project(x, x), *(attention.project(row, row) for row in x.split(1, dim=1)), strict=True
+        projected(attention, x), *(projected(attention, row) for row in x.split(1, dim=1)), strict=True
     ):
         close(rows, torch.cat(vectors, dim=2))
 
@@ -76,7 +84,7 @@ def test_a1_output_of_the_worked_example(kernel):
 
 def test_a2_entry_i_j_of_the_scores_is_query_i_times_key_j():
     attention, x = worked_example(), golden("qkv", "x")[None]
-    q, k, v = attention.project(x, x)
+    q, k, v = projected(attention, x)
     found = attend_in_steps(q, k, v, Scoring(mask=Mask(), scale=1.0))
     assert torch.equal(found.scores[0, 0], golden("qkv", "scores"))
     for i in range(3):

@@ -57,6 +57,11 @@ def test_uniforms_depend_on_seed_step_and_place_alone():
         assert torch.equal(uniforms(seeds[row : row + 1], steps[row : row + 1], 100)[0], batch[row, :100])
 
 
+def test_neighbouring_seeds_and_steps_share_no_number():
+    seeds, steps = torch.arange(-50, 50).repeat_interleave(100), torch.arange(100).repeat(100)
+    assert uniforms(seeds, steps, count=3).unique().numel() == 30_000
+
+
 def test_uniforms_never_reach_an_end(monkeypatch):
     extremes = torch.tensor([[0, -1, 2**63 - 1, -(2**63)]])
     monkeypatch.setattr("clearhead.generation.randomness.splitmix", lambda seeds, index: extremes)

@@ -256,10 +256,11 @@ def test_sampled_tokens_follow_the_processed_law(generator):
 
 
 def test_half_precision_logits_are_processed_in_float32(generator):
-    logits = torch.randn(2, V, generator=generator).bfloat16()
-    rows = RowOptions.of([SamplingOptions(temperature=0.7, top_p=0.9, seed=1)] * 2, V)
-    steps = torch.tensor([0, 1])
-    assert torch.equal(next_tokens(logits, rows, steps), next_tokens(logits.float(), rows, steps))
+    logits = torch.randn(64, 1000, generator=generator).bfloat16()
+    for filters in ({"top_p": 0.5}, {"min_p": 0.2}, {"logit_bias": {1: 0.001}}, {}):
+        rows = RowOptions.of([SamplingOptions(temperature=1.0, seed=seed, **filters) for seed in range(64)], 1000)
+        steps = torch.zeros(64, dtype=torch.int64)
+        assert torch.equal(next_tokens(logits, rows, steps), next_tokens(logits.float(), rows, steps))
 
 
 def test_ids_outside_the_vocabulary_are_refused():

@@ -100,7 +100,7 @@ def inputs(case: Case, config: ModelConfig, padded: bool) -> dict[str, Tensor]:
     if config.is_encoder_decoder:
         source, target = tokens(case.length), tokens(case.length - 5)
         return {
-            "tokens": source,
+            "source": source,
             "target": target,
             "source_mask": mask(case.length, left=False),
             "target_mask": torch.ones_like(target),
@@ -115,7 +115,7 @@ def inputs(case: Case, config: ModelConfig, padded: bool) -> dict[str, Tensor]:
 def run_reference(model: nn.Module, case: Case, given: dict[str, Tensor]) -> Tensor:
     if "target" in given:
         named = {
-            "input_ids": given["tokens"],
+            "input_ids": given["source"],
             "attention_mask": given["source_mask"],
             "decoder_input_ids": given["target"],
             "decoder_attention_mask": given["target_mask"],

@@ -64,7 +64,7 @@ def torch_layers(norm_first):
     def equations(weights, given):
         table = weights["encoder.embedding.tokens.weight"]
         padding = ~given["source_mask"].bool()
-        x, y = embed(given["tokens"], table), embed(given["target"], table)
+        x, y = embed(given["source"], table), embed(given["target"], table)
         for number in range(LAYERS):
             w = under(weights, f"encoder.layers.{number}.")
             x = torch_layer(nn.TransformerEncoderLayer, w, norm_first)(x, src_key_padding_mask=padding)
@@ -126,7 +126,7 @@ def annotated_equations(weights, given):
     def feed_forward(y, w):
         return linear(linear(y, w, "feed_forward.up").clamp(min=0), w, "feed_forward.down")
 
-    x = embed(given["tokens"], weights["encoder.embedding.tokens.weight"])
+    x = embed(given["source"], weights["encoder.embedding.tokens.weight"])
     for number in range(LAYERS):
         w = under(weights, f"encoder.layers.{number}.")
         h = deviation_norm(x, under(w, "attention_residual.norm."))

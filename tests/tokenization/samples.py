@@ -1,5 +1,7 @@
 """Small tokenizers trained on the spot by other people's libraries, and strings that try tokenizers hard."""
 
+import argparse
+import inspect
 import io
 import json
 import random
@@ -17,7 +19,7 @@ SENTENCES = [
     "① ② ﬁne ﬂow Ⅷ ½ ２０２４年 👍🏽 👨‍👩‍👧 e\u0301 \u1112\u1161\u11ab",
     "<table><tr><td>x = y;</td></tr></table> ----- ===== ..... !!!!! aaaa bbbb     \t\t\n\n",
 ]
-CORPUS = SENTENCES * 20
+CORPUS = SENTENCES * 20 + inspect.getsource(argparse).splitlines()[:800]
 
 PIECES = [
     *"abcdefghijklmnopqrstuvwxyzABCDEFT0123456789     .,;:!?'\"()[]{}<>=+-*/\\_\n\t",

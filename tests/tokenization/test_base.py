@@ -48,10 +48,9 @@ def test_real_texts_stream_to_what_the_library_decodes(kind):
 
 @pytest.mark.parametrize("kind", ["byte fallback", "byte level"])
 def test_a_character_comes_once_it_is_whole(kind):
-    first, *ids = LIBRARY_TOKENIZERS[kind]().encode("a🦊", add_special_tokens=False).ids
-    pieces = streamed(TOKENIZERS[kind], [first, *ids])
+    ids = LIBRARY_TOKENIZERS[kind]().encode("🦊", add_special_tokens=False).ids
     assert len(ids) >= 3
-    assert pieces == ["a", *[""] * (len(ids) - 1), "🦊", ""]
+    assert streamed(TOKENIZERS[kind], ids) == [*[""] * (len(ids) - 1), "🦊", ""]
 
 
 def test_a_broken_character_costs_only_itself():

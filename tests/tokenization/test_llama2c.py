@@ -45,7 +45,7 @@ def test_the_real_file(stories15m):
     assert tokenizer.vocab_size == 32_000
     assert tokenizer.encode("Once upon a time") == [1, 9038, 2501, 263, 931]  # llama2.c's own prompt in its tests
     for text in varied_strings(200, seed=5):
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+        assert tokenizer.decode(tokenizer.encode(text)) == text.replace("▁", " ")
 
 
 @pytest.mark.parametrize(

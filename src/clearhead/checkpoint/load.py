@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from clearhead.checkpoint import native, store
+from clearhead.checkpoint.ctranslate2_model import ctranslate2_config, is_ctranslate2, load_ctranslate2
 from clearhead.checkpoint.fill import Progress, fill
 from clearhead.checkpoint.gguf import open_gguf
 from clearhead.checkpoint.gguf_model import gguf_config, load_gguf
@@ -24,6 +25,7 @@ from clearhead.model.parts import Rope
 from clearhead.tokenization.base import Tokenizer
 from clearhead.tokenization.gguf_vocabulary import from_gguf
 from clearhead.tokenization.load import load_tokenizer
+from clearhead.tokenization.marian import load_marian, marian_files
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def open_model(
         return Opened(load_llama2c(path, dtype, device, progress), tokenizer, path)
     if (path / native.DESCRIPTION).is_file():
         loaded = native.load_native(path, dtype, device, progress)
+    elif is_ctranslate2(path):
+        loaded = load_ctranslate2(path, dtype, device, progress)
     elif (path / "config.json").is_file():
         loaded = load_folder(path, dtype, device, progress)
     else:
@@ -67,6 +71,8 @@ def read_config(what: str | Path) -> ModelConfig:
         return llama2c_config(open_llama2c(path))
     if (path / native.DESCRIPTION).is_file():
         return native.read_description(path)[0]
+    if is_ctranslate2(path):
+        return ctranslate2_config(path)
     if (path / "config.json").is_file():
         return folder_config(path, safetensors_of(path))[0]
     raise not_a_model(path)
@@ -107,7 +113,7 @@ def fetch_from_hub(hub_id: str) -> Path:
         raise ClearheadError(
             f"{hub_id} is neither a path nor an installed name; to load it from the hub: pip install clearhead[hub]"
         ) from None
-    wanted = ["*.json", "*.safetensors", "*.model", "*.jinja"]  # no pickle, no code
+    wanted = ["*.json", "*.safetensors", "*.model", "*.spm", "*.jinja"]  # no pickle, no code
     try:
         return Path(snapshot_download(hub_id, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
@@ -118,6 +124,8 @@ def fetch_from_hub(hub_id: str) -> Path:
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer | None:
+    if marian_files(folder) is not None:
+        return load_marian(folder)
     files = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.model")
     if not any((folder / file).is_file() for file in files):
         return None

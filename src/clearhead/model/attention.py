@@ -16,7 +16,7 @@ from clearhead.model.attend import Scoring
 from clearhead.model.config import GroupedAttention, HeadNorm, QueryTemperature, RotatedHeadNorm, ScoreTemperature
 from clearhead.model.norms import build_norm, root_mean_square
 from clearhead.model.parts import RelativeSinusoid
-from clearhead.model.sight import Distances, Sight
+from clearhead.model.sight import Distances, KeyValue, Sight
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -41,15 +41,20 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, kv_heads * head, bias=config.input_bias)
         self.value = nn.Linear(width, kv_heads * value, bias=config.input_bias)
         self.output = nn.Linear(heads * value, width, bias=config.output_bias)
-        if isinstance(config.head_norm, HeadNorm):
-            self.query_norm = build_norm(config.head_norm.norm, head)
-            self.key_norm = build_norm(config.head_norm.norm, head)
+        weighted = config.head_norm.norm if isinstance(config.head_norm, HeadNorm) else None
+        self.query_norm = build_norm(weighted, head) if weighted else nn.Identity()
+        self.key_norm = build_norm(weighted, head) if weighted else nn.Identity()
         self.relative = RelativeTerm(config, width) if isinstance(config.position, RelativeSinusoid) else None
 
-    def forward(self, x: Tensor, sight: Sight, memory: Tensor | None = None) -> Tensor:
-        """x (B, T, D), memory (B, S, D) for cross-attention -> (B, T, D)."""
-        q, k, v = self.project(x, x if memory is None else memory)
-        q, k = self.place(q, k, sight)
+    def forward(self, x: Tensor, sight: Sight, memory: Tensor | KeyValue | None = None) -> Tensor:
+        """x (B, T, D) -> (B, T, D). For cross-attention memory (B, S, D), or its keys and values from `remember`."""
+        q = self.place(self.heads(self.query, x), self.query_norm, sight)
+        if isinstance(memory, tuple):
+            k, v = memory
+        else:
+            k, v = self.remember(x if memory is None else memory, sight)
+            if sight.keep is not None:
+                k, v = sight.keep(k, v)
         bias = sight.bias
         if self.relative is not None and sight.distances is not None:
             q, bias = self.relative(q, sight.distances, self.scale)
@@ -61,29 +66,34 @@ class Attention(nn.Module):
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
         )
-        return self.output(merge_heads(sight.kernel(q, k, v, how)))
+        return self.output(merge_heads(sight.kernel(self.warmed(q, sight), k, v, how)))
 
-    def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.query(x), self.key(memory), self.value(memory)
+    def remember(self, x: Tensor, sight: Sight) -> KeyValue:
+        """All that later queries need of x (B, S, D); values never carry position (book B2)."""
+        return self.place(self.heads(self.key, x), self.key_norm, sight), self.heads(self.value, x)
+
+    def heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
+        """(B, T, D) -> (B, N or K, T, H)."""
+        projected = projection(x)
         if self.config.clip is not None:
-            q, k, v = (part.clamp(-self.config.clip, self.config.clip) for part in (q, k, v))
-        kv_heads = self.config.num_kv_heads
-        return split_heads(q, self.config.num_heads), split_heads(k, kv_heads), split_heads(v, kv_heads)
+            projected = projected.clamp(-self.config.clip, self.config.clip)
+        return split_heads(projected, self.config.num_heads if projection is self.query else self.config.num_kv_heads)
 
-    def place(self, q: Tensor, k: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
-        """Norms and position of queries and keys; values never carry position (book B2)."""
-        norm = self.config.head_norm
-        if isinstance(norm, HeadNorm):
-            q, k = self.query_norm(q), self.key_norm(k)
+    def place(self, part: Tensor, norm: nn.Module, sight: Sight) -> Tensor:
+        """Norm and position of queries or keys."""
+        part = norm(part)
         if sight.rotation is not None:
-            q, k = sight.rotation.turn(q), sight.rotation.turn(k)
-        if isinstance(norm, RotatedHeadNorm):
-            q, k = (root_mean_square(part, norm.epsilon).to(part.dtype) for part in (q, k))
-        if isinstance(self.config.temperature, QueryTemperature):
-            steps = (sight.query_index[:, None, :, None] + 1) // self.config.temperature.floor
-            growth = torch.log1p(steps.to(torch.promote_types(q.dtype, torch.float32)))
-            q = q * (1 + self.config.temperature.scale * growth).to(q.dtype)
-        return q, k
+            part = sight.rotation.turn(part)
+        if isinstance(self.config.head_norm, RotatedHeadNorm):
+            part = root_mean_square(part, self.config.head_norm.epsilon).to(part.dtype)
+        return part
+
+    def warmed(self, q: Tensor, sight: Sight) -> Tensor:
+        if not isinstance(self.config.temperature, QueryTemperature):
+            return q
+        steps = (sight.query_index[:, None, :, None] + 1) // self.config.temperature.floor
+        growth = torch.log1p(steps.to(torch.promote_types(q.dtype, torch.float32)))
+        return q * (1 + self.config.temperature.scale * growth).to(q.dtype)
 
     def score_temperature(self, sight: Sight, dtype: torch.dtype) -> Tensor | None:
         if not isinstance(self.config.temperature, ScoreTemperature):

@@ -18,7 +18,7 @@ from clearhead.model.feed_forward import FeedForwardLayer
 from clearhead.model.latent_attention import UnfoldedAttention
 from clearhead.model.mixture import MixtureLayer
 from clearhead.model.norms import build_norm
-from clearhead.model.sight import Sight
+from clearhead.model.sight import KeyValue, Sight
 
 
 def build_attention(config: GroupedAttention | LatentAttention, width: int, dropout: float) -> nn.Module:
@@ -67,9 +67,13 @@ class Block(nn.Module):
             self.feed_forward_residual = Residual(layer, width, dropout.residual)
 
     def forward(
-        self, x: Tensor, sight: Sight, memory: Tensor | None = None, memory_sight: Sight | None = None
+        self,
+        x: Tensor,
+        sight: Sight,
+        memory: Tensor | KeyValue | None = None,
+        memory_sight: Sight | None = None,
     ) -> Tensor:
-        """x (B, T, D) -> (B, T, D); memory (B, S, D) is the encoder's last output."""
+        """x (B, T, D) -> (B, T, D); memory (B, S, D) is the encoder's last output, or what is remembered of it."""
         if self.layer.placement == "parallel":
             return self.attention_residual(x, lambda h: self.attention(h, sight) + self.feed_forward(h))
         x = self.attention_residual(x, partial(self.attention, sight=sight))

@@ -1,6 +1,6 @@
 """Multi-head latent attention (DeepSeek-V2, §2.1): keys and values unfolded from one small vector per token.
 
-    latent c = norm(W_down x) (B, S, R)      rotary key r = rotate(W_rot x) (B, 1, S, H_r), one for all heads
+    latent c = norm(W_down x) (B, 1, S, R)    rotary key r = rotate(W_rot x) (B, 1, S, H_r), one for all heads
     plain:     k_n = [U_n c | r],  v_n = V_n c            q_n = [p_n | rotate(r_n)]
     absorbed:  q_n = [U_nᵀ p_n | rotate(r_n)] against [c | r], then V_n on the result
 
@@ -46,6 +46,8 @@ class UnfoldedAttention(nn.Module):
         """x (B, T, D) -> (B, T, D)."""
         plain, rotary = self.queries(x, sight)
         latent, rotary_key = self.compress(x, sight)
+        if sight.keep is not None:
+            latent, rotary_key = sight.keep(latent, rotary_key)
         attend = self.absorbed if sight.absorb else self.plain
         how = Scoring(mask=sight.mask, scale=self.scale, dropout=self.dropout if self.training else 0.0)
         return self.output(merge_heads(attend(plain, rotary, latent, rotary_key, sight, how)))
@@ -62,13 +64,13 @@ class UnfoldedAttention(nn.Module):
         return plain, sight.rotation.turn(rotary)
 
     def compress(self, x: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
-        """All that later tokens need of this one: latent (B, S, R), rotary key (B, 1, S, rotary)."""
+        """All that later tokens need of this one: latent (B, 1, S, R), rotary key (B, 1, S, rotary)."""
         latent, rotary_key = self.latent(x).split((self.config.latent_rank, self.config.rotary_width), dim=-1)
         assert sight.rotation is not None
-        return self.latent_norm(latent), sight.rotation.turn(rotary_key[:, None])
+        return self.latent_norm(latent)[:, None], sight.rotation.turn(rotary_key[:, None])
 
     def plain(self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, sight: Sight, how: Scoring) -> Tensor:
-        unfolded = split_heads(self.unfold(latent), self.config.num_heads)
+        unfolded = split_heads(self.unfold(latent[:, 0]), self.config.num_heads)
         k, v = unfolded.split((self.config.plain_width, self.config.value_width), dim=-1)
         k = torch.cat((k, rotary_key.expand(-1, self.config.num_heads, -1, -1)), dim=-1)
         return sight.kernel(torch.cat((p, r), dim=-1), k, v, how)
@@ -76,7 +78,6 @@ class UnfoldedAttention(nn.Module):
     def absorbed(self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, sight: Sight, how: Scoring) -> Tensor:
         unfold = self.unfold.weight.view(self.config.num_heads, -1, self.config.latent_rank)  # (N, plain + value, R)
         to_key, to_value = unfold.split((self.config.plain_width, self.config.value_width), dim=1)
-        shared = latent[:, None]  # (B, 1, S, R): one key-value head, as in multi-query attention
-        key = torch.cat((shared, rotary_key), dim=-1)
-        out = sight.kernel(torch.cat((p @ to_key, r), dim=-1), key, shared, how)  # (B, N, T, R)
+        key = torch.cat((latent, rotary_key), dim=-1)  # one key-value head, as in multi-query attention
+        out = sight.kernel(torch.cat((p @ to_key, r), dim=-1), key, latent, how)  # (B, N, T, R)
         return out @ to_value.transpose(-2, -1)

@@ -30,35 +30,43 @@ class Mask:
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the queries and keys of one forward stand: slots in the sequence, padding and documents."""
+    """Where the queries and keys of one forward stand; distances and masks are counted between these numbers."""
 
-    query_index: Tensor  # (1, T)
-    key_index: Tensor  # (1, S)
+    query_index: Tensor  # (B or 1, T)
+    key_index: Tensor  # (B or 1, S)
     key_is_real: Tensor | None = None  # (B, S), None: no padding
     query_document: Tensor | None = None  # (B, T), None: one document per row
     key_document: Tensor | None = None  # (B, S)
 
+    first_index: Tensor | int = 0  # (B, 1), of the first real token: chunks are counted from there
+    whole: bool = True  # the keys are all tokens up to the last query, in their order
+
     @staticmethod
     def of(tokens: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> "Grid":
-        """A whole sequence looking at itself; tokens (B, T)."""
+        """A whole sequence looking at itself, counted in slots; tokens (B, T)."""
         index = torch.arange(tokens.shape[1], device=tokens.device)[None]
-        real = None if attention_mask is None else attention_mask.bool()
-        return Grid(index, index, real, documents, documents)
+        if attention_mask is None:
+            return Grid(index, index, None, documents, documents)
+        real = attention_mask.bool()
+        return Grid(index, index, real, documents, documents, first_index=real.int().argmax(dim=1, keepdim=True))
 
-    @property
-    def num_left_padding(self) -> Tensor | int:
-        """Slots before the first real token, (B, 1): chunks are counted from there."""
-        if self.key_is_real is None:
-            return 0
-        return self.key_is_real.int().argmax(dim=1, keepdim=True)
+    @staticmethod
+    def at(positions: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> "Grid":
+        """The same counted in positions (B or 1, T), so that padding adds to no distance."""
+        real = None if attention_mask is None else attention_mask.bool()
+        return Grid(positions, positions, real, documents, documents)
 
 
 def make_mask(reach: Reach, grid: Grid) -> Mask:
     plain = grid.key_is_real is None and grid.query_document is None
     if plain and isinstance(reach, Everything):
         return Mask()
-    if plain and isinstance(reach, Causal) and grid.query_index.shape == grid.key_index.shape:
-        return Mask(causal=True)
+    if plain and isinstance(reach, Causal) and grid.whole:
+        num_queries, num_keys = grid.query_index.shape[1], grid.key_index.shape[1]
+        if num_queries == num_keys:
+            return Mask(causal=True)
+        if num_queries == 1:  # the last token sees all
+            return Mask()
     allowed = reach_mask(reach, grid)
     if grid.key_is_real is not None:
         allowed = allowed & grid.key_is_real[:, None, :]
@@ -78,7 +86,7 @@ def reach_mask(reach: Reach, grid: Grid) -> Tensor:
         case Window(size=size):
             return (key <= query) & (query - key < size)
         case Chunk(size=size):
-            start = torch.as_tensor(grid.num_left_padding, device=query.device).reshape(-1, 1, 1)
+            start = torch.as_tensor(grid.first_index, device=query.device).reshape(-1, 1, 1)
             same = (query - start).div(size, rounding_mode="floor") == (key - start).div(size, rounding_mode="floor")
             return (key <= query) & same
 

@@ -3,8 +3,9 @@
 sights = look(stack.layers, grid, positions, ...); layer(x, sights[layer.attention])
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,25 +24,42 @@ class Distances:
     """Transformer-XL: a vector for each distance that occurs, and which one belongs to (query, key)."""
 
     encodings: Tensor  # (M, D) for the distances from the smallest to the largest
-    row: Tensor  # (1, 1, T, S) into M
+    row: Tensor  # (B or 1, 1, T, S) into M
+
+
+KeyValue = tuple[Tensor, Tensor]
+
+
+class Cache(Protocol):
+    """Past tokens, as the network sees them. Whoever runs the network moves it on (cache/cache.py)."""
+
+    def begin(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """Take note of new tokens (B, T); their positions (B or 1, T)."""
+
+    def grid(self, reach: Reach) -> Grid:
+        """Where the new tokens and the keys kept for layers of this reach stand."""
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> KeyValue:
+        """Keep what is new (B, K, T, H); give back all that is kept (B, K, S, H)."""
 
 
 @dataclass(frozen=True)
 class Sight:
     mask: Mask
     kernel: Kernel
-    query_index: Tensor  # (1, T)
+    query_index: Tensor  # (B or 1, T)
     rotation: Rotation | None = None
     bias: Tensor | None = None  # (B or 1, N, T, S)
     distances: Distances | None = None
     absorb: bool = False  # latent attention: work on the latent itself
+    keep: Callable[[Tensor, Tensor], KeyValue] | None = None  # this layer's place in the cache
 
 
 @dataclass(frozen=True)
 class Lighting:
     """What all sights of a forward are made from."""
 
-    grid: Grid
+    grid: Callable[[Reach], Grid]
     positions: Tensor  # (B or 1, T)
     width: int
     dtype: torch.dtype
@@ -49,20 +67,22 @@ class Lighting:
     absorb: bool
 
 
-def look(
-    layers: Iterable[Layer], lighting: Lighting, bucket_table: nn.Embedding | None
-) -> dict[AttentionConfig, Sight]:
+def look(layers: Iterable[Layer], light: Lighting, bucket_table: nn.Embedding | None) -> dict[AttentionConfig, Sight]:
+    grids: dict[Reach, Grid] = {}
     masks: dict[Reach, Mask] = {}
     sights: dict[AttentionConfig, Sight] = {}
     for attention in dict.fromkeys(layer.attention for layer in layers):
-        if attention.reach not in masks:
-            masks[attention.reach] = make_mask(attention.reach, lighting.grid)
-        sights[attention] = see(attention, masks[attention.reach], lighting, bucket_table)
+        reach = attention.reach
+        if reach not in masks:
+            grids[reach] = light.grid(reach)
+            masks[reach] = make_mask(reach, grids[reach])
+        sights[attention] = see(attention, grids[reach], masks[reach], light, bucket_table)
     return sights
 
 
-def see(attention: AttentionConfig, mask: Mask, light: Lighting, bucket_table: nn.Embedding | None) -> Sight:
-    distance = light.grid.query_index[:, :, None] - light.grid.key_index[:, None, :]  # (1, T, S)
+def see(
+    attention: AttentionConfig, grid: Grid, mask: Mask, light: Lighting, bucket_table: nn.Embedding | None
+) -> Sight:
     rotation, bias, distances = None, None, None
     match attention.position:
         case Rope() as rope:
@@ -70,17 +90,24 @@ def see(attention: AttentionConfig, mask: Mask, light: Lighting, bucket_table: n
             rotation = rotation_for(rope, light.positions, turned, light.dtype)
         case RelativeBuckets() as buckets:
             assert bucket_table is not None
-            bias = bucket_table(bucket_of(distance, buckets)).movedim(-1, 1)  # (1, T, S, N) -> (1, N, T, S)
+            bias = bucket_table(bucket_of(distance(grid), buckets)).movedim(-1, 1)  # (B, T, S, N) -> (B, N, T, S)
         case Alibi() as alibi:
-            bias = alibi_bias(distance, attention.num_heads, alibi, light.dtype)
+            bias = alibi_bias(distance(grid), attention.num_heads, alibi, light.dtype)
         case RelativeSinusoid():
-            distances = every_distance(distance, light.width, light.dtype)
-    return Sight(mask, light.kernel, light.grid.query_index, rotation, bias, distances, light.absorb)
+            distances = every_distance(distance(grid), light.width, light.dtype)
+    return Sight(mask, light.kernel, grid.query_index, rotation, bias, distances, light.absorb)
+
+
+def distance(grid: Grid) -> Tensor:
+    """From key to query, (B or 1, T, S)."""
+    return grid.query_index[:, :, None] - grid.key_index[:, None, :]
 
 
 def every_distance(distance: Tensor, width: int, dtype: torch.dtype) -> Distances:
+    """The T queries are the last of S tokens: distances run from 1 - T to S - 1."""
     num_queries, num_keys = distance.shape[-2:]
-    smallest = distance[0, 0, -1]  # the first query and the last key
-    between = torch.arange(num_queries + num_keys - 1, device=distance.device) + smallest
+    smallest, count = 1 - num_queries, num_queries + num_keys - 1
+    between = torch.arange(smallest, smallest + count, device=distance.device)
     encodings = sinusoids(between, width, SinusoidalPositions(layout="halves"), dtype)
-    return Distances(encodings, (distance - smallest)[:, None])
+    # A query in the padding has no such place; its row is nobody's.
+    return Distances(encodings, (distance - smallest).clamp(0, count - 1)[:, None])

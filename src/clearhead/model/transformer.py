@@ -7,22 +7,25 @@ One class for three kinds: a decoder alone, an encoder alone, or both. The netwo
 positions are made anew in each call, and the attention kernel comes in as an argument.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.model.attend import Kernel, fused
+from clearhead.model.attention import Attention
 from clearhead.model.block import Block
 from clearhead.model.config import ModelConfig, Stack
 from clearhead.model.embedding import LogitHead, TokenEmbedding
 from clearhead.model.initialize import initialize
 from clearhead.model.masks import Grid, memory_mask, positions_from
 from clearhead.model.norms import build_norm
-from clearhead.model.parts import RelativeBuckets
-from clearhead.model.sight import Lighting, Sight, look
+from clearhead.model.parts import Reach, RelativeBuckets
+from clearhead.model.sight import Cache, KeyValue, Lighting, Sight, look
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,10 @@ class Memory:
 
     states: Tensor  # (B, S, D)
     mask: Tensor | None = None  # (B, S), None: no padding
+    remembered: tuple[KeyValue, ...] | None = None  # keys and values of each layer's cross-attention, made once
+
+    def of_layer(self, number: int) -> Tensor | KeyValue:
+        return self.states if self.remembered is None else self.remembered[number]
 
 
 class LayerStack(nn.Module):
@@ -53,24 +60,37 @@ class LayerStack(nn.Module):
         token_types: Tensor | None = None,
         documents: Tensor | None = None,
         memory: Memory | None = None,
+        cache: Cache | None = None,
         kernel: Kernel = fused,
         absorb: bool = False,
     ) -> Tensor:
         """tokens, mask, positions, token_types, documents (B, T) -> hidden states (B, T, D)."""
         check_shapes(tokens, mask=mask, position_ids=positions, token_types=token_types, documents=documents)
-        positions = positions_from(tokens, mask) if positions is None else positions
+        grid: Callable[[Reach], Grid]
+        if cache is not None:
+            positions = cache.begin(tokens, mask) if positions is None else positions
+            grid = cache.grid
+        elif positions is None:
+            positions = positions_from(tokens, mask)
+            grid = constant(Grid.at(positions, mask, documents))
+        else:  # the caller's numbers turn and embed, but need not say who comes after whom
+            grid = constant(Grid.of(tokens, mask, documents))
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere to look is to wait
             self.embedding.check(tokens, positions, token_types)
         x = self.embedding(tokens, positions, token_types)
-        light = Lighting(Grid.of(tokens, mask, documents), positions, self.width, x.dtype, kernel, absorb)
+        light = Lighting(grid, positions, self.width, x.dtype, kernel, absorb)
         sights = look(self.stack.layers, light, self.relative_bias)
-        states, memory_sight = None, None
-        if memory is not None:
-            states = memory.states
-            memory_sight = Sight(memory_mask(memory.mask), kernel, light.grid.query_index)
-        for layer, block in zip(self.stack.layers, self.layers, strict=True):
-            x = block(x, sights[layer.attention], states, memory_sight)
+        memory_sight = None if memory is None else Sight(memory_mask(memory.mask), kernel, positions)
+        for number, (layer, block) in enumerate(zip(self.stack.layers, self.layers, strict=True)):
+            sight = sights[layer.attention]
+            if cache is not None:
+                sight = replace(sight, keep=partial(cache.write, number))
+            x = block(x, sight, None if memory is None else memory.of_layer(number), memory_sight)
         return self.final_norm(x)
+
+
+def constant(grid: Grid) -> Callable[[Reach], Grid]:
+    return lambda reach: grid
 
 
 def bucket_table(stack: Stack) -> nn.Embedding | None:
@@ -92,16 +112,17 @@ class Transformer(nn.Module):
         self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
         initialize(self, config)
 
-    def forward(self, tokens: Tensor, *inputs: Any, **options: Any) -> Tensor:
+    def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Logits (B, T, V); hidden states (B, T, D) where the model has no head.
 
         One stack: forward(tokens, attention_mask=None, position_ids=None, token_types=None, documents=None).
         Encoder-decoder: forward(source, target, source_mask=None, target_mask=None).
-        Both take kernel= (attend.fused or attend.reference) and absorb= (latent attention on the latent itself).
+        Both take kernel= (attend.fused or attend.reference) and absorb= (latent attention on the latent itself),
+        and with one stack cache=: past tokens, of which these are the next.
         """
         if self.config.is_encoder_decoder:
-            return self.translate(tokens, *inputs, **options)
-        return self.read(tokens, *inputs, **options)
+            return self.translate(*inputs, **options)
+        return self.read(*inputs, **options)
 
     def read(
         self,
@@ -138,6 +159,13 @@ class Transformer(nn.Module):
         if self.encoder is None:
             raise ClearheadError("this model has no encoder; call network(tokens)")
         return Memory(self.encoder(source, source_mask, **options), source_mask)
+
+    def remember(self, memory: Memory) -> Memory:
+        """The memory with every layer's cross-attention keys and values, so that decoding does not repeat them."""
+        assert self.decoder is not None
+        sight = Sight(memory_mask(memory.mask), fused, torch.zeros(1, 1, device=memory.states.device))
+        layers = [cast(Attention, block.cross_attention) for block in self.decoder.layers]
+        return replace(memory, remembered=tuple(layer.remember(memory.states, sight) for layer in layers))
 
     def decode(self, target: Tensor, memory: Memory, target_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Every decoder layer looks at the encoder's last output (book C3)."""

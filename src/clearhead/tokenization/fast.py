@@ -23,6 +23,8 @@ ENDS_OF_TEXT = frozenset(("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>"))
 ENDS_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"))
 # Stands for any text before a token; decoders leave a plain letter as it is.
 SOME_TEXT = "a"
+# Byte tokens that are no character on their own.
+HIGH_BYTES = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x80, 0x100)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,11 +170,11 @@ class FastTokenizer:
         """
         if self._is_byte_level:
             return from_byte_alphabet(token)
-        if self._has_byte_tokens and (byte := _high_byte(token)):
-            return byte
+        if self._has_byte_tokens and token in HIGH_BYTES:
+            return HIGH_BYTES[token]
         if previous is None:
             return self._joined([token]).encode()
-        if self._has_byte_tokens and _high_byte(previous):
+        if self._has_byte_tokens and previous in HIGH_BYTES:
             previous = SOME_TEXT
         return self._joined([previous, token])[len(self._joined([previous])) :].encode()
 
@@ -194,20 +196,10 @@ def library_errors(problem: str) -> Iterator[None]:
     except BaseException as error:
         # The library raises plain Exception for whatever is wrong with its input, or panics: a panic of its
         # Rust code is a BaseException of a class that cannot be imported.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        is_from_library = isinstance(error, Exception) or type(error).__name__ == "PanicException"
+        if isinstance(error, ClearheadError) or not is_from_library:
             raise
         raise ClearheadError(f"{problem}: {error}") from error
-
-
-def _high_byte(token: str) -> bytes:
-    """The byte of a byte token such as `<0xE4>`, or nothing. Lower ones are characters of their own."""
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        try:
-            value = int(token[3:5], 16)
-        except ValueError:
-            return b""
-        return bytes([value]) if value >= 0x80 else b""
-    return b""
 
 
 def mark_special(library: tokenizers.Tokenizer, tokens: Iterable[str]) -> None:

@@ -20,8 +20,9 @@ from clearhead.tokenization.sentencepiece import Kind, Piece, SentencePieces, bu
 from clearhead.tokenization.sentencepiece_normalizer import SPACE
 from clearhead.tokenization.splits import gguf_split
 
-PREFIX = "tokenizer.ggml."
 T = TypeVar("T")
+
+PREFIX = "tokenizer.ggml."
 STOP_KEYS = ("eot_token_id", "eom_token_id")
 
 
@@ -40,10 +41,11 @@ def _byte_level(metadata: Mapping[str, object]) -> FastTokenizer:
     tokens, kinds = _vocabulary(metadata)
     split = gguf_split(_value(metadata, "pre", str) or "default")
     special = _special(metadata, tokens)
+    merges = [_merge(text) for text in _array(metadata, "merges", str) or []]
     with library_errors("the GGUF file's merges do not fit its tokens"):
         library = byte_level_bpe(
             {token: token_id for token_id, token in enumerate(tokens)},
-            [_merge(text) for text in _array(metadata, "merges", str) or []],
+            merges,
             split.patterns,
             whole_words_first=split.whole_words_first,
             normalizer=normalizers.NFC() if split.composes_unicode else None,
@@ -81,7 +83,7 @@ def _wordpiece(metadata: Mapping[str, object]) -> FastTokenizer:
     """BERT's: a GGUF file marks the start of a word by ▁, the library its continuation by ##."""
     tokens, kinds = _vocabulary(metadata)
     special = _special(metadata, tokens, defaults={"bos": 101, "eos": 102, "pad": 0, "unknown": 100})
-    separator = _token(metadata, "seperator_token_id", tokens) or special.eos
+    separator = _token(metadata, "seperator_token_id", tokens) or special.eos  # the key is spelled so
     spelled = [
         token if kind != Kind.NORMAL else token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
         for token, kind in zip(tokens, kinds, strict=True)

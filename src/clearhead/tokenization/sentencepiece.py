@@ -80,13 +80,11 @@ def build(
     chat_template: str | None = None,
 ) -> FastTokenizer:
     """The tokenizer of a vocabulary; `added` are further tokens by id, in order."""
-    library = tokenizers.Tokenizer(_bpe(vocabulary) if vocabulary.algorithm == "bpe" else _unigram(vocabulary))
-    with library_errors("the SentencePiece model's character map is not usable"):
+    with library_errors("the SentencePiece vocabulary is not usable"):
+        library = tokenizers.Tokenizer(_bpe(vocabulary) if vocabulary.algorithm == "bpe" else _unigram(vocabulary))
         library.normalizer = _library_normalizer(vocabulary)
-    user_defined = vocabulary.texts(Kind.USER_DEFINED)
-    if user_defined and vocabulary.algorithm == "bpe":
-        longest_first = sorted(user_defined, key=len, reverse=True)
-        library.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated")
+    if vocabulary.algorithm == "bpe" and (user_defined := vocabulary.texts(Kind.USER_DEFINED)):
+        library.pre_tokenizer = _cut_out(user_defined)
     strips_space = vocabulary.add_dummy_prefix or vocabulary.remove_extra_whitespaces
     library.decoder = decoders.Sequence(
         [
@@ -103,6 +101,16 @@ def build(
             raise ClearheadError(f"the added token {token.content!r} cannot have the id {token_id}")
     frame(library, special.bos if adds_bos else None, special.eos if adds_eos else None)
     return FastTokenizer(library, special, chat_template, _exact_normalizer(vocabulary))
+
+
+def _cut_out(texts: list[str]) -> pre_tokenizers.PreTokenizer:
+    """Cut the text so that these become words of their own, which `ignore_merges` then takes whole.
+
+    So that the literal text of a byte token is not taken whole too, it is cut after its first character.
+    """
+    longest_first = sorted(texts, key=len, reverse=True)
+    patterns = ("|".join(map(re.escape, longest_first)), r"\A<(?=0x[0-9A-F]{2}>\z)")
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns])
 
 
 def _bpe(vocabulary: SentencePieces) -> models.BPE:

@@ -66,9 +66,9 @@ class Settings:
 
     def chat_template(self) -> str | None:
         template = self.template_file or self.tokenizer_config.get("chat_template")
-        if isinstance(template, list):  # named templates; the plain one has this name
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
+        if isinstance(template, list):  # several, of which one is for plain chats
+            entries = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+            template = entries[0].get("template") if entries else None
         if template is not None and not isinstance(template, str):
             raise ClearheadError("the chat template in tokenizer_config.json is not text")
         return template
@@ -76,10 +76,12 @@ class Settings:
     def added_tokens(self) -> dict[int, AddedToken]:
         """Tokens that come after those of a SentencePiece model, by id."""
         listed = self.tokenizer_config.get("added_tokens_decoder", {})
+        if not isinstance(listed, dict):
+            raise ClearheadError("added_tokens_decoder in tokenizer_config.json is not an object")
         added = {}
-        for key, entry in listed.items() if isinstance(listed, dict) else []:
+        for key, entry in listed.items():
             token = _content(entry)
-            if token is None or not key.isdecimal():
+            if token is None or not (key.isdecimal() and len(key) < 10):
                 raise ClearheadError(f"added_tokens_decoder in tokenizer_config.json has a malformed entry {key!r}")
             special = isinstance(entry, dict) and entry.get("special") is True
             added[int(key)] = AddedToken(token, special=special, normalized=False)

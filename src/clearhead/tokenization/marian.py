@@ -1,0 +1,218 @@
+"""Marian's tokenizer: SentencePiece cuts the text, and a vocabulary of its own numbers the pieces.
+
+    load_marian(Path("opus-mt-zh-en")).encode("你好，世界！")   # the last id is that of </s>
+
+The vocabulary was counted over cut text in both languages, so its ids are not SentencePiece's, and a character
+that SentencePiece does not know may still have one. Files: source.spm, target.spm and vocab.json in Hugging Face
+folders; sentencepiece.model or source.spm beside shared_vocabulary.json in CTranslate2's.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import models
+
+from clearhead.errors import ClearheadError
+from clearhead.tokenization.base import StreamDecoder
+from clearhead.tokenization.charsmap import Charsmap
+from clearhead.tokenization.fast import SpecialTokens, library_errors
+from clearhead.tokenization.sentencepiece import Kind
+from clearhead.tokenization.sentencepiece_file import read_model
+from clearhead.tokenization.sentencepiece_normalizer import SPACE, SentencePieceNormalizer
+from clearhead.tokenization.settings import Settings, read_bytes, read_text
+
+SOURCE_MODEL, TARGET_MODEL, VOCABULARY = "source.spm", "target.spm", "vocab.json"
+CTRANSLATE2_MODEL, CTRANSLATE2_VOCABULARY = "sentencepiece.model", "shared_vocabulary.json"
+DEFAULTS = SpecialTokens(eos="</s>", unknown="<unk>", pad="<pad>")
+LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)  # the target's, before a text for a model of many languages
+NO_RULES = struct.pack("<II", 4, 0)  # a character map whose trie has a root and nothing below
+
+
+class MarianTokenizer:
+    """`tokens` by id; `source_model` and `target_model` are SentencePiece files.
+
+    Decoding needs the vocabulary alone, so the target's file is only kept, for those who train. A decoded text
+    may start or end in a space, which transformers strips: a stream cannot take back what it has given.
+    """
+
+    bos_id = None
+    chat_template = None
+
+    def __init__(
+        self, source_model: bytes, tokens: Sequence[str], special: SpecialTokens = DEFAULTS, target_model: bytes = b""
+    ) -> None:
+        self._segmenter = _Segmenter(source_model)
+        self._source_model = source_model
+        self._target_model = target_model or source_model
+        self._tokens = tuple(tokens)
+        self._ids = {token: token_id for token_id, token in enumerate(tokens)}
+        if len(self._ids) < len(self._tokens):
+            repeated = next(token for place, token in enumerate(tokens) if self._ids[token] != place)
+            raise ClearheadError(f"the token {repeated!r} occurs more than once in the vocabulary")
+        self._special = {"eos": special.eos, "unk": special.unknown, "pad": special.pad}
+        self.eos_id, self.unknown_id, self.pad_id = (self._special_id(*role) for role in self._special.items())
+        self.vocab_size = len(self._tokens)
+        self.stop_ids = frozenset((self.eos_id,))
+        self.special_ids = frozenset((self.eos_id, self.unknown_id, self.pad_id))
+        longest_first = sorted((self._tokens[token_id] for token_id in self.special_ids), key=len, reverse=True)
+        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        with library_errors(f"the text {text[:40]!r} cannot be encoded"):
+            ids = [self._ids.get(piece, self.unknown_id) for piece in self._pieces(text)]
+        return [*ids, self.eos_id] if add_special_tokens else ids
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        decoder = StreamDecoder(self, skip_special_tokens)
+        return "".join([decoder.push(token_id) for token_id in ids]) + decoder.finish()
+
+    def token_bytes(self, token_id: int, after: int | None) -> bytes:
+        """A special token that is kept stands between spaces."""
+        text = self.token_text(token_id)
+        if after is None:
+            text = text.lstrip(" ")
+        elif after in self.special_ids:
+            text = " " + text.lstrip(" ")
+        return text.encode()
+
+    def token_text(self, token_id: int) -> str:
+        if not 0 <= token_id < self.vocab_size:
+            return f"<{token_id}>"
+        return self._tokens[token_id].replace(SPACE, " ")
+
+    def save(self, folder: str | Path) -> None:
+        """Write source.spm, target.spm, vocab.json and tokenizer_config.json, as transformers' MarianTokenizer reads.
+
+        Where there is no file for the target, as in CTranslate2's folders, the source's takes its place.
+        """
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"tokenizer_class": "MarianTokenizer"} | {
+            f"{key}_token": token for key, token in self._special.items()
+        }
+        (folder / SOURCE_MODEL).write_bytes(self._source_model)
+        (folder / TARGET_MODEL).write_bytes(self._target_model)
+        (folder / VOCABULARY).write_text(json.dumps(self._ids, ensure_ascii=False, indent=2), encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+    def _special_id(self, role: str, token: str | None) -> int:
+        if not token or token not in self._ids:
+            raise ClearheadError(f"the vocabulary lacks {token!r}, the token that Marian needs as {role}_token")
+        return self._ids[token]
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        for place, part in enumerate(self._special_pattern.split(text)):
+            if place % 2:
+                yield part  # a special token
+                continue
+            if code := LANGUAGE_CODE.match(part):
+                yield code.group()
+                part = part[code.end() :]
+            yield from self._segmenter.pieces(part)
+
+
+class _Segmenter:
+    """SentencePiece's cut of a text, with the text itself where it knows no piece."""
+
+    def __init__(self, content: bytes) -> None:
+        model, _ = read_model(content)
+        extra = {piece.kind for piece in model.pieces} & {Kind.USER_DEFINED, Kind.BYTE}
+        if model.algorithm != "unigram" or extra:
+            kind = model.algorithm + "".join(f" with {kind.name.lower()} pieces" for kind in sorted(extra))
+            raise ClearheadError(f"the SentencePiece model is of the kind {kind}; Marian's are plain unigram")
+        unknown = [place for place, piece in enumerate(model.pieces) if piece.kind == Kind.UNKNOWN]
+        if not unknown:
+            raise ClearheadError("the SentencePiece model has no piece for unknown text")
+        # Only normal pieces are found in a text; one that starts with a space never is, for there it is ▁.
+        scored = [
+            (piece.text if piece.kind == Kind.NORMAL else f" {piece.text}", piece.score) for piece in model.pieces
+        ]
+        self._model = models.Unigram(scored, unk_id=unknown[0])
+        self._normalizer = SentencePieceNormalizer(
+            charsmap=Charsmap(model.charsmap or NO_RULES),
+            add_dummy_prefix=model.add_dummy_prefix,
+            remove_extra_whitespaces=model.remove_extra_whitespaces,
+            user_defined=(),
+        )
+
+    def pieces(self, text: str) -> list[str]:
+        return [token.value for token in self._model.tokenize(self._normalizer.apply(text))]
+
+
+def marian_files(folder: Path) -> tuple[Path, Path] | None:
+    """The SentencePiece model and the vocabulary of a folder, if it has both."""
+    pairs = (
+        (SOURCE_MODEL, VOCABULARY),
+        (SOURCE_MODEL, CTRANSLATE2_VOCABULARY),
+        (CTRANSLATE2_MODEL, CTRANSLATE2_VOCABULARY),
+    )
+    for model, vocabulary in pairs:
+        if (folder / model).is_file() and (folder / vocabulary).is_file():
+            return folder / model, folder / vocabulary
+    return None
+
+
+def load_marian(folder: str | Path) -> MarianTokenizer:
+    """The tokenizer of a Hugging Face or CTranslate2 folder."""
+    folder = Path(folder)
+    files = marian_files(folder)
+    if files is None:
+        raise ClearheadError(f"{folder} holds no Marian tokenizer; looked for {SOURCE_MODEL} and {VOCABULARY}")
+    model, vocabulary = files
+    target = folder / TARGET_MODEL
+    try:
+        tokens = read_vocabulary(vocabulary)
+        settings = Settings.read(folder)
+        if vocabulary.name == CTRANSLATE2_VOCABULARY:
+            tokens = [*tokens, str(DEFAULTS.pad)]
+            settings = _ctranslate2_settings(folder / "config.json")
+        if settings.tokenizer_config.get("separate_vocabs"):
+            raise ClearheadError(
+                "source and target have a vocabulary each; Marian models with one for both can be read"
+            )
+        special = settings.special_tokens(dict(enumerate(tokens)).get, DEFAULTS)
+        return MarianTokenizer(read_bytes(model), tokens, special, read_bytes(target) if target.is_file() else b"")
+    except ClearheadError as error:
+        raise ClearheadError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
+
+
+def _ctranslate2_settings(path: Path) -> Settings:
+    """CTranslate2 names the special tokens in config.json, by the keys of Hugging Face's tokenizer_config.json."""
+    config = _read_json(path) if path.is_file() else {}
+    if not isinstance(config, dict):
+        raise ClearheadError(f"{path.name} holds {type(config).__name__}, where an object is needed")
+    return Settings(tokenizer_config=config, special_tokens_map={}, generation_config={}, template_file=None)
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """Tokens by id: vocab.json maps each token to its id, shared_vocabulary.json lists them in order."""
+    content = _read_json(path)
+    tokens = content
+    if isinstance(content, dict):
+        tokens = sorted(content, key=lambda token: _checked_id(token, content[token], path))
+        if any(content[token] != place for place, token in enumerate(tokens)):
+            raise ClearheadError(f"{path.name} does not number its {len(tokens)} tokens from 0 on, each once")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ClearheadError(f"{path.name} is neither a list of tokens nor an object of tokens and their ids")
+    try:
+        "".join(tokens).encode()
+    except UnicodeEncodeError as error:
+        raise ClearheadError(f"{path.name} has a token with half a character: {error.reason}") from error
+    return tokens
+
+
+def _checked_id(token: str, token_id: object, path: Path) -> int:
+    if not isinstance(token_id, int) or isinstance(token_id, bool):
+        raise ClearheadError(f"{path.name} gives the token {token!r} the id {token_id!r}, which is no whole number")
+    return token_id
+
+
+def _read_json(path: Path) -> object:
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ClearheadError(f"{path.name} is not JSON: {error}") from error

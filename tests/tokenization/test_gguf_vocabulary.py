@@ -1,0 +1,148 @@
+"""Tokenizers from GGUF metadata, against the libraries whose vocabularies were put there."""
+
+import json
+
+import numpy
+import pytest
+import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
+from tokenizers import Tokenizer
+
+from clearhead.errors import ClearheadError
+from clearhead.tokenization.gguf_vocabulary import from_gguf
+from tests.tokenization.samples import byte_level, sentencepiece_model, varied_strings, wordpiece
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+SENTENCEPIECE = {
+    "model_type": "bpe",
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+}
+
+
+def by_id(library: Tokenizer) -> list[str]:
+    return sorted(library.get_vocab(), key=library.get_vocab().__getitem__)
+
+
+def byte_level_metadata(**changes):
+    library = byte_level()
+    added = library.get_added_tokens_decoder()
+    kinds = [
+        NORMAL if token_id not in added else CONTROL if added[token_id].special else USER_DEFINED
+        for token_id in range(library.get_vocab_size())
+    ]
+    values = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": by_id(library),
+        "token_type": numpy.array(kinds, dtype=numpy.int32),
+        "merges": [" ".join(merge) for merge in json.loads(library.to_str())["model"]["merges"]],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "padding_token_id": 0,
+        **changes,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+
+
+def sentencepiece_metadata(model: bytes, **changes):
+    pieces = sentencepiece_model_pb2.ModelProto.FromString(model).pieces
+    values = {
+        "model": "llama",
+        "tokens": [piece.piece for piece in pieces],
+        "scores": numpy.array([piece.score for piece in pieces], dtype=numpy.float32),
+        "token_type": [piece.type for piece in pieces],
+        **changes,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in values.items() if value is not None}
+
+
+def test_byte_level_encodes_as_the_library_does():
+    tokenizer, library = from_gguf(byte_level_metadata()), byte_level()
+    for text in varied_strings(500, seed=6, also=("<|im_end|>", "<think>")):
+        assert tokenizer.encode(text) == library.encode(text).ids
+        assert tokenizer.decode(tokenizer.encode(text)) == library.decode(library.encode(text).ids)
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (1, 2, 0)
+    assert tokenizer.stop_ids == {0, 2}
+    assert tokenizer.special_ids == {0, 1, 2}
+
+
+def test_byte_level_frames_texts_when_asked():
+    plain = byte_level().encode("fox").ids
+    assert from_gguf(byte_level_metadata(add_bos_token=True)).encode("fox") == [1, *plain]
+    assert from_gguf(byte_level_metadata(add_bos_token=True, add_eos_token=True)).encode("fox") == [1, *plain, 2]
+    assert from_gguf(byte_level_metadata(pre="llama-bpe")).encode("fox")[0] == 1
+    assert from_gguf(byte_level_metadata(pre="llama-bpe", add_bos_token=False)).encode("fox") == plain
+
+
+def test_missing_types_make_only_the_named_tokens_special():
+    tokenizer = from_gguf(byte_level_metadata(token_type=None, padding_token_id=None))
+    assert tokenizer.special_ids == {1, 2}
+
+
+def test_end_of_turn_and_template_are_read():
+    metadata = byte_level_metadata(eos_token_id=0, eot_token_id=1)
+    metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
+    tokenizer = from_gguf(metadata)
+    assert tokenizer.stop_ids == {0, 1, 2}
+    assert tokenizer.chat_template == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize("add_dummy_prefix", [True, False])
+def test_sentencepiece_encodes_as_sentencepiece_does(add_dummy_prefix):
+    model = sentencepiece_model(**SENTENCEPIECE, add_dummy_prefix=add_dummy_prefix)
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model)
+    ours = from_gguf(sentencepiece_metadata(model, add_space_prefix=None if add_dummy_prefix else False))
+    for text in varied_strings(500, seed=7):
+        assert ours.encode(text) == [1, *theirs.encode(text)]
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+    assert (ours.bos_id, ours.eos_id, ours.unknown_id, ours.stop_ids) == (1, 2, 0, {2})
+
+
+def test_wordpiece_encodes_as_the_library_does():
+    library = wordpiece()
+    special = {"[PAD]", "[UNK]", "[CLS]", "[SEP]"}
+    tokens = [
+        token if token in special else token.removeprefix("##") if token.startswith("##") else f"▁{token}"
+        for token in by_id(library)
+    ]
+    ids = {"bos_token_id": 2, "eos_token_id": 3, "seperator_token_id": 3, "unknown_token_id": 1, "padding_token_id": 0}
+    values = {"model": "bert", "tokens": tokens, "token_type": [CONTROL if t in special else NORMAL for t in tokens]}
+    tokenizer = from_gguf({f"tokenizer.ggml.{key}": value for key, value in {**values, **ids}.items()})
+    for text in varied_strings(300, seed=8):
+        assert tokenizer.encode(text) == library.encode(text).ids
+        assert tokenizer.decode(tokenizer.encode(text)) == library.decode(library.encode(text).ids)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"model": None}, r"no tokenizer: the key tokenizer\.ggml\.model is missing"),
+        ({"model": "gpt3"}, "unknown GGUF tokenizer model 'gpt3'; did you mean 'gpt2'"),
+        ({"model": 5}, "model is int, where str is needed"),
+        ({"pre": "gpt-9"}, "unknown pre-tokenizer 'gpt-9'.*known are: .*smollm"),
+        ({"tokens": None}, "no vocabulary"),
+        ({"tokens": []}, "no vocabulary"),
+        ({"tokens": "abc"}, "tokens is str, where an array is needed"),
+        ({"tokens": [1, 2]}, "tokens holds other things than str"),
+        ({"tokens": ["a", "b", "a"]}, "'a' occurs 2 times"),
+        ({"token_type": [1, 1]}, "but 2 token types"),
+        ({"token_type": [77] * 601}, "a number that is no type"),
+        ({"merges": ["ab"]}, "'ab' is not two tokens"),
+        ({"merges": ["qqq zzz"]}, "merges do not fit its tokens"),
+        ({"bos_token_id": 10_000}, "bos_token_id is 10000, but the GGUF file has"),
+        ({"eos_token_id": -1}, "eos_token_id is -1"),
+        ({"eos_token_id": "x"}, "eos_token_id is str"),
+        ({"model": "llama"}, "one score for each"),
+        ({"model": "llama", "scores": [0.0]}, "one score for each"),
+    ],
+)
+def test_bad_metadata_is_refused_in_a_sentence(changes, complaint):
+    with pytest.raises(ClearheadError, match=complaint):
+        from_gguf(byte_level_metadata(**changes))
+
+
+def test_a_template_must_be_text():
+    with pytest.raises(ClearheadError, match="chat_template is list"):
+        from_gguf({**byte_level_metadata(), "tokenizer.chat_template": ["x"]})
