@@ -74,7 +74,7 @@ def test_stream_is_the_text():
         (lambda m: m.generate("hi"), "has no tokenizer"),
         (lambda m: m.generate([]), "prompt is empty"),
         (lambda m: m.generate([99]), "token id 99 is out of range"),
-        (lambda m: m.generate([1], max_new_tokens=0), "max_new_tokens is 0"),
+        (lambda m: m.generate([1], max_new_tokens=-1), "max_new_tokens is -1"),
         (lambda m: m.generate([1], temperature=-1), "temperature is -1"),
         (lambda m: m.generate([1], temprature=1), "did you mean 'temperature'"),
         (lambda m: m.save("x", format="pickle"), "unknown format 'pickle'"),

@@ -1,26 +1,31 @@
 """A network and its tokenizer under one handle: what users hold.
 
-model = clearhead.load("smollm2"); print(model.generate("The capital of France is", max_new_tokens=8).text)
+    model = clearhead.load("smollm2"); print(model.generate("The capital of France is", max_new_tokens=8))
+
+Options of generation (temperature, top_p, seed, stop, …) are those of generation/options.py.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from clearhead.checkpoint.fill import Progress
-from clearhead.checkpoint.huggingface import Loaded, save_folder
+from clearhead.checkpoint.huggingface import save_folder
 from clearhead.checkpoint.load import open_model
 from clearhead.checkpoint.native import save_native
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import preset
 from clearhead.families.family import Family
-from clearhead.generation.decode import Sampling, decode, translate
+from clearhead.generation.decode import Row, decode
+from clearhead.generation.options import SamplingOptions
+from clearhead.generation.score import Score, score
+from clearhead.generation.transcript import Transcript
 from clearhead.model.config import ModelConfig
-from clearhead.model.transformer import Transformer
-from clearhead.tokenization.base import StreamDecoder, Tokenizer
+from clearhead.model.transformer import Memory, Transformer
+from clearhead.tokenization.base import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -32,10 +37,21 @@ class Generation:
     tokens: list[int]  # new ones only, a stop token included
     text: str
     prompt_tokens: list[int]
-    stopped_by: Literal["stop", "length"]
+    stopped_by: str  # stop, length
+    logprobs: list[float] | None = None  # of the tokens, where asked for
+    top_logprobs: list[dict[int, float]] | None = None
 
     def __str__(self) -> str:
         return self.text
+
+    @staticmethod
+    def of(row: Row, transcript: Transcript | None) -> "Generation":
+        stopped_by = transcript.stopped_by if transcript is not None else row.stopped_by
+        made = Generation(row.tokens, transcript.text if transcript else "", list(row.source or row.prompt), stopped_by)
+        if row.options.logprobs is None:
+            return made
+        top = [dict(zip(step.top_ids.tolist(), step.top.tolist(), strict=True)) for step in row.logprobs]
+        return replace(made, logprobs=[float(step.chosen) for step in row.logprobs], top_logprobs=top)
 
 
 @dataclass(frozen=True)
@@ -51,30 +67,65 @@ class Model:
 
     # --- generating
 
-    def generate(self, prompt: str | Sequence[int], **sampling: Any) -> Generation:
-        """Continue a text or token ids (an encoder-decoder: answer them). Options: see generation.decode.Sampling."""
-        ids = self.encode(prompt)
-        tokens = list(self.new_tokens(ids, Sampling(**known_options(sampling))))
-        stopped = bool(tokens) and tokens[-1] in self.stop_ids
-        kept = tokens[:-1] if stopped else tokens
-        text = self.tokenizer.decode(kept) if self.tokenizer is not None else ""
-        return Generation(tokens, text, ids, "stop" if stopped else "length")
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Generation:
+        """Continue a text or token ids; an encoder-decoder answers them."""
+        return self.generate_many([prompt], **options)[0]
 
-    def stream(self, prompt: str | Sequence[int], **sampling: Any) -> Iterator[str]:
-        """The same text in pieces, each as soon as its characters are whole."""
-        pieces = StreamDecoder(self.need_tokenizer())
-        for token in self.new_tokens(self.encode(prompt), Sampling(**known_options(sampling))):
-            if token not in self.stop_ids:
-                yield pieces.push(token)
-        yield pieces.finish()
+    def generate_many(self, prompts: Sequence[str | Sequence[int]], n: int = 1, **options: Any) -> list[Generation]:
+        """Several prompts as one batch, n samples of each; what a row gives does not depend on its neighbours."""
+        rows = [row for prompt in prompts for row in self.rows(prompt, n, options)]
+        transcripts = [Transcript(self.tokenizer, row) for row in rows] if self.tokenizer is not None else None
+        for _ in self.turns(rows):
+            for transcript in transcripts or ():
+                transcript.read()
+        return [Generation.of(row, transcripts[number] if transcripts else None) for number, row in enumerate(rows)]
 
-    def new_tokens(self, ids: Sequence[int], sampling: Sampling) -> Iterator[int]:
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Iterator[str]:
+        """The text of one generation in pieces, each as soon as its characters are whole."""
+        rows = self.rows(prompt, 1, options)
+        transcript = Transcript(self.need_tokenizer(), rows[0])
+        for _ in self.turns(rows):
+            yield transcript.read()
+
+    def rows(self, prompt: str | Sequence[int], n: int, options: dict[str, Any]) -> list[Row]:
+        """n rows of one prompt, each with a seed of its own."""
+        for name in options:
+            if name not in SamplingOptions.__dataclass_fields__:
+                raise unknown("option of generate:", name, SamplingOptions.__dataclass_fields__)
+        if n < 1:
+            raise ClearheadError(f"n is {n}; it must be at least 1")
+        ids, asked = self.encode(prompt), SamplingOptions(**options).seeded()
+        asked = replace(asked, stop_ids=(*asked.stop_ids, *self.stop_ids))
+        seeds = [(asked.seed or 0) + number for number in range(n)]
+        if self.config.is_encoder_decoder:
+            return [Row([self.decoder_start], replace(asked, seed=seed), source=ids) for seed in seeds]
+        return [Row(ids, replace(asked, seed=seed)) for seed in seeds]
+
+    def turns(self, rows: list[Row]) -> Iterator[None]:
         if self.config.decoder is None:
             raise ClearheadError("an encoder alone does not generate; use model.embed or model.network")
-        if not self.config.is_encoder_decoder:
-            return decode(self.network, ids, sampling, self.stop_ids)
-        start = self.special_ids.get("decoder_start_token_id", self.special_ids.get("bos_token_id", 0))
-        return translate(self.network, ids, start, sampling, self.stop_ids)
+        memory = self.read_sources([row.source for row in rows]) if self.config.is_encoder_decoder else None
+        return decode(self.network, rows, memory=memory)
+
+    @torch.inference_mode()
+    def read_sources(self, sources: Sequence[Sequence[int]]) -> Memory:
+        """What the encoder leaves of each; equal ones are read once."""
+        different = list(dict.fromkeys(map(tuple, sources)))
+        tokens, mask = self.padded(different)
+        memory = self.network.remember(self.network.encode(tokens, mask))
+        places = [different.index(tuple(source)) for source in sources]
+        return memory.select(torch.tensor(places, device=tokens.device))
+
+    def padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens and mask (B, T), filled up on the right."""
+        device, longest = next(self.network.parameters()).device, max(len(row) for row in rows)
+        tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+        lengths = torch.tensor([[len(row)] for row in rows], device=device)
+        return tokens, torch.arange(longest, device=device)[None] < lengths
+
+    @property
+    def decoder_start(self) -> int:
+        return int(self.special_ids.get("decoder_start_token_id", self.special_ids.get("bos_token_id", 0)))
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -82,16 +133,18 @@ class Model:
         ends = frozenset(ends if isinstance(ends, list) else [ends])
         return ends | (self.tokenizer.stop_ids if self.tokenizer is not None else frozenset())
 
-    # --- embedding
+    # --- reading
+
+    def score(self, text: str | Sequence[int]) -> Score:
+        """How likely a text is: the log-probability of each token after those before it, and the perplexity."""
+        if self.config.decoder is None or self.config.is_encoder_decoder:
+            raise ClearheadError("only a decoder alone scores a text")
+        return score(self.network, self.encode(text))
 
     @torch.inference_mode()
     def embed(self, texts: str | Sequence[str]) -> torch.Tensor:
         """One vector of length 1 per text: the mean of the last hidden states (B, D)."""
-        rows = [self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
-        longest = max(len(row) for row in rows)
-        device = next(self.network.parameters()).device
-        tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
+        tokens, mask = self.padded([self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)])
         if self.config.is_encoder_decoder:
             hidden = self.network.encode(tokens, mask).states
         else:
@@ -134,8 +187,7 @@ def load(
 ) -> Model:
     """A model by installed name, folder, .gguf file or hub id; `dtype` None keeps the stored precision."""
     opened = open_model(what, as_dtype(dtype), device, progress)
-    loaded: Loaded = opened.loaded
-    return Model(loaded.network, opened.tokenizer, loaded.family, loaded.special_ids)
+    return Model(opened.loaded.network, opened.tokenizer, opened.loaded.family, opened.loaded.special_ids)
 
 
 def create(config: ModelConfig | str, tokenizer: Tokenizer | None = None, seed: int = 0) -> Model:
@@ -157,11 +209,3 @@ def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
             raise unknown("dtype", dtype, DTYPES)
         return DTYPES[dtype]
     return dtype
-
-
-def known_options(options: dict[str, Any]) -> dict[str, Any]:
-    known = Sampling.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            raise unknown("option of generate:", name, known)
-    return options

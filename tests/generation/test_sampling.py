@@ -229,6 +229,31 @@ def test_a_row_alone_and_in_any_batch_gives_the_same_bits(vocab_size, generator)
         assert torch.equal(some_tokens, tokens[chosen])
 
 
+@pytest.mark.gpu
+def test_cuda_gives_the_tokens_of_the_cpu_in_any_batch_and_without_waiting_for_the_host(generator):
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    logits = torch.randn(len(VARIED), 50_257, generator=generator) * 3
+    steps = torch.arange(len(VARIED))
+    tokens = torch.randint(50_257, (len(VARIED), 9), generator=generator).tolist()
+
+    def run(chosen: list[int], device: str) -> torch.Tensor:
+        rows = RowOptions.of([VARIED[row] for row in chosen], 50_257, device)
+        written = [tokens[row] for row in chosen]
+        counts = TokenCounts.of([row[:5] for row in written], [row[5:] for row in written], 50_257, device)
+        arguments = logits[chosen].to(device), rows, steps[chosen].to(device), counts
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found = next_tokens(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return found.cpu()
+
+    expected = run(list(range(len(VARIED))), "cpu")
+    for chosen in [list(range(len(VARIED))), *([row] for row in range(len(VARIED))), [7, 2, 0], [3, 3, 6, 5]]:
+        assert torch.equal(run(chosen, "cuda"), expected[chosen])
+
+
 def test_a_seed_gives_the_same_tokens_again_and_other_seeds_others(generator):
     logits = torch.zeros(1, 1000)
 

@@ -12,6 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
+
 EMPTY = -1  # a slot that holds no token yet
 
 
@@ -21,28 +23,42 @@ class Store(Protocol):
     def select(self, rows: Tensor) -> "Store": ...
     def truncate(self, length: int, kept: int) -> None: ...
     def tensors(self) -> dict[str, Tensor]: ...
+    def restore(self, key: Tensor, value: Tensor, length: int) -> None: ...
+    def num_bytes(self, length: int) -> int: ...
 
 
-class ContiguousStore:
+class Buffers:
+    """A key and a value tensor (B, K, slots, H), made when the first come in."""
+
+    key: Tensor | None = None
+    value: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {} if self.key is None or self.value is None else {"key": self.key, "value": self.value}
+
+    def bytes_of(self, num_tokens: int) -> int:
+        slots = self.tensors().values()
+        return sum(t.shape[0] * t.shape[1] * num_tokens * t.shape[3] * t.element_size() for t in slots)
+
+
+class ContiguousStore(Buffers):
     """Every token in order, in a buffer that doubles when full; what is attended is a view of it, never a copy."""
 
     def __init__(self, capacity: int = 64):
         self.capacity = capacity
-        self.key: Tensor | None = None
-        self.value: Tensor | None = None
 
     def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         end = length + key.shape[2]
-        self.key, self.value = self.grown(self.key, key, length, end), self.grown(self.value, value, length, end)
+        while self.capacity < end:
+            self.capacity *= 2
+        self.key, self.value = self.grown(self.key, key, length), self.grown(self.value, value, length)
         self.key[:, :, length:end] = key
         self.value[:, :, length:end] = value
         return self.key[:, :, :end], self.value[:, :, :end]
 
-    def grown(self, buffer: Tensor | None, new: Tensor, length: int, end: int) -> Tensor:
-        if buffer is not None and end <= buffer.shape[2]:
+    def grown(self, buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
+        if buffer is not None and buffer.shape[2] == self.capacity:
             return buffer
-        while self.capacity < end:
-            self.capacity *= 2
         larger = new.new_zeros(*new.shape[:2], self.capacity, new.shape[3])
         if buffer is not None:
             larger[:, :, :length] = buffer[:, :, :length]
@@ -60,11 +76,16 @@ class ContiguousStore:
     def truncate(self, length: int, kept: int) -> None:
         """Later slots are overwritten by what comes next."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {} if self.key is None or self.value is None else {"key": self.key, "value": self.value}
+    def restore(self, key: Tensor, value: Tensor, length: int) -> None:
+        if key.ndim != 4 or value.ndim != 4 or not length <= key.shape[2] == value.shape[2]:
+            raise ValueError(f"keys {tuple(key.shape)} and values {tuple(value.shape)} for {length} tokens")
+        self.key, self.value, self.capacity = key, value, key.shape[2]
+
+    def num_bytes(self, length: int) -> int:
+        return self.bytes_of(length)
 
 
-class SlidingStore:
+class SlidingStore(Buffers):
     """The last `window` tokens in a ring: token t stands in slot t mod size. Memory does not grow with the text.
 
     A ring of window + slack slots can go back by `slack` tokens, and takes that many more at once in place.
@@ -73,8 +94,6 @@ class SlidingStore:
     def __init__(self, window: int, slack: int = 16):
         self.window, self.slack = window, slack
         self.size = window + slack
-        self.key: Tensor | None = None
-        self.value: Tensor | None = None
 
     def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if self.key is None or self.value is None:
@@ -114,11 +133,14 @@ class SlidingStore:
 
     def truncate(self, length: int, kept: int) -> None:
         if length - kept > self.slack and kept > 0:
-            from clearhead.errors import ClearheadError
-
             raise ClearheadError(
                 f"a sliding cache can go back by {self.slack} tokens, not {length - kept}; keep a larger slack"
             )
 
-    def tensors(self) -> dict[str, Tensor]:
-        return {} if self.key is None or self.value is None else {"key": self.key, "value": self.value}
+    def restore(self, key: Tensor, value: Tensor, length: int) -> None:
+        if key.ndim != 4 or value.ndim != 4 or not key.shape[2] == value.shape[2] == self.size:
+            raise ValueError(f"keys {tuple(key.shape)} and values {tuple(value.shape)} for a ring of {self.size}")
+        self.key, self.value = key, value
+
+    def num_bytes(self, length: int) -> int:
+        return self.bytes_of(min(length, self.size))

@@ -23,7 +23,7 @@ from clearhead.model.positions import sinusoids
 from clearhead.tokenization.marian import CTRANSLATE2_VOCABULARY, read_vocabulary
 
 WEIGHTS = "model.bin"
-# What the token to start from adds to each; the logit bias is the lowest power of ten that float16 holds
+# The entry of the token to start from; float16 reaches down to -65504
 ONE_MORE = {ctranslate2.TABLE: 0.0, ctranslate2.LOGIT_BIAS: -1e4}
 SPEC, REVISION = "TransformerSpec", 7
 SMALL = ("/bias", "/encodings")  # endings of tensors that tell every size and are read in no time

@@ -1,85 +1,183 @@
-"""Token by token, each chosen from the distribution the network gives: the readable loop, and the oracle of others.
+"""The decode loop: read the prompts once, then one token for each row at a time, with a cache (book E2).
 
-    for token in decode(network, prompt_ids, Sampling(max_new_tokens=64), stop_ids): ...
+    rows = [Row(prompt_ids, SamplingOptions(max_new_tokens=64))]
+    for _ in decode(network, rows): print(rows[0].tokens[-1])
 
-The whole sequence goes through the network for every token: nothing is kept, so nothing can go stale (book E1).
+1 the prompts go through the network, left-padded to one length; every layer keeps its keys and values
+2 the last logits of each row give its next token
+3 that token alone goes through: its key and value join the kept ones, its query looks at all of them
+4 rows that are done leave the batch, with what was kept for them
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.model.transformer import Transformer
+from clearhead.generation.options import SamplingOptions
+from clearhead.generation.penalties import TokenCounts
+from clearhead.generation.rows import RowOptions
+from clearhead.generation.sampling import TokenLogprobs, next_tokens, token_logprobs
+from clearhead.model.parts import LearnedPositions
+from clearhead.model.transformer import Memory, Transformer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """Temperature 0 takes the likeliest token; above, one is drawn from softmax(logits / temperature)."""
+@dataclass
+class Row:
+    """One sequence of a batch, from prompt to end. Whoever reads it may set `done`, and the loop lets it go."""
 
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    seed: int | None = None  # None: another draw each time
+    prompt: Sequence[int]
+    options: SamplingOptions
+    source: Sequence[int] = ()  # what an encoder has read for it
+    tokens: list[int] = field(default_factory=list)  # new ones, a stop token included
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each, where the options ask for them
+    done: bool = False
 
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ClearheadError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 1")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ClearheadError(f"temperature is {self.temperature}; it must be 0 or more")
+    @property
+    def stopped_by(self) -> str:
+        return "stop" if self.tokens and self.tokens[-1] in self.options.stop_ids else "length"
+
+    def take(self, token: int, limit: int) -> None:
+        self.tokens.append(token)
+        self.done = token in self.options.stop_ids or len(self.tokens) >= min(self.options.max_new_tokens, limit)
 
 
 @torch.inference_mode()
 def decode(
-    network: Transformer, prompt: Sequence[int], sampling: Sampling, stop_ids: Collection[int] = ()
-) -> Iterator[int]:
-    """New tokens after `prompt`, up to and with the first stop token."""
-    yield from continue_tokens(network, None, prompt, sampling, stop_ids)
-
-
-@torch.inference_mode()
-def translate(
-    network: Transformer, source: Sequence[int], start: int, sampling: Sampling, stop_ids: Collection[int] = ()
-) -> Iterator[int]:
-    """Target tokens for `source`, after the token `start`: the source is encoded once."""
-    yield from continue_tokens(network, source, [start], sampling, stop_ids)
-
-
-def continue_tokens(
     network: Transformer,
-    source: Sequence[int] | None,
-    prompt: Sequence[int],
-    sampling: Sampling,
-    stop_ids: Collection[int],
-) -> Iterator[int]:
-    if not prompt:
-        raise ClearheadError("the prompt is empty; give at least one token")
-    device = next(network.parameters()).device
-    memory = None if source is None else network.encode(torch.tensor([list(source)], device=device))
-    generator = seeded(sampling.seed, device)
-    tokens = torch.tensor([list(prompt)], device=device)  # (1, T)
-    for _ in range(sampling.max_new_tokens):
-        logits = network(tokens) if memory is None else network.decode(tokens, memory)
-        token = choose(logits[0, -1], sampling.temperature, generator)
-        yield token
-        if token in stop_ids:
-            return
-        tokens = torch.cat((tokens, tokens.new_tensor([[token]])), dim=1)
+    rows: Sequence[Row],
+    *,
+    memory: Memory | None = None,
+    cache: KeyValueCache | None = None,
+    chunk: int | None = None,
+) -> Iterator[None]:
+    """One token more for every row that is not done, at each turn.
 
-
-def choose(logits: Tensor, temperature: float, generator: torch.Generator) -> int:
-    """logits (V,) -> one token."""
-    if temperature == 0.0:
-        return int(logits.argmax())
-    probabilities = (logits.float() / temperature).softmax(dim=-1)
-    return int(torch.multinomial(probabilities, 1, generator=generator))
-
-
-def seeded(seed: int | None, device: torch.device) -> torch.Generator:
-    generator = torch.Generator(device)
-    if seed is None:
-        generator.seed()
+    `memory`: of an encoder, one source for each row. `cache`: a past that all prompts follow. `chunk`: the prompts
+    are read in pieces of this many tokens, which bounds the memory of a long one.
+    """
+    check(rows)
+    cache = cache or KeyValueCache(network.config)
+    limit = room(network, rows, cache)
+    active = [row for row in rows if row.options.max_new_tokens > 0]
+    if not active:
+        return
+    state = Batch.of(network, active)
+    prompts = [list(row.prompt) for row in active]
+    if memory is None:
+        logits, cache = prefill_shared(network, prompts, cache, chunk)
     else:
-        generator.manual_seed(seed)
-    return generator
+        logits = prefill(network, prompts, cache, memory, chunk)
+    while True:
+        tokens = state.choose(logits)
+        for row, token in zip(active, tokens.tolist(), strict=True):
+            row.take(token, limit)
+        yield
+        kept = [number for number, row in enumerate(active) if not row.done]
+        if not kept:
+            return
+        if len(kept) < len(active):
+            places = torch.tensor(kept, device=tokens.device)
+            active = [active[number] for number in kept]
+            cache, tokens = cache.select(places), tokens[places]
+            memory = None if memory is None else memory.select(places)
+            state = Batch.of(network, active)
+        logits = run(network, tokens[:, None], None, cache, memory)
+
+
+def run(
+    network: Transformer, tokens: Tensor, mask: Tensor | None, cache: KeyValueCache, memory: Memory | None
+) -> Tensor:
+    """(B, T) new tokens -> logits after the last (B, V); the cache moves on."""
+    absorb = tokens.shape[1] == 1  # one query: cheaper on the latent itself than to unfold the whole past
+    hidden = network.hidden(tokens, mask, memory=memory, cache=cache, absorb=absorb)
+    cache.advance()
+    return network.to_logits(hidden[:, -1])
+
+
+def prefill(
+    network: Transformer,
+    prompts: Sequence[list[int]],
+    cache: KeyValueCache,
+    memory: Memory | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """Read all prompts into the cache; logits after the last token of each (B, V)."""
+    tokens, mask = pad_left(prompts, next(network.parameters()).device)
+    size = chunk or tokens.shape[1]
+    for start in range(0, tokens.shape[1], size):
+        piece = None if mask is None else mask[:, start : start + size]
+        logits = run(network, tokens[:, start : start + size], piece, cache, memory)
+    return logits
+
+
+def prefill_shared(
+    network: Transformer, prompts: Sequence[list[int]], cache: KeyValueCache, chunk: int | None
+) -> tuple[Tensor, KeyValueCache]:
+    """The same for prompts some of which are equal: each is read once, then its row is copied."""
+    different = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
+    logits = prefill(network, different, cache, chunk=chunk)
+    if len(different) == len(prompts):
+        return logits, cache
+    places = torch.tensor([different.index(prompt) for prompt in prompts], device=logits.device)
+    return logits[places], cache.select(places)
+
+
+def pad_left(rows: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """(B, T) tokens and mask; None where all are of one length."""
+    longest = max(len(row) for row in rows)
+    tokens = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=device)
+    if all(len(row) == longest for row in rows):
+        return tokens, None
+    gaps = torch.tensor([[longest - len(row)] for row in rows], device=device)
+    return tokens, torch.arange(longest, device=device)[None] >= gaps
+
+
+@dataclass
+class Batch:
+    """What choosing tokens needs of the rows at hand."""
+
+    rows: Sequence[Row]
+    options: RowOptions
+    counts: TokenCounts | None
+    steps: Tensor  # (B,) tokens made so far
+
+    @staticmethod
+    def of(network: Transformer, rows: Sequence[Row]) -> "Batch":
+        device, vocab_size = next(network.parameters()).device, network.config.vocab_size
+        options = RowOptions.of([row.options for row in rows], vocab_size, device)
+        counts = None
+        if options.needs_counts:
+            counts = TokenCounts.of([row.prompt for row in rows], [row.tokens for row in rows], vocab_size, device)
+        return Batch(rows, options, counts, torch.tensor([len(row.tokens) for row in rows], device=device))
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """(B, V) -> (B,)."""
+        tokens = next_tokens(logits, self.options, self.steps, self.counts)
+        self.steps = self.steps + 1
+        self.counts = None if self.counts is None else self.counts.add(tokens)
+        for number, row in enumerate(self.rows):
+            if row.options.logprobs is not None:
+                row.logprobs.append(token_logprobs(logits[number], tokens[number], row.options.logprobs))
+        return tokens
+
+
+def check(rows: Sequence[Row]) -> None:
+    if not rows:
+        raise ClearheadError("there is no prompt to continue")
+    for row in rows:
+        if not row.prompt:
+            raise ClearheadError("the prompt is empty; give at least one token")
+        assert row.options.is_greedy or row.options.seed is not None, "seed the options first"
+
+
+def room(network: Transformer, rows: Sequence[Row], cache: KeyValueCache) -> int:
+    """How many tokens a model with learned positions can add to the longest prompt; others have no such end."""
+    stack = network.config.output_stack
+    if not isinstance(stack.embedding.positions, LearnedPositions):
+        return 2**62
+    used = cache.length + max(len(row.prompt) for row in rows)
+    return max(stack.embedding.positions.num_positions - used + 1, 1)

@@ -39,6 +39,19 @@ class Memory:
     def of_layer(self, number: int) -> Tensor | KeyValue:
         return self.states if self.remembered is None else self.remembered[number]
 
+    def select(self, rows: Tensor) -> "Memory":
+        """These rows of the batch, in this order and as often as they are named."""
+        remembered = None
+        if self.remembered is not None:
+            remembered = tuple((key[rows], value[rows]) for key, value in self.remembered)
+        return Memory(self.states[rows], None if self.mask is None else self.mask[rows], remembered)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the cross-attention's keys and values."""
+        tensors = [tensor for pair in self.remembered or () for tensor in pair]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 class LayerStack(nn.Module):
     """Embedding, blocks, last norm: encoder and decoder are this under other masks."""
@@ -140,7 +153,7 @@ class Transformer(nn.Module):
         position_ids: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        """Last hidden states (B, T, D) of a model with one stack. True or 1 in the mask: a real token."""
+        """Last hidden states (B, T, D), of the decoder where there are two. True or 1 in the mask: a real token."""
         stack = self.decoder or self.encoder
         assert stack is not None
         return stack(tokens, attention_mask, position_ids, **options)
@@ -171,7 +184,7 @@ class Transformer(nn.Module):
         """Every decoder layer looks at the encoder's last output (book C3)."""
         if self.decoder is None or self.encoder is None:
             raise ClearheadError("this model does not decode from a memory; call network(tokens)")
-        return self.to_logits(self.decoder(target, target_mask, memory=memory, **options))
+        return self.to_logits(self.hidden(target, target_mask, memory=memory, **options))
 
     def to_logits(self, hidden: Tensor) -> Tensor:
         if self.head is None:

@@ -1,0 +1,167 @@
+"""The past of a batch: what every layer keeps, and where its tokens stand.
+
+    cache = KeyValueCache(config)
+    logits = network(prompt, cache=cache); cache.advance(); logits = network(next_token, cache=cache)
+
+`network` writes, whoever runs it advances: until then the same tokens, or others, may be run again in their place.
+Rows of a batch share their slots; a shorter one is padded on the left, and padding is never seen.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore, Store
+from clearhead.errors import ClearheadError
+from clearhead.model.config import Layer, ModelConfig
+from clearhead.model.masks import Grid
+from clearhead.model.parts import Chunk, Reach, Window
+
+
+def store_for(layer: Layer, slack: int) -> Store:
+    match layer.attention.reach:
+        case Window(size=size) | Chunk(size=size):
+            return SlidingStore(size, slack)
+    return ContiguousStore()
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Where the tokens of a padded batch stand; without padding slots and positions are the same."""
+
+    positions: Tensor  # (B, S)
+    real: Tensor  # (B, S) bool
+
+    def followed_by(self, other: "Ragged") -> "Ragged":
+        return Ragged(torch.cat((self.positions, other.positions), 1), torch.cat((self.real, other.real), 1))
+
+    def until(self, length: int) -> "Ragged":
+        return Ragged(self.positions[:, :length], self.real[:, :length])
+
+
+class KeyValueCache:
+    def __init__(self, config: ModelConfig, slack: int = 16, stores: list[Store] | None = None):
+        assert config.decoder is not None
+        self.config, self.slack = config, slack
+        self.stores = stores or [store_for(layer, slack) for layer in config.decoder.layers]
+        # Layers of one reach keep the same tokens: any of them can say which.
+        self.by_reach: dict[Reach, Store] = {
+            layer.attention.reach: store for layer, store in zip(config.decoder.layers, self.stores, strict=True)
+        }
+        self.length = 0
+        self.num_new = 0
+        self.past: Ragged | None = None
+        self.new: Ragged | None = None
+        self.device: torch.device | None = None
+
+    # --- what the network asks for (model/sight.py)
+
+    def begin(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.num_new, self.device = tokens.shape[1], tokens.device
+        if mask is None and self.past is None:
+            self.new = None
+            return torch.arange(self.length, self.length + self.num_new, device=tokens.device)[None]
+        real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+        past = self.past or self.all_real(len(tokens))
+        self.check_padding(past, real)
+        seen = past.real.sum(dim=1, keepdim=True)
+        self.past, self.new = past, Ragged((seen + real.long().cumsum(dim=1) - 1).clamp(min=0), real)
+        return self.new.positions
+
+    def all_real(self, batch: int) -> Ragged:
+        positions = torch.arange(self.length, device=self.device).expand(batch, -1)
+        return Ragged(positions, torch.ones_like(positions, dtype=torch.bool))
+
+    def check_padding(self, past: Ragged, real: Tensor) -> None:
+        """A window counts real tokens, a ring counts slots: padding in the middle would push tokens out too early."""
+        slides = any(isinstance(store, SlidingStore) for store in self.stores)
+        if slides and (torch.cat((past.real, real), dim=1).int().diff(dim=1) < 0).any():
+            raise ClearheadError("a model with windows takes padding on the left only when it generates")
+
+    def grid(self, reach: Reach) -> Grid:
+        store = self.by_reach[reach]
+        slots = store.slots(self.length, self.num_new).to(self.device)
+        whole = isinstance(store, ContiguousStore)
+        if self.new is None or self.past is None:
+            query = torch.arange(self.length, self.length + self.num_new, device=self.device)[None]
+            return Grid(query, slots[None], None if whole else (slots != EMPTY)[None], whole=whole)
+        everything = self.past.followed_by(self.new)
+        held = slots.clamp(min=0)
+        real = everything.real[:, held] & (slots != EMPTY)
+        return Grid(self.new.positions, everything.positions[:, held], real, whole=whole)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        return self.stores[layer].write(self.length, key, value)
+
+    # --- what the loop does with it
+
+    def advance(self) -> None:
+        """The tokens last run are now the past."""
+        if self.new is not None:
+            assert self.past is not None
+            self.past, self.new = self.past.followed_by(self.new), None
+        self.length, self.num_new = self.length + self.num_new, 0
+
+    def truncate(self, length: int) -> None:
+        """Forget all after the first `length` tokens."""
+        if not 0 <= length <= self.length:
+            raise ClearheadError(f"the cache holds {self.length} tokens; it cannot be cut to {length}")
+        for store in self.stores:
+            store.truncate(self.length, length)
+        self.past = None if self.past is None else self.past.until(length)
+        self.length, self.num_new, self.new = length, 0, None
+
+    def select(self, rows: Tensor) -> "KeyValueCache":
+        """A cache of these rows of the batch, in this order and as often as they are named; a copy."""
+        other = KeyValueCache(self.config, self.slack, [store.select(rows) for store in self.stores])
+        other.length, other.device = self.length, self.device
+        if self.past is not None:
+            other.past = Ragged(self.past.positions[rows], self.past.real[rows])
+        return other
+
+    def fork(self) -> "KeyValueCache":
+        """A copy that goes its own way."""
+        held = next((tensor for store in self.stores for tensor in store.tensors().values()), None)
+        return self.select(torch.arange(0 if held is None else len(held), device=self.device))
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the keys and values held; buffers may be larger (`allocated_bytes`)."""
+        return sum(store.num_bytes(self.length) for store in self.stores)
+
+    @property
+    def allocated_bytes(self) -> int:
+        tensors = (tensor for store in self.stores for tensor in store.tensors().values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    # --- kept on disk
+
+    def save(self, path: str | Path) -> None:
+        from safetensors.torch import save_file
+
+        tensors = {f"{n}.{name}": t for n, store in enumerate(self.stores) for name, t in store.tensors().items()}
+        if self.past is not None:
+            tensors |= {"positions": self.past.positions, "real": self.past.real}
+        contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        save_file(contiguous, path, metadata={"length": str(self.length), "slack": str(self.slack)})
+
+    @staticmethod
+    def load(path: str | Path, config: ModelConfig, device: torch.device | str = "cpu") -> "KeyValueCache":
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                about: dict[str, Any] = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
+            cache = KeyValueCache(config, int(about["slack"]))
+            cache.length, cache.device = int(about["length"]), torch.device(device)
+            for number, store in enumerate(cache.stores):
+                store.restore(tensors[f"{number}.key"], tensors[f"{number}.value"], cache.length)
+        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            raise ClearheadError(f"{path} is not a cache of this model: {error}") from None
+        if "real" in tensors:
+            cache.past = Ragged(tensors["positions"], tensors["real"])
+        return cache

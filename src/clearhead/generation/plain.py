@@ -1,0 +1,36 @@
+"""Generation without a cache: the whole sequence goes through the network for every token (book E1).
+
+    for token in decode_plainly(network, prompt_ids, SamplingOptions(max_new_tokens=64)): ...
+
+Nothing is kept, so nothing can go stale: this is the oracle of every faster way.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from clearhead.generation.options import SamplingOptions
+from clearhead.generation.penalties import TokenCounts
+from clearhead.generation.rows import RowOptions
+from clearhead.generation.sampling import next_tokens
+from clearhead.model.transformer import Memory, Transformer
+
+
+@torch.inference_mode()
+def decode_plainly(
+    network: Transformer, prompt: Sequence[int], options: SamplingOptions, memory: Memory | None = None
+) -> Iterator[int]:
+    """New tokens after `prompt`, up to and with the first stop token; `memory` of an encoder for one source."""
+    options = options.seeded()
+    device = next(network.parameters()).device
+    rows = RowOptions.of([options], network.config.vocab_size, device)
+    made: list[int] = []
+    while len(made) < options.max_new_tokens:
+        tokens = torch.tensor([[*prompt, *made]], device=device)
+        logits = network(tokens) if memory is None else network.decode(tokens, memory)
+        counts = TokenCounts.of([prompt], [made], network.config.vocab_size, device)
+        step = torch.tensor([len(made)], device=device)
+        made.append(int(next_tokens(logits[:, -1], rows, step, counts)))
+        yield made[-1]
+        if made[-1] in options.stop_ids:
+            return

@@ -1,0 +1,43 @@
+"""How likely a given text is: each token's log-probability after those before it.
+
+    score(network, ids).perplexity   # exp of the mean of -log p
+
+The first token has none: nothing stands before it.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from clearhead.cache.cache import KeyValueCache
+from clearhead.errors import ClearheadError
+from clearhead.model.transformer import Transformer
+
+CHUNK = 512  # tokens read at once: the logits of a long text need not exist whole
+
+
+@dataclass(frozen=True)
+class Score:
+    tokens: list[int]
+    logprobs: list[float]  # one fewer than tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(-sum(self.logprobs) / len(self.logprobs))
+
+
+@torch.inference_mode()
+def score(network: Transformer, ids: Sequence[int], chunk: int = CHUNK) -> Score:
+    if len(ids) < 2:
+        raise ClearheadError(f"a text of {len(ids)} tokens cannot be scored; it takes two or more")
+    tokens = torch.tensor([list(ids)], device=next(network.parameters()).device)
+    cache = KeyValueCache(network.config)
+    logprobs: list[float] = []
+    for start in range(0, len(ids) - 1, chunk):
+        piece, following = tokens[:, start : start + chunk], tokens[0, start + 1 : start + chunk + 1]
+        logits = network(piece, cache=cache)[0, : len(following)]
+        cache.advance()
+        logprobs += logits.float().log_softmax(dim=-1).gather(1, following[:, None])[:, 0].tolist()
+    return Score(list(ids), logprobs)

@@ -1,0 +1,45 @@
+"""The text of a row while its tokens come in: whole characters only, and no stop string.
+
+transcript = Transcript(tokenizer, row); piece = transcript.read()   # after each turn of the decode loop
+"""
+
+from clearhead.generation.decode import Row
+from clearhead.generation.stops import StopWatcher
+from clearhead.tokenization.base import StreamDecoder, Tokenizer
+
+
+class Transcript:
+    def __init__(self, tokenizer: Tokenizer, row: Row):
+        self.row = row
+        self.decoder = StreamDecoder(tokenizer)
+        self.watcher = StopWatcher(row.options.stop)
+        self.num_read = 0
+        self.pieces: list[str] = []
+
+    def read(self) -> str:
+        """The text that the newest tokens add; a stop string ends the row."""
+        piece = ""
+        for token in self.row.tokens[self.num_read :]:
+            self.num_read += 1
+            if token not in self.row.options.stop_ids:
+                piece += self.watch(self.decoder.push(token))
+        if self.row.done and not self.watcher.finished:
+            piece += self.watch(self.decoder.finish()) + self.watcher.finish()
+        self.pieces.append(piece)
+        return piece
+
+    def watch(self, text: str) -> str:
+        if self.num_read < self.row.options.min_new_tokens:
+            return self.watcher.finish() + text  # too early to stop
+        shown, stopped = self.watcher.push(text)
+        self.row.done = self.row.done or stopped
+        return shown
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def stopped_by(self) -> str:
+        """What ended it: `stop` (a token or a string) or `length`."""
+        return "stop" if self.watcher.finished else self.row.stopped_by
