@@ -15,14 +15,19 @@ from clearhead.model.parts import LearnedPositions, SinusoidalPositions
 from clearhead.model.positions import sinusoids
 
 
+def blank_table(num_rows: int, width: int) -> nn.Embedding:
+    """For initialize.py or a checkpoint to fill; PyTorch's own draw would load its compiler, for 3 s, on meta."""
+    return nn.Embedding.from_pretrained(torch.empty(num_rows, width), freeze=False)
+
+
 class TokenEmbedding(nn.Module):
     def __init__(self, config: Embedding, width: int, dropout: float, table: nn.Embedding | None = None):
         super().__init__()
         self.config = config
-        self.tokens = table or nn.Embedding(config.vocab_size, width)
+        self.tokens = table or blank_table(config.vocab_size, width)
         learned = config.positions if isinstance(config.positions, LearnedPositions) else None
-        self.positions = nn.Embedding(learned.num_positions + learned.offset, width) if learned else None
-        self.types = nn.Embedding(config.num_token_types, width) if config.num_token_types else None
+        self.positions = blank_table(learned.num_positions + learned.offset, width) if learned else None
+        self.types = blank_table(config.num_token_types, width) if config.num_token_types else None
         self.norm = build_norm(config.norm, width) if config.norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 

@@ -20,7 +20,7 @@ from clearhead.model.attend import Kernel, fused
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block
 from clearhead.model.config import ModelConfig, Stack
-from clearhead.model.embedding import LogitHead, TokenEmbedding
+from clearhead.model.embedding import LogitHead, TokenEmbedding, blank_table
 from clearhead.model.initialize import initialize
 from clearhead.model.masks import Grid, memory_mask, positions_from
 from clearhead.model.norms import build_norm
@@ -110,7 +110,7 @@ def bucket_table(stack: Stack) -> nn.Embedding | None:
     """One for all layers (T5)."""
     for layer in stack.layers:
         if isinstance(layer.attention.position, RelativeBuckets):
-            return nn.Embedding(layer.attention.position.num_buckets, layer.attention.num_heads)
+            return blank_table(layer.attention.position.num_buckets, layer.attention.num_heads)
     return None
 
 
