@@ -16,6 +16,7 @@ from clearhead.checkpoint.fill import Progress
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.checkpoint.load import open_model
 from clearhead.checkpoint.native import save_native
+from clearhead.conversation import Chat
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import preset
 from clearhead.families.family import Family
@@ -132,6 +133,10 @@ class Model:
         ends = self.special_ids.get("eos_token_id", [])
         ends = frozenset(ends if isinstance(ends, list) else [ends])
         return ends | (self.tokenizer.stop_ids if self.tokenizer is not None else frozenset())
+
+    def chat(self, system: str | None = None) -> Chat:
+        """A conversation that keeps its cache between turns."""
+        return Chat(self, system)
 
     # --- reading
 

@@ -197,6 +197,25 @@ def generate(
     sys.stdout.write("\n")
 
 
+@app.command(epilog="Example: `clearhead chat smollm2`")
+def chat(
+    model: ModelArgument,
+    system: Annotated[str | None, typer.Option(help="What the assistant is told first.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="How many tokens at most for an answer.")] = 512,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.7,
+    seed: Annotated[int | None, typer.Option(help="The same draw each time.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps.")] = None,
+) -> None:
+    """Talk to a model. /reset starts anew, /history shows the conversation, Ctrl-C stops an answer, Ctrl-D leaves."""
+    from clearhead.bundle import load
+    from clearhead.terminal import talk
+
+    with loading_bar(model) as progress:
+        loaded = load(model, dtype=dtype, device=device, progress=progress)
+    talk(loaded.chat(system), {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed})
+
+
 @app.command()
 def demo() -> None:
     """See it work: fetch SmolLM2, continue a sentence, show how the model is built. Under two minutes."""

@@ -21,9 +21,11 @@ ARROWS = {
     "cache": {"model"},
     "generation": {"cache", "model", "tokenization"},
     "summary": {"model"},
-    "bundle": {"checkpoint", "families", "generation", "model", "tokenization"},
+    "conversation": {"bundle", "cache", "generation", "tokenization"},  # bundle for its type only
+    "bundle": {"checkpoint", "conversation", "families", "generation", "model", "tokenization"},
     "demo": {"bundle", "checkpoint", "families", "model", "summary", "tokenization"},
-    "cli": {"bundle", "checkpoint", "demo", "families", "summary"},
+    "terminal": {"conversation"},
+    "cli": {"bundle", "checkpoint", "demo", "families", "summary", "terminal", "verification"},
     "config": set(),
     "errors": set(),
 }

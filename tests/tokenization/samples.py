@@ -56,7 +56,7 @@ def byte_level() -> Tokenizer:
         CORPUS,
         trainers.BpeTrainer(vocab_size=600, special_tokens=special, initial_alphabet=alphabet, show_progress=False),
     )
-    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False), AddedToken("<call ✓>", normalized=False)])
     return tokenizer
 
 

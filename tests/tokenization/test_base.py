@@ -53,6 +53,13 @@ def test_a_character_comes_once_it_is_whole(kind):
     assert streamed(TOKENIZERS[kind], ids) == [*[""] * (len(ids) - 1), "🦊", ""]
 
 
+def test_a_space_is_dropped_at_the_start_of_a_text_only():
+    tokenizer, library = TOKENIZERS["byte fallback"], LIBRARY_TOKENIZERS["byte fallback"]()
+    for first in ("<0x20>", "▁"):
+        ids = [library.token_to_id(token) for token in (first, "▁", "<0x20>", "<0x41>")]
+        assert tokenizer.decode(ids) == library.decode(ids) == "  A"
+
+
 def test_a_broken_character_costs_only_itself():
     tokenizer = TOKENIZERS["byte fallback"]
     byte = tokenizer._library.token_to_id

@@ -48,6 +48,8 @@ OPTIONS = {
     "unigram folding case": {"model_type": "unigram", "normalization_rule_name": "nmt_nfkc_cf"},
 }
 STRINGS = varied_strings(1000, seed=3, also=(*SYMBOLS, "<0x41>", "<0xE4>"))
+# Where a symbol of spaces competes with a piece that starts with one.
+STRINGS += [f"x    {word}" for word in " ".join(SENTENCES[:3]).split()]
 
 
 def opened(name):
@@ -102,6 +104,18 @@ def test_saved_ones_load_to_the_same(name, tmp_path):
     ours.save(tmp_path)
     again = load_tokenizer(tmp_path)
     assert all(again.encode(text) == ours.encode(text) for text in STRINGS)
+
+
+def test_scores_decide_and_not_the_order_of_pieces():
+    model = sentencepiece_model_pb2.ModelProto.FromString(MODEL)
+    normal = [piece for piece in model.pieces if piece.type == piece.NORMAL]
+    others = [piece for piece in model.pieces if piece.type != piece.NORMAL]
+    del model.pieces[:]
+    model.pieces.extend(others + normal[::-1])
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+    vocabulary, special = read_model(model.SerializeToString())
+    ours = build(vocabulary, special, adds_bos=False)
+    assert all(ours.encode(text) == theirs.encode(text) for text in STRINGS)
 
 
 def test_framing_follows_the_model_or_its_settings(tmp_path):

@@ -20,7 +20,8 @@ def learned_ranks():
     return {from_byte_alphabet(token): rank for rank, (token, _) in enumerate(tokens[3:])}
 
 
-RANKS = learned_ranks()
+# The last cannot be built from two others: it is a token only as a whole word.
+RANKS = {**learned_ranks(), b"qzxj": 690}
 
 
 def rank_file(ranks):
@@ -34,7 +35,7 @@ def test_encodes_as_tiktoken_does(name, monkeypatch):
     special = {"<|endoftext|>": 700, "<|fim|>": 702}
     theirs = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=RANKS, special_tokens=special)
     ours = read_ranks(rank_file(RANKS), encoding=name, special_tokens=special)
-    for text in varied_strings(1000, seed=2, also=("<|endoftext|>", "<|fim|>")):
+    for text in [*varied_strings(1000, seed=2, also=("<|endoftext|>", "<|fim|>")), "qzxj", "qzxjq"]:
         ids = theirs.encode(text, allowed_special="all")
         assert ours.encode(text) == ids
         assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)

@@ -32,6 +32,7 @@ class Row:
     prompt: Sequence[int]
     options: SamplingOptions
     source: Sequence[int] = ()  # what an encoder has read for it
+    earlier: Sequence[int] = ()  # tokens before the prompt that a given cache holds; penalties see them
     tokens: list[int] = field(default_factory=list)  # new ones, a stop token included
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each, where the options ask for them
     done: bool = False
@@ -151,7 +152,8 @@ class Batch:
         options = RowOptions.of([row.options for row in rows], vocab_size, device)
         counts = None
         if options.needs_counts:
-            counts = TokenCounts.of([row.prompt for row in rows], [row.tokens for row in rows], vocab_size, device)
+            before = [[*row.earlier, *row.prompt] for row in rows]
+            counts = TokenCounts.of(before, [row.tokens for row in rows], vocab_size, device)
         return Batch(rows, options, counts, torch.tensor([len(row.tokens) for row in rows], device=device))
 
     def choose(self, logits: Tensor) -> Tensor:

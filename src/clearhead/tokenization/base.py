@@ -81,6 +81,4 @@ class StreamDecoder:
     def finish(self) -> str:
         """What is left of an unfinished character; the decoder then starts a new text."""
         self._previous = None
-        rest = self._utf8.decode(b"", final=True)
-        self._utf8.reset()
-        return rest
+        return self._utf8.decode(b"", final=True)

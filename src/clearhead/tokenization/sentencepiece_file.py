@@ -59,6 +59,7 @@ def _read_piece(place: int, message: bytes) -> Piece:
 
 
 def _control_token(pieces: list[Piece], token_id: int) -> str | None:
+    """The token with this id; a file says "none" by -1, which it writes as 2**64 - 1."""
     if 0 <= token_id < len(pieces) and pieces[token_id].kind == Kind.CONTROL:
         return pieces[token_id].text
     return None
@@ -76,7 +77,7 @@ def _integer(fields: Fields, number: int, *, default: int) -> int:
     value = fields.get(number, [default])[-1]
     if not isinstance(value, int):
         raise ClearheadError(f"field {number} of the SentencePiece model has the wrong type")
-    return value - 2**64 if value >= 2**63 else value
+    return value
 
 
 def _read_fields(message: bytes) -> Fields:

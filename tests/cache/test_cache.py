@@ -1,0 +1,179 @@
+"""Cached equals uncached, for every kind of model, however the tokens arrive; and what a cache can do."""
+
+import pytest
+import torch
+
+from clearhead.cache.cache import KeyValueCache
+from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore
+from clearhead.errors import ClearheadError
+from clearhead.families import preset
+from clearhead.model.parts import Window
+from tests.book.shrink import shrink
+from tests.model.toys import VOCAB, decoder, toy
+
+MODELS = {
+    name: shrink(preset(name))
+    for name in (
+        "gpt1", "gpt2", "gpt3-175b", "gopher-280b", "palm-540b", "llama-3.1-8b", "mistral-7b", "smollm3-3b",
+        "qwen3-30b-a3b", "gemma-3-1b", "deepseek-v2", "deepseek-v3", "llama-4-scout", "grok-1", "bloom-560m", "mpt-7b",
+    )
+}  # fmt: skip
+ARRIVALS = {"one by one": [1] * 24, "at once": [24], "chunks": [7] * 3 + [3], "mixed": [5, 1, 1, 12, 1, 4]}
+
+
+def run_cached(network, tokens, arrivals, cache, mask=None, **options):
+    pieces, start = [], 0
+    for count in arrivals:
+        piece = None if mask is None else mask[:, start : start + count]
+        pieces.append(network(tokens[:, start : start + count], piece, cache=cache, **options))
+        cache.advance()
+        start += count
+    return torch.cat(pieces, dim=1)
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=str)
+def network(request):
+    return toy(MODELS[request.param])
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(0, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("arrivals", ARRIVALS.values(), ids=ARRIVALS)
+@torch.no_grad()
+def test_cached_equals_uncached(network, tokens, arrivals):
+    for slack in (0, 3, 16):
+        found = run_cached(network, tokens, arrivals, KeyValueCache(network.config, slack))
+        assert (found - network(tokens)).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_absorbed_latents_equal_uncached(network, tokens):
+    found = run_cached(network, tokens, [4] + [1] * 20, KeyValueCache(network.config), absorb=True)
+    assert (found - network(tokens)).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("arrivals", ARRIVALS.values(), ids=ARRIVALS)
+@torch.no_grad()
+def test_left_padded_rows_equal_the_same_alone(network, tokens, arrivals):
+    mask = torch.ones_like(tokens)
+    mask[1, :9] = 0
+    found = run_cached(network, tokens, arrivals, KeyValueCache(network.config), mask)
+    alone = network(tokens[1:, 9:])
+    assert (found[0] - network(tokens[:1])[0]).abs().max() <= 1e-12
+    assert (found[1, 9:] - alone[0]).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_forked_truncated_and_reloaded(network, tokens, tmp_path):
+    full = network(tokens)
+    cache = KeyValueCache(network.config)
+    run_cached(network, tokens[:, :14], [10, 1, 1, 1, 1], cache)
+    fork = cache.fork()
+    cache.save(tmp_path / "past.safetensors")
+    other = (tokens + 1) % VOCAB
+    run_cached(network, other[:, :6], [6], fork)  # the fork goes its own way
+    cache.truncate(10)
+    run_cached(network, other[:, 10:12], [2], cache)  # and comes back
+    cache.truncate(10)
+    assert (run_cached(network, tokens[:, 10:], [14], cache) - full[:, 10:]).abs().max() <= 1e-12
+    reloaded = KeyValueCache.load(tmp_path / "past.safetensors", network.config)
+    assert reloaded.length == 14
+    assert (run_cached(network, tokens[:, 14:], [10], reloaded) - full[:, 14:]).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_selected_rows_go_on(network, tokens):
+    cache = KeyValueCache(network.config)
+    run_cached(network, tokens[:, :8], [8], cache)
+    rows = torch.tensor([1, 0, 1])
+    found = run_cached(network, tokens[rows, 8:], [16], cache.select(rows))
+    assert (found - network(tokens[rows])[:, 8:]).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_running_again_before_advancing_changes_nothing(network, tokens):
+    cache = KeyValueCache(network.config)
+    run_cached(network, tokens[:, :9], [9], cache)
+    once = network(tokens[:, 9:12], cache=cache)
+    network((tokens[:, 9:12] + 3) % VOCAB, cache=cache)
+    assert torch.equal(network(tokens[:, 9:12], cache=cache), once)
+
+
+def test_the_network_keeps_nothing(network, tokens):
+    before = {name: id(value) for name, value in vars(network).items()}
+    with torch.no_grad():
+        first = network(tokens)
+        network(tokens[:, :5], cache=KeyValueCache(network.config))
+        assert torch.equal(network(tokens), first)
+    assert {name: id(value) for name, value in vars(network).items()} == before
+
+
+# --- the stores
+
+
+def test_a_contiguous_store_gives_views_and_doubles():
+    store = ContiguousStore(capacity=4)
+    new = torch.randn(1, 2, 3, 5)
+    key, _ = store.write(0, new, new)
+    assert key.data_ptr() == store.key.data_ptr()
+    store.write(3, new[:, :, :1], new[:, :, :1])
+    assert store.key.shape[2] == 4
+    store.write(4, new[:, :, :1], new[:, :, :1])
+    assert store.key.shape[2] == 8
+    assert torch.equal(store.key[:, :, :3], new)
+
+
+def test_a_ring_names_what_it_holds():
+    store = SlidingStore(window=3, slack=1)
+    assert store.ring(2).tolist() == [0, 1, EMPTY, EMPTY]
+    assert store.ring(6).tolist() == [4, 5, 2, 3]
+    assert store.ring(0).tolist() == [EMPTY] * 4
+
+
+def test_memory_of_a_window_does_not_grow():
+    network = toy(decoder(reach=Window(size=4)))
+    cache = KeyValueCache(network.config, slack=2)
+    sizes = set()
+    with torch.no_grad():
+        for _ in range(20):
+            network(torch.zeros(1, 1, dtype=torch.long), cache=cache)
+            cache.advance()
+            sizes.add(cache.allocated_bytes)
+    assert len(sizes) == 1
+    assert cache.num_bytes == cache.allocated_bytes
+
+
+def test_a_window_goes_back_only_so_far():
+    network = toy(decoder(reach=Window(size=4)))
+    cache = KeyValueCache(network.config, slack=2)
+    with torch.no_grad():
+        run_cached(network, torch.zeros(1, 12, dtype=torch.long), [12], cache)
+    with pytest.raises(ClearheadError, match="can go back by 2 tokens, not 3"):
+        cache.truncate(9)
+    cache.truncate(10)
+    with pytest.raises(ClearheadError, match="cannot be cut to 11"):
+        cache.truncate(11)
+
+
+def test_padding_in_the_middle_of_a_window_is_refused():
+    network = toy(decoder(reach=Window(size=4)))
+    mask = torch.tensor([[1, 1, 1, 0, 0]])
+    with pytest.raises(ClearheadError, match="padding on the left only"):
+        network(torch.zeros(1, 5, dtype=torch.long), mask, cache=KeyValueCache(network.config))
+
+
+def test_a_damaged_file_is_one_sentence(tmp_path):
+    network = toy(decoder())
+    path = tmp_path / "past.safetensors"
+    path.write_bytes(b"not a cache")
+    with pytest.raises(ClearheadError, match="is not a cache of this model"):
+        KeyValueCache.load(path, network.config)
+    cache = KeyValueCache(network.config)
+    with torch.no_grad():
+        run_cached(network, torch.zeros(1, 3, dtype=torch.long), [3], cache)
+    cache.save(path)
+    with pytest.raises(ClearheadError, match="is not a cache of this model"):
+        KeyValueCache.load(path, MODELS["mistral-7b"])
