@@ -130,9 +130,11 @@ class Model:
 
     @property
     def stop_ids(self) -> frozenset[int]:
+        """Of the config and of the tokenizer, as far as the network can say them."""
         ends = self.special_ids.get("eos_token_id", [])
-        ends = frozenset(ends if isinstance(ends, list) else [ends])
-        return ends | (self.tokenizer.stop_ids if self.tokenizer is not None else frozenset())
+        known = frozenset(ends if isinstance(ends, list) else [ends])
+        known |= self.tokenizer.stop_ids if self.tokenizer is not None else frozenset()
+        return frozenset(token for token in known if token < self.config.vocab_size)
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its cache between turns."""

@@ -22,6 +22,7 @@ from tests.model.toys import (
     Spy,
     close,
     decoder,
+    redraw,
     some_tokens,
     toy,
 )
@@ -44,7 +45,9 @@ def test_b1_sinusoids_of_the_worked_example():
 
 def test_b1_sinusoids_are_added_to_the_embeddings():
     config = Embedding(vocab_size=5, positions=SinusoidalPositions())
-    embedding = TokenEmbedding(config, width=4, dropout=0.0).double()
+    embedding = TokenEmbedding(config, width=4, dropout=0.0)
+    redraw(embedding)
+    embedding.double()
     vectors = embedding(torch.tensor([[3, 3]]), torch.arange(2)[None])[0]
     close(vectors - embedding.tokens.weight[3], golden("sinusoidal", "table"))
 

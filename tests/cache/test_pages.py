@@ -107,15 +107,20 @@ class PagedMemory(RuleBasedStateMachine):
     def append(self, sequence, tokens):
         self.extend(sequence, tokens)
 
+    @rule(sequence=sequences, tokens=few_tokens)
+    def step(self, sequence, tokens):
+        self.extend(sequence, tokens)
+        self.publish(sequence)
+
     @rule(target=sequences, sequence=sequences)
     def fork(self, sequence):
         twin = Sequence(sequence.table.fork(), sequence.salt, [*sequence.tokens])
         self.living.append(twin)
         return twin
 
-    @rule(sequence=sequences, share=st.floats(0, 1))
-    def truncate(self, sequence, share):
-        num_kept = int(share * len(sequence.tokens))
+    @rule(sequence=sequences, num_dropped=st.integers(0, 8))
+    def truncate(self, sequence, num_dropped):
+        num_kept = max(0, len(sequence.tokens) - num_dropped)
         sequence.table.truncate(num_kept)
         del sequence.tokens[num_kept:]
 

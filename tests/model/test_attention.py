@@ -1,6 +1,7 @@
 """What an attention does to queries and keys before the kernel, each option against its formula written out."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from clearhead.model.attention import Attention, merge_heads, split_heads
 from clearhead.model.config import HeadNorm, QueryTemperature, RotatedHeadNorm, ScoreTemperature
 from clearhead.model.parts import RelativeSinusoid, RmsNorm, Rope, SinusoidalPositions
 from clearhead.model.positions import rotation_for, sinusoids
-from tests.model.toys import WIDTH, Spy, close, decoder, some_tokens, toy
+from tests.model.toys import WIDTH, Spy, close, decoder, latent, some_tokens, stack, toy
 
 LENGTH, HEADS, HEAD = 6, 4, 4
 
@@ -110,3 +111,33 @@ def test_transformer_xl_scores_by_hand(query, key):
         with_distance = q[0, head, query] + term.distance_bias[head]
         expected = (with_content @ k[0, head // 2, key] + with_distance @ r[head]) * HEAD**-0.5
         close(spy.attended[0].scores[0, head, query, key], expected)
+
+
+@pytest.mark.parametrize("absorb", [False, True])
+@pytest.mark.parametrize("query_rank", [None, 6])
+def test_latent_attention_by_hand(query_rank, absorb):
+    """DeepSeek-V2, §2.1, head by head: scores [p | r]·[U c | key] over the root of both widths together."""
+    config = replace(decoder(), decoder=stack(latent(query_rank=query_rank)))
+    network, calls = toy(config), []
+    attention = network.decoder.layers[0].attention
+    attention.register_forward_hook(lambda module, given, output: calls.append((given[0], output)))
+    network(some_tokens(1, LENGTH), absorb=absorb)
+    x, output = calls[0][0][0], calls[0][1][0]
+    rank, plain, rotary, value = 5, 4, 2, 3
+    if query_rank is None:
+        q = x @ attention.query.weight.T
+    else:
+        low = rms_norm(x @ attention.query_down.weight.T, (query_rank,), attention.query_norm.weight, eps=1e-6)
+        q = low @ attention.query_up.weight.T
+    latent_and_key = x @ attention.latent.weight.T
+    c = rms_norm(latent_and_key[:, :rank], (rank,), attention.latent_norm.weight, eps=1e-6)
+    turn = rotation_for(Rope(pairing="interleaved"), torch.arange(LENGTH)[None], rotary, x.dtype).turn
+    key = turn(latent_and_key[None, None, :, rank:])[0, 0]
+    heads = []
+    for p_and_r, unfold in zip(q.chunk(HEADS, dim=1), attention.unfold.weight.chunk(HEADS), strict=True):
+        p, r = p_and_r[:, :plain], turn(p_and_r[None, None, :, plain:])[0, 0]
+        scores = (p @ (c @ unfold[:plain].T).T + r @ key.T) / math.sqrt(plain + rotary)
+        weights = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf).softmax(dim=-1)
+        heads.append(weights @ (c @ unfold[plain:].T))
+    assert heads[0].shape == (LENGTH, value)
+    close(output, torch.cat(heads, dim=1) @ attention.output.weight.T)

@@ -51,7 +51,7 @@ def test_special_and_stop_ids():
     tokenizer = FastTokenizer(byte_level(), SPECIAL["byte level"])
     assert tokenizer.special_ids == {0, 1, 2}
     assert tokenizer.stop_ids == {0, 2}  # end of text and end of turn
-    assert tokenizer.decode(tokenizer.encode("<|im_start|>a<think>b<|im_end|>")) == "a<think>b"
+    assert tokenizer.decode(tokenizer.encode("<|im_start|>a<think>b<call ✓><|im_end|>")) == "a<think>b<call ✓>"
     stopping = FastTokenizer(wordpiece(), SPECIAL["wordpiece"])
     assert stopping.stop_ids == {stopping.encode("")[-1]}
 

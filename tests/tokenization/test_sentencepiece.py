@@ -13,7 +13,7 @@ from clearhead.tokenization.charsmap import Charsmap
 from clearhead.tokenization.load import load_tokenizer
 from clearhead.tokenization.sentencepiece import build
 from clearhead.tokenization.sentencepiece_file import read_model
-from tests.tokenization.samples import SENTENCES, sentencepiece_model, varied_strings
+from tests.tokenization.samples import CORPUS, SENTENCES, sentencepiece_model, varied_strings
 
 SYMBOLS = ("<sep>", "<SEP>", "▁▁▁▁")
 OPTIONS = {
@@ -48,8 +48,8 @@ OPTIONS = {
     "unigram folding case": {"model_type": "unigram", "normalization_rule_name": "nmt_nfkc_cf"},
 }
 STRINGS = varied_strings(1000, seed=3, also=(*SYMBOLS, "<0x41>", "<0xE4>"))
-# Where a symbol of spaces competes with a piece that starts with one.
-STRINGS += [f"x    {word}" for word in " ".join(SENTENCES[:3]).split()]
+# Where a symbol of spaces competes with the pieces that start with one.
+STRINGS += [f"x▁▁▁▁{word}" for word in sorted(set(" ".join(CORPUS).split()))]
 
 
 def opened(name):

@@ -52,6 +52,7 @@ class KeyValueCache:
             layer.attention.reach: store for layer, store in zip(config.decoder.layers, self.stores, strict=True)
         }
         self.length = 0
+        self.furthest = 0  # the most tokens ever written: a ring has lost those that lie too far behind
         self.num_new = 0
         self.past: Ragged | None = None
         self.new: Ragged | None = None
@@ -61,6 +62,7 @@ class KeyValueCache:
 
     def begin(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         self.num_new, self.device = tokens.shape[1], tokens.device
+        self.furthest = max(self.furthest, self.length + self.num_new)
         if mask is None and self.past is None:
             self.new = None
             return torch.arange(self.length, self.length + self.num_new, device=tokens.device)[None]
@@ -103,6 +105,8 @@ class KeyValueCache:
         if self.new is not None:
             assert self.past is not None
             self.past, self.new = self.past.followed_by(self.new), None
+        for store in self.stores:
+            store.advance()
         self.length, self.num_new = self.length + self.num_new, 0
 
     def truncate(self, length: int) -> None:
@@ -110,14 +114,15 @@ class KeyValueCache:
         if not 0 <= length <= self.length:
             raise ClearheadError(f"the cache holds {self.length} tokens; it cannot be cut to {length}")
         for store in self.stores:
-            store.truncate(self.length, length)
+            store.truncate(self.furthest, length)
         self.past = None if self.past is None else self.past.until(length)
+        self.furthest = self.furthest if length else 0
         self.length, self.num_new, self.new = length, 0, None
 
     def select(self, rows: Tensor) -> "KeyValueCache":
         """A cache of these rows of the batch, in this order and as often as they are named; a copy."""
         other = KeyValueCache(self.config, self.slack, [store.select(rows) for store in self.stores])
-        other.length, other.device = self.length, self.device
+        other.length, other.furthest, other.device = self.length, self.furthest, self.device
         if self.past is not None:
             other.past = Ragged(self.past.positions[rows], self.past.real[rows])
         return other
@@ -146,7 +151,8 @@ class KeyValueCache:
         if self.past is not None:
             tensors |= {"positions": self.past.positions, "real": self.past.real}
         contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
-        save_file(contiguous, path, metadata={"length": str(self.length), "slack": str(self.slack)})
+        numbers = {"length": self.length, "furthest": self.furthest, "slack": self.slack}
+        save_file(contiguous, path, metadata={name: str(number) for name, number in numbers.items()})
 
     @staticmethod
     def load(path: str | Path, config: ModelConfig, device: torch.device | str = "cpu") -> "KeyValueCache":
@@ -157,7 +163,8 @@ class KeyValueCache:
                 about: dict[str, Any] = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
             cache = KeyValueCache(config, int(about["slack"]))
-            cache.length, cache.device = int(about["length"]), torch.device(device)
+            cache.length, cache.furthest = int(about["length"]), int(about["furthest"])
+            cache.device = torch.device(device)
             for number, store in enumerate(cache.stores):
                 store.restore(tensors[f"{number}.key"], tensors[f"{number}.value"], cache.length)
         except (SafetensorError, OSError, KeyError, ValueError) as error:

@@ -20,6 +20,7 @@ EMPTY = -1  # a slot that holds no token yet
 class Store(Protocol):
     def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
     def slots(self, length: int, num_new: int) -> Tensor: ...
+    def advance(self) -> None: ...
     def select(self, rows: Tensor) -> "Store": ...
     def truncate(self, length: int, kept: int) -> None: ...
     def tensors(self) -> dict[str, Tensor]: ...
@@ -32,6 +33,9 @@ class Buffers:
 
     key: Tensor | None = None
     value: Tensor | None = None
+
+    def advance(self) -> None:
+        """The tokens last written are now the past."""
 
     def tensors(self) -> dict[str, Tensor]:
         return {} if self.key is None or self.value is None else {"key": self.key, "value": self.value}
@@ -94,6 +98,7 @@ class SlidingStore(Buffers):
     def __init__(self, window: int, slack: int = 16):
         self.window, self.slack = window, slack
         self.size = window + slack
+        self.next: tuple[Tensor, Tensor] | None = None  # the ring once the tokens last written are the past
 
     def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         if self.key is None or self.value is None:
@@ -103,13 +108,18 @@ class SlidingStore(Buffers):
         if self.fits(num_new):
             place = torch.arange(length, length + num_new, device=key.device) % self.size
             self.key[:, :, place], self.value[:, :, place] = key, value
+            self.next = None
             return self.key, self.value
         seen = torch.cat((self.key, key), dim=2), torch.cat((self.value, value), dim=2)
         last = min(num_new, self.size)
         place = torch.arange(length + num_new - last, length + num_new, device=key.device) % self.size
-        self.key, self.value = self.key.clone(), self.value.clone()
-        self.key[:, :, place], self.value[:, :, place] = key[:, :, -last:], value[:, :, -last:]
+        self.next = self.key.clone(), self.value.clone()
+        self.next[0][:, :, place], self.next[1][:, :, place] = key[:, :, -last:], value[:, :, -last:]
         return seen
+
+    def advance(self) -> None:
+        if self.next is not None:
+            (self.key, self.value), self.next = self.next, None
 
     def fits(self, num_new: int) -> bool:
         """The first new token still finds its whole window after the last one is written."""
@@ -132,6 +142,7 @@ class SlidingStore(Buffers):
         return other
 
     def truncate(self, length: int, kept: int) -> None:
+        self.next = None
         if length - kept > self.slack and kept > 0:
             raise ClearheadError(
                 f"a sliding cache can go back by {self.slack} tokens, not {length - kept}; keep a larger slack"

@@ -62,7 +62,7 @@ def decode(
     """
     check(rows)
     cache = cache or KeyValueCache(network.config)
-    limit = room(network, rows, cache)
+    limit = room(network, cache.length + max(len(row.prompt) for row in rows))
     active = [row for row in rows if row.options.max_new_tokens > 0]
     if not active:
         return
@@ -176,10 +176,9 @@ def check(rows: Sequence[Row]) -> None:
         assert row.options.is_greedy or row.options.seed is not None, "seed the options first"
 
 
-def room(network: Transformer, rows: Sequence[Row], cache: KeyValueCache) -> int:
-    """How many tokens a model with learned positions can add to the longest prompt; others have no such end."""
+def room(network: Transformer, length: int) -> int:
+    """How many tokens a model with learned positions can add to a text of this length; others have no such end."""
     stack = network.config.output_stack
     if not isinstance(stack.embedding.positions, LearnedPositions):
         return 2**62
-    used = cache.length + max(len(row.prompt) for row in rows)
-    return max(stack.embedding.positions.num_positions - used + 1, 1)
+    return max(stack.embedding.positions.num_positions - length + 1, 1)

@@ -1,0 +1,54 @@
+"""Does everything run here? Every family at toy size on this device: equal to the CPU, cached equal to uncached.
+
+python benchmarks/check_device.py cuda
+"""
+
+import json
+import sys
+
+import torch
+
+from clearhead.cache.cache import KeyValueCache
+from clearhead.families import preset
+from clearhead.model.attend import fused, reference
+from clearhead.model.transformer import Transformer
+from tests.book.shrink import shrink
+from tests.model.toys import VOCAB, redraw
+
+NAMES = (
+    "gpt1", "gpt2", "gpt3-175b", "gopher-280b", "palm-540b", "llama-3.1-8b", "mistral-7b", "smollm3-3b", "qwen3-0.6b",
+    "qwen3-30b-a3b", "gemma-3-1b", "deepseek-v2", "deepseek-v3", "llama-4-scout", "grok-1", "grok-2", "bloom-560m",
+    "mpt-7b", "bert-base", "t5-small", "t5-v1.1-small", "bart-base", "marian", "transformer-base",
+)  # fmt: skip
+
+
+@torch.no_grad()
+def check(name: str, device: str) -> dict[str, object]:
+    network = Transformer(shrink(preset(name))).eval()
+    redraw(network)
+    tokens = torch.randint(0, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
+    inputs = (tokens, tokens[:, :9]) if network.config.is_encoder_decoder else (tokens,)
+    here = network(*inputs)
+    network.to(device)
+    there = network(*(part.to(device) for part in inputs))
+    found: dict[str, object] = {"model": name, "device_against_cpu": (there.cpu() - here).abs().max().item()}
+    twin = network(*(part.to(device) for part in inputs), kernel=reference)
+    found["fused_against_reference"] = (there - twin).abs().max().item()
+    if network.config.decoder is not None and not network.config.is_encoder_decoder:
+        cache = KeyValueCache(network.config)
+        pieces = []
+        for start in range(0, 24, 4):
+            pieces.append(network(tokens[:, start : start + 4].to(device), cache=cache))
+            cache.advance()
+        found["cached_against_uncached"] = (torch.cat(pieces, 1) - there).abs().max().item()
+    half = network.to(torch.bfloat16)(*(part.to(device) for part in inputs), kernel=fused)
+    found["bfloat16_is_finite"] = bool(half.isfinite().all())
+    return found
+
+
+if __name__ == "__main__":
+    torch.backends.cuda.matmul.allow_tf32 = False
+    rows = [check(name, sys.argv[1] if len(sys.argv) > 1 else "cpu") for name in NAMES]
+    for row in rows:
+        print(json.dumps(row))
+    print(json.dumps({"torch": torch.__version__, "models": len(rows)}))

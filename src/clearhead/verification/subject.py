@@ -1,0 +1,151 @@
+"""What is verified: a model, a few texts of different lengths for it to read, and how many tokens it makes.
+
+    subject = Subject.of(model, num_new=64); subject.expected[0]   # (1, T, V): row 0 read whole, alone, without a cache
+
+`expected` is what every check compares with. An encoder-decoder reads `sources`, and its rows are what it decodes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from clearhead.bundle import Model
+from clearhead.errors import ClearheadError
+from clearhead.model.config import ModelConfig, Stack
+from clearhead.model.parts import Chunk, LearnedPositions, Window
+from clearhead.model.transformer import Memory, Transformer
+
+LENGTH = 96  # tokens of the longest row, where nothing asks for another
+WIDEST = 1024  # a window up to this is passed without being asked to
+SMALL_MODEL = 10**9  # parameters; a larger one makes fewer tokens unasked
+NEW_TOKENS, NEW_TOKENS_LARGE = 256, 32
+SHORTER = (1.0, 0.64, 0.24)  # the rows of a batch, as parts of the longest
+Side = Literal["left", "right"]
+
+TEXT = """\
+A letter posted in the morning crosses the river by noon, and the clerk who sorts it knows nothing of what it says. \
+He reads the address, looks along the shelf and drops it into one of forty boxes. Some boxes fill up, others stay \
+empty for weeks. In winter, when the ferry does not run, the letters wait in order of arrival; in spring they leave \
+all at once, and each must still find the right door. Numbers help: 7, 12, 365 and 1,024 are easier to tell apart \
+than names. So do habits, for whoever wrote to the mill last year will write to the mill again.
+"""
+
+
+@dataclass(frozen=True)
+class Subject:
+    model: Model
+    rows: Sequence[list[int]]  # the longest first
+    sources: Sequence[list[int]]  # what an encoder-decoder reads for each row
+    num_new: int
+    compiles: bool = False
+
+    @staticmethod
+    def of(model: Model, *, length: int | None = None, num_new: int | None = None, compiles: bool = False) -> "Subject":
+        config = model.config
+        if num_new is None:
+            size = sum(parameter.numel() for parameter in model.network.parameters())
+            num_new = NEW_TOKENS if size <= SMALL_MODEL else NEW_TOKENS_LARGE
+        longest = checked_length(config, length)
+        lengths = [max(round(part * longest), 1) for part in SHORTER]
+        if not config.is_encoder_decoder:
+            rows = texts(model, config.vocab_size, lengths)
+            return Subject(model, rows, [], min(num_new, room(config.output_stack) - longest), compiles)
+        assert config.encoder is not None
+        sources = texts(model, config.encoder.embedding.vocab_size, lengths[::-1])
+        rows = [[model.decoder_start, *row[1:]] for row in random_ids(config.vocab_size, lengths)]
+        return Subject(model, rows, sources, min(num_new, room(config.output_stack) - 1), compiles)
+
+    @property
+    def network(self) -> Transformer:
+        return self.model.network
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.model.config
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.network.parameters()).dtype
+
+    @property
+    def window(self) -> int | None:
+        """The widest of the decoder's windows or chunks."""
+        return widest_window(self.config.output_stack)
+
+    # --- what goes in
+
+    def tokens(self, row: int = 0) -> Tensor:
+        """(1, T)."""
+        return torch.tensor([self.rows[row]], device=self.device)
+
+    def padded(self, rows: Sequence[list[int]], side: Side) -> tuple[Tensor, Tensor]:
+        """Tokens and mask (B, T)."""
+        tokens, mask = self.model.padded(rows if side == "right" else [row[::-1] for row in rows])
+        return (tokens, mask) if side == "right" else (tokens.flip(1), mask.flip(1))
+
+    def memory(self, row: int | None = 0, side: Side = "right", **options: Any) -> Memory | None:
+        """Of one source alone, or of all as a batch."""
+        if not self.sources:
+            return None
+        if row is not None:
+            return self.network.encode(torch.tensor([self.sources[row]], device=self.device), **options)
+        return self.network.encode(*self.padded(self.sources, side), **options)
+
+    # --- what comes out
+
+    def run(self, tokens: Tensor, mask: Tensor | None = None, memory: Memory | None = None, **options: Any) -> Tensor:
+        """Logits (B, T, V)."""
+        if memory is None:
+            return self.network(tokens, mask, **options)
+        return self.network.decode(tokens, memory, mask, **options)
+
+    @cached_property
+    def expected(self) -> list[Tensor]:
+        """Logits (1, T, V) of each row, read whole and alone."""
+        return [self.run(self.tokens(row), memory=self.memory(row)) for row in range(len(self.rows))]
+
+
+def checked_length(config: ModelConfig, length: int | None) -> int:
+    """Of the longest row: long enough to pass the windows, short enough for the positions there are."""
+    stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
+    most = min(room(stack) for stack in stacks)
+    if length is not None:
+        if not 8 <= length <= most:
+            raise ClearheadError(f"length is {length}; it must be from 8 to {most} for this model")
+        return length
+    window = max((widest_window(stack) or 0 for stack in stacks), default=0)
+    wanted = max(LENGTH, window + LENGTH // 2) if window <= WIDEST else LENGTH
+    return min(wanted, most // 2 if config.decoder is not None else most)
+
+
+def room(stack: Stack) -> int:
+    """How many tokens it can tell apart."""
+    positions = stack.embedding.positions
+    return positions.num_positions if isinstance(positions, LearnedPositions) else 2**31
+
+
+def widest_window(stack: Stack) -> int | None:
+    reaches = (layer.attention.reach for layer in stack.layers)
+    return max((reach.size for reach in reaches if isinstance(reach, Window | Chunk)), default=None)
+
+
+def texts(model: Model, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+    """Rows of these lengths: a paragraph from different places on, or random ids where there is no tokenizer."""
+    if model.tokenizer is None:
+        return random_ids(vocab_size, lengths)
+    ids = model.encode(TEXT)
+    ids *= 2 + max(lengths) // len(ids)
+    return [ids[7 * row : 7 * row + length] for row, length in enumerate(lengths)]
+
+
+def random_ids(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]

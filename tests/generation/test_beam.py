@@ -1,0 +1,291 @@
+"""Beams against transformers' `generate`, against every text there is, and against greedy decoding."""
+
+import itertools
+
+import pytest
+import torch
+import transformers
+
+from clearhead.errors import ClearheadError
+from clearhead.generation.beam import BeamOptions, beam_search
+from clearhead.generation.options import SamplingOptions
+from clearhead.generation.plain import decode_plainly
+from clearhead.model.attention import Attention
+from clearhead.model.parts import LearnedPositions
+from clearhead.model.transformer import Memory
+from tests.checkpoint.tiny import tiny_network
+from tests.model.toys import CONTEXT, decoder, toy, translator
+from tests.parity.harness import float32_means_float64, load_ours, rerandomize
+from tests.parity.test_bart import sinusoids_stay
+
+V = 13  # so few that a stop token is likely, and beams end at different times
+
+LLAMA = {
+    "vocab_size": V,
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+}
+GPT2 = {"vocab_size": V, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 40}
+T5 = {
+    "vocab_size": V,
+    "d_model": 24,
+    "d_kv": 6,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
+BART = {
+    "vocab_size": V,
+    "d_model": 24,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 3,
+}
+BUILD = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**LLAMA, sliding_window=4)),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)),
+    "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
+    "bart": lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
+    "marian": lambda: transformers.MarianMTModel(transformers.MarianConfig(**BART)),
+}
+EARLY_STOPPING = {"full": True, "unlikely": False, "impossible": "never"}
+PROMPTS = [[3, 7, 1, 9, 11], [4], [12, 6, 8]]
+CHOICES = [
+    BeamOptions(
+        num_beams=num_beams,
+        num_best=num_beams,
+        max_new_tokens=14,
+        length_penalty=penalty,
+        stop_when=stop_when,
+        stop_ids=stop_ids,
+    )
+    for num_beams, penalty, stop_when, stop_ids in itertools.product(
+        (2, 5), (-1.0, 0.0, 1.0, 2.5), EARLY_STOPPING, ([], [2, 5], [1, 2, 5, 7, 10])
+    )
+]
+
+
+def twins(name, seed, folder):
+    """The same model, theirs and ours, in float64: no order of beams hangs on a rounding."""
+    with float32_means_float64():
+        torch.manual_seed(seed)
+        theirs = BUILD[name]().eval()
+        rerandomize(theirs, sinusoids_stay if name == "marian" else lambda name, tensor: None)
+        theirs.to(torch.float64)
+    theirs.generation_config.forced_eos_token_id = None
+    return theirs, load_ours(theirs, folder)
+
+
+def padded(rows, left):
+    longest = max(map(len, rows))
+    gaps = [[0] * (longest - len(row)) for row in rows]
+    tokens = [[*gap, *row] if left else [*row, *gap] for row, gap in zip(rows, gaps, strict=True)]
+    mask = [[0] * len(gap) + [1] * len(row) for row, gap in zip(rows, gaps, strict=True)]
+    return torch.tensor(tokens), torch.tensor(mask if left else [row[::-1] for row in mask])
+
+
+def generated(model, options):
+    """(tokens, score) of every beam of every prompt, as transformers finds them."""
+    tokens, mask = padded(PROMPTS, left=not model.config.is_encoder_decoder)
+    with float32_means_float64():
+        found = model.generate(
+            input_ids=tokens,
+            attention_mask=mask,
+            do_sample=False,
+            num_beams=options.num_beams,
+            num_return_sequences=options.num_best,
+            max_new_tokens=options.max_new_tokens,
+            length_penalty=options.length_penalty,
+            early_stopping=EARLY_STOPPING[options.stop_when],
+            eos_token_id=list(options.stop_ids) or None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+    lengths = (found.beam_indices >= 0).sum(dim=1).tolist()
+    start = 1 if model.config.is_encoder_decoder else tokens.shape[1]
+    texts = [row[start : start + length].tolist() for row, length in zip(found.sequences, lengths, strict=True)]
+    beams = list(zip(texts, found.sequences_scores.tolist(), strict=True))
+    return [beams[first : first + options.num_best] for first in range(0, len(beams), options.num_best)]
+
+
+def memory_of(network, sources):
+    tokens, mask = padded(sources, left=False)
+    with torch.inference_mode():
+        return network.encode(tokens, mask)
+
+
+def searched(network, options, start=0):
+    if network.config.is_encoder_decoder:
+        return beam_search(network, [[start]] * len(PROMPTS), options, memory_of(network, PROMPTS))
+    return beam_search(network, PROMPTS, options)
+
+
+# --- transformers
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", BUILD)
+def test_tokens_and_scores_equal_transformers(name, seed, tmp_path):
+    theirs, network = twins(name, seed, tmp_path)
+    lengths = set()
+    for options in CHOICES[seed::7]:
+        expected = generated(theirs, options)
+        found = searched(network, options, theirs.config.to_dict().get("decoder_start_token_id"))
+        assert [[one.tokens for one in beams] for beams in found] == [[text for text, _ in beams] for beams in expected]
+        for ours, their in zip(found, expected, strict=True):
+            assert [one.score for one in ours] == pytest.approx([score for _, score in their], rel=1e-12)
+        lengths |= {len(one.tokens) for beams in found for one in beams}
+    assert len(lengths) >= 3, "beams that end together test little"
+
+
+# --- every text there is
+
+
+def all_texts(vocab_size, limit, stops):
+    """Those that end with their first stop token, and those of full length without one before their last."""
+    going = [t for t in range(vocab_size) if t not in stops]
+    for length in range(1, limit + 1):
+        last = range(vocab_size) if length == limit else stops
+        yield from ([*start, end] for start in itertools.product(going, repeat=length - 1) for end in last)
+
+
+def exact_score(network, prompt, text, penalty, memory=None):
+    """Without a cache, without beams."""
+    tokens = torch.tensor([[*prompt, *text]])
+    logits = network(tokens) if memory is None else network.decode(tokens, memory)
+    logprobs = logits[0].log_softmax(dim=-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(text)[:, None])
+    return logprobs.sum().item() / len(text) ** penalty
+
+
+@pytest.mark.parametrize("penalty", [-0.5, 0.0, 1.0, 2.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_enough_beams_find_the_best_of_all_texts(seed, penalty):
+    network = tiny_network(seed, vocab_size=5).double()
+    prompt, limit, stops = [1, 4], 4, [3]
+    with torch.inference_mode():
+        scores = [(exact_score(network, prompt, text, penalty), text) for text in all_texts(5, limit, stops)]
+    best = sorted(scores, reverse=True)[:20]
+    options = BeamOptions(
+        num_beams=5**limit,
+        num_best=20,
+        max_new_tokens=limit,
+        length_penalty=penalty,
+        stop_ids=stops,
+        stop_when="impossible",
+    )
+    found = beam_search(network, [prompt], options)[0]
+    assert [one.tokens for one in found] == [text for _, text in best]
+    assert [one.score for one in found] == pytest.approx([score for score, _ in best], rel=1e-12)
+
+
+def test_enough_beams_find_the_best_translation():
+    network = toy(translator())
+    memory = memory_of(network, [[3, 4, 5]])
+    with torch.inference_mode():
+        texts = all_texts(network.config.vocab_size, 2, [2])
+        best = sorted(((exact_score(network, [1], text, 1.0, memory), text) for text in texts), reverse=True)[:20]
+    options = BeamOptions(num_beams=29**2, num_best=20, max_new_tokens=2, stop_ids=[2])
+    assert [one.tokens for one in beam_search(network, [[1]], options, memory)[0]] == [text for _, text in best]
+
+
+def test_fewer_texts_than_asked_for():
+    network = tiny_network(vocab_size=5)
+    found = beam_search(network, [[1], [2, 3]], BeamOptions(num_beams=40, num_best=30, max_new_tokens=2))
+    assert [len(beams) for beams in found] == [25, 25]
+    assert all(len({tuple(one.tokens) for one in beams}) == 25 for beams in found)
+
+
+# --- greedy decoding, and the rules of stopping
+
+
+def test_one_beam_is_greedy():
+    network = tiny_network().double()
+    for prompt, stop_ids in ([3, 1], []), ([7], [11, 30]), ([9, 8, 2], range(0, 31, 3)):
+        greedy = list(decode_plainly(network, prompt, SamplingOptions(max_new_tokens=12, stop_ids=stop_ids)))
+        found = beam_search(network, [prompt], BeamOptions(num_beams=1, max_new_tokens=12, stop_ids=stop_ids))
+        assert found[0][0].tokens == greedy
+
+
+def test_a_prompt_alone_and_in_a_batch_gives_the_same():
+    network = tiny_network().double()
+    prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5], [9]]
+    options = BeamOptions(num_beams=3, num_best=3, max_new_tokens=10, stop_ids=range(0, 31, 4))
+    together = beam_search(network, prompts, options)
+    assert len({len(one.tokens) for beams in together for one in beams}) > 2
+    for prompt, beams in zip(prompts, together, strict=True):
+        alone = beam_search(network, [prompt], options)[0]
+        assert [one.tokens for one in alone] == [one.tokens for one in beams]
+        assert [one.score for one in alone] == pytest.approx([one.score for one in beams], rel=1e-12)
+
+
+def test_waiting_longer_never_scores_worse_and_sometimes_better():
+    best = {rule: [] for rule in EARLY_STOPPING}
+    for seed, rule in itertools.product(range(12), EARLY_STOPPING):
+        network = tiny_network(seed, vocab_size=V).double()
+        options = BeamOptions(
+            num_beams=3, max_new_tokens=20, length_penalty=1.5, stop_when=rule, stop_ids=[2, 5, 7], num_best=3
+        )
+        best[rule].append(sum(one.score for one in beam_search(network, [[4, 1]], options)[0]))
+    gains = [[b - a for a, b in zip(best[x], best[y], strict=True)] for x, y in itertools.pairwise(EARLY_STOPPING)]
+    assert all(min(gain) >= 0 and max(gain) > 0.01 for gain in gains)
+
+
+def test_a_full_context_ends_the_text():
+    network = toy(decoder(LearnedPositions(num_positions=CONTEXT)))
+    found = beam_search(network, [[1] * (CONTEXT - 2), [2]], BeamOptions(num_beams=2, max_new_tokens=9))
+    assert [len(beams[0].tokens) for beams in found] == [3, 3]
+
+
+# --- the encoder's memory
+
+
+def test_memory_is_unfolded_once_and_copied_only_when_rows_change(monkeypatch):
+    network = toy(translator())
+    remembered, copied = [], []
+    remember, select = Attention.remember, Memory.select
+    across = [block.cross_attention for block in network.decoder.layers]
+    monkeypatch.setattr(Attention, "remember", lambda self, *given: remembered.append(self) or remember(self, *given))
+    monkeypatch.setattr(Memory, "select", lambda self, rows: copied.append(rows.tolist()) or select(self, rows))
+    memory = memory_of(network, [[3, 4, 5], [6, 7]])
+    beam_search(network, [[1], [1]], BeamOptions(num_beams=3, max_new_tokens=8), memory)
+    assert [remembered.count(layer) for layer in across] == [1, 1]
+    assert copied == [[0, 0, 0, 1, 1, 1]]
+
+
+# --- refused
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"num_beams": 0}, "num_beams is 0; it must be a whole number, 1 or more"),
+        ({"num_best": 4}, "num_best is 4; it must not exceed num_beams, 3"),
+        ({"max_new_tokens": 2.5}, r"max_new_tokens is 2\.5"),
+        ({"length_penalty": float("nan")}, "length_penalty is nan; it must be from -10 to 10"),
+        ({"stop_when": "never"}, "never"),
+        ({"stop_ids": [-1]}, "stop_ids has -1"),
+    ],
+)
+def test_impossible_options_are_refused(wrong, words):
+    with pytest.raises(ClearheadError, match=words):
+        BeamOptions(**({"num_beams": 3} | wrong))
+
+
+def test_impossible_calls_are_refused():
+    options = BeamOptions(num_beams=2, stop_ids=[31])
+    for prompts, words in ([], "no prompt"), ([[1], []], "prompt is empty"), ([[1]], "stop_ids names token 31"):
+        with pytest.raises(ClearheadError, match=words):
+            beam_search(tiny_network(), prompts, options)
