@@ -113,8 +113,9 @@ class KeyValueCache:
         """Forget all after the first `length` tokens."""
         if not 0 <= length <= self.length:
             raise ClearheadError(f"the cache holds {self.length} tokens; it cannot be cut to {length}")
+        furthest = self.furthest if length < self.length else length
         for store in self.stores:
-            store.truncate(self.furthest, length)
+            store.truncate(furthest, length)
         self.past = None if self.past is None else self.past.until(length)
         self.furthest = self.furthest if length else 0
         self.length, self.num_new, self.new = length, 0, None

@@ -142,11 +142,11 @@ class SlidingStore(Buffers):
         return other
 
     def truncate(self, length: int, kept: int) -> None:
-        self.next = None
         if length - kept > self.slack and kept > 0:
             raise ClearheadError(
                 f"a sliding cache can go back by {self.slack} tokens, not {length - kept}; keep a larger slack"
             )
+        self.next = None
 
     def restore(self, key: Tensor, value: Tensor, length: int) -> None:
         if key.ndim != 4 or value.ndim != 4 or not key.shape[2] == value.shape[2] == self.size:

@@ -57,7 +57,7 @@ class BeamOptions:
         if not is_number(self.length_penalty, -STEEPEST, STEEPEST):
             raise ClearheadError(f"length_penalty is {self.length_penalty!r}; it must be from -10 to 10")
         if self.stop_when not in get_args(StopWhen):
-            raise unknown("stop_when:", self.stop_when, get_args(StopWhen))
+            raise unknown("stop_when", str(self.stop_when), get_args(StopWhen))
         object.__setattr__(self, "stop_ids", checked_ids(self.stop_ids, "stop_ids"))
 
 

@@ -1,14 +1,15 @@
-"""Speculative decoding: several tokens are guessed, then the network reads them all at once and keeps what it agrees to.
+"""Speculative decoding: several tokens are guessed, the network reads them all in one call and keeps what it would say.
 
     for _ in decode_speculatively(network, row, PromptLookup()): print(row.tokens[-1])
 
-    text          the cat sat on the
-    draft                              mat and slept
-    one call                     the   mat and slept      gives p after each
-    kept                               mat and            p rejects "slept" and draws another: "then"
+    text so far    the cat sat on the
+    draft                                mat and slept
+    one call                      the    mat and slept     p after each of them
+    new tokens                           mat and purred    p(slept) was too small, another token was drawn
 
-What comes out does not depend on the guesses, only how soon: greedy it is the text of `decode`, token for token; sampled
-it has the same law (Leviathan et al. 2023; Chen et al. 2023). Reading a few tokens takes hardly longer than reading one.
+The guesses change how soon a token comes, never which: greedy, the text is that of `decode`; sampled, it has the same
+law (Leviathan et al. 2023, Chen et al. 2023). It pays because reading a few tokens takes hardly longer than one: the
+weights are fetched from memory once for all of them.
 """
 
 from collections.abc import Iterator
@@ -27,31 +28,34 @@ from clearhead.generation.randomness import draw, splitmix, uniforms
 from clearhead.generation.sampling import adjust, token_logprobs, truncate
 from clearhead.model.transformer import Memory, Transformer
 
-# Three independent draws belong to each step: the token itself has the seed's number `step`, as in `decode`; the guess
-# and the verdict on it have a seed of their own each, made of a number before the first step.
+# Three draws belong to a step and must not depend on each other. The token itself has number `step` of the row's seed,
+# as in `decode`; the guess and the verdict on it take theirs from seeds made of numbers that no step has.
 GUESS, VERDICT = -1, -2
 
 
 @dataclass(frozen=True)
 class Draft:
     tokens: list[int]
-    laws: Tensor | None = None  # (n, V), what each was drawn from; None: they were not drawn
+    laws: Tensor | None = None  # (n, V), which each was drawn from; None: no other was possible
 
 
 class Drafter(Protocol):
     @property
     def num_tokens(self) -> int:
-        """The most that it guesses at once."""
+        """The most it guesses at once."""
 
     def draft(self, row: Row, count: int) -> Draft:
-        """At most `count` tokens that may follow those of the row."""
+        """At most `count` tokens that may come next."""
 
 
 @dataclass
 class Tally:
-    num_calls: int = 0  # of the network, the one for the prompt included
+    num_calls: int = 0  # of the network; the prompt is one
     num_drafted: int = 0
     num_accepted: int = 0
+
+
+# --- the loop
 
 
 @torch.inference_mode()
@@ -64,20 +68,156 @@ def decode_speculatively(
     chunk: int | None = None,
     tally: Tally | None = None,
 ) -> Iterator[None]:
-    """One token more at each turn, as `decode` has it, though most turns need no call of the network."""
+    """One token more at each turn; `memory` and `chunk` as for `decode`, `tally` is kept up to date."""
     check([row])
-    tally = Tally() if tally is None else tally
+    check_vocabularies(network, drafter)
     limit = min(row.options.max_new_tokens, room(network, len(row.prompt)))
     if limit == 0:
         return
+    tally = tally or Tally()
     cache = KeyValueCache(network.config, slack=drafter.num_tokens)
-    logits, draft = prefill(network, [list(row.prompt)], cache, memory, chunk), Draft([])
+    draft, logits = Draft([]), prefill(network, [list(row.prompt)], cache, memory, chunk)
     while True:
         num_accepted, token = verify(network, row, draft, logits)
         cache.truncate(cache.length - len(draft.tokens) + num_accepted)
         tally.num_calls += 1
         tally.num_drafted += len(draft.tokens)
         tally.num_accepted += num_accepted
-        for number, token in enumerate([*draft.tokens[:num_accepted], token]):
+        for token, row_logits in zip([*draft.tokens[:num_accepted], token], logits, strict=False):
+            if row.options.logprobs is not None:
+                row.logprobs.append(
+                    token_logprobs(row_logits, row_logits.new_tensor(token).long(), row.options.logprobs)
+                )
             row.take(token, limit)
-            ...
+            yield
+            if row.done:
+                return
+        # The call gives one token more than it confirms.
+        draft = drafter.draft(row, min(drafter.num_tokens, limit - len(row.tokens) - 1))
+        logits = read(network, [row.tokens[-1], *draft.tokens], cache, memory)
+
+
+def read(network: Transformer, tokens: list[int], cache: KeyValueCache, memory: Memory | None) -> Tensor:
+    """Logits after each token (n, V); the cache moves on."""
+    given = torch.tensor([tokens], device=next(network.parameters()).device)
+    hidden = network.hidden(given, memory=memory, cache=cache, absorb=True)
+    cache.advance()
+    return network.to_logits(hidden[0])
+
+
+def verify(network: Transformer, row: Row, draft: Draft, logits: Tensor) -> tuple[int, int]:
+    """How many guesses stand, and the token after them; logits (n + 1, V).
+
+    A guess x drawn from q stands with probability min(1, p(x) / q(x)). In place of the first that falls a token is
+    drawn from max(0, p - q), normalised: x or not, its law is p (Leviathan et al. 2023, appendix A.1). If none falls,
+    the token after them is drawn from p, which is the same with q = 0.
+    """
+    count = len(draft.tokens)
+    batch = Batch.of(network, [replace(row, tokens=[*row.tokens, *draft.tokens[:n]]) for n in range(count + 1)])
+    p = law(logits, batch)
+    guesses = torch.tensor(draft.tokens, dtype=torch.int64, device=p.device)
+    q = one_hot(guesses, p.shape[1]).double() if draft.laws is None else draft.laws.to(p.device)
+    q = torch.cat((q, torch.zeros_like(p[:1])))
+    chance = uniforms(seeds_of(VERDICT, batch), batch.steps, 1)[:count, 0]
+    stands = chance * q[range(count), guesses] < p[range(count), guesses]
+    num_accepted = int(stands.long().cumprod(dim=0).sum())
+    rest = (p - q)[num_accepted].clamp(min=0)
+    token = draw(rest.log()[None], batch.options.seeds[:1], batch.steps[num_accepted, None])
+    return num_accepted, int(token)
+
+
+def law(logits: Tensor, batch: Batch) -> Tensor:
+    """The probabilities that `next_tokens` draws from (B, V), in float64; greedy, the likeliest token has them all."""
+    logits = adjust(logits.float(), batch.options, batch.steps, batch.counts)
+    if batch.options.all_greedy:
+        return one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
+    return truncate(logits, batch.options).double().softmax(dim=-1)
+
+
+def seeds_of(purpose: int, batch: Batch) -> Tensor:
+    return splitmix(batch.options.seeds, torch.full_like(batch.options.seeds, purpose))
+
+
+# --- who guesses
+
+
+@dataclass(frozen=True)
+class PromptLookup:
+    """The text repeats itself: what followed when its last tokens, up to `ngram` of them, last occurred.
+
+    Good for summaries, edits and code; it costs next to nothing (Saxena 2023, "Prompt Lookup Decoding").
+    """
+
+    num_tokens: int = 10
+    ngram: int = 3
+
+    def __post_init__(self) -> None:
+        check_count("num_tokens", self.num_tokens)
+        check_count("ngram", self.ngram)
+
+    def draft(self, row: Row, count: int) -> Draft:
+        text = [*row.prompt, *row.tokens]
+        for size in range(self.ngram, 0, -1):
+            period = last_period(text, size)
+            if period is not None:  # as in LZ77, the copy may run on into itself
+                return Draft([text[n % period - period] for n in range(count)])
+        return Draft([])
+
+
+def last_period(text: list[int], size: int) -> int | None:
+    """How many tokens before its end the last `size` tokens occurred most recently."""
+    for start in range(len(text) - size - 1, -1, -1):
+        if text[start : start + size] == text[-size:]:
+            return len(text) - size - start
+    return None
+
+
+class DraftModel:
+    """A smaller network of the same vocabulary, under the same options. It keeps its own cache between guesses."""
+
+    def __init__(self, network: Transformer, num_tokens: int = 4, memory: Memory | None = None):
+        check_count("num_tokens", num_tokens)
+        self.network, self.num_tokens, self.memory = network, num_tokens, memory
+        self.forget()
+
+    def forget(self) -> None:
+        self.cache = KeyValueCache(self.network.config, slack=self.num_tokens)
+        self.held: list[int] = []  # the tokens in the cache
+
+    def draft(self, row: Row, count: int) -> Draft:
+        tokens: list[int] = []
+        laws: list[Tensor] = []
+        for _ in range(min(count, room(self.network, len(row.prompt)) - len(row.tokens))):
+            ahead = replace(row, tokens=[*row.tokens, *tokens])
+            batch = Batch.of(self.network, [ahead])
+            laws.append(law(self.read([*row.prompt, *ahead.tokens]), batch))
+            tokens.append(int(draw(laws[-1].log(), seeds_of(GUESS, batch), batch.steps)))
+        return Draft(tokens, torch.cat(laws) if laws else None)
+
+    def read(self, text: list[int]) -> Tensor:
+        """Logits after the text (1, V); only what has changed since the last time goes through the network."""
+        pairs = enumerate(zip(self.held, text[:-1], strict=False))
+        same = next((n for n, (old, new) in pairs if old != new), min(len(self.held), len(text) - 1))
+        if len(self.held) - same > self.num_tokens:  # not the text of the last guess
+            self.forget()
+            same = 0
+        self.cache.truncate(same)
+        self.held = text
+        new = torch.tensor([text[same:]], device=next(self.network.parameters()).device)
+        return run(self.network, new, None, self.cache, self.memory)
+
+
+# --- refused
+
+
+def check_count(name: str, value: int) -> None:
+    if not is_whole(value, least=1):
+        raise ClearheadError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+
+
+def check_vocabularies(network: Transformer, drafter: Drafter) -> None:
+    if isinstance(drafter, DraftModel) and drafter.network.config.vocab_size != network.config.vocab_size:
+        raise ClearheadError(
+            f"the draft model has {drafter.network.config.vocab_size} tokens and the network "
+            f"{network.config.vocab_size}; take one that was trained with the same vocabulary"
+        )

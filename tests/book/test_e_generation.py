@@ -1,0 +1,147 @@
+"""Book E1, E2, E4 and slip 10: token by token, with a cache and without."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from clearhead.cache.cache import KeyValueCache
+from clearhead.families import preset
+from clearhead.generation.decode import Row, decode
+from clearhead.generation.options import SamplingOptions
+from clearhead.generation.plain import decode_plainly
+from clearhead.model.attend import attend_in_steps, fused
+from clearhead.model.attention import Attention
+from clearhead.model.config import FeedForward
+from clearhead.model.masks import Mask, make_mask
+from clearhead.model.parts import Causal
+from clearhead.model.sight import Sight
+from clearhead.model.transformer import Transformer
+from tests.book.golden import golden
+from tests.book.shrink import shrink
+from tests.model.toys import decoder, grouped, toy
+
+
+def count_key_projections(network, run):
+    """How many tokens go through the first layer's key projection while `run` runs."""
+    counted = []
+    hook = network.decoder.layers[0].attention.key.register_forward_hook(
+        lambda module, inputs, output: counted.append(inputs[0].shape[1])
+    )
+    run()
+    hook.remove()
+    return sum(counted)
+
+
+@pytest.mark.parametrize("number", [1, 4, 16, 100])
+def test_e2_key_projections_are_counted(number):
+    """N(N+1)/2 without a cache, N with one (000, 11.3)."""
+    network = toy(decoder())
+    options = SamplingOptions(max_new_tokens=number)
+    place = golden("projections", "N").tolist().index(number)
+    without = count_key_projections(network, lambda: list(decode_plainly(network, [1], options)))
+    rows = [Row([1], options)]
+    cached = count_key_projections(network, lambda: list(decode(network, rows)))
+    assert without == golden("projections", "without_cache")[place]
+    assert cached == golden("projections", "with_cache")[place]
+
+
+def test_slip_10_both_counts_are_right():
+    """Projections fall from N² to N; the scores that attention computes fall from N³ to N²."""
+    network = toy(decoder())
+
+    def scores(run):
+        counted = []
+
+        def counting(q, k, v, how):
+            counted.append(q.shape[2] * k.shape[2])
+            return attend_in_steps(q, k, v, how).output
+
+        run(counting)
+        return sum(counted) // len(network.decoder.layers)
+
+    def without(kernel):
+        for length in range(1, 13):
+            network(torch.zeros(1, length, dtype=torch.long), kernel=kernel)
+
+    def cached(kernel):
+        cache = KeyValueCache(network.config)
+        for _ in range(12):
+            network(torch.zeros(1, 1, dtype=torch.long), kernel=kernel, cache=cache)
+            cache.advance()
+
+    with torch.no_grad():
+        assert scores(without) == sum(length**2 for length in range(1, 13))
+        assert scores(cached) == sum(range(1, 13))
+
+
+def test_e2_the_worked_example_token_by_token():
+    """003, 2.5.1: every key, value and output equal, in one pass and through the cache."""
+    attention = Attention(grouped(num_heads=1, num_kv_heads=1, head_width=2, input_bias=False), width=2).double()
+    for projection, name in ((attention.query, "W_q"), (attention.key, "W_k"), (attention.value, "W_v")):
+        projection.weight = nn.Parameter(golden("kv_cache", name).T.contiguous())
+    attention.output.weight = nn.Parameter(torch.eye(2, dtype=torch.float64))
+    config = decoder(num_heads=1, num_kv_heads=1, head_width=2)
+    cache = KeyValueCache(config)
+    x = golden("kv_cache", "x")[None]
+    whole = attention(x, Sight(Mask(causal=True), fused, torch.arange(3)[None]))
+    assert (whole[0] - golden("kv_cache", "causal_scaled_output")).abs().max() <= 1e-12
+    for step in range(3):
+        cache.begin(torch.zeros(1, 1, dtype=torch.long))
+        grid = cache.grid(Causal())
+        sight = Sight(make_mask(Causal(), grid), fused, grid.query_index)
+        sight = replace(sight, keep=lambda key, value: cache.write(0, key, value))
+        out = attention(x[:, step : step + 1], sight)
+        cache.advance()
+        assert (out[0, 0] - golden("kv_cache", "causal_scaled_output")[step]).abs().max() <= 1e-12
+    assert torch.equal(cache.stores[0].key[0, 0, :3], golden("kv_cache", "k"))
+    assert torch.equal(cache.stores[0].value[0, 0, :3], golden("kv_cache", "v"))
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers_per_token"),
+    [
+        ("gpt2", 2 * 768 * 12),  # 2·d·L (004)
+        ("llama-3.1-8b", 2 * 8 * 128 * 32),  # grouped-query: 8 of 32 heads
+        ("palm-8b", 2 * 1 * 256 * 32),  # multi-query
+        ("deepseek-v3", (512 + 64) * 61),  # latent
+    ],
+)
+def test_e4_cache_bytes_of_released_models(name, numbers_per_token):
+    """From the shapes a token leaves behind on the meta device: no weights are needed."""
+    config = preset(name)
+    dense = FeedForward(width=1, activation="relu")  # routing needs numbers, and leaves nothing in the cache
+    layers = tuple(replace(layer, feed_forward=dense) for layer in config.decoder.layers)
+    config = replace(config, decoder=replace(config.decoder, layers=layers))
+    with torch.device("meta"):
+        network = Transformer(config)
+        cache = KeyValueCache(config)
+        network.decoder(torch.zeros(1, 5, dtype=torch.long), cache=cache)
+    cache.advance()
+    assert cache.num_bytes == 5 * numbers_per_token * 4  # float32
+    published = {"llama-3.1-8b": 131_072, "deepseek-v3": 70_272}  # bytes per token in bfloat16
+    if name in published:
+        assert cache.num_bytes // 5 // 2 == published[name]
+
+
+def test_e4_it_grows_with_length_and_batch_and_a_window_stops_growing():
+    for name, grows in (("llama-3.1-8b", True), ("mistral-7b", False)):
+        network = toy(shrink(preset(name)))
+        sizes = []
+        for batch, length in ((1, 24), (2, 24), (1, 48)):
+            cache = KeyValueCache(network.config, slack=0)
+            with torch.no_grad():
+                network(torch.zeros(batch, length, dtype=torch.long), cache=cache)
+            cache.advance()
+            sizes.append(cache.num_bytes)
+        assert sizes[1] == 2 * sizes[0]
+        assert sizes[2] == (2 if grows else 1) * sizes[0]
+
+
+def test_e1_probabilities_are_revised_at_each_step():
+    network = toy(decoder())
+    rows = [Row([1, 2], SamplingOptions(max_new_tokens=6, logprobs=3))]
+    for step, _ in enumerate(decode(network, rows), 1):
+        assert len(rows[0].tokens) == len(rows[0].logprobs) == step
+    assert len({tuple(entry.top.tolist()) for entry in rows[0].logprobs}) > 1
