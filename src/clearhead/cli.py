@@ -216,6 +216,36 @@ def chat(
     talk(loaded.chat(system), {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed})
 
 
+@app.command(epilog="Example: `clearhead verify smollm2 --tokens 64`")
+def verify(
+    model: ModelArgument,
+    tokens: Annotated[int | None, typer.Option(help="How many the loops make; 256, or 32 for a large model.")] = None,
+    length: Annotated[int | None, typer.Option(help="Of the text read, in tokens; enough to pass windows.")] = None,
+    compiles: Annotated[bool, typer.Option("--compile", help="Also try torch.compile, which takes a minute.")] = False,
+    dtype: Annotated[str, typer.Option(help="float32 shows most; also float64, bfloat16, float16.")] = "float32",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prove on this model that caches, batches, padding and kernels change nothing. Exit code 1 where one does."""
+    from clearhead.bundle import load
+    from clearhead.verification import checks
+    from clearhead.verification.report import print_findings
+
+    with loading_bar(model) as progress:
+        loaded = load(model, dtype=dtype, device=device, progress=progress)
+    findings = []
+    with errors.status("verifying") as status:
+        for finding in checks.verify(loaded, length=length, num_new=tokens, compiles=compiles):
+            findings.append(finding)
+            status.update(f"verified {finding.check}")
+    if as_json:
+        print_json([finding.as_data() for finding in findings])
+    else:
+        print_findings(findings, loaded)
+    if any(finding.verdict == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
 @app.command()
 def demo() -> None:
     """See it work: fetch SmolLM2, continue a sentence, show how the model is built. Under two minutes."""

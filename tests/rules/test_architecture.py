@@ -25,6 +25,7 @@ ARROWS = {
     "bundle": {"checkpoint", "conversation", "families", "generation", "model", "tokenization"},
     "demo": {"bundle", "checkpoint", "families", "model", "summary", "tokenization"},
     "terminal": {"conversation"},
+    "verification": {"bundle", "cache", "generation", "model"},
     "cli": {"bundle", "checkpoint", "demo", "families", "summary", "terminal", "verification"},
     "config": set(),
     "errors": set(),

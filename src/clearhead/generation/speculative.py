@@ -78,16 +78,15 @@ def decode_speculatively(
     cache = KeyValueCache(network.config, slack=drafter.num_tokens)
     draft, logits = Draft([]), prefill(network, [list(row.prompt)], cache, memory, chunk)
     while True:
-        num_accepted, token = verify(network, row, draft, logits)
-        cache.truncate(cache.length - len(draft.tokens) + num_accepted)
+        tokens = verify(network, row, draft, logits)
+        cache.truncate(cache.length - len(draft.tokens) + len(tokens) - 1)
         tally.num_calls += 1
         tally.num_drafted += len(draft.tokens)
-        tally.num_accepted += num_accepted
-        for token, row_logits in zip([*draft.tokens[:num_accepted], token], logits, strict=False):
+        tally.num_accepted += len(tokens) - 1
+        for token, seen in zip(tokens, logits, strict=False):
             if row.options.logprobs is not None:
-                row.logprobs.append(
-                    token_logprobs(row_logits, row_logits.new_tensor(token).long(), row.options.logprobs)
-                )
+                chosen = torch.tensor(token, device=seen.device)
+                row.logprobs.append(token_logprobs(seen, chosen, row.options.logprobs))
             row.take(token, limit)
             yield
             if row.done:
@@ -105,8 +104,8 @@ def read(network: Transformer, tokens: list[int], cache: KeyValueCache, memory: 
     return network.to_logits(hidden[0])
 
 
-def verify(network: Transformer, row: Row, draft: Draft, logits: Tensor) -> tuple[int, int]:
-    """How many guesses stand, and the token after them; logits (n + 1, V).
+def verify(network: Transformer, row: Row, draft: Draft, logits: Tensor) -> list[int]:
+    """The guesses that stand, and one token more; logits (n + 1, V).
 
     A guess x drawn from q stands with probability min(1, p(x) / q(x)). In place of the first that falls a token is
     drawn from max(0, p - q), normalised: x or not, its law is p (Leviathan et al. 2023, appendix A.1). If none falls,
@@ -123,7 +122,7 @@ def verify(network: Transformer, row: Row, draft: Draft, logits: Tensor) -> tupl
     num_accepted = int(stands.long().cumprod(dim=0).sum())
     rest = (p - q)[num_accepted].clamp(min=0)
     token = draw(rest.log()[None], batch.options.seeds[:1], batch.steps[num_accepted, None])
-    return num_accepted, int(token)
+    return [*draft.tokens[:num_accepted], int(token)]
 
 
 def law(logits: Tensor, batch: Batch) -> Tensor:

@@ -52,7 +52,7 @@ def likeliest(subject: Subject, numbers: Sequence[int], rows: Sequence[Row]) -> 
     pairs, equal, made = [], 0, 0
     for number, row in zip(numbers, rows, strict=True):
         tokens = torch.tensor([[*row.prompt, *row.tokens]], device=subject.device)
-        logits = subject.run(tokens, memory=subject.memory(number))[0, len(row.prompt) - 1 : -1]
+        logits = subject.run(tokens[:, :-1], memory=subject.memory(number))[0, len(row.prompt) - 1 :]
         chosen = logits.gather(1, tokens[0, len(row.prompt) :, None])[:, 0]
         pairs.append((chosen, logits.amax(dim=1)))
         equal, made = equal + int((chosen == pairs[-1][1]).sum()), made + len(row.tokens)

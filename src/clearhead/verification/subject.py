@@ -23,7 +23,8 @@ LENGTH = 96  # tokens of the longest row, where nothing asks for another
 WIDEST = 1024  # a window up to this is passed without being asked to
 SMALL_MODEL = 10**9  # parameters; a larger one makes fewer tokens unasked
 NEW_TOKENS, NEW_TOKENS_LARGE = 256, 32
-SHORTER = (1.0, 0.64, 0.24)  # the rows of a batch, as parts of the longest
+PARTS = (1.0, 0.64, 0.24)  # how long the rows of a batch are, as parts of the longest
+SHORTEST = 24  # a text below it leaves some of them nothing to compare
 Side = Literal["left", "right"]
 
 TEXT = """\
@@ -45,19 +46,14 @@ class Subject:
 
     @staticmethod
     def of(model: Model, *, length: int | None = None, num_new: int | None = None, compiles: bool = False) -> "Subject":
-        config = model.config
-        if num_new is None:
-            size = sum(parameter.numel() for parameter in model.network.parameters())
-            num_new = NEW_TOKENS if size <= SMALL_MODEL else NEW_TOKENS_LARGE
-        longest = checked_length(config, length)
-        lengths = [max(round(part * longest), 1) for part in SHORTER]
-        if not config.is_encoder_decoder:
+        config, longest = model.config, checked_length(model.config, length)
+        lengths = [round(part * longest) for part in PARTS]
+        if config.encoder is None or config.decoder is None:
             rows = texts(model, config.vocab_size, lengths)
-            return Subject(model, rows, [], min(num_new, room(config.output_stack) - longest), compiles)
-        assert config.encoder is not None
+            return Subject(model, rows, [], checked_count(model, num_new, longest), compiles)
         sources = texts(model, config.encoder.embedding.vocab_size, lengths[::-1])
         rows = [[model.decoder_start, *row[1:]] for row in random_ids(config.vocab_size, lengths)]
-        return Subject(model, rows, sources, min(num_new, room(config.output_stack) - 1), compiles)
+        return Subject(model, rows, sources, checked_count(model, num_new, 1), compiles)
 
     @property
     def network(self) -> Transformer:
@@ -73,7 +69,7 @@ class Subject:
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.network.parameters()).dtype
+        return dtype_of(self.network)
 
     @property
     def window(self) -> int | None:
@@ -113,17 +109,31 @@ class Subject:
         return [self.run(self.tokens(row), memory=self.memory(row)) for row in range(len(self.rows))]
 
 
+def dtype_of(network: Transformer) -> torch.dtype:
+    return next(network.parameters()).dtype
+
+
 def checked_length(config: ModelConfig, length: int | None) -> int:
     """Of the longest row: long enough to pass the windows, short enough for the positions there are."""
     stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
     most = min(room(stack) for stack in stacks)
     if length is not None:
-        if not 8 <= length <= most:
-            raise ClearheadError(f"length is {length}; it must be from 8 to {most} for this model")
+        if not SHORTEST <= length <= most:
+            raise ClearheadError(f"length is {length}; for this model it must be from {SHORTEST} to {most}")
         return length
-    window = max((widest_window(stack) or 0 for stack in stacks), default=0)
+    window = max(widest_window(stack) or 0 for stack in stacks)
     wanted = max(LENGTH, window + LENGTH // 2) if window <= WIDEST else LENGTH
-    return min(wanted, most // 2 if config.decoder is not None else most)
+    return min(wanted, most // 2)
+
+
+def checked_count(model: Model, num_new: int | None, length: int) -> int:
+    """Tokens to make after a prompt of this length."""
+    if num_new is None:
+        size = sum(parameter.numel() for parameter in model.network.parameters())
+        num_new = NEW_TOKENS if size <= SMALL_MODEL else NEW_TOKENS_LARGE
+    if num_new < 1:
+        raise ClearheadError(f"{num_new} new tokens show nothing; make it 1 or more")
+    return min(num_new, room(model.config.output_stack) - length + 1)
 
 
 def room(stack: Stack) -> int:

@@ -1,0 +1,169 @@
+"""The cached loop against the plain one, alone and in batches; texts, stops, chats."""
+
+import pytest
+import torch
+
+from clearhead.bundle import Model
+from clearhead.errors import ClearheadError
+from clearhead.families import preset
+from clearhead.generation.decode import Row, decode
+from clearhead.generation.options import SamplingOptions
+from clearhead.generation.plain import decode_plainly
+from clearhead.generation.score import score
+from clearhead.tokenization.characters import byte_tokenizer
+from tests.book.shrink import shrink
+from tests.checkpoint.tiny import tiny_network
+from tests.model.toys import decoder, toy, translator
+
+DECODERS = (
+    "gpt2",
+    "llama-3.1-8b",
+    "mistral-7b",
+    "gemma-3-1b",
+    "deepseek-v3",
+    "llama-4-scout",
+    "bloom-560m",
+    "gopher-280b",
+)
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8, 9], [3, 1, 4, 1, 5]]
+DRAWN = {
+    "greedy": {},
+    "drawn": {"temperature": 1.3, "seed": 5},
+    "filtered": {"temperature": 0.9, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "seed": 7},
+    "penalised": {"temperature": 1.0, "repetition_penalty": 1.4, "frequency_penalty": 0.5, "seed": 3},
+}
+
+
+@pytest.fixture(scope="module", params=DECODERS)
+def network(request):
+    return toy(shrink(preset(request.param)))
+
+
+def run(network, rows, **options):
+    for _ in decode(network, rows, **options):
+        pass
+    return [row.tokens for row in rows]
+
+
+@pytest.mark.parametrize("how", DRAWN.values(), ids=DRAWN)
+def test_cached_equals_plain(network, how):
+    options = SamplingOptions(max_new_tokens=12, **how)
+    for prompt in PROMPTS:
+        assert run(network, [Row(prompt, options)]) == [list(decode_plainly(network, prompt, options))]
+
+
+@pytest.mark.parametrize("how", DRAWN.values(), ids=DRAWN)
+def test_a_row_does_not_feel_its_neighbours(network, how):
+    """Rows of other lengths, other options and other ends."""
+    rows = [Row(prompt, SamplingOptions(max_new_tokens=4 + 4 * n, **how)) for n, prompt in enumerate(PROMPTS)]
+    alone = [run(network, [Row(row.prompt, row.options)])[0] for row in rows]
+    assert run(network, rows) == alone
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 5])
+def test_chunked_reading_changes_nothing(network, chunk):
+    options = SamplingOptions(max_new_tokens=8)
+    rows = [Row(prompt, options) for prompt in PROMPTS]
+    assert run(network, rows, chunk=chunk) == [run(network, [Row(prompt, options)])[0] for prompt in PROMPTS]
+
+
+def test_samples_of_one_prompt_share_its_reading():
+    network = toy(decoder())
+    read = []
+    network.decoder.layers[0].register_forward_pre_hook(lambda module, inputs: read.append(tuple(inputs[0].shape[:2])))
+    rows = [Row([1, 2, 3, 4], SamplingOptions(max_new_tokens=3, temperature=1.0, seed=seed)) for seed in range(5)]
+    run(network, rows)
+    assert read == [(1, 4), (5, 1), (5, 1)]
+    assert len({tuple(row.tokens) for row in rows}) > 1
+
+
+def test_a_finished_row_leaves_the_batch():
+    network = toy(decoder())
+    sizes = []
+    network.decoder.layers[0].register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
+    run(network, [Row([1, 2], SamplingOptions(max_new_tokens=count)) for count in (5, 1, 3, 0)])
+    assert sizes == [1, 2, 2, 1, 1]
+
+
+def test_learned_positions_end_a_text():
+    network = toy(shrink(preset("gpt2")))  # 32 positions
+    rows = [Row(list(range(20)), SamplingOptions(max_new_tokens=100))]
+    run(network, rows)
+    assert len(rows[0].tokens) == 13  # the last is chosen at position 31 and needs none of its own
+    assert rows[0].stopped_by == "length"
+
+
+def test_an_encoder_decoder_answers_in_batches():
+    network = toy(translator())
+    model = Model(network, special_ids={"decoder_start_token_id": 2})
+    sources = [[3, 4, 5, 6, 7, 8], [9, 1], [3, 4, 5, 6, 7, 8]]
+    made = model.generate_many(sources, max_new_tokens=10)
+    for source, one in zip(sources, made, strict=True):
+        memory = network.encode(torch.tensor([source]))
+        assert one.tokens == list(decode_plainly(network, [2], SamplingOptions(max_new_tokens=10), memory))
+        assert one.prompt_tokens == source
+
+
+def test_the_cross_attention_is_remembered_once():
+    network = toy(translator())
+    model = Model(network, special_ids={"decoder_start_token_id": 2})
+    read = []
+    network.decoder.layers[0].cross_attention.key.register_forward_hook(lambda *seen: read.append(len(seen[1][0])))
+    model.generate_many([[3, 4, 5]], n=3, max_new_tokens=5, temperature=1.0, seed=1)
+    assert read == [1]
+
+
+def test_logprobs_are_those_of_the_plain_forward():
+    network = toy(decoder())
+    made = Model(network).generate([1, 2, 3], max_new_tokens=6, logprobs=2)
+    tokens = torch.tensor([[1, 2, 3, *made.tokens]])
+    with torch.no_grad():
+        expected = network(tokens)[0, 2:-1].float().log_softmax(-1)
+    assert made.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(made.tokens)], abs=1e-6)
+    assert all(len(top) == 2 and max(top.values()) >= made.logprobs[n] for n, top in enumerate(made.top_logprobs))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_score_is_the_plain_forward(chunk):
+    network = toy(decoder())
+    ids = [1, 5, 2, 9, 9, 3, 7, 4, 8, 6]
+    with torch.no_grad():
+        expected = network(torch.tensor([ids]))[0, :-1].float().log_softmax(-1)
+    found = score(network, ids, chunk)
+    assert found.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(ids[1:])], abs=1e-6)
+    assert found.perplexity == pytest.approx(torch.tensor(found.logprobs).mean().neg().exp().item())
+    with pytest.raises(ClearheadError, match="takes two or more"):
+        score(network, [1])
+
+
+# --- texts
+
+
+@pytest.fixture
+def speaker():
+    tokenizer = byte_tokenizer()
+    return Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
+
+
+def test_a_stop_string_ends_the_text_before_itself(speaker):
+    free = speaker.generate("Hello", max_new_tokens=60, temperature=1.0, seed=2)
+    stop = free.text[20:23]
+    stopped = speaker.generate("Hello", max_new_tokens=60, temperature=1.0, seed=2, stop=[stop])
+    assert stopped.text == free.text[: free.text.index(stop)]
+    assert stopped.stopped_by == "stop"
+    assert len(stopped.tokens) < len(free.tokens)
+    pieces = list(speaker.stream("Hello", max_new_tokens=60, temperature=1.0, seed=2, stop=[stop]))
+    assert "".join(pieces) == stopped.text
+
+
+def test_minimum_length_holds_for_stop_strings(speaker):
+    free = speaker.generate("Hello", max_new_tokens=40, temperature=1.0, seed=2)
+    late = speaker.generate("Hello", max_new_tokens=40, min_new_tokens=40, temperature=1.0, seed=2, stop=[free.text[5]])
+    assert late.tokens == free.tokens
+
+
+def test_options_are_checked_by_name(speaker):
+    with pytest.raises(ClearheadError, match="did you mean 'top_p'"):
+        speaker.generate("x", topp=0.5)
+    with pytest.raises(ClearheadError, match="n is 0"):
+        speaker.generate_many(["x"], n=0)

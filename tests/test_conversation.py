@@ -1,0 +1,76 @@
+"""A chat keeps its cache between turns, and says what a fresh one would."""
+
+import pytest
+
+from clearhead.bundle import Model
+from clearhead.errors import ClearheadError
+from clearhead.tokenization.characters import byte_tokenizer
+from clearhead.tokenization.chat import render_chat
+from tests.checkpoint.tiny import tiny_network
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+class Templated:
+    """A byte tokenizer with a chat template."""
+
+    def __init__(self):
+        self.inner = byte_tokenizer()
+        self.chat_template = TEMPLATE
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+def model(**changes):
+    tokenizer = Templated()
+    return Model(tiny_network(vocab_size=tokenizer.vocab_size, **changes), tokenizer)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_turns_equal_those_of_a_fresh_model(window):
+    chat = model(window=window).chat(system="Be kind.")
+    answers = [chat.say(text, max_new_tokens=9) for text in ("Hello", "And then?", "Why?")]
+    assert [message["role"] for message in chat.messages] == ["system", *["user", "assistant"] * 3]
+    for turn in range(3):
+        before = chat.messages[: 2 + 2 * turn]
+        fresh = model(window=window)
+        ids = fresh.tokenizer.encode(render_chat(fresh.tokenizer, before), add_special_tokens=False)
+        assert fresh.generate(ids, max_new_tokens=9).text == answers[turn]
+
+
+def test_only_what_is_new_is_read():
+    chat = model().chat()
+    chat.say("A long first question, to be read once.", max_new_tokens=5)
+    first = chat.num_read
+    chat.say("Short", max_new_tokens=5)
+    assert chat.num_read < first
+    assert len(chat.held) == chat.cache.length
+
+
+def test_an_answer_cut_short_stays_in_the_conversation():
+    chat = model().chat()
+    pieces = chat.stream("Tell me", max_new_tokens=30)
+    said = next(pieces) + next(pieces)
+    pieces.close()
+    assert chat.messages[-1] == {"role": "assistant", "content": said}
+    assert len(chat.held) == chat.cache.length
+    chat.say("Go on", max_new_tokens=3)
+
+
+def test_reset_forgets():
+    chat = model().chat(system="S")
+    first = chat.say("Hi", max_new_tokens=6)
+    chat.reset()
+    assert chat.cache.length == 0
+    assert chat.say("Hi", max_new_tokens=6) == first
+
+
+def test_a_model_without_template_says_so():
+    tokenizer = byte_tokenizer()
+    plain = Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
+    with pytest.raises(ClearheadError, match="no chat template"):
+        plain.chat().say("Hi")
