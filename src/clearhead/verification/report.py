@@ -29,7 +29,7 @@ def print_findings(findings: Sequence[Finding], model: Model, console: Console |
         shown = ["" if number is None else f"{number:.1e}" for number in numbers]
         table.add_row(finding.check, *shown, finding.verdict, finding.detail, style=STYLES[finding.verdict])
     console.print(table)
-    counts = Counter(finding.verdict for finding in findings)
+    counts: Counter[str] = Counter(finding.verdict for finding in findings)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES if counts[verdict])
     dtype = dtype_of(model.network)
     console.print(

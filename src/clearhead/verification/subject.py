@@ -117,13 +117,15 @@ def checked_length(config: ModelConfig, length: int | None) -> int:
     """Of the longest row: long enough to pass the windows, short enough for the positions there are."""
     stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
     most = min(room(stack) for stack in stacks)
+    if most < SHORTEST:
+        raise ClearheadError(f"this model reads {most} tokens at most; to be verified it must read {SHORTEST}")
     if length is not None:
         if not SHORTEST <= length <= most:
             raise ClearheadError(f"length is {length}; for this model it must be from {SHORTEST} to {most}")
         return length
     window = max(widest_window(stack) or 0 for stack in stacks)
     wanted = max(LENGTH, window + LENGTH // 2) if window <= WIDEST else LENGTH
-    return min(wanted, most // 2)
+    return min(wanted, max(most // 2, SHORTEST))
 
 
 def checked_count(model: Model, num_new: int | None, length: int) -> int:
