@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from clearhead.errors import ClearheadError
-from clearhead.generation.beam import BeamOptions, beam_search
+from clearhead.generation.beam import BeamOptions, Hypothesis, Search, beam_search
 from clearhead.generation.options import SamplingOptions
 from clearhead.generation.plain import decode_plainly
 from clearhead.model.attention import Attention
@@ -208,6 +208,14 @@ def test_fewer_texts_than_asked_for():
     assert all(len({tuple(one.tokens) for one in beams}) == 25 for beams in found)
 
 
+def test_impossible_tokens_are_in_no_beam():
+    network = tiny_network(vocab_size=5)
+    impossible = torch.tensor([0, 2, 3])
+    network.head.register_forward_hook(lambda module, given, logits: logits.index_fill(-1, impossible, -torch.inf))
+    found = beam_search(network, [[1]], BeamOptions(num_beams=9, num_best=9, max_new_tokens=3))[0]
+    assert sorted(one.tokens for one in found) == [list(text) for text in itertools.product([1, 4], repeat=3)]
+
+
 # --- greedy decoding, and the rules of stopping
 
 
@@ -243,6 +251,26 @@ def test_waiting_longer_never_scores_worse_and_sometimes_better():
     assert all(min(gain) >= 0 and max(gain) > 0.01 for gain in gains)
 
 
+@pytest.mark.parametrize(
+    ("rule", "penalty", "ended", "done"),
+    [
+        ("full", 1.0, -0.9, True),
+        ("unlikely", 1.0, -0.9, True),  # -5 / 2 is below -2
+        ("impossible", 1.0, -0.9, False),  # -5 / 10 is not
+        ("full", -3.0, -6.0, True),
+        ("unlikely", -3.0, -6.0, False),  # -5 · 2³ is above -6 · 2³
+        ("impossible", -3.0, -6.0, False),  # -5 · 10³ is not, but the text might end at once
+        ("impossible", -3.0, -0.9, True),
+    ],
+)
+def test_a_search_is_done_when_its_rule_says_so(rule, penalty, ended, done):
+    search = Search(BeamOptions(num_beams=2, length_penalty=penalty, stop_when=rule, stop_ids=[0]), 10, prompt=0)
+    search.step([Hypothesis((1,), -0.5, 0), Hypothesis((0,), -2.0, 0)])
+    assert not search.done
+    search.step([Hypothesis((1, 0), ended, 0), Hypothesis((1, 1), -5.0, 0)])
+    assert search.done == done
+
+
 def test_a_full_context_ends_the_text():
     network = toy(decoder(LearnedPositions(num_positions=CONTEXT)))
     found = beam_search(network, [[1] * (CONTEXT - 2), [2]], BeamOptions(num_beams=2, max_new_tokens=9))
@@ -263,6 +291,22 @@ def test_memory_is_unfolded_once_and_copied_only_when_rows_change(monkeypatch):
     beam_search(network, [[1], [1]], BeamOptions(num_beams=3, max_new_tokens=8), memory)
     assert [remembered.count(layer) for layer in across] == [1, 1]
     assert copied == [[0, 0, 0, 1, 1, 1]]
+
+
+def test_a_search_that_ends_while_another_branches(tmp_path):
+    """Two rows before and two after, but no longer of the same sources."""
+    network = twins("bart", 1, tmp_path)[1]
+    sources = [[3, 4, 5], [6, 7]]
+    memory = memory_of(network, sources)
+    with torch.inference_mode():
+        first, second = network.decode(torch.tensor([[3], [3]]), memory)[:, -1].topk(2).indices.tolist()
+    assert set(first) != set(second)
+    options = BeamOptions(num_beams=2, num_best=2, max_new_tokens=6, stop_when="full", stop_ids=first)
+    together = beam_search(network, [[3], [3]], options, memory)
+    assert [one.tokens for one in together[0]] == [[token] for token in first]
+    alone = beam_search(network, [[3]], options, memory_of(network, sources[1:]))[0]
+    assert [one.tokens for one in alone] == [one.tokens for one in together[1]]
+    assert [one.score for one in alone] == pytest.approx([one.score for one in together[1]], rel=1e-12)
 
 
 # --- refused

@@ -13,36 +13,40 @@ import torch
 from torch import Tensor
 
 from clearhead.cache.cache import KeyValueCache
+from clearhead.cache.paged import PagedCache, PageMemory
+from clearhead.cache.pages import BlockTable, PagePool
 from clearhead.cache.stores import ContiguousStore
 from clearhead.generation.decode import prefill
 from clearhead.model.transformer import Memory
-from clearhead.verification.finding import Comparison, Skipped
-from clearhead.verification.reading import lengths_of
-from clearhead.verification.subject import Subject
+from clearhead.verification.finding import Comparison, Pair, Skipped
+from clearhead.verification.subject import Subject, lengths_of
 
 STEPS = 32  # tokens read one by one after the others
 ASTRAY = 5  # tokens read that are not of the text
+UNEVEN = (13, 1, 1, 17, 2, 1, 24)  # pieces a text arrives in: single, few, more than a ring takes in place
+PAGE_SIZE = 16
 
 
 def token_by_token(subject: Subject) -> Comparison:
     """A text read and then continued, and a short one from its first token on."""
     steps = min(STEPS, len(subject.rows[0]) // 2)
-    shortest = len(subject.rows) - 1
-    pairs = [
-        (through(subject, fresh(subject), [len(subject.rows[0]) - steps] + [1] * steps), subject.expected[0]),
-        (through(subject, fresh(subject), [1] * len(subject.rows[-1]), shortest), subject.expected[-1]),
-    ]
-    return Comparison(pairs, f"{steps} tokens one by one after {len(subject.rows[0]) - steps}")
+    start = len(subject.rows[0]) - steps
+    last = len(subject.rows) - 1
+    continued = read(subject, fresh(subject), subject.tokens(), remembered(subject), [start] + [1] * steps)
+    from_nothing = read(subject, fresh(subject), subject.tokens(last), remembered(subject, last), [1])
+    pairs = [(continued, subject.expected[0]), (from_nothing, subject.expected[last])]
+    return Comparison(pairs, f"{steps} tokens one by one after {start}")
 
 
 def chunked_prefill(subject: Subject) -> Comparison:
-    """In pieces of one size, alone; and as the decode loop reads prompts of different lengths."""
-    sizes, length = (5, 16, 40), len(subject.rows[0])
-    pairs = [(through(subject, fresh(subject), pieces(length, [size])), subject.expected[0]) for size in sizes]
-    rows = [list(row) for row in subject.rows]
+    """One row, at all its tokens; and rows of different lengths as the decode loop reads them, at their last."""
+    sizes, pairs = (5, 16, 40), []
     for size in sizes:
+        whole = read(subject, fresh(subject), subject.tokens(), remembered(subject), [size])
+        pairs.append((whole, subject.expected[0]))
+        rows = [list(row) for row in subject.rows]
         last = prefill(subject.network, rows, fresh(subject), remembered(subject, None), chunk=size)
-        pairs += [(last[row], whole[0, -1]) for row, whole in enumerate(subject.expected)]
+        pairs += [(last[row], alone[0, -1]) for row, alone in enumerate(subject.expected)]
     return Comparison(pairs, f"pieces of {', '.join(map(str, sizes))} tokens")
 
 
@@ -50,7 +54,8 @@ def contiguous(subject: Subject) -> Comparison:
     """Also where a layer needs only a window: then the mask alone has to forget."""
     num_layers = len(subject.config.output_stack.layers)
     cache = fresh(subject, stores=[ContiguousStore() for _ in range(num_layers)])
-    return Comparison([unevenly(subject, cache)], f"{len(subject.rows[0])} tokens in uneven pieces")
+    found = read(subject, cache, subject.tokens(), remembered(subject))
+    return Comparison([(found, subject.expected[0])], f"{len(subject.rows[0])} tokens in uneven pieces")
 
 
 def sliding(subject: Subject) -> Comparison:
@@ -59,117 +64,144 @@ def sliding(subject: Subject) -> Comparison:
     length = len(subject.rows[0])
     if subject.window >= length:
         raise Skipped(f"{length} tokens do not pass the window of {subject.window}; --length makes them more")
-    pairs = [unevenly(subject, fresh(subject, slack=slack)) for slack in (0, 16)]
+    steps = min(2 * STEPS, length // 2)  # they pass the end of a chunk, where the most must still be there
+    arrivals = ((0, [length - steps] + [1] * steps), (0, UNEVEN), (16, UNEVEN))
+    pairs = [
+        (read(subject, fresh(subject, slack=slack), subject.tokens(), remembered(subject), sizes), subject.expected[0])
+        for slack, sizes in arrivals
+    ]
     return Comparison(pairs, f"{length} tokens through windows of up to {subject.window}")
+
+
+def paged(subject: Subject) -> Comparison:
+    """Rows of different lengths, a fork of the first on its way, and the first anew on the pages it left behind."""
+    need_past(subject)
+    pool = PagePool(sum(len(row) // PAGE_SIZE + 4 for row in subject.rows), PAGE_SIZE)
+    room, memory = PageMemory(pool), remembered(subject, None)
+    cache = PagedCache(room, [pool.start(row) for row in subject.rows])
+    cuts = [(0, len(row) // 3, len(row) // 3 + 1, len(row)) for row in subject.rows]
+    pairs = []
+    for step in range(3):
+        spans = [slice(cut[step], cut[step + 1]) for cut in cuts]
+        tokens, mask = subject.padded([row[span] for row, span in zip(subject.rows, spans, strict=True)], "left")
+        logits = subject.run(tokens, mask, memory, cache=cache)
+        cache.advance()
+        pairs += [(logits[row][mask[row]], subject.expected[row][0, span]) for row, span in enumerate(spans)]
+        if step == 1:
+            pairs.append(forked_pages(subject, room, cache.tables[0]))
+    anew = pool.start(subject.rows[0])
+    shared = anew.num_tokens
+    found = read(subject, PagedCache(room, [anew]), subject.tokens()[:, shared:], remembered(subject))
+    pairs.append((found, subject.expected[0][:, shared:]))
+    return Comparison(pairs, f"pages of {PAGE_SIZE} tokens, {shared} tokens shared")
+
+
+def forked_pages(subject: Subject, room: PageMemory, table: BlockTable) -> Pair:
+    """A copy of the first row goes another way, which its original must not notice."""
+    past = torch.tensor([table.tokens], device=subject.device)
+    stray = strange(subject, past[:, :ASTRAY])
+    fork = table.fork()
+    turned = read(subject, PagedCache(room, [fork]), stray, remembered(subject))
+    fork.free()
+    alone = subject.run(torch.cat((past, stray), dim=1), memory=subject.memory())
+    return turned, alone[:, -ASTRAY:]
 
 
 def forked(subject: Subject) -> Comparison:
     """The copy reads another text; both then stand where they would have stood alone."""
-    prompt, rest = halves(subject)
-    cache = fresh(subject)
-    read(subject, cache, prompt)
-    other = cache.fork()
-    stray = strange(subject, rest)
-    turned = read(subject, other, stray)
-    kept = read(subject, cache, rest)
-    start = prompt.shape[1]
+    memory = remembered(subject)
+    prompt, rest, cache = started(subject)
+    stray, start = strange(subject, rest), prompt.shape[1]
+    turned = read(subject, cache.fork(), stray, memory)
+    kept = read(subject, cache, rest, memory)
     alone = subject.run(torch.cat((prompt, stray), dim=1), memory=subject.memory())
-    return Comparison(
-        [(turned, alone[:, start:]), (kept, subject.expected[0][:, start:])], f"two ways on after {start} tokens"
-    )
+    pairs = [(turned, alone[:, start:]), (kept, subject.expected[0][:, start:])]
+    return Comparison(pairs, f"two ways on after {start} tokens")
 
 
 def truncated(subject: Subject) -> Comparison:
     """Twice, so that what was read in between is gone as well."""
-    prompt, rest = halves(subject)
-    cache = fresh(subject)
-    read(subject, cache, prompt)
+    memory = remembered(subject)
+    prompt, rest, cache = started(subject)
     for _ in range(2):
-        read(subject, cache, strange(subject, rest)[:, :ASTRAY])
+        read(subject, cache, strange(subject, rest)[:, :ASTRAY], memory)
         cache.truncate(prompt.shape[1])
-    found = read(subject, cache, rest)
+    found = read(subject, cache, rest, memory)
     return Comparison([(found, subject.expected[0][:, prompt.shape[1] :])], f"{ASTRAY} tokens taken back, twice")
 
 
 def reloaded(subject: Subject) -> Comparison:
-    prompt, rest = halves(subject)
-    cache = fresh(subject)
-    read(subject, cache, prompt)
+    prompt, rest, cache = started(subject)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "cache.safetensors"
         cache.save(path)
         num_bytes = path.stat().st_size
         again = KeyValueCache.load(path, subject.config, subject.device)
-    found = read(subject, again, rest)
+    found = read(subject, again, rest, remembered(subject))
     return Comparison([(found, subject.expected[0][:, prompt.shape[1] :])], f"{num_bytes:,} bytes on disk")
 
 
 def selected(subject: Subject) -> Comparison:
     """Rows of a padded batch taken out, put in another order and doubled, as when some of them end."""
-    rows = [list(row) for row in subject.rows]
-    starts = [row[: max(len(row) - ASTRAY, 1)] for row in rows]
-    cache, memory = fresh(subject), remembered(subject, None)
+    starts = [row[:-ASTRAY] for row in subject.rows]
+    cache, memory, order = fresh(subject), remembered(subject, None), [2, 0, 0]
     prefill(subject.network, starts, cache, memory)
-    order = torch.tensor([2, 0, 2], device=subject.device)
-    ends = torch.tensor([rows[row][-ASTRAY:] for row in order.tolist()], device=subject.device)
-    found = read(subject, cache.select(order), ends, None if memory is None else memory.select(order))
-    pairs = [(found[place], subject.expected[row][0, -ASTRAY:]) for place, row in enumerate(order.tolist())]
-    return Comparison(pairs, f"rows 2, 0, 2 of prompts of {lengths_of(starts)} tokens")
+    places = torch.tensor(order, device=subject.device)
+    ends = torch.tensor([subject.rows[row][-ASTRAY:] for row in order], device=subject.device)
+    found = read(subject, cache.select(places), ends, None if memory is None else memory.select(places))
+    pairs = [(found[place], subject.expected[row][0, -ASTRAY:]) for place, row in enumerate(order)]
+    return Comparison(pairs, f"rows 2, 0, 0 of {lengths_of(starts)} tokens")
 
 
 # --- how a cache is fed
 
 
-def fresh(subject: Subject, **options: Any) -> KeyValueCache:
+def need_past(subject: Subject) -> None:
     if subject.config.decoder is None:
         raise Skipped("an encoder alone keeps no past")
+
+
+def fresh(subject: Subject, **options: Any) -> KeyValueCache:
+    need_past(subject)
     return KeyValueCache(subject.config, **options)
 
 
 def remembered(subject: Subject, row: int | None = 0) -> Memory | None:
+    """What the decode loop has of one source, or of all; None without an encoder."""
     memory = subject.memory(row)
     return None if memory is None else subject.network.remember(memory)
 
 
-def read(subject: Subject, cache: KeyValueCache, tokens: Tensor, memory: Memory | None = None) -> Tensor:
-    """Logits of the next tokens; the cache moves on. The memory, where there is one, is of the first source."""
-    logits = subject.run(tokens, memory=memory or remembered(subject), cache=cache)
-    cache.advance()
-    return logits
+def started(subject: Subject) -> tuple[Tensor, Tensor, KeyValueCache]:
+    """Two thirds of the first row, the last third, and a cache that has read the first two."""
+    tokens, cache = subject.tokens(), fresh(subject)
+    start = 2 * tokens.shape[1] // 3
+    read(subject, cache, tokens[:, :start], remembered(subject))
+    return tokens[:, :start], tokens[:, start:], cache
 
 
-def through(subject: Subject, cache: KeyValueCache, sizes: list[int], row: int = 0) -> Tensor:
-    """Logits of a whole row, read in pieces of these sizes; single tokens as the decode loop does."""
-    logits, memory = [], remembered(subject, row)
-    for piece in subject.tokens(row).split(sizes, dim=1):
-        logits.append(subject.run(piece, memory=memory, cache=cache, absorb=piece.shape[1] == 1))
+def read(
+    subject: Subject,
+    cache: KeyValueCache | PagedCache,
+    tokens: Tensor,
+    memory: Memory | None,
+    sizes: Sequence[int] = UNEVEN,
+) -> Tensor:
+    """Logits of the next tokens, read in pieces of these sizes, over and over; the cache moves on."""
+    logits = []
+    for piece in tokens.split(list(pieces(tokens.shape[1], sizes)), dim=1):
+        single = piece.shape[1] == 1  # as in the decode loop
+        logits.append(subject.run(piece, memory=memory, cache=cache, absorb=single))
         cache.advance()
     return torch.cat(logits, dim=1)
 
 
-def unevenly(subject: Subject, cache: KeyValueCache) -> tuple[Tensor, Tensor]:
-    return through(subject, cache, pieces(len(subject.rows[0]), (13, 1, 1, 17, 2, 1, 24))), subject.expected[0]
-
-
-def pieces(length: int, sizes: Sequence[int]) -> list[int]:
-    """These sizes again and again until they fill the length."""
-    return list(fill(length, sizes))
-
-
-def fill(length: int, sizes: Sequence[int]) -> Iterator[int]:
+def pieces(length: int, sizes: Sequence[int]) -> Iterator[int]:
     for size in cycle(sizes):
-        if length <= size:
-            yield length
-            return
-        yield size
+        yield min(size, length)
         length -= size
-
-
-def halves(subject: Subject) -> tuple[Tensor, Tensor]:
-    """The first row up to its last third, and that third."""
-    tokens = subject.tokens()
-    start = 2 * tokens.shape[1] // 3
-    return tokens[:, :start], tokens[:, start:]
+        if length <= 0:
+            return
 
 
 def strange(subject: Subject, tokens: Tensor) -> Tensor:

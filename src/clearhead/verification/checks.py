@@ -21,6 +21,7 @@ CHECKS: Mapping[str, Check] = {
     "cached == uncached": caching.token_by_token,
     "contiguous cache == uncached": caching.contiguous,
     "sliding cache == uncached": caching.sliding,
+    "paged cache == uncached": caching.paged,
     "chunked prefill == whole": caching.chunked_prefill,
     "forked cache == fresh": caching.forked,
     "truncated cache == fresh": caching.truncated,
@@ -28,6 +29,7 @@ CHECKS: Mapping[str, Check] = {
     "selected rows == fresh": caching.selected,
     "greedy, cached == uncached": generating.greedy_alone,
     "greedy, batched == single": generating.greedy_batched,
+    "speculative == greedy": generating.speculative,
     "compiled == eager": reading.compiled,
     "ours == transformers": reading.in_transformers,
 }

@@ -5,6 +5,8 @@ compared = padded_left(subject); compared.difference
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,12 +16,10 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.model.attend import fused, reference
+from clearhead.model.attend import Kernel, fused, reference
 from clearhead.model.config import LatentAttention
 from clearhead.verification.finding import Comparison, Skipped
-from clearhead.verification.subject import Side, Subject
-
-Pair = tuple[Tensor, Tensor]
+from clearhead.verification.subject import Side, Subject, lengths_of
 
 
 def prefix_alone(subject: Subject) -> Comparison:
@@ -52,36 +52,32 @@ def padded_right(subject: Subject) -> Comparison:
 
 
 def padded(subject: Subject, side: Side) -> Comparison:
-    return Comparison(list(padded_pairs(subject, side)), f"rows of {lengths_of(subject.rows)} tokens")
+    pairs = list(zip(padded_rows(subject, side), subject.expected, strict=True))
+    return Comparison(pairs, f"rows of {lengths_of(subject.rows)} tokens")
 
 
-def padded_pairs(subject: Subject, side: Side, **options: Any) -> Iterator[Pair]:
-    """Each row of a padded batch, where its tokens are real, and the same row alone."""
+def padded_rows(subject: Subject, side: Side, **options: Any) -> list[Tensor]:
+    """Logits (1, T, V) of each row of a padded batch, where its tokens are real."""
     tokens, mask = subject.padded(subject.rows, side)
     together = subject.run(tokens, mask, subject.memory(None, side, **options), **options)
-    for row, alone in enumerate(subject.expected):
-        yield together[row][mask[row]][None], alone
-
-
-def lengths_of(rows: Any) -> str:
-    return ", ".join(str(len(row)) for row in rows)
+    return [logits[real][None] for logits, real in zip(together, mask, strict=True)]
 
 
 def fused_kernel(subject: Subject) -> Comparison:
     """Both with the mask that the kernel makes itself and with one that is given."""
-    tokens = subject.tokens()
-    ways = [subject.run(tokens, memory=subject.memory(kernel=kernel), kernel=kernel) for kernel in (fused, reference)]
-    given = [list(padded_pairs(subject, "left", kernel=kernel)) for kernel in (fused, reference)]
-    masked = [(one, other) for (one, _), (other, _) in zip(*given, strict=True)]
-    return Comparison([(ways[0], ways[1]), *masked], "scaled_dot_product_attention and softmax(QKᵀ)V in steps")
+
+    def logits(kernel: Kernel) -> list[Tensor]:
+        alone = subject.run(subject.tokens(), memory=subject.memory(kernel=kernel), kernel=kernel)
+        return [alone, *padded_rows(subject, "left", kernel=kernel)]
+
+    return Comparison(list(zip(logits(fused), logits(reference), strict=True)), "unpadded and padded")
 
 
 def absorbed_latent(subject: Subject) -> Comparison:
     if not any(isinstance(layer.attention, LatentAttention) for layer in subject.config.output_stack.layers):
         raise Skipped("no layer has latent attention")
-    return Comparison(
-        [(subject.run(subject.tokens(), absorb=True), subject.expected[0])], "queries moved to the latent"
-    )
+    found = subject.run(subject.tokens(), absorb=True)
+    return Comparison([(found, subject.expected[0])], "queries moved to the latent")
 
 
 def remembered_source(subject: Subject) -> Comparison:
@@ -89,11 +85,8 @@ def remembered_source(subject: Subject) -> Comparison:
     memory = subject.memory()
     if memory is None:
         raise Skipped("there is no encoder to remember")
-    tokens = subject.tokens()
-    return Comparison(
-        [(subject.run(tokens, memory=subject.network.remember(memory)), subject.expected[0])],
-        f"a source of {len(subject.sources[0])} tokens",
-    )
+    found = subject.run(subject.tokens(), memory=subject.network.remember(memory))
+    return Comparison([(found, subject.expected[0])], f"a source of {len(subject.sources[0])} tokens")
 
 
 def compiled(subject: Subject) -> Comparison:
@@ -110,6 +103,8 @@ def in_transformers(subject: Subject) -> Comparison:
     """Through the disk: the model saved as a Hugging Face folder, and read by the class its config names."""
     if find_spec("transformers") is None:
         raise Skipped("transformers is not installed")
+    if subject.dtype == torch.float64:
+        raise Skipped("transformers computes norms and positions in float32")
     with TemporaryDirectory() as folder:
         try:
             subject.model.save(folder, format="huggingface")
@@ -120,11 +115,10 @@ def in_transformers(subject: Subject) -> Comparison:
 
 
 def read_by_transformers(subject: Subject, folder: Path) -> tuple[str, Tensor]:
-    import transformers
-
+    transformers = import_module("transformers")
     (name,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
-    their_class = getattr(transformers, name)
-    network = their_class.from_pretrained(folder, dtype=subject.dtype, attn_implementation="eager")
+    with without_bars():
+        network = getattr(transformers, name).from_pretrained(folder, dtype=subject.dtype, attn_implementation="eager")
     network = network.to(subject.device).eval()
     if subject.sources:
         source = torch.tensor([subject.sources[0]], device=subject.device)
@@ -132,3 +126,15 @@ def read_by_transformers(subject: Subject, folder: Path) -> tuple[str, Tensor]:
     else:
         found = network(input_ids=subject.tokens())
     return name, found.logits if "logits" in found else found.last_hidden_state
+
+
+@contextmanager
+def without_bars() -> Iterator[None]:
+    logging = import_module("transformers.utils.logging")
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from clearhead.bundle import Model
@@ -19,21 +20,21 @@ STYLES = {"pass": "green", "fail": "bold red", "skipped": "dim"}
 def print_findings(findings: Sequence[Finding], model: Model, console: Console | None = None) -> None:
     console = console or Console()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("check", no_wrap=True)
-    for heading in ("difference", "tolerance"):
-        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    table.add_column("detail", overflow="fold")
+    table.add_column("difference", justify="right", no_wrap=True)
+    table.add_column("tolerance", justify="right", no_wrap=True)
+    table.add_column("check", overflow="fold")
     for finding in findings:
         numbers = (finding.difference, finding.tolerance)
         shown = ["" if number is None else f"{number:.1e}" for number in numbers]
-        table.add_row(finding.check, *shown, finding.verdict, finding.detail, style=STYLES[finding.verdict])
+        check = f"{finding.check} [dim]({escape(finding.detail)})[/dim]"
+        table.add_row(f"[{STYLES[finding.verdict]}]{finding.verdict}[/]", *shown, check)
     console.print(table)
     counts: Counter[str] = Counter(finding.verdict for finding in findings)
     told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES if counts[verdict])
     dtype = dtype_of(model.network)
     console.print(
         f"{told}; in {str(dtype).removeprefix('torch.')}. A difference is the largest between two logits; its "
-        f"tolerance is {TOLERANCES[dtype]:g} times the largest logit, and at least {TOLERANCES[dtype]:g}.",
+        f"tolerance is {TOLERANCES[dtype]:g} times the logit of the likeliest token, or times 1 where that is less.",
         highlight=False,
     )

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
+from clearhead.generation.decode import Row, decode
+from clearhead.generation.options import SamplingOptions
 from clearhead.model.config import ModelConfig, Stack
 from clearhead.model.parts import Chunk, LearnedPositions, Window
 from clearhead.model.transformer import Memory, Transformer
@@ -25,6 +27,7 @@ SMALL_MODEL = 10**9  # parameters; a larger one makes fewer tokens unasked
 NEW_TOKENS, NEW_TOKENS_LARGE = 256, 32
 PARTS = (1.0, 0.64, 0.24)  # how long the rows of a batch are, as parts of the longest
 SHORTEST = 24  # a text below it leaves some of them nothing to compare
+ENDLESS = 2**31  # tokens a model without learned positions can tell apart
 Side = Literal["left", "right"]
 
 TEXT = """\
@@ -108,6 +111,23 @@ class Subject:
         """Logits (1, T, V) of each row, read whole and alone."""
         return [self.run(self.tokens(row), memory=self.memory(row)) for row in range(len(self.rows))]
 
+    @cached_property
+    def continuation(self) -> Row:
+        """The first row, gone on greedily by the decode loop."""
+        row = self.row(0, self.num_new)
+        for _ in decode(self.network, [row], memory=self.sources_of([0])):
+            pass
+        return row
+
+    def row(self, number: int, num_new: int) -> Row:
+        """A row before its first new token; an encoder-decoder's prompt is one token, its text being the source."""
+        prompt = self.rows[number][:1] if self.sources else self.rows[number]
+        return Row(prompt, SamplingOptions(max_new_tokens=num_new, logprobs=0))
+
+    def sources_of(self, numbers: Sequence[int]) -> Memory | None:
+        """As generation reads them."""
+        return self.model.read_sources([self.sources[number] for number in numbers]) if self.sources else None
+
 
 def dtype_of(network: Transformer) -> torch.dtype:
     return next(network.parameters()).dtype
@@ -121,7 +141,8 @@ def checked_length(config: ModelConfig, length: int | None) -> int:
         raise ClearheadError(f"this model reads {most} tokens at most; to be verified it must read {SHORTEST}")
     if length is not None:
         if not SHORTEST <= length <= most:
-            raise ClearheadError(f"length is {length}; for this model it must be from {SHORTEST} to {most}")
+            limit = f"from {SHORTEST} to {most}" if most < ENDLESS else f"{SHORTEST} or more"
+            raise ClearheadError(f"length is {length}; for this model it must be {limit}")
         return length
     window = max(widest_window(stack) or 0 for stack in stacks)
     wanted = max(LENGTH, window + LENGTH // 2) if window <= WIDEST else LENGTH
@@ -141,12 +162,16 @@ def checked_count(model: Model, num_new: int | None, length: int) -> int:
 def room(stack: Stack) -> int:
     """How many tokens it can tell apart."""
     positions = stack.embedding.positions
-    return positions.num_positions if isinstance(positions, LearnedPositions) else 2**31
+    return positions.num_positions if isinstance(positions, LearnedPositions) else ENDLESS
 
 
 def widest_window(stack: Stack) -> int | None:
     reaches = (layer.attention.reach for layer in stack.layers)
     return max((reach.size for reach in reaches if isinstance(reach, Window | Chunk)), default=None)
+
+
+def lengths_of(rows: Sequence[list[int]]) -> str:
+    return ", ".join(str(len(row)) for row in rows)
 
 
 def texts(model: Model, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
