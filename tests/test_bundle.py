@@ -103,3 +103,20 @@ def test_an_offline_hub_id_says_what_to_do(monkeypatch):
 def test_public_face():
     assert clearhead.load is load
     assert clearhead.Model is Model
+
+
+def test_a_folder_keeps_one_format(tmp_path):
+    """The other format's files would be loaded in place of the new ones."""
+    model = Model(tiny_network())
+    model.save(tmp_path, format="native")
+    with pytest.raises(ClearheadError, match="holds a model in another format"):
+        model.save(tmp_path, format="huggingface")
+    model.save(tmp_path, format="native")
+
+
+def test_empty_and_impossible_requests():
+    with pytest.raises(ClearheadError, match="has no tokenizer"):
+        Model(tiny_network()).generate([1], stop=["x"])
+    with pytest.raises(ClearheadError, match="a text without tokens"):
+        speaking_model().embed(["abc", ""])
+    assert Model(tiny_network()).generate_many([]) == []

@@ -74,3 +74,10 @@ def test_a_model_without_template_says_so():
     plain = Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
     with pytest.raises(ClearheadError, match="no chat template"):
         plain.chat().say("Hi")
+
+
+def test_a_turn_that_cannot_start_leaves_no_trace():
+    chat = model().chat()
+    with pytest.raises(ClearheadError, match="did you mean 'temperature'"):
+        chat.say("Hi", temprature=1)
+    assert chat.messages == []

@@ -75,6 +75,8 @@ class Model:
     def generate_many(self, prompts: Sequence[str | Sequence[int]], n: int = 1, **options: Any) -> list[Generation]:
         """Several prompts as one batch, n samples of each; what a row gives does not depend on its neighbours."""
         rows = [row for prompt in prompts for row in self.rows(prompt, n, options)]
+        if not rows:
+            return []
         transcripts = [Transcript(self.tokenizer, row) for row in rows] if self.tokenizer is not None else None
         for _ in self.turns(rows):
             for transcript in transcripts or ():
@@ -96,6 +98,8 @@ class Model:
         if n < 1:
             raise ClearheadError(f"n is {n}; it must be at least 1")
         ids, asked = self.encode(prompt), SamplingOptions(**options).seeded()
+        if asked.stop:
+            self.need_tokenizer()  # a stop string is found in the text
         asked = replace(asked, stop_ids=(*asked.stop_ids, *self.stop_ids))
         seeds = [(asked.seed or 0) + number for number in range(n)]
         if self.config.is_encoder_decoder:
@@ -151,7 +155,10 @@ class Model:
     @torch.inference_mode()
     def embed(self, texts: str | Sequence[str]) -> torch.Tensor:
         """One vector of length 1 per text: the mean of the last hidden states (B, D)."""
-        tokens, mask = self.padded([self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)])
+        rows = [self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        if not rows or not all(rows):
+            raise ClearheadError("there is a text without tokens; an embedding needs at least one")
+        tokens, mask = self.padded(rows)
         if self.config.is_encoder_decoder:
             hidden = self.network.encode(tokens, mask).states
         else:
@@ -177,6 +184,9 @@ class Model:
         folder = Path(folder)
         if folder.exists() and not folder.is_dir():
             raise ClearheadError(f"{folder} is a file; give a folder to save in")
+        other = "clearhead.json" if format == "huggingface" else "config.json"
+        if (folder / other).exists():
+            raise ClearheadError(f"{folder} holds a model in another format ({other}); give another folder")
         if format == "huggingface":
             save_folder(self.network, folder, self.family, self.special_ids)
         else:

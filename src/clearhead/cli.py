@@ -42,11 +42,6 @@ def main() -> None:
             raise
         errors.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(1)
-    except BrokenPipeError:  # the reader of stdout went away: `clearhead presets | head`
-        sys.stderr.close()
-        sys.exit(0)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def print_version(asked: bool) -> None:

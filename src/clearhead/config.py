@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from clearhead.errors import ClearheadError, unknown
 
 T = TypeVar("T")
-MAX_LAYERS = 10_000  # of one `times`; the deepest released model has 126
+MAX_LAYERS = 1000  # the deepest released model has 126
 
 
 def kind_of(part: type) -> str:
@@ -115,8 +115,8 @@ def _parse_tuple(inner: Any, data: Any, where: str) -> tuple[Any, ...]:
         if isinstance(entry, Mapping) and "times" in entry:
             times = _parse_scalar(int, entry["times"], f"{where}[{number}].times")
             entry = {k: v for k, v in entry.items() if k != "times"}
-        if not 1 <= times <= MAX_LAYERS:
-            raise ClearheadError(f"{where}[{number}].times is {times}; it must be from 1 to {MAX_LAYERS}")
+        if not 1 <= times <= MAX_LAYERS - len(items):
+            raise ClearheadError(f"{where}[{number}].times is {times}; it must be from 1 to {MAX_LAYERS} in all")
         items.extend([_parse(inner, entry, f"{where}[{number}]")] * times)
     return tuple(items)
 

@@ -45,12 +45,12 @@ class Chat:
 
     def stream(self, text: str, **options: Any) -> Iterator[str]:
         """The answer in pieces. Whoever stops listening keeps what was said so far as the answer."""
-        self.messages.append({"role": "user", "content": text})
-        prompt = render_chat(self.tokenizer, self.messages)
-        ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+        messages = [*self.messages, {"role": "user", "content": text}]
+        ids = self.tokenizer.encode(render_chat(self.tokenizer, messages), add_special_tokens=False)
+        (row,) = self.model.rows(ids, 1, options)
         kept = self.rewind(ids)
-        (row,) = self.model.rows(ids[kept:], 1, options)
-        row = replace(row, earlier=ids[:kept])
+        row = replace(row, prompt=ids[kept:], earlier=ids[:kept])
+        self.messages = messages  # from here on the turn counts, whatever becomes of the answer
         self.num_read = len(row.prompt)
         transcript = Transcript(self.tokenizer, row)
         try:

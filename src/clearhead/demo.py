@@ -41,7 +41,7 @@ def stream(model: Model) -> None:
         sys.stdout.flush()
         num_pieces += 1
     elapsed_seconds = time.perf_counter() - started
-    print(f"\n\n({num_pieces - 1} tokens in {elapsed_seconds:.1f} s)\n")
+    print(f"\n\n({num_pieces} tokens in {elapsed_seconds:.1f} s)\n")
 
 
 def random_model() -> Model:

@@ -1,6 +1,8 @@
 """The resolved architecture for people to read: what each layer computes, and how many parameters each part has.
 
-print_summary(summarize(preset("llama-3.1-8b")))
+    print_summary(summarize(preset("llama-3.1-8b")), "Llama 3.1 8B")
+
+Nothing is loaded: the network is laid out on the meta device and counted.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
@@ -9,6 +11,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from clearhead.config import kind_of
@@ -184,7 +187,7 @@ def print_summary(summary: Summary, title: str, console: Console | None = None) 
     console = console or Console()
     active = summary.active_parameters
     mixture = f" ({active:,} for each token)" if active != summary.parameters else ""
-    console.print(f"[bold]{title}[/bold]: {summary.kind}, {summary.parameters:,} parameters{mixture}")
+    console.print(f"[bold]{escape(title)}[/bold]: {summary.kind}, {summary.parameters:,} parameters{mixture}")
     console.print(f"width {summary.width:,}, vocabulary {summary.vocab_size:,}, context {summary.context:,}")
     rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     rows.add_column(style="dim", no_wrap=True)

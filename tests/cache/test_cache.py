@@ -7,7 +7,7 @@ from clearhead.cache.cache import KeyValueCache
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.model.parts import Window
+from clearhead.model.parts import Everything, Window
 from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, decoder, toy
 
@@ -177,3 +177,19 @@ def test_a_damaged_file_is_one_sentence(tmp_path):
     cache.save(path)
     with pytest.raises(ClearheadError, match="is not a cache of this model"):
         KeyValueCache.load(path, MODELS["mistral-7b"])
+
+
+def test_what_a_cache_cannot_take():
+    network = toy(decoder())
+    tokens = torch.zeros(2, 3, dtype=torch.long)
+    cache = KeyValueCache(network.config)
+    with pytest.raises(ClearheadError, match="give neither position_ids nor documents"):
+        network(tokens, position_ids=torch.arange(3)[None], cache=cache)
+    with pytest.raises(ClearheadError, match="give neither position_ids nor documents"):
+        network(tokens, documents=tokens, cache=cache)
+    with torch.no_grad():
+        run_cached(network, tokens, [3], cache)
+    with pytest.raises(ClearheadError, match="holds 2 rows, and 1 came in"):
+        network(tokens[:1], cache=cache)
+    with pytest.raises(ClearheadError, match="cannot be cached"):
+        KeyValueCache(decoder(reach=Everything()))

@@ -101,3 +101,15 @@ def test_a_full_pool_says_so_and_keeps_its_tables():
     with pytest.raises(OutOfPagesError):
         step(network, cache, [[1]])
     assert cache.tables[0].num_tokens == 8
+
+
+def test_a_full_pool_leaves_every_row_as_it_was():
+    network, room = toy(decoder()), memory(num_pages=3, page_size=2)
+    cache = PagedCache(room, [room.pool.start([1]), room.pool.start([2])])
+    step(network, cache, [[1, 2], [3, 4]])
+    with pytest.raises(OutOfPagesError):
+        step(network, cache, [[5], [6]])
+    assert [table.num_tokens for table in cache.tables] == [2, 2]
+    cache.tables[1].free()
+    found = step(network, PagedCache(room, cache.tables[:1]), [[5]])[0]
+    assert (found - whole(network, [1, 2, 5])[2:]).abs().max() <= 1e-12

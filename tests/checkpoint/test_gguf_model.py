@@ -183,3 +183,21 @@ def test_tiny_is_not_a_gguf(tmp_path):
     save_folder(tiny_network(), tmp_path)
     with pytest.raises(ClearheadError):
         load_gguf(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("llama.rope.dimension_count", 8, "8 of 16 entries of a head are rotated"),
+        ("llama.attention.sliding_window", 32, "'llama.attention.sliding_window' is 32"),
+        ("llama.logit_scale", 0.5, "'llama.logit_scale' is 0.5"),
+        ("llama.final_logit_softcapping", 30.0, "'llama.final_logit_softcapping' is 30.0"),
+    ],
+)
+def test_keys_that_change_the_computation_are_refused(tmp_path, key, value, sentence):
+    from clearhead.families.gguf import settings_from
+
+    metadata = {"general.architecture": "llama", "llama.embedding_length": 64, "llama.attention.head_count": 4}
+    settings_from(metadata, {}, "model.gguf")
+    with pytest.raises(ClearheadError, match=sentence):
+        settings_from(metadata | {key: value}, {}, "model.gguf")

@@ -239,3 +239,42 @@ def test_mutated_files_never_crash(folder):
     assert outcomes["refused"] > 300
     assert outcomes["loaded"] > 10  # a flipped bit in the middle of a weight is a weight
     assert after - before < 64 * 1024, "kilobytes; the files have 20"
+
+
+def test_shards_over_a_whole_file_leave_none_stale(tmp_path):
+    """transformers prefers model.safetensors to an index."""
+    save_folder(tiny_network(seed=1), tmp_path)
+    save_folder(tiny_network(seed=2), tmp_path, shard_bytes=3000)
+    assert not (tmp_path / "model.safetensors").exists()
+    assert same_network(load_folder(tmp_path).network, tiny_network(seed=2))
+
+
+def test_one_dtype_for_the_whole_network(folder):
+    """Norms are often stored in float32 beside bfloat16 matrices."""
+    edit_weights(folder, lambda t: t.update({n: t[n].bfloat16() for n in t if t[n].ndim == 2}))
+    network = load_folder(folder).network
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.bfloat16}
+    network(torch.tensor([[1, 2]]))
+
+
+def test_float8_needs_its_scales(folder):
+    name = "model.layers.0.mlp.up_proj.weight"
+    edit_weights(folder, lambda t: t.update({name: t[name].to(torch.float8_e4m3fn)}))
+    with pytest.raises(ClearheadError, match="without scales"):
+        load_folder(folder)
+    edit_weights(folder, lambda t: t.update({f"{name}_scale_inv": torch.ones(2, 2)}))
+    with pytest.raises(ClearheadError, match="cannot be read: scales"):
+        load_folder(folder)
+    edit_weights(folder, lambda t: t.update({f"{name}_scale_inv": torch.ones(1, 1)}))
+    load_folder(folder)
+
+
+def test_minus_one_is_no_token(folder):
+    edit_config(folder, pad_token_id=-1, eos_token_id=[2, 3])
+    assert load_folder(folder).special_ids == {"eos_token_id": [2, 3]}
+
+
+def test_too_large_a_number(folder):
+    edit_config(folder, rms_norm_eps=10**400)
+    with pytest.raises(ClearheadError, match="'rms_norm_eps' is too large"):
+        load_folder(folder)

@@ -167,3 +167,19 @@ def test_options_are_checked_by_name(speaker):
         speaker.generate("x", topp=0.5)
     with pytest.raises(ClearheadError, match="n is 0"):
         speaker.generate_many(["x"], n=0)
+
+
+def test_a_longer_neighbour_does_not_shorten_a_text():
+    network = toy(shrink(preset("gpt2")))  # 32 positions
+    rows = [Row([1, 2], SamplingOptions(max_new_tokens=20)), Row([3] * 25, SamplingOptions(max_new_tokens=20))]
+    alone = run(network, [Row([1, 2], SamplingOptions(max_new_tokens=20))])[0]
+    assert run(network, rows)[0] == alone
+    assert [len(row.tokens) for row in rows] == [20, 8]
+
+
+def test_prompts_are_checked_before_the_network_runs():
+    network = toy(shrink(preset("gpt2")))
+    with pytest.raises(ClearheadError, match="token id 999 is out of range"):
+        run(network, [Row([999], SamplingOptions())])
+    with pytest.raises(ClearheadError, match="the prompt has 33 tokens; the model knows 32"):
+        run(network, [Row([1] * 33, SamplingOptions())])

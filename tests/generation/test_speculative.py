@@ -133,8 +133,11 @@ def test_sources_and_their_encoder():
         with torch.inference_mode():
             memory = network.encode(torch.tensor([source]))
         texts.append(plain(network, [1], memory, **options))
-        for drafter in PromptLookup(), DraftModel(network, 3, memory), Prophet(texts[-1], 2):
+        for drafter in PromptLookup(), Prophet(texts[-1], 2):
             assert speculate(network, drafter, [1], memory=memory, **options) == texts[-1]
+        tally = Tally()
+        assert speculate(network, DraftModel(network, 3, memory), [1], tally, memory, **options) == texts[-1]
+        assert tally.num_accepted == tally.num_drafted > 0
     assert len(set(map(tuple, texts))) == 3
 
 

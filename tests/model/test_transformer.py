@@ -359,3 +359,11 @@ def test_every_config_that_passes_its_checks_builds_and_runs(config):
         assert found.shape == (2, 2, config.vocab_size if config.head else config.width)
         assert found.isfinite().all()
         close(found, expected, 1e-9)
+
+
+def test_a_decoder_with_cross_attention_needs_a_memory():
+    network = toy(translator())
+    with pytest.raises(ClearheadError, match="this stack needs memory of an encoder"):
+        network.hidden(some_tokens())
+    with pytest.raises(ClearheadError, match="takes no memory"):
+        toy(decoder()).hidden(some_tokens(), memory=network.encode(some_tokens()))

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clearhead.config import choices_of
 from clearhead.errors import ClearheadError
-from clearhead.model.config import GroupedAttention, ModelConfig
+from clearhead.model.config import ModelConfig
 from clearhead.model.parts import (
     Alibi,
     Causal,
@@ -94,5 +94,3 @@ def other_choices(value: Any, hint: Any) -> Iterator[Any]:
             yield from (Causal(), Chunk(size=size))
         case Chunk(size=size):
             yield from (Causal(), Window(size=size))
-    if isinstance(value, GroupedAttention):
-        return

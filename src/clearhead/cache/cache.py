@@ -18,13 +18,15 @@ from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore, Store
 from clearhead.errors import ClearheadError
 from clearhead.model.config import Layer, ModelConfig
 from clearhead.model.masks import Grid
-from clearhead.model.parts import Chunk, Reach, Window
+from clearhead.model.parts import Chunk, Everything, Reach, Window
 
 
 def store_for(layer: Layer, slack: int) -> Store:
     match layer.attention.reach:
         case Window(size=size) | Chunk(size=size):
             return SlidingStore(size, slack)
+        case Everything():
+            raise ClearheadError("a layer that sees what comes after cannot be cached: its past would change")
     return ContiguousStore()
 
 
@@ -61,6 +63,9 @@ class KeyValueCache:
     # --- what the network asks for (model/sight.py)
 
     def begin(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        held = next(iter(self.stores[0].tensors().values()), None)
+        if self.length and held is not None and len(held) != len(tokens):
+            raise ClearheadError(f"the cache holds {len(held)} rows, and {len(tokens)} came in; see cache.select")
         self.num_new, self.device = tokens.shape[1], tokens.device
         self.furthest = max(self.furthest, self.length + self.num_new)
         if mask is None and self.past is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from clearhead.cache.pages import BlockTable, PagePool
+from clearhead.cache.pages import BlockTable, OutOfPagesError, PagePool
 from clearhead.model.masks import Grid
 from clearhead.model.parts import Reach
 
@@ -52,11 +52,15 @@ class PagedCache:
     def begin(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """New tokens (B, T), real where the mask says; a table takes its row's real ones."""
         real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
-        for table, length, row, is_real in zip(self.tables, self.lengths, tokens, real, strict=True):
-            table.truncate(length)  # a step that is run again
-            copy = table.append(row[is_real].tolist())
-            if copy is not None:
-                self.memory.copy(*copy)
+        self.truncate(self.lengths)  # a step that is run again
+        try:
+            for table, row, is_real in zip(self.tables, tokens, real, strict=True):
+                copy = table.append(row[is_real].tolist())
+                if copy is not None:
+                    self.memory.copy(*copy)
+        except OutOfPagesError:
+            self.truncate(self.lengths)
+            raise
         starts = torch.tensor(self.lengths, device=tokens.device)[:, None]
         self.real, self.positions = real, (starts + real.long().cumsum(dim=1) - 1).clamp(min=0)
         self.new_slots = self.slots_of(self.lengths, tokens.device)

@@ -1,9 +1,9 @@
-"""Where one layer keeps its keys and values: contiguous, sliding or paged; all behind `write` and `slots`.
+"""Where one layer keeps its keys and values: contiguous or sliding, both behind `write` and `slots`.
 
     store = ContiguousStore(); k, v = store.write(length, k, v)     # (B, K, T, H) in, (B, K, S, H) out
 
 `length` is how many tokens came before. `slots` names the tokens that `write` gives back, in its order, so that
-the mask is made for exactly these. Writing the same place twice is harmless: only `Cache.advance` moves on.
+the mask is made for exactly these. Writing the same place twice is harmless: only `KeyValueCache.advance` moves on.
 Latent attention keeps its latent as the key and its rotary key as the value; widths are whatever comes first.
 """
 

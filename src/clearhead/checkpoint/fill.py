@@ -53,7 +53,7 @@ def fill(
     rows = dict(islice(expand(names or {name: name for name in shapes}, config, set(shapes)), len(stored) + 1))
     held = by_todays_name(stored, rows, prefix, older_endings or {})
     account(rows, held, copies or {}, dropped, source)
-    placed = Placement(shapes, source.where, dtype, device)
+    placed = Placement(shapes, source.where, dtype or stored_dtype(rows, held, source), device)
     for done, (name, row) in enumerate(rows.items(), 1):
         placed.put(name, row, source.read(held[name]), config)
         if progress is not None:
@@ -71,6 +71,12 @@ def lay_out(config: ModelConfig, source: TensorSource) -> Transformer:
             return Transformer(config)
     except RuntimeError as error:  # a product of sizes that no tensor can have
         raise ClearheadError(f"{source.where}: a model of these sizes cannot be: {error}") from None
+
+
+def stored_dtype(rows: Mapping[str, Row], held: Mapping[str, str], source: TensorSource) -> torch.dtype | None:
+    """One for the whole network, that of its token table: norms are often stored more precisely than matrices."""
+    table = next((name for name, row in rows.items() if row.own[0].endswith("embedding.tokens.weight")), None)
+    return None if table is None else source.read(held[table]).dtype
 
 
 def slots(network: Transformer) -> dict[str, Tensor]:
@@ -154,7 +160,8 @@ class Placement:
             self.place(own, index, part)
 
     def place(self, own: str, index: int | None, part: Tensor) -> None:
-        dtype = self.dtype if self.dtype is not None and part.is_floating_point() else part.dtype
+        # The bias that decides between experts stays as precise as it is.
+        dtype = part.dtype if self.dtype is None or own.endswith("selection_bias") else self.dtype
         if index is None:
             self.tensors[own] = part.to(dtype=dtype, device=self.device).contiguous()
             return
@@ -166,6 +173,8 @@ class Placement:
     def check(self, name: str, foreign: Tensor) -> None:
         if not foreign.is_floating_point():
             raise ClearheadError(f"{self.where}: {name} holds {foreign.dtype}, not floating-point numbers")
+        if foreign.element_size() == 1:
+            raise ClearheadError(f"{self.where}: {name} holds {foreign.dtype} without scales; convert it first")
         if foreign.numel() and not all(edge.isfinite() for edge in torch.aminmax(foreign)):
             raise ClearheadError(f"{self.where}: {name} holds NaN or infinite numbers; the file is damaged")
 

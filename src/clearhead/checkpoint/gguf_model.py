@@ -15,11 +15,12 @@ from clearhead.checkpoint.gguf import GgufFile, open_gguf
 from clearhead.checkpoint.huggingface import Loaded
 from clearhead.errors import ClearheadError
 from clearhead.families import family_of_type, gguf
+from clearhead.families.settings import Settings
 from clearhead.model.config import GroupedAttention, ModelConfig
 from clearhead.model.parts import Rope
 
 # GGUF key -> the name under which transformers' config.json keeps it
-SPECIAL_IDS = {
+TOKENIZER_IDS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
     "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
@@ -56,7 +57,8 @@ def load_gguf(
             device=device,
             progress=progress,
         )
-        special_ids = {name: file.metadata[key] for key, name in SPECIAL_IDS.items() if key in file.metadata}
+        ids = {name: file.metadata[key] for key, name in TOKENIZER_IDS.items() if key in file.metadata}
+        special_ids = Settings(ids, str(path)).special_ids()
         return Loaded(network, family_of_type(architecture.model_type), special_ids)
 
 
@@ -77,8 +79,8 @@ def stored_dtype(file: GgufFile) -> torch.dtype:
 def with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
     assert config.decoder is not None
     attention = config.decoder.layers[0].attention
-    assert isinstance(attention, GroupedAttention)
-    assert isinstance(attention.position, Rope)
+    if not isinstance(attention, GroupedAttention) or not isinstance(attention.position, Rope):
+        raise ClearheadError(f"{file.path} scales rotary positions (rope_freqs.weight) of a model that has none")
     divisors = file.read("rope_freqs.weight").float()
     scaling = gguf.llama3_scaling(divisors, attention.position.theta)
     if scaling is None:

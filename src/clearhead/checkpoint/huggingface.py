@@ -29,8 +29,6 @@ from clearhead.model.transformer import Transformer
 
 LARGEST_JSON_BYTES = 64 * 2**20
 SHARD_BYTES = 5 * 10**9  # the shard size the Hub's own tools write
-# Settings that say nothing of the network; kept from load to save.
-SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def load_folder(
 def folder_config(folder: Path, source: "SafetensorsFiles") -> tuple[ModelConfig, Family, dict[str, Any]]:
     """What config.json says, settled by the names of the tensors; their values are not read."""
     settings = Settings(read_json(folder / "config.json"), str(folder / "config.json"))
-    special_ids = {key: settings.token_ids(key) for key in SPECIAL_IDS if key in settings}
+    special_ids = settings.special_ids()
     if settings.table("text_config").data:
         settings = settings.table("text_config")  # the language half of a model that also sees
     family = family_of_type(settings.text("model_type"))
@@ -106,7 +104,12 @@ class SafetensorsFiles:
                 self.holders[name] = opened
 
     def names(self) -> Iterator[str]:
-        return (name for name in self.holders if not name.endswith("_scale_inv"))
+        return (name for name in self.holders if name.removesuffix("_scale_inv") == name or not self.scales(name))
+
+    def scales(self, name: str) -> bool:
+        """Whether this tensor is the scale of a float8 one."""
+        holder = self.holders.get(name.removesuffix("_scale_inv"))
+        return holder is not None and holder.get_slice(name.removesuffix("_scale_inv")).get_dtype() == "F8_E4M3"
 
     def read(self, name: str) -> Tensor:
         try:
@@ -121,6 +124,9 @@ class SafetensorsFiles:
 def dequantize_float8(tensor: Tensor, scale: Tensor) -> Tensor:
     """Blocks of 128 x 128 with one scale each (DeepSeek-V3, §3.3.2)."""
     rows, columns = tensor.shape
+    blocks = (-(-rows // 128), -(-columns // 128))
+    if scale.shape != blocks:
+        raise RuntimeError(f"scales {tuple(scale.shape)} for {blocks} blocks of 128 x 128")
     spread = scale.float().repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :columns]
     return (tensor.float() * spread).to(torch.bfloat16)
 
@@ -209,6 +215,9 @@ def write_shards(
         write_text(index, json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n")
     else:
         index.unlink(missing_ok=True)
+    for stale in {*folder.glob("model-*-of-*.safetensors"), *folder.glob("model.safetensors")}:
+        if stale.name not in weight_map.values():
+            stale.unlink()  # of an earlier save: readers would take it for the model
 
 
 def own_bytes(target: str, own: dict[str, Tensor]) -> int:

@@ -90,9 +90,10 @@ def locate(what: str | Path) -> Path:
     if path.exists():
         return path
     name = str(what)
+    folded = name.lower()
     known = {alias for package in PACKAGES for alias in (package.name, *package.aliases)}
-    if name in known:
-        found = store.find(name)
+    if folded in known:
+        found = store.find(folded)
         if found is None:
             raise ClearheadError(f"{name} is not on this machine yet; fetch it with: clearhead get {name}")
         return found

@@ -47,7 +47,7 @@ def load_native(
     network = fill(config, source, names=None, dtype=dtype, device=device, progress=progress)
     name = description.text("family", "")
     family = next((family for family in FAMILIES if family.name == name), None)
-    return Loaded(network, family, dict(description.table("special_ids").data))
+    return Loaded(network, family, description.table("special_ids").special_ids())
 
 
 def read_description(folder: Path) -> tuple[ModelConfig, Settings]:

@@ -1,6 +1,6 @@
 """GGUF files in the families' words: their keys become transformers' settings, their names become ours.
 
-    settings = settings_from(metadata, tensor_names, where="model.gguf"); names = ARCHITECTURES["llama"].names
+    settings = settings_from(metadata, shapes, where="model.gguf"); names = ARCHITECTURES["llama"].names
 
 The keys are llama.cpp's (`gguf` package, constants.py). Its converter turns the rotary rows of the `llama`
 architecture back to neighbours, adds 1 to Gemma's norm weights, and transposes GPT-2's matrices.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.errors import unknown
+from clearhead.errors import ClearheadError, unknown
 from clearhead.families.names import Fused, Interleaved, PlusOne, Row, Table
 from clearhead.families.settings import Settings
 from clearhead.model.parts import Llama3Scaling
@@ -30,6 +30,17 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.sliding_window": "sliding_window",
     "rope.freq_base": "rope_theta",
+}
+# Keys that change what is computed and that none of these architectures has, with the values that change nothing
+REFUSED: dict[str, tuple[Any, ...]] = {
+    "logit_scale": (1.0,),
+    "attention.scale": (),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "use_parallel_residual": (False,),
+    "final_logit_softcapping": (0.0,),
+    "attn_logit_softcapping": (0.0,),
+    "expert_count": (0,),
 }
 GPT2_KEYS = {
     "context_length": "n_positions",
@@ -129,6 +140,13 @@ def settings_from(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     data: dict[str, Any] = {
         setting: metadata[prefix + key] for key, setting in architecture.keys.items() if prefix + key in metadata
     }
+    for key, harmless in REFUSED.items():
+        Settings(metadata, where).refuse(prefix + key, *harmless)
+    rotated, head = metadata.get(prefix + "rope.dimension_count"), head_width_of(data)
+    if rotated is not None and head is not None and rotated != head:
+        raise ClearheadError(f"{where}: {rotated} of {head} entries of a head are rotated, which is not computed here")
+    if architecture.model_type == "llama":
+        Settings(metadata, where).refuse(prefix + "attention.sliding_window", 0)
     vocab_size, *_ = shapes.get("token_embd.weight", (None,))
     data |= {"model_type": architecture.model_type, "vocab_size": vocab_size}
     data["tie_word_embeddings"] = "output.weight" not in shapes
@@ -145,12 +163,20 @@ def settings_from(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     return Settings(data, where)
 
 
+def head_width_of(data: Mapping[str, Any]) -> int | None:
+    """As stored, or width / heads."""
+    width, heads = data.get("hidden_size"), data.get("num_attention_heads")
+    if "head_dim" in data or not isinstance(width, int) or not isinstance(heads, int) or heads < 1:
+        return data.get("head_dim")
+    return width // heads
+
+
 def gemma3_settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """What llama.cpp knows of Gemma 3 by heart: the local base, and the 27B's width / heads as score scale."""
-    width, heads = data.get("hidden_size", 0), data.get("num_attention_heads", 1)
+    by_width = head_width_of({key: value for key, value in data.items() if key != "head_dim"})
     return {
         "rope_local_base_freq": 10000.0,
-        "query_pre_attn_scalar": width // heads if data.get("num_hidden_layers") == 62 else data.get("head_dim"),
+        "query_pre_attn_scalar": by_width if data.get("num_hidden_layers") == 62 else data.get("head_dim"),
         "sliding_window_pattern": 6,
     }
 

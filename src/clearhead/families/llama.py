@@ -185,8 +185,17 @@ PRESETS = {
 # --- transformers' words
 
 
+# What a key that is not there means, where transformers' classes differ from LLaMA's; null means none
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
+    "smollm3": {"num_key_value_heads": 4, "rope_theta": 2000000.0, "tie_word_embeddings": True},
+}
+
+
 def read(settings: Settings) -> ModelConfig:
     kind = settings.text("model_type")
+    settings = Settings({**DEFAULTS[kind], **settings.data}, settings.where)
     num_layers, num_heads = settings.whole("num_hidden_layers"), settings.whole("num_attention_heads")
     context = settings.whole("max_position_embeddings")
     settings.refuse("pretraining_tp", 1)

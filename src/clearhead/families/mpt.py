@@ -65,14 +65,16 @@ PRESETS = {"mpt-7b": mpt_7b, "mpt-7b-storywriter": mpt_7b_storywriter, "mpt-30b"
 
 
 def read(settings: Settings) -> ModelConfig:
-    """`learned_pos_emb` is void beside ALiBi; `embedding_fraction` and `norm_type` matter in training only."""
+    """`learned_pos_emb` is void beside ALiBi; `embedding_fraction` matters in training only."""
+    settings.refuse("norm_type", "low_precision_layernorm", "layernorm")
     settings.refuse("no_bias", True)
     settings.refuse("expansion_ratio", 4)
     settings.refuse("logit_scale")
     attention = settings.table("attn_config")
     attention.refuse("alibi", True)
     attention.refuse("attn_type", "multihead_attention")
-    for name in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
+    attention.refuse("sliding_window_size", -1)
+    for name in ("qk_ln", "prefix_lm", "attn_uses_sequence_id", "rope"):
         attention.refuse(name, False)
     return mpt(
         width=settings.whole("d_model"),

@@ -88,7 +88,7 @@ def read(settings: Settings) -> ModelConfig:
     bias = kind != "qwen2" and settings.flag("attention_bias", False)
     attention = GroupedAttention(
         num_heads=num_heads,
-        num_kv_heads=settings.whole("num_key_value_heads", num_heads, at_least=1),
+        num_kv_heads=settings.whole("num_key_value_heads", 4 if kind == "qwen3_moe" else num_heads, at_least=1),
         head_width=settings.whole("head_dim", 128 if kind == "qwen3" else width // num_heads),
         position=read_rope(settings, context),
         input_bias=bias or kind == "qwen2",

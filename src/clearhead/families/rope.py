@@ -1,6 +1,6 @@
 """Rotary settings as transformers writes them: `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
 
-rope = read_rope(settings, context=8192); write_rope(rope, context=8192)   # -> {"rope_type": …, "rope_theta": …}
+rope = read_rope(settings, context=8192); write_rope(rope)   # -> {"rope_type": …, "rope_theta": …}
 """
 
 import math

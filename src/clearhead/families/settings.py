@@ -30,6 +30,7 @@ ACTIVATION_NAMES_BACK: dict[Activation, str] = {
     "tanh": "tanh",
 }
 
+SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 LARGEST_SIZE = 10**9  # no width, vocabulary or context of a model comes near; a corrupt file does
 LARGEST_DEPTH = 1000  # layers, each of which is built; the deepest released model has 126
 
@@ -63,7 +64,11 @@ class Settings:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        return float(self._value(name, default, (int, float), "a number"))
+        value = self._value(name, default, (int, float), "a number")
+        try:
+            return float(value)
+        except OverflowError:
+            raise ClearheadError(f"{self.where}: {name!r} is too large a number") from None
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self._value(name, default, bool, "true or false"))
@@ -86,13 +91,20 @@ class Settings:
         """A nested object; empty where absent."""
         return Settings(self._value(name, {}, dict, "an object"), f"{self.where}: {name}")
 
-    def token_ids(self, name: str) -> int | list[int]:
-        """One id or several, as transformers writes end tokens."""
-        value = self._value(name, None, (int, list), "a token id or a list of them")
+    def token_ids(self, name: str) -> int | list[int] | None:
+        """One id or several, as transformers writes end tokens; None also for -1, which some files write for it."""
+        value = self.data.get(name)
         for number in value if isinstance(value, list) else [value]:
-            if not isinstance(number, int) or not 0 <= number <= LARGEST_SIZE:
-                raise ClearheadError(f"{self.where}: {name!r} holds {number!r}, which is no token id")
-        return value
+            if number is not None and (
+                isinstance(number, bool) or not isinstance(number, int) or number > LARGEST_SIZE
+            ):
+                raise ClearheadError(f"{self.where}: {name!r} must be a token id or a list of them, not {value!r}")
+        return None if value is None or value == -1 else value
+
+    def special_ids(self) -> dict[str, int | list[int]]:
+        """Settings that say nothing of the network; kept from load to save."""
+        found = {name: self.token_ids(name) for name in SPECIAL_IDS}
+        return {name: ids for name, ids in found.items() if ids is not None}
 
     def activation(self, name: str, default: str | None = None) -> Activation:
         value = self.text(name, default)

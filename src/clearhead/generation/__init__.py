@@ -1,4 +1,6 @@
 """From a prompt to new tokens.
 
-for token in clearhead.generation.decode.decode(network, prompt_ids, Sampling()): ...
+    rows = [Row(prompt_ids, SamplingOptions(max_new_tokens=64))]; list(decode(network, rows)); rows[0].tokens
+
+The loop is decode.py; how a token is chosen is sampling.py; what may be asked is options.py.
 """

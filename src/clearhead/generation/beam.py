@@ -115,7 +115,7 @@ def beam_search(
 ) -> list[list[Beam]]:
     """For each prompt its num_best beams, fewer only if there are not so many texts. `memory`: a source for each."""
     asked = SamplingOptions(max_new_tokens=options.max_new_tokens, stop_ids=options.stop_ids)
-    check([Row(prompt, asked) for prompt in prompts])
+    check([Row(prompt, asked) for prompt in prompts], network)
     check_vocabulary(asked, network.config.vocab_size)
     limit = min(options.max_new_tokens, room(network, max(len(prompt) for prompt in prompts)))
     searches = [Search(options, limit, number) for number in range(len(prompts))]

@@ -60,9 +60,9 @@ def decode(
     `memory`: of an encoder, one source for each row. `cache`: a past that all prompts follow. `chunk`: the prompts
     are read in pieces of this many tokens, which bounds the memory of a long one.
     """
-    check(rows)
+    check(rows, network)
     cache = cache or KeyValueCache(network.config)
-    limit = room(network, cache.length + max(len(row.prompt) for row in rows))
+    past = cache.length
     active = [row for row in rows if row.options.max_new_tokens > 0]
     if not active:
         return
@@ -75,7 +75,7 @@ def decode(
     while True:
         tokens = state.choose(logits)
         for row, token in zip(active, tokens.tolist(), strict=True):
-            row.take(token, limit)
+            row.take(token, room(network, past + len(row.prompt)))
         yield
         kept = [number for number, row in enumerate(active) if not row.done]
         if not kept:
@@ -167,18 +167,25 @@ class Batch:
         return tokens
 
 
-def check(rows: Sequence[Row]) -> None:
+def check(rows: Sequence[Row], network: Transformer) -> None:
+    """Here, where prompts are plain lists: on an accelerator the network does not look at values."""
+    vocab_size, positions = network.config.vocab_size, network.config.output_stack.embedding.positions
     if not rows:
         raise ClearheadError("there is no prompt to continue")
     for row in rows:
         if not row.prompt:
             raise ClearheadError("the prompt is empty; give at least one token")
+        wrong = next((token for token in row.prompt if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise ClearheadError(f"token id {wrong} is out of range: this model has {vocab_size}")
+        if isinstance(positions, LearnedPositions) and len(row.prompt) > positions.num_positions:
+            raise ClearheadError(f"the prompt has {len(row.prompt)} tokens; the model knows {positions.num_positions}")
         assert row.options.is_greedy or row.options.seed is not None, "seed the options first"
 
 
 def room(network: Transformer, length: int) -> int:
     """How many tokens a model with learned positions can add to a text of this length; others have no such end."""
-    stack = network.config.output_stack
-    if not isinstance(stack.embedding.positions, LearnedPositions):
+    positions = network.config.output_stack.embedding.positions
+    if not isinstance(positions, LearnedPositions):
         return 2**62
-    return max(stack.embedding.positions.num_positions - length + 1, 1)
+    return max(positions.num_positions - length + 1, 1)

@@ -69,7 +69,7 @@ def decode_speculatively(
     tally: Tally | None = None,
 ) -> Iterator[None]:
     """One token more at each turn; `memory` and `chunk` as for `decode`, `tally` is kept up to date."""
-    check([row])
+    check([row], network)
     check_vocabularies(network, drafter)
     limit = min(row.options.max_new_tokens, room(network, len(row.prompt)))
     if limit == 0:

@@ -1,6 +1,6 @@
 """Where a token stands, told in one of three places: added to embeddings, rotated into q and k, or added to scores.
 
-    rotation = rotation_for(Rope(), positions, width=64); q = rotation.turn(q)
+    rotation = rotation_for(Rope(), positions, width=64, dtype=torch.float32); q = rotation.turn(q)
 
 Frequencies are computed in float32, or in float64 where the model is: θ^(-2j/width), book B1-B4.
 """

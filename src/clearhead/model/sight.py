@@ -1,6 +1,8 @@
 """What one kind of attention layer is told besides its input: made once per forward, used by all such layers.
 
-sights = look(stack.layers, grid, positions, ...); layer(x, sights[layer.attention])
+    sights = look(stack.layers, lighting, bucket_table); block(x, sights[layer.attention])
+
+Its mask and its positions; the kernel to use; and, with a cache, its layer's place there.
 """
 
 from collections.abc import Callable, Iterable

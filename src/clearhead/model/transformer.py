@@ -79,10 +79,14 @@ class LayerStack(nn.Module):
     ) -> Tensor:
         """tokens, mask, positions, token_types, documents (B, T) -> hidden states (B, T, D)."""
         check_shapes(tokens, mask=mask, position_ids=positions, token_types=token_types, documents=documents)
+        looks_across = self.stack.layers[0].cross_attention is not None
+        if looks_across != (memory is not None):
+            raise ClearheadError(f"this stack {'needs' if looks_across else 'takes no'} memory of an encoder")
         grid: Callable[[Reach], Grid]
         if cache is not None:
-            positions = cache.begin(tokens, mask) if positions is None else positions
-            grid = cache.grid
+            if positions is not None or documents is not None:
+                raise ClearheadError("with a cache, positions follow from it: give neither position_ids nor documents")
+            positions, grid = cache.begin(tokens, mask), cache.grid
         elif positions is None:
             positions = positions_from(tokens, mask)
             grid = constant(Grid.at(positions, mask, documents))
@@ -164,9 +168,11 @@ class Transformer(nn.Module):
         target: Tensor,
         source_mask: Tensor | None = None,
         target_mask: Tensor | None = None,
+        cache: Cache | None = None,
         **options: Any,
     ) -> Tensor:
-        return self.decode(target, self.encode(source, source_mask, **options), target_mask, **options)
+        memory = self.encode(source, source_mask, **options)
+        return self.decode(target, memory, target_mask, cache=cache, **options)
 
     def encode(self, source: Tensor, source_mask: Tensor | None = None, **options: Any) -> Memory:
         if self.encoder is None:

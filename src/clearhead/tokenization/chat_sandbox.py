@@ -55,9 +55,9 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
         self.limits.tick()
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
         if isinstance(owner, str) and name == "join":
-            result = GUARDED_FILTERS["join"](context, *args, owner)
+            result = GUARDED_FILTERS["join"](context, *args, owner, **kwargs)
         elif isinstance(owner, str) and name == "replace":
-            result = GUARDED_FILTERS["replace"](context, owner, *args)
+            result = GUARDED_FILTERS["replace"](context, owner, *args, **kwargs)
         else:
             result = super().call(context, obj, *args, **kwargs)
         return self.limits.admit(result)

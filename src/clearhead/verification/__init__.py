@@ -8,4 +8,5 @@ reading      checks of one forward: batches, padding, kernels, compilation, tran
 caching      checks of what is kept between steps
 generating   checks of the loops that make tokens
 checks       the table of them all
+report       the findings as a table
 """
