@@ -55,3 +55,10 @@ def test_a_failure_is_exit_code_1(verify, monkeypatch):
 
 def test_another_precision_is_said(verify):
     assert "in bfloat16" in " ".join(verify("--dtype", "bfloat16").stdout.split())
+
+
+def test_help_has_an_example():
+    done = CliRunner().invoke(app, ["verify", "--help"])
+    assert done.exit_code == 0
+    assert "clearhead verify smollm2" in done.stdout
+    assert "--json" in done.stdout

@@ -68,7 +68,10 @@ def decode_speculatively(
     chunk: int | None = None,
     tally: Tally | None = None,
 ) -> Iterator[None]:
-    """One token more at each turn; `memory` and `chunk` as for `decode`, `tally` is kept up to date."""
+    """One token more at each turn; `memory` and `chunk` as for `decode`, `tally` is kept up to date.
+
+    Rope with dynamic scaling turns by the length at hand, guesses included: there alone a text may come out otherwise.
+    """
     check([row], network)
     check_vocabularies(network, drafter)
     limit = min(row.options.max_new_tokens, room(network, len(row.prompt)))
