@@ -120,3 +120,24 @@ def test_empty_and_impossible_requests():
     with pytest.raises(ClearheadError, match="a text without tokens"):
         speaking_model().embed(["abc", ""])
     assert Model(tiny_network()).generate_many([]) == []
+
+
+def test_a_device_that_is_not_here(tmp_path):
+    Model(tiny_network()).save(tmp_path)
+    for name in ("cuda:99", "gpu"):
+        with pytest.raises(ClearheadError, match="there is no device"):
+            load(tmp_path, device=name)
+
+
+def test_a_model_is_shown_in_one_line():
+    assert repr(Model(tiny_network())).startswith("Model(own, ")
+    assert dir(clearhead) == clearhead.__all__
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("native", ("weights.safetensors", "clearhead.json")), ("huggingface", ("model.safetensors", "config.json"))],
+)
+def test_weights_are_as_readable_as_the_rest(tmp_path, kind, names):
+    Model(tiny_network()).save(tmp_path, format=kind)
+    assert len({(tmp_path / name).stat().st_mode for name in names}) == 1

@@ -30,7 +30,7 @@ def test_help_answers_at_once():
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
 
 
-@pytest.mark.parametrize("command", ["show", "get", "convert", "generate", "presets"])
+@pytest.mark.parametrize("command", ["show", "get", "convert", "generate", "presets", "verify"])
 def test_every_command_has_help_with_an_example(command):
     done = clearhead(command, "--help")
     assert done.returncode == 0

@@ -52,6 +52,13 @@ def test_stories15m_tells_of_lily(stories15m):
     assert text == ", there was a little girl named Lily. She loved"
 
 
+def test_a_continued_word_keeps_its_space(stories15m):
+    """SentencePiece drops the space of a text's first word, and a continuation is no beginning."""
+    model = clearhead.load(stories15m)
+    assert model.generate("Once upon", max_new_tokens=2).text == " a time"
+    assert "".join(model.stream("Once upon", max_new_tokens=2)) == " a time"
+
+
 def test_minilm_embeddings(minilm):
     texts = ["A cat sits on the mat.", "Ein Satz.", "The weather is lovely today, is it not?"]
     ours = clearhead.load(minilm).embed(texts)

@@ -61,3 +61,7 @@ def __getattr__(name: str) -> Any:
     if name not in HOMES:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
     return getattr(import_module(f"clearhead.{HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

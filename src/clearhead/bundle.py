@@ -62,6 +62,12 @@ class Model:
     family: Family | None = None
     special_ids: dict[str, Any] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        first = next(self.network.parameters())
+        count = sum(parameter.numel() for parameter in self.network.parameters())
+        name = self.family.name if self.family else "own"
+        return f"Model({name}, {count:,} parameters, {str(first.dtype).removeprefix('torch.')}, {first.device})"
+
     @property
     def config(self) -> ModelConfig:
         return self.network.config
@@ -203,7 +209,7 @@ def load(
     progress: Progress | None = None,
 ) -> Model:
     """A model by installed name, folder, .gguf file or hub id; `dtype` None keeps the stored precision."""
-    opened = open_model(what, as_dtype(dtype), device, progress)
+    opened = open_model(what, as_dtype(dtype), as_device(device), progress)
     return Model(opened.loaded.network, opened.tokenizer, opened.loaded.family, opened.loaded.special_ids)
 
 
@@ -213,6 +219,17 @@ def create(config: ModelConfig | str, tokenizer: Tokenizer | None = None, seed: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Model(Transformer(config).eval(), tokenizer)
+
+
+def as_device(device: torch.device | str | None) -> torch.device | None:
+    """One that is here, before a checkpoint is read for it."""
+    if device is None:
+        return None
+    try:
+        torch.empty(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise ClearheadError(f"there is no device {str(device)!r} here; cpu always works") from None
+    return torch.device(device)
 
 
 def check_format(name: str) -> None:

@@ -42,6 +42,9 @@ def main() -> None:
             raise
         errors.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder that may not be written
+        errors.print(f"error: {error}", markup=False, soft_wrap=True)
+        sys.exit(1)
 
 
 def print_version(asked: bool) -> None:

@@ -15,7 +15,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from clearhead.config import kind_of
-from clearhead.model.config import Experts, FeedForward, GroupedAttention, LatentAttention, Layer, ModelConfig, Stack
+from clearhead.model.config import (
+    Embedding,
+    Experts,
+    FeedForward,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    ModelConfig,
+    Stack,
+)
+from clearhead.model.parts import NoPosition
 from clearhead.model.transformer import Transformer
 
 # Part of the network a parameter belongs to, by the first of these that its name holds
@@ -58,6 +68,7 @@ class Summary:
     parameters: int
     active_parameters: int  # used for one token: of a mixture only the chosen experts
     parts: dict[str, int]
+    embeddings: dict[str, str]  # of each stack
     layers: list[LayerGroup]
 
 
@@ -85,6 +96,11 @@ def summarize(config: ModelConfig) -> Summary:
         parameters=sum(sizes.values()),
         active_parameters=sum(sizes.values()) - idle_parameters(config),
         parts=parts,
+        embeddings={
+            name: describe_embedding(stack.embedding)
+            for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
+            if stack is not None
+        },
         layers=groups,
     )
 
@@ -138,7 +154,18 @@ def describe_attention(attention: GroupedAttention | LatentAttention) -> str:
     extras = [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
     parts = (getattr(attention, "head_norm", None), getattr(attention, "temperature", None))
     extras += [describe(part) for part in parts if part is not None]
-    return "; ".join([words, describe(attention.position), describe(attention.reach), *extras])
+    place = [] if isinstance(attention.position, NoPosition) else [describe(attention.position)]
+    return "; ".join([words, *place, describe(attention.reach), *extras])
+
+
+def describe_embedding(embedding: Embedding) -> str:
+    words = [f"{embedding.vocab_size:,} tokens"]
+    if embedding.scale != 1.0:
+        words.append(f"times {embedding.scale:g}")
+    words += [describe(part) for part in (embedding.positions, embedding.norm) if part is not None]
+    if embedding.num_token_types:
+        words.append(f"{embedding.num_token_types} token types")
+    return "; ".join(words)
 
 
 def describe_feed_forward(part: FeedForward | Experts) -> str:
@@ -192,6 +219,9 @@ def print_summary(summary: Summary, title: str, console: Console | None = None) 
     rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(overflow="fold")
+    for stack, words in summary.embeddings.items():
+        rows.add_row(stack, "embedding", style="bold")
+        rows.add_row("  tokens", words)
     for group in summary.layers:
         rows.add_row(group.stack, f"layers {spans(group.numbers)}: {count(group.parameters)} parameters", style="bold")
         rows.add_row("  attention", group.attention)

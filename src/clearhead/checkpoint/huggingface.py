@@ -207,8 +207,7 @@ def write_shards(
     for number, names in enumerate(shards, 1):
         file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
         tensors = {name: foreign_tensor(rows[name], own, network) for name in names}
-        save_file(tensors, folder / f"{file}.partial", metadata={"format": "pt"})
-        os.replace(folder / f"{file}.partial", folder / file)
+        write_tensors(folder / file, tensors, {"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
     index = folder / "model.safetensors.index.json"
     if len(shards) > 1:
@@ -224,6 +223,16 @@ def own_bytes(target: str, own: dict[str, Tensor]) -> int:
     name, index = parse_target(target)
     num_bytes = own[name].numel() * own[name].element_size()
     return num_bytes if index is None else num_bytes // len(own[name])
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """All of it or nothing, and readable by whoever may read the folder's other files."""
+    partial = path.with_name(path.name + ".partial")
+    partial.touch()
+    mode = partial.stat().st_mode
+    save_file(tensors, partial, metadata=metadata)
+    partial.chmod(mode)
+    os.replace(partial, path)
 
 
 def write_text(path: Path, text: str) -> None:

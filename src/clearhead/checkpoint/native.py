@@ -4,15 +4,13 @@ save_native(network, folder, family_name="llama"); loaded = load_native(folder)
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from clearhead.checkpoint.fill import Progress, fill, slots
-from clearhead.checkpoint.huggingface import Loaded, SafetensorsFiles, read_json, write_text
+from clearhead.checkpoint.huggingface import Loaded, SafetensorsFiles, read_json, write_tensors, write_text
 from clearhead.config import from_dict, to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families import FAMILIES
@@ -29,8 +27,7 @@ def save_native(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in slots(network).items()}
-    save_file(tensors, folder / f"{WEIGHTS}.partial")
-    os.replace(folder / f"{WEIGHTS}.partial", folder / WEIGHTS)
+    write_tensors(folder / WEIGHTS, tensors)
     description = {"format": FORMAT, "family": family_name, "special_ids": special_ids or {}}
     description["model"] = to_dict(network.config)
     write_text(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")

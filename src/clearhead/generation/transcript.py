@@ -11,7 +11,9 @@ from clearhead.tokenization.base import StreamDecoder, Tokenizer
 class Transcript:
     def __init__(self, tokenizer: Tokenizer, row: Row):
         self.row = row
-        self.decoder = StreamDecoder(tokenizer)
+        last = row.prompt[-1] if row.prompt and not row.source else None
+        continued = last if last not in tokenizer.special_ids else None
+        self.decoder = StreamDecoder(tokenizer, after=continued)  # or the first word would lose its space
         self.watcher = StopWatcher(row.options.stop)
         self.num_read = 0
         self.pieces: list[str] = []

@@ -63,11 +63,12 @@ class StreamDecoder:
     or known to be broken; only then does a broken one become U+FFFD. The work per token is constant.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True, after: int | None = None) -> None:
+        """`after`: the token that the text continues; None where it begins."""
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         self._utf8 = getincrementaldecoder("utf-8")(errors="replace")
-        self._previous: int | None = None
+        self._previous = after
 
     def push(self, token_id: int) -> str:
         """The characters that this token completes."""

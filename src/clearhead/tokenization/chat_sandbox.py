@@ -54,10 +54,11 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         self.limits.tick()
         owner, name = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        given = {key: value for key, value in kwargs.items() if not key.startswith("_")}  # others are Jinja's own
         if isinstance(owner, str) and name == "join":
-            result = GUARDED_FILTERS["join"](context, *args, owner, **kwargs)
+            result = GUARDED_FILTERS["join"](context, *args, owner, **given)
         elif isinstance(owner, str) and name == "replace":
-            result = GUARDED_FILTERS["replace"](context, owner, *args, **kwargs)
+            result = GUARDED_FILTERS["replace"](context, owner, *args, **given)
         else:
             result = super().call(context, obj, *args, **kwargs)
         return self.limits.admit(result)
