@@ -15,16 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from clearhead.config import kind_of
-from clearhead.model.config import (
-    Embedding,
-    Experts,
-    FeedForward,
-    GroupedAttention,
-    LatentAttention,
-    Layer,
-    ModelConfig,
-    Stack,
-)
+from clearhead.model.branches import Experts, FeedForward
+from clearhead.model.config import Embedding, GroupedAttention, LatentAttention, Layer, ModelConfig, Stack
 from clearhead.model.parts import NoPosition
 from clearhead.model.transformer import Transformer
 

@@ -6,14 +6,8 @@ config = shrink(preset("llama-4-scout"))   # eight layers at most, every choice 
 import math
 from dataclasses import replace
 
-from clearhead.model.config import (
-    Experts,
-    FeedForward,
-    GroupedAttention,
-    LatentAttention,
-    ModelConfig,
-    Stack,
-)
+from clearhead.model.branches import Experts, FeedForward
+from clearhead.model.config import GroupedAttention, LatentAttention, ModelConfig, Stack
 from clearhead.model.parts import Chunk, LearnedPositions, Window
 from tests.model.toys import CONTEXT, VOCAB, WIDTH
 

@@ -9,7 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.model.attend import Scoring, fused, reference
 from clearhead.model.attention import Attention
-from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Layer, ModelConfig, Stack
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Embedding, GroupedAttention, Layer, ModelConfig, Stack
 from clearhead.model.masks import Mask
 from clearhead.model.parts import Everything, Rope
 from clearhead.model.transformer import Memory, Transformer

@@ -11,14 +11,8 @@ from torch.nn import functional
 from clearhead.families import preset
 from clearhead.model.attend import fused
 from clearhead.model.block import Block
-from clearhead.model.config import (
-    Dropout,
-    FeedForward,
-    GroupedAttention,
-    Head,
-    Layer,
-    XavierInitial,
-)
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Dropout, GroupedAttention, Head, Layer, XavierInitial
 from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
 from clearhead.model.masks import Mask
 from clearhead.model.parts import (

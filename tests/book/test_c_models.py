@@ -7,7 +7,8 @@ import pytest
 from torch.nn import functional
 
 from clearhead.families import preset, presets
-from clearhead.model.config import FeedForward, GroupedAttention, LatentAttention, ModelConfig
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import GroupedAttention, LatentAttention, ModelConfig
 from clearhead.model.parts import LearnedPositions, NoPosition, RelativeSinusoid, Rope, SinusoidalPositions
 from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, close, some_tokens, toy

@@ -13,7 +13,7 @@ from clearhead.generation.options import SamplingOptions
 from clearhead.generation.plain import decode_plainly
 from clearhead.model.attend import attend_in_steps, fused
 from clearhead.model.attention import Attention
-from clearhead.model.config import FeedForward
+from clearhead.model.branches import FeedForward
 from clearhead.model.masks import Mask, make_mask
 from clearhead.model.parts import Causal
 from clearhead.model.sight import Sight

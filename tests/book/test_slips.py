@@ -10,7 +10,9 @@ import torch
 
 from clearhead.model.attend import Scoring, attend_in_steps, fused, reference
 from clearhead.model.attention import Attention
+from clearhead.model.branches import FeedForward
 from clearhead.model.config import GroupedAttention
+from clearhead.model.feed_forward import FeedForwardLayer
 from clearhead.model.masks import Mask
 from clearhead.model.parts import Rope, SinusoidalPositions
 from clearhead.model.positions import sinusoids
@@ -147,3 +149,16 @@ def test_slip_9_logits_come_out_and_no_probabilities(tied):
     assert logits.min() < 0
     assert (logits.sum(dim=-1) - 1).abs().min() > 1e-3
     close(logits.softmax(dim=-1).sum(dim=-1), torch.ones(2, 5, dtype=torch.float64))
+
+
+def test_slip_7_a_product_writes_n_by_k_numbers():
+    """004 writes n x m for the product of (n, m) and (m, k): what our projection reads and writes says n x k."""
+    n, m, k = 5, 16, 24
+    layer = FeedForwardLayer(FeedForward(width=k, activation="relu"), width=m)
+    moved = []
+    layer.up.register_forward_hook(
+        lambda module, inputs, output: moved.extend((inputs[0].numel(), module.weight.numel(), output.numel()))
+    )
+    layer(torch.randn(n, m))
+    assert moved == [n * m, m * k, n * k]
+    assert moved[2] != n * m

@@ -9,12 +9,10 @@ import pytest
 
 from clearhead.errors import ClearheadError
 from clearhead.model import config, parts
+from clearhead.model.branches import ExpertGroups, Experts, FeedForward, Router
 from clearhead.model.config import (
     Dropout,
     Embedding,
-    ExpertGroups,
-    Experts,
-    FeedForward,
     GroupedAttention,
     Head,
     HeadTransform,
@@ -22,7 +20,6 @@ from clearhead.model.config import (
     NormalInitial,
     QueryTemperature,
     RotatedHeadNorm,
-    Router,
     ScoreTemperature,
     Stack,
 )

@@ -10,16 +10,14 @@ import torch
 
 from clearhead.families import preset
 from clearhead.model import initialize
+from clearhead.model.branches import Experts, FeedForward, Router
 from clearhead.model.config import (
     Embedding,
-    Experts,
-    FeedForward,
     Head,
     HeadNorm,
     HeadTransform,
     ModelConfig,
     NormalInitial,
-    Router,
     Stack,
     XavierInitial,
 )

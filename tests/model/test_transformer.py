@@ -10,7 +10,8 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.model.attend import fused, reference
-from clearhead.model.config import Dropout, Embedding, Experts, FeedForward, Head, ModelConfig, Router
+from clearhead.model.branches import Experts, FeedForward, Router
+from clearhead.model.config import Dropout, Embedding, Head, ModelConfig
 from clearhead.model.parts import (
     Alibi,
     Causal,

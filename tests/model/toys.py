@@ -10,16 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.model.attend import Attended, Kernel, Scoring, attend_in_steps
-from clearhead.model.config import (
-    Embedding,
-    FeedForward,
-    GroupedAttention,
-    Head,
-    LatentAttention,
-    Layer,
-    ModelConfig,
-    Stack,
-)
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, Layer, ModelConfig, Stack
 from clearhead.model.masks import Mask
 from clearhead.model.parts import (
     Alibi,

@@ -13,7 +13,8 @@ from clearhead.checkpoint.fill import fill
 from clearhead.families import grok, preset
 from clearhead.families.trunk import gated
 from clearhead.model.attend import fused, reference
-from clearhead.model.config import Experts, GroupedAttention, Head, Router, ScoreTemperature
+from clearhead.model.branches import Experts, Router
+from clearhead.model.config import GroupedAttention, Head, ScoreTemperature
 from clearhead.model.parts import Rope
 from tests.parity.harness import VOCAB, seen
 from tests.parity.mutants import mutants

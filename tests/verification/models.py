@@ -13,7 +13,8 @@ from clearhead.families.gpt import gpt
 from clearhead.families.plain import multi_head
 from clearhead.families.settings import Settings
 from clearhead.families.t5 import t5
-from clearhead.model.config import FeedForward, Head
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Head
 from clearhead.model.parts import Window
 from clearhead.model.transformer import Transformer
 from tests.checkpoint.tiny import tiny_config

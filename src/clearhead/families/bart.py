@@ -19,7 +19,8 @@ from clearhead.families.names import Copy, SingleRow, Table
 from clearhead.families.plain import multi_head
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
 from clearhead.families.trunk import narrow
-from clearhead.model.config import Activation, Embedding, FeedForward, Head, Layer, ModelConfig, Stack
+from clearhead.model.branches import Activation, FeedForward
+from clearhead.model.config import Embedding, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import Causal, Everything, LayerNorm, LearnedPositions, SinusoidalPositions
 
 Kind = Literal["bart", "marian", "pegasus"]

@@ -12,7 +12,8 @@ from clearhead.families.family import Family, said_whole
 from clearhead.families.names import Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.model.config import Activation, Embedding, FeedForward, Head, HeadTransform, ModelConfig, Stack
+from clearhead.model.branches import Activation, FeedForward
+from clearhead.model.config import Embedding, Head, HeadTransform, ModelConfig, Stack
 from clearhead.model.parts import Everything, LayerNorm, LearnedPositions
 
 

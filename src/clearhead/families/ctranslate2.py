@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from clearhead.errors import ClearheadError
 from clearhead.families.bart import Size, bart
 from clearhead.families.names import Fused, Table
-from clearhead.model.config import Activation, ModelConfig
+from clearhead.model.branches import Activation
+from clearhead.model.config import ModelConfig
 
 Settings = Mapping[str, int | float]
 Shapes = Mapping[str, tuple[int, ...]]

@@ -27,7 +27,8 @@ from clearhead.families.trunk import (
     narrow,
     write_sizes,
 )
-from clearhead.model.config import ExpertGroups, Experts, FeedForward, Head, LatentAttention, ModelConfig, Router, Stack
+from clearhead.model.branches import ExpertGroups, Experts, FeedForward, Router
+from clearhead.model.config import Head, LatentAttention, ModelConfig, Stack
 from clearhead.model.parts import RmsNorm, Rope, YarnScaling
 
 

@@ -16,6 +16,7 @@ from clearhead.families.rope import read_scaling, write_rope
 from clearhead.families.settings import Settings
 from clearhead.families.trunk import (
     LAYER,
+    TRUNK,
     activation_name,
     chosen,
     dense_of,
@@ -26,7 +27,8 @@ from clearhead.families.trunk import (
     write_grouped,
     write_sizes,
 )
-from clearhead.model.config import FeedForward, GroupedAttention, Head, HeadNorm, ModelConfig, Stack
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import GroupedAttention, Head, HeadNorm, ModelConfig, Stack
 from clearhead.model.parts import Causal, LinearScaling, RmsNorm, Rope, Window
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
@@ -166,7 +168,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 NAMES: Table = {
-    **llama.TRUNK,
+    **TRUNK,
     "model.layers.{layer}.self_attn.q_norm.weight": f"{LAYER}.attention.query_norm.weight",
     "model.layers.{layer}.self_attn.k_norm.weight": f"{LAYER}.attention.key_norm.weight",
     "model.layers.{layer}.input_layernorm.weight": f"{LAYER}.attention_residual.norm.weight",

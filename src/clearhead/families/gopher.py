@@ -8,7 +8,8 @@ and JAX, ε of Haiku's RMSNorm, u and v for each layer.
 from collections.abc import Callable
 
 from clearhead.families.family import Family
-from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Head, Layer, ModelConfig, Stack
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import RelativeSinusoid, RmsNorm
 
 

@@ -13,7 +13,8 @@ from clearhead.families.family import Family, said_whole
 from clearhead.families.names import Copy, Fused, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.model.config import Activation, Embedding, FeedForward, GroupedAttention, Head, ModelConfig, Stack
+from clearhead.model.branches import Activation, FeedForward
+from clearhead.model.config import Embedding, GroupedAttention, Head, ModelConfig, Stack
 from clearhead.model.parts import Causal, LayerNorm, LearnedPositions, Window
 
 

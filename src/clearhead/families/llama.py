@@ -14,8 +14,9 @@ from clearhead.families.family import Family, said_whole
 from clearhead.families.names import Interleaved, Table
 from clearhead.families.rope import read_rope, write_rope
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.families.trunk import grouped_of, narrow, write_grouped, write_sizes
-from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Head, Layer, ModelConfig, Stack
+from clearhead.families.trunk import LAYER, TRUNK, grouped_of, narrow, write_grouped, write_sizes
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import Causal, Llama3Scaling, NoPosition, RmsNorm, Rope, Window
 
 
@@ -55,21 +56,15 @@ def llama(
     return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
 
 
-def llama1(width: int, num_layers: int, num_heads: int, feed_forward: int) -> Callable[[], ModelConfig]:
-    return lambda: llama(
-        width=width,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        feed_forward=feed_forward,
-        vocab_size=32000,
-        context=2048,
-        rope=Rope(),
-        epsilon=1e-6,
-    )
-
-
 def llama2(
-    width: int, num_layers: int, num_heads: int, num_kv_heads: int, feed_forward: int
+    width: int,
+    num_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    feed_forward: int,
+    *,
+    context: int = 4096,
+    epsilon: float = 1e-5,
 ) -> Callable[[], ModelConfig]:
     return lambda: llama(
         width=width,
@@ -78,9 +73,14 @@ def llama2(
         num_kv_heads=num_kv_heads,
         feed_forward=feed_forward,
         vocab_size=32000,
-        context=4096,
+        context=context,
         rope=Rope(),
+        epsilon=epsilon,
     )
+
+
+def llama1(width: int, num_layers: int, num_heads: int, feed_forward: int) -> Callable[[], ModelConfig]:
+    return llama2(width, num_layers, num_heads, num_heads, feed_forward, context=2048, epsilon=1e-6)
 
 
 def llama3(
@@ -230,19 +230,12 @@ def read_rotated(settings: Settings, num_layers: int) -> tuple[bool, ...]:
 
 
 def with_biases(config: ModelConfig, *, attention: bool, feed_forward: bool) -> ModelConfig:
-    assert config.decoder is not None
-    layers = []
-    for layer in config.decoder.layers:
-        assert isinstance(layer.attention, GroupedAttention)
-        assert isinstance(layer.feed_forward, FeedForward)
-        layers.append(
-            replace(
-                layer,
-                attention=replace(layer.attention, input_bias=attention, output_bias=attention),
-                feed_forward=replace(layer.feed_forward, bias=feed_forward),
-            )
-        )
-    return replace(config, decoder=replace(config.decoder, layers=tuple(layers)))
+    stack = narrow(Stack, config.decoder)
+    layer = stack.layers[0]
+    inner = replace(narrow(FeedForward, layer.feed_forward), bias=feed_forward)
+    heads = [replace(one, input_bias=attention, output_bias=attention) for one in grouped_of(stack)]
+    layers = tuple(replace(layer, attention=one, feed_forward=inner) for one in heads)
+    return replace(config, decoder=replace(stack, layers=layers))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
@@ -270,27 +263,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return said_whole(data, config, read)
 
 
-LAYER = "decoder.layers.{layer}"
-# The part that Qwen, Gemma and DeepSeek share
-TRUNK: Table = {
-    "model.embed_tokens.weight": "decoder.embedding.tokens.weight",
-    "model.layers.{layer}.self_attn.q_proj.weight": f"{LAYER}.attention.query.weight",
-    "model.layers.{layer}.self_attn.k_proj.weight": f"{LAYER}.attention.key.weight",
-    "model.layers.{layer}.self_attn.v_proj.weight": f"{LAYER}.attention.value.weight",
-    "model.layers.{layer}.self_attn.o_proj.weight": f"{LAYER}.attention.output.weight",
-    "model.layers.{layer}.self_attn.q_proj.bias": f"{LAYER}.attention.query.bias",
-    "model.layers.{layer}.self_attn.k_proj.bias": f"{LAYER}.attention.key.bias",
-    "model.layers.{layer}.self_attn.v_proj.bias": f"{LAYER}.attention.value.bias",
-    "model.layers.{layer}.self_attn.o_proj.bias": f"{LAYER}.attention.output.bias",
-    "model.layers.{layer}.mlp.gate_proj.weight": f"{LAYER}.feed_forward.gate.weight",
-    "model.layers.{layer}.mlp.up_proj.weight": f"{LAYER}.feed_forward.up.weight",
-    "model.layers.{layer}.mlp.down_proj.weight": f"{LAYER}.feed_forward.down.weight",
-    "model.layers.{layer}.mlp.gate_proj.bias": f"{LAYER}.feed_forward.gate.bias",
-    "model.layers.{layer}.mlp.up_proj.bias": f"{LAYER}.feed_forward.up.bias",
-    "model.layers.{layer}.mlp.down_proj.bias": f"{LAYER}.feed_forward.down.bias",
-    "model.norm.weight": "decoder.final_norm.weight",
-    "lm_head.weight": "head.weight",
-}
 NAMES: Table = {
     **TRUNK,
     "model.layers.{layer}.input_layernorm.weight": f"{LAYER}.attention_residual.norm.weight",

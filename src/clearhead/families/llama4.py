@@ -28,17 +28,8 @@ from clearhead.families.trunk import (
     write_grouped,
     write_sizes,
 )
-from clearhead.model.config import (
-    Experts,
-    FeedForward,
-    GroupedAttention,
-    Head,
-    ModelConfig,
-    QueryTemperature,
-    RotatedHeadNorm,
-    Router,
-    Stack,
-)
+from clearhead.model.branches import Experts, FeedForward, Router
+from clearhead.model.config import GroupedAttention, Head, ModelConfig, QueryTemperature, RotatedHeadNorm, Stack
 from clearhead.model.parts import Causal, Chunk, Llama3Scaling, Reach, RmsNorm, Rope
 
 CHUNKED, FULL = "chunked_attention", "full_attention"

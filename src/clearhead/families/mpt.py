@@ -10,7 +10,8 @@ from clearhead.families.family import Family, said_whole
 from clearhead.families.names import Fused, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import Settings
-from clearhead.model.config import Embedding, FeedForward, Head, ModelConfig, Stack
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Embedding, Head, ModelConfig, Stack
 from clearhead.model.parts import Alibi, LayerNorm
 
 

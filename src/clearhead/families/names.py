@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from clearhead.model.config import Experts, GroupedAttention, ModelConfig
+from clearhead.model.branches import Experts
+from clearhead.model.config import GroupedAttention, ModelConfig
 
 
 @dataclass(frozen=True)

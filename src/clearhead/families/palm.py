@@ -7,7 +7,8 @@ tokens. Unpublished, chosen here: ε of T5X, rotary pairs in halves with θ = 10
 from collections.abc import Callable
 
 from clearhead.families.family import Family
-from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Head, Layer, ModelConfig, Stack
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import LayerNorm, Rope
 
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from clearhead.errors import ClearheadError
 from clearhead.families.trunk import grouped_of, narrow
-from clearhead.model.config import FeedForward, GroupedAttention, Layer, Stack
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import GroupedAttention, Layer, Stack
 from clearhead.model.parts import LayerNorm
 
 

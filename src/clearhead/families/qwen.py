@@ -27,7 +27,8 @@ from clearhead.families.trunk import (
     write_grouped,
     write_sizes,
 )
-from clearhead.model.config import Experts, FeedForward, GroupedAttention, Head, HeadNorm, ModelConfig, Router, Stack
+from clearhead.model.branches import Experts, FeedForward, Router
+from clearhead.model.config import GroupedAttention, Head, HeadNorm, ModelConfig, Stack
 from clearhead.model.parts import Causal, Reach, RmsNorm, Rope, Window
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clearhead.errors import ClearheadError, unknown
-from clearhead.model.config import Activation
+from clearhead.model.branches import Activation
 
 # transformers' activation names; `gelu_fast` and `gelu_pytorch_tanh` differ from `gelu_new` in rounding only
 ACTIVATION_NAMES: dict[str, Activation] = {

@@ -13,7 +13,8 @@ from clearhead.families.family import Family, said_whole
 from clearhead.families.names import Copy, Row, Table
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
 from clearhead.families.trunk import narrow
-from clearhead.model.config import Embedding, FeedForward, GroupedAttention, Head, Layer, ModelConfig, Stack
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import Causal, Everything, RelativeBuckets, RmsNorm
 
 CONTEXT = 512  # tokens of a training sequence; buckets set no limit

@@ -15,16 +15,8 @@ from typing import Literal
 
 from clearhead.families.family import Family
 from clearhead.families.plain import multi_head
-from clearhead.model.config import (
-    Dropout,
-    Embedding,
-    FeedForward,
-    Head,
-    Layer,
-    ModelConfig,
-    Stack,
-    XavierInitial,
-)
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import Dropout, Embedding, Head, Layer, ModelConfig, Stack, XavierInitial
 from clearhead.model.parts import Causal, DeviationNorm, Everything, LayerNorm, Norm, SinusoidalPositions
 
 NORM = LayerNorm(epsilon=1e-6)

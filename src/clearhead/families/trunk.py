@@ -10,23 +10,32 @@ from typing import Any, Literal, TypeVar
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families.names import Table
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.model.config import (
-    Activation,
-    Embedding,
-    Experts,
-    FeedForward,
-    GroupedAttention,
-    Head,
-    LatentAttention,
-    Layer,
-    ModelConfig,
-    Stack,
-)
+from clearhead.model.branches import Activation, Experts, FeedForward
+from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, Layer, ModelConfig, Stack
 from clearhead.model.parts import RmsNorm
 
 Part = TypeVar("Part")
 
 LAYER = "decoder.layers.{layer}"
+TRUNK: Table = {
+    "model.embed_tokens.weight": "decoder.embedding.tokens.weight",
+    "model.layers.{layer}.self_attn.q_proj.weight": f"{LAYER}.attention.query.weight",
+    "model.layers.{layer}.self_attn.k_proj.weight": f"{LAYER}.attention.key.weight",
+    "model.layers.{layer}.self_attn.v_proj.weight": f"{LAYER}.attention.value.weight",
+    "model.layers.{layer}.self_attn.o_proj.weight": f"{LAYER}.attention.output.weight",
+    "model.layers.{layer}.self_attn.q_proj.bias": f"{LAYER}.attention.query.bias",
+    "model.layers.{layer}.self_attn.k_proj.bias": f"{LAYER}.attention.key.bias",
+    "model.layers.{layer}.self_attn.v_proj.bias": f"{LAYER}.attention.value.bias",
+    "model.layers.{layer}.self_attn.o_proj.bias": f"{LAYER}.attention.output.bias",
+    "model.layers.{layer}.mlp.gate_proj.weight": f"{LAYER}.feed_forward.gate.weight",
+    "model.layers.{layer}.mlp.up_proj.weight": f"{LAYER}.feed_forward.up.weight",
+    "model.layers.{layer}.mlp.down_proj.weight": f"{LAYER}.feed_forward.down.weight",
+    "model.layers.{layer}.mlp.gate_proj.bias": f"{LAYER}.feed_forward.gate.bias",
+    "model.layers.{layer}.mlp.up_proj.bias": f"{LAYER}.feed_forward.up.bias",
+    "model.layers.{layer}.mlp.down_proj.bias": f"{LAYER}.feed_forward.down.bias",
+    "model.norm.weight": "decoder.final_norm.weight",
+    "lm_head.weight": "head.weight",
+}
 # On disk each expert is apart; transformers joins them when it loads
 MIXTURE_NAMES: Table = {
     "model.layers.{layer}.mlp.gate.weight": f"{LAYER}.feed_forward.router.weight",

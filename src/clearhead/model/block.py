@@ -13,7 +13,8 @@ from functools import partial
 from torch import Tensor, nn
 
 from clearhead.model.attention import Attention
-from clearhead.model.config import Dropout, Experts, FeedForward, GroupedAttention, LatentAttention, Layer
+from clearhead.model.branches import Experts, FeedForward
+from clearhead.model.config import Dropout, GroupedAttention, LatentAttention, Layer
 from clearhead.model.feed_forward import FeedForwardLayer
 from clearhead.model.latent_attention import UnfoldedAttention
 from clearhead.model.mixture import MixtureLayer

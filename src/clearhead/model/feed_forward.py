@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.model.config import Activation, FeedForward
+from clearhead.model.branches import Activation, FeedForward
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

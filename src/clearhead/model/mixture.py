@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.model.config import ExpertGroups, Experts
+from clearhead.model.branches import ExpertGroups, Experts
 from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
 
 
