@@ -6,7 +6,7 @@ import torch
 from clearhead.families import preset
 from clearhead.model.transformer import Transformer
 
-# Exact counts of the released checkpoints (model cards, safetensors headers); paper tables round them.
+# Whole numbers as remembered of the releases, not looked up; what the papers print, rounded, stands beside them.
 PUBLISHED = {
     "llama-7b": 6_738_415_616,  # Touvron et al. 2023a, Table 2: 6.7B
     "llama-13b": 13_015_864_320,  # 13.0B
