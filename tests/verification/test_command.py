@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from clearhead.cache.stores import ContiguousStore
 from clearhead.checkpoint.huggingface import save_folder
-from clearhead.cli import app
+from clearhead.cli.app import app
 from clearhead.verification.checks import CHECKS
 from tests.checkpoint.tiny import tiny_network
 

@@ -1,0 +1,11 @@
+"""The command line: parse, call one function, print.
+
+    clearhead --help
+
+The order of the imports is that of the commands in --help.
+"""
+
+from clearhead.cli import models, generate  # noqa: I001
+from clearhead.cli.app import main
+
+__all__ = ["generate", "main", "models"]
