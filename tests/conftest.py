@@ -1,11 +1,15 @@
 """Shared fixtures: real models fetched by name into the user's cache, and a seeded generator."""
 
+import os
 from pathlib import Path
 
-import pytest
-import torch
+if not Path("/dev/nvidia0").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: its own functions look at it too
 
-from clearhead.checkpoint import store
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+from clearhead.checkpoint import store  # noqa: E402
 
 
 def pytest_configure() -> None:

@@ -9,16 +9,15 @@ Rows of a batch share their slots; a shorter one is padded on the left, and padd
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore, Store
 from clearhead.errors import ClearheadError
-from clearhead.model.config import Layer, ModelConfig
+from clearhead.model.config import GroupedAttention, LatentAttention, Layer, ModelConfig
 from clearhead.model.masks import Grid
-from clearhead.model.parts import Chunk, Everything, Reach, Window
+from clearhead.model.parts import Chunk, Everything, Reach, Window, require
 
 
 def store_for(layer: Layer, slack: int) -> Store:
@@ -166,15 +165,41 @@ class KeyValueCache:
 
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
-                about: dict[str, Any] = file.metadata() or {}
+                about: dict[str, str] = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
             cache = KeyValueCache(config, int(about["slack"]))
             cache.length, cache.furthest = int(about["length"]), int(about["furthest"])
             cache.device = torch.device(device)
-            for number, store in enumerate(cache.stores):
-                store.restore(tensors[f"{number}.key"], tensors[f"{number}.value"], cache.length)
+            cache.restore(tensors)
         except (SafetensorError, OSError, KeyError, ValueError) as error:
             raise ClearheadError(f"{path} is not a cache of this model: {error}") from None
-        if "real" in tensors:
-            cache.past = Ragged(tensors["positions"], tensors["real"])
         return cache
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what `save` wrote, if every shape is that of this model and this length."""
+        require(0 <= self.length <= self.furthest, f"{self.length} tokens of at most {self.furthest}")
+        layers = self.config.decoder.layers if self.config.decoder else ()
+        for number, (layer, store) in enumerate(zip(layers, self.stores, strict=True)):
+            key, value = tensors.pop(f"{number}.key"), tensors.pop(f"{number}.value")
+            found = [(*part.shape[1:2], *part.shape[3:], part.is_floating_point()) for part in (key, value)]
+            heads, *widths = kept_shape(layer.attention)
+            require(found == [(heads, width, True) for width in widths], f"layer {number} has other heads")
+            store.restore(key, value, self.length)
+        rows = {len(tensor) for store in self.stores for tensor in store.tensors().values()}
+        require(len(rows) == 1, "its layers hold different numbers of rows")
+        if tensors:
+            past = Ragged(tensors.pop("positions"), tensors.pop("real"))
+            shapes = {past.positions.shape, past.real.shape}
+            require(shapes == {(*rows, self.length)}, f"positions of shape {tuple(past.positions.shape)}")
+            require(past.positions.dtype == torch.int64 and past.real.dtype == torch.bool, "positions of another type")
+            self.past = past
+        require(not tensors, f"it holds {', '.join(tensors)} besides")
+
+
+def kept_shape(attention: GroupedAttention | LatentAttention) -> tuple[int, int, int]:
+    """Heads kept of every token, and the widths of what stands for key and value (stores.py)."""
+    match attention:
+        case GroupedAttention():
+            return attention.num_kv_heads, attention.head_width, attention.value_width or attention.head_width
+        case LatentAttention():
+            return 1, attention.latent_rank, attention.rotary_width

@@ -7,7 +7,7 @@ the mask is made for exactly these. Writing the same place twice is harmless: on
 Latent attention keeps its latent as the key and its rotary key as the value; widths are whatever comes first.
 """
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ EMPTY = -1  # a slot that holds no token yet
 
 
 class Store(Protocol):
+    def reserve(
+        self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> "Place": ...
     def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
     def slots(self, length: int, num_new: int) -> Tensor: ...
     def advance(self) -> None: ...
@@ -26,6 +29,15 @@ class Store(Protocol):
     def tensors(self) -> dict[str, Tensor]: ...
     def restore(self, key: Tensor, value: Tensor, length: int) -> None: ...
     def num_bytes(self, length: int) -> int: ...
+
+
+class Place(NamedTuple):
+    """Where a kernel writes one new token, and how many slots it then looks at."""
+
+    key: Tensor  # (B, K, capacity, H)
+    value: Tensor
+    slot: int
+    num_slots: int
 
 
 class Buffers:
@@ -67,6 +79,15 @@ class ContiguousStore(Buffers):
         if buffer is not None:
             larger[:, :, :length] = buffer[:, :, :length]
         return larger
+
+    def reserve(self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Place:
+        """Room for one token of `shape` (B, K, H), for whoever writes it himself."""
+        if self.key is None or self.value is None or self.capacity <= length:
+            while self.capacity <= length:
+                self.capacity *= 2
+            like = torch.empty(*shape[:2], 0, shape[2], dtype=dtype, device=device)
+            self.key, self.value = self.grown(self.key, like, length), self.grown(self.value, like, length)
+        return Place(self.key, self.value, length, length + 1)
 
     def slots(self, length: int, num_new: int) -> Tensor:
         return torch.arange(length + num_new)
@@ -116,6 +137,13 @@ class SlidingStore(Buffers):
         self.next = self.key.clone(), self.value.clone()
         self.next[0][:, :, place], self.next[1][:, :, place] = key[:, :, -last:], value[:, :, -last:]
         return seen
+
+    def reserve(self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Place:
+        if self.key is None or self.value is None:
+            self.key = torch.zeros(*shape[:2], self.size, shape[2], dtype=dtype, device=device)
+            self.value = torch.zeros_like(self.key)
+        self.next = None
+        return Place(self.key, self.value, length % self.size, self.size)
 
     def advance(self) -> None:
         if self.next is not None:

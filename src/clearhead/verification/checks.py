@@ -6,7 +6,7 @@ findings = list(verify(model)); all(finding.verdict != "fail" for finding in fin
 from collections.abc import Iterator, Mapping
 
 from clearhead.bundle import Model
-from clearhead.verification import caching, generating, reading
+from clearhead.verification import caching, fast, generating, reading
 from clearhead.verification.finding import Check, Finding, examine
 from clearhead.verification.subject import Subject
 
@@ -30,7 +30,10 @@ CHECKS: Mapping[str, Check] = {
     "greedy, cached == uncached": generating.greedy_alone,
     "greedy, batched == single": generating.greedy_batched,
     "speculative == greedy": generating.speculative,
+    "kernel step == network": fast.kernel_step,
     "compiled == eager": reading.compiled,
+    "8-bit weights ~ full": fast.eight_bits,
+    "4-bit weights ~ full": fast.four_bits,
     "ours == transformers": reading.in_transformers,
 }
 

@@ -35,6 +35,7 @@ class Comparison:
 
     pairs: Sequence[Pair]
     detail: str
+    tolerance: float | None = None  # where the two need not be equal; None: as the precision allows
 
     @property
     def difference(self) -> float:
@@ -78,6 +79,6 @@ def examine(name: str, check: Check, subject: Subject) -> Finding:
     except (ClearheadError, RuntimeError) as error:
         return Finding(name, "fail", f"{type(error).__name__}: {error}".splitlines()[0])
     difference = comparison.difference
-    tolerance = TOLERANCES[subject.dtype] * max(1.0, comparison.magnitude)
+    tolerance = comparison.tolerance or TOLERANCES[subject.dtype] * max(1.0, comparison.magnitude)
     agrees = math.isfinite(difference) and difference <= tolerance
     return Finding(name, "pass" if agrees else "fail", comparison.detail, difference, tolerance)

@@ -17,6 +17,7 @@ from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.generation.decode import Row, decode
 from clearhead.generation.options import SamplingOptions
+from clearhead.generation.prompts import pad_right, read_sources
 from clearhead.model.config import ModelConfig, Stack
 from clearhead.model.parts import Chunk, LearnedPositions, Window
 from clearhead.model.transformer import Memory, Transformer
@@ -55,7 +56,7 @@ class Subject:
             rows = texts(model, config.vocab_size, lengths)
             return Subject(model, rows, [], checked_count(model, num_new, longest), compiles)
         sources = texts(model, config.encoder.embedding.vocab_size, lengths[::-1])
-        rows = [[model.decoder_start, *row[1:]] for row in random_ids(config.vocab_size, lengths)]
+        rows = [[model.speaker.start_id, *row[1:]] for row in random_ids(config.vocab_size, lengths)]
         return Subject(model, rows, sources, checked_count(model, num_new, 1), compiles)
 
     @property
@@ -68,7 +69,7 @@ class Subject:
 
     @property
     def device(self) -> torch.device:
-        return next(self.network.parameters()).device
+        return self.network.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -87,7 +88,7 @@ class Subject:
 
     def padded(self, rows: Sequence[list[int]], side: Side) -> tuple[Tensor, Tensor]:
         """Tokens and mask (B, T)."""
-        tokens, mask = self.model.padded(rows if side == "right" else [row[::-1] for row in rows])
+        tokens, mask = pad_right(rows if side == "right" else [row[::-1] for row in rows], self.device)
         return (tokens, mask) if side == "right" else (tokens.flip(1), mask.flip(1))
 
     def memory(self, row: int | None = 0, side: Side = "right", **options: Any) -> Memory | None:
@@ -126,7 +127,7 @@ class Subject:
 
     def sources_of(self, numbers: Sequence[int]) -> Memory | None:
         """As generation reads them."""
-        return self.model.read_sources([self.sources[number] for number in numbers]) if self.sources else None
+        return read_sources(self.network, [self.sources[number] for number in numbers]) if self.sources else None
 
 
 def dtype_of(network: Transformer) -> torch.dtype:

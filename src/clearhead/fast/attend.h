@@ -1,0 +1,158 @@
+// One new token of each row looks at all that is kept: rotate its query and key, put key and value in their slot, and
+// softmax(q K) V over the slots in use only. Twin in PyTorch: model/attention.py.
+//
+// Shapes: B rows, N heads, K key-value heads, H head width, S slots in use. The slots are cut into spans, so that
+// threads share even one head; each span leaves its own maximum, sum and output, and they are joined at the end
+// (the split of Flash-Decoding, Dao et al. 2023).
+#pragma once
+#include "linear.h"
+
+constexpr int64_t LONGEST_SPAN = 256;
+constexpr float NOTHING = -3e38f;  // below every score: nothing seen yet
+
+struct Bfloat16 {
+  uint16_t bits;
+};
+inline float read(float x) { return x; }
+inline float read(Bfloat16 x) { return from_bfloat16(x.bits); }
+inline void write(float& place, float x) { place = x; }
+inline void write(Bfloat16& place, float x) { place.bits = to_bfloat16(x); }
+
+struct Heads {
+  int32_t N, K, H, rotary_pairs;
+  int32_t neighbours;  // pairs are (0, 1), (2, 3) …; otherwise (0, pairs), (1, pairs + 1) …
+  float scale;
+  Norm query_norm, key_norm;
+};
+
+// Where a layer keeps its keys and values, (B, K, capacity, H).
+struct Kept {
+  void *keys, *values;
+  int64_t row_stride, head_stride;  // in elements
+  int64_t slot, S;                  // where the new token goes; slots in use, that one included
+  const uint8_t* allowed;           // (B, S), or null: all
+  int64_t is_bfloat16;
+};
+
+struct Angles {
+  const float *cosine, *sine;  // (B or 1, rotary_pairs)
+  int64_t row_stride;          // 0 where all rows share them
+};
+
+inline void place_head(float* y, const float* x, const Heads& heads, const Norm& norm, const Angles& angles, int64_t b) {
+  normalize(y, x, heads.H, norm);
+  const float *cosine = angles.cosine + b * angles.row_stride, *sine = angles.sine + b * angles.row_stride;
+  const int64_t step = heads.neighbours ? 2 : 1, other = heads.neighbours ? 1 : heads.rotary_pairs;
+  for (int64_t j = 0; j < heads.rotary_pairs; j++) {
+    const float u = y[j * step], v = y[j * step + other];
+    y[j * step] = u * cosine[j] - v * sine[j];
+    y[j * step + other] = v * cosine[j] + u * sine[j];
+  }
+}
+
+// One key-value head of one row over the slots [first, last): maximum, sum and output for each of its query heads.
+template <class Element>
+void look(float* state, const float* q, const Element* keys, const Element* values, const Heads& heads,
+          const uint8_t* allowed, int64_t first, int64_t last) {
+  const int64_t group = heads.N / heads.K, H = heads.H, count = last - first;
+  thread_local std::vector<float> scores;
+  if (int64_t(scores.size()) < group * LONGEST_SPAN) scores.resize(group * LONGEST_SPAN);
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t n = 0; n < group; n++) {
+      float dot = 0;
+      for (int64_t h = 0; h < H; h++) dot += q[n * H + h] * read(keys[(first + i) * H + h]);
+      scores[n * LONGEST_SPAN + i] = allowed && !allowed[first + i] ? NOTHING : dot * heads.scale;
+    }
+  for (int64_t n = 0; n < group; n++) {
+    float *score = &scores[n * LONGEST_SPAN], *out = state + n * (H + 2), largest = NOTHING, sum = 0;
+    for (int64_t i = 0; i < count; i++) largest = std::max(largest, score[i]);
+    for (int64_t i = 0; i < count; i++) {
+      score[i] = score[i] == NOTHING ? 0 : exponential(score[i] - largest);
+      sum += score[i];
+    }
+    out[0] = largest;
+    out[1] = sum;
+    std::fill(out + 2, out + 2 + H, 0.f);
+  }
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t n = 0; n < group; n++) {
+      const float weight = scores[n * LONGEST_SPAN + i];
+      float* out = state + n * (H + 2) + 2;
+      for (int64_t h = 0; h < H; h++) out[h] += weight * read(values[(first + i) * H + h]);
+    }
+}
+
+inline void join(float* y, const float* states, int64_t spans, int64_t stride, int64_t H) {
+  float largest = NOTHING, sum = 0;
+  for (int64_t i = 0; i < spans; i++) largest = std::max(largest, states[i * stride]);
+  std::fill(y, y + H, 0.f);
+  for (int64_t i = 0; i < spans; i++) {
+    const float* part = states + i * stride;
+    const float weight = part[0] == NOTHING ? 0 : exponential(part[0] - largest);
+    sum += weight * part[1];
+    for (int64_t h = 0; h < H; h++) y[h] += weight * part[2 + h];
+  }
+  for (int64_t h = 0; h < H; h++) y[h] = sum > 0 ? y[h] / sum : 0;  // nothing to see: zeros, as in model/attend.py
+}
+
+template <class Element>
+void keep(const float* projected, int64_t b, int64_t k, const Heads& heads, const Kept& kept, const Angles& angles) {
+  const int64_t H = heads.H, place = b * kept.row_stride + k * kept.head_stride + kept.slot * H;
+  const float* row = projected + b * (heads.N + 2 * heads.K) * H;
+  thread_local std::vector<float> turned;
+  turned.resize(H);
+  place_head(turned.data(), row + (heads.N + k) * H, heads, heads.key_norm, angles, b);
+  for (int64_t h = 0; h < H; h++) {
+    write(((Element*)kept.keys)[place + h], turned[h]);
+    write(((Element*)kept.values)[place + h], row[(heads.N + heads.K + k) * H + h]);
+  }
+}
+
+// Short enough that there is something for every thread to do: 32 slots at least.
+inline int64_t span_of(const Kept& kept) {
+  const int64_t share = (kept.S + 2 * omp_get_max_threads() - 1) / (2 * omp_get_max_threads());
+  return std::clamp<int64_t>((share + 15) / 16 * 16, 32, LONGEST_SPAN);
+}
+inline int64_t spans_of(const Kept& kept) { return (kept.S + span_of(kept) - 1) / span_of(kept); }
+inline int64_t state_size(const Heads& heads, const Kept& kept, int64_t B) { return B * heads.N * spans_of(kept) * (heads.H + 2); }
+
+// The spans of this thread. `projected` (B, (N + 2K) H) holds queries, keys, values side by side, or with `across` (B, N H)
+// queries alone: then nothing is kept. The span that holds the new slot writes it first; no other span reads it.
+template <class Element>
+void look_at_spans(const Member& me, float* states, const float* projected, int64_t B, const Heads& heads, const Kept& kept,
+                   const Angles& angles, bool across) {
+  const int64_t length = span_of(kept), spans = spans_of(kept), group = heads.N / heads.K, H = heads.H, stride = group * (H + 2);
+  const int64_t width = (heads.N + (across ? 0 : 2 * heads.K)) * H, tasks = B * heads.K * spans;
+  thread_local std::vector<float> q;
+  q.resize(group * H);
+  for (int64_t task = me.first(tasks); task < me.last(tasks); task++) {
+    const int64_t span = task % spans, k = task / spans % heads.K, b = task / spans / heads.K, first = span * LONGEST_SPAN;
+    if (!across && kept.slot / length == span) keep<Element>(projected, b, k, heads, kept, angles);
+    for (int64_t n = 0; n < group; n++)
+      place_head(&q[n * H], projected + b * width + (k * group + n) * H, heads, heads.query_norm, angles, b);
+    const int64_t place = b * kept.row_stride + k * kept.head_stride;
+    look(states + task * stride, q.data(), (const Element*)kept.keys + place, (const Element*)kept.values + place, heads,
+         kept.allowed ? kept.allowed + b * kept.S : nullptr, first, std::min(first + length, kept.S));
+  }
+}
+
+inline void join_spans(const Member& me, float* y, const float* states, int64_t B, const Heads& heads, const Kept& kept) {
+  const int64_t spans = spans_of(kept), group = heads.N / heads.K, stride = group * (heads.H + 2), total = B * heads.N;
+  for (int64_t row = me.first(total); row < me.last(total); row++) {
+    const int64_t b = row / heads.N, n = row % heads.N;
+    const float* first = states + (b * heads.K + n / group) * spans * stride + n % group * (heads.H + 2);
+    join(y + row * heads.H, first, spans, stride, heads.H);
+  }
+}
+
+// All threads together; y (B, N H).
+inline void attend(const Member& me, float* y, float* states, const float* projected, int64_t B, const Heads& heads,
+                   const Kept& kept, const Angles& angles, bool across) {
+  if (kept.is_bfloat16)
+    look_at_spans<Bfloat16>(me, states, projected, B, heads, kept, angles, across);
+  else
+    look_at_spans<float>(me, states, projected, B, heads, kept, angles, across);
+#pragma omp barrier
+  join_spans(me, y, states, B, heads, kept);
+#pragma omp barrier
+}

@@ -1,0 +1,216 @@
+"""The processor's kernels (step.cpp): built once by the machine's own compiler, kept on disk, called by ctypes.
+
+    built = library(build=True); y = multiply(x, packed)
+
+Nobody waits for a compiler unasked: without `build` the library is used where it stands on disk, and PyTorch computes
+the same otherwise. The file's name holds a digest of the sources, the flags and the processor.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, byref, c_float, c_int32, c_int64, c_void_p
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from clearhead.errors import ClearheadError
+from clearhead.fast.packed import Packed
+from clearhead.home import home
+
+SOURCES = [Path(__file__).with_name(name) for name in ("step.cpp", "attend.h", "linear.h", "vectors.h")]
+# Sums may be reordered, or no loop becomes vectors; infinities and NaN keep their meaning.
+FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"),
+)
+MAX_ROWS = 16  # of x; with more, unpacking W once and PyTorch's matrix product are faster
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = [
+        ("kind", c_int32),
+        ("num_groups", c_int32),
+        ("num_rows", c_int64),
+        ("num_columns", c_int64),
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class Norm(ctypes.Structure):
+    _fields_ = [("kind", c_int32), ("epsilon", c_float), ("weight", c_void_p), ("bias", c_void_p)]
+
+
+class Heads(ctypes.Structure):
+    _fields_ = [
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_width", c_int32),
+        ("rotary_pairs", c_int32),
+        ("neighbours", c_int32),
+        ("scale", c_float),
+        ("query_norm", Norm),
+        ("key_norm", Norm),
+    ]
+
+
+class Kept(ctypes.Structure):
+    """Addresses are plain numbers here, so that numpy sets those of all layers at once."""
+
+    _fields_ = [
+        ("keys", c_int64),
+        ("values", c_int64),
+        ("row_stride", c_int64),
+        ("head_stride", c_int64),
+        ("slot", c_int64),
+        ("num_slots", c_int64),
+        ("allowed", c_int64),
+        ("is_bfloat16", c_int64),
+    ]
+
+
+class Angles(ctypes.Structure):
+    _fields_ = [("cosine", c_int64), ("sine", c_int64), ("row_stride", c_int64)]
+
+
+class Layer(ctypes.Structure):
+    _fields_ = [
+        ("placement", c_int32),
+        ("activation", c_int32),
+        ("gated", c_int32),
+        ("looks_across", c_int32),
+        ("heads", Heads),
+        ("cross_heads", Heads),
+        ("norms", Norm * 3),
+        ("branch_norms", Norm * 3),
+        ("projected", Matrix),
+        ("output", Matrix),
+        ("cross_query", Matrix),
+        ("cross_output", Matrix),
+        ("inner", Matrix),
+        ("down", Matrix),
+    ]
+
+
+SIGNATURES = {
+    "clearhead_step": [
+        POINTER(Layer), c_int64, POINTER(Kept), POINTER(Kept), POINTER(Angles), POINTER(Norm), c_void_p, c_int64,
+    ],
+    "clearhead_linear": [
+        c_void_p, c_void_p, c_int64, POINTER(Matrix), POINTER(Norm), c_int32, c_int32, c_void_p,
+    ],
+    "clearhead_attend": [
+        c_void_p, c_void_p, c_int64, POINTER(Heads), POINTER(Kept), POINTER(Angles), c_int32,
+    ],
+    "clearhead_unpack": [c_void_p, POINTER(Matrix), c_int32],
+}  # fmt: skip
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+
+
+# --- the library
+
+
+@functools.cache
+def artefact() -> Path:
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for source in SOURCES:
+        digest.update(source.read_bytes())
+    digest.update(processor().encode())
+    return home() / "kernels" / f"{digest.hexdigest()[:24]}.so"
+
+
+def processor() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return f"{platform.machine()} {platform.processor()} {platform.node()}"
+
+
+_loaded: ctypes.CDLL | None = None
+
+
+def library(build: bool = False) -> ctypes.CDLL | None:
+    """The kernels; None where they are not built and `build` does not ask for it."""
+    global _loaded
+    if _loaded is None and (build or artefact().is_file()):
+        if not artefact().is_file():
+            compile_library(artefact())
+        _loaded = ctypes.CDLL(str(artefact()))
+        for name, arguments in SIGNATURES.items():
+            getattr(_loaded, name).argtypes = arguments
+            getattr(_loaded, name).restype = None
+    return _loaded
+
+
+def compile_library(path: Path) -> None:
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise ClearheadError("there is no C++ compiler here; install g++ for the fast step, or go without")
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        unfinished = Path(folder) / "kernels.so"
+        command = [compiler, *FLAGS, str(SOURCES[0]), "-o", str(unfinished)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False)
+        if made.returncode:
+            raise ClearheadError(f"{compiler} cannot build the fast step: {made.stderr.strip()[-500:]}")
+        unfinished.rename(path)
+
+
+# --- single products
+
+
+def matrix_of(weight: Tensor | Packed, bias: Tensor | None = None) -> Matrix:
+    """Points into the tensors: whoever holds it holds them too."""
+    pointer = None if bias is None else bias.data_ptr()
+    if isinstance(weight, Tensor):
+        return Matrix(KINDS[weight.dtype], 0, *weight.shape, weight.data_ptr(), None, None, pointer)
+    offsets = None if weight.offsets is None else weight.offsets.data_ptr()
+    groups, quants = weight.scales.shape[1], weight.quants
+    scales = weight.scales.data_ptr()
+    return Matrix(KINDS[quants.dtype], groups, *weight.shape, quants.data_ptr(), scales, offsets, pointer)
+
+
+def multiply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
+    """(..., K) · (N, K) -> (..., N); PyTorch computes the same where there is no kernel or many rows."""
+    columns = x.shape[-1]
+    few = x.numel() <= MAX_ROWS * columns and not torch.is_grad_enabled()
+    known = isinstance(weight, Packed) or weight.dtype in KINDS
+    if few and known and x.device.type == "cpu" and library() is not None:
+        return apply(x, weight, bias).to(x.dtype)
+    if isinstance(weight, Packed):
+        weight = unpacked(weight, x.dtype)
+    return functional.linear(x.to(weight.dtype), weight, bias)
+
+
+def apply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
+    """The same by the kernel alone, in float32."""
+    kernels = library()
+    assert kernels is not None
+    rows = x.float().contiguous().view(-1, x.shape[-1])
+    added = None if bias is None else bias.float().contiguous()
+    y = torch.empty(len(rows), weight.shape[0])
+    kernels.clearhead_linear(
+        y.data_ptr(), rows.data_ptr(), len(rows), byref(matrix_of(weight, added)), byref(Norm()), 0, 0, None
+    )
+    return y.view(*x.shape[:-1], -1)
+
+
+def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
+    kernels = library() if packed.quants.device.type == "cpu" else None
+    if kernels is None or dtype not in (torch.float32, torch.bfloat16):
+        return packed.unpack(dtype)
+    y = torch.empty(packed.shape, dtype=dtype)
+    kernels.clearhead_unpack(y.data_ptr(), byref(matrix_of(packed)), dtype == torch.bfloat16)
+    return y

@@ -1,0 +1,256 @@
+"""Decoding on an NVIDIA GPU: static buffers, five kernels a layer, the whole step with its sampling in one CUDA graph.
+
+    decoder = GraphDecoder(network, batch=1, capacity=1024, choose=lambda logits, steps: logits.argmax(-1))
+    logits = decoder.read(prompts); decoder.start(logits.argmax(-1)); token = decoder.next()
+
+The graph feeds its token back to itself, so nothing waits for the host between two tokens. One row runs in the kernels
+of triton_kernels.py, which read each weight once; of several rows the products are PyTorch's.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clearhead.cache.cache import KeyValueCache
+from clearhead.errors import ClearheadError
+from clearhead.fast.launch import Matrix, attend, multiply
+from clearhead.fast.support import merge, unknown_part
+from clearhead.model.attention import Attention
+from clearhead.model.block import Block
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import GroupedAttention
+from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
+from clearhead.model.norms import RootMeanSquare
+from clearhead.model.parts import Causal, Rope
+from clearhead.model.positions import rotation_for
+from clearhead.model.transformer import Transformer
+
+Choose = Callable[[Tensor, Tensor], Tensor]  # logits (B, V) and how many tokens there are (B,) -> the next (B,)
+KNOWN_ACTIVATIONS = ("silu", "gelu_tanh", "relu")
+
+
+def why_not(network: Transformer) -> str | None:
+    """What the graph does not know of this model, in a few words."""
+    stack = network.decoder
+    if stack is None or network.encoder is not None:
+        return "only a decoder alone runs in a graph"
+    for layer in stack.stack.layers:
+        if reason := unknown_part(layer):
+            return reason
+        attention = layer.attention
+        assert isinstance(attention, GroupedAttention)
+        if layer.placement != "pre" or not isinstance(attention.reach, Causal) or attention.head_norm is not None:
+            return "its layers are not plain ones"
+        if cast(FeedForward, layer.feed_forward).activation not in KNOWN_ACTIVATIONS:
+            return "this kind of feed-forward"
+        if attention.head_width & (attention.head_width - 1):
+            return "a head width that is no power of two"
+    if not isinstance(stack.final_norm, RootMeanSquare):
+        return "other norms than RMS"
+    return None
+
+
+@dataclass(frozen=True)
+class StaticLayer:
+    projected: Matrix
+    output: Matrix
+    inner: Matrix
+    down: Matrix
+    attention_norm: RootMeanSquare
+    feed_forward_norm: RootMeanSquare
+    attention: Attention
+    feed_forward: FeedForwardLayer
+    gated: bool
+    activation: str
+    keys: Tensor  # (B, K, capacity, H)
+    values: Tensor
+    cosine: Tensor  # (capacity, pairs)
+    sine: Tensor
+
+
+class GraphDecoder:
+    def __init__(self, network: Transformer, batch: int, capacity: int, choose: Choose, bits: str | None = None):
+        if reason := why_not(network):
+            raise ClearheadError(f"this model does not run in a CUDA graph: {reason}")
+        parameter = next(network.parameters())
+        self.network, self.choose, self.capacity = network, choose, capacity
+        self.device, self.dtype = parameter.device, parameter.dtype
+        assert network.decoder is not None
+        self.layers = [self.static_layer(block, batch, bits) for block in network.decoder.layers]  # type: ignore[arg-type]
+        head = network.head
+        table = network.decoder.embedding.tokens.weight if head is None or head.weight is None else head.weight
+        self.head = Matrix.of(table.detach(), None if head is None else head.bias, bits)
+        self.token = torch.zeros(batch, dtype=torch.long, device=self.device)
+        self.position = torch.zeros(batch, dtype=torch.long, device=self.device)
+        self.step = torch.zeros(batch, dtype=torch.long, device=self.device)
+        heads = self.layers[0].attention.config
+        # Enough programs for every multiprocessor of the largest GPUs, and no more: each span is joined at a price.
+        self.num_spans = max(1, min(16, 256 // (batch * heads.num_kv_heads)))
+        self.states = torch.empty(
+            batch * heads.num_kv_heads * self.num_spans * 16 * (heads.head_width + 2), device=self.device
+        )
+        self.arrivals = torch.zeros(batch * heads.num_kv_heads, dtype=torch.int32, device=self.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def static_layer(self, block: Block, batch: int, bits: str | None) -> StaticLayer:
+        attention, feed_forward = block.attention, block.feed_forward
+        assert isinstance(attention, Attention)
+        assert isinstance(feed_forward, FeedForwardLayer)
+        config = attention.config
+        inner = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
+        buffer = torch.zeros(
+            2, batch, config.num_kv_heads, self.capacity, config.head_width, dtype=self.dtype, device=self.device
+        )
+        cosine = sine = torch.zeros(0, 0, device=self.device)
+        if isinstance(config.position, Rope):
+            places = torch.arange(self.capacity, device=self.device)[None]
+            rotation = rotation_for(config.position, places, config.head_width, torch.float32)
+            cosine, sine = rotation.cosine[0, 0].contiguous(), rotation.sine[0, 0].contiguous()
+        return StaticLayer(
+            merged(bits, attention.query, attention.key, attention.value),
+            merged(bits, attention.output),
+            merged(bits, *inner),
+            merged(bits, feed_forward.down),
+            cast(RootMeanSquare, block.attention_residual.norm),
+            cast(RootMeanSquare, block.feed_forward_residual.norm),
+            attention,
+            feed_forward,
+            feed_forward.gate is not None,
+            cast(FeedForward, block.layer.feed_forward).activation,
+            buffer[0],
+            buffer[1],
+            cosine,
+            sine,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the cache and of what the graph works in; the weights are the network's."""
+        cache = sum(layer.keys.numel() * 2 * layer.keys.element_size() for layer in self.layers)
+        return cache + self.states.numel() * 4
+
+    # --- reading
+
+    @torch.no_grad()
+    def read(self, prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Prompts through the network, their keys and values into the static cache; logits after the last (B, V)."""
+        together = len({len(prompt) for prompt in prompts}) == 1
+        batches = [range(len(prompts))] if together else [range(row, row + 1) for row in range(len(prompts))]
+        return torch.cat([self.read_some([prompts[row] for row in rows], rows) for rows in batches])
+
+    def read_some(self, prompts: Sequence[Sequence[int]], rows: range) -> Tensor:
+        """Of one length, into these rows of the cache."""
+        tokens = torch.tensor([list(prompt) for prompt in prompts], device=self.device)
+        length, here = tokens.shape[1], slice(rows.start, rows.stop)
+        if length >= self.capacity:
+            raise ClearheadError(f"the prompt has {length} tokens; this decoder was made for {self.capacity}")
+        cache = KeyValueCache(self.network.config)
+        hidden = self.network.hidden(tokens, cache=cache)
+        for layer, store in zip(self.layers, cache.stores, strict=True):
+            kept = store.tensors()
+            layer.keys[here, :, :length] = kept["key"][:, :, :length]
+            layer.values[here, :, :length] = kept["value"][:, :, :length]
+        self.position[here] = length
+        return self.network.to_logits(hidden[:, -1])
+
+    def start(self, tokens: Tensor) -> None:
+        """The first token of each row, chosen from what `read` gave."""
+        self.token.copy_(tokens)
+        self.step.fill_(1)
+        if self.graph is None:
+            self.capture()
+
+    def next(self) -> Tensor:
+        """The token after the last (B,), a buffer that the next call changes. The GPU may still be at work on it."""
+        assert self.graph is not None
+        self.graph.replay()
+        return self.token
+
+    @torch.no_grad()
+    def capture(self) -> None:
+        state = [tensor.clone() for tensor in (self.token, self.position, self.step)]
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # what is compiled or reserved on first use must be so before
+            for _ in range(2):
+                self.advance()
+                self.restore(state)
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.advance()
+        self.restore(state)
+
+    def restore(self, state: list[Tensor]) -> None:
+        for tensor, value in zip((self.token, self.position, self.step), state, strict=True):
+            tensor.copy_(value)
+
+    # --- the step
+
+    def advance(self) -> None:
+        stack = self.network.decoder
+        assert stack is not None
+        x = stack.embedding(self.token[:, None], self.position[:, None], None)[:, 0]
+        run = self.one_row if len(x) == 1 else self.several_rows
+        x = x.contiguous()
+        for layer in self.layers:
+            run(layer, x)
+        logits = self.to_logits(x)
+        self.token.copy_(self.choose(logits, self.step))
+        self.position += 1
+        self.step += 1
+
+    def one_row(self, layer: StaticLayer, x: Tensor) -> None:
+        """x (1, D), changed in place."""
+        projected = multiply(x, layer.projected, norm=layer.attention_norm)
+        mixed = self.attend(layer, projected)
+        multiply(mixed, layer.output, residual=x)
+        inner = multiply(x, layer.inner, norm=layer.feed_forward_norm, gated=layer.gated, activation=layer.activation)
+        multiply(inner, layer.down, residual=x)
+
+    def several_rows(self, layer: StaticLayer, x: Tensor) -> None:
+        """x (B, D), changed in place."""
+        projected = functional.linear(layer.attention_norm(x), layer.projected.unpacked(x.dtype), layer.projected.bias)
+        x += functional.linear(self.attend(layer, projected), layer.output.unpacked(x.dtype), layer.output.bias)
+        inner = functional.linear(layer.feed_forward_norm(x), layer.inner.unpacked(x.dtype), layer.inner.bias)
+        activation = ACTIVATIONS[layer.activation]  # type: ignore[index]
+        if layer.gated:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = activation(gate) * up
+        else:
+            inner = activation(inner)
+        x += functional.linear(inner, layer.down.unpacked(x.dtype), layer.down.bias)
+
+    def to_logits(self, x: Tensor) -> Tensor:
+        stack, head = self.network.decoder, self.network.head
+        assert stack is not None
+        plain = head is None or (
+            isinstance(head.transform, nn.Identity) and head.config.scale == 1.0 and head.config.softcap is None
+        )
+        if len(x) == 1 and plain:
+            return multiply(x, self.head, norm=stack.final_norm).float()  # type: ignore[arg-type]
+        return self.network.to_logits(stack.final_norm(x)).float()
+
+    def attend(self, layer: StaticLayer, projected: Tensor) -> Tensor:
+        """(B, (N + 2K) H) -> (B, N H)."""
+        return attend(
+            projected,
+            layer.attention,
+            (layer.keys, layer.values),
+            self.position,
+            (layer.cosine, layer.sine),
+            self.states,
+            self.arrivals,
+            self.num_spans,
+        )
+
+
+def merged(bits: str | None, *modules: nn.Linear) -> Matrix:
+    bias = None if modules[0].bias is None else torch.cat([module.bias.detach() for module in modules])
+    weight = merge(modules)
+    assert isinstance(weight, Tensor)
+    return Matrix.of(weight, bias, bits)

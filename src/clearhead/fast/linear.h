@@ -1,0 +1,188 @@
+// y = W norm(x) + bias, for few rows x and a W too large for the processor's cache: what counts is to read W once, at
+// the speed of the memory. Twin in PyTorch: packed.py and F.linear. Shapes: x (M, K), W (N, K), y (M, N).
+//
+// A quantised W stands in groups of 32 values along K that share a float16 scale (and offset): value = scale * q +
+// offset. x is rounded to int8 under a scale for each of the same groups, so that 64 products are one instruction
+// (vpdpbusd: 16 sums of four u8 * s8). It wants one side unsigned; W plays it, with its zero point moved to 0:
+//
+//     sum (q - zero) x = sum q x - zero sum x        the second term is known before W is read: `start`
+#pragma once
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "vectors.h"
+
+enum Kind : int32_t { FULL, HALF, EIGHT, FOUR };  // float32, bfloat16, 8-bit groups, 4-bit groups
+enum NormKind : int32_t { NO_NORM, ROOT_MEAN_SQUARE, LAYER_NORM };
+enum Activation : int32_t { IDENTITY, RELU, GELU, GELU_TANH, SILU };
+
+struct Matrix {
+  Kind kind;
+  int32_t num_groups;       // of 32 along K, an even number
+  int64_t N, K;
+  const void* values;       // (N, K) float, bfloat16 or int8; (N, K/2) bytes of two 4-bit values
+  const uint16_t* scales;   // (N, num_groups) float16
+  const uint16_t* offsets;  // (N, num_groups) float16, or null: four bits then mean q - 8
+  const float* bias;        // (N,) or null
+};
+
+struct Norm {
+  NormKind kind;
+  float epsilon;
+  const float *weight, *bias;  // (K,); bias may be null
+};
+
+// One of the threads that run the same code side by side.
+struct Member {
+  int64_t number = omp_get_thread_num(), count = omp_get_num_threads();
+  int64_t first(int64_t total) const { return total * number / count; }
+  int64_t last(int64_t total) const { return total * (number + 1) / count; }
+};
+
+// --- x, ready to meet W; every thread makes its own, which is cheaper than to wait for one that does
+
+struct Row {
+  std::vector<float> values;
+  std::vector<uint16_t> halves;
+  std::vector<int8_t> quants;  // in the order in which W's values come out of the vector registers
+  std::vector<int32_t> start;  // (K/64, 16)
+  std::vector<float> scales;   // (K/64, 16): that of each of the 16 sums
+  std::vector<float> sums;     // (K/32): scale * sum of quants, for offsets
+};
+
+inline void normalize(float* y, const float* x, int64_t K, const Norm& norm) {
+  if (norm.kind == NO_NORM) {
+    if (y != x) std::copy(x, x + K, y);
+    return;
+  }
+  float mean = 0, squares = 0;
+  if (norm.kind == LAYER_NORM) {
+    for (int64_t k = 0; k < K; k++) mean += x[k];
+    mean /= K;
+  }
+  for (int64_t k = 0; k < K; k++) squares += (x[k] - mean) * (x[k] - mean);
+  const float scale = 1 / std::sqrt(squares / K + norm.epsilon);
+  for (int64_t k = 0; k < K; k++) y[k] = (x[k] - mean) * scale * norm.weight[k] + (norm.bias ? norm.bias[k] : 0);
+}
+
+// Four bits: a byte holds values j and j + 16 of its group; a register holds two groups a and b as
+// a0-15 b0-15 a16-31 b16-31.
+inline int64_t place_of(int64_t k, Kind kind) {
+  if (kind == EIGHT) return k;
+  const int64_t group = (k / 32) % 2, half = (k / 16) % 2;
+  return k / 64 * 64 + half * 32 + group * 16 + k % 16;
+}
+
+inline void quantize(Row& row, const Matrix& w) {
+  const int64_t padded = w.num_groups * 32;
+  row.quants.resize(padded);
+  row.start.assign(padded / 4, 0);
+  row.scales.resize(padded / 4);
+  row.sums.resize(w.num_groups);
+  const int zero = w.kind == EIGHT ? 128 : w.offsets ? 0 : 8;
+  for (int64_t g = 0; g < w.num_groups; g++) {
+    const float* part = &row.values[g * 32];
+    float largest = 0;
+    for (int j = 0; j < 32; j++) largest = std::max(largest, std::fabs(part[j]));
+    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
+    int8_t quants[32];
+    int sum = 0;
+    for (int j = 0; j < 32; j++) sum += quants[j] = int8_t(__builtin_rintf(part[j] * inverse));
+    for (int j = 0; j < 32; j += 4) {
+      const int64_t place = place_of(g * 32 + j, w.kind);
+      std::copy(quants + j, quants + j + 4, &row.quants[place]);
+      row.start[place / 4] = -zero * (quants[j] + quants[j + 1] + quants[j + 2] + quants[j + 3]);
+      row.scales[place / 4] = scale;
+    }
+    row.sums[g] = scale * sum;
+  }
+}
+
+inline void prepare(Row& row, const float* x, const Matrix& w, const Norm& norm) {
+  row.values.assign(std::max<int64_t>(w.K, w.num_groups * 32), 0);
+  normalize(row.values.data(), x, w.K, norm);
+  if (w.kind == HALF) {
+    row.halves.resize(w.K);
+    for (int64_t k = 0; k < w.K; k++) row.halves[k] = to_bfloat16(row.values[k]);
+  }
+  if (w.kind == EIGHT || w.kind == FOUR) quantize(row, w);
+}
+
+// --- a few rows of W against one x
+
+constexpr int64_t SHARE = 8, TILE = 64;  // rows of W: what threads divide among themselves, what one does at a time
+
+template <int rows>
+inline void multiply(float* y, const Matrix& w, int64_t n, const Row& x) {
+  if (w.kind == FULL) return dot_full<rows>(y, (const float*)w.values + n * w.K, x.values.data(), w.K);
+  if (w.kind == HALF) return dot_half<rows>(y, (const uint16_t*)w.values + n * w.K, x.halves.data(), w.K);
+  const uint16_t* scales = w.scales + n * w.num_groups;
+  const Groups groups{x.quants.data(), x.start.data(), x.scales.data(), w.num_groups};
+  if (w.kind == EIGHT)
+    dot_eight<rows>(y, (const uint8_t*)w.values + n * w.num_groups * 32, scales, groups);
+  else
+    dot_four<rows>(y, (const uint8_t*)w.values + n * w.num_groups * 16, scales, groups);
+  if (w.offsets)
+    for (int r = 0; r < rows; r++) y[r] += dot_float16(w.offsets + (n + r) * w.num_groups, x.sums.data(), w.num_groups);
+}
+
+inline int64_t row_bytes(const Matrix& w) {
+  return w.kind == FULL ? w.K * 4 : w.kind == HALF ? w.K * 2 : w.num_groups * (w.kind == EIGHT ? 32 : 16);
+}
+
+// Rows that are multiplied side by side: about 2 KB of W. What comes 4 KB later is sent for in one burst meanwhile, for
+// the processor alone does not look that far ahead (17 against 28 GB/s on two cores of a Zen 4).
+template <int rows>
+inline void multiply_and_fetch(float* y, const Matrix& w, int64_t n, const Row& x, int64_t bytes) {
+  const char* next = (const char*)w.values + n * bytes + 4608;
+  for (int64_t byte = 0; byte < rows * bytes; byte += 64) __builtin_prefetch(next + byte);
+  multiply<rows>(y, w, n, x);
+}
+
+inline void multiply(float* y, const Matrix& w, int64_t n, int64_t count, const Row& x) {
+  const int64_t bytes = row_bytes(w);
+  int64_t r = 0;
+  if (bytes <= 400)
+    for (; r + 8 <= count; r += 8) multiply_and_fetch<8>(y + r, w, n + r, x, bytes);
+  if (bytes <= 800)
+    for (; r + 4 <= count; r += 4) multiply_and_fetch<4>(y + r, w, n + r, x, bytes);
+  if (w.kind != FULL)
+    for (; r + 2 <= count; r += 2) multiply_and_fetch<2>(y + r, w, n + r, x, bytes);
+  for (; r < count; r++) multiply_and_fetch<1>(y + r, w, n + r, x, bytes);
+  if (w.bias)
+    for (r = 0; r < count; r++) y[r] += w.bias[n + r];
+}
+
+inline void activate(float* x, int64_t count, Activation activation) {
+  for (int64_t i = 0; activation == RELU && i < count; i++) x[i] = x[i] > 0 ? x[i] : 0;
+  for (int64_t i = 0; activation == GELU && i < count; i++) x[i] *= 0.5f * (1 + std::erf(x[i] * 0.70710678f));
+  for (int64_t i = 0; activation == GELU_TANH && i < count; i++)
+    x[i] -= x[i] / (1 + exponential(1.59576912f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
+  for (int64_t i = 0; activation == SILU && i < count; i++) x[i] /= 1 + exponential(-x[i]);
+}
+
+// gated: W holds the gate's rows and then the up rows; y = activation(gate) * up. `residual` (M, N) may be null or y.
+inline void linear(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
+                   Activation activation, bool gated, const float* residual) {
+  thread_local std::vector<Row> prepared;
+  if (int64_t(prepared.size()) < M) prepared.resize(M);
+  for (int64_t m = 0; m < M; m++) prepare(prepared[m], x + m * w.K, w, norm);
+  const int64_t N = w.N / (gated ? 2 : 1), shares = (N + SHARE - 1) / SHARE;
+  const int64_t end = std::min(N, me.last(shares) * SHARE);
+  for (int64_t n = me.first(shares) * SHARE; n < end; n += TILE) {
+    const int64_t count = std::min(TILE, end - n);
+    for (int64_t m = 0; m < M; m++) {
+      float part[TILE], up[TILE];
+      multiply(part, w, n, count, prepared[m]);
+      if (gated) multiply(up, w, N + n, count, prepared[m]);
+      activate(part, count, activation);
+      for (int64_t r = 0; r < count; r++) {
+        const int64_t place = m * N + n + r;
+        y[place] = part[r] * (gated ? up[r] : 1) + (residual ? residual[place] : 0);
+      }
+    }
+  }
+}

@@ -1,0 +1,116 @@
+"""The network's own modules with packed weights, and the exchange of one for the other: works for every family.
+
+    pack_network(network, "int4")
+
+Linear layers, the token table and the logit head are packed; norms, biases, routers and positions stay as they are.
+"""
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.fast import cpu
+from clearhead.fast.packed import Bits, Packed, pack
+from clearhead.model.embedding import LogitHead
+from clearhead.model.transformer import Transformer
+
+
+class PackedMatrix(nn.Module):
+    """Holds a packed weight as buffers, so that it moves with the network."""
+
+    quants: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+
+    def __init__(self, packed: Packed):
+        super().__init__()
+        self.columns = packed.columns
+        self.put(packed)
+
+    def put(self, packed: Packed) -> None:
+        self.register_buffer("quants", packed.quants)
+        self.register_buffer("scales", packed.scales)
+        self.register_buffer("offsets", packed.offsets)
+
+    @property
+    def packed(self) -> Packed:
+        return Packed(self.quants, self.scales, self.offsets, self.columns)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """A change of precision is none of a packed weight's: its scales stay float16."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.scales.dtype != torch.float16:
+            self.scales = self.scales.to(torch.float16)
+            self.offsets = None if self.offsets is None else self.offsets.to(torch.float16)
+        return self
+
+
+class PackedLinear(PackedMatrix):
+    def __init__(self, packed: Packed, bias: nn.Parameter | None):
+        super().__init__(packed)
+        self.bias = bias
+
+    @property
+    def weight(self) -> Tensor:
+        """As numbers, for what does not multiply by it whole (absorbed latent attention)."""
+        return self.packed.unpack()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cpu.multiply(x, self.packed, self.bias)
+
+
+class PackedTable(PackedMatrix):
+    """An embedding table; a row is unpacked when it is looked up."""
+
+    def __init__(self, packed: Packed, dtype: torch.dtype):
+        super().__init__(packed)
+        self.dtype = dtype
+
+    @property
+    def weight(self) -> "PackedTable":
+        """What a tied head is handed."""
+        return self
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return cpu.unpacked(self.packed.rows(tokens.flatten()), self.dtype).unflatten(0, tokens.shape)
+
+
+class FastHead(nn.Module):
+    """A logit head for few rows: its own matrix or the token table, plain or packed."""
+
+    def __init__(self, head: LogitHead, own: nn.Parameter | PackedMatrix | None):
+        super().__init__()
+        self.config, self.transform, self.weight, self.bias = head.config, head.transform, own, head.bias
+
+    def forward(self, x: Tensor, table: Tensor | PackedMatrix) -> Tensor:
+        x = self.transform(x)
+        if self.config.scale != 1.0:
+            x = x * self.config.scale
+        weight = table if self.weight is None else self.weight
+        logits = cpu.multiply(x, weight.packed if isinstance(weight, PackedMatrix) else weight, self.bias)
+        if self.config.softcap is not None:
+            logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
+        return logits
+
+
+def pack_network(network: Transformer, bits: Bits) -> Transformer:
+    """In place. One matrix at a time, so that the peak is the network and one matrix more."""
+    for name, module in list(network.named_modules()):
+        owner, _, leaf = name.rpartition(".")
+        if isinstance(module, nn.Linear) and ".router" not in name:
+            setattr(network.get_submodule(owner), leaf, PackedLinear(pack(module.weight.detach(), bits), module.bias))
+    tables: dict[nn.Embedding, PackedTable] = {}
+    for stack in (network.encoder, network.decoder):
+        if stack is None:
+            continue
+        table = stack.embedding.tokens
+        if table not in tables:
+            tables[table] = PackedTable(pack(table.weight.detach(), bits), table.weight.dtype)
+        stack.embedding.tokens = tables[table]  # type: ignore[assignment]
+    if network.head is not None:
+        own = network.head.weight
+        packed = None if own is None else PackedMatrix(pack(own.detach(), bits))
+        network.head = FastHead(network.head, packed)  # type: ignore[assignment]
+    return network

@@ -1,0 +1,196 @@
+"""A decoder's layers as the kernels of step.cpp see them, and the call that runs a token through them.
+
+    plan = Plan(stack.layers, stack.final_norm); plan.run(x, positions, memory, cache)
+
+Built once: matrices that are read together are merged, and the modules' own become views of them. For every token only
+the numbers that change are set: slots, angles, and the cache's addresses when its buffers have moved.
+"""
+
+from ctypes import byref
+from typing import Any, cast
+
+import numpy.ctypeslib
+import torch
+from torch import Tensor, nn
+
+from clearhead.cache.cache import KeyValueCache
+from clearhead.fast import cpu
+from clearhead.fast.modules import PackedLinear
+from clearhead.fast.support import ACTIVATIONS, PLACEMENTS, merge
+from clearhead.model.attention import Attention
+from clearhead.model.block import Block, Residual
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import GroupedAttention
+from clearhead.model.feed_forward import FeedForwardLayer
+from clearhead.model.masks import make_mask, memory_mask
+from clearhead.model.norms import RootMeanSquare
+from clearhead.model.parts import Rope
+from clearhead.model.positions import Rotation, rotation_for
+from clearhead.model.transformer import Memory
+
+
+class Plan:
+    def __init__(self, blocks: nn.ModuleList, final_norm: nn.Module):
+        self.held: list[Any] = []  # whatever the structures point to
+        self.blocks = [cast(Block, block) for block in blocks]
+        self.dtype = next(blocks.parameters()).dtype
+        # Configs compare by value, thirty times a token; their numbers do not.
+        attentions = [cast(Attention, block.attention).config for block in self.blocks]
+        self.kinds = [([i for i, a in enumerate(attentions) if a == kind], kind) for kind in dict.fromkeys(attentions)]
+        self.tables: list[Rotation | None] = [
+            self.angle_table(kind, 512) if isinstance(kind.position, Rope) else None for _, kind in self.kinds
+        ]
+        self.addresses: list[tuple[int, int, int]] = []
+        self.final_norm = self.norm(final_norm)
+        self.layers = (cpu.Layer * len(self.blocks))(*(self.layer(block) for block in self.blocks))
+        self.angles = (cpu.Angles * len(self.blocks))()
+        self.kept = (cpu.Kept * len(self.blocks))()
+        self.across = (cpu.Kept * len(self.blocks))()
+        self.numbers, self.turns = numpy.ctypeslib.as_array(self.kept), numpy.ctypeslib.as_array(self.angles)
+
+    # --- building
+
+    def layer(self, block: Block) -> cpu.Layer:
+        attention, feed_forward = block.attention, block.feed_forward
+        assert isinstance(attention, Attention)
+        assert isinstance(feed_forward, FeedForwardLayer)
+        config = block.layer.feed_forward
+        assert isinstance(config, FeedForward)
+        layer = cpu.Layer(PLACEMENTS[block.layer.placement], ACTIVATIONS[config.activation], config.gated)
+        layer.heads = self.heads(attention)
+        layer.projected = self.merged(attention.query, attention.key, attention.value)
+        layer.output = self.merged(attention.output)
+        inner = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
+        layer.inner, layer.down = self.merged(*inner), self.merged(feed_forward.down)
+        residuals: dict[int, Residual] = {0: block.attention_residual, 2: block.feed_forward_residual}
+        if block.layer.cross_attention is not None:
+            layer.looks_across = 1
+            across = cast(Attention, block.cross_attention)
+            layer.cross_heads = self.heads(across)
+            layer.cross_query, layer.cross_output = self.merged(across.query), self.merged(across.output)
+            residuals[1] = block.cross_attention_residual
+        for place, residual in residuals.items():
+            layer.norms[place] = self.norm(residual.norm)
+            layer.branch_norms[place] = self.norm(residual.branch_norm)
+        return layer
+
+    def heads(self, attention: Attention) -> cpu.Heads:
+        config = attention.config
+        rope = config.position if isinstance(config.position, Rope) else None
+        pairs = 0 if rope is None else (rope.width or config.head_width) // 2
+        neighbours = rope is not None and rope.pairing == "interleaved"
+        norms = self.norm(attention.query_norm), self.norm(attention.key_norm)
+        sizes = config.num_heads, config.num_kv_heads, config.head_width
+        return cpu.Heads(*sizes, pairs, neighbours, attention.scale, *norms)
+
+    def norm(self, module: nn.Module) -> cpu.Norm:
+        if isinstance(module, nn.Identity):
+            return cpu.Norm()
+        weight = cast(Tensor, module.weight).detach().float()
+        if isinstance(module, RootMeanSquare):
+            epsilon = module.config.epsilon
+            return cpu.Norm(1, epsilon, self.hold(1 + weight if module.config.unit_offset else weight), None)
+        assert isinstance(module, nn.LayerNorm)
+        bias = None if module.bias is None else self.hold(module.bias.detach().float())
+        return cpu.Norm(2, module.eps, self.hold(weight), bias)
+
+    def hold(self, tensor: Tensor) -> int:
+        self.held.append(tensor.contiguous())
+        return self.held[-1].data_ptr()
+
+    def merged(self, *modules: nn.Linear | PackedLinear) -> cpu.Matrix:
+        bias = None
+        if modules[0].bias is not None:
+            bias = torch.cat([cast(Tensor, module.bias).detach().float() for module in modules])
+            self.held.append(bias)
+        weight = merge(modules)
+        self.held.append(weight)
+        return cpu.matrix_of(weight, bias)
+
+    # --- running
+
+    def run(self, x: Tensor, positions: Tensor, memory: Memory | None, cache: KeyValueCache) -> None:
+        """x (B, 1, D), changed in place; positions (B or 1, 1)."""
+        self.bind(cache, len(x))
+        alive = [tensor for number in range(len(self.kinds)) for tensor in self.see(number, positions, cache, len(x))]
+        across = None
+        if memory is not None and memory.remembered is not None:
+            alive += self.look_across(memory, len(x))
+            across = self.across
+        kernels = cpu.library()
+        assert kernels is not None
+        kernels.clearhead_step(
+            self.layers,
+            len(self.blocks),
+            self.kept,
+            across,
+            self.angles,
+            byref(self.final_norm),
+            x.data_ptr(),
+            len(x),
+        )
+        del alive  # the structures pointed to it until here
+
+    def bind(self, cache: KeyValueCache, batch: int) -> None:
+        """Point to the buffers of this cache, with room for one token more."""
+        places = []
+        for block, store in zip(self.blocks, cache.stores, strict=True):
+            heads = cast(GroupedAttention, block.layer.attention)
+            shape = (batch, heads.num_kv_heads, heads.head_width)
+            places.append(store.reserve(cache.length, shape, self.dtype, torch.device("cpu")))
+        addresses = [(place.key.data_ptr(), place.value.data_ptr(), place.key.stride(0)) for place in places]
+        if addresses != self.addresses:
+            self.addresses = addresses
+            for kept, place in zip(self.kept, places, strict=True):
+                put(kept, place.key, place.value)
+
+    def see(self, number: int, positions: Tensor, cache: KeyValueCache, batch: int) -> list[Tensor]:
+        """Tell the layers of one kind their slot, mask and angles; what these point to."""
+        layers, attention = self.kinds[number]
+        place = cache.stores[layers[0]].reserve(cache.length, (0, 0, 0), self.dtype, positions.device)  # there by now
+        self.numbers["slot"][layers], self.numbers["num_slots"][layers] = place.slot, place.num_slots
+        alive = []
+        if self.tables[number] is not None:
+            alive = self.turn(number, layers, positions)
+        if cache.new is None and place.num_slots == cache.length + 1:  # no padding and no ring: all may be seen
+            self.numbers["allowed"][layers] = 0
+            return alive
+        allowed = make_mask(attention.reach, cache.grid(attention.reach)).allowed
+        seen = None if allowed is None else allowed.expand(batch, 1, 1, -1).contiguous()
+        self.numbers["allowed"][layers] = 0 if seen is None else seen.data_ptr()
+        return alive if seen is None else [*alive, seen]
+
+    def turn(self, number: int, layers: list[int], positions: Tensor) -> list[Tensor]:
+        """Cosines and sines of these positions, from a table that doubles when it is too short."""
+        furthest = int(positions.max())
+        table = self.tables[number]
+        assert table is not None
+        if furthest >= table.cosine.shape[2]:
+            table = self.tables[number] = self.angle_table(self.kinds[number][1], 2 * furthest)
+        cosine, sine = (part[0, 0].index_select(0, positions[:, 0]) for part in (table.cosine, table.sine))
+        self.turns["cosine"][layers], self.turns["sine"][layers] = cosine.data_ptr(), sine.data_ptr()
+        self.turns["row_stride"][layers] = cosine.shape[-1] if len(cosine) > 1 else 0
+        return [cosine, sine]
+
+    @staticmethod
+    def angle_table(attention: GroupedAttention, length: int) -> Rotation:
+        assert isinstance(attention.position, Rope)
+        return rotation_for(attention.position, torch.arange(length)[None], attention.head_width, torch.float32)
+
+    def look_across(self, memory: Memory, batch: int) -> list[Tensor]:
+        assert memory.remembered is not None
+        allowed = memory_mask(memory.mask).allowed
+        seen = None if allowed is None else allowed.expand(batch, 1, 1, -1).contiguous()
+        alive = [] if seen is None else [seen]
+        for kept, (key, value) in zip(self.across, memory.remembered, strict=True):
+            key, value = key.contiguous(), value.contiguous()
+            alive += [key, value]
+            put(kept, key, value)
+            kept.num_slots, kept.allowed = key.shape[2], 0 if seen is None else seen.data_ptr()
+        return alive
+
+
+def put(kept: cpu.Kept, key: Tensor, value: Tensor) -> None:
+    kept.keys, kept.values = key.data_ptr(), value.data_ptr()
+    kept.row_stride, kept.head_stride = key.stride(0), key.stride(1)
+    kept.is_bfloat16 = key.dtype == torch.bfloat16

@@ -1,0 +1,76 @@
+"""What the fast steps can do, and the merging of matrices that are read together.
+
+reason = unknown_part(layer); weight = merge((attention.query, attention.key, attention.value))
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.fast.modules import PackedLinear
+from clearhead.fast.packed import Packed
+from clearhead.model.branches import FeedForward
+from clearhead.model.config import GroupedAttention, HeadNorm, Layer
+from clearhead.model.parts import DeviationNorm, DynamicScaling, NoPosition, Rope
+
+PLACEMENTS = {"pre": 0, "post": 1, "sandwich": 2}
+ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+
+
+def unknown_part(layer: Layer) -> str | None:
+    if layer.placement not in PLACEMENTS:
+        return f"{layer.placement} placement"
+    if isinstance(layer.norm, DeviationNorm):
+        return "norms by the standard deviation"
+    if not isinstance(layer.feed_forward, FeedForward) or layer.feed_forward.activation not in ACTIVATIONS:
+        return "this kind of feed-forward"
+    for attention in (layer.attention, layer.cross_attention):
+        if attention is not None and not is_plain(attention):
+            return "this kind of attention"
+    return None
+
+
+def is_plain(attention: Any) -> bool:
+    return (
+        isinstance(attention, GroupedAttention)
+        and isinstance(attention.position, Rope | NoPosition)
+        and not isinstance(getattr(attention.position, "scaling", None), DynamicScaling)  # no table of angles holds
+        and attention.value_width in (None, attention.head_width)
+        and (attention.softcap, attention.clip, attention.temperature) == (None, None, None)
+        and isinstance(attention.head_norm, HeadNorm | None)
+    )
+
+
+def merge(modules: tuple[nn.Linear | PackedLinear, ...]) -> Tensor | Packed:
+    """One matrix of all their rows; the modules then hold views of it, so that nothing is kept twice."""
+    if len(modules) == 1:
+        only = modules[0]
+        return only.packed if isinstance(only, PackedLinear) else only.weight.detach()
+    packed = [module for module in modules if isinstance(module, PackedLinear)]
+    if len(packed) == len(modules) and len({(m.quants.dtype, m.offsets is None) for m in packed}) == 1:
+        return merge_packed(packed)
+    if packed:  # in different ways: as numbers then
+        dtype = next((module.weight.dtype for module in modules if isinstance(module, nn.Linear)), torch.bfloat16)
+        return torch.cat([module.weight.detach().to(dtype) for module in modules])
+    plain = [module for module in modules if isinstance(module, nn.Linear)]
+    whole = torch.cat([module.weight.detach() for module in plain])
+    for module, part in zip(plain, whole.split([len(module.weight) for module in plain]), strict=True):
+        module.weight = nn.Parameter(part, requires_grad=False)
+    return whole
+
+
+def merge_packed(modules: list[PackedLinear]) -> Packed:
+    parts = [module.packed for module in modules]
+    offsets = [part.offsets for part in parts if part.offsets is not None]
+    whole = Packed(
+        torch.cat([part.quants for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(offsets) if offsets else None,
+        parts[0].columns,
+    )
+    start = 0
+    for module, part in zip(modules, parts, strict=True):
+        module.put(whole.rows(slice(start, start + part.shape[0])))
+        start += part.shape[0]
+    return whole

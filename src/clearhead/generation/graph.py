@@ -1,0 +1,53 @@
+"""The decode loop on an NVIDIA GPU: the same rows, the same turns as decode.py, the step in one CUDA graph.
+
+    if fits(network, rows): turns = decode_in_graph(network, rows)
+
+The graph is asked for the next token before the last one is looked at, so that the GPU never waits for the host; what
+it made beyond the end of a row is forgotten.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from clearhead.fast.cuda import GraphDecoder, why_not
+from clearhead.generation.decode import Row, room
+from clearhead.generation.rows import RowOptions
+from clearhead.generation.sampling import next_tokens
+from clearhead.model.transformer import Transformer
+
+
+def fits(network: Transformer, rows: Sequence[Row]) -> bool:
+    """Penalties look at all tokens so far and log-probabilities at all logits: those stay with decode.py."""
+    if network.device.type != "cuda" or why_not(network):
+        return False
+    options = RowOptions.of([row.options for row in rows], network.config.vocab_size, network.device)
+    plain = not options.needs_counts and all(row.options.logprobs is None for row in rows)
+    return plain and not any(row.earlier or row.source for row in rows)
+
+
+@torch.no_grad()
+def decode_in_graph(network: Transformer, rows: Sequence[Row], bits: str | None = None) -> Iterator[None]:
+    active = [row for row in rows if row.options.max_new_tokens > 0]
+    if not active:
+        return
+    options = RowOptions.of([row.options for row in active], network.config.vocab_size, network.device)
+
+    def choose(logits: Tensor, steps: Tensor) -> Tensor:
+        return next_tokens(logits, options, steps)
+
+    longest = max(len(row.prompt) + row.options.max_new_tokens for row in active)
+    decoder = GraphDecoder(network, len(active), longest + 2, choose, bits)
+    first = choose(decoder.read([row.prompt for row in active]), torch.zeros_like(decoder.step))
+    decoder.start(first)
+    ready = first.tolist()
+    while True:
+        coming = decoder.next().clone()  # at work already while the host looks at the last
+        for row, token in zip(active, ready, strict=True):
+            if not row.done:
+                row.take(token, room(network, len(row.prompt)))
+        yield
+        if all(row.done for row in active):
+            return
+        ready = coming.tolist()

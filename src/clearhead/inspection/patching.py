@@ -1,0 +1,79 @@
+"""Put what one text made the network think into its run on another, and see what it says then.
+
+    effect = patch(clean, corrupted, layer=3, positions=[4])   # clean's stream before layer 3, at token 4
+
+Activation patching, also causal tracing (Vig et al. 2020; Meng et al. 2022): if the answer to `clean` comes back,
+what was put in carried it.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.inspection.effect import Effect
+from clearhead.inspection.heads import index
+from clearhead.inspection.sites import Part, changed, site
+from clearhead.inspection.trace import Trace
+
+
+def patch(
+    clean: Trace,
+    corrupted: Trace,
+    layer: int,
+    positions: Iterable[int] | None = None,
+    part: Part | None = None,
+    head: int | None = None,
+    *,
+    position: int = -1,
+) -> Effect:
+    """The run on `corrupted` with a part of `clean` at `positions` (None: all); the effect at `position`.
+
+    The part is the stream before the layer, or a head's output, unless it is named.
+    """
+    check_pair(clean, corrupted)
+    part = part or ("stream" if head is None else "attention")
+    length = len(corrupted.tokens)
+    place = site(corrupted, layer, part, head)
+    put_in = heard_at(clean, layer, part, head)
+    rows = range(length) if positions is None else [index("position", number, length) for number in positions]
+    chosen = torch.tensor(list(rows), dtype=torch.long, device=put_in.device)
+
+    def swap(x: Tensor) -> Tensor:
+        return x.index_copy(1, chosen, put_in[:, chosen])
+
+    with changed(place, swap):
+        after = corrupted.run_again()
+    position = index("position", position, length)
+    return Effect.of(corrupted.logits[position], after[position])
+
+
+def restoration(clean: Trace, corrupted: Trace, token: int, *, position: int = -1) -> Tensor:
+    """Patch the stream at each layer and token in turn: the log-probability `token` gains (L, T)."""
+    index("token", token, clean.config.vocab_size)
+    layers, places = range(corrupted.num_layers), range(len(corrupted.tokens))
+    gains = [[patch(clean, corrupted, one, [at], position=position).gain(token) for at in places] for one in layers]
+    return torch.tensor(gains)
+
+
+def heard_at(trace: Trace, layer: int, part: Part, head: int | None) -> Tensor:
+    """The value at a place in the traced run."""
+    heard: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        heard.append(x)
+        return x
+
+    with changed(site(trace, layer, part, head), keep):
+        trace.run_again()
+    return heard[0]
+
+
+def check_pair(clean: Trace, corrupted: Trace) -> None:
+    if clean.network is not corrupted.network:
+        raise ClearheadError("the two traces are of different models; trace both texts with one")
+    if len(clean.tokens) != len(corrupted.tokens):
+        raise ClearheadError(
+            f"the texts have {len(clean.tokens)} and {len(corrupted.tokens)} tokens; patching needs as many in both"
+        )

@@ -1,0 +1,135 @@
+"""One block again, from the input that was kept of it: its heads, what each branch adds, where a router sends.
+
+    replay = BlockReplay(block, x, sight_of(stack, layer, inputs)); replay.heads(); replay.feed_forward
+
+Each piece is computed when it is first asked for. The placement of norms is that of model/block.py:
+
+    pre, sandwich   middle = x + attention (+ cross)          output = middle + feed_forward
+    post            middle = norm(x + attention) (the same)   output = norm(middle + feed_forward)
+    parallel        middle = x + attention                    output = middle + feed_forward, which does not read it
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import cast
+
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.inspection.heads import Heads, hear
+from clearhead.inspection.record import Inputs
+from clearhead.model.attend import fused
+from clearhead.model.block import Block, Residual
+from clearhead.model.masks import Grid, memory_mask, positions_from
+from clearhead.model.mixture import MixtureLayer
+from clearhead.model.sight import Lighting, Sight, look
+from clearhead.model.transformer import LayerStack
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where the router of one layer sends each token, best first."""
+
+    experts: Tensor  # (T, num_chosen)
+    weights: Tensor  # (T, num_chosen)
+
+
+def sight_of(stack: LayerStack, layer: int, inputs: Inputs) -> Sight:
+    """What the stack's forward told the attention of this layer."""
+    if inputs.positions is None:
+        positions = positions_from(inputs.tokens, inputs.mask)
+        grid = Grid.at(positions, inputs.mask, inputs.documents)
+    else:
+        positions = inputs.positions
+        grid = Grid.of(inputs.tokens, inputs.mask, inputs.documents)
+    dtype = stack.embedding.tokens.weight.dtype
+    light = Lighting(lambda reach: grid, positions, stack.width, dtype, fused, absorb=False)
+    described = stack.stack.layers[layer]
+    return look([described], light, stack.relative_bias)[described.attention]
+
+
+def sight_across(inputs: Inputs, source: Inputs) -> Sight:
+    return Sight(memory_mask(source.mask), fused, positions_from(inputs.tokens, inputs.mask))
+
+
+class BlockReplay:
+    """x (1, T, D), memory (1, S, D) where the block looks across; what comes out is (1, T, D) too."""
+
+    def __init__(
+        self,
+        block: Block,
+        x: Tensor,
+        sight: Sight,
+        memory: Tensor | None = None,
+        memory_sight: Sight | None = None,
+    ):
+        self.block, self.x, self.sight = block, x, sight
+        self.memory, self.memory_sight = memory, memory_sight
+
+    @cached_property
+    def normed(self) -> Tensor:
+        return read(self.block.attention_residual, self.x)
+
+    def heads(self) -> Heads:
+        return hear(self.block.attention, self.normed, self.sight)
+
+    def cross_heads(self) -> Heads:
+        assert self.memory_sight is not None
+        x = read(self.block.cross_attention_residual, self.after_attention)
+        return hear(self.block.cross_attention, x, self.memory_sight, self.memory)
+
+    @cached_property
+    def attention(self) -> Tensor:
+        """What attention adds to the stream."""
+        return self.block.attention_residual.branch_norm(self.block.attention(self.normed, self.sight))
+
+    @cached_property
+    def after_attention(self) -> Tensor:
+        return join(self.block.attention_residual, self.x, self.attention)
+
+    @cached_property
+    def cross_attention(self) -> Tensor:
+        residual = self.block.cross_attention_residual
+        x = read(residual, self.after_attention)
+        return residual.branch_norm(self.block.cross_attention(x, self.memory_sight, self.memory))
+
+    @cached_property
+    def middle(self) -> Tensor:
+        """The stream between attention and feed-forward."""
+        if self.memory is None:
+            return self.after_attention
+        return join(self.block.cross_attention_residual, self.after_attention, self.cross_attention)
+
+    @cached_property
+    def feed_forward_input(self) -> Tensor:
+        return self.normed if self.is_parallel else read(self.block.feed_forward_residual, self.middle)
+
+    @cached_property
+    def feed_forward(self) -> Tensor:
+        """What the feed-forward adds to the stream."""
+        out = self.block.feed_forward(self.feed_forward_input)
+        return out if self.is_parallel else self.block.feed_forward_residual.branch_norm(out)
+
+    @property
+    def is_parallel(self) -> bool:
+        return self.block.layer.placement == "parallel"
+
+    def routing(self) -> Routing:
+        mixture = self.block.feed_forward
+        if not isinstance(mixture, MixtureLayer):
+            raise ClearheadError("this layer has one feed-forward and no router; feed_forward(layer) shows it")
+        weights, experts = cast(tuple[Tensor, Tensor], mixture.router(self.feed_forward_input[0]))
+        weights, order = weights.sort(dim=-1, descending=True)
+        return Routing(experts.gather(-1, order), weights)
+
+
+def read(residual: Residual, x: Tensor) -> Tensor:
+    """What a branch is given of the stream."""
+    return x if residual.placement == "post" else residual.norm(x)
+
+
+def join(residual: Residual, x: Tensor, added: Tensor) -> Tensor:
+    joined: Tensor = x + added
+    if residual.placement == "post":
+        joined = residual.norm(joined)
+    return joined

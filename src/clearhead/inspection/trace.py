@@ -1,0 +1,234 @@
+"""A trace: what one forward on the fast path left behind, and everything else computed from it when asked for.
+
+    traced = trace(model, "The cat sat on the mat"); traced.attention(layer=3, head=2)   # (T, T), rows sum to 1
+
+Kept are the tokens and the stream before each block, L + 1 times (T, D). Scores and weights of one head, a branch's
+output, the logits are made anew from these by the network's own parts, for the layer, head and rows asked for.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError, unknown
+from clearhead.inspection.heads import Heads, chosen, index
+from clearhead.inspection.record import Inputs, resting, run
+from clearhead.inspection.replay import BlockReplay, Routing, sight_across, sight_of
+from clearhead.model.block import Block
+from clearhead.model.config import Layer, ModelConfig, Stack
+from clearhead.model.transformer import LayerStack, Transformer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def quiet(method: Callable[Concatenate["Trace", P], R]) -> Callable[Concatenate["Trace", P], R]:
+    """Without gradient and dropout, whatever the network is doing otherwise."""
+
+    @wraps(method)
+    def quietly(self: "Trace", /, *arguments: P.args, **options: P.kwargs) -> R:
+        with torch.no_grad(), nullcontext() if self.network is None else resting(self.network):
+            return method(self, *arguments, **options)
+
+    return quietly
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Layers, heads and rows count from 0, or from the end as -1. `stack` is the one that answers, unless named."""
+
+    config: ModelConfig
+    tokens: list[int]
+    token_texts: list[str]
+    states: dict[str, list[Tensor]]  # by stack: the stream (T, D) before each layer and after the last
+    source_tokens: list[int] | None = None
+    source_texts: list[str] | None = None
+    heads: dict[str, list[Heads]] = field(default_factory=dict)  # by stack or "cross", where they were kept
+    network: Transformer | None = None  # None: loaded without
+    inputs: dict[str, Inputs] = field(default_factory=dict)  # by stack
+
+    def __repr__(self) -> str:
+        source = "" if self.source_tokens is None else f" from {len(self.source_tokens)}"
+        return f"Trace({len(self.tokens)} tokens{source}, {self.num_layers} layers)"
+
+    def _repr_html_(self) -> str | None:
+        from clearhead.inspection.output import notebook
+
+        return notebook(self)
+
+    @property
+    def num_layers(self) -> int:
+        """Of the stack that answers."""
+        return len(self.config.output_stack.layers)
+
+    def num_heads(self, layer: int = 0, stack: str | None = None) -> int:
+        return self.described(layer, stack).attention.num_heads
+
+    # --- attention
+
+    @quiet
+    def scores(
+        self, layer: int, head: int | None = None, rows: Iterable[int] | None = None, stack: str | None = None
+    ) -> Tensor:
+        """(T, S), or (N, T, S) of all heads: scaled, capped and with their bias, before the mask."""
+        heads = self.self_heads(layer, stack)
+        return chosen(heads, head, rows).attended.scores[0, slice(None) if head is None else 0]
+
+    @quiet
+    def attention(
+        self, layer: int, head: int | None = None, rows: Iterable[int] | None = None, stack: str | None = None
+    ) -> Tensor:
+        """(T, S), or (N, T, S) of all heads: where each token looks. Rows sum to 1."""
+        heads = self.self_heads(layer, stack)
+        return chosen(heads, head, rows).attended.weights[0, slice(None) if head is None else 0]
+
+    @quiet
+    def cross_attention(self, layer: int, head: int | None = None, rows: Iterable[int] | None = None) -> Tensor:
+        """(T, S), or (N, T, S) of all heads: where each token of the decoder looks in the source."""
+        return chosen(self.cross_heads(layer), head, rows).attended.weights[0, slice(None) if head is None else 0]
+
+    @quiet
+    def allowed(self, layer: int, stack: str | None = None) -> Tensor:
+        """(T, S): True where a token may look."""
+        heads = self.self_heads(layer, stack)
+        return heads.allowed(torch.arange(heads.queries.shape[2]))
+
+    @quiet
+    def values(self, layer: int, head: int, stack: str | None = None) -> Tensor:
+        """(S, H of values): what this head takes from each token it looks at."""
+        heads = self.self_heads(layer, stack)
+        return heads.values[0, heads.key_head(index("head", head, heads.num_heads))]
+
+    @quiet
+    def self_heads(self, layer: int, stack: str | None = None) -> Heads:
+        stack, layer = self.place(layer, stack)
+        return self.heads[stack][layer] if stack in self.heads else self.replay(layer, stack).heads()
+
+    @quiet
+    def cross_heads(self, layer: int) -> Heads:
+        if not self.config.is_encoder_decoder:
+            raise ClearheadError("this model has no cross-attention; attention(layer) shows how it looks at itself")
+        _, layer = self.place(layer, "decoder")
+        return self.heads["cross"][layer] if "cross" in self.heads else self.replay(layer, "decoder").cross_heads()
+
+    # --- the stream and what is added to it
+
+    def residual(self, layer: int, stack: str | None = None) -> Tensor:
+        """(T, D): the stream before a layer; `num_layers`: after the last."""
+        name = self.stack_name(stack)
+        states = self.states[name]
+        return states[index("layer", layer, len(states), " (the last: after all layers)")]
+
+    @quiet
+    def middle(self, layer: int, stack: str | None = None) -> Tensor:
+        """(T, D): the stream between attention and feed-forward."""
+        return self.replay(layer, stack).middle[0]
+
+    @quiet
+    def attention_output(self, layer: int, stack: str | None = None) -> Tensor:
+        """(T, D): what attention adds to the stream."""
+        return self.replay(layer, stack).attention[0]
+
+    @quiet
+    def cross_attention_output(self, layer: int) -> Tensor:
+        """(T, D): what the look at the source adds to the stream."""
+        self.cross_heads(layer)
+        return self.replay(layer, "decoder").cross_attention[0]
+
+    @quiet
+    def feed_forward(self, layer: int, stack: str | None = None) -> Tensor:
+        """(T, D): what the feed-forward, or the mixture of experts, adds to the stream."""
+        return self.replay(layer, stack).feed_forward[0]
+
+    @quiet
+    def router(self, layer: int, stack: str | None = None) -> Routing:
+        """Which experts each token goes to, and their weights, both (T, num_chosen)."""
+        return self.replay(layer, stack).routing()
+
+    @property
+    def logits(self) -> Tensor:
+        """(T, V)."""
+        return self.to_logits(self.residual(self.num_layers))
+
+    @quiet
+    def to_logits(self, states: Tensor) -> Tensor:
+        """A stream (n, D) of the stack that answers, as if it were the last: (n, V)."""
+        network = self.need_network()
+        if network.head is None:
+            raise ClearheadError("this model has no vocabulary head; residual(num_layers) holds its last states")
+        return network.to_logits(self.layer_stack(None).final_norm(states))
+
+    @quiet
+    def run_again(self) -> Tensor:
+        """The forward that was traced, to the logits (T, V): for whoever has changed something in the network."""
+        network = self.need_network()
+        source = self.inputs["encoder"] if self.config.is_encoder_decoder else None
+        hidden = run(network, self.inputs[self.stack_name(None)], source)
+        return network.to_logits(hidden)[0]
+
+    # --- how it is computed
+
+    def replay(self, layer: int, stack: str | None = None) -> BlockReplay:
+        """One block from its kept input."""
+        name, layer = self.place(layer, stack)
+        layers = self.layer_stack(name)
+        block, inputs = cast(Block, layers.layers[layer]), self.inputs[name]
+        x, sight = self.states[name][layer][None], sight_of(layers, layer, inputs)
+        if block.layer.cross_attention is None:
+            return BlockReplay(block, x, sight)
+        memory = self.layer_stack("encoder").final_norm(self.states["encoder"][-1][None])
+        return BlockReplay(block, x, sight, memory, sight_across(inputs, self.inputs["encoder"]))
+
+    def layer_stack(self, stack: str | None) -> LayerStack:
+        return cast(LayerStack, getattr(self.need_network(), self.stack_name(stack)))
+
+    def need_network(self) -> Transformer:
+        if self.network is None:
+            raise ClearheadError("this trace was loaded without its model; load it as Trace.load(path, model.network)")
+        return self.network
+
+    def described(self, layer: int, stack: str | None = None) -> Layer:
+        name, layer = self.place(layer, stack)
+        return cast(Stack, getattr(self.config, name)).layers[layer]
+
+    def place(self, layer: int, stack: str | None) -> tuple[str, int]:
+        name = self.stack_name(stack)
+        return name, index("layer", layer, len(self.states[name]) - 1)
+
+    def stack_name(self, stack: str | None) -> str:
+        if stack is None:
+            return "encoder" if self.config.decoder is None else "decoder"
+        if stack not in self.states:
+            raise unknown("stack", stack, self.states)
+        return stack
+
+    @quiet
+    def with_heads(self) -> "Trace":
+        """The same with queries, keys and values of all layers kept: quicker to ask, and saved as they are."""
+        heads = {
+            name: [self.self_heads(layer, name) for layer in range(len(self.states[name]) - 1)] for name in self.states
+        }
+        if self.config.is_encoder_decoder:
+            heads["cross"] = [self.cross_heads(layer) for layer in range(self.num_layers)]
+        return replace(self, heads=heads)
+
+    # --- on disk
+
+    def save(self, path: str | Path) -> Path:
+        """One safetensors file: the streams, every layer's queries, keys and values, and the rest as JSON in it."""
+        from clearhead.inspection.saved import save_trace
+
+        return save_trace(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path, network: Transformer | None = None) -> "Trace":
+        """Attention, values and streams are in the file; for what branches add and for logits give the network."""
+        from clearhead.inspection.saved import load_trace
+
+        return load_trace(Path(path), network)

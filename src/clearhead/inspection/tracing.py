@@ -1,0 +1,151 @@
+"""Ways to a trace: of a text, of what a model generates, of a row in training. All run the fast path.
+
+traced = trace(model, "The cat sat on the mat"); traced.attention(layer=3, head=2)   # (T, T), rows sum to 1
+"""
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.generation.prompts import Prompt, check_tokens
+from clearhead.inspection.heads import index
+from clearhead.inspection.record import Inputs, listening, resting, run
+from clearhead.inspection.trace import Trace
+from clearhead.model.config import Stack
+from clearhead.model.transformer import Transformer
+
+if TYPE_CHECKING:
+    from clearhead.bundle import Model
+    from clearhead.tokenization.base import Tokenizer
+
+MAX_TOKENS = 32_768  # the weights of one head would be 4 GiB in float32
+
+
+def trace(model: "Model", text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False) -> Trace:
+    """Read a text or token ids. An encoder-decoder reads `source`, and `text` as the answer it is giving.
+
+    keep_heads: queries, keys and values of all layers are made at once and kept.
+    """
+    if model.config.is_encoder_decoder != (source is not None):
+        wrong = "an encoder-decoder needs a source" if source is None else "only an encoder-decoder takes a source"
+        raise ClearheadError(f"{wrong}; trace_generation traces what a model answers")
+    starts = [model.speaker.start_id] if isinstance(text, str) and source is not None else []
+    inputs = inputs_of([*starts, *model.encode(text)], model.network, model.config.output_stack)
+    encoded = None
+    if source is not None:
+        assert model.config.encoder is not None
+        encoded = inputs_of(model.encode(source), model.network, model.config.encoder)
+    return record(model.network, inputs, encoded, tokenizer=model.tokenizer, keep_heads=keep_heads)
+
+
+def inputs_of(tokens: list[int], network: Transformer, stack: Stack) -> Inputs:
+    check_length(len(tokens))
+    check_tokens(tokens, stack)
+    return Inputs(torch.tensor([tokens], device=network.device))
+
+
+def trace_generation(model: "Model", prompt: Prompt, **options: Any) -> Trace:
+    """Generate with a cache, and trace every token that went through the network: all but the last one made.
+
+    Rotations whose frequencies follow the length (dynamic scaling) are shown as of the last length.
+    """
+    for name in ("n", "beams", "speculate"):
+        if name in options:
+            raise ClearheadError(f"a trace follows one text, token by token; leave out {name}")
+    with listening(model.network) as heard, torch.no_grad():
+        made = model.generate(prompt, **options)
+    states = {name: [torch.cat(pieces, dim=1)[0] for pieces in layers if pieces] for name, layers in heard.items()}
+    if not states["decoder"]:
+        raise ClearheadError("nothing was generated; max_new_tokens must be at least 1")
+    across, device = model.config.is_encoder_decoder, model.network.device
+    tokens = [*([model.speaker.start_id] if across else made.prompt_tokens), *made.tokens]
+    inputs = {"decoder": Inputs(torch.tensor([tokens[: len(states["decoder"][0])]], device=device))}
+    if across:
+        inputs["encoder"] = Inputs(torch.tensor([made.prompt_tokens], device=device))
+    return assemble(model.network, inputs, states, model.tokenizer)
+
+
+class Rows(Protocol):
+    """A batch of training, as data/batch.py has it."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def mask(self) -> Tensor | None: ...
+    @property
+    def documents(self) -> Tensor | None: ...
+    @property
+    def positions(self) -> Tensor | None: ...
+    @property
+    def source(self) -> Tensor | None: ...
+    @property
+    def source_mask(self) -> Tensor | None: ...
+
+
+def trace_row(network: Transformer, batch: Rows, row: int = 0, tokenizer: "Tokenizer | None" = None) -> Trace:
+    """One row of a batch, in the middle of a training run: without dropout, and without a gradient.
+
+    Its streams and heads are of this step. What branches add and the logits are computed when they are asked for, with
+    the weights of then: ask before the next step.
+    """
+    row = index("row", row, len(batch.tokens))
+
+    def of(part: Tensor | None) -> Tensor | None:
+        return None if part is None else part[row : row + 1]
+
+    inputs = Inputs(batch.tokens[row : row + 1], of(batch.mask), of(batch.positions), of(batch.documents))
+    source = None if batch.source is None else Inputs(batch.source[row : row + 1], of(batch.source_mask))
+    return record(network, inputs, source, tokenizer=tokenizer, keep_heads=True)
+
+
+@torch.no_grad()
+def record(
+    network: Transformer,
+    inputs: Inputs,
+    source: Inputs | None = None,
+    *,
+    tokenizer: "Tokenizer | None" = None,
+    keep_heads: bool = False,
+) -> Trace:
+    """One forward on the fast path, with the streams kept."""
+    check_length(max(part.tokens.shape[1] for part in (inputs, source) if part is not None))
+    with listening(network) as heard, resting(network):
+        run(network, inputs, source)
+    states = {name: [pieces[0][0] for pieces in layers] for name, layers in heard.items()}
+    name = "encoder" if network.decoder is None else "decoder"
+    both = {name: inputs} if source is None else {"decoder": inputs, "encoder": source}
+    made = assemble(network, both, states, tokenizer)
+    return made.with_heads() if keep_heads else made
+
+
+def check_length(num_tokens: int) -> None:
+    if num_tokens > MAX_TOKENS:
+        raise ClearheadError(
+            f"a trace of {num_tokens:,} tokens is too long; give at most {MAX_TOKENS:,}, such as tokens[-{MAX_TOKENS}:]"
+        )
+
+
+def assemble(
+    network: Transformer, inputs: dict[str, Inputs], states: dict[str, list[Tensor]], tokenizer: "Tokenizer | None"
+) -> Trace:
+    tokens = {name: read.tokens[0].tolist() for name, read in inputs.items()}
+    texts = {name: [text_of(token, tokenizer) for token in tokens[name]] for name in tokens}
+    name = "encoder" if network.decoder is None else "decoder"
+    source = "encoder" if network.config.is_encoder_decoder else ""
+    return Trace(
+        config=network.config,
+        tokens=tokens[name],
+        token_texts=texts[name],
+        states=states,
+        source_tokens=tokens.get(source),
+        source_texts=texts.get(source),
+        network=network,
+        inputs=inputs,
+    )
+
+
+def text_of(token: int, tokenizer: "Tokenizer | None") -> str:
+    """Networks often have more ids than their tokenizer has tokens."""
+    return str(token) if tokenizer is None or token >= tokenizer.vocab_size else tokenizer.token_text(token)

@@ -1,0 +1,115 @@
+"""Each Triton kernel against the lines of PyTorch it stands for: on a GPU where there is one, by the interpreter else."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from clearhead.model.attend import Scoring, reference
+from clearhead.model.masks import Mask
+from clearhead.model.norms import root_mean_square
+from clearhead.model.parts import Rope
+from clearhead.model.positions import rotation_for
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from clearhead.fast import triton_kernels as kernels  # noqa: E402
+
+ON_GPU = torch.cuda.is_available()
+
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def draw(*shape):
+    return torch.randn(*shape, device=DEVICE)
+
+
+def multiply(x, weight, *, norm=None, bias=None, residual=None, gated=False, activation="", scales=None, unit=False):
+    num_rows = len(weight) // 2 if gated else len(weight)
+    y = torch.empty(num_rows, device=DEVICE)
+    kernels.multiply_row[(-(-num_rows // 4),)](
+        y, x, weight, *(x if part is None else part for part in (scales, norm, bias, residual)), num_rows, 1e-5,
+        K=weight.shape[1], NORM=norm is not None, UNIT_OFFSET=unit, GATED=gated, ACTIVATION=activation,
+        QUANTISED=scales is not None, BIAS=bias is not None, RESIDUAL=residual is not None, BLOCK_N=4, BLOCK_K=32,
+        PDL=False,
+    )  # fmt: skip
+    return y
+
+
+@pytest.mark.parametrize("columns", [32, 96, 70])
+def test_a_product_with_norm_bias_and_residual(columns):
+    x, weight, norm, bias, residual = draw(columns), draw(10, columns), draw(columns), draw(10), draw(10)
+    expected = residual + bias + weight @ (root_mean_square(x, 1e-5) * norm)
+    torch.testing.assert_close(multiply(x, weight, norm=norm, bias=bias, residual=residual), expected)
+
+
+def test_a_norm_stored_as_its_distance_from_one():
+    x, weight, norm = draw(64), draw(8, 64), draw(64)
+    expected = weight @ (root_mean_square(x, 1e-5) * (1 + norm))
+    torch.testing.assert_close(multiply(x, weight, norm=norm, unit=True), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("silu", functional.silu),
+        ("relu", functional.relu),
+        ("gelu_tanh", lambda x: functional.gelu(x, approximate="tanh")),
+    ],
+)
+def test_a_gate(name, function):
+    x, weight, bias = draw(64), draw(12, 64), draw(12)
+    gate, up = (weight @ x + bias).chunk(2)
+    torch.testing.assert_close(
+        multiply(x, weight, bias=bias, gated=True, activation=name), function(gate) * up, atol=1e-4, rtol=1e-4
+    )
+
+
+def test_rows_of_eight_bits():
+    x, quants = draw(64), torch.randint(-127, 128, (8, 64), device=DEVICE, dtype=torch.int8)
+    scales = draw(8)
+    torch.testing.assert_close(multiply(x, quants, scales=scales), (quants * scales[:, None]) @ x, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_spans", [1, 3])
+@pytest.mark.parametrize("pairing", ["half", "interleaved", None])
+def test_attention_of_one_new_token(pairing, num_spans):
+    batch, heads, kv_heads, width, capacity = 2, 6, 2, 16, 80
+    projected = draw(batch, (heads + 2 * kv_heads) * width)
+    keys, values = draw(batch, kv_heads, capacity, width), draw(batch, kv_heads, capacity, width)
+    positions = torch.tensor([70, 5], device=DEVICE)
+    q, k, v = (part.unflatten(1, (-1, width)) for part in projected.split([heads * width] + [kv_heads * width] * 2, 1))
+    rotation = None
+    if pairing:
+        rotation = rotation_for(
+            Rope(pairing=pairing), torch.arange(capacity, device=DEVICE)[None], width, torch.float32
+        )
+    expected, kept = [], keys.clone()
+    for row, position in enumerate(positions.tolist()):
+        turned_q, turned_k = q[row], k[row]
+        if rotation is not None:
+            here = rotation_for(Rope(pairing=pairing), positions[row : row + 1, None], width, torch.float32)
+            turned_q, turned_k = here.turn(q[row, None, :, None])[0, :, 0], here.turn(k[row, None, :, None])[0, :, 0]
+        kept[row, :, position] = turned_k
+        past = torch.cat((values[row, :, :position], v[row][:, None]), dim=1)[None]
+        how = Scoring(mask=Mask(), scale=0.3)
+        expected.append(reference(turned_q[None, :, None], kept[row, None, :, : position + 1], past, how).flatten())
+    y = torch.empty(batch, heads * width, device=DEVICE)
+    states = torch.empty(batch * kv_heads * num_spans * 16 * (width + 2), device=DEVICE)
+    arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=DEVICE)
+    empty = torch.zeros(1, device=DEVICE)
+    cosine, sine = (rotation.cosine[0, 0], rotation.sine[0, 0]) if rotation else (empty, empty)
+    kernels.attend_row[(batch * kv_heads, num_spans)](
+        y, states, arrivals, projected, keys, values, positions, cosine, sine, keys.stride(0), keys.stride(1), 0.3,
+        N=heads, K=kv_heads, H=width, PAIRS=width // 2 if pairing else 0, NEIGHBOURS=pairing == "interleaved",
+        GROUP=16, SPANS=num_spans, BLOCK=16, PDL=False,
+    )  # fmt: skip
+    tolerance = 2e-2 if ON_GPU else 1e-5  # a GPU multiplies float32 tiles in TF32
+    torch.testing.assert_close(y, torch.stack(expected), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(keys, kept, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(values[0, :, 70], v[0])
+    assert not arrivals.any()

@@ -1,0 +1,349 @@
+"""A trace against the forward it was made of: every kind of attention, placement and text."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from clearhead.bundle import Model
+from clearhead.errors import ClearheadError
+from clearhead.families import preset
+from clearhead.inspection.record import Inputs, listening
+from clearhead.inspection.recurrent import trace_recurrent
+from clearhead.inspection.tracing import MAX_TOKENS, record, trace, trace_generation, trace_row
+from clearhead.model.config import Dropout
+from clearhead.model.masks import Mask
+from clearhead.model.mixture import RouterLayer
+from clearhead.model.parts import Rope
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.tokenization.characters import byte_tokenizer
+from tests.book.shrink import shrink
+from tests.model.toys import VOCAB, Spy, close, decoder, redraw, some_tokens, toy, translator
+
+FAMILIES = (
+    "gpt2", "gpt3-175b", "gopher-280b", "palm-540b", "llama-3.1-8b", "mistral-7b", "smollm3-3b", "qwen3-30b-a3b",
+    "gemma-3-1b", "deepseek-v2", "deepseek-v3", "llama-4-scout", "grok-1", "grok-2", "bloom-560m", "mpt-7b",
+    "bert-base", "t5-small", "bart-base", "marian", "transformer-base",
+)  # fmt: skip
+TOKENS, SOURCE = [3, 14, 15, 9, 2, 6, 5, 3, 14, 8], [2, 7, 18, 28, 1, 8, 2]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request):
+    return Model(toy(shrink(preset(request.param))))
+
+
+def source_for(model):
+    return SOURCE if model.config.is_encoder_decoder else None
+
+
+@torch.no_grad()
+def spied(network, tokens=TOKENS, source=SOURCE, **options):
+    """What the layers gave to their kernel, in the order of the forward: the encoder's, then by turns self, cross."""
+    spy, target = Spy(), torch.tensor([tokens])
+    if network.config.is_encoder_decoder:
+        network(torch.tensor([source]), target, kernel=spy, **options)
+        spent = len(network.encoder.layers)
+        order = {"encoder": range(spent), "decoder": range(spent, 10**6, 2), "cross": range(spent + 1, 10**6, 2)}
+    else:
+        network(target, kernel=spy, **options)
+        order = {"self": range(10**6)}
+    return spy, order
+
+
+def test_scores_weights_and_values_are_those_of_the_forward(model):
+    traced = trace(model, TOKENS, source_for(model))
+    spy, order = spied(model.network)
+    for kind, numbers in order.items():
+        stack = None if kind in ("self", "cross") else kind
+        for layer in range(len(traced.states[traced.stack_name(stack)]) - 1):
+            heard = spy.attended[numbers[layer]]
+            if kind == "cross":
+                close(traced.cross_attention(layer), heard.weights[0])
+                close(traced.cross_attention(layer, head=-1, rows=[4]), heard.weights[0, -1, [4]])
+                continue
+            close(traced.attention(layer, stack=stack), heard.weights[0])
+            close(traced.scores(layer, stack=stack), heard.scores[0])
+            close(traced.attention(layer, 2, rows=[5, -1, 0], stack=stack), heard.weights[0, 2, [5, -1, 0]])
+            close(traced.scores(layer, 1, stack=stack), heard.scores[0, 1])
+            allowed = traced.allowed(layer, stack)
+            assert torch.equal(allowed, (heard.weights[0] > 0).any(dim=0))
+            values = spy.values[numbers[layer]].repeat_interleave(4 // spy.values[numbers[layer]].shape[1], dim=1)
+            close(traced.values(layer, 3, stack), values[0, 3])
+
+
+def test_branches_add_up_to_the_next_stream(model):
+    traced = trace(model, TOKENS, source_for(model))
+    for stack, states in traced.states.items():
+        for layer in range(len(states) - 1):
+            block = traced.replay(layer, stack).block
+            added = traced.attention_output(layer, stack)
+            across = block.layer.cross_attention is not None
+            if block.layer.placement == "post":
+                middle = block.attention_residual.norm(states[layer] + added)
+                if across:
+                    middle = block.cross_attention_residual.norm(middle + traced.cross_attention_output(layer))
+                close(traced.middle(layer, stack), middle)
+                after = block.feed_forward_residual.norm(middle + traced.feed_forward(layer, stack))
+            else:
+                added = added + traced.cross_attention_output(layer) if across else added
+                close(traced.middle(layer, stack), states[layer] + added)
+                after = traced.middle(layer, stack) + traced.feed_forward(layer, stack)
+            close(after, traced.residual(layer + 1, stack))
+
+
+@torch.no_grad()
+def test_logits_are_the_network_s(model):
+    traced = trace(model, TOKENS, source_for(model))
+    inputs = (torch.tensor([SOURCE]),) if model.config.is_encoder_decoder else ()
+    expected = model.network(*inputs, torch.tensor([TOKENS]))[0]
+    close(traced.logits, expected)
+    close(traced.run_again(), expected)
+
+
+def test_router_choices_are_those_of_the_forward(model):
+    routers = [part for part in model.network.modules() if isinstance(part, RouterLayer)]
+    heard = []
+    hooks = [router.register_forward_hook(lambda module, given, out: heard.append(out)) for router in routers]
+    traced = trace(model, TOKENS, source_for(model))
+    for hook in hooks:
+        hook.remove()
+    for layer in range(traced.num_layers):
+        if not hasattr(traced.replay(layer).block.feed_forward, "router"):
+            with pytest.raises(ClearheadError, match="no router"):
+                traced.router(layer)
+            continue
+        weights, experts = heard.pop(0)
+        found = traced.router(layer)
+        dense = torch.zeros(len(TOKENS), 8, dtype=weights.dtype)
+        close(dense.scatter(1, found.experts, found.weights), dense.scatter(1, experts, weights))
+        assert (found.weights.diff(dim=-1) <= 0).all()
+    assert not heard
+
+
+def test_a_cached_decode_gives_the_rows_of_the_whole(model):
+    if model.config.decoder is None:
+        pytest.skip("an encoder alone does not generate")
+    made = trace_generation(model, SOURCE, max_new_tokens=7, temperature=1.0, seed=3)
+    answer = model.generate(SOURCE, max_new_tokens=7, temperature=1.0, seed=3).tokens
+    assert made.tokens[-6:] == answer[:-1]
+    whole = trace(model, made.tokens, source_for(model))
+    for layer in range(made.num_layers):
+        close(made.residual(layer + 1), whole.residual(layer + 1), 1e-10)
+        close(made.attention(layer), whole.attention(layer), 1e-10)
+        if made.source_tokens:
+            close(made.cross_attention(layer), whole.cross_attention(layer), 1e-10)
+
+
+def rows(tokens, **given):
+    nothing = dict.fromkeys(("mask", "documents", "positions", "source", "source_mask"))
+    return SimpleNamespace(**(nothing | {"tokens": tokens} | given))
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-1b", "bloom-560m", "gopher-280b", "t5-small", "deepseek-v3"])
+@torch.no_grad()
+def test_a_padded_row_of_a_batch(name):
+    network, tokens = toy(shrink(preset(name))), some_tokens()
+    mask = torch.ones_like(tokens)
+    mask[1, :3] = 0
+    if network.config.is_encoder_decoder:
+        source_mask = mask.flip(1)
+        traced = trace_row(network, rows(tokens, source=tokens.flip(1), source_mask=source_mask), row=1)
+        spy = Spy()
+        network(tokens.flip(1), tokens, source_mask, kernel=spy)
+        close(traced.attention(1, stack="encoder")[:, :5], spy.attended[1].weights[1, :, :5])
+        close(traced.cross_attention(0), spy.attended[len(network.encoder.layers) + 1].weights[1])
+        return
+    traced, spy = trace_row(network, rows(tokens, mask=mask), row=-1), Spy()
+    network(tokens, mask, kernel=spy)
+    for layer in range(traced.num_layers):
+        close(traced.attention(layer)[:, 3:], spy.attended[layer].weights[1, :, 3:])
+        assert not traced.allowed(layer)[:, :3].any()
+
+
+@torch.no_grad()
+def test_packed_documents_with_positions_of_their_own():
+    network, tokens = toy(shrink(preset("llama-3.1-8b"))), some_tokens()
+    documents = torch.tensor([[0] * 8, [0, 0, 0, 1, 1, 1, 1, 1]])
+    positions = torch.tensor([list(range(8)), [0, 1, 2, 0, 1, 2, 3, 4]])
+    traced, spy = trace_row(network, rows(tokens, documents=documents, positions=positions), row=1), Spy()
+    network(tokens, position_ids=positions, documents=documents, kernel=spy)
+    for layer in range(traced.num_layers):
+        close(traced.attention(layer), spy.attended[layer].weights[1])
+    assert not traced.allowed(0)[3:, :3].any()
+
+
+def test_in_the_middle_of_training():
+    network = toy(replace(decoder(), dropout=Dropout(residual=0.5, attention=0.5, embedding=0.5))).train()
+    batch = rows(some_tokens())
+    first, again = trace_row(network, batch), trace_row(network, batch)
+    assert network.training
+    assert all(part.training for part in network.modules())
+    close(first.residual(2), again.residual(2), 0.0)
+    assert not first.residual(2).requires_grad
+    close(first.logits, again.run_again(), 1e-12)
+    close(first.residual(1), first.middle(0) + first.feed_forward(0))
+    weights = first.attention(1)
+    network(batch.tokens).sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    torch.optim.SGD(network.parameters(), lr=1.0).step()
+    close(first.attention(1), weights, 0.0)
+
+
+def test_with_compile_on():
+    """The graph that ran is a compiled one, with the fused kernel in it; a second trace needs no other."""
+    network, graphs = toy(decoder(position=Rope())), []
+    plain = trace(Model(network), TOKENS)
+
+    def backend(graph, examples):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    network.decoder.compile(backend=backend)
+    with torch.no_grad():
+        network.hidden(torch.tensor([TOKENS]))
+    before = len(graphs)
+    for _ in range(2):
+        traced = trace(Model(network), TOKENS)
+        close(torch.stack(traced.states["decoder"]), torch.stack(plain.states["decoder"]))
+        close(traced.attention(1), plain.attention(1))
+        assert len(graphs) == before + 1
+    assert sum("scaled_dot_product_attention" in call for call in graphs[-1]) == traced.num_layers
+
+
+class Counter(TorchDispatchMode):
+    """Operations, with the shape of what they give."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        given = operation(*args, **(kwargs or {}))
+        self.operations.append((str(operation), getattr(given, "shape", None)))
+        return given
+
+
+@torch.no_grad()
+def test_an_unasked_layer_costs_not_one_operation():
+    """Beyond those of the forward, a trace takes the row out of the batch: a view of each stream."""
+    model, tokens = Model(toy(decoder(position=Rope()))), torch.tensor([TOKENS])
+    with Counter() as plain:
+        model.network.hidden(tokens)
+    with Counter() as traced:
+        record(model.network, Inputs(tokens))
+    assert len(plain.operations) > 50
+    assert traced.operations[: len(plain.operations)] == plain.operations
+    assert traced.operations[len(plain.operations) :] == [("aten.select.int", (10, 16))] * 3 + [
+        ("aten.select.int", (10,))
+    ]
+
+
+def test_the_network_is_left_as_it_was():
+    network = toy(translator())
+    blocks = [*network.encoder.layers, *network.decoder.layers]
+    trace(Model(network), TOKENS, SOURCE)
+    with pytest.raises(ZeroDivisionError), listening(network):
+        1 / 0  # noqa: B018
+    assert [*network.encoder.layers, *network.decoder.layers] == blocks
+
+
+def test_texts():
+    model = Model(
+        toy(replace(decoder(), decoder=replace(decoder().decoder, embedding=embedding_of(300)))), byte_tokenizer()
+    )
+    traced = trace(model, "né", keep_heads=True)
+    assert traced.token_texts[-3:] == ["n", "\\xc3", "\\xa9"]
+    assert trace(model, [299]).token_texts == ["299"]
+    assert repr(traced) == f"Trace({len(traced.tokens)} tokens, 2 layers)"
+    assert traced._repr_html_().startswith("<iframe")
+
+
+def embedding_of(vocab_size):
+    return replace(decoder().decoder.embedding, vocab_size=vocab_size)
+
+
+def test_token_types_are_read():
+    network = toy(shrink(preset("bert-base")))
+    plain, typed = (
+        record(network, Inputs(torch.tensor([TOKENS]), token_types=types)) for types in (None, torch.ones(1, 10).long())
+    )
+    assert (plain.attention(0) - typed.attention(0)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@torch.no_grad()
+def test_alignments_of_the_recurrent_baseline(cell):
+    sizes = {"source_vocab_size": VOCAB, "target_vocab_size": VOCAB, "embedding_width": 8, "width": 16, "context": 32}
+    network = RecurrentTranslator(RecurrentConfig(**sizes, cell=cell, attention="dot_product", dropout=0.5))
+    redraw(network)
+    traced = trace_recurrent(network, SOURCE, TOKENS)
+    network.eval()
+    memory = network.encode(torch.tensor([SOURCE]))
+    states = network.hidden_states(torch.tensor([TOKENS]), memory)[0, :-1]
+    close(traced.cross_attention(), (states @ memory.states[0].T).softmax(dim=-1), 1e-6)
+    close(traced.cross_attention(rows=[-1]), traced.alignments[[-1]], 0.0)
+    close(traced.logits, network(torch.tensor([SOURCE]), torch.tensor([TOKENS]))[0], 1e-6)
+
+
+WRONG = {
+    "layer 2 is out of range: there are 2, from 0 to 1": lambda traced: traced.attention(2),
+    "layer -3 is out of range": lambda traced: traced.scores(-3, 0),
+    "layer 3 is out of range: there are 3, from 0 to 2 .the last: after all layers": lambda traced: traced.residual(3),
+    "head 4 is out of range: there are 4, from 0 to 3": lambda traced: traced.attention(0, 4),
+    "head 9 is out of range": lambda traced: traced.values(0, 9),
+    "row 10 is out of range": lambda traced: traced.attention(0, 1, rows=[10]),
+    "no cross-attention": lambda traced: traced.cross_attention(0),
+    "unknown stack 'encoder'": lambda traced: traced.attention(0, stack="encoder"),
+    "should end in .safetensors": lambda traced: traced.save("trace.bin"),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_questions(message):
+    traced = trace(Model(toy(decoder())), TOKENS)
+    with pytest.raises(ClearheadError, match=message):
+        WRONG[message](traced)
+
+
+def test_wrong_texts():
+    model, across = Model(toy(decoder())), Model(toy(translator()))
+    with pytest.raises(
+        ClearheadError, match=r"100,000 tokens is too long; give at most 32,768, such as tokens\[-32768:\]"
+    ):
+        trace(model, [1] * 100_000)
+    with pytest.raises(ClearheadError, match="too long"):
+        trace(across, [1], source=[1] * (MAX_TOKENS + 1))
+    with pytest.raises(ClearheadError, match="needs a source"):
+        trace(across, TOKENS)
+    with pytest.raises(ClearheadError, match="only an encoder-decoder takes a source"):
+        trace(model, TOKENS, SOURCE)
+    with pytest.raises(ClearheadError, match="token id 29 is out of range"):
+        trace(model, [29])
+    with pytest.raises(ClearheadError, match="leave out beams"):
+        trace_generation(model, TOKENS, beams=2)
+    with pytest.raises(ClearheadError, match="max_new_tokens must be at least 1"):
+        trace_generation(model, TOKENS, max_new_tokens=0)
+
+
+def test_too_many_scores_at_once(monkeypatch):
+    monkeypatch.setattr("clearhead.inspection.heads.MAX_SCORES", 350)
+    traced = trace(Model(toy(decoder())), TOKENS)
+    assert traced.attention(0, 0).shape == (10, 10)
+    with pytest.raises(ClearheadError, match=r"asks for 400 scores at once; ask for one head with rows=range\(10\)"):
+        traced.attention(0)
+
+
+def test_an_encoder_without_head_has_no_logits():
+    network = toy(replace(decoder(), head=None))
+    with pytest.raises(ClearheadError, match="no vocabulary head"):
+        trace(Model(network), TOKENS).logits  # noqa: B018
+
+
+def test_mask_of_one_row_needs_no_square():
+    """What is computed for one row does not grow with the square of the text."""
+    traced = trace(Model(toy(decoder(), torch.float32)), [1] * 30)
+    assert traced.self_heads(0).how.mask == Mask(causal=True)
+    assert traced.self_heads(0).only(0, torch.tensor([7])).how.mask.allowed.shape == (1, 1, 1, 30)

@@ -1,0 +1,104 @@
+"""Weights from a trace against transformers' eager output_attentions, and the kernel that ran meanwhile."""
+
+import pytest
+import torch
+import transformers
+
+import clearhead
+from clearhead.inspection.record import Inputs
+from clearhead.inspection.tracing import record, trace
+from clearhead.model import attend
+from tests.parity import test_bart, test_bert, test_deepseek, test_gemma, test_gpt, test_llama, test_t5
+from tests.parity.harness import build, inputs, load_ours
+
+CASES = {
+    "gpt2": test_gpt.CASES,
+    "llama": test_llama.CASES,
+    "mistral": test_llama.CASES,
+    "gemma3": test_gemma.CASES,
+    "masked-words": test_bert.CASES,
+    "t5": test_t5.CASES,
+    "marian": test_bart.CASES,
+    "v3": test_deepseek.CASES,
+}
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """How often PyTorch's fused kernel was called."""
+    calls = []
+    kernel = attend.scaled_dot_product_attention
+
+    def counted(*arguments, **options):
+        calls.append(arguments[0].shape)
+        return kernel(*arguments, **options)
+
+    monkeypatch.setattr(attend, "scaled_dot_product_attention", counted)
+    return calls
+
+
+def traces_of(network, given):
+    """One for each row, from one row's inputs each."""
+    for row in range(2):
+        part = {name: tensor[row : row + 1] for name, tensor in given.items()}
+        if "target" in part:
+            source = Inputs(part["source"], part["source_mask"])
+            yield row, record(network, Inputs(part["target"], part["target_mask"]), source)
+        else:
+            yield row, record(network, Inputs(part["tokens"], part["attention_mask"], part["position_ids"]))
+
+
+def attentions(model, case, given):
+    """By kind of attention, of each layer (B, N, T, S)."""
+    options = {"output_attentions": True} | ({"use_cache": False} if hasattr(model.config, "use_cache") else {})
+    if "target" in given:
+        named = {"input_ids": given["source"], "attention_mask": given["source_mask"]}
+        named |= {"decoder_input_ids": given["target"], "decoder_attention_mask": given["target_mask"]}
+        found = model(**named, **options)
+        kinds = (found.encoder_attentions, found.decoder_attentions, found.cross_attentions)
+        return dict(zip(("encoder", "decoder", "cross"), kinds, strict=True))
+    named = {"input_ids": given["tokens"], "attention_mask": given["attention_mask"]}
+    named |= {"position_ids": given["position_ids"]} if case.positions_as_argument else {}
+    return {"self": model(**named, **options).attentions}
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_weights_equal_transformers(name, padded, tmp_path, kernel_calls):
+    case = next(case for case in CASES[name] if case.name == name)
+    model = build(case)
+    network = load_ours(model, tmp_path)
+    given = inputs(case, network.config, padded)
+    theirs = attentions(model, case, given)
+    real = given.get("attention_mask", given.get("source_mask")).bool()
+    for row, traced in traces_of(network, given):
+        num_layers = sum(len(states) - 1 for states in traced.states.values())
+        num_cross = traced.num_layers if "cross" in theirs else 0
+        assert len(kernel_calls) == num_layers + num_cross
+        for kind, layers in theirs.items():
+            queries = slice(None) if kind in ("decoder", "cross") else real[row]
+            for layer, expected in enumerate(layers):
+                if kind == "cross":
+                    found = traced.cross_attention(layer)
+                else:
+                    found = traced.attention(layer, stack=None if kind == "self" else kind)
+                assert (found - expected[row])[:, queries].abs().max() <= 1e-5, f"{kind} {layer}"
+        assert len(kernel_calls) == num_layers + num_cross * 2, "asking does not run the kernel but for what is below"
+        kernel_calls.clear()
+
+
+@pytest.mark.download
+@torch.no_grad()
+def test_weights_of_smollm2(smollm2_gguf, kernel_calls):
+    model = clearhead.load(smollm2_gguf)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    traced = trace(model, "The capital of France is Paris, and the capital of Italy is")
+    assert len(kernel_calls) == traced.num_layers == 30
+    theirs = reference(torch.tensor([traced.tokens]), output_attentions=True).attentions
+    for layer, expected in enumerate(theirs):
+        assert (traced.attention(layer) - expected[0]).abs().max() <= 1e-5
+    assert traced.token_texts[1] == " capital"
+    assert traced.logits[-1].argmax() == model.encode(" Rome")[0]
