@@ -141,3 +141,32 @@ def test_a_model_is_shown_in_one_line():
 def test_weights_are_as_readable_as_the_rest(tmp_path, kind, names):
     Model(tiny_network()).save(tmp_path, format=kind)
     assert len({(tmp_path / name).stat().st_mode for name in names}) == 1
+
+
+def test_create_takes_dtype_and_device():
+    model = create(tiny_config(), dtype="bfloat16", device="cpu")
+    assert {parameter.dtype for parameter in model.network.parameters()} == {torch.bfloat16}
+    same = create(tiny_config()).network.to(torch.bfloat16)
+    pairs = zip(model.network.parameters(), same.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    with pytest.raises(ClearheadError, match="there is no device"):
+        create(tiny_config(), device="cuda:99")
+    with pytest.raises(ClearheadError, match="unknown dtype"):
+        create(tiny_config(), dtype="float23")
+
+
+def test_the_face_is_small():
+    own = {name for name in dir(Model) if not name.startswith("_")}
+    fields = {"family", "network", "special_ids", "tokenizer"}
+    assert own - fields == {
+        "chat",
+        "config",
+        "embed",
+        "encode",
+        "generate",
+        "generate_many",
+        "save",
+        "score",
+        "speaker",
+        "stream",
+    }

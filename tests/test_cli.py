@@ -1,17 +1,44 @@
-"""The command line as a user meets it: data on stdout, one sentence on stderr, exit codes."""
+"""The command line as a user meets it: data on stdout, one sentence on stderr, exit codes.
 
+Most of it runs in this process, from the entry point on; a few commands start one of their own.
+"""
+
+import io
 import json
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from clearhead.bundle import Model, create
+from clearhead.checkpoint import store
 from clearhead.checkpoint.huggingface import save_folder
+from clearhead.cli import main
+from clearhead.errors import ClearheadError
+from clearhead.families.gpt import gpt
+from clearhead.families.plain import multi_head
+from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.tiny import tiny_network
 
 
-def clearhead(*arguments, **options):
+@pytest.fixture
+def clearhead(monkeypatch, capsys):
+    """Run one command; `stdin` is what is piped in."""
+
+    def run(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["clearhead", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=left.value.code or 0, stdout=out, stderr=err)
+
+    return run
+
+
+def process(*arguments, **options):
     command = [sys.executable, "-m", "clearhead", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
@@ -22,45 +49,76 @@ def folder(tmp_path):
     return tmp_path / "tiny"
 
 
+@pytest.fixture(scope="module")
+def speaker(tmp_path_factory):
+    """A model of bytes with a context of 64, and the folder it is saved in."""
+    tokenizer = byte_tokenizer()
+    model = Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
+    return model, model.save(tmp_path_factory.mktemp("speaker") / "bytes")
+
+
+# --- in a process of its own
+
+
 def test_help_answers_at_once():
     """In processor time, which a busy machine does not stretch."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert clearhead("--help").returncode == 0
+    assert process("--help").returncode == 0
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
 
 
+def test_a_pipe_through_a_real_process(speaker):
+    model, folder = speaker
+    done = process("generate", folder, "-", "--max-new-tokens", 5, "--json", input="Hello\n")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["tokens"] == model.generate("Hello", max_new_tokens=5).tokens
+
+
+def test_a_wrong_input_to_a_real_process():
+    done = process("generate", "gpt2", "hello")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: gpt2 is a preset")
+    assert done.stderr.count("\n") == 1
+
+
+# --- models
+
+
 @pytest.mark.parametrize("command", ["show", "get", "convert", "generate", "presets", "verify"])
-def test_every_command_has_help_with_an_example(command):
+def test_every_command_has_help_with_an_example(clearhead, command):
     done = clearhead(command, "--help")
     assert done.returncode == 0
     assert f"clearhead {command}" in done.stdout
     assert "--json" in done.stdout
 
 
-def test_show_a_preset_and_a_folder(folder):
+def test_show_a_preset_and_a_folder(clearhead, folder):
     assert "8,030,261,248 parameters" in clearhead("show", "llama-3.1-8b").stdout
     told = json.loads(clearhead("show", folder, "--json").stdout)
     assert told["config"]["width"] == 16
     assert told["parameters"] == sum(told["parts"].values())
 
 
-def test_presets_as_json():
+def test_presets_as_json(clearhead):
     told = json.loads(clearhead("presets", "--json").stdout)
     assert "gpt2-xl" in [name for names in told.values() for name in names]
 
 
-def test_get_lists_what_there_is():
+def test_get_lists_what_there_is(clearhead):
     names = [row["name"] for row in json.loads(clearhead("get", "--json").stdout)]
     assert "smollm2" in names
 
 
 @pytest.mark.parametrize("kind", ["native", "huggingface"])
-def test_convert(folder, tmp_path, kind):
+def test_convert(clearhead, folder, tmp_path, kind):
     done = clearhead("convert", folder, tmp_path / "out", "--to", kind, "--json")
     assert done.returncode == 0
     assert json.loads(done.stdout)["format"] == kind
     assert json.loads(clearhead("show", tmp_path / "out", "--json").stdout)["config"]["width"] == 16
+
+
+# --- wrong input
 
 
 @pytest.mark.parametrize(
@@ -70,30 +128,166 @@ def test_convert(folder, tmp_path, kind):
         (("show", "no/such/folder"), "no/such/folder does not exist"),
         (("get", "smolm2"), "did you mean 'smollm2'"),
         (("generate", "gpt2", "hello"), "gpt2 is a preset, an architecture without weights"),
+        (("generate", "SPEAKER", ""), "the prompt is empty"),
+        (("generate", "SPEAKER", "x", "--temperature", "nan"), "temperature is nan"),
+        (("generate", "SPEAKER", "x", "--temperature", "-1"), "temperature is -1"),
+        (("generate", "SPEAKER", "x", "--top-p", "0"), "top_p is 0"),
+        (("generate", "SPEAKER", "x", "--max-new-tokens", "-1"), "max_new_tokens is -1"),
+        (("generate", "SPEAKER", "x", "--stop", ""), "stop has ''"),
+        (("generate", "SPEAKER", "x", "--stop-id", "999"), "stop_ids names token 999"),
+        (("generate", "SPEAKER", "x", "--logit-bias", "7"), "--logit-bias is '7'; it must be a token id and a number"),
+        (("generate", "SPEAKER", "x", "--logit-bias", "999=1"), "logit_bias names token 999"),
+        (("generate", "SPEAKER", "x", "--n", "0"), "n is 0"),
+        (("generate", "SPEAKER", "x", "--beams", "2", "--top-k", "3"), "top_k has no effect with beams"),
+        (("generate", "SPEAKER", "x", "--length-penalty", "2"), "length_penalty has no effect without beams"),
+        (("generate", "SPEAKER", "x", "--logprobs", "1"), "shown with --json only"),
+        (("generate", "SPEAKER", "x", "--speculate", "no/such"), "no/such"),
+        (("generate", "no-model", "x", "--top-k", "0"), "top_k is 0"),  # said before anything is loaded
+        (("chat", "SPEAKER"), "no chat template"),
+        (("chat", "SPEAKER", "--min-p", "2"), "min_p is 2"),
     ],
 )
-def test_a_wrong_input_is_one_sentence(arguments, sentence):
-    done = clearhead(*arguments)
+def test_a_wrong_input_is_one_sentence(clearhead, speaker, arguments, sentence):
+    done = clearhead(*(speaker[1] if argument == "SPEAKER" else argument for argument in arguments))
     assert done.returncode == 1
     assert done.stdout == ""
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stderr.count("\n") == 1
+    for word in ("model.", "clearhead.", "=", "None"):  # at a shell nobody writes Python
+        assert word not in done.stderr.replace("42=-1.5", "").replace(str(speaker[1]), "")
 
 
-def test_errors_of_use(folder, tmp_path):
+def test_errors_of_use(clearhead, folder, tmp_path):
     assert clearhead("convert", folder, tmp_path / "out", "--to", "pickle").returncode == 1
     assert clearhead("show").returncode == 2
     assert clearhead("shwo").returncode == 2
+    assert clearhead("generate", folder, "x", "--temperature", "hot").returncode == 2
     no_text = clearhead("generate", folder, "hello")
     assert no_text.returncode == 1
     assert "this model has no tokenizer" in no_text.stderr
 
 
-def test_debug_shows_the_traceback_wherever_it_stands():
-    assert "Traceback" in clearhead("--debug", "show", "nothing").stderr
-    assert "Traceback" in clearhead("show", "nothing", "--debug").stderr
+@pytest.mark.parametrize("arguments", [("--debug", "show", "nothing"), ("show", "nothing", "--debug")])
+def test_debug_lets_the_traceback_through_wherever_it_stands(monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["clearhead", *arguments])
+    with pytest.raises(ClearheadError, match="unknown model 'nothing'"):
+        main()
 
 
-def test_version():
+def test_version(clearhead):
     assert clearhead("--version").stdout.strip().count(".") == 2
+
+
+# --- generate
+
+
+def test_text_is_streamed_as_generated(clearhead, speaker):
+    model, folder = speaker
+    expected = model.generate("Hello", max_new_tokens=20)
+    assert clearhead("generate", folder, "Hello", "--max-new-tokens", 20).stdout == expected.text + "\n"
+
+
+def test_a_piped_prompt_loses_the_newline_of_echo(clearhead, speaker):
+    model, folder = speaker
+    told = json.loads(clearhead("generate", folder, "-", "--max-new-tokens", 3, "--json", stdin="Hi\n\n").stdout)
+    assert told["prompt"] == "Hi\n"
+    assert told["tokens"] == model.generate("Hi\n", max_new_tokens=3).tokens
+
+
+OPTIONS = {
+    "temperature": 0.9,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.01,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.2,
+    "frequency_penalty": 0.1,
+    "min_new_tokens": 9,
+    "max_new_tokens": 12,
+    "seed": 5,
+}
+
+
+def test_every_sampling_option_arrives(clearhead, speaker, monkeypatch):
+    model, folder = speaker
+    flags = [word for name, value in OPTIONS.items() for word in ("--" + name.replace("_", "-"), value)]
+    flags += ["--stop", "q", "--stop", "zz", "--stop-id", 7, "--logit-bias", "65=2.5", "--logit-bias", "66=-1"]
+    lists = {"stop": ("q", "zz"), "stop_ids": (7,), "logit_bias": ((65, 2.5), (66, -1.0)), "logprobs": 2}
+    told = json.loads(clearhead("generate", folder, "Hello", *flags, "--logprobs", 2, "--json").stdout)
+    made = model.generate("Hello", **OPTIONS, **lists)
+    assert (told["tokens"], told["text"], told["stopped_by"]) == (made.tokens, made.text, made.stopped_by)
+    assert told["logprobs"] == pytest.approx(made.logprobs, abs=1e-5)
+    asked = {}
+    monkeypatch.setattr(Model, "generate_many", lambda self, prompts, n, **options: asked.update(options) or [made])
+    clearhead("generate", folder, "Hello", *flags, "--logprobs", 2, "--json")
+    assert asked == OPTIONS | lists
+
+
+def test_chat_and_generate_take_the_same_options():
+    from clearhead.cli.sampling import OPTIONS as TABLE
+    from clearhead.generation.options import SamplingOptions
+
+    assert TABLE.keys() | {"logprobs"} == SamplingOptions.__dataclass_fields__.keys()
+    for command in ("generate", "chat"):
+        shown = process(command, "--help", env={"COLUMNS": "200", "PATH": ""}).stdout
+        assert all(f"--{name.replace('_', '-').removesuffix('s')}" in shown for name in TABLE)
+        assert all(group in shown for group in ("Length", "Sampling", "Penalties"))
+
+
+def test_several_texts(clearhead, speaker):
+    model, folder = speaker
+    arguments = ("generate", folder, "Hello", "--n", 3, "--temperature", 1, "--seed", 2, "--max-new-tokens", 9)
+    made = model.generate_many(["Hello"], n=3, temperature=1.0, seed=2, max_new_tokens=9)
+    assert [one["text"] for one in json.loads(clearhead(*arguments, "--json").stdout)] == [one.text for one in made]
+    assert clearhead(*arguments).stdout == "".join(f"[{n}] {one.text}\n" for n, one in enumerate(made, start=1))
+
+
+def test_beams(clearhead, speaker):
+    model, folder = speaker
+    made = model.generate_many(["Hello"], n=2, beams=3, length_penalty=0.5, max_new_tokens=9)
+    arguments = ("generate", folder, "Hello", "--beams", 3, "--length-penalty", 0.5, "--max-new-tokens", 9)
+    told = json.loads(clearhead(*arguments, "--n", 2, "--json").stdout)
+    assert [one["tokens"] for one in told] == [one.tokens for one in made]
+    assert [one["score"] for one in told] == pytest.approx([one.score for one in made], rel=1e-6)
+    assert clearhead(*arguments).stdout == made[0].text + "\n"
+
+
+def test_speculation(clearhead, speaker):
+    _, folder = speaker
+    plain = clearhead("generate", folder, "to be to be", "--max-new-tokens", 20).stdout
+    for guesser in ("lookup", folder):
+        done = clearhead("generate", folder, "to be to be", "--max-new-tokens", 20, "--speculate", guesser)
+        assert done.stdout == plain
+
+
+def test_the_end_of_the_context_is_told(clearhead, speaker, tmp_path):
+    _, folder = speaker  # rotary positions, made for 64 tokens
+    inside = clearhead("generate", folder, "x" * 50, "--max-new-tokens", 10, "--min-new-tokens", 10)
+    beyond = clearhead("generate", folder, "x" * 50, "--max-new-tokens", 30, "--min-new-tokens", 30)
+    assert inside.stderr == ""
+    assert beyond.stderr.startswith("note: the text goes past the 64 tokens this model was made for")
+    tokenizer = byte_tokenizer()
+    config = gpt(width=16, attentions=[multi_head(16, 4)], vocab_size=tokenizer.vocab_size, context=32)
+    learned = create(config, tokenizer).save(tmp_path / "learned")
+    ended = clearhead("generate", learned, "x" * 20, "--max-new-tokens", 30, "--min-new-tokens", 30)
+    assert (ended.returncode, ended.stderr) == (0, "note: the text ends where the model does, at 32 tokens\n")
+    too_long = clearhead("generate", learned, "x" * 40)
+    assert (too_long.returncode, too_long.stdout) == (1, "")
+    assert "the text has 40 tokens; this model reads 32 at most" in too_long.stderr
+
+
+# --- demo
+
+
+def test_the_demo_says_what_works_next(clearhead, monkeypatch):
+    def unreachable(name, progress=None):
+        raise store.DownloadError("there is no network")
+
+    monkeypatch.setattr(store, "get", unreachable)
+    done = clearhead("demo")
+    assert done.returncode == 0
+    assert "SmolLM2 could not be fetched (there is no network)" in done.stdout
+    (following,) = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
+    assert "clearhead get smollm2" in following
+    assert "generate smollm2" not in following

@@ -2,8 +2,10 @@
 
 import pytest
 
-from clearhead.bundle import Model
+from clearhead.bundle import Model, create
 from clearhead.errors import ClearheadError
+from clearhead.families.gpt import gpt
+from clearhead.families.plain import multi_head
 from clearhead.tokenization.characters import byte_tokenizer
 from clearhead.tokenization.chat import render_chat
 from tests.checkpoint.tiny import tiny_network
@@ -57,6 +59,7 @@ def test_an_answer_cut_short_stays_in_the_conversation():
     said = next(pieces) + next(pieces)
     pieces.close()
     assert chat.messages[-1] == {"role": "assistant", "content": said}
+    assert chat.last.stopped_by == "nothing"
     assert len(chat.held) == chat.cache.length
     chat.say("Go on", max_new_tokens=3)
 
@@ -69,15 +72,61 @@ def test_reset_forgets():
     assert chat.say("Hi", max_new_tokens=6) == first
 
 
-def test_a_model_without_template_says_so():
+def test_a_model_without_template_says_so_before_the_first_question():
     tokenizer = byte_tokenizer()
     plain = Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
     with pytest.raises(ClearheadError, match="no chat template"):
-        plain.chat().say("Hi")
+        plain.chat()
+    with pytest.raises(ClearheadError, match="no tokenizer"):
+        Model(tiny_network()).chat()
 
 
-def test_a_turn_that_cannot_start_leaves_no_trace():
+@pytest.mark.parametrize(("text", "options"), [("Hi", {"temprature": 1}), ("Hi", {"top_p": 0}), (7, {})])
+def test_a_turn_that_cannot_start_leaves_no_trace(text, options):
     chat = model().chat()
-    with pytest.raises(ClearheadError, match="did you mean 'temperature'"):
-        chat.say("Hi", temprature=1)
+    with pytest.raises(ClearheadError):
+        chat.stream(text, **options)
     assert chat.messages == []
+
+
+def test_a_turn_without_a_token_leaves_no_trace(monkeypatch):
+    chat = model().chat()
+    first = chat.say("Hello", max_new_tokens=6)
+    messages = list(chat.messages)
+    hidden = chat.speaker.network.hidden
+    monkeypatch.setattr(chat.speaker.network, "hidden", lambda *given, **options: [0] * 2**62)
+    with pytest.raises(ClearheadError, match="not enough memory"):
+        chat.say("Why?", max_new_tokens=6)
+    assert chat.messages == messages
+    monkeypatch.setattr(chat.speaker.network, "hidden", hidden)
+    second = chat.say("Why?", max_new_tokens=6)
+    again = model().chat()
+    assert [again.say(text, max_new_tokens=6) for text in ("Hello", "Why?")] == [first, second]
+
+
+def test_a_turn_never_listened_to_leaves_no_trace():
+    chat = model().chat()
+    chat.stream("Hi")
+    assert chat.messages == []
+
+
+def test_a_conversation_ends_with_learned_positions():
+    tokenizer = Templated()
+    config = gpt(width=16, attentions=[multi_head(16, 4)], vocab_size=tokenizer.vocab_size, context=64)
+    chat = create(config, tokenizer).chat()
+    chat.say("Hello", max_new_tokens=100)
+    assert chat.last.stopped_by == "context"
+    held = list(chat.messages)
+    with pytest.raises(ClearheadError, match="this model reads 64 at most"):
+        chat.say("And then?", max_new_tokens=3)
+    assert chat.messages == held
+    chat.reset()
+    assert len(chat.say("Hi", max_new_tokens=3)) > 0
+
+
+def test_a_conversation_beyond_the_context_says_so():
+    chat = model(context=24).chat()
+    chat.say("Hi", max_new_tokens=5)
+    assert chat.last.num_past_context == 0
+    chat.say("And then?", max_new_tokens=5)
+    assert chat.last.num_past_context > 0

@@ -11,18 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clearhead.bundle import Generation, Model, create, load
+    from clearhead.bundle import Model, create, load
     from clearhead.checkpoint.store import get
     from clearhead.config import from_json, from_toml, to_json, to_toml
     from clearhead.errors import ClearheadError
     from clearhead.families import preset, presets
+    from clearhead.generation.result import Generation
     from clearhead.model.config import ModelConfig
     from clearhead.model.transformer import Transformer
     from clearhead.summary import summarize
 
 HOMES = {
     "ClearheadError": "errors",
-    "Generation": "bundle",
+    "Generation": "generation.result",
     "Model": "bundle",
     "ModelConfig": "model.config",
     "Transformer": "model.transformer",

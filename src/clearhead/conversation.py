@@ -6,26 +6,30 @@ Each turn the whole conversation is rendered by the model's template; as far as 
 cache stands, and the rest is read after it.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from typing import Any
 
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.generation.decode import decode
+from clearhead.generation.decode import Row, check
+from clearhead.generation.prompts import needed
+from clearhead.generation.result import Generation
+from clearhead.generation.speaker import Speaker
 from clearhead.generation.transcript import Transcript
 from clearhead.tokenization.chat import render_chat
 
-if TYPE_CHECKING:
-    from clearhead.bundle import Model
-
 
 class Chat:
-    def __init__(self, model: "Model", system: str | None = None):
-        if model.config.decoder is None or model.config.is_encoder_decoder:
-            raise ClearheadError("only a decoder alone chats; use model.generate")
-        self.model, self.system = model, system
-        self.tokenizer = model.need_tokenizer()
+    """`messages` is the conversation so far, `last` the last answer with its tokens and what ended it."""
+
+    def __init__(self, speaker: Speaker, system: str | None = None):
+        config = speaker.network.config
+        if config.decoder is None or config.is_encoder_decoder:
+            raise ClearheadError("only a decoder alone chats; this model has an encoder")
+        self.speaker, self.system = speaker, system
+        self.tokenizer = needed(speaker.tokenizer)
+        if self.tokenizer.chat_template is None:
+            raise ClearheadError("this model has no chat template: it was not taught to chat, but can generate")
         self.reset()
 
     def reset(self) -> None:
@@ -33,33 +37,41 @@ class Chat:
         self.messages: list[dict[str, str]] = []
         if self.system is not None:
             self.messages.append({"role": "system", "content": self.system})
+        self.last: Generation | None = None
         self.forget_tokens()
 
     def forget_tokens(self) -> None:
-        self.cache = KeyValueCache(self.model.config)
+        self.cache = KeyValueCache(self.speaker.network.config)
         self.held: list[int] = []  # the tokens in the cache
-        self.num_read, self.num_made = 0, 0  # tokens of the last turn
+        self.num_read = 0  # tokens of the last turn that were not in it
 
     def say(self, text: str, **options: Any) -> str:
         return "".join(self.stream(text, **options))
 
-    def stream(self, text: str, **options: Any) -> Iterator[str]:
-        """The answer in pieces. Whoever stops listening keeps what was said so far as the answer."""
+    def stream(self, text: str, **options: Any) -> Generator[str, None, None]:
+        """The answer in pieces. Whoever stops listening keeps what was said so far as the answer, if anything was."""
+        if not isinstance(text, str):
+            raise ClearheadError(f"the message is {text!r}; it must be a text")
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.tokenizer.encode(render_chat(self.tokenizer, messages), add_special_tokens=False)
-        (row,) = self.model.rows(ids, 1, options)
-        kept = self.rewind(ids)
-        row = replace(row, prompt=ids[kept:], earlier=ids[:kept])
-        self.messages = messages  # from here on the turn counts, whatever becomes of the answer
+        (row,) = self.speaker.rows(ids, 1, options)
+        check([row], self.speaker.network)
+        return self.answer(messages, row)
+
+    def answer(self, messages: list[dict[str, str]], whole: Row) -> Generator[str, None, None]:
+        kept = self.rewind(ids := list(whole.prompt))
+        row = Row(ids[kept:], whole.options, earlier=ids[:kept])
         self.num_read = len(row.prompt)
         transcript = Transcript(self.tokenizer, row)
         try:
-            for _ in decode(self.model.network, [row], cache=self.cache):
+            for _ in self.speaker.turns([row], self.cache):
                 yield transcript.read()
         finally:
             # The last token was chosen but has not gone through the network.
-            self.held, self.num_made = [*ids, *row.tokens][: self.cache.length], len(row.tokens)
-            self.messages.append({"role": "assistant", "content": transcript.text})
+            self.held = [*ids, *row.tokens][: self.cache.length]
+            self.last = Generation.of(transcript, self.speaker.network.config)
+            if row.tokens:
+                self.messages = [*messages, {"role": "assistant", "content": transcript.text}]
 
     def rewind(self, ids: list[int]) -> int:
         """Cut the cache to what it shares with `ids`, and leave at least one token to read; how many stand."""

@@ -1,6 +1,6 @@
 """The first two minutes: a real model continues a sentence, and shows how it is built.
 
-run(clearhead.cli.download_bar)
+run(clearhead.cli.app.download_bar)
 """
 
 import sys
@@ -20,6 +20,7 @@ NUM_TOKENS = 32
 
 
 def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], None]]]) -> None:
+    first = 'clearhead generate smollm2 "Once upon a time"   clearhead chat smollm2'
     try:
         with bar("smollm2") as progress:
             store.get("smollm2", progress)
@@ -27,21 +28,22 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
     except store.DownloadError as error:
         print(f"SmolLM2 could not be fetched ({error}); here is the same on a small random model.\n")
         model, title = random_model(), "a small random model (its text is noise)"
+        first = "clearhead get smollm2 (once there is a network)"
     print(f"{title} continues, greedily:\n")
-    stream(model)
+    speak(model)
     print_summary(summarize(model.config), title)
-    print('\nNext: clearhead generate smollm2 "Once upon a time"   clearhead show deepseek-v3   clearhead --help')
+    print(f"\nNext: {first}   clearhead show deepseek-v3   clearhead --help")
 
 
-def stream(model: Model) -> None:
+def speak(model: Model) -> None:
     sys.stdout.write(PROMPT)
-    started, num_pieces = time.perf_counter(), 0
-    for piece in model.stream(PROMPT, max_new_tokens=NUM_TOKENS):
+    started = time.perf_counter()
+    stream = model.stream(PROMPT, max_new_tokens=NUM_TOKENS)
+    for piece in stream:
         sys.stdout.write(piece)
         sys.stdout.flush()
-        num_pieces += 1
     elapsed_seconds = time.perf_counter() - started
-    print(f"\n\n({num_pieces} tokens in {elapsed_seconds:.1f} s)\n")
+    print(f"\n\n({len(stream.generation.tokens)} tokens in {elapsed_seconds:.1f} s)\n")
 
 
 def random_model() -> Model:

@@ -7,6 +7,7 @@ Answers go to stdout, all else to stderr, so that a transcript can be piped.
 
 import sys
 import time
+from contextlib import closing, suppress
 from typing import Any
 
 from rich.console import Console
@@ -14,24 +15,31 @@ from rich.console import Console
 from clearhead.conversation import Chat
 from clearhead.errors import ClearheadError
 
-HELP = "/reset starts anew, /history shows the conversation, /help this; Ctrl-C stops an answer, Ctrl-D leaves."
+HELP = "/reset starts anew, /history shows the conversation, /quit leaves, /help shows this; Ctrl-C stops an answer."
 
 
 def talk(chat: Chat, options: dict[str, Any]) -> None:
+    """Until /quit or the end of the input (Ctrl-D)."""
     messages = Console(stderr=True, highlight=False)
+    prompt = ""
     if sys.stdin.isatty():
+        with suppress(ImportError):  # Windows has no readline, and edits lines by itself
+            import readline  # noqa: F401  (its import gives input() arrows and a history)
         messages.print(HELP, style="dim")
+        prompt = "> " if sys.stdout.isatty() else ""
     while True:
         try:
-            line = input("> " if sys.stdin.isatty() else "").strip()
+            line = input(prompt).strip()
         except EOFError:
             return
         except KeyboardInterrupt:
-            messages.print()
+            messages.print("\n/quit or Ctrl-D leaves", style="dim")
             continue
         match line:
             case "":
                 continue
+            case "/quit" | "/exit":
+                return
             case "/reset":
                 chat.reset()
             case "/history":
@@ -48,9 +56,10 @@ def talk(chat: Chat, options: dict[str, Any]) -> None:
 def answer(chat: Chat, line: str, options: dict[str, Any], messages: Console) -> None:
     started = time.perf_counter()
     try:
-        for piece in chat.stream(line, **options):
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+        with closing(chat.stream(line, **options)) as pieces:
+            for piece in pieces:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
     except KeyboardInterrupt:
         pass  # what was said so far stays in the conversation
     except ClearheadError as error:
@@ -58,6 +67,19 @@ def answer(chat: Chat, line: str, options: dict[str, Any], messages: Console) ->
         return
     finally:
         sys.stdout.write("\n")
-    seconds = time.perf_counter() - started
-    speed = f"{chat.num_made} tokens, {chat.num_made / seconds:.1f} per second"
-    messages.print(f"{speed}; {chat.num_read} read, {chat.cache.length} in the cache", style="dim")
+        sys.stdout.flush()
+    if chat.last is not None:
+        messages.print(told(chat, time.perf_counter() - started), style="dim")
+
+
+def told(chat: Chat, seconds: float) -> str:
+    assert chat.last is not None
+    num_made, context = len(chat.last.tokens), chat.speaker.network.config.context
+    words = f"{num_made} tokens, {num_made / seconds:.1f} per second; {chat.num_read} read, {chat.cache.length} kept"
+    if chat.last.num_past_context:
+        words += f"\nThe conversation has passed the {context:,} tokens this model was made for; /reset starts anew."
+    elif chat.last.stopped_by == "context":
+        words += f"\nThe conversation has reached the model's {context:,} tokens; /reset starts anew."
+    elif chat.last.stopped_by == "length":
+        words += "; cut off at --max-new-tokens"
+    return words

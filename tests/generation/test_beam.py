@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.generation.beam import BeamOptions, Hypothesis, Search, beam_search
 from clearhead.generation.options import SamplingOptions
@@ -96,9 +97,9 @@ def padded(rows, left):
     return torch.tensor(tokens), torch.tensor(mask if left else [row[::-1] for row in mask])
 
 
-def generated(model, options):
+def generated(model, options, prompts=PROMPTS):
     """(tokens, score) of every beam of every prompt, as transformers finds them."""
-    tokens, mask = padded(PROMPTS, left=not model.config.is_encoder_decoder)
+    tokens, mask = padded(prompts, left=not model.config.is_encoder_decoder)
     with float32_means_float64():
         found = model.generate(
             input_ids=tokens,
@@ -149,6 +150,27 @@ def test_tokens_and_scores_equal_transformers(name, seed, tmp_path):
             assert [one.score for one in ours] == pytest.approx([score for _, score in their], rel=1e-12)
         lengths |= {len(one.tokens) for beams in found for one in beams}
     assert len(lengths) >= 3, "beams that end together test little"
+
+
+def test_a_marian_on_200_random_inputs(tmp_path):
+    """Through the public door, in batches of different lengths."""
+    theirs, network = twins("marian", 9, tmp_path)
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 30, (200,), generator=generator).tolist()
+    sources = [torch.randint(V, (length,), generator=generator).tolist() for length in lengths]
+    stops = [1, 2, 5, 7, 10]
+    model = Model(
+        network, special_ids={"decoder_start_token_id": BART["decoder_start_token_id"], "eos_token_id": stops}
+    )
+    options = BeamOptions(num_beams=4, max_new_tokens=24, stop_ids=stops)
+    made, expected = [], []
+    for first in range(0, 200, 50):
+        batch = sources[first : first + 50]
+        made += model.generate_many(batch, beams=4, max_new_tokens=24)
+        expected += [beams[0] for beams in generated(theirs, options, batch)]
+    assert [one.tokens for one in made] == [text for text, _ in expected]
+    assert [one.score for one in made] == pytest.approx([score for _, score in expected], rel=1e-12)
+    assert len({len(one.tokens) for one in made}) >= 3
 
 
 # --- every text there is
@@ -274,7 +296,7 @@ def test_a_search_is_done_when_its_rule_says_so(rule, penalty, ended, done):
 def test_a_full_context_ends_the_text():
     network = toy(decoder(LearnedPositions(num_positions=CONTEXT)))
     found = beam_search(network, [[1] * (CONTEXT - 2), [2]], BeamOptions(num_beams=2, max_new_tokens=9))
-    assert [len(beams[0].tokens) for beams in found] == [3, 3]
+    assert [len(beams[0].tokens) for beams in found] == [3, 9]  # a short neighbour has room
 
 
 # --- the encoder's memory
@@ -330,6 +352,6 @@ def test_impossible_options_are_refused(wrong, words):
 
 def test_impossible_calls_are_refused():
     options = BeamOptions(num_beams=2, stop_ids=[31])
-    for prompts, words in ([], "no prompt"), ([[1], []], "prompt is empty"), ([[1]], "stop_ids names token 31"):
+    for prompts, words in ([], "no prompt"), ([[]], "prompt is empty"), ([[1]], "stop_ids names token 31"):
         with pytest.raises(ClearheadError, match=words):
             beam_search(tiny_network(), prompts, options)

@@ -90,7 +90,7 @@ def test_learned_positions_end_a_text():
     rows = [Row(list(range(20)), SamplingOptions(max_new_tokens=100))]
     run(network, rows)
     assert len(rows[0].tokens) == 13  # the last is chosen at position 31 and needs none of its own
-    assert rows[0].stopped_by == "length"
+    assert rows[0].stopped_by == "context"
 
 
 def test_an_encoder_decoder_answers_in_batches():
@@ -181,5 +181,5 @@ def test_prompts_are_checked_before_the_network_runs():
     network = toy(shrink(preset("gpt2")))
     with pytest.raises(ClearheadError, match="token id 999 is out of range"):
         run(network, [Row([999], SamplingOptions())])
-    with pytest.raises(ClearheadError, match="the prompt has 33 tokens; the model knows 32"):
+    with pytest.raises(ClearheadError, match="the text has 33 tokens; this model reads 32 at most"):
         run(network, [Row([1] * 33, SamplingOptions())])

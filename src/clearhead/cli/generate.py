@@ -5,57 +5,75 @@ clearhead generate smollm2 "The capital of France is"
 
 import sys
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, errors, loading_bar, print_json
+from clearhead.cli.sampling import takes_sampling
+from clearhead.errors import ClearheadError
+from clearhead.generation.options import CHAT, SamplingOptions
+
+if TYPE_CHECKING:
+    from clearhead.bundle import Model
+    from clearhead.generation.result import Generation, Stream
+
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, mps.")]
+SEARCH = {"rich_help_panel": "Search"}
 
 
 @app.command(epilog='Example: `clearhead generate smollm2 "The capital of France is" --max-new-tokens 20`')
+@takes_sampling(SamplingOptions())
 def generate(
     model: ModelArgument,
-    prompt: Annotated[str, typer.Argument(help="The text to continue; - reads it from standard input.")],
-    max_new_tokens: Annotated[int, typer.Option(help="How many tokens at most.")] = 128,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="The same draw each time.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps.")] = None,
+    prompt: Annotated[str, typer.Argument(help="The text to continue or translate; - reads it from standard input.")],
+    sampling: dict[str, Any],
+    n: Annotated[int, typer.Option("--n", help="How many texts.", **SEARCH)] = 1,
+    beams: Annotated[int | None, typer.Option(help="Search with so many beams.", **SEARCH)] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Of beams; above 0 favours long texts.", **SEARCH)
+    ] = None,
+    speculate: Annotated[
+        str | None, typer.Option(help="Guess ahead: `lookup`, or a smaller model of the same kind.", **SEARCH)
+    ] = None,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: log-probabilities, with so many alternatives.")
+    ] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text, printed as it comes."""
-    from clearhead.bundle import load
-
-    text = sys.stdin.read() if prompt == "-" else prompt
-    with loading_bar(model) as progress:
-        loaded = load(model, dtype=dtype, device=device, progress=progress)
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
-    if as_json:
-        print_json({"prompt": text} | asdict(loaded.generate(text, **options)))
-        return
-    for piece in loaded.stream(text, **options):
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+    """Continue a text, printed as it comes; an encoder-decoder answers it."""
+    if logprobs is not None and not as_json:
+        raise ClearheadError("log-probabilities are shown with --json only")
+    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    loaded = load_model(model, dtype, device)
+    asked = {"beams": beams, "length_penalty": length_penalty, "logprobs": logprobs}
+    options = sampling | {name: value for name, value in asked.items() if value is not None}
+    if speculate is not None:
+        options["speculate"] = speculate if speculate == "lookup" else load_model(speculate, dtype, device)
+    if beams is None and n == 1 and not as_json:
+        made = [print_stream(loaded.stream(text, **options))]
+    else:
+        made = loaded.generate_many([text], n, **options)
+        print_texts(text, made, as_json)
+    warn_of_context(made, loaded.config.context)
 
 
 @app.command(epilog="Example: `clearhead chat smollm2`")
+@takes_sampling(CHAT)
 def chat(
     model: ModelArgument,
+    sampling: dict[str, Any],
     system: Annotated[str | None, typer.Option(help="What the assistant is told first.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="How many tokens at most for an answer.")] = 512,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 0.7,
-    seed: Annotated[int | None, typer.Option(help="The same draw each time.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps.")] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
 ) -> None:
-    """Talk to a model. /reset starts anew, /history shows the conversation, Ctrl-C stops an answer, Ctrl-D leaves."""
-    from clearhead.bundle import load
+    """Talk to a model. /help lists what else can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
     from clearhead.terminal import talk
 
-    with loading_bar(model) as progress:
-        loaded = load(model, dtype=dtype, device=device, progress=progress)
-    talk(loaded.chat(system), {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed})
+    talk(load_model(model, dtype, device).chat(system), sampling)
 
 
 @app.command(epilog="Example: `clearhead verify smollm2 --tokens 64`")
@@ -65,16 +83,14 @@ def verify(
     length: Annotated[int | None, typer.Option(help="Of the text read, in tokens; enough to pass windows.")] = None,
     compiles: Annotated[bool, typer.Option("--compile", help="Also try torch.compile, which takes a minute.")] = False,
     dtype: Annotated[str, typer.Option(help="float32 shows most; also float64, bfloat16, float16.")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps.")] = None,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Prove on this model that caches, batches, padding and kernels change nothing. Exit code 1 where one does."""
-    from clearhead.bundle import load
     from clearhead.verification import checks
     from clearhead.verification.report import print_findings
 
-    with loading_bar(model) as progress:
-        loaded = load(model, dtype=dtype, device=device, progress=progress)
+    loaded = load_model(model, dtype, device)
     findings = []
     with errors.status("verifying") as status:
         for finding in checks.verify(loaded, length=length, num_new=tokens, compiles=compiles):
@@ -94,3 +110,41 @@ def demo() -> None:
     from clearhead.demo import run
 
     run(download_bar)
+
+
+# --- what they share
+
+
+def load_model(name: str, dtype: str | None, device: str | None) -> "Model":
+    from clearhead.bundle import load
+
+    with loading_bar(name) as progress:
+        return load(name, dtype=dtype, device=device, progress=progress)
+
+
+def print_stream(stream: "Stream") -> "Generation":
+    for piece in stream:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    return stream.generation
+
+
+def print_texts(prompt: str, made: "list[Generation]", as_json: bool) -> None:
+    """One text as it is, one object as JSON; several are numbered, or a list."""
+    if as_json:
+        told = [{"prompt": prompt} | asdict(one) for one in made]
+        print_json(told[0] if len(told) == 1 else told)
+        return
+    for number, one in enumerate(made, start=1):
+        typer.echo(one.text if len(made) == 1 else f"[{number}] {one.text}")
+
+
+def warn_of_context(made: "list[Generation]", context: int) -> None:
+    if any(one.num_past_context for one in made):
+        say = f"the text goes past the {context:,} tokens this model was made for; expect it to lose the thread there"
+    elif any(one.stopped_by == "context" for one in made):
+        say = f"the text ends where the model does, at {context:,} tokens"
+    else:
+        return
+    errors.print(f"note: {say}", soft_wrap=True)

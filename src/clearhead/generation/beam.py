@@ -24,8 +24,7 @@ from torch import Tensor
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError, unknown
 from clearhead.generation.decode import Row, check, prefill, room, run
-from clearhead.generation.options import SamplingOptions, checked_ids, is_number, is_whole
-from clearhead.generation.rows import check_vocabulary
+from clearhead.generation.options import SamplingOptions, check_count, checked_ids, is_number
 from clearhead.model.transformer import Memory, Transformer
 
 StopWhen = Literal["full", "unlikely", "impossible"]
@@ -50,8 +49,7 @@ class BeamOptions:
 
     def __post_init__(self) -> None:
         for name in ("num_beams", "num_best", "max_new_tokens"):
-            if not is_whole(getattr(self, name), least=1):
-                raise ClearheadError(f"{name} is {getattr(self, name)!r}; it must be a whole number, 1 or more")
+            check_count(name, getattr(self, name))
         if self.num_best > self.num_beams:
             raise ClearheadError(f"num_best is {self.num_best}; it must not exceed num_beams, {self.num_beams}")
         if not is_number(self.length_penalty, -STEEPEST, STEEPEST):
@@ -116,9 +114,8 @@ def beam_search(
     """For each prompt its num_best beams, fewer only if there are not so many texts. `memory`: a source for each."""
     asked = SamplingOptions(max_new_tokens=options.max_new_tokens, stop_ids=options.stop_ids)
     check([Row(prompt, asked) for prompt in prompts], network)
-    check_vocabulary(asked, network.config.vocab_size)
-    limit = min(options.max_new_tokens, room(network, max(len(prompt) for prompt in prompts)))
-    searches = [Search(options, limit, number) for number in range(len(prompts))]
+    limits = [min(options.max_new_tokens, room(network, len(prompt))) for prompt in prompts]
+    searches = [Search(options, limit, number) for number, limit in enumerate(limits)]
     if memory is not None and memory.remembered is None:
         memory = network.remember(memory)
     cache, sources = KeyValueCache(network.config), memory

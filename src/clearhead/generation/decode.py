@@ -19,7 +19,8 @@ from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.generation.options import SamplingOptions
 from clearhead.generation.penalties import TokenCounts
-from clearhead.generation.rows import RowOptions
+from clearhead.generation.prompts import check_tokens
+from clearhead.generation.rows import RowOptions, check_vocabulary
 from clearhead.generation.sampling import TokenLogprobs, next_tokens, token_logprobs
 from clearhead.model.parts import LearnedPositions
 from clearhead.model.transformer import Memory, Transformer
@@ -39,7 +40,12 @@ class Row:
 
     @property
     def stopped_by(self) -> str:
-        return "stop" if self.tokens and self.tokens[-1] in self.options.stop_ids else "length"
+        """What ended it: a `stop` token, `length` (max_new_tokens), `context` (of learned positions); nothing yet."""
+        if self.tokens and self.tokens[-1] in self.options.stop_ids:
+            return "stop"
+        if len(self.tokens) >= self.options.max_new_tokens:
+            return "length"
+        return "context" if self.done else "nothing"
 
     def take(self, token: int, limit: int) -> None:
         self.tokens.append(token)
@@ -168,18 +174,11 @@ class Batch:
 
 
 def check(rows: Sequence[Row], network: Transformer) -> None:
-    """Here, where prompts are plain lists: on an accelerator the network does not look at values."""
-    vocab_size, positions = network.config.vocab_size, network.config.output_stack.embedding.positions
     if not rows:
         raise ClearheadError("there is no prompt to continue")
     for row in rows:
-        if not row.prompt:
-            raise ClearheadError("the prompt is empty; give at least one token")
-        wrong = next((token for token in row.prompt if not 0 <= token < vocab_size), None)
-        if wrong is not None:
-            raise ClearheadError(f"token id {wrong} is out of range: this model has {vocab_size}")
-        if isinstance(positions, LearnedPositions) and len(row.prompt) > positions.num_positions:
-            raise ClearheadError(f"the prompt has {len(row.prompt)} tokens; the model knows {positions.num_positions}")
+        check_tokens(row.prompt, network.config.output_stack, len(row.earlier))
+        check_vocabulary(row.options, network.config.vocab_size)
         assert row.options.is_greedy or row.options.seed is not None, "seed the options first"
 
 
@@ -188,4 +187,4 @@ def room(network: Transformer, length: int) -> int:
     positions = network.config.output_stack.embedding.positions
     if not isinstance(positions, LearnedPositions):
         return 2**62
-    return max(positions.num_positions - length + 1, 1)
+    return positions.num_positions - length + 1

@@ -75,19 +75,24 @@ RULES: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda value: is_number(value, 0, 0) or is_number(value, SMALLEST, LARGEST),
         f"0 for the likeliest token, or from {SMALLEST:g} to {LARGEST:g}",
     ),
-    "top_k": (lambda value: is_whole(value, least=1), "a whole number, 1 or more, or None to keep every token"),
-    "top_p": (lambda value: is_number(value, math.ulp(0), 1), "greater than 0 and at most 1, or None"),
-    "min_p": (lambda value: is_number(value, 0, 1), "from 0 to 1, or None"),
+    "top_k": (lambda value: is_whole(value, least=1), "a whole number, 1 or more; left out, every token is kept"),
+    "top_p": (lambda value: is_number(value, math.ulp(0), 1), "greater than 0 and at most 1"),
+    "min_p": (lambda value: is_number(value, 0, 1), "from 0 to 1"),
     "repetition_penalty": (
         lambda value: is_number(value, SMALLEST, LARGEST),
         f"from {SMALLEST:g} to {LARGEST:g}; 1 is none",
     ),
     "presence_penalty": (lambda value: is_number(value, -LARGEST, LARGEST), f"from {-LARGEST:g} to {LARGEST:g}"),
     "frequency_penalty": (lambda value: is_number(value, -LARGEST, LARGEST), f"from {-LARGEST:g} to {LARGEST:g}"),
-    "seed": (lambda value: is_whole(value, least=-(2**63)), "a whole number of 64 bits, or None"),
-    "logprobs": (is_whole, "a whole number, 0 or more, or None"),
+    "seed": (lambda value: is_whole(value, least=-(2**63)), "a whole number of 64 bits"),
+    "logprobs": (is_whole, "a whole number, 0 or more"),
 }
 OPTIONAL = {field.name for field in fields(SamplingOptions) if field.default is None}
+
+
+def check_count(name: str, value: object) -> None:
+    if not is_whole(value, least=1):
+        raise ClearheadError(f"{name} is {value!r}; it must be a whole number, 1 or more")
 
 
 def listed(values: Any, name: str) -> tuple[Any, ...]:
@@ -123,3 +128,6 @@ def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
         if not isinstance(string, str) or not string:
             raise ClearheadError(f"stop has {string!r}; a stop string is text of at least one character")
     return strings
+
+
+CHAT = SamplingOptions(max_new_tokens=512, temperature=0.7)  # unless a talk at the terminal asks otherwise

@@ -22,7 +22,7 @@ def decode_plainly(
 ) -> Iterator[int]:
     """New tokens after `prompt`, up to and with the first stop token; `memory` of an encoder for one source."""
     options = options.seeded()
-    device = next(network.parameters()).device
+    device = network.device
     rows = RowOptions.of([options], network.config.vocab_size, device)
     made: list[int] = []
     while len(made) < options.max_new_tokens:

@@ -32,7 +32,7 @@ class Score:
 def score(network: Transformer, ids: Sequence[int], chunk: int = CHUNK) -> Score:
     if len(ids) < 2:
         raise ClearheadError(f"a text of {len(ids)} tokens cannot be scored; it takes two or more")
-    tokens = torch.tensor([list(ids)], device=next(network.parameters()).device)
+    tokens = torch.tensor([list(ids)], device=network.device)
     cache = KeyValueCache(network.config)
     logprobs: list[float] = []
     for start in range(0, len(ids) - 1, chunk):

@@ -14,7 +14,7 @@ weights are fetched from memory once for all of them.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -23,9 +23,11 @@ from torch.nn.functional import one_hot
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.generation.decode import Batch, Row, check, prefill, room, run
-from clearhead.generation.options import is_whole
+from clearhead.generation.options import check_count
+from clearhead.generation.prompts import read_sources
 from clearhead.generation.randomness import draw, splitmix, uniforms
 from clearhead.generation.sampling import adjust, token_logprobs, truncate
+from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Memory, Transformer
 
 # Three draws belong to a step and must not depend on each other. The token itself has number `step` of the row's seed,
@@ -39,6 +41,7 @@ class Draft:
     laws: Tensor | None = None  # (n, V), which each was drawn from; None: no other was possible
 
 
+@runtime_checkable
 class Drafter(Protocol):
     @property
     def num_tokens(self) -> int:
@@ -73,7 +76,7 @@ def decode_speculatively(
     Rope with dynamic scaling turns by the length at hand, guesses included: there alone a text may come out otherwise.
     """
     check([row], network)
-    check_vocabularies(network, drafter)
+    check_speculation(network, drafter)
     limit = min(row.options.max_new_tokens, room(network, len(row.prompt)))
     if limit == 0:
         return
@@ -101,7 +104,7 @@ def decode_speculatively(
 
 def read(network: Transformer, tokens: list[int], cache: KeyValueCache, memory: Memory | None) -> Tensor:
     """Logits after each token (n, V); the cache moves on."""
-    given = torch.tensor([tokens], device=next(network.parameters()).device)
+    given = torch.tensor([tokens], device=network.device)
     hidden = network.hidden(given, memory=memory, cache=cache, absorb=True)
     cache.advance()
     return network.to_logits(hidden[0])
@@ -205,21 +208,41 @@ class DraftModel:
             same = 0
         self.cache.truncate(same)
         self.held = text
-        new = torch.tensor([text[same:]], device=next(self.network.parameters()).device)
+        new = torch.tensor([text[same:]], device=self.network.device)
         return run(self.network, new, None, self.cache, self.memory)
+
+
+Speculation = Literal["lookup"] | Transformer | Drafter
+
+
+def drafter_for(speculation: Speculation, row: Row) -> Drafter:
+    """Who guesses for a row: by its name, or a smaller network, which reads the row's source for itself."""
+    if isinstance(speculation, str):
+        return PromptLookup()
+    if not isinstance(speculation, Transformer):
+        return speculation
+    return DraftModel(speculation, memory=read_sources(speculation, [row.source]) if row.source else None)
 
 
 # --- refused
 
 
-def check_count(name: str, value: int) -> None:
-    if not is_whole(value, least=1):
-        raise ClearheadError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+def check_speculation(network: Transformer, speculation: Speculation) -> None:
+    if isinstance(speculation, DraftModel):
+        speculation = speculation.network
+    if isinstance(speculation, Transformer):
+        check_draft(speculation.config, network.config)
+    elif speculation != "lookup" and not isinstance(speculation, Drafter):
+        raise ClearheadError(f"speculate is {speculation!r}; it must be 'lookup' or a draft model")
 
 
-def check_vocabularies(network: Transformer, drafter: Drafter) -> None:
-    if isinstance(drafter, DraftModel) and drafter.network.config.vocab_size != network.config.vocab_size:
+def check_draft(draft: ModelConfig, config: ModelConfig) -> None:
+    if draft.vocab_size != config.vocab_size:
         raise ClearheadError(
-            f"the draft model has {drafter.network.config.vocab_size} tokens and the network "
-            f"{network.config.vocab_size}; take one that was trained with the same vocabulary"
+            f"the draft model has {draft.vocab_size} tokens and the network {config.vocab_size}; "
+            "take one that was trained with the same vocabulary"
+        )
+    if draft.decoder is None or draft.is_encoder_decoder != config.is_encoder_decoder:
+        raise ClearheadError(
+            "the draft model is of another kind; it must have an encoder where this one has, and a decoder"
         )

@@ -9,17 +9,19 @@ from clearhead.tokenization.base import StreamDecoder, Tokenizer
 
 
 class Transcript:
-    def __init__(self, tokenizer: Tokenizer, row: Row):
+    """Without a tokenizer the text stays empty."""
+
+    def __init__(self, tokenizer: Tokenizer | None, row: Row):
         self.row = row
-        last = row.prompt[-1] if row.prompt and not row.source else None
-        continued = last if last not in tokenizer.special_ids else None
-        self.decoder = StreamDecoder(tokenizer, after=continued)  # or the first word would lose its space
+        self.decoder = decoder_after(row, tokenizer) if tokenizer is not None else None
         self.watcher = StopWatcher(row.options.stop)
         self.num_read = 0
         self.pieces: list[str] = []
 
     def read(self) -> str:
         """The text that the newest tokens add; a stop string ends the row."""
+        if self.decoder is None:
+            return ""
         piece = ""
         for token in self.row.tokens[self.num_read :]:
             self.num_read += 1
@@ -43,5 +45,11 @@ class Transcript:
 
     @property
     def stopped_by(self) -> str:
-        """What ended it: `stop` (a token or a string) or `length`."""
+        """As of its row; a stop string is a `stop` too."""
         return "stop" if self.watcher.finished else self.row.stopped_by
+
+
+def decoder_after(row: Row, tokenizer: Tokenizer) -> StreamDecoder:
+    """One that continues the prompt, or the first word would lose its space; an answer begins a text."""
+    last = row.prompt[-1] if row.prompt and not row.source else None
+    return StreamDecoder(tokenizer, after=None if last in tokenizer.special_ids else last)

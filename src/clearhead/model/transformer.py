@@ -129,6 +129,10 @@ class Transformer(nn.Module):
         self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
         initialize(self, config)
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Logits (B, T, V); hidden states (B, T, D) where the model has no head.
 

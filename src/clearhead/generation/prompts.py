@@ -1,0 +1,87 @@
+"""Prompts before the network sees them: checked as plain lists, padded, read by an encoder.
+
+    ids = token_ids("Hello", tokenizer); check_tokens(ids, network.config.output_stack)
+
+On an accelerator the network does not look at values, so what is wrong with a prompt is said here.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import index
+
+import torch
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.model.config import Stack
+from clearhead.model.parts import LearnedPositions
+from clearhead.model.transformer import Memory, Transformer
+from clearhead.tokenization.base import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+def token_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
+    if isinstance(prompt, str):
+        return needed(tokenizer).encode(prompt)
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+        raise ClearheadError(f"the prompt is {prompt!r}; it must be a text or a list of token ids")
+    try:
+        return [index(token) for token in prompt]
+    except TypeError:
+        raise ClearheadError(
+            f"the prompt {prompt!s:.60} is neither a text nor a list of token ids; generate_many takes several"
+        ) from None
+
+
+def needed(tokenizer: Tokenizer | None) -> Tokenizer:
+    if tokenizer is None:
+        raise ClearheadError("this model has no tokenizer: it knows token ids, and no text")
+    return tokenizer
+
+
+def check_tokens(ids: Sequence[int], stack: Stack, num_before: int = 0) -> None:
+    """That a stack can read them after `num_before` others."""
+    if not ids:
+        raise ClearheadError("the prompt is empty; it takes at least one token")
+    vocab_size, positions = stack.embedding.vocab_size, stack.embedding.positions
+    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise ClearheadError(f"token id {wrong} is out of range: this model has {vocab_size}")
+    length = num_before + len(ids)
+    if isinstance(positions, LearnedPositions) and length > positions.num_positions:
+        raise ClearheadError(f"the text has {length} tokens; this model reads {positions.num_positions} at most")
+
+
+def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens and mask (B, T)."""
+    longest = max(len(row) for row in rows)
+    tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
+    lengths = torch.tensor([[len(row)] for row in rows], device=device)
+    return tokens, torch.arange(longest, device=device)[None] < lengths
+
+
+@torch.inference_mode()
+def read_sources(network: Transformer, sources: Sequence[Sequence[int]]) -> Memory:
+    """What the encoder leaves of each; equal ones are read once."""
+    different = list(dict.fromkeys(map(tuple, sources)))
+    tokens, mask = pad_right(different, network.device)
+    memory = network.remember(network.encode(tokens, mask))
+    places = [different.index(tuple(source)) for source in sources]
+    return memory.select(torch.tensor(places, device=tokens.device))
+
+
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Where there is not, one sentence; the network keeps no state, so it works as before."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        # Each device words it differently, and only CUDA has a type for it.
+        if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
+            raise
+        raise ClearheadError(
+            "there is not enough memory for so many tokens; a shorter prompt, fewer prompts at once or a lower "
+            "max_new_tokens takes less"
+        ) from None

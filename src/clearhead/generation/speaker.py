@@ -1,0 +1,138 @@
+"""A network with all it takes to speak: prompts in as text or ids, what it says out. Models and chats share it.
+
+    speaker = Speaker(network, tokenizer, special_ids); speaker.sample(["Hello"], n=1, options={"max_new_tokens": 8})
+
+Everything a caller can get wrong is found before the first token is made.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from clearhead.cache.cache import KeyValueCache
+from clearhead.errors import ClearheadError, unknown
+from clearhead.generation.beam import Beam, BeamOptions, beam_search
+from clearhead.generation.decode import Row, check, decode
+from clearhead.generation.options import SamplingOptions, check_count
+from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, needed, read_sources, token_ids
+from clearhead.generation.result import Generation, Stream
+from clearhead.generation.speculative import Speculation, check_speculation, decode_speculatively, drafter_for
+from clearhead.generation.transcript import Transcript
+from clearhead.model.transformer import Memory, Transformer
+from clearhead.tokenization.base import Tokenizer
+
+SAMPLING = frozenset(field.name for field in fields(SamplingOptions))
+BEAMS = frozenset(field.name for field in fields(BeamOptions)) - {"num_beams", "num_best"}
+OTHERS = ("n", "beams", "speculate")  # arguments of their own
+
+
+@dataclass(frozen=True)
+class Speaker:
+    network: Transformer
+    tokenizer: Tokenizer | None
+    special_ids: Mapping[str, Any]
+
+    @property
+    def start_id(self) -> int:
+        """What an encoder-decoder's answer begins with."""
+        return int(self.special_ids.get("decoder_start_token_id", self.special_ids.get("bos_token_id", 0)))
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Of the config and of the tokenizer, as far as the network can say them."""
+        ends = self.special_ids.get("eos_token_id", [])
+        known = frozenset(ends if isinstance(ends, list) else [ends])
+        known |= self.tokenizer.stop_ids if self.tokenizer is not None else frozenset()
+        return frozenset(token for token in known if token < self.network.config.vocab_size)
+
+    # --- three ways to make texts
+
+    def sample(
+        self, prompts: Sequence[Prompt], n: int, options: Mapping[str, Any], speculation: Speculation | None = None
+    ) -> list[Generation]:
+        """n samples of each prompt, all in one batch; one after the other where tokens are guessed ahead."""
+        rows = [row for prompt in prompts for row in self.rows(prompt, n, options)]
+        transcripts = [Transcript(self.tokenizer, row) for row in rows]
+        batches = [[row] for row in rows] if speculation is not None else [rows] if rows else []
+        for turns in [self.turns(batch, speculation=speculation) for batch in batches]:
+            for _ in turns:
+                for transcript in transcripts:
+                    transcript.read()
+        return [Generation.of(transcript, self.network.config) for transcript in transcripts]
+
+    def stream(self, prompt: Prompt, options: Mapping[str, Any], speculation: Speculation | None = None) -> Stream:
+        transcript = Transcript(needed(self.tokenizer), *self.rows(prompt, 1, options))
+        return Stream(transcript, self.turns([transcript.row], speculation=speculation), self.network.config)
+
+    def search(self, prompts: Sequence[Prompt], n: int, num_beams: int, options: Mapping[str, Any]) -> list[Generation]:
+        """The n best texts of each prompt that `num_beams` beams find."""
+        check_names(options, BEAMS, SAMPLING, "with beams")
+        check_count("beams", num_beams)
+        check_count("n", n)
+        if n > num_beams:
+            raise ClearheadError(f"n is {n}; it must not exceed the number of beams, {num_beams}")
+        asked = BeamOptions(num_beams=num_beams, num_best=n, **options)
+        asked = replace(asked, stop_ids=(*asked.stop_ids, *self.stop_ids))
+        ending = SamplingOptions(max_new_tokens=asked.max_new_tokens, stop_ids=asked.stop_ids)
+        rows = [self.row(prompt, ending) for prompt in prompts]
+        if not rows:
+            return []
+        with enough_memory():
+            found = beam_search(self.network, [row.prompt for row in rows], asked, self.memory_of(rows))
+        return [self.told(row, beam) for row, beams in zip(rows, found, strict=True) for beam in beams]
+
+    def told(self, row: Row, beam: Beam) -> Generation:
+        transcript = Transcript(self.tokenizer, replace(row, tokens=beam.tokens, done=True))
+        transcript.read()
+        return Generation.of(transcript, self.network.config, beam.score)
+
+    # --- what they share
+
+    def rows(self, prompt: Prompt, n: int, options: Mapping[str, Any]) -> list[Row]:
+        """n rows of one prompt, each with a seed of its own."""
+        check_names(options, SAMPLING, BEAMS, "without beams")
+        check_count("n", n)
+        asked = SamplingOptions(**options).seeded()
+        if asked.stop:
+            needed(self.tokenizer)  # a stop string is found in the text
+        asked = replace(asked, stop_ids=(*asked.stop_ids, *self.stop_ids))
+        ids = token_ids(prompt, self.tokenizer)
+        return [self.row(ids, replace(asked, seed=(asked.seed or 0) + number)) for number in range(n)]
+
+    def row(self, prompt: Prompt, options: SamplingOptions) -> Row:
+        config, ids = self.network.config, token_ids(prompt, self.tokenizer)
+        if config.decoder is None:
+            raise ClearheadError("this model is an encoder alone: it embeds texts, and does not generate any")
+        if config.encoder is None:
+            return Row(ids, options)
+        check_tokens(ids, config.encoder)
+        return Row([self.start_id], options, source=ids)
+
+    def turns(
+        self, rows: list[Row], cache: KeyValueCache | None = None, speculation: Speculation | None = None
+    ) -> Iterator[None]:
+        """One token more for every row at each; `cache` as for `decode`, one row alone where tokens are guessed."""
+        check(rows, self.network)
+        if speculation is not None:
+            check_speculation(self.network, speculation)
+        return self.run(rows, cache, speculation)
+
+    def run(self, rows: list[Row], cache: KeyValueCache | None, speculation: Speculation | None) -> Iterator[None]:
+        with enough_memory():
+            memory = self.memory_of(rows)
+            if speculation is None:
+                yield from decode(self.network, rows, memory=memory, cache=cache)
+            else:
+                (row,) = rows
+                yield from decode_speculatively(self.network, row, drafter_for(speculation, row), memory=memory)
+
+    def memory_of(self, rows: Sequence[Row]) -> Memory | None:
+        return read_sources(self.network, [row.source for row in rows]) if rows[0].source else None
+
+
+def check_names(options: Mapping[str, Any], known: Iterable[str], elsewhere: Iterable[str], here: str) -> None:
+    for name in options:
+        if name not in known and name in elsewhere:
+            raise ClearheadError(f"{name} has no effect {here}; leave it out")
+        if name not in known:
+            raise unknown("option of generate:", name, {*known, *OTHERS})

@@ -1,0 +1,57 @@
+"""Small files: what is wrong with one is a sentence that names it."""
+
+import pytest
+
+from clearhead import files
+from clearhead.errors import ClearheadError
+from clearhead.files import parse_json, read_json, read_object, read_text, write_text
+
+
+def test_what_is_written_is_read(tmp_path):
+    write_text(tmp_path / "a.json", '{"ü": [1, 2.5, null]}')
+    assert read_object(tmp_path / "a.json") == {"ü": [1, 2.5, None]}
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    write_text(tmp_path / "a.json", "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_text(tmp_path / "a.json", "half a character: \ud800")
+    assert read_text(tmp_path / "a.json") == "old"
+
+
+def test_no_file_is_an_empty_object_only_where_one_may_be_missing(tmp_path):
+    assert read_object(tmp_path / "a.json") == {}
+    with pytest.raises(ClearheadError, match=r"a\.json cannot be read: No such file"):
+        read_json(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is not valid JSON: Expecting value"),
+        (b"{", "is not valid JSON: Expecting property name"),
+        (b"[" * 100_000, "is not valid JSON: maximum recursion depth"),
+        (b"9" * 5000, "is not valid JSON: Exceeds the limit"),
+        (b"\xff\xfe{", "is not UTF-8 text"),
+        (b"[1]", "holds list, where an object is needed"),
+        (b" " * 101, "has 101 bytes; at most 100 can be read"),
+    ],
+)
+def test_an_unsound_file_is_one_sentence(tmp_path, monkeypatch, content, sentence):
+    if b" " in content:
+        monkeypatch.setattr(files, "MAX_BYTES", 100)
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(ClearheadError, match=f"a.json {sentence}") as caught:
+        read_object(tmp_path / "a.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ClearheadError, match="cannot be read: Is a directory"):
+        read_object(tmp_path)
+
+
+def test_text_that_has_no_file():
+    with pytest.raises(ClearheadError, match=r"^not valid JSON"):
+        parse_json("nul")
