@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from clearhead import files
 from clearhead.errors import ClearheadError
-from clearhead.tokenization import settings as settings_module
 from clearhead.tokenization.load import load_tokenizer
 from tests.tokenization.samples import byte_fallback, byte_level, sentencepiece_model, varied_strings
 
@@ -102,9 +102,9 @@ def test_bert_in_its_folder(minilm):
         ({"tokenizer": '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}'}, "does not accept it"),
         ({"tokenizer": '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": 0}}'}, "does not accept it"),
         ({"tokenizer_config": "[1]"}, "tokenizer_config.json holds list, where an object is needed"),
-        ({"tokenizer_config": "{"}, "tokenizer_config.json is not JSON"),
-        ({"tokenizer_config": "[" * 100_000}, "tokenizer_config.json is not JSON"),
-        ({"tokenizer_config": "1" * 5000}, "tokenizer_config.json is not JSON"),
+        ({"tokenizer_config": "{"}, "tokenizer_config.json is not valid JSON"),
+        ({"tokenizer_config": "[" * 100_000}, "tokenizer_config.json is not valid JSON"),
+        ({"tokenizer_config": "1" * 5000}, "tokenizer_config.json is not valid JSON"),
         ({"tokenizer_config": {"eos_token": 5}}, "eos_token is 5"),
         ({"tokenizer_config": {"eos_token": "<none>"}}, "'<none>' is not in the vocabulary"),
         ({"tokenizer_config": {"chat_template": 5}}, "chat template in tokenizer_config.json is not text"),
@@ -133,7 +133,7 @@ def test_what_is_not_there_is_said(tmp_path):
 
 
 def test_large_files_are_not_read(folder, monkeypatch):
-    monkeypatch.setattr(settings_module, "MAX_FILE_BYTES", 100)
+    monkeypatch.setattr(files, "MAX_BYTES", 100)
     with pytest.raises(ClearheadError, match="at most 100 can be read"):
         load_tokenizer(folder)
 

@@ -188,8 +188,8 @@ def test_special_tokens_may_have_other_names(tmp_path: Path, write) -> None:
 @pytest.mark.parametrize(
     ("vocabulary", "complaint"),
     [
-        ("", "is not JSON"),
-        ("[" * 100_000, "is not JSON"),
+        ("", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
         ("7", "neither a list of tokens nor an object"),
         ('["</s>", 1]', "neither a list of tokens nor an object"),
         ('{"</s>": 0, "<unk>": 1.5}', "gives the token '<unk>' the id 1.5"),

@@ -1,0 +1,160 @@
+"""What to read, as data: the [data] table of a recipe.
+
+    [data]
+    kind = "text_data"
+    path = "tinyshakespeare.txt"
+    context = 256
+
+`open.py` makes the datasets. Paths are taken from the folder in which the program runs.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args, get_origin, get_type_hints
+
+from clearhead.data.sources import Unit
+from clearhead.data.synthetic import Task
+from clearhead.errors import ClearheadError, unknown
+
+Form = Literal["translation", "continuation"]  # the answer comes from a decoder, or goes on where the question ends
+
+
+MAY_BE_ZERO = ("seed", "source_column", "target_column")
+
+
+class Checked:
+    """Base of all tables: a choice is one of its choices, a share is between 0 and 1, other numbers are above 0."""
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for name, value in vars(self).items():
+            where = f"{type(self).__name__}.{name}"
+            if get_origin(hints[name]) is Literal and value not in get_args(hints[name]):
+                raise unknown(where, str(value), get_args(hints[name]))
+            if name.endswith("share") and not 0 < value < 1:
+                raise ClearheadError(f"{where} is {value}; it must be between 0 and 1")
+            if type(value) in (int, float) and not (0 < value < math.inf or (value == 0 and name in MAY_BE_ZERO)):
+                raise ClearheadError(f"{where} is {value}; it must be finite and greater than 0")
+
+
+# --- what is asked of a long text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causal:
+    """The next token, for a decoder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked(Checked):
+    """Some tokens from both sides, for an encoder (BERT)."""
+
+    mask_token: str = "[MASK]"
+    share: float = 0.15
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanCorruption(Checked):
+    """Hidden spans, for an encoder-decoder (T5)."""
+
+    sentinel: str = "<extra_id_{}>"  # {} counts from 0
+    share: float = 0.15
+    mean_length: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if "{}" not in self.sentinel or self.mean_length < 1:
+            raise ClearheadError(
+                "SpanCorruption needs a sentinel with {} for its number and a mean_length of 1 or more"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongText(Checked):
+    """What text files and token shards share: tokens in a row, read in rows of `context`."""
+
+    path: str
+    context: int
+    validation_path: str | None = None
+    validation_share: float = 0.1  # the last of the tokens, where there is no validation_path
+    rows: Literal["windows", "chunks", "packed"] = "windows"  # anywhere; end to end; whole documents side by side
+    objective: Causal | Masked | SpanCorruption = Causal()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rows == "packed" and self.objective != Causal():
+            raise ClearheadError("packed rows are for the causal objective; take windows or chunks")
+        if isinstance(self.objective, SpanCorruption) and self.context < 2:
+            raise ClearheadError("span corruption needs a context of 2 tokens or more: one to hide, one to show")
+
+
+# --- where data come from
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextData(LongText):
+    """A text or JSON lines file, or a folder of them, tokenized in memory."""
+
+    unit: Unit = "file"  # what is a document; in JSON lines it is a line
+    field: str = "text"  # of each line of JSON
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardData(LongText):
+    """A folder of token shards, left on disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelFiles:
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTable(Checked):
+    """A tab-separated file; columns count from 0."""
+
+    path: str
+    source_column: int = 0
+    target_column: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairData(Checked):
+    """Questions and answers, such as sentences and their translations."""
+
+    train: ParallelFiles | PairTable
+    context: int  # of either side; longer pairs are left out
+    validation: ParallelFiles | PairTable | None = None
+    validation_share: float = 0.1  # of the distinct sources, where there is no validation
+    form: Form = "translation"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatData(Checked):
+    """JSON lines of chats; the assistant's words are learnt."""
+
+    path: str
+    context: int  # longer chats are left out
+    validation_path: str | None = None
+    validation_share: float = 0.1  # the last of the chats, where there is no validation_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticData(Checked):
+    task: Task
+    min_length: int = 1
+    max_length: int = 16  # of the question, in characters; of each number in digits
+    num_examples: int = 20_000
+    num_validation: int = 1_000
+    seed: int = 0
+    context: int = 128
+    form: Form = "translation"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_length > self.max_length:
+            raise ClearheadError(f"min_length {self.min_length} is above max_length {self.max_length}")
+
+
+Data = TextData | ShardData | PairData | ChatData | SyntheticData

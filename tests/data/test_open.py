@@ -1,0 +1,265 @@
+"""A [data] table to datasets, from real files and small ones; what is wrong is said before training."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.config import from_dict, from_toml, to_dict
+from clearhead.data import config as tables
+from clearhead.data.batch import IGNORED
+from clearhead.data.config import (
+    ChatData,
+    Masked,
+    PairData,
+    PairTable,
+    ParallelFiles,
+    ShardData,
+    SpanCorruption,
+    SyntheticData,
+    TextData,
+)
+from clearhead.data.draws import row_keys
+from clearhead.data.loader import Loader, in_order
+from clearhead.data.open import open_data, open_pairs, texts_of
+from clearhead.data.shards import write_shards
+from clearhead.errors import ClearheadError
+from clearhead.tokenization.characters import byte_tokenizer
+from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.train import train_tokenizer
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+BYTES = byte_tokenizer(SpecialTokens(bos="<s>", eos="</s>"))
+
+
+@pytest.fixture(scope="module")
+def shakespeare():
+    path = DATA / "tinyshakespeare.txt"
+    if not path.is_file():
+        pytest.skip("tinyshakespeare.txt is not beside this checkout")
+    return path
+
+
+@pytest.fixture(scope="module")
+def multi30k():
+    folder = DATA / "multi30k"
+    if not folder.is_dir():
+        pytest.skip("multi30k is not beside this checkout")
+    return folder
+
+
+def first(dataset, count=2):
+    rows = np.arange(count)
+    return dataset.batch(rows, row_keys(0, 0, rows))
+
+
+def read(ids):
+    return BYTES.decode([token for token in ids.tolist() if token != IGNORED], skip_special_tokens=False)
+
+
+# --- long texts
+
+
+def test_characters_of_shakespeare_as_nanogpt_cuts_them(shakespeare):
+    """nanoGPT, data/shakespeare_char: 65 characters, 1,003,854 for training and 111,540 for validation."""
+    tables_row = TextData(path=str(shakespeare), context=64)
+    tokenizer = train_tokenizer(texts_of(tables_row), "character")
+    assert tokenizer.vocab_size == 65 + 1  # and the unknown
+    train, validation = open_data(tables_row, tokenizer)
+    assert (len(train), len(validation)) == (1_003_853 // 64, 111_539 // 64)
+    text = shakespeare.read_text(encoding="utf-8")
+    batch = first(validation)
+    assert tokenizer.decode(batch.tokens[0].tolist()) == text[1_003_854:][:64]
+    assert tokenizer.decode(batch.targets[1].tolist()) == text[1_003_854:][65:129]
+    for window in first(train, 8).tokens.tolist():
+        assert tokenizer.decode(window) in text[:1_003_854]
+
+
+def test_packed_lines_end_with_the_end_of_text(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo two\nthree\nfour\n")
+    data = TextData(path=str(path), context=9, unit="line", rows="packed", validation_path=str(path))
+    batch = first(open_data(data, BYTES)[0], 3)
+    spoken = [
+        [read(row[numbers == number]) for number in numbers.unique()]
+        for row, numbers in zip(batch.targets, batch.documents, strict=True)
+    ]
+    assert spoken == [["wo two</s>", ""], ["hree</s>", "our</s>"], ["ne</s>", ""]]
+
+
+def test_shards_give_the_batches_of_the_text(tmp_path):
+    text = "some words to learn from, " * 20
+    (tmp_path / "a.txt").write_text(text)
+    write_shards(tmp_path / "shards", [[*BYTES.encode(text), BYTES.eos_id]], BYTES)
+    from_text, from_shards = (
+        open_data(kind(path=str(tmp_path / name), context=16), BYTES)
+        for kind, name in ((TextData, "a.txt"), (ShardData, "shards"))
+    )
+    for ours, theirs in zip(from_text, from_shards, strict=True):
+        assert torch.equal(first(ours).tokens, first(theirs).tokens)
+    in_process, by_workers = (
+        [batch.tokens.tolist() for batch, _ in islice(Loader(from_shards[0], 4, num_workers=number), 10)]
+        for number in (0, 2)
+    )
+    assert in_process == by_workers
+
+
+def test_masked_and_spans_find_their_tokens(tmp_path):
+    (tmp_path / "a.txt").write_text("a few words to hide and to find again " * 100)
+    sentinels = [f"<extra_id_{number}>" for number in range(4)]
+    tokenizer = train_tokenizer(
+        ["a few words to hide and to find again"],
+        "bpe",
+        300,
+        SpecialTokens(bos="<s>", eos="</s>"),
+        ["[MASK]", *sentinels],
+    )
+    path = str(tmp_path / "a.txt")
+    batch = first(open_data(TextData(path=path, context=40, objective=Masked()), tokenizer)[0], 8)
+    (mask_id,) = tokenizer.encode("[MASK]")
+    assert (batch.tokens == mask_id).any()
+    assert (batch.targets[batch.tokens == mask_id] != IGNORED).all()
+    spans = TextData(path=path, context=40, objective=SpanCorruption())
+    batch = first(open_data(spans, tokenizer)[0])
+    assert (batch.tokens[:, 0] == tokenizer.bos_id).all()
+    assert (batch.source == tokenizer.encode(sentinels[0])[0]).sum() == 2
+    with pytest.raises(ClearheadError, match=r"no special token '<extra_id_4>'"):
+        open_data(TextData(path=path, context=100, objective=SpanCorruption()), tokenizer)
+    with pytest.raises(ClearheadError, match=r"no special token '\[MASK\]'"):
+        open_data(TextData(path=path, context=40, objective=Masked()), BYTES)
+
+
+# --- pairs and chats
+
+
+def test_multi30k_pairs_with_little_padding(multi30k):
+    files = {
+        name: ParallelFiles(source=str(multi30k / f"{name}.en.gz"), target=str(multi30k / f"{name}.de.gz"))
+        for name in ("train", "val")
+    }
+    data = PairData(train=files["train"], validation=files["val"], context=512)
+    train_pairs, validation_pairs = open_pairs(data)
+    assert (len(train_pairs), len(validation_pairs)) == (29_000, 1_014)
+    train, validation = open_data(PairData(train=files["val"], validation=files["val"], context=512), BYTES)
+    assert sum(len(batch.tokens) for batch in in_order(validation, 100)) == 1_014
+    batch = first(validation)
+    source, target = validation_pairs[0]
+    assert read(batch.source[0]).rstrip("\x00") == source
+    assert read(batch.targets[0]) == target + "</s>"
+    assert read(batch.tokens[0])[:20] == ("<s>" + target)[:20]
+    batches = [batch for batch, _ in islice(Loader(train, 64), 15)]
+    real = sum(int((batch.targets != IGNORED).sum()) for batch in batches)
+    assert real / sum(batch.targets.numel() for batch in batches) > 0.85
+
+
+def test_a_table_holds_out_whole_questions(tmp_path):
+    path = tmp_path / "words.tsv"
+    rows = [f"word{number}\t{answer}" for number in range(300) for answer in ("one", "two")]
+    path.write_text("\n".join(rows) + "\n")
+    train, validation = open_pairs(PairData(train=PairTable(path=str(path)), context=40, validation_share=0.3))
+    assert len(train) + len(validation) == 600
+    assert 120 < len(validation) < 240
+    assert not {source for source, _ in train} & {source for source, _ in validation}
+
+
+def test_synthetic_with_and_without_an_encoder():
+    data = {"task": "addition", "max_length": 2, "num_examples": 50, "num_validation": 5}
+    train, validation = open_data(SyntheticData(**data), BYTES)
+    assert (len(train), len(validation)) == (50, 5)
+    batch = first(train, 50)
+    for row in range(50):
+        left, right = read(batch.source[row]).rstrip("\x00").split("+")
+        assert read(batch.targets[row]) == f"{int(left) + int(right)}</s>"
+    assert (batch.tokens[:, 0] == BYTES.bos_id).all()
+    assert (first(open_data(SyntheticData(**data), BYTES, start=7)[0], 50).tokens[:, 0] == 7).all()
+    alone = first(open_data(SyntheticData(**data, form="continuation"), BYTES)[0], 50)
+    assert alone.source is None
+    asked = alone.targets != IGNORED
+    for row in range(50):
+        left, right = read(alone.tokens[row]).split("<s>")[0].split("+")
+        assert read(alone.targets[row][asked[row]]) == f"{int(left) + int(right)}</s>"
+
+
+def test_chats_ask_for_the_answers(tmp_path):
+    tokenizer = byte_tokenizer(SpecialTokens(eos="<|im_end|>"))
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    path = tmp_path / "chats.jsonl"
+    chats = [[{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}] for n in range(20)]
+    path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    train, validation = open_data(ChatData(path=str(path), context=64), tokenizer)
+    assert (len(train), len(validation)) == (18, 2)
+    targets = first(train, 1).targets[0]
+    assert tokenizer.decode(targets[targets != IGNORED].tolist(), skip_special_tokens=False) == "0!<|im_end|>"
+    assert list(islice(texts_of(ChatData(path=str(path), context=64)), 2)) == ["0?", "0!"]
+
+
+# --- tables
+
+
+RECIPE = """
+[data]
+kind = "pair_data"
+context = 128
+[data.train]
+kind = "parallel_files"
+source = "train.en"
+target = "train.de"
+"""
+
+
+def test_tables_come_from_toml_and_go_back():
+    from dataclasses import make_dataclass
+
+    recipe = make_dataclass("Recipe", [("data", tables.Data)], frozen=True)
+    expected = PairData(context=128, train=ParallelFiles(source="train.en", target="train.de"))
+    assert from_toml(recipe, RECIPE).data == expected
+    for data in (
+        expected,
+        TextData(path="a", context=8, objective=SpanCorruption(mean_length=2.0)),
+        ShardData(path="a", context=8, rows="packed"),
+        ChatData(path="a", context=8),
+        SyntheticData(task="copy"),
+    ):
+        assert from_dict(recipe, to_dict(recipe(data))).data == data
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TextData(path="a", context=0), "TextData.context is 0; it must be finite and greater than 0"),
+        (lambda: TextData(path="a", context=8, validation_share=1.0), "validation_share is 1.0; it must be between"),
+        (lambda: TextData(path="a", context=8, rows="window"), "did you mean 'windows'"),
+        (lambda: TextData(path="a", context=8, rows="packed", objective=Masked()), "packed rows are for the causal"),
+        (lambda: SyntheticData(task="cpy"), "did you mean 'copy'"),
+        (lambda: SyntheticData(task="copy", min_length=9, max_length=3), "min_length 9 is above max_length 3"),
+        (lambda: TextData(path="a", context=1, objective=SpanCorruption()), "a context of 2 tokens or more"),
+        (lambda: SpanCorruption(sentinel="<x>"), "needs a sentinel with {}"),
+    ],
+)
+def test_tables_that_cannot_be(make, message):
+    with pytest.raises(ClearheadError, match=message):
+        make()
+
+
+def test_data_that_cannot_be_opened(tmp_path):
+    empty, short, few = (tmp_path / name for name in ("empty.txt", "short.txt", "few.tsv"))
+    empty.write_text("\n \n")
+    short.write_text("short")
+    few.write_text("a\tb\n")
+    for data, message in (
+        (TextData(path=str(empty), context=8), r"empty.txt is empty; there is nothing to train on"),
+        (TextData(path=str(short), context=64), "the text has 5 tokens; a row of context 64 takes 65"),
+        (TextData(path=str(tmp_path / "absent"), context=8), "absent does not exist"),
+        (PairData(train=PairTable(path=str(few)), context=8), "1 pairs are too few to hold 0.1 of them out"),
+    ):
+        with pytest.raises(ClearheadError, match=message):
+            open_data(data, BYTES)
+    unending = byte_tokenizer(SpecialTokens(pad="<pad>"))
+    with pytest.raises(ClearheadError, match="no begin or end of text"):
+        open_data(SyntheticData(task="copy", num_examples=5), unending)

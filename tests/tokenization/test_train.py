@@ -1,0 +1,104 @@
+"""Vocabularies learnt here: equal to the library's own, saved, loaded by transformers, and errors in one sentence."""
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers, trainers
+from transformers import AutoTokenizer
+
+from clearhead.errors import ClearheadError
+from clearhead.tokenization.characters import character_tokenizer
+from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.load import load_tokenizer
+from clearhead.tokenization.train import train_tokenizer
+
+TEXTS = ["the cat sat on the mat, the hat and the bat", "a cat and a rat that sat", "Höhe über alles?\n  no"] * 5
+SIZES = {"bpe": 300, "unigram": 60, "wordpiece": 80, "byte": None, "character": None}
+BPE = train_tokenizer(TEXTS, "bpe", 290)
+LOSSLESS = ("bpe", "byte", "character")
+
+
+@pytest.mark.parametrize(("kind", "size"), SIZES.items())
+def test_every_kind_keeps_to_its_size_and_loads_again(kind, size, tmp_path):
+    tokenizer = train_tokenizer(TEXTS, kind, size)
+    assert size is None or tokenizer.vocab_size <= size
+    tokenizer.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS[:3]:
+        ids = tokenizer.encode(text)
+        assert loaded.encode(text) == ids == theirs.encode(text)
+        if kind in LOSSLESS:
+            assert tokenizer.decode(ids) == text
+    assert (loaded.eos_id, loaded.unknown_id) == (tokenizer.eos_id, tokenizer.unknown_id)
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_bpe_writes_every_text(text):
+    assert BPE.decode(BPE.encode(text)) == text
+
+
+def test_bpe_learns_what_the_library_learns():
+    """The library's byte-level tokenizer, whose own pattern is GPT-2's."""
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    library.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=290, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    assert BPE.vocab_size == library.get_vocab_size() == 290
+    assert all(BPE.encode(text) == library.encode(text).ids for text in TEXTS)
+    assert len(BPE.encode(TEXTS[0])) < len(TEXTS[0]) / 2
+
+
+def test_wordpiece_is_framed_as_bert_frames():
+    tokenizer = train_tokenizer(TEXTS, "wordpiece", 80, extra_tokens=["[MASK]"])
+    ids = tokenizer.encode("The cat [MASK]!")
+    assert (ids[0], ids[-1]) == (tokenizer.bos_id, tokenizer.eos_id)
+    assert tokenizer.token_text(ids[-3]) == "[MASK]"
+    assert tokenizer.unknown_id in ids  # no ! among the texts
+    assert tokenizer.decode(tokenizer.encode("The CAT")) == "the cat"
+
+
+def test_unigram_reads_words_with_their_space():
+    tokenizer = train_tokenizer(TEXTS, "unigram", 60)
+    assert tokenizer.decode(tokenizer.encode("the cat  sat")) == "the cat  sat"
+    assert tokenizer.encode("的")[-1] == tokenizer.unknown_id
+
+
+def test_special_tokens_by_role_and_without():
+    special = SpecialTokens(bos="<s>", eos="</s>", pad="<pad>")
+    tokenizer = train_tokenizer(TEXTS, "bpe", 300, special, ["<extra_id_0>"])
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 1, 2)
+    assert tokenizer.encode("<extra_id_0>") == [3]
+    assert tokenizer.special_ids == {0, 1, 2, 3}
+    assert tokenizer.stop_ids == {1}
+
+
+def test_characters_are_those_of_all_texts():
+    assert train_tokenizer(TEXTS, "character").encode("Höhe") == character_tokenizer("".join(TEXTS)).encode("Höhe")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], "bpe", 300), "no text to learn a vocabulary from; the corpus is empty"),
+        ((["", ""], "character"), "the corpus is empty"),
+        ((TEXTS, "bpee", 300), "unknown kind of tokenizer 'bpee'; did you mean 'bpe'"),
+        ((TEXTS, "bpe"), "a bpe tokenizer needs a vocab_size"),
+        ((TEXTS, "byte", 300), "a byte tokenizer takes no vocab_size"),
+        ((TEXTS, "bpe", 100), "vocab_size is 100; single characters and special tokens alone are 257"),
+        ((TEXTS, "wordpiece", 9), "vocab_size is 9; single characters"),
+        ((TEXTS, "unigram", 9), "a unigram vocabulary of 9 tokens cannot be learnt"),
+        ((TEXTS, "unigram", 60, SpecialTokens(eos="</s>")), "a unigram tokenizer needs an unknown token"),
+        ((TEXTS, "wordpiece", 60, SpecialTokens(eos="</s>")), "a wordpiece tokenizer needs an unknown token"),
+    ],
+)
+def test_what_cannot_be_learnt(arguments, message):
+    with pytest.raises(ClearheadError, match=message):
+        train_tokenizer(*arguments)
