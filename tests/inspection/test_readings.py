@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import kl_div, log_softmax
 
+import clearhead
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
@@ -238,7 +239,7 @@ def test_ablation_sees_through_compile():
     traced = trace(Model(toy(decoder(position=Rope()))), TOKENS)
     expected = ablate(traced, 0, head=1)
     traced.network.decoder.compile(backend="eager")
-    traced.run_again()
+    traced.run_again(-1)
     close(ablate(traced, 0, head=1).after, expected.after, 1e-6)
 
 
@@ -283,8 +284,8 @@ def test_all_of_the_stream_gives_all_of_the_answer(name):
         effect = patch(clean, corrupted, layer)
         close(effect.after, log_softmax(clean.logits[-1].float(), dim=-1), 1e-5)
         close(effect.before, log_softmax(corrupted.logits[-1].float(), dim=-1), 1e-5)
-    assert patch(clean, corrupted, 0, positions=[0, 1, 2]).divergence == pytest.approx(0.0, abs=1e-6)  # equal so far
-    close(patch(clean, corrupted, 0, positions=[3]).after, effect.after, 1e-5)  # the one that differs
+    assert patch(clean, corrupted, 0, places=[0, 1, 2]).divergence == pytest.approx(0.0, abs=1e-6)  # equal so far
+    close(patch(clean, corrupted, 0, places=[3]).after, effect.after, 1e-5)  # the one that differs
 
 
 def test_one_head_put_in():
@@ -293,7 +294,7 @@ def test_one_head_put_in():
     clean, corrupted = trace(model, TOKENS), trace(model, OTHER)
     weights = corrupted.network.decoder.layers[1].attention.output.weight[:, 4:8]  # head 1
     given = [one.self_heads(1).attended.output[0, 1] @ weights.T for one in (clean, corrupted)]
-    effect = patch(clean, corrupted, 1, positions=[-1], head=1)
+    effect = patch(clean, corrupted, 1, places=[-1], head=1)
     block = model.network.decoder.layers[1]
     with torch.no_grad():
         middle = corrupted.middle(1)[-1] + (given[0] - given[1])[-1]
@@ -320,6 +321,24 @@ def test_wrong_pairs():
         patch(trace(model, TOKENS), trace(model, [1, 2, 3]), 0)
     with pytest.raises(ClearheadError, match="different models"):
         patch(trace(model, TOKENS), trace(Model(toy(decoder())), TOKENS), 0)
+
+
+@pytest.mark.download
+def test_patterns_in_real_weights(smollm2_gguf):
+    """SmolLM2 has heads that look back by one and heads of induction, and settles on its word in its upper half."""
+    model = clearhead.load(smollm2_gguf)
+    drawn = torch.randint(100, 40_000, (24,), generator=torch.Generator().manual_seed(0)).tolist()
+    twice = trace(model, [*drawn, *drawn])
+    assert max(scores.max() for scores in induction_scores(twice)) > 0.5
+    assert max(scores.max() for scores in previous_token_scores(twice)) > 0.5
+    rome = model.encode(" Rome")[0]
+    clean = trace(model, "The capital of France is Paris, and the capital of Italy is")
+    rows = logit_lens(clean, top=1, rows=[-1])
+    assert rows[-1].top_ids.item() == rome
+    assert rows[9].top_ids.item() != rome
+    corrupted = trace(model, "The capital of France is Paris, and the capital of Spain is")
+    assert patch(clean, corrupted, 1, places=[-2]).gain(rome) > 2
+    assert abs(patch(clean, corrupted, 1, places=[3]).gain(rome)) < 1e-3
 
 
 def test_an_encoder_alone_is_read_too():

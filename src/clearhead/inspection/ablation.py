@@ -33,22 +33,14 @@ def ablate(
     if by not in ("zero", "mean"):
         raise unknown("way to ablate", by, ("zero", "mean"))
     part = part or ("layer" if head is None else "attention")
-    position = index("position", position, len(trace.tokens))
-    came: list[Tensor] = []
+    place, position = site(trace, layer, part, head, stack), index("position", position, len(trace.tokens))
+    name, layer = trace.place(layer, stack)
+    without = trace.residual(layer, name) if part == "layer" else torch.zeros(())
 
     def empty(x: Tensor) -> Tensor:
-        base = came[0] if part == "layer" else torch.zeros_like(x)
-        return base + (x - base).mean(dim=1, keepdim=True) if by == "mean" else base
+        left = without.to(x).expand_as(x)
+        return left + (x - left).mean(dim=1, keepdim=True) if by == "mean" else left
 
-    def keep(x: Tensor) -> Tensor:
-        came.append(x)
-        return x
-
-    place = site(trace, layer, part, head, stack)
-    if part == "layer":
-        with changed(site(trace, layer, "stream", stack=stack), keep), changed(place, empty):
-            after = trace.run_again()
-    else:
-        with changed(place, empty):
-            after = trace.run_again()
-    return Effect.of(trace.logits[position], after[position])
+    with changed(place, empty):
+        after = trace.run_again(position)
+    return Effect.of(trace.logits_at(position), after)

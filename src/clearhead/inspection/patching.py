@@ -1,6 +1,6 @@
 """Put what one text made the network think into its run on another, and see what it says then.
 
-    effect = patch(clean, corrupted, layer=3, positions=[4])   # clean's stream before layer 3, at token 4
+    effect = patch(clean, corrupted, layer=3, places=[4])   # clean's stream before layer 3, at token 4
 
 Activation patching, also causal tracing (Vig et al. 2020; Meng et al. 2022): if the answer to `clean` comes back,
 what was put in carried it.
@@ -22,43 +22,40 @@ def patch(
     clean: Trace,
     corrupted: Trace,
     layer: int,
-    positions: Iterable[int] | None = None,
+    places: Iterable[int] | None = None,
     part: Part | None = None,
     head: int | None = None,
     *,
     position: int = -1,
 ) -> Effect:
-    """The run on `corrupted` with a part of `clean` at `positions` (None: all); the effect at `position`.
+    """The run on `corrupted` with a part of `clean` in these places (None: all); the effect at `position`.
 
     The part is the stream before the layer, or a head's output, unless it is named.
     """
     check_pair(clean, corrupted)
-    part = part or ("stream" if head is None else "attention")
     length = len(corrupted.tokens)
-    place = site(corrupted, layer, part, head)
-    put_in = heard_at(clean, layer, part, head)
-    rows = range(length) if positions is None else [index("position", number, length) for number in positions]
-    chosen = torch.tensor(list(rows), dtype=torch.long, device=put_in.device)
-
-    def swap(x: Tensor) -> Tensor:
-        return x.index_copy(1, chosen, put_in[:, chosen])
-
-    with changed(place, swap):
-        after = corrupted.run_again()
     position = index("position", position, length)
-    return Effect.of(corrupted.logits[position], after[position])
+    part = part or ("stream" if head is None else "attention")
+    put_in = heard_at(clean, layer, part, head)
+    rows = range(length) if places is None else [index("place", number, length) for number in places]
+    chosen = torch.tensor(list(rows), dtype=torch.long, device=put_in.device)
+    with changed(site(corrupted, layer, part, head), lambda x: x.index_copy(1, chosen, put_in[:, chosen])):
+        after = corrupted.run_again(position)
+    return Effect.of(corrupted.logits_at(position), after)
 
 
 def restoration(clean: Trace, corrupted: Trace, token: int, *, position: int = -1) -> Tensor:
-    """Patch the stream at each layer and token in turn: the log-probability `token` gains (L, T)."""
-    index("token", token, clean.config.vocab_size)
+    """Patch the stream at each layer and token in turn: the log-probability that `token` gains (L, T)."""
+    token = index("token", token, clean.config.vocab_size)
     layers, places = range(corrupted.num_layers), range(len(corrupted.tokens))
     gains = [[patch(clean, corrupted, one, [at], position=position).gain(token) for at in places] for one in layers]
     return torch.tensor(gains)
 
 
 def heard_at(trace: Trace, layer: int, part: Part, head: int | None) -> Tensor:
-    """The value at a place in the traced run."""
+    """The value at a site in the traced run."""
+    if part == "stream" and head is None:
+        return trace.residual(trace.place(layer, None)[1])[None]
     heard: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:
@@ -66,7 +63,7 @@ def heard_at(trace: Trace, layer: int, part: Part, head: int | None) -> Tensor:
         return x
 
     with changed(site(trace, layer, part, head), keep):
-        trace.run_again()
+        trace.run_again(-1)
     return heard[0]
 
 

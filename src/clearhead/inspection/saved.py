@@ -1,6 +1,6 @@
 """A trace as one safetensors file: tensors by name, the rest as JSON in the header's metadata.
 
-    decoder.states               (L + 1, T, D)
+    decoder.states.3             (T, D), from 0 to the number of layers
     decoder.3.queries            (1, N, T, H), and .keys, .values; cross.3.queries where there is a source
     decoder.3.mask               and .bias, .temperature where the layer has them
     decoder.tokens               (1, T), and .mask, .positions, .documents, .token_types where they were given
@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -49,6 +50,8 @@ class Scorings:
 def save_trace(trace: Trace, path: Path) -> Path:
     if path.suffix != ".safetensors":
         raise ClearheadError(f"{path} should end in .safetensors, the format of a saved trace")
+    if not path.parent.is_dir():
+        raise ClearheadError(f"there is no folder {path.parent}; make it first")
     trace = trace if trace.heads else trace.with_heads()
     tensors: dict[str, Tensor | None] = {}
     for name, states in trace.states.items():
@@ -136,7 +139,8 @@ class Reader:
 
     def inputs(self, name: str) -> Inputs:
         tokens = self.tensor(f"{name}.tokens")
-        self.need(tokens.ndim == 2 and tokens.shape[0] == 1, f"{name}.tokens must be (1, T)")
+        fits = tokens.ndim == 2 and tokens.shape[0] == 1 and tokens.numel() > 0 and tokens.dtype == torch.int64
+        self.need(fits, f"{name}.tokens must be (1, T) of int64")
         parts: dict[str, Any] = {part.name: self.tensors.get(f"{name}.{part.name}") for part in fields(Inputs)}
         for part, tensor in parts.items():
             same = tensor is None or (tensor.shape == tokens.shape and not tensor.is_floating_point())
@@ -146,9 +150,8 @@ class Reader:
     def states(self, name: str, length: int) -> list[Tensor]:
         count = len(getattr(self.config, name).layers) + 1
         found = [self.tensor(f"{name}.states.{number}") for number in range(count)]
-        self.need(
-            all(state.shape == (length, self.config.width) for state in found), f"{name}.states have wrong shapes"
-        )
+        fits = all(state.shape == (length, self.config.width) and state.is_floating_point() for state in found)
+        self.need(fits, f"{name}.states have wrong shapes")
         return found
 
     def heads(self, kind: str, lengths: dict[str, int]) -> list[Heads]:
@@ -174,14 +177,13 @@ class Reader:
         kv_heads = keys.shape[1]
         fits = keys.shape == (1, kv_heads, num_keys, queries.shape[3]) and kv_heads > 0 and num_heads % kv_heads == 0
         self.need(fits, f"{place}.keys have a wrong shape")
+        fits = queries.is_floating_point() and queries.dtype == keys.dtype == values.dtype
+        self.need(fits, f"{place}.queries, keys and values must be of one floating type")
         extras: dict[str, Any] = {part: self.tensors.get(f"{place}.{part}") for part in ("mask", "bias", "temperature")}
         for part, tensor in extras.items():
-            fits = tensor is None or (
-                tensor.ndim == 4 and all(a in (1, b) for a, b in zip(tensor.shape, whole, strict=True))
-            )
-            self.need(fits, f"{place}.{part} has a wrong shape")
+            self.need(tensor is None or serves(tensor, whole), f"{place}.{part} has a wrong shape")
         mask = extras.pop("mask")
-        self.need(mask is None or str(mask.dtype) == "torch.bool", f"{place}.mask must be true and false")
+        self.need(mask is None or mask.dtype == torch.bool, f"{place}.mask must be true and false")
         how = Scoring(Mask(mask, causal=scoring.causal), scoring.scale, scoring.softcap, **extras)
         return Heads(queries, keys, values, how)
 
@@ -193,3 +195,8 @@ class Reader:
     def need(self, holds: bool, otherwise: str) -> None:
         if not holds:
             raise ClearheadError(f"{self.path}: {otherwise}")
+
+
+def serves(tensor: Tensor, whole: tuple[int, ...]) -> bool:
+    """One entry in each dimension, or all."""
+    return tensor.ndim == len(whole) and all(a in (1, b) for a, b in zip(tensor.shape, whole, strict=True))

@@ -1,6 +1,6 @@
 """Places in a network where a value can be heard or changed while it runs.
 
-with changed(site(trace, layer=3, part="attention"), torch.zeros_like): logits = trace.run_again()
+with changed(site(trace, layer=3, part="attention"), torch.zeros_like): logits = trace.run_again(-1)
 
 stream         what a block is given            (1, T, D)
 attention      what attention gives             (1, T, D)

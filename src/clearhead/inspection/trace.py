@@ -164,13 +164,16 @@ class Trace:
             raise ClearheadError("this model has no vocabulary head; residual(num_layers) holds its last states")
         return network.to_logits(self.layer_stack(None).final_norm(states))
 
+    def logits_at(self, position: int) -> Tensor:
+        """(V,)."""
+        return self.to_logits(self.residual(self.num_layers)[position])
+
     @quiet
-    def run_again(self) -> Tensor:
-        """The forward that was traced, to the logits (T, V): for whoever has changed something in the network."""
-        network = self.need_network()
+    def run_again(self, position: int) -> Tensor:
+        """The logits at one place (V,) from a new forward: for whoever has changed something in the network."""
         source = self.inputs["encoder"] if self.config.is_encoder_decoder else None
-        hidden = run(network, self.inputs[self.stack_name(None)], source)
-        return network.to_logits(hidden)[0]
+        network = self.need_network()
+        return network.to_logits(run(network, self.inputs[self.stack_name(None)], source)[0, position])
 
     # --- how it is computed
 
