@@ -13,10 +13,10 @@ from clearhead.families import preset
 from clearhead.inspection.record import Inputs, listening
 from clearhead.inspection.recurrent import trace_recurrent
 from clearhead.inspection.tracing import MAX_TOKENS, record, trace, trace_generation, trace_row
-from clearhead.model.config import Dropout
+from clearhead.model.config import Dropout, QueryTemperature, ScoreTemperature
 from clearhead.model.masks import Mask
 from clearhead.model.mixture import RouterLayer
-from clearhead.model.parts import Rope
+from clearhead.model.parts import Alibi, Chunk, DynamicScaling, RelativeSinusoid, Rope, Window
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.book.shrink import shrink
@@ -74,6 +74,24 @@ def test_scores_weights_and_values_are_those_of_the_forward(model):
             close(traced.values(layer, 3, stack), values[0, 3])
 
 
+TWISTS = {
+    "score temperature": {"temperature": ScoreTemperature(length=3), "softcap": 1.5},
+    "query temperature": {"temperature": QueryTemperature(floor=2, scale=0.7), "clip": 0.8},
+    "dynamic rope": {"position": Rope(scaling=DynamicScaling(factor=4.0, original_context=4))},
+    "window": {"reach": Window(size=3), "position": Alibi()},
+    "chunk": {"reach": Chunk(size=4), "position": RelativeSinusoid()},
+}
+
+
+@pytest.mark.parametrize("twist", TWISTS)
+def test_what_few_models_do_with_their_scores(twist):
+    model = Model(toy(decoder(**TWISTS[twist])))
+    traced, (spy, _) = trace(model, TOKENS), spied(model.network)
+    for layer, heard in enumerate(spy.attended):
+        close(traced.scores(layer), heard.scores[0])
+        close(traced.attention(layer, 1, rows=[2, 9]), heard.weights[0, 1, [2, 9]])
+
+
 def test_branches_add_up_to_the_next_stream(model):
     traced = trace(model, TOKENS, source_for(model))
     for stack, states in traced.states.items():
@@ -126,7 +144,9 @@ def test_router_choices_are_those_of_the_forward(model):
 
 def test_a_cached_decode_gives_the_rows_of_the_whole(model):
     if model.config.decoder is None:
-        pytest.skip("an encoder alone does not generate")
+        with pytest.raises(ClearheadError, match="does not generate"):
+            trace_generation(model, SOURCE)
+        return
     made = trace_generation(model, SOURCE, max_new_tokens=7, temperature=1.0, seed=3)
     answer = model.generate(SOURCE, max_new_tokens=7, temperature=1.0, seed=3).tokens
     assert made.tokens[-6:] == answer[:-1]

@@ -84,7 +84,7 @@ def test_weights_equal_transformers(name, padded, tmp_path, kernel_calls):
                 else:
                     found = traced.attention(layer, stack=None if kind == "self" else kind)
                 assert (found - expected[row])[:, queries].abs().max() <= 1e-5, f"{kind} {layer}"
-        assert len(kernel_calls) == num_layers + num_cross * 2, "asking does not run the kernel but for what is below"
+        assert len(kernel_calls) == num_layers + num_cross * 2, "only a look across needs what attention below it gives"
         kernel_calls.clear()
 
 

@@ -60,7 +60,7 @@ def trace_generation(model: "Model", prompt: Prompt, **options: Any) -> Trace:
     if not states["decoder"]:
         raise ClearheadError("nothing was generated; max_new_tokens must be at least 1")
     across, device = model.config.is_encoder_decoder, model.network.device
-    tokens = [*([model.speaker.start_id] if across else made.prompt_tokens), *made.tokens[1:]]
+    tokens = [*([model.speaker.start_id] if across else made.prompt_tokens), *made.tokens]
     inputs = {"decoder": Inputs(torch.tensor([tokens[: len(states["decoder"][0])]], device=device))}
     if across:
         inputs["encoder"] = Inputs(torch.tensor([made.prompt_tokens], device=device))
