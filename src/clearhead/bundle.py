@@ -9,7 +9,7 @@ told in generation/speaker.py.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -20,6 +20,8 @@ from clearhead.checkpoint.native import save_native
 from clearhead.conversation import Chat
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import preset
+from clearhead.fast.modules import is_packed, pack_network
+from clearhead.fast.stack import accelerate, why_not
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, pad_right, token_ids
 from clearhead.generation.result import Generation, Stream
 from clearhead.generation.score import Score, score
@@ -29,6 +31,7 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.tokenization.base import Tokenizer
 
+Weights = Literal["full", "stored", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
@@ -133,6 +136,8 @@ class Model(Loaded):
         """A folder that `clearhead.load` reads again; as `huggingface` also transformers."""
         check_format(format)
         folder = Path(folder)
+        if is_packed(self.network):
+            raise ClearheadError("packed weights are not saved: load the model with full weights to save it")
         if folder.exists() and not folder.is_dir():
             raise ClearheadError(f"{folder} is a file; give a folder to save in")
         other = "clearhead.json" if format == "huggingface" else "config.json"
@@ -152,9 +157,25 @@ def load(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
+    *,
+    weights: Weights = "full",
+    fast: bool | None = None,
 ) -> Model:
-    """A model by installed name, folder, .gguf file or hub id; `dtype` None keeps the stored precision."""
-    return Model(**vars(open_model(what, as_dtype(dtype), as_device(device), progress)))
+    """A model by installed name, folder, .gguf file or hub id; `dtype` None keeps the stored precision.
+
+    `weights`: `int8` or `int4` packs them, `stored` runs a .gguf file from its own blocks; all else is then kept in
+    bfloat16, unless `dtype` says otherwise. `fast`: tokens are made in kernels; True builds them for this processor,
+    which takes seconds once, None uses them where they are built, False leaves it to PyTorch.
+    """
+    if weights not in get_args(Weights):
+        raise unknown("weights", str(weights), get_args(Weights))
+    precision = as_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
+    model = Model(**vars(open_model(what, precision, as_device(device), progress, keep_blocks=weights == "stored")))
+    if weights in ("int8", "int4"):
+        pack_network(model.network, weights)
+    if fast is not False and not accelerate(model.network, build=bool(fast)) and fast:
+        raise ClearheadError(f"there is no fast step for this model: {why_not(model.network)}")
+    return model
 
 
 def create(

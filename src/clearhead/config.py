@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from clearhead.errors import ClearheadError, unknown
+from clearhead.files import parse_json
 
 T = TypeVar("T")
 MAX_LAYERS = 1000  # the deepest released model has 126
@@ -139,11 +140,7 @@ def to_json(part: Any) -> str:
 
 
 def from_json(part: type[T], text: str) -> T:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, too
-        raise ClearheadError(f"not valid JSON: {error}") from None
-    return from_dict(part, data)
+    return from_dict(part, parse_json(text))
 
 
 def from_toml(part: type[T], text: str) -> T:

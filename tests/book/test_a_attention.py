@@ -47,10 +47,11 @@ def attend_to(scores: Tensor, mask: Mask = ALL, **options: object) -> Attended:
 
 
 def projected(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    heads, kv_heads = attention.config.num_heads, attention.config.num_kv_heads
     return (
-        attention.heads(attention.query, x),
-        attention.heads(attention.key, x),
-        attention.heads(attention.value, x),
+        attention.heads(attention.query, x, heads),
+        attention.heads(attention.key, x, kv_heads),
+        attention.heads(attention.value, x, kv_heads),
     )
 
 

@@ -121,7 +121,7 @@ def test_b4_rope_and_no_position_mix_layer_by_layer():
         block.attention.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
     network(tokens)
     for block, x, q, turns in zip(network.decoder.layers, inputs, spy.queries, (True, False, True), strict=True):
-        unturned = block.attention.heads(block.attention.query, x)
+        unturned = block.attention.heads(block.attention.query, x, block.attention.config.num_heads)
         assert torch.allclose(q, unturned, rtol=0, atol=1e-12) is not turns
     assert not torch.allclose(network(tokens, position_ids=3 * torch.arange(8)[None]), network(tokens))
 

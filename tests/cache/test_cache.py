@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from clearhead.cache.cache import KeyValueCache
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore
@@ -177,6 +179,40 @@ def test_a_damaged_file_is_one_sentence(tmp_path):
     cache.save(path)
     with pytest.raises(ClearheadError, match="is not a cache of this model"):
         KeyValueCache.load(path, MODELS["mistral-7b"])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda t, about: about.update(length="-1"), "-1 tokens of at most 3"),
+        (lambda t, about: about.update(length="4"), "4 tokens of at most 3"),
+        (lambda t, about: about.update(length="4", furthest="9" * 30), "for 4 tokens|positions of shape"),
+        (lambda t, about: about.update(length="three"), "invalid literal"),
+        (lambda t, about: t.update({"0.key": t["0.key"][:, :1]}), "layer 0 has other heads"),
+        (lambda t, about: t.update({"0.value": t["0.value"][..., :2]}), "layer 0 has other heads"),
+        (lambda t, about: t.update({"1.key": t["1.key"].int()}), "layer 1 has other heads"),
+        (lambda t, about: t.update({"1.key": t["1.key"][0]}), "layer 1 has other heads"),
+        (lambda t, about: t.update({f"1.{part}": t[f"1.{part}"][:1] for part in ("key", "value")}), "numbers of rows"),
+        (lambda t, about: t.update(real=t["real"][:, :2]), "positions of shape"),
+        (lambda t, about: t.update(real=t["real"].long()), "positions of another type"),
+        (lambda t, about: t.pop("real"), "real"),
+        (lambda t, about: t.update({"7.key": t["1.key"].clone()}), "it holds 7.key besides"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(tmp_path, change, sentence):
+    network, path = toy(decoder()), tmp_path / "past.safetensors"
+    cache = KeyValueCache(network.config)
+    with torch.no_grad():
+        network(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[0, 1, 1], [1, 1, 1]]), cache=cache)
+    cache.advance()
+    cache.save(path)
+    assert KeyValueCache.load(path, network.config).length == 3
+    with safe_open(path, framework="pt") as file:
+        tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    change(tensors, about)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata=about)
+    with pytest.raises(ClearheadError, match=f"is not a cache of this model: .*({sentence})"):
+        KeyValueCache.load(path, network.config)
 
 
 def test_what_a_cache_cannot_take():

@@ -181,7 +181,7 @@ def test_a_missing_tensor_is_named(tmp_path):
 
 def test_tiny_is_not_a_gguf(tmp_path):
     save_folder(tiny_network(), tmp_path)
-    with pytest.raises(ClearheadError):
+    with pytest.raises(ClearheadError, match="GGUF"):
         load_gguf(tmp_path / "model.safetensors")
 
 

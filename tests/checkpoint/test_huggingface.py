@@ -6,9 +6,11 @@ import resource
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
-from clearhead.checkpoint.huggingface import dequantize_float8, load_folder, save_folder
+from clearhead.checkpoint.huggingface import load_folder, save_folder
+from clearhead.checkpoint.tensors import dequantize_float8
 from clearhead.errors import ClearheadError
 from tests.checkpoint.tiny import same_network, tiny_network
 
@@ -171,7 +173,11 @@ def test_a_tensor_in_two_shards(folder):
         ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu', which this family does not compute"),
         ({"vocab_size": 30}, r"embed_tokens.weight is \(31, 16\); the config asks for \(30, 16\)"),
         ({"eos_token_id": "end"}, "'eos_token_id' must be a token id"),
-        ({"vocab_size": 10**9, "hidden_size": 10**9, "intermediate_size": 10**9}, "lacks|asks for|cannot be"),
+        ({"vocab_size": 10**9, "hidden_size": 10**9, "intermediate_size": 10**9}, r"\(31, 16\); the config asks for"),
+        (
+            {"num_attention_heads": 10**9, "num_key_value_heads": 10**9, "head_dim": 10**9, "hidden_size": 10**9},
+            "a model of these sizes cannot be",
+        ),
     ],
 )
 def test_a_bad_config_is_one_sentence(folder, changes, sentence):
@@ -184,7 +190,7 @@ def test_a_bad_config_is_one_sentence(folder, changes, sentence):
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a":' * 100_000, '"x"', "nul"])
 def test_config_that_is_no_json_object(folder, text):
     (folder / "config.json").write_text(text)
-    with pytest.raises(ClearheadError):
+    with pytest.raises(ClearheadError, match=r"not valid JSON|must hold a JSON object"):
         load_folder(folder)
 
 
@@ -278,3 +284,20 @@ def test_too_large_a_number(folder):
     edit_config(folder, rms_norm_eps=10**400)
     with pytest.raises(ClearheadError, match="'rms_norm_eps' is too large"):
         load_folder(folder)
+
+
+def test_a_loaded_network_is_ready_to_read(folder):
+    assert not any(part.training for part in load_folder(folder).network.modules())
+
+
+def test_both_spellings_of_one_tensor_are_one_too_many(tmp_path):
+    """Older BERT files call a norm's weight gamma."""
+    config = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    name = "embeddings.LayerNorm.weight"
+    edit_weights(tmp_path, lambda t: t.update({"embeddings.LayerNorm.gamma": t.pop(name) + 1}))
+    norm = load_folder(tmp_path).network.encoder.embedding.norm
+    assert torch.equal(norm.weight, torch.full((8,), 2.0))
+    edit_weights(tmp_path, lambda t: t.update({name: t["embeddings.LayerNorm.gamma"] - 1}))
+    with pytest.raises(ClearheadError, match=r"holds the tensor .*embeddings\.LayerNorm\.gamma"):
+        load_folder(tmp_path)

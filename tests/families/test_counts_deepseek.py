@@ -6,11 +6,12 @@ import torch
 from clearhead.families import preset
 from clearhead.model.transformer import Transformer
 
-# Exact counts of the released checkpoints (safetensors headers).
+# The first two: the Hub's `safetensors.total` of each, as public tables quote it. The third: audits of the release's
+# safetensors headers, without the layer for drafts and the scales of float8, with the routers' biases.
 PUBLISHED = {
     "deepseek-v2-lite": 15_706_484_224,  # DeepSeek-V2, Appendix B: 15.7B
     "deepseek-v2": 235_741_434_880,  # DeepSeek-V2, §3.1.2: 236B
-    "deepseek-v3": 671_026_419_200,  # DeepSeek-V3, §4.2: 671B, without the layer for drafts, with the routers' biases
+    "deepseek-v3": 671_026_419_200,  # DeepSeek-V3, §4.2: 671B
 }
 
 

@@ -6,7 +6,8 @@ import torch
 from clearhead.families import preset
 from clearhead.model.transformer import Transformer
 
-# Exact counts of the released checkpoints, less the causal masks that GPT files hold beside the parameters.
+# GPT-2: KerasHub's gpt2_presets.py (github.com/keras-team/keras-hub). The others: what transformers counts in the
+# released models, as public logs print it.
 PUBLISHED = {
     "gpt1": 116_534_784,  # 117M in print
     "gpt2": 124_439_808,  # Radford et al. 2019 print 117M, 345M, 762M, 1542M; the release corrects them

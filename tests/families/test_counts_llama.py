@@ -3,34 +3,39 @@
 import pytest
 import torch
 
-from clearhead.families import preset
+from clearhead.families import llama, preset
 from clearhead.model.transformer import Transformer
 
-# Whole numbers as remembered of the releases, not looked up; what the papers print, rounded, stands beside them.
+# KerasHub: the presets files of github.com/keras-team/keras-hub. Hub: `safetensors.total` of the Hub's model API, as
+# public repositories quote it. Printed beside them: Touvron et al. 2023a, Table 2; the model cards.
 PUBLISHED = {
-    "llama-7b": 6_738_415_616,  # Touvron et al. 2023a, Table 2: 6.7B
-    "llama-13b": 13_015_864_320,  # 13.0B
-    "llama-30b": 32_528_943_616,  # 32.5B
-    "llama-65b": 65_285_660_672,  # 65.2B
-    "llama-2-7b": 6_738_415_616,
-    "llama-2-13b": 13_015_864_320,
-    "llama-2-70b": 68_976_648_192,
-    "llama-3-8b": 8_030_261_248,
-    "llama-3-70b": 70_553_706_496,
-    "llama-3.1-8b": 8_030_261_248,
-    "llama-3.1-70b": 70_553_706_496,
-    "llama-3.1-405b": 405_853_388_800,
-    "llama-3.2-1b": 1_235_814_400,
-    "llama-3.2-3b": 3_212_749_824,
-    "llama-3.3-70b": 70_553_706_496,
-    "smollm2-135m": 134_515_008,
+    "llama-7b": 6_738_415_616,  # KerasHub; 6.7B
+    "llama-13b": 13_015_864_320,  # as Llama 2; 13.0B
+    "llama-30b": 32_528_943_616,  # docs/quant of github.com/juncongmoo/pyllama; 32.5B
+    "llama-65b": 65_285_660_672,  # likewise; 65.2B, cut off
+    "llama-2-7b": 6_738_415_616,  # KerasHub
+    "llama-2-13b": 13_015_864_320,  # Hub: 13,015,866,880 with 64 rotary frequencies in each of 40 layers
+    "llama-2-70b": 68_976_648_192,  # Hub: 68,976,653,312 with 64 rotary frequencies in each of 80 layers
+    "llama-3-8b": 8_030_261_248,  # KerasHub
+    "llama-3-70b": 70_553_706_496,  # as Llama 3.1
+    "llama-3.1-8b": 8_030_261_248,  # Hub
+    "llama-3.1-70b": 70_553_706_496,  # Hub
+    "llama-3.1-405b": 405_853_388_800,  # Hub
+    "llama-3.2-1b": 1_235_814_400,  # Hub
+    "llama-3.2-3b": 3_212_749_824,  # Hub
+    "llama-3.3-70b": 70_553_706_496,  # Hub
+    "smollm2-135m": 134_515_008,  # Hub, as the next three
     "smollm2-360m": 361_821_120,
     "smollm2-1.7b": 1_711_376_384,
     "smollm3-3b": 3_075_098_624,
-    "mistral-7b": 7_241_732_096,
+    "mistral-7b": 7_241_732_096,  # KerasHub, as the next two
     "mistral-7b-v0.2": 7_241_732_096,
     "mistral-7b-v0.3": 7_248_023_552,
 }
+
+
+def test_every_preset_is_counted():
+    assert PUBLISHED.keys() == llama.PRESETS.keys()
 
 
 @pytest.mark.parametrize(("name", "count"), PUBLISHED.items())

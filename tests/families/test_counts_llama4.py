@@ -2,17 +2,26 @@
 
 import pytest
 import torch
+from transformers import Llama4VisionConfig, Llama4VisionModel
 
 from clearhead.families import preset
 from clearhead.model.transformer import Transformer
 
-# Exact counts of the released checkpoints (safetensors headers); the model cards say 109B and 400B.
+# The Hub's `safetensors.total` of the first, a provider's documentation of the second, as public repositories quote
+# them; the model cards say 109B and 400B. Both count the tower that sees images and its projector.
 PUBLISHED = {"llama-4-scout": 108_641_793_536, "llama-4-maverick": 401_583_781_376}
-VISION = 871_932_416  # the tower that sees images and its projector, the same in both
+VISION = {"hidden_size": 1408, "num_hidden_layers": 34, "intermediate_size": 5632, "vision_output_dim": 4096}
+VISION |= {"projector_input_dim": 4096, "projector_output_dim": 4096, "image_size": 336, "patch_size": 14}
 
 
-@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
-def test_parameters(name, count):
+def count(network):
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
+def test_parameters(name, published):
+    config = preset(name)
     with torch.device("meta"):
-        network = Transformer(preset(name))
-    assert sum(parameter.numel() for parameter in network.parameters()) + VISION == count
+        network, tower = Transformer(config), Llama4VisionModel(Llama4VisionConfig(**VISION))
+    projector = VISION["vision_output_dim"] * config.width
+    assert count(network) + count(tower) + projector == published

@@ -1,4 +1,4 @@
-"""Parameters of the MPT presets, counted on the meta device, against the released checkpoints."""
+"""Parameters of the MPT presets, counted on the meta device, against the model cards."""
 
 import pytest
 import torch
@@ -6,15 +6,13 @@ import torch
 from clearhead.families import preset
 from clearhead.model.transformer import Transformer
 
-PUBLISHED = {
-    "mpt-7b": 6_649_286_656,  # 6.7B on the model card
-    "mpt-7b-storywriter": 6_649_286_656,
-    "mpt-30b": 29_957_200_896,  # 29.95B on the model card, cut off
-}
+# Billions on the model cards; no whole number was found. The shapes in print give 6.649 and 29.957: the first was
+# rounded up, the second cut off. Had the head a table of its own, they would be 6.86 and 30.32.
+PRINTED = {"mpt-7b": (6.7, 0.06), "mpt-7b-storywriter": (6.7, 0.06), "mpt-30b": (29.95, 0.01)}
 
 
-@pytest.mark.parametrize(("name", "count"), PUBLISHED.items())
-def test_parameters(name, count):
+@pytest.mark.parametrize(("name", "billions", "slack"), [(name, *row) for name, row in PRINTED.items()])
+def test_parameters(name, billions, slack):
     with torch.device("meta"):
         network = Transformer(preset(name))
-    assert sum(parameter.numel() for parameter in network.parameters()) == count
+    assert abs(sum(parameter.numel() for parameter in network.parameters()) / 1e9 - billions) <= slack

@@ -6,8 +6,8 @@ import torch
 from clearhead.families import preset
 from clearhead.model.transformer import Transformer
 
-# Exact counts of the released checkpoints (safetensors headers; those of 0.6B and 1.7B hold the tied head twice), and
-# the parameters outside token table and head as the model cards print them.
+# KerasHub's qwen3_presets.py and qwen3_moe_presets.py (github.com/keras-team/keras-hub), and the parameters outside
+# token table and head as the model cards print them.
 PUBLISHED = {
     "qwen3-0.6b": (596_049_920, "0.44"),
     "qwen3-1.7b": (1_720_574_976, "1.4"),

@@ -6,7 +6,8 @@ import torch
 from clearhead.families import preset, t5
 from clearhead.model.transformer import Transformer
 
-# Exact counts of the released models, every tensor once.
+# KerasHub's t5_presets.py (github.com/keras-team/keras-hub), whose early versions hold 3B too and which lists XL and
+# XXL of v1.1 as Flan-T5; 11B as one public table has it, between all the others of T5.
 # Raffel et al. 2020, §3.7 rounds the first five to 60M, 220M, 770M, 3B and 11B.
 PUBLISHED = {
     "t5-small": 60_506_624,

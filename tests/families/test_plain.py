@@ -91,7 +91,10 @@ def test_settings_that_are_not_computed_are_refused(name, setting):
     family = family_for(preset(name))
     data = family.write(preset(name))
     read(family, data)
-    with pytest.raises(ClearheadError):
+    ((key, value),) = setting.items()
+    named = next(iter(value)) if isinstance(value, dict) else key
+    sentence = {"n_head": "cannot be split among", "activation_function": "unknown activation"}.get(named, named)
+    with pytest.raises(ClearheadError, match=sentence):
         read(family, data, **setting)
 
 

@@ -1,4 +1,4 @@
-"""Each Triton kernel against the lines of PyTorch it stands for: on a GPU where there is one, by the interpreter else."""
+"""Each Triton kernel against the PyTorch it stands for: on a GPU where there is one, by the interpreter else."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from clearhead.model.parts import Rope
 from clearhead.model.positions import rotation_for
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from clearhead.fast import triton_kernels as kernels  # noqa: E402
+from clearhead.fast import triton_kernels as kernels
 
 ON_GPU = torch.cuda.is_available()
 

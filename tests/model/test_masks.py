@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
 from clearhead.model import masks
 from clearhead.model.masks import Grid, Mask, make_mask, memory_mask, positions_from
 from clearhead.model.parts import Causal, Chunk, Everything, Reach, Window
@@ -59,6 +60,11 @@ def test_plain_masks_are_told_to_the_kernel_without_a_tensor():
     grid = Grid.of(torch.zeros(2, 5))
     assert make_mask(Everything(), grid) == Mask()
     assert make_mask(Causal(), grid) == Mask(causal=True)
+
+
+def test_a_mask_is_causal_or_spelled_out():
+    with pytest.raises(ClearheadError, match="causal or spelled out, not both"):
+        Mask(torch.ones(1, 1, 2, 2, dtype=torch.bool), causal=True)
 
 
 def test_causal_with_fewer_queries_than_keys_is_spelled_out():

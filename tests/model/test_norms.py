@@ -1,5 +1,7 @@
 """Norms against torch's and transformers' own, in every precision."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -59,21 +61,24 @@ def test_rms_norm_rounds_as_llama_does(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_unit_offset_rounds_as_gemma_does(dtype):
-    ours, theirs = build_norm(RmsNorm(epsilon=EPSILON, unit_offset=True), WIDTH), Gemma3RMSNorm(WIDTH, EPSILON)
+    config = RmsNorm(epsilon=EPSILON, unit_offset=True, scale_in_float32=True)
+    ours, theirs = build_norm(config, WIDTH), Gemma3RMSNorm(WIDTH, EPSILON)
     redraw(ours)
     theirs.load_state_dict(ours.state_dict())
     assert torch.equal(ours.to(dtype)(draw(dtype)), theirs.to(dtype)(draw(dtype)))
 
 
-def test_scale_in_float32_multiplies_before_rounding():
-    config = RmsNorm(epsilon=EPSILON, scale_in_float32=True)
-    ours, plain = build_norm(config, WIDTH), build_norm(RmsNorm(epsilon=EPSILON), WIDTH)
+@pytest.mark.parametrize("offset", [False, True])
+def test_scale_in_float32_multiplies_before_rounding(offset):
+    config = RmsNorm(epsilon=EPSILON, unit_offset=offset, scale_in_float32=True)
+    ours, plain = build_norm(config, WIDTH), build_norm(replace(config, scale_in_float32=False), WIDTH)
     redraw(ours)
     plain.load_state_dict(ours.state_dict())
     x = draw(torch.bfloat16)
     ours, plain = ours.to(torch.bfloat16), plain.to(torch.bfloat16)
-    exact = root_mean_square(x, EPSILON) * ours.weight.float()
-    assert torch.equal(ours(x), exact.to(torch.bfloat16))
+    normed = root_mean_square(x, EPSILON)
+    assert torch.equal(ours(x), (normed * (offset + ours.weight.float())).to(torch.bfloat16))
+    assert torch.equal(plain(x), normed.to(torch.bfloat16) * (offset + ours.weight))
     assert not torch.equal(plain(x), ours(x))
     close(ours.float()(x.float()), plain.float()(x.float()), 1e-6)
 

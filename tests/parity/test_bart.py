@@ -164,22 +164,22 @@ def test_unknown_words_are_refused(name, wrong):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "sentence"),
     [
-        {"d_model": 0},
-        {"decoder_layers": 0},
-        {"encoder_layers": 10**8},
-        {"encoder_attention_heads": 0},
-        {"encoder_attention_heads": 5},
+        ({"d_model": 0}, "head_width is 0"),
+        ({"decoder_layers": 0}, "a stack needs at least one layer"),
+        ({"encoder_layers": 10**8}, "'encoder_layers' is 100000000"),
+        ({"encoder_attention_heads": 0}, "cannot be split among 0 heads"),
+        ({"encoder_attention_heads": 5}, "cannot be split among 5 heads"),
     ],
     ids=json.dumps,
 )
-def test_impossible_sizes_are_refused(wrong):
-    with pytest.raises(ClearheadError):
+def test_impossible_sizes_are_refused(wrong, sentence):
+    with pytest.raises(ClearheadError, match=sentence):
         bart.read(Settings(bart.write(preset("bart-base")) | wrong, "config.json"))
 
 
 @pytest.mark.parametrize("name", ["transformer-base", "annotated-transformer", "t5-small", "llama-7b"])
 def test_other_families_cannot_be_said(name):
-    with pytest.raises(ClearheadError):
+    with pytest.raises(ClearheadError, match=r"cannot say all|this family"):
         bart.write(preset(name))

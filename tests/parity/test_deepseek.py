@@ -96,12 +96,21 @@ def test_every_one_field_error_is_seen(case, tmp_path):
 
 
 def test_the_layer_for_drafts_is_dropped_and_no_other(tmp_path):
-    """V3's checkpoints hold a layer 61 that predicts the token after next."""
+    """V3's checkpoints hold one after the last, 61, that predicts the token after next."""
     build(CASES[2]).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
-    save_file(tensors | {"model.layers.61.enorm.weight": torch.ones(48)}, file)
-    assert len(load_folder(tmp_path).network.config.decoder.layers) == 3
     save_file(tensors | {"model.layers.3.enorm.weight": torch.ones(48)}, file)
-    with pytest.raises(ClearheadError, match=r"model\.layers\.3\.enorm\.weight"):
+    assert len(load_folder(tmp_path).network.config.decoder.layers) == 3
+    save_file(tensors | {"model.layers.4.enorm.weight": torch.ones(48)}, file)
+    with pytest.raises(ClearheadError, match=r"model\.layers\.4\.enorm\.weight"):
         load_folder(tmp_path)
+
+
+def test_the_bias_that_chooses_experts_stays_as_precise_as_it_is_stored(tmp_path):
+    build(CASES[2]).save_pretrained(tmp_path)
+    network = load_folder(tmp_path, dtype=torch.bfloat16).network
+    biases = dict(network.named_buffers())
+    assert biases
+    assert {bias.dtype for bias in biases.values()} == {torch.float32}
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.bfloat16}

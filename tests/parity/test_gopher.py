@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from clearhead.families.gopher import gopher
+from clearhead.model.transformer import Transformer
 from tests.parity.harness import VOCAB, check_equations, under
 
 # Heads of another width than 48 / 4, as in the release of 417M.
@@ -53,3 +54,10 @@ def equations(weights, given):
 
 def test_equal_to_the_equations():
     assert check_equations(CONFIG, equations) >= 30
+
+
+def test_it_is_one_graph_to_the_compiler():
+    """Distances are made in every forward, and nothing among them stops torch.compile."""
+    network, tokens = Transformer(CONFIG).eval(), torch.arange(5)[None]
+    with torch.no_grad():
+        assert torch.equal(torch.compile(network, fullgraph=True, backend="eager")(tokens), network(tokens))

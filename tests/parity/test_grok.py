@@ -173,23 +173,13 @@ def grok2_shapes():
             yield f"{prefix}.{norm}.weight", (WIDTH,)
 
 
-class Drawn:
+def drawn(shapes, dtype):
     """A checkpoint in memory: matrices N(0, 1/width), norms around 1."""
-
-    where = "drawn"
-
-    def __init__(self, shapes, dtype):
-        generator = torch.Generator().manual_seed(0)
-        self.tensors = {}
-        for name, shape in shapes:
-            normal = torch.randn(shape, generator=generator, dtype=torch.float64)
-            self.tensors[name] = (1 + 0.3 * normal if len(shape) == 1 else normal * WIDTH**-0.5).to(dtype)
-
-    def names(self):
-        return list(self.tensors)
-
-    def read(self, name):
-        return self.tensors[name]
+    generator, tensors = torch.Generator().manual_seed(0), {}
+    for name, shape in shapes:
+        normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+        tensors[name] = (1 + 0.3 * normal if len(shape) == 1 else normal * WIDTH**-0.5).to(dtype)
+    return tensors
 
 
 CASES = {
@@ -201,10 +191,11 @@ CASES = {
 def loaded(name, dtype=torch.float32):
     """Our network, the tokens, and the logits of the formulas."""
     config, names, shapes, logits = CASES[name]
-    source = Drawn(shapes(), dtype)
+    tensors = drawn(shapes(), dtype)
     tokens = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
     given = {"tokens": tokens, "attention_mask": torch.ones_like(tokens)}
-    return fill(config, source, names=names), given, torch.stack([logits(row, source.tensors) for row in tokens])
+    network = fill(config, tensors, where="drawn", names=names)
+    return network, given, torch.stack([logits(row, tensors) for row in tokens])
 
 
 @pytest.mark.parametrize("kernel", [fused, reference])

@@ -1,4 +1,4 @@
 """Models on disk: every reader and writer of weights, each strict about its file.
 
-opened = clearhead.checkpoint.load.open_model("smollm2")
+loaded = clearhead.checkpoint.load.open_model("smollm2")
 """

@@ -10,9 +10,8 @@ is in github.com/OpenNMT/CTranslate2, `model_spec.py` (_serialize). An integer w
 one number for each row or for all, and stands for weight / scale.
 """
 
-import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
@@ -23,7 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
+from clearhead.files import read_object
 
 VERSION = 6
 MAX_RANK = 8  # models use up to 3; numpy holds up to 32
@@ -53,30 +54,6 @@ class _Variable:
         return prod(self.shape) * self.dtype.itemsize
 
 
-class _Tensors(Mapping[str, Tensor]):
-    """Each tensor is read from the file when it is asked for."""
-
-    def __init__(self, path: Path, variables: dict[str, _Variable]) -> None:
-        self._path = path
-        self._variables = variables
-
-    def __getitem__(self, name: str) -> Tensor:
-        variable = self._variables[name]
-        tensor = _read(self._path, variable)
-        if variable.scale is None:
-            return tensor
-        scale = _read(self._path, variable.scale).float()
-        if not (scale.isfinite() & (scale > 0)).all():
-            raise ClearheadError(f"{str(self._path)!r}: the scale of {name!r} is not positive and finite throughout")
-        return tensor.float() / scale.reshape(-1, *(1,) * (tensor.dim() - 1))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._variables)
-
-    def __len__(self) -> int:
-        return len(self._variables)
-
-
 def open_ctranslate2(path: str | PathLike[str]) -> CTranslate2Checkpoint:
     """Check a `model.bin`, or the one in a folder, from end to end; its tensors are read later, one at a time."""
     path = Path(path)
@@ -87,7 +64,7 @@ def open_ctranslate2(path: str | PathLike[str]) -> CTranslate2Checkpoint:
             spec, revision = _parse_opening(cursor)
             variables = _parse_variables(cursor)
             aliases = _parse_aliases(cursor, variables)
-        config = _read_config(path.with_name("config.json"))
+        config = read_object(path.with_name("config.json"))
     except OSError as error:
         raise ClearheadError(f"cannot read {error.filename!r}: {error.strerror}") from error
     scaled = _attach_scales(cursor, variables)
@@ -98,7 +75,10 @@ def open_ctranslate2(path: str | PathLike[str]) -> CTranslate2Checkpoint:
         revision=revision,
         config=config,
         settings={name: _read(path, variable).item() for name, variable in named.items() if not variable.shape},
-        tensors=_Tensors(path, {name: variable for name, variable in named.items() if variable.shape}),
+        tensors=LazyTensors(
+            (name for name, variable in named.items() if variable.shape),
+            lambda name: _scaled(path, name, named[name]),
+        ),
         aliases=aliases,
     )
 
@@ -197,20 +177,18 @@ def _attach_scales(cursor: _Cursor, variables: dict[str, _Variable]) -> dict[str
     return scaled
 
 
+def _scaled(path: Path, name: str, variable: _Variable) -> Tensor:
+    tensor = _read(path, variable)
+    if variable.scale is None:
+        return tensor
+    scale = _read(path, variable.scale).float()
+    if not (scale.isfinite() & (scale > 0)).all():
+        raise ClearheadError(f"{str(path)!r}: the scale of {name!r} is not positive and finite throughout")
+    return tensor.float() / scale.reshape(-1, *(1,) * (tensor.dim() - 1))
+
+
 def _read(path: Path, variable: _Variable) -> Tensor:
     stored = np.fromfile(path, dtype=np.uint8, count=variable.num_bytes, offset=variable.offset_bytes)
     if len(stored) != variable.num_bytes:
         raise ClearheadError(f"{str(path)!r} was cut short while it was being read")
     return torch.from_numpy(stored).view(variable.dtype).reshape(variable.shape)
-
-
-def _read_config(path: Path) -> dict[str, object]:
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ClearheadError(f"{str(path)!r} is no sound JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ClearheadError(f"{str(path)!r} holds no JSON object")
-    return config

@@ -6,15 +6,15 @@ The decoder starts from a zero vector. It is the row of one token more than the 
 form of these models; a low logit bias keeps that token from ever being generated.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from clearhead.checkpoint.ctranslate2 import CTranslate2Checkpoint, open_ctranslate2
-from clearhead.checkpoint.fill import Progress, fill
-from clearhead.checkpoint.huggingface import Loaded
+from clearhead.checkpoint.fill import Loaded, Progress, fill
+from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
 from clearhead.families import bart, ctranslate2
 from clearhead.model.config import ModelConfig
@@ -31,25 +31,19 @@ SMALL = ("/bias", "/encodings")  # endings of tensors that tell every size and a
 HARMLESS = {"layer_norm_epsilon": (None, 1e-5), "add_source_bos": (None, False), "multi_query_attention": (None, False)}
 
 
-class CTranslate2Source:
+def tensors_of(checkpoint: CTranslate2Checkpoint, where: str) -> LazyTensors:
     """The file's tensors with a row for the token to start from, and without second names of the token table."""
+    for alias, table in ctranslate2.SHARED.items():
+        if checkpoint.aliases.get(alias) != table:
+            raise ClearheadError(f"{where}: {alias} is not {table}; Marian models with one table can be loaded")
 
-    def __init__(self, folder: Path, checkpoint: CTranslate2Checkpoint):
-        self.where, self.tensors = str(folder / WEIGHTS), checkpoint.tensors
-        for alias, table in ctranslate2.SHARED.items():
-            if checkpoint.aliases.get(alias) != table:
-                raise ClearheadError(
-                    f"{self.where}: {alias} is not {table}; Marian models with one table can be loaded"
-                )
-
-    def names(self) -> Iterable[str]:
-        return self.tensors.keys() - ctranslate2.SHARED.keys()
-
-    def read(self, name: str) -> Tensor:
-        tensor = self.tensors[name]
+    def read(name: str) -> Tensor:
+        tensor = checkpoint.tensors[name]
         if name in ONE_MORE and tensor.is_floating_point():
             return torch.cat((tensor, tensor.new_full((1, *tensor.shape[1:]), ONE_MORE[name])))
         return tensor
+
+    return LazyTensors(checkpoint.tensors.keys() - ctranslate2.SHARED.keys(), read)
 
 
 def is_ctranslate2(folder: Path) -> bool:
@@ -68,20 +62,21 @@ def load_ctranslate2(
     progress: Progress | None = None,
 ) -> Loaded:
     """`dtype` None: as the matrices are stored, float32 where they are quantised."""
-    checkpoint = open_ctranslate2(folder)
+    checkpoint, where = open_ctranslate2(folder), str(folder / WEIGHTS)
     config = config_of(folder, checkpoint)
-    source = CTranslate2Source(folder, checkpoint)
-    check_positions(source, config.width)
+    tensors = tensors_of(checkpoint, where)
+    check_positions(tensors, config.width, where)
     network = fill(
         config,
-        source,
+        tensors,
+        where=where,
         names=ctranslate2.NAMES,
         dropped=ctranslate2.DROPPED,
         dtype=dtype or stored_dtype(checkpoint),
         device=device,
         progress=progress,
     )
-    return Loaded(network, bart.FAMILY, special_ids(folder, checkpoint, config))
+    return Loaded(network, family=bart.FAMILY, special_ids=special_ids(folder, checkpoint, config))
 
 
 def ctranslate2_config(folder: Path) -> ModelConfig:
@@ -106,18 +101,18 @@ def stored_dtype(checkpoint: CTranslate2Checkpoint) -> torch.dtype:
     return torch.float32 if matrix is None or not matrix.is_floating_point() else matrix.dtype
 
 
-def check_positions(source: CTranslate2Source, width: int) -> None:
+def check_positions(tensors: Mapping[str, Tensor], width: int, where: str) -> None:
     """What the file adds to embeddings is what we compute instead, up to rounding."""
     for stack in ("encoder", "decoder"):
         name = ctranslate2.POSITIONS.format(stack=stack)
-        stored = source.read(name)
+        stored = tensors[name]
         fits = stored.ndim == 2 and stored.shape[1] == width  # before a table of that length is made
         ours = sinusoids(
             torch.arange(len(stored) if fits else 0), width, SinusoidalPositions(layout="halves"), torch.float32
         )
         rounding = torch.finfo(stored.dtype).eps if stored.is_floating_point() else 0.0
         if not fits or not (stored.float() - ours).abs().max() <= max(1e-6, rounding):
-            raise ClearheadError(f"{source.where}: {name} is not a table of sines, then cosines, as Marian models have")
+            raise ClearheadError(f"{where}: {name} is not a table of sines, then cosines, as Marian models have")
 
 
 def special_ids(folder: Path, checkpoint: CTranslate2Checkpoint, config: ModelConfig) -> dict[str, int]:

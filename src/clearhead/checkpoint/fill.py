@@ -1,6 +1,6 @@
 """A network from foreign tensors, one at a time: every tensor is used once or named as dropped on purpose.
 
-    network = fill(config, source, names=family.names, dropped=family.dropped)
+    network = fill(config, tensors, where="model.safetensors", names=family.names, dropped=family.dropped)
 
 The network is laid out without memory first; each foreign tensor is read, split by its row of the table, checked
 and put in place, so that the peak is the weights and one tensor more.
@@ -8,34 +8,39 @@ and put in place, so that the peak is the weights and one tensor more.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.families.names import Row, Table, expand, parse_target
+from clearhead.families.family import Family
+from clearhead.families.names import AFTER_LAST, Row, Table, expand, parse_target
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
+from clearhead.tokenization.base import Tokenizer
 
 LANGUAGE_HALF = "language_model."  # before every name of a model's language part where another part sees images
 Progress = Callable[[str, int, int], None]  # foreign name, how many are done, how many there are
 
 
-class TensorSource(Protocol):
-    """A checkpoint seen as names and tensors."""
+@dataclass(frozen=True)
+class Loaded:
+    """All that a checkpoint holds of a model."""
 
-    @property
-    def where(self) -> str: ...
-    def names(self) -> Iterable[str]: ...
-    def read(self, name: str) -> Tensor: ...
+    network: Transformer
+    tokenizer: Tokenizer | None = None
+    family: Family | None = None
+    special_ids: dict[str, Any] = field(default_factory=dict)  # by transformers' names
 
 
 def fill(
     config: ModelConfig,
-    source: TensorSource,
+    tensors: Mapping[str, Tensor],
     *,
+    where: str,
     names: Table | None,
     prefix: str = "",
     older_endings: Mapping[str, str] | None = None,
@@ -46,37 +51,37 @@ def fill(
     progress: Progress | None = None,
 ) -> Transformer:
     """`names` None: the file uses ours. `dtype` None: as stored. The rest is told in families/family.py."""
-    network = lay_out(config, source)
+    network = lay_out(config, where)
     shapes = {name: tensor.shape for name, tensor in slots(network).items()}
-    stored = set(source.names())
     # One row more than the file has tensors is enough to see that some are missing, and bounds the work.
-    rows = dict(islice(expand(names or {name: name for name in shapes}, config, set(shapes)), len(stored) + 1))
-    held = by_todays_name(stored, rows, prefix, older_endings or {})
-    account(rows, held, copies or {}, dropped, source)
-    placed = Placement(shapes, source.where, dtype or stored_dtype(rows, held, source), device)
+    rows = dict(islice(expand(names or {name: name for name in shapes}, config, set(shapes)), len(tensors) + 1))
+    held = by_todays_name(set(tensors), rows, prefix, older_endings or {})
+    after_last = str(len(config.output_stack.layers))
+    account(rows, held, copies or {}, [pattern.replace(AFTER_LAST, after_last) for pattern in dropped], where)
+    placed = Placement(shapes, where, dtype or stored_dtype(rows, held, tensors), device)
     for done, (name, row) in enumerate(rows.items(), 1):
-        placed.put(name, row, source.read(held[name]), config)
+        placed.put(name, row, tensors[held[name]], config)
         if progress is not None:
             progress(name, done, len(rows))
     for name, copy_of in (copies or {}).items():
         if name in held and name not in rows:
-            check_copy(name, copy_of, source.read(held[name]), source.read(held[copy_of]), source.where)
+            check_copy(name, copy_of, tensors[held[name]], tensors[held[copy_of]], where)
     install(network, placed.finished())
     return network
 
 
-def lay_out(config: ModelConfig, source: TensorSource) -> Transformer:
+def lay_out(config: ModelConfig, where: str) -> Transformer:
     try:
         with torch.device("meta"):
             return Transformer(config)
     except RuntimeError as error:  # a product of sizes that no tensor can have
-        raise ClearheadError(f"{source.where}: a model of these sizes cannot be: {error}") from None
+        raise ClearheadError(f"{where}: a model of these sizes cannot be: {error}") from None
 
 
-def stored_dtype(rows: Mapping[str, Row], held: Mapping[str, str], source: TensorSource) -> torch.dtype | None:
+def stored_dtype(rows: Mapping[str, Row], held: Mapping[str, str], tensors: Mapping[str, Tensor]) -> torch.dtype | None:
     """One for the whole network, that of its token table: norms are often stored more precisely than matrices."""
     table = next((name for name, row in rows.items() if row.own[0].endswith("embedding.tokens.weight")), None)
-    return None if table is None else source.read(held[table]).dtype
+    return None if table is None else tensors[held[table]].dtype
 
 
 def slots(network: Transformer) -> dict[str, Tensor]:
@@ -104,12 +109,12 @@ def account(
     held: Mapping[str, str],
     copies: Mapping[str, str],
     dropped: Iterable[str],
-    source: TensorSource,
+    where: str,
 ) -> None:
     """Nothing missing, nothing left over."""
     missing = sorted(set(rows) - set(held))
     if missing:
-        raise ClearheadError(f"{source.where} lacks {listed(missing)}")
+        raise ClearheadError(f"{where} lacks {listed(missing)}")
     patterns = [re.compile(pattern) for pattern in dropped]
     extra = [
         name
@@ -117,7 +122,7 @@ def account(
         if copies.get(name) not in held and not any(pattern.fullmatch(name) for pattern in patterns)
     ]
     if extra:
-        raise ClearheadError(f"{source.where} holds {listed(extra)}, which this model has no place for")
+        raise ClearheadError(f"{where} holds {listed(extra)}, which this model has no place for")
 
 
 def listed(names: list[str]) -> str:

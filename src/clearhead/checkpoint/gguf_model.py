@@ -3,21 +3,21 @@
 loaded = load_gguf(Path("model.gguf"))
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from clearhead.checkpoint.fill import Progress, fill
+from clearhead.checkpoint.fill import Loaded, Progress, fill
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
-from clearhead.checkpoint.huggingface import Loaded
+from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
 from clearhead.families import family_of_type, gguf
 from clearhead.families.settings import Settings
 from clearhead.model.config import GroupedAttention, ModelConfig
 from clearhead.model.parts import Rope
+from clearhead.tokenization.base import Tokenizer
+from clearhead.tokenization.gguf_vocabulary import from_gguf
 
 # GGUF key -> the name under which transformers' config.json keeps it
 TOKENIZER_IDS = {
@@ -25,17 +25,6 @@ TOKENIZER_IDS = {
     "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
 }
-
-
-class GgufSource:
-    def __init__(self, file: GgufFile):
-        self.file, self.where = file, str(file.path)
-
-    def names(self) -> Iterable[str]:
-        return self.file.tensors
-
-    def read(self, name: str) -> Tensor:
-        return self.file.read(name)
 
 
 def load_gguf(
@@ -48,8 +37,9 @@ def load_gguf(
     with open_gguf(path) as file:
         architecture = gguf.architecture_of(file.metadata)
         network = fill(
-            gguf_config(file),
-            GgufSource(file),
+            config_of(file),
+            LazyTensors(file.tensors, file.read),
+            where=str(path),
             names=architecture.names,
             copies=gguf.COPIES,
             dropped=gguf.DROPPED,
@@ -58,11 +48,21 @@ def load_gguf(
             progress=progress,
         )
         ids = {name: file.metadata[key] for key, name in TOKENIZER_IDS.items() if key in file.metadata}
-        special_ids = Settings(ids, str(path)).special_ids()
-        return Loaded(network, family_of_type(architecture.model_type), special_ids)
+        family, special_ids = family_of_type(architecture.model_type), Settings(ids, str(path)).special_ids()
+        return Loaded(network, family=family, special_ids=special_ids)
 
 
-def gguf_config(file: GgufFile) -> ModelConfig:
+def gguf_tokenizer(path: Path) -> Tokenizer:
+    with open_gguf(path) as file:
+        return from_gguf(file.metadata)
+
+
+def gguf_config(path: Path) -> ModelConfig:
+    with open_gguf(path) as file:
+        return config_of(file)
+
+
+def config_of(file: GgufFile) -> ModelConfig:
     family = family_of_type(gguf.architecture_of(file.metadata).model_type)
     assert family.read is not None
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}

@@ -7,7 +7,7 @@ head turn together. The layout is in github.com/karpathy/llama2.c, `export.py` (
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from os import PathLike
@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from clearhead.checkpoint.fill import Loaded, Progress, fill
+from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
+from clearhead.families import llama
+from clearhead.model.config import ModelConfig
+from clearhead.model.parts import Rope
+from clearhead.tokenization.base import Tokenizer
+from clearhead.tokenization.load import load_tokenizer
 
 HEADER = struct.Struct("<7i")
 LATER_VERSION_MAGIC = 0x616B3432  # "ak42": llama2.c's versions 1 and 2, whose layout differs
@@ -46,27 +53,6 @@ class Llama2cCheckpoint:
     tensors: Mapping[str, Tensor]
 
 
-class _Tensors(Mapping[str, Tensor]):
-    """Each tensor is read from the file when it is asked for."""
-
-    def __init__(self, path: Path, places: dict[str, tuple[int, tuple[int, ...]]]) -> None:
-        self._path = path
-        self._places = places
-
-    def __getitem__(self, name: str) -> Tensor:
-        offset_bytes, shape = self._places[name]
-        values = np.fromfile(self._path, dtype="<f4", count=prod(shape), offset=offset_bytes)
-        if len(values) != prod(shape):
-            raise ClearheadError(f"{str(self._path)!r} was cut short while it was being read")
-        return torch.from_numpy(values).reshape(shape)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-
 def open_llama2c(path: str | PathLike[str]) -> Llama2cCheckpoint:
     """Check the file's header against its length; the tensors are read later, one at a time."""
     path = Path(path)
@@ -84,7 +70,66 @@ def open_llama2c(path: str | PathLike[str]) -> Llama2cCheckpoint:
             f"{str(path)!r} has {file_bytes} bytes where its header asks for {expected_bytes}; "
             "it is cut short, or no llama2.c checkpoint"
         )
-    return Llama2cCheckpoint(header=header, tensors=_Tensors(path, _places(layout)))
+    places = _places(layout)
+    return Llama2cCheckpoint(header=header, tensors=LazyTensors(places, lambda name: _read(path, *places[name])))
+
+
+def _read(path: Path, offset_bytes: int, shape: tuple[int, ...]) -> Tensor:
+    values = np.fromfile(path, dtype="<f4", count=prod(shape), offset=offset_bytes)
+    if len(values) != prod(shape):
+        raise ClearheadError(f"{str(path)!r} was cut short while it was being read")
+    return torch.from_numpy(values).reshape(shape)
+
+
+def is_llama2c(path: Path) -> bool:
+    try:
+        open_llama2c(path)
+    except ClearheadError:
+        return False
+    return True
+
+
+def load_llama2c(
+    path: Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    progress: Progress | None = None,
+) -> Loaded:
+    checkpoint = open_llama2c(path)
+    network = fill(
+        config_of(checkpoint.header),
+        checkpoint.tensors,
+        where=str(path),
+        names=llama.META_NAMES,
+        dtype=dtype,
+        device=device,
+        progress=progress,
+    )
+    return Loaded(network, family=llama.FAMILY, special_ids={"bos_token_id": 1, "eos_token_id": 2})
+
+
+def llama2c_tokenizer(path: Path) -> Tokenizer | None:
+    """The tokenizer.bin beside it."""
+    vocabulary = path.with_name("tokenizer.bin")
+    return load_tokenizer(vocabulary) if vocabulary.is_file() else None
+
+
+def llama2c_config(path: Path) -> ModelConfig:
+    return config_of(open_llama2c(path).header)
+
+
+def config_of(header: Llama2cHeader) -> ModelConfig:
+    return llama.llama(
+        width=header.width,
+        num_layers=header.num_layers,
+        num_heads=header.num_heads,
+        num_kv_heads=header.num_kv_heads,
+        feed_forward=header.feed_forward_width,
+        vocab_size=header.vocab_size,
+        context=header.context_length,
+        rope=Rope(),
+        tied=header.tied,
+    )
 
 
 def _parse_header(path: Path, start: bytes) -> Llama2cHeader:

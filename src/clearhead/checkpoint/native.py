@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
-from clearhead.checkpoint.fill import Progress, fill, slots
-from clearhead.checkpoint.huggingface import Loaded, SafetensorsFiles, read_json, write_tensors, write_text
+from clearhead.checkpoint.fill import Loaded, Progress, fill, slots
+from clearhead.checkpoint.tensors import read_safetensors, write_safetensors
 from clearhead.config import from_dict, to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families import FAMILIES
 from clearhead.families.settings import Settings
+from clearhead.files import read_json, write_text
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 
@@ -27,7 +28,7 @@ def save_native(
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in slots(network).items()}
-    write_tensors(folder / WEIGHTS, tensors)
+    write_safetensors(folder / WEIGHTS, tensors)
     description = {"format": FORMAT, "family": family_name, "special_ids": special_ids or {}}
     description["model"] = to_dict(network.config)
     write_text(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
@@ -40,11 +41,16 @@ def load_native(
     progress: Progress | None = None,
 ) -> Loaded:
     config, description = read_description(folder)
-    source = SafetensorsFiles(folder / WEIGHTS, [folder / WEIGHTS])
-    network = fill(config, source, names=None, dtype=dtype, device=device, progress=progress)
+    where = str(folder / WEIGHTS)
+    tensors = read_safetensors([folder / WEIGHTS], where)
+    network = fill(config, tensors, where=where, names=None, dtype=dtype, device=device, progress=progress)
     name = description.text("family", "")
     family = next((family for family in FAMILIES if family.name == name), None)
-    return Loaded(network, family, description.table("special_ids").special_ids())
+    return Loaded(network, family=family, special_ids=description.table("special_ids").special_ids())
+
+
+def native_config(folder: Path) -> ModelConfig:
+    return read_description(folder)[0]
 
 
 def read_description(folder: Path) -> tuple[ModelConfig, Settings]:

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, mps.")]
+WeightsOption = Annotated[
+    str, typer.Option(help="full, int8, int4, or stored: a .gguf file in its own blocks.", rich_help_panel="Speed")
+]
+FastOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--fast/--no-fast",
+        help="Make tokens in kernels, built for this processor in seconds, once; used unasked from then on.",
+        rich_help_panel="Speed",
+    ),
+]
 SEARCH = {"rich_help_panel": "Search"}
 
 
@@ -42,13 +53,15 @@ def generate(
     ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    weights: WeightsOption = "full",
+    fast: FastOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text, printed as it comes; an encoder-decoder answers it."""
     if logprobs is not None and not as_json:
         raise ClearheadError("log-probabilities are shown with --json only")
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
-    loaded = load_model(model, dtype, device)
+    loaded = load_model(model, dtype, device, weights, fast)
     asked = {"beams": beams, "length_penalty": length_penalty, "logprobs": logprobs}
     options = sampling | {name: value for name, value in asked.items() if value is not None}
     if speculate is not None:
@@ -69,11 +82,13 @@ def chat(
     system: Annotated[str | None, typer.Option(help="What the assistant is told first.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    weights: WeightsOption = "full",
+    fast: FastOption = None,
 ) -> None:
     """Talk to a model. /help lists what else can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
     from clearhead.terminal import talk
 
-    talk(load_model(model, dtype, device).chat(system), sampling)
+    talk(load_model(model, dtype, device, weights, fast).chat(system), sampling)
 
 
 @app.command(epilog="Example: `clearhead verify smollm2 --tokens 64`")
@@ -90,7 +105,7 @@ def verify(
     from clearhead.verification import checks
     from clearhead.verification.report import print_findings
 
-    loaded = load_model(model, dtype, device)
+    loaded = load_model(model, dtype, device, fast=False)
     findings = []
     with errors.status("verifying") as status:
         for finding in checks.verify(loaded, length=length, num_new=tokens, compiles=compiles):
@@ -115,11 +130,13 @@ def demo() -> None:
 # --- what they share
 
 
-def load_model(name: str, dtype: str | None, device: str | None) -> "Model":
+def load_model(
+    name: str, dtype: str | None, device: str | None, weights: str = "full", fast: bool | None = None
+) -> "Model":
     from clearhead.bundle import load
 
     with loading_bar(name) as progress:
-        return load(name, dtype=dtype, device=device, progress=progress)
+        return load(name, dtype, device, progress, weights=weights, fast=fast)  # type: ignore[arg-type]
 
 
 def print_stream(stream: "Stream") -> "Generation":

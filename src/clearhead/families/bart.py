@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from clearhead.families.family import Family, said_whole
+from clearhead.families.family import Family, narrow, said_whole
 from clearhead.families.names import Copy, SingleRow, Table
 from clearhead.families.plain import multi_head
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.families.trunk import narrow
 from clearhead.model.branches import Activation, FeedForward
 from clearhead.model.config import Embedding, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import Causal, Everything, LayerNorm, LearnedPositions, SinusoidalPositions

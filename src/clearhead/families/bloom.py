@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from clearhead.families.family import Family, said_whole
-from clearhead.families.names import FusedPerHead, Table
+from clearhead.families.names import LAYER, FusedPerHead, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import Settings
 from clearhead.model.branches import FeedForward
@@ -93,7 +93,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return said_whole(data, config, read)
 
 
-LAYER = "decoder.layers.{layer}"
 NAMES: Table = {
     "transformer.word_embeddings.weight": "decoder.embedding.tokens.weight",
     "transformer.word_embeddings_layernorm.weight": "decoder.embedding.norm.weight",

@@ -1,6 +1,6 @@
 """CTranslate2's Marian models in our words: its settings become a config, its names become ours.
 
-    config = marian_config(settings, shapes, where="model.bin"); fill(config, source, names=NAMES, dropped=DROPPED)
+    config = marian_config(settings, shapes, where="model.bin")   # then checkpoint/fill, by NAMES
 
 Query, key and value are one matrix in self-attention; key and value are one in cross-attention. Marian's decoder
 starts from a zero vector: here, as in transformers, from one more token whose row in the table is zero.

@@ -12,19 +12,17 @@ from typing import Any, Literal
 
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import llama
-from clearhead.families.family import Family, said_whole
-from clearhead.families.names import Table
+from clearhead.families.family import Family, narrow, said_whole
+from clearhead.families.names import AFTER_LAST, LAYER, Table
 from clearhead.families.rope import read_rope, rope_parameters, write_rope, yarn_factor, yarn_magnitude
 from clearhead.families.settings import Settings
 from clearhead.families.trunk import (
-    LAYER,
     MIXTURE_NAMES,
     activation_name,
     dense_of,
     experts_of,
     gated,
     language_model,
-    narrow,
     write_sizes,
 )
 from clearhead.model.branches import ExpertGroups, Experts, FeedForward, Router
@@ -266,7 +264,7 @@ NAMES: Table = {
 }
 DROPPED = (
     *llama.DROPPED,
-    r"model\.layers\.61\..*",  # V3's layer after the last: it predicts the token after next, for training and drafts
+    rf"model\.layers\.{AFTER_LAST}\..*",  # of V3: it predicts the token after next, for training and drafts
 )
 
 FAMILY = Family(

@@ -10,23 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.families import llama
-from clearhead.families.family import Family, said_whole
-from clearhead.families.names import Table
+from clearhead.families.family import Family, chosen, grouped_of, narrow, said_whole
+from clearhead.families.names import LAYER, Table
 from clearhead.families.rope import read_scaling, write_rope
 from clearhead.families.settings import Settings
-from clearhead.families.trunk import (
-    LAYER,
-    TRUNK,
-    activation_name,
-    chosen,
-    dense_of,
-    gated,
-    grouped_of,
-    language_model,
-    narrow,
-    write_grouped,
-    write_sizes,
-)
+from clearhead.families.trunk import TRUNK, activation_name, dense_of, gated, language_model, write_grouped, write_sizes
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import GroupedAttention, Head, HeadNorm, ModelConfig, Stack
 from clearhead.model.parts import Causal, LinearScaling, RmsNorm, Rope, Window

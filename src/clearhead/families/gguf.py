@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.errors import ClearheadError, unknown
-from clearhead.families.names import Fused, Interleaved, PlusOne, Row, Table
+from clearhead.families.names import LAYER, Fused, Interleaved, PlusOne, Row, Table
 from clearhead.families.settings import Settings
 from clearhead.model.parts import Llama3Scaling
 from clearhead.model.positions import llama3_frequencies
-
-LAYER = "decoder.layers.{layer}"
 
 # GGUF key after "<architecture>." -> transformers' setting
 KEYS = {

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from clearhead.errors import unknown
 from clearhead.families.family import Family, said_whole
-from clearhead.families.names import Copy, Fused, Table
+from clearhead.families.names import LAYER, Copy, Fused, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
 from clearhead.model.branches import Activation, FeedForward
@@ -193,7 +193,6 @@ def write_gpt2(config: ModelConfig) -> dict[str, Any]:
 
 # --- names; matrices are stored (in, out)
 
-LAYER = "decoder.layers.{layer}"
 LAYER_NAMES: Table = {
     "transformer.h.{layer}.attn.c_attn.weight": Fused(
         tuple(f"{LAYER}.attention.{part}.weight" for part in ("query", "key", "value")), transposed=True

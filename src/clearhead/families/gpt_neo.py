@@ -8,8 +8,8 @@ from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.families.family import Family, said_whole
-from clearhead.families.gpt import GPT2_ACTIVATIONS_BACK, GPT2_NAMES, LAYER, gpt
-from clearhead.families.names import Table
+from clearhead.families.gpt import GPT2_ACTIVATIONS_BACK, GPT2_NAMES, gpt
+from clearhead.families.names import LAYER, Table
 from clearhead.families.plain import multi_head, plain_parts
 from clearhead.families.settings import Settings
 from clearhead.model.config import GroupedAttention, ModelConfig

@@ -7,8 +7,8 @@ erf), nor is what its rope_type "original" means; here: tanh, and no scaling.
 """
 
 from clearhead.families.family import Family
-from clearhead.families.names import Copy, Table
-from clearhead.families.trunk import LAYER, gated, language_model
+from clearhead.families.names import LAYER, Copy, Table
+from clearhead.families.trunk import gated, language_model
 from clearhead.model.branches import Experts, Router
 from clearhead.model.config import GroupedAttention, Head, ModelConfig, ScoreTemperature
 from clearhead.model.parts import RmsNorm, Rope

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from clearhead.errors import ClearheadError
-from clearhead.families.family import Family, said_whole
-from clearhead.families.names import Interleaved, Table
+from clearhead.families.family import Family, grouped_of, narrow, said_whole
+from clearhead.families.names import LAYER, Interleaved, Table
 from clearhead.families.rope import read_rope, write_rope
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.families.trunk import LAYER, TRUNK, grouped_of, narrow, write_grouped, write_sizes
+from clearhead.families.trunk import TRUNK, write_grouped, write_sizes
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import Causal, Llama3Scaling, NoPosition, RmsNorm, Rope, Window

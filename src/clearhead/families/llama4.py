@@ -11,20 +11,16 @@ from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.families import llama
-from clearhead.families.family import Family, said_whole
-from clearhead.families.names import Copy, Fused, Table
+from clearhead.families.family import Family, chosen, grouped_of, narrow, said_whole
+from clearhead.families.names import LAYER, Copy, Fused, Table
 from clearhead.families.rope import read_rope, write_rope
 from clearhead.families.settings import Settings
 from clearhead.families.trunk import (
-    LAYER,
     activation_name,
-    chosen,
     dense_of,
     experts_of,
     gated,
-    grouped_of,
     language_model,
-    narrow,
     write_grouped,
     write_sizes,
 )

@@ -7,7 +7,7 @@ Sources: MosaicML's release notes and the config.json of each size. Where transf
 from typing import Any
 
 from clearhead.families.family import Family, said_whole
-from clearhead.families.names import Fused, Table
+from clearhead.families.names import LAYER, Fused, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import Settings
 from clearhead.model.branches import FeedForward
@@ -115,7 +115,6 @@ def write(config: ModelConfig) -> dict[str, Any]:
     return said_whole(data, config, read)
 
 
-LAYER = "decoder.layers.{layer}"
 NAMES: Table = {
     "transformer.wte.weight": "decoder.embedding.tokens.weight",
     "transformer.blocks.{layer}.attn.Wqkv.weight": Fused(

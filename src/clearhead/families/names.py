@@ -9,12 +9,16 @@ one expert's slice of our stacked tensor. A row applies where the network has th
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from clearhead.model.branches import Experts
 from clearhead.model.config import GroupedAttention, ModelConfig
+
+if TYPE_CHECKING:  # who only asks for presets need not wait for torch
+    from torch import Size, Tensor
+
+LAYER = "decoder.layers.{layer}"
+AFTER_LAST = "{after_last}"  # in a pattern: the number that one layer more would have
 
 
 @dataclass(frozen=True)
@@ -30,10 +34,10 @@ class Copy:
     beside: str | None = None
     without: str | None = None
 
-    def split(self, foreign: Tensor, shapes: list[torch.Size], config: ModelConfig) -> list[Tensor]:
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         return [foreign.transpose(-2, -1) if self.transposed else foreign]
 
-    def join(self, own: list[Tensor], config: ModelConfig) -> Tensor:
+    def join(self, own: "list[Tensor]", config: ModelConfig) -> "Tensor":
         return own[0].transpose(-2, -1) if self.transposed else own[0]
 
 
@@ -44,12 +48,14 @@ class Fused:
     own: tuple[str, ...]
     transposed: bool = False
 
-    def split(self, foreign: Tensor, shapes: list[torch.Size], config: ModelConfig) -> list[Tensor]:
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         rows = foreign.transpose(-2, -1) if self.transposed else foreign
         axis = max(rows.ndim - 2, 0)
         return list(rows.split([shape[axis] for shape in shapes], dim=axis))
 
-    def join(self, own: list[Tensor], config: ModelConfig) -> Tensor:
+    def join(self, own: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        import torch
+
         rows = torch.cat(own, dim=max(own[0].ndim - 2, 0))
         return rows.transpose(-2, -1) if self.transposed else rows
 
@@ -60,11 +66,13 @@ class FusedPerHead:
 
     own: tuple[str, ...]
 
-    def split(self, foreign: Tensor, shapes: list[torch.Size], config: ModelConfig) -> list[Tensor]:
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         by_head = foreign.reshape(-1, len(self.own), head_width(config), *foreign.shape[1:])
         return [part.flatten(0, 1) for part in by_head.unbind(1)]
 
-    def join(self, own: list[Tensor], config: ModelConfig) -> Tensor:
+    def join(self, own: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        import torch
+
         by_head = [part.reshape(-1, head_width(config), *part.shape[1:]) for part in own]
         return torch.stack(by_head, dim=1).flatten(0, 2)
 
@@ -75,11 +83,11 @@ class Interleaved:
 
     own: tuple[str, ...]
 
-    def split(self, foreign: Tensor, shapes: list[torch.Size], config: ModelConfig) -> list[Tensor]:
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         pairs = foreign.reshape(-1, head_width(config) // 2, 2, *foreign.shape[1:])
         return [pairs.transpose(1, 2).reshape(foreign.shape)]
 
-    def join(self, own: list[Tensor], config: ModelConfig) -> Tensor:
+    def join(self, own: "list[Tensor]", config: ModelConfig) -> "Tensor":
         halves = own[0].reshape(-1, 2, head_width(config) // 2, *own[0].shape[1:])
         return halves.transpose(1, 2).reshape(own[0].shape)
 
@@ -90,10 +98,10 @@ class SingleRow:
 
     own: tuple[str, ...]
 
-    def split(self, foreign: Tensor, shapes: list[torch.Size], config: ModelConfig) -> list[Tensor]:
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         return [foreign.squeeze(0)]
 
-    def join(self, own: list[Tensor], config: ModelConfig) -> Tensor:
+    def join(self, own: "list[Tensor]", config: ModelConfig) -> "Tensor":
         return own[0][None]
 
 
@@ -103,10 +111,10 @@ class PlusOne:
 
     own: tuple[str, ...]
 
-    def split(self, foreign: Tensor, shapes: list[torch.Size], config: ModelConfig) -> list[Tensor]:
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         return [foreign - 1]
 
-    def join(self, own: list[Tensor], config: ModelConfig) -> Tensor:
+    def join(self, own: "list[Tensor]", config: ModelConfig) -> "Tensor":
         return own[0] + 1
 
 

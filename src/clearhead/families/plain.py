@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from clearhead.errors import ClearheadError
-from clearhead.families.trunk import grouped_of, narrow
+from clearhead.families.family import grouped_of, narrow
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import GroupedAttention, Layer, Stack
 from clearhead.model.parts import LayerNorm

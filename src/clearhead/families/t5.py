@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from clearhead.families.family import Family, said_whole
-from clearhead.families.names import Copy, Row, Table
+from clearhead.families.family import Family, narrow, said_whole
+from clearhead.families.names import LAYER, Copy, Row, Table
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.families.trunk import narrow
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import Causal, Everything, RelativeBuckets, RmsNorm
@@ -197,8 +196,8 @@ NAMES: Table = {
     "shared.weight": "encoder.embedding.tokens.weight",
     **stack_names("encoder", last_branch=1),
     **stack_names("decoder", last_branch=2),
-    **attention_names(f"{CROSS}.EncDecAttention", "decoder.layers.{layer}.cross_attention"),
-    f"{CROSS}.layer_norm.weight": "decoder.layers.{layer}.cross_attention_residual.norm.weight",
+    **attention_names(f"{CROSS}.EncDecAttention", f"{LAYER}.cross_attention"),
+    f"{CROSS}.layer_norm.weight": f"{LAYER}.cross_attention_residual.norm.weight",
     "lm_head.weight": "head.weight",
 }
 COPIES = {

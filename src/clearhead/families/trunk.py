@@ -1,22 +1,19 @@
 """What the descendants of LLaMA share, in our words and in transformers': Qwen, Gemma, DeepSeek, Llama 4, Grok.
 
-config = language_model(width=64, attentions=(attention,) * 4, feed_forwards=(gated(256),) * 4, ...)
+config = language_model(attentions=(attention,) * 4, feed_forwards=(gated(256),) * 4, **sizes)
 data = write_sizes(config) | write_grouped(attention)   # hidden_size, num_hidden_layers, …, num_attention_heads, …
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from clearhead.errors import ClearheadError, unknown
-from clearhead.families.names import Table
-from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
+from clearhead.families.family import narrow
+from clearhead.families.names import LAYER, Table
+from clearhead.families.settings import ACTIVATION_NAMES_BACK
 from clearhead.model.branches import Activation, Experts, FeedForward
 from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, Layer, ModelConfig, Stack
 from clearhead.model.parts import RmsNorm
 
-Part = TypeVar("Part")
-
-LAYER = "decoder.layers.{layer}"
 TRUNK: Table = {
     "model.embed_tokens.weight": "decoder.embedding.tokens.weight",
     "model.layers.{layer}.self_attn.q_proj.weight": f"{LAYER}.attention.query.weight",
@@ -71,20 +68,6 @@ def language_model(
     return ModelConfig(width=width, context=context, decoder=stack, head=head)
 
 
-def chosen(kinds: Mapping[str, Part], name: Any, settings: Settings) -> Part:
-    """What an entry of `layer_types` means."""
-    if not isinstance(name, str) or name not in kinds:
-        raise unknown(f"layer type in {settings.where}:", str(name), kinds)
-    return kinds[name]
-
-
-def narrow(kind: type[Part], part: object) -> Part:
-    """`part`, which this family has as `kind` only."""
-    if not isinstance(part, kind):
-        raise ClearheadError(f"this family has {kind.__name__} where the config has {type(part).__name__}")
-    return part
-
-
 def write_sizes(config: ModelConfig) -> dict[str, Any]:
     stack, head = narrow(Stack, config.decoder), narrow(Head, config.head)
     return {
@@ -104,11 +87,6 @@ def write_grouped(attention: GroupedAttention) -> dict[str, Any]:
         "head_dim": attention.head_width,
         "attention_bias": attention.output_bias,
     }
-
-
-def grouped_of(stack: Stack) -> list[GroupedAttention]:
-    """The attention of each layer."""
-    return [narrow(GroupedAttention, layer.attention) for layer in stack.layers]
 
 
 def experts_of(stack: Stack) -> Experts | None:

@@ -40,13 +40,14 @@ def multiply(
     residual: Tensor | None = None,
     gated: bool = False,
     activation: str = "",
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """(1, K) -> (1, N); with a residual in place of it."""
     from clearhead.fast.triton_kernels import multiply_row
 
     num_rows, columns = matrix.values.shape
     num_rows = num_rows // 2 if gated else num_rows
-    y = x.new_empty(1, num_rows) if residual is None else residual
+    y = x.new_empty(1, num_rows, dtype=dtype) if residual is None else residual
     block_rows, block_columns, num_warps, num_ahead = tiling(num_rows, columns, gated, matrix.values.element_size())
     nothing = x
     multiply_row[(-(-num_rows // block_rows),)](

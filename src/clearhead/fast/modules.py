@@ -114,3 +114,7 @@ def pack_network(network: Transformer, bits: Bits) -> Transformer:
         packed = None if own is None else PackedMatrix(pack(own.detach(), bits))
         network.head = FastHead(network.head, packed)  # type: ignore[assignment]
     return network
+
+
+def is_packed(network: nn.Module) -> bool:
+    return any(isinstance(module, PackedMatrix) for module in network.modules())

@@ -13,6 +13,7 @@ from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError, unknown
 from clearhead.generation.beam import Beam, BeamOptions, beam_search
 from clearhead.generation.decode import Row, check, decode
+from clearhead.generation.graph import decode_in_graph, fits
 from clearhead.generation.options import SamplingOptions, check_count
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, needed, read_sources, token_ids
 from clearhead.generation.result import Generation, Stream
@@ -120,7 +121,9 @@ class Speaker:
     def run(self, rows: list[Row], cache: KeyValueCache | None, speculation: Speculation | None) -> Iterator[None]:
         with enough_memory():
             memory = self.memory_of(rows)
-            if speculation is None:
+            if speculation is None and cache is None and fits(self.network, rows):
+                yield from decode_in_graph(self.network, rows)
+            elif speculation is None:
                 yield from decode(self.network, rows, memory=memory, cache=cache)
             else:
                 (row,) = rows

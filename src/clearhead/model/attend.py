@@ -45,8 +45,7 @@ def attend_in_steps(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Attended:
     queries_per_key = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(queries_per_key, dim=1), v.repeat_interleave(queries_per_key, dim=1)
     scores = (q @ k.transpose(-2, -1)) * how.scale
-    if how.softcap is not None:
-        scores = how.softcap * torch.tanh(scores / how.softcap)
+    scores = softcapped(scores, how.softcap)
     if how.temperature is not None:
         scores = scores * how.temperature
     if how.bias is not None:
@@ -73,10 +72,15 @@ def fused(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
         v,
         attn_mask=added,
         dropout_p=how.dropout,
-        is_causal=how.mask.causal and added is None,
+        is_causal=how.mask.causal and added is None,  # with a bias the mask is in it
         scale=how.scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+
+
+def softcapped(x: Tensor, cap: float | None) -> Tensor:
+    """cap · tanh(x / cap): nearly x while small, never beyond ± cap (Gemma 2, Grok)."""
+    return x if cap is None else cap * torch.tanh(x / cap)
 
 
 def spelled_out(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:

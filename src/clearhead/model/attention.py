@@ -48,7 +48,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, sight: Sight, memory: Tensor | KeyValue | None = None) -> Tensor:
         """x (B, T, D) -> (B, T, D). For cross-attention memory (B, S, D), or its keys and values from `remember`."""
-        q = self.place(self.heads(self.query, x), self.query_norm, sight)
+        q = self.place(self.heads(self.query, x, self.config.num_heads), self.query_norm, sight)
         if isinstance(memory, tuple):
             k, v = memory
         else:
@@ -70,14 +70,15 @@ class Attention(nn.Module):
 
     def remember(self, x: Tensor, sight: Sight) -> KeyValue:
         """All that later queries need of x (B, S, D); values never carry position (book B2)."""
-        return self.place(self.heads(self.key, x), self.key_norm, sight), self.heads(self.value, x)
+        kv_heads = self.config.num_kv_heads
+        return self.place(self.heads(self.key, x, kv_heads), self.key_norm, sight), self.heads(self.value, x, kv_heads)
 
-    def heads(self, projection: nn.Linear, x: Tensor) -> Tensor:
+    def heads(self, projection: nn.Linear, x: Tensor, num_heads: int) -> Tensor:
         """(B, T, D) -> (B, N or K, T, H)."""
         projected = projection(x)
         if self.config.clip is not None:
             projected = projected.clamp(-self.config.clip, self.config.clip)
-        return split_heads(projected, self.config.num_heads if projection is self.query else self.config.num_kv_heads)
+        return split_heads(projected, num_heads)
 
     def place(self, part: Tensor, norm: nn.Module, sight: Sight) -> Tensor:
         """Norm and position of queries or keys."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clearhead.errors import ClearheadError
+from clearhead.model.attend import softcapped
 from clearhead.model.config import Embedding, Head
 from clearhead.model.feed_forward import ACTIVATIONS
 from clearhead.model.norms import build_norm
@@ -79,9 +80,7 @@ class LogitHead(nn.Module):
         if self.config.scale != 1.0:
             x = x * self.config.scale
         logits = functional.linear(x, table if self.weight is None else self.weight, self.bias)
-        if self.config.softcap is not None:
-            logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
-        return logits
+        return softcapped(logits, self.config.softcap)
 
 
 class HeadTransformLayer(nn.Module):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.model.parts import Causal, Chunk, Everything, Reach, Window
+from clearhead.model.parts import Causal, Chunk, Everything, Reach, Window, require
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Mask:
 
     allowed: Tensor | None = None  # bool, broadcastable to (B, 1, T, S)
     causal: bool = False
+
+    def __post_init__(self) -> None:
+        require(not (self.causal and self.allowed is not None), "a mask is causal or spelled out, not both")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clearhead.model.attend import softcapped
 from clearhead.model.branches import ExpertGroups, Experts
 from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
 
@@ -26,11 +27,8 @@ class RouterLayer(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x (M, D) -> weights and expert numbers, both (M, num_chosen). In float32 at least: near ties decide."""
-        precise = torch.promote_types(x.dtype, torch.float32)
-        logits = functional.linear(x.to(precise), self.weight.to(precise))  # (M, E)
-        if self.config.softcap is not None:
-            logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
-        scores = logits.softmax(dim=-1) if self.config.score == "softmax" else logits.sigmoid()
+        logits = self.logits(x)
+        scores = self.scores(logits)
         # Sigmoids of large logits tie at 1, so where the scores are not added to anything the logits decide.
         added_to = self.selection_bias is not None or self.config.groups is not None
         chosen = self.choose(scores if added_to else logits)
@@ -38,6 +36,14 @@ class RouterLayer(nn.Module):
         if self.config.renormalize_epsilon is not None:
             weights = weights / (weights.sum(dim=-1, keepdim=True) + self.config.renormalize_epsilon)
         return weights * self.config.scale, chosen
+
+    def logits(self, x: Tensor) -> Tensor:
+        """x (M, D) -> (M, E)."""
+        precise = torch.promote_types(x.dtype, torch.float32)
+        return softcapped(functional.linear(x.to(precise), self.weight.to(precise)), self.config.softcap)
+
+    def scores(self, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=-1) if self.config.score == "softmax" else logits.sigmoid()
 
     def choose(self, scores: Tensor) -> Tensor:
         if self.selection_bias is not None:

@@ -33,10 +33,10 @@ class RootMeanSquare(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = root_mean_square(x, self.config.epsilon)
-        if self.config.scale_in_float32 or self.config.unit_offset:
-            weight = self.weight.to(normed.dtype)
-            return (normed * (1 + weight if self.config.unit_offset else weight)).to(x.dtype)
-        return normed.to(x.dtype) * self.weight
+        if not self.config.scale_in_float32:
+            normed = normed.to(x.dtype)
+        weight = self.weight.to(normed.dtype)
+        return (normed * (1 + weight if self.config.unit_offset else weight)).to(x.dtype)
 
 
 class StandardDeviation(nn.Module):

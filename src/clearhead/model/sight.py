@@ -19,6 +19,7 @@ from clearhead.model.parts import Alibi, Reach, RelativeBuckets, RelativeSinusoi
 from clearhead.model.positions import Rotation, alibi_bias, bucket_of, rotation_for, sinusoids
 
 AttentionConfig = GroupedAttention | LatentAttention
+HALVES = SinusoidalPositions(layout="halves")  # Transformer-XL's R
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,6 @@ def every_distance(distance: Tensor, width: int, dtype: torch.dtype) -> Distance
     num_queries, num_keys = distance.shape[-2:]
     smallest, count = 1 - num_queries, num_queries + num_keys - 1
     between = torch.arange(smallest, smallest + count, device=distance.device)
-    encodings = sinusoids(between, width, SinusoidalPositions(layout="halves"), dtype)
+    encodings = sinusoids(between, width, HALVES, dtype)
     # A query in the padding has no such place; its row is nobody's.
     return Distances(encodings, (distance - smallest).clamp(0, count - 1)[:, None])

@@ -10,12 +10,13 @@ from pathlib import Path
 import tokenizers
 
 from clearhead.errors import ClearheadError
+from clearhead.files import read_bytes
 from clearhead.tokenization.fast import FastTokenizer, SpecialTokens, library_errors
 from clearhead.tokenization.llama2c import read_tokenizer_bin
 from clearhead.tokenization.sentencepiece import build
 from clearhead.tokenization.sentencepiece_file import read_model
 from clearhead.tokenization.sentencepiece_normalizer import SentencePieceNormalizer
-from clearhead.tokenization.settings import Settings, read_bytes
+from clearhead.tokenization.settings import TokenizerSettings
 from clearhead.tokenization.tiktoken import read_ranks
 
 # In a folder, the first of these is taken; * stands for any name.
@@ -56,7 +57,7 @@ def _load_json(path: Path) -> FastTokenizer:
     content = read_bytes(path)
     with library_errors("the tokenizers library does not accept it"):
         library = tokenizers.Tokenizer.from_buffer(content)
-    settings = Settings.read(path.parent)
+    settings = TokenizerSettings.read(path.parent)
     special = settings.special_tokens(library.id_to_token, SpecialTokens())
     saved = settings.tokenizer_config.get("text_normalizer")
     normalizer = None if saved is None else SentencePieceNormalizer.from_saved(saved, content)
@@ -66,7 +67,7 @@ def _load_json(path: Path) -> FastTokenizer:
 def _load_sentencepiece(path: Path) -> FastTokenizer:
     """Where no file says how texts are framed: by bos if the model has one, otherwise by eos, as T5's."""
     vocabulary, named = read_model(read_bytes(path))
-    settings = Settings.read(path.parent)
+    settings = TokenizerSettings.read(path.parent)
     texts = {token_id: piece.text for token_id, piece in enumerate(vocabulary.pieces)}
     added = settings.added_tokens()
     texts |= {token_id: token.content for token_id, token in added.items()}

@@ -16,13 +16,14 @@ from pathlib import Path
 from tokenizers import models
 
 from clearhead.errors import ClearheadError
+from clearhead.files import read_bytes, read_json, read_object
 from clearhead.tokenization.base import StreamDecoder
 from clearhead.tokenization.charsmap import Charsmap
 from clearhead.tokenization.fast import SpecialTokens, library_errors
 from clearhead.tokenization.sentencepiece import Kind
 from clearhead.tokenization.sentencepiece_file import read_model
 from clearhead.tokenization.sentencepiece_normalizer import SPACE, SentencePieceNormalizer
-from clearhead.tokenization.settings import Settings, read_bytes, read_text
+from clearhead.tokenization.settings import TokenizerSettings
 
 SOURCE_MODEL, TARGET_MODEL, VOCABULARY = "source.spm", "target.spm", "vocab.json"
 CTRANSLATE2_MODEL, CTRANSLATE2_VOCABULARY = "sentencepiece.model", "shared_vocabulary.json"
@@ -165,7 +166,7 @@ def load_marian(folder: str | Path) -> MarianTokenizer:
     target = folder / TARGET_MODEL
     try:
         tokens = read_vocabulary(vocabulary)
-        settings = Settings.read(folder)
+        settings = TokenizerSettings.read(folder)
         if vocabulary.name == CTRANSLATE2_VOCABULARY:
             tokens = [*tokens, str(DEFAULTS.pad)]
             settings = _ctranslate2_settings(folder / "config.json")
@@ -179,17 +180,16 @@ def load_marian(folder: str | Path) -> MarianTokenizer:
         raise ClearheadError(f"the tokenizer in {folder} cannot be loaded: {error}") from error
 
 
-def _ctranslate2_settings(path: Path) -> Settings:
+def _ctranslate2_settings(path: Path) -> TokenizerSettings:
     """CTranslate2 names the special tokens in config.json, by the keys of Hugging Face's tokenizer_config.json."""
-    config = _read_json(path) if path.is_file() else {}
-    if not isinstance(config, dict):
-        raise ClearheadError(f"{path.name} holds {type(config).__name__}, where an object is needed")
-    return Settings(tokenizer_config=config, special_tokens_map={}, generation_config={}, template_file=None)
+    return TokenizerSettings(
+        tokenizer_config=read_object(path), special_tokens_map={}, generation_config={}, template_file=None
+    )
 
 
 def read_vocabulary(path: Path) -> list[str]:
     """Tokens by id: vocab.json maps each token to its id, shared_vocabulary.json lists them in order."""
-    content = _read_json(path)
+    content = read_json(path)
     tokens = content
     if isinstance(content, dict):
         tokens = sorted(content, key=lambda token: _checked_id(token, content[token], path))
@@ -208,11 +208,3 @@ def _checked_id(token: str, token_id: object, path: Path) -> int:
     if not isinstance(token_id, int) or isinstance(token_id, bool):
         raise ClearheadError(f"{path.name} gives the token {token!r} the id {token_id!r}, which is no whole number")
     return token_id
-
-
-def _read_json(path: Path) -> object:
-    text = read_text(path)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ClearheadError(f"{path.name} is not JSON: {error}") from error

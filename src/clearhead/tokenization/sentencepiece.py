@@ -1,6 +1,6 @@
 """SentencePiece vocabularies, from whatever file, as tokenizers of the `tokenizers` library.
 
-    tokenizer = build(SentencePieces(pieces=[...], algorithm="bpe"), SpecialTokens(bos="<s>", eos="</s>"))
+    tokenizer = build(SentencePieces(pieces=[...], algorithm="bpe"), SpecialTokens(bos="<s>"), adds_bos=True)
 
 Encoding equals the sentencepiece package's, except that control tokens such as `</s>` are found in a
 text, as chat templates need; sentencepiece itself never does that.

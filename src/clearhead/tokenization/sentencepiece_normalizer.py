@@ -6,7 +6,6 @@ Models without a map need only what the library's own normalisers do.
 """
 
 import base64
-import json
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +13,7 @@ from functools import cached_property
 from tokenizers import NormalizedString
 
 from clearhead.errors import ClearheadError
+from clearhead.files import parse_json
 from clearhead.tokenization.charsmap import Charsmap
 
 SPACE = "▁"
@@ -31,7 +31,7 @@ class SentencePieceNormalizer:
     @classmethod
     def from_saved(cls, settings: object, tokenizer_json: bytes) -> "SentencePieceNormalizer":
         """The normaliser that was saved as `settings` and as the map in tokenizer.json."""
-        match settings, json.loads(tokenizer_json):
+        match settings, parse_json(tokenizer_json.decode(), "tokenizer.json is "):
             case (
                 {
                     "add_dummy_prefix": bool(add_dummy_prefix),

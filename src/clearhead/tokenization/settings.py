@@ -1,11 +1,10 @@
 """What the small files beside a tokenizer say: special tokens, chat template, framing.
 
-    settings = Settings.read(Path("model_folder"))
+    settings = TokenizerSettings.read(Path("model_folder"))
 
 Files and keys are those of Hugging Face repositories; every file may be missing.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +12,15 @@ from pathlib import Path
 from tokenizers import AddedToken
 
 from clearhead.errors import ClearheadError
+from clearhead.files import read_object, read_text
 from clearhead.tokenization.fast import SpecialTokens
-
-# Gemma 3's tokenizer.json, the largest of the common ones, has 33 million bytes.
-MAX_FILE_BYTES = 1 << 27
 
 TokenOf = Callable[[int], str | None]
 ROLES = {"bos": "bos", "eos": "eos", "pad": "pad", "unknown": "unk"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class TokenizerSettings:
     """The files' content, checked when it is asked for."""
 
     tokenizer_config: Mapping[str, object]
@@ -32,12 +29,12 @@ class Settings:
     template_file: str | None
 
     @classmethod
-    def read(cls, folder: Path) -> "Settings":
+    def read(cls, folder: Path) -> "TokenizerSettings":
         template = folder / "chat_template.jinja"
         return cls(
-            tokenizer_config=_read_object(folder / "tokenizer_config.json"),
-            special_tokens_map=_read_object(folder / "special_tokens_map.json"),
-            generation_config=_read_object(folder / "generation_config.json"),
+            tokenizer_config=read_object(folder / "tokenizer_config.json"),
+            special_tokens_map=read_object(folder / "special_tokens_map.json"),
+            generation_config=read_object(folder / "generation_config.json"),
             template_file=read_text(template) if template.is_file() else None,
         )
 
@@ -102,36 +99,6 @@ class Settings:
             token_id = token_id[0] if token_id else None
         # Some configurations write -1 for "none".
         return None if token_id is None or token_id == -1 else _checked_token(token_of, token_id)
-
-
-def read_bytes(path: Path) -> bytes:
-    """A whole file, if it is of a size that a tokenizer may have."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise ClearheadError(f"{path.name} has {size} bytes; at most {MAX_FILE_BYTES} can be read")
-        return path.read_bytes()
-    except OSError as error:
-        raise ClearheadError(f"{path.name} cannot be read: {error.strerror}") from error
-
-
-def read_text(path: Path) -> str:
-    try:
-        return read_bytes(path).decode()
-    except UnicodeDecodeError as error:
-        raise ClearheadError(f"{path.name} is not UTF-8 text") from error
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ClearheadError(f"{path.name} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ClearheadError(f"{path.name} holds {type(content).__name__}, where an object is needed")
-    return content
 
 
 def _content(value: object) -> str | None:

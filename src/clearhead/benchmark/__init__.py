@@ -1,0 +1,9 @@
+"""Ours and the peers against one clock: the same prompt, greedily, in turns; what `clearhead bench` shows.
+
+engine     what is measured: says each token of a text as soon as it knows it
+ours       every weight format of this package; huggingface, llamacpp, ctranslate2: the peers
+subject    the model and all that engines are made from
+measure    rounds in which all take turns, medians over them
+traffic    bytes that a token moves, and how fast this machine reads
+report     the tables
+"""

@@ -1,0 +1,55 @@
+"""Who takes part: ours in each weight format asked for, then the peers in those that they have.
+
+    engines = line_up(subject, ["bfloat16", "int4"], ["llama.cpp"], tell=print)
+
+Who cannot take part is told in one sentence, and the others go on.
+"""
+
+from collections.abc import Callable, Sequence
+
+from clearhead.benchmark.ctranslate2 import CTranslate2
+from clearhead.benchmark.engine import WEIGHTS, Engine
+from clearhead.benchmark.huggingface import HuggingFace
+from clearhead.benchmark.llamacpp import LlamaCpp
+from clearhead.benchmark.ours import open_ours
+from clearhead.benchmark.subject import Subject
+from clearhead.errors import ClearheadError, unknown
+
+Open = Callable[[Subject, str], Engine]
+
+PEERS: dict[str, tuple[Open, tuple[str, ...]]] = {
+    "huggingface": (HuggingFace, ("float32", "bfloat16")),
+    "llama.cpp": (LlamaCpp, ("bfloat16", "int8", "int4")),
+    "ctranslate2": (CTranslate2, ("float32", "int8")),
+}
+
+
+def line_up(
+    subject: Subject, weights: Sequence[str], against: Sequence[str], tell: Callable[[str], object]
+) -> list[Engine]:
+    check_names(weights, against)
+    subject.check()
+    engines: list[Engine] = []
+    for name, (opens, known) in {"clearhead": (open_ours, WEIGHTS), **{peer: PEERS[peer] for peer in against}}.items():
+        shared = [kind for kind in weights if kind in known]
+        if not shared:
+            tell(f"{name} is left out: of the weights asked for it runs none, but {' and '.join(known)}")
+        try:
+            for kind in shared:
+                engines.append(opens(subject, kind))
+                if (remark := engines[-1].remark) is not None:
+                    tell(f"{engines[-1]} {remark}")
+        except ClearheadError as reason:
+            tell(f"{name} {kind} is left out: {reason}")
+    if not engines:
+        raise ClearheadError("no engine can run this model here; see the reasons above")
+    return engines
+
+
+def check_names(weights: Sequence[str], against: Sequence[str]) -> None:
+    for kind in weights:
+        if kind not in WEIGHTS:
+            raise unknown("weight format", kind, WEIGHTS)
+    for peer in against:
+        if peer not in PEERS:
+            raise unknown("peer", peer, PEERS)

@@ -1,0 +1,111 @@
+"""Clearhead itself, in each weight format: the decode loop with its step in kernels, on an NVIDIA GPU in one graph.
+
+    engine = open_ours(subject, "int4")
+
+Where the fast step does not know a model, the network's own modules run, and the engine's remark says why.
+"""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Literal, cast
+
+import torch
+
+from clearhead.benchmark.engine import Engine, Hear
+from clearhead.benchmark.subject import Subject
+from clearhead.benchmark.traffic import weights_held, weights_read
+from clearhead.errors import ClearheadError
+from clearhead.fast import cuda, stack
+from clearhead.fast.modules import pack_network
+from clearhead.generation.decode import Row, decode
+from clearhead.generation.options import SamplingOptions
+from clearhead.model.transformer import Transformer
+
+DTYPES = {"float32": torch.float32}  # what is packed computes, and keeps its cache, in bfloat16
+
+
+def open_ours(subject: Subject, weights: str) -> Engine:
+    network = deepcopy(subject.network).to(DTYPES.get(weights, torch.bfloat16)).requires_grad_(False)
+    packed = cast(Literal["int8", "int4"], weights) if weights in ("int8", "int4") else None
+    if subject.device.type == "cuda":
+        if cuda.why_not(network) is None:
+            return Graph(network, weights, packed, subject.capacity)
+        if packed is not None:
+            raise ClearheadError(f"packed weights run in a CUDA graph alone: {cuda.why_not(network)}")
+    if packed is not None:
+        pack_network(network, packed)
+    return Loop(network, weights, why_slow(network))
+
+
+def why_slow(network: Transformer) -> str | None:
+    """Let the step run in kernels, in place; a sentence where it does not."""
+    if network.device.type == "cuda":
+        reason = cuda.why_not(network)
+    else:
+        try:
+            reason = None if stack.accelerate(network) else stack.why_not(network)
+        except ClearheadError as error:  # no compiler
+            reason = str(error)
+    return None if reason is None else f"runs in PyTorch's modules: {reason}"
+
+
+class Loop(Engine):
+    """The readable loop of generation/decode.py."""
+
+    name = "clearhead"
+
+    def __init__(self, network: Transformer, weights: str, remark: str | None = None):
+        self.network, self.weights, self.remark = network, weights, remark
+        self.weight_bytes = weights_read(network)
+        self.cache_element_bytes = next(network.parameters()).element_size()
+
+    def speak(self, prompt: Sequence[int], num_tokens: int, hear: Hear) -> None:
+        row = Row(prompt, SamplingOptions(max_new_tokens=num_tokens))
+        for _ in decode(self.network, [row]):
+            hear(row.tokens[-1])
+
+
+class Graph(Engine):
+    """The step as one CUDA graph, captured in the first call and kept for the others."""
+
+    name = "clearhead"
+
+    def __init__(self, network: Transformer, weights: str, packed: Literal["int8", "int4"] | None, capacity: int):
+        if packed == "int4":
+            raise ClearheadError("four bits run on a processor; on CUDA there are float32, bfloat16 and int8")
+        self.weights = weights
+        dtype = next(network.parameters()).dtype
+        self.cache_element_bytes = dtype.itemsize
+        # A scale for each row is nothing beside the row.
+        self.weight_bytes = weights_read(network) if packed is None else weights_read(network) // dtype.itemsize
+        assert self.weight_bytes <= weights_held(network)
+        self.decoder = cuda.GraphDecoder(
+            network, 1, capacity + 1, lambda logits, steps: logits.argmax(dim=-1), bits=packed
+        )
+
+    def speak(self, prompt: Sequence[int], num_tokens: int, hear: Hear) -> None:
+        token = self.decoder.read([prompt]).argmax(dim=-1)
+        hear(int(token))
+        if num_tokens == 1:
+            return
+        self.decoder.start(token)
+        pending = Mailbox(self.decoder.next())
+        for _ in range(num_tokens - 2):
+            coming = Mailbox(self.decoder.next())  # the GPU works on it while the host waits for the one before
+            hear(pending.read())
+            pending = coming
+        hear(pending.read())
+
+
+class Mailbox:
+    """A token on its way from the GPU; reading it waits for that token and for nothing after it."""
+
+    def __init__(self, token: torch.Tensor):
+        self.letter = torch.empty(1, dtype=token.dtype, pin_memory=True)
+        self.letter.copy_(token, non_blocking=True)
+        self.arrived = torch.cuda.Event()
+        self.arrived.record()
+
+    def read(self) -> int:
+        self.arrived.synchronize()
+        return int(self.letter)

@@ -1,0 +1,91 @@
+"""Predicted beside measured, on this machine: FLOPs, bytes and peak memory by the counter, seconds by the clock.
+
+for row in compare(workload, calibration): print(row.what, row.ratio)
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from clearhead.cost.calibrate import clock
+from clearhead.cost.calibration import Calibration
+from clearhead.cost.counter import Counter
+from clearhead.cost.layout import lay_out
+from clearhead.cost.memory import footprint
+from clearhead.cost.operations import operations
+from clearhead.cost.predict import predict_seconds
+from clearhead.cost.report import table_rows
+from clearhead.cost.running import Step, build, prepare
+from clearhead.cost.workload import Workload
+from clearhead.errors import ClearheadError
+from clearhead.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Comparison:
+    what: str
+    predicted: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+
+def compare(workload: Workload, calibration: Calibration | None = None) -> list[Comparison]:
+    """One run under the counter, then some against the clock; seconds only where the machine is calibrated."""
+    if workload.gpus > 1 or workload.quant is not None:
+        raise ClearheadError("measured is one device with plain weights; leave out gpus and quant")
+    if workload.device_type == "cuda" and not torch.cuda.is_available():
+        raise ClearheadError("there is no CUDA device here to measure on; say --device cpu")
+    laid_out = lay_out(workload)
+    others = bytes_of_others() if workload.device_type == "cuda" else 0
+    network = build(workload, workload.device_type)
+    with Counter() as counter:
+        step = prepare(network, workload)
+        counter.restart()
+        step()
+    whole_step, made_before = with_optimizer(network, step) if workload.phase == "train" else (step, 0)
+    made_before += sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
+    rows = [
+        Comparison("FLOPs", sum(row.flops for row in table_rows(operations(workload), workload)), counter.flops),
+        Comparison("bytes moved", laid_out.num_bytes, counter.num_bytes),
+        Comparison(
+            "peak bytes", footprint(workload).peak, peak_bytes(whole_step, workload, made_before, counter) - others
+        ),
+    ]
+    if calibration is not None:
+        measured = clock(whole_step, workload.device_type)
+        rows.append(Comparison("seconds", predict_seconds(workload, calibration), measured))
+    return rows
+
+
+def with_optimizer(network: Transformer, step: Step) -> tuple[Step, int]:
+    """A training step ends with AdamW, in one kernel that reads and writes all it needs once; its moments' bytes."""
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+
+    def whole_step() -> None:
+        step()
+        optimizer.step()
+
+    whole_step()  # makes the moments
+    moments = [part for state in optimizer.state.values() for name, part in state.items() if name != "step"]
+    return whole_step, sum(part.numel() * part.element_size() for part in moments)
+
+
+def bytes_of_others() -> int:
+    """What is on the GPU before the network is: above all the workspace of the library for products."""
+    side = torch.ones(64, 64, device="cuda")
+    torch.mm(side, side)
+    del side
+    return torch.cuda.memory_allocated()
+
+
+def peak_bytes(step: Step, workload: Workload, made_before: int, counter: Counter) -> int:
+    """On CUDA what the allocator says; on the CPU what the counter saw, and weights and moments beside it."""
+    if workload.device_type == "cpu":
+        return made_before + counter.peak_bytes
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()

@@ -1,0 +1,177 @@
+"""How much memory a run needs on one GPU, and the largest batch and context that fit.
+
+    footprint(workload).peak_bytes
+
+Weights, optimizer and cache are formulas; what training keeps for its backward, and the highest moment of a run, are
+read off the network laid out on the meta device. What the driver itself takes, and gaps between tensors, are extra.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from clearhead.cost.attention import store_of
+from clearhead.cost.layout import lay_out
+from clearhead.cost.parameters import parameters
+from clearhead.cost.workload import OPTIMIZER_NUMBERS, Workload
+from clearhead.model.config import LatentAttention, Layer, ModelConfig
+from clearhead.model.parts import LearnedPositions
+
+TRACED_EXPERTS = 2  # share the tokens as well as 256 would, for what is asked here
+SOMETHING_HUGE = 1 << 24
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Of one GPU, in bytes."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int  # training: kept for the backward, logits included; running: the rest, spare room of the cache too
+    logits: int
+    cache: int  # keys and values held
+    cross_cache: int  # keys and values of the source
+    peak: int  # at the highest moment, which is less than the sum where parts do not meet
+
+
+def footprint(workload: Workload) -> Footprint:
+    training = workload.phase == "train"
+    share = 1 if workload.parallel == "ddp" else workload.gpus
+    weights = weight_bytes(workload) // share
+    gradients = weights if training else 0
+    optimizer = OPTIMIZER_NUMBERS[workload.optimizer] * weights if training else 0
+    tensor_share = workload.gpus if workload.parallel == "tp" else 1
+    running = not training and workload.config.decoder is not None
+    starts = workload.phase == "prefill" and workload.config.is_encoder_decoder  # the decoder has read nothing yet
+    cache = cache_bytes(workload) // tensor_share if running and not starts else 0
+    cross = cross_cache_bytes(workload) // tensor_share if running else 0
+    if training:
+        run = lay_out(workload, TRACED_EXPERTS)
+        saved = run.saved_bytes or 0
+        highest = max(run.peak_bytes - gradients * (share - 1), gradients, saved)
+    else:
+        highest = running_peak(workload) - (cache + cross) * (tensor_share - 1)
+        saved = highest - cache - cross
+    return Footprint(
+        weights=weights,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=saved,
+        logits=logit_bytes(workload),
+        cache=cache,
+        cross_cache=cross,
+        peak=weights + optimizer + highest,
+    )
+
+
+def running_peak(workload: Workload) -> int:
+    """Without a backward a layer leaves nothing but its cache: one and two layers of each kind tell of all.
+
+    The second stands first, so that the highest moment, wherever it is, finds what it left.
+    """
+    stack = workload.config.decoder
+    if stack is None or workload.config.is_encoder_decoder:
+        return lay_out(workload, TRACED_EXPERTS).peak_bytes
+
+    def peak(layers: list[Layer]) -> int:
+        config = replace(workload.config, decoder=replace(stack, layers=tuple(layers)))
+        return lay_out(replace(workload, config=config), TRACED_EXPERTS).peak_bytes
+
+    kinds = list(dict.fromkeys(stack.layers))
+    once = peak(kinds)
+    counts = {layer: stack.layers.count(layer) - 1 for layer in kinds}
+    return once + sum(more * (peak([layer, *kinds]) - once) for layer, more in counts.items() if more)
+
+
+def weight_bytes(workload: Workload) -> int:
+    """All at the width of a matrix's: norms and biases, which are never quantised, are about a thousandth."""
+    return round(sum(parameters(workload.config).values()) * workload.weight_bytes)
+
+
+def logit_bytes(workload: Workload) -> int:
+    return workload.logit_rows * workload.config.vocab_size * workload.num_bytes
+
+
+# --- the cache
+
+
+def cache_bytes(workload: Workload) -> int:
+    """Equal to KeyValueCache.num_bytes after `context` tokens."""
+    config, held = workload.config, 0
+    assert config.decoder is not None
+    for layer in dict.fromkeys(config.decoder.layers):
+        times = config.decoder.layers.count(layer)
+        slots = len(store_of(layer, config).slots(workload.context - 1, 1))
+        held += times * kept_numbers(layer) * min(workload.context, slots)
+    return workload.rows * held * workload.num_bytes
+
+
+def cache_bytes_per_token(config: ModelConfig, num_bytes: int) -> int:
+    """While the text is shorter than every window."""
+    return sum(kept_numbers(layer) for layer in config.decoder.layers) * num_bytes if config.decoder else 0
+
+
+def paged_cache_bytes(workload: Workload, page_size: int) -> int:
+    """Of whole pages, in which every layer keeps every token; windows save nothing there."""
+    assert workload.config.decoder is not None
+    pages = -(-workload.context // page_size)
+    numbers = sum(kept_numbers(layer) for layer in workload.config.decoder.layers)
+    return workload.rows * pages * page_size * numbers * workload.num_bytes
+
+
+def kept_numbers(layer: Layer) -> int:
+    """Of one token: keys and values, or the latent and the rotary key."""
+    attention = layer.attention
+    if isinstance(attention, LatentAttention):
+        return attention.latent_rank + attention.rotary_width
+    return attention.num_kv_heads * (attention.head_width + (attention.value_width or attention.head_width))
+
+
+def cross_cache_bytes(workload: Workload) -> int:
+    """Equal to Memory.num_bytes once remembered."""
+    numbers = 0
+    for layer in workload.config.decoder.layers if workload.config.decoder else ():
+        cross = layer.cross_attention
+        if cross is not None:
+            numbers += cross.num_kv_heads * (cross.head_width + (cross.value_width or cross.head_width))
+    return workload.rows * workload.source * numbers * workload.num_bytes
+
+
+# --- what fits
+
+
+def largest_batch(workload: Workload, memory_bytes: float) -> int:
+    """0 where not even one row fits."""
+    step = 1 if workload.parallel == "tp" else workload.gpus
+
+    def peak(rows: int) -> int:
+        return footprint(replace(workload, batch=rows * step)).peak
+
+    return largest(peak, workload.batch // step, memory_bytes) * step
+
+
+def largest_context(workload: Workload, memory_bytes: float) -> int:
+    """At most what the model has learned positions for; 0 where not even one token fits."""
+    positions = workload.config.output_stack.embedding.positions
+    limit = positions.num_positions if isinstance(positions, LearnedPositions) else None
+
+    def peak(context: int) -> int:
+        return footprint(replace(workload, context=context)).peak
+
+    return largest(peak, workload.context, memory_bytes, limit)
+
+
+def largest(peak: Callable[[int], int], start: int, memory_bytes: float, limit: int | None = None) -> int:
+    """The largest size whose peak fits, to a hundredth: along a line through the last two, between what is known."""
+    low, high, at = 0, (limit or SOMETHING_HUGE) + 1, start
+    before: tuple[int, int] | None = None
+    while high - low > max(1, low // 100):
+        now = at, peak(at)
+        low, high = (at, high) if now[1] <= memory_bytes else (low, at)
+        guess = 2 * at
+        if before is not None and before[1] != now[1]:
+            guess = at + int((memory_bytes - now[1]) * (at - before[0]) / (now[1] - before[1]))
+        margin = max(1, low // 200)  # step over the solution, so that it lies between two that were tried
+        guess += margin if low == at else -margin
+        before, at = now, min(max(guess, low + 1), high - 1)
+    return low

@@ -1,0 +1,217 @@
+"""What a workload costs, in one typed answer: work, traffic, memory, and the least time on a device.
+
+report = cost(preset("llama-3.1-8b"), phase="decode", context=8192, device="h200"); report.bound.seconds
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from clearhead.cost.devices import Device
+from clearhead.cost.devices import device as find_device
+from clearhead.cost.memory import Footprint, cache_bytes_per_token, footprint, largest_batch, largest_context
+from clearhead.cost.operations import operations
+from clearhead.cost.parallel import Communication, communicate
+from clearhead.cost.parameters import active_parameters, parameters
+from clearhead.cost.predict import predict_seconds
+from clearhead.cost.product import Operation
+from clearhead.cost.workload import Optimizer, Parallel, Phase, Workload, longest_context
+from clearhead.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of operation, in all layers of a stack and on one GPU: a line of the book's tables F2 and F3."""
+
+    stack: str
+    name: str
+    formula: str  # FLOPs of one layer's forward
+    traffic: str  # numbers it reads and writes
+    flops: int  # whole rectangles of queries and keys, as the kernel is handed them
+    allowed_flops: int  # pairs that the mask allows
+    num_bytes: int  # operands read and results written, each once
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs for each byte moved."""
+        return self.flops / self.num_bytes
+
+
+@dataclass(frozen=True)
+class Utilization:
+    """FLOPs of training for each token by the two conventions of MFU; N counts the matrices a token is multiplied by.
+
+    `palm`: 6N + 12·L·N·H·T, attention counted whole (Chowdhery et al. 2022, appendix B); `causal`: its attention
+    halved, as the mask allows half (Megatron). For each layer its own heads, and at most its window.
+    """
+
+    matrix_parameters: int
+    palm_flops_per_token: int
+    causal_flops_per_token: int
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The least time on a device: every operation at the peak rate of its slower side, nothing else."""
+
+    device: str
+    source: str
+    seconds: float
+    communication_seconds: float  # of those, or beside them where it can be hidden
+    tokens_per_second: float
+    balance: float  # FLOPs for each byte at which both sides take equally long
+    sides: list[str]  # "compute" or "memory", row by row
+    predicted_seconds: float | None  # with measured rates and what kernels cost; None: the device is not measured
+    largest_batch: int
+    largest_context: int
+
+
+@dataclass(frozen=True)
+class Report:
+    workload: Workload
+    parameters: dict[str, int]
+    active_parameters: int
+    rows: list[Row]
+    memory: Footprint
+    cache_bytes_per_token: int
+    utilization: Utilization
+    training_flops: int | None  # 6·N·D for the tokens asked about, N all active parameters (Kaplan et al. 2020)
+    communication: Communication | None
+    bound: Bound | None
+
+    @property
+    def total_parameters(self) -> int:
+        return sum(self.parameters.values())
+
+    @property
+    def flops(self) -> int:
+        return sum(row.flops for row in self.rows)
+
+    @property
+    def allowed_flops(self) -> int:
+        return sum(row.allowed_flops for row in self.rows)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(row.num_bytes for row in self.rows)
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.num_bytes
+
+
+def cost(
+    config: ModelConfig,
+    *,
+    phase: Phase = "prefill",
+    batch: int = 1,
+    context: int | None = None,
+    source: int | None = None,
+    dtype: str = "bfloat16",
+    quant: str | None = None,
+    optimizer: Optimizer = "adamw",
+    recompute: bool = False,
+    tokens: int | None = None,
+    device: str | None = None,
+    gpus: int = 1,
+    parallel: Parallel = "ddp",
+) -> Report:
+    """Without weights and without running anything. `tokens`: of a whole training, for 6·N·D."""
+    chosen = None if device is None else find_device(device)
+    length = longest_context(config) if context is None else context
+    workload = Workload(
+        config=config,
+        phase=phase,
+        batch=batch,
+        context=length,
+        source=length if source is None else source,
+        dtype=dtype,
+        quant=quant,
+        optimizer=optimizer,
+        recompute=recompute,
+        device_type="cpu" if device == "cpu" else "cuda",
+        gpus=gpus,
+        parallel=parallel,
+    )
+    rows = table_rows(operations(workload), workload)
+    communication = communicate(workload) if gpus > 1 else None
+    return Report(
+        workload=workload,
+        parameters=parameters(config),
+        active_parameters=active_parameters(config),
+        rows=rows,
+        memory=footprint(workload),
+        cache_bytes_per_token=cache_bytes_per_token(config, workload.num_bytes),
+        utilization=utilization(workload),
+        training_flops=None if tokens is None else 6 * active_parameters(config) * tokens,
+        communication=communication,
+        bound=None if chosen is None else bound(workload, rows, chosen, communication),
+    )
+
+
+def table_rows(found: Iterable[Operation], workload: Workload) -> list[Row]:
+    rows: dict[tuple[str, str, str, str], Row] = {}
+    share = workload.gpus if workload.parallel == "tp" else 1
+    for operation in found:
+        times = operation.times
+        key = operation.stack, operation.name, operation.formula, operation.traffic
+        before = rows.get(key, Row(*key, 0, 0, 0))
+        rows[key] = Row(
+            *key,
+            before.flops + times * flops_of(operation, operation.flops, workload) // share,
+            before.allowed_flops + times * flops_of(operation, operation.needed_flops, workload) // share,
+            before.num_bytes + times * bytes_of(operation, workload) // share,
+        )
+    return list(rows.values())
+
+
+def flops_of(operation: Operation, forward: int, workload: Workload) -> int:
+    if workload.phase != "train":
+        return forward
+    again = workload.recompute and operation.stack != "head"
+    return forward * (1 + operation.backward + again)
+
+
+def bytes_of(operation: Operation, workload: Workload) -> int:
+    """A backward reads and writes all that the forward did twice over: once for each operand's gradient."""
+    numbers = operation.inputs + operation.outputs + operation.scores
+    forward = round(operation.weights * workload.weight_bytes) + numbers * workload.num_bytes
+    if workload.phase != "train":
+        return forward
+    return forward * (4 if workload.recompute and operation.stack != "head" else 3)
+
+
+def utilization(workload: Workload) -> Utilization:
+    """Of one training token, whatever the workload is; an encoder's work is told for each token of the decoder."""
+    training = operations(replace(workload, phase="train", batch=1, gpus=1, quant=None))
+    matrices = sum(one.used_weights * one.times for one in training)
+    looking = [one for one in training if not one.weights]
+    whole = sum(one.flops * one.times for one in looking) // workload.context
+    allowed = sum(one.needed_flops * one.times for one in looking) // workload.context
+    return Utilization(matrices, 6 * matrices + 3 * whole, 6 * matrices + 3 * allowed)
+
+
+def bound(workload: Workload, rows: list[Row], chosen: Device, communication: Communication | None) -> Bound:
+    peak = chosen.peak(workload.dtype)
+    computing = [row.flops / peak for row in rows]
+    moving = [row.num_bytes / chosen.bytes_per_second for row in rows]
+    working = sum(map(max, computing, moving))
+    sending = 0.0
+    if communication is not None and chosen.link_bytes_per_second is not None:
+        sending = communication.bytes_each_way / chosen.link_bytes_per_second
+    # Gradients and weights can travel while others are computed; a branch's sum is waited for.
+    seconds = working + sending if workload.parallel == "tp" else max(working, sending)
+    predicted = None
+    if chosen.calibration is not None and workload.gpus == 1 and workload.quant is None:
+        predicted = predict_seconds(workload, chosen.calibration)
+    return Bound(
+        device=chosen.name,
+        source=chosen.source,
+        seconds=seconds,
+        communication_seconds=sending,
+        tokens_per_second=workload.tokens / (predicted or seconds),
+        balance=peak / chosen.bytes_per_second,
+        sides=["compute" if work > move else "memory" for work, move in zip(computing, moving, strict=True)],
+        predicted_seconds=predicted,
+        largest_batch=largest_batch(workload, chosen.memory_bytes),
+        largest_context=largest_context(workload, chosen.memory_bytes),
+    )

@@ -1,0 +1,117 @@
+"""A workload as something to run: the same steps on a real device and on the meta device.
+
+step = prepare(network, workload); step()      # once or many times: every call does the same work
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from clearhead.cache.cache import KeyValueCache
+from clearhead.cost.workload import Workload
+from clearhead.model.attend import Kernel, fused
+from clearhead.model.transformer import Memory, Transformer
+
+Step = Callable[[], None]
+
+
+def build(workload: Workload, device: torch.device | str) -> Transformer:
+    with torch.device(device):
+        network = Transformer(workload.config)
+    network.to(getattr(torch, workload.dtype))
+    return network.train() if workload.phase == "train" else network.eval().requires_grad_(False)
+
+
+def prepare(network: Transformer, workload: Workload, kernel: Kernel = fused) -> Step:
+    match workload.phase:
+        case "train":
+            return training(network, workload, kernel)
+        case "prefill":
+            return prefilling(network, workload, kernel)
+        case "decode":
+            return decoding(network, workload, kernel)
+
+
+def some_tokens(network: Transformer, rows: int, length: int) -> Tensor:
+    """Any that both sides of the model know."""
+    config = network.config
+    sizes = [stack.embedding.vocab_size for stack in (config.encoder, config.decoder) if stack]
+    device = next(network.parameters()).device
+    return torch.arange(rows * length, device=device).view(rows, length) % min(sizes)
+
+
+def training(network: Transformer, workload: Workload, kernel: Kernel) -> Step:
+    """Forward, loss, backward; the optimizer is the caller's."""
+    target = some_tokens(network, workload.rows, workload.context)
+    inputs = [target]
+    if workload.config.is_encoder_decoder:
+        inputs = [some_tokens(network, workload.rows, workload.source), target]
+
+    if workload.recompute:
+        keep_inputs_only(network)
+
+    @set_checkpoint_early_stop(False)  # every block whole, which is what is counted
+    def step() -> None:
+        network.zero_grad(set_to_none=True)
+        out = network(*inputs, kernel=kernel).float()
+        if workload.config.head is None:
+            out.square().mean().backward()
+        else:
+            cross_entropy(out.flatten(0, 1), target.flatten()).backward()
+
+    return step
+
+
+def keep_inputs_only(network: Transformer) -> None:
+    for stack in (network.encoder, network.decoder):
+        for block in stack.layers if stack else ():
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def prefilling(network: Transformer, workload: Workload, kernel: Kernel) -> Step:
+    config = workload.config
+    length = workload.source if config.is_encoder_decoder else workload.context
+    tokens = some_tokens(network, workload.rows, length)
+
+    @torch.no_grad()
+    def step() -> None:
+        if config.is_encoder_decoder:
+            network.remember(network.encode(tokens, kernel=kernel))
+        elif config.decoder is None:
+            network(tokens, kernel=kernel)
+        else:
+            last_logits(network, tokens, kernel, KeyValueCache(config))
+
+    return step
+
+
+def decoding(network: Transformer, workload: Workload, kernel: Kernel) -> Step:
+    """The cache is filled once; a step that is not followed by `advance` may be run again."""
+    cache, memory = KeyValueCache(workload.config), None
+    with torch.no_grad():
+        if workload.config.is_encoder_decoder:
+            source = some_tokens(network, workload.rows, workload.source)
+            memory = network.remember(network.encode(source, kernel=kernel))
+        if workload.context > 1:
+            past = some_tokens(network, workload.rows, workload.context - 1)
+            network.hidden(past, memory=memory, cache=cache, kernel=kernel)
+            cache.advance()
+    token = some_tokens(network, workload.rows, 1)
+
+    @torch.no_grad()
+    def step() -> None:
+        last_logits(network, token, kernel, cache, memory)
+
+    return step
+
+
+def last_logits(
+    network: Transformer, tokens: Tensor, kernel: Kernel, cache: KeyValueCache, memory: Memory | None = None
+) -> Tensor:
+    """As generation does it: a single token works on the latent itself, and only the last one has logits."""
+    hidden = network.hidden(tokens, memory=memory, cache=cache, kernel=kernel, absorb=tokens.shape[1] == 1)
+    return network.to_logits(hidden[:, -1])

@@ -1,0 +1,151 @@
+"""A report for people to read: the book's tables F2 (a whole sequence) and F3 (one token) with their constants.
+
+print_report(cost(preset("gpt2"), phase="decode"), "gpt2")
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from clearhead.config import to_dict
+from clearhead.cost.measure import Comparison
+from clearhead.cost.report import Bound, Report, Row
+from clearhead.cost.workload import Workload
+
+TITLES = {
+    "train": "one training step, forward and backward",
+    "prefill": "a whole sequence (book F2)",
+    "decode": "one decoded token of each row, with cache (book F3)",
+}
+
+
+def amount(number: float, unit: str) -> str:
+    """1.6e10, "B" -> 16 GB."""
+    for prefix, size in (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.4g} {prefix}{unit}"
+    return f"{number:.4g} {unit}"
+
+
+def duration(seconds: float) -> str:
+    unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("µs", 1e-6))
+    return f"{seconds / size:.4g} {unit}"
+
+
+def print_report(report: Report, title: str, console: Console | None = None) -> None:
+    console = console or Console()
+    workload = report.workload
+    active = "" if report.active_parameters == report.total_parameters else f", {report.active_parameters:,} active"
+    console.print(f"[bold]{escape(title)}[/bold]: {report.total_parameters:,} parameters{active}")
+    console.print("by part: " + ", ".join(f"{part} {amount(n, '')}".strip() for part, n in report.parameters.items()))
+    console.print(f"\n[bold]{TITLES[workload.phase]}[/bold]\n{sizes(workload)}")
+    console.print(formula_table(report))
+    console.print()
+    console.print(number_table(report))
+    if workload.phase == "train":
+        print_training(report, console)
+    print_memory(report, console)
+    if report.communication is not None:
+        sent = report.communication
+        took = f", {duration(report.bound.communication_seconds)}" if report.bound else ""
+        console.print(f"between {workload.gpus} GPUs: {sent.what}, {amount(sent.bytes_each_way, 'B')} each way{took}")
+    if report.bound is not None:
+        print_bound(report, report.bound, console)
+
+
+def sizes(workload: Workload) -> str:
+    source = f", source {workload.source:,}" if workload.config.is_encoder_decoder else ""
+    quant = f", weights {workload.quant}" if workload.quant else ""
+    gpus = f", {workload.gpus} GPUs by {workload.parallel}, each:" if workload.gpus > 1 else ""
+    return f"batch {workload.batch:,}, context {workload.context:,}{source}, {workload.dtype}{quant}{gpus}"
+
+
+def formula_table(report: Report) -> Table:
+    table = plain_table("operation", "FLOPs of a layer", "numbers it moves")
+    for row in report.rows:
+        table.add_row(name_of(row, report), row.formula, row.traffic)
+    return table
+
+
+def number_table(report: Report) -> Table:
+    sides = report.bound.sides if report.bound else None
+    table = plain_table("operation", "FLOPs", "by the mask", "bytes", "FLOPs/byte", *(["bound by"] if sides else []))
+    for number, row in enumerate(report.rows):
+        numbers = (amount(row.flops, ""), amount(row.allowed_flops, ""), amount(row.num_bytes, "B"))
+        side = [sides[number]] if sides else []
+        table.add_row(name_of(row, report), *numbers, f"{row.intensity:.3g}", *side)
+    total = (amount(report.flops, ""), amount(report.allowed_flops, ""), amount(report.num_bytes, "B"))
+    table.add_row("total", *total, f"{report.intensity:.3g}", style="bold")
+    return table
+
+
+def plain_table(*headings: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in headings:
+        numeric = heading in ("FLOPs", "by the mask", "bytes", "FLOPs/byte", "predicted", "measured", "ratio")
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    return table
+
+
+def name_of(row: Row, report: Report) -> str:
+    return f"{row.stack} {row.name}" if report.workload.config.is_encoder_decoder and row.stack != "head" else row.name
+
+
+def print_training(report: Report, console: Console) -> None:
+    """Both conventions by name, since a utilisation means nothing without one."""
+    use = report.utilization
+    console.print(
+        f"for MFU, FLOPs of a token: {amount(use.palm_flops_per_token, '')} (PaLM: 6N + 12·L·N·H·T), "
+        f"{amount(use.causal_flops_per_token, '')} (attention as the mask allows), N = {use.matrix_parameters:,}"
+    )
+    if report.training_flops is not None:
+        console.print(
+            f"whole training by 6·N·D: {amount(report.training_flops, 'FLOP')}, N = {report.active_parameters:,}"
+        )
+
+
+def print_memory(report: Report, console: Console) -> None:
+    parts = {name.replace("_", " "): size for name, size in asdict(report.memory).items() if name != "peak" and size}
+    console.print("memory: " + ", ".join(f"{name} {amount(size, 'B')}" for name, size in parts.items()))
+    console.print(f"at the highest moment {amount(report.memory.peak, 'B')}")
+    if report.cache_bytes_per_token:
+        console.print(f"cache: {report.cache_bytes_per_token:,} bytes for each token")
+
+
+def print_bound(report: Report, bound: Bound, console: Console) -> None:
+    console.print(
+        f"\non {bound.device} ({escape(bound.source)}): at least {duration(bound.seconds)}; "
+        f"compute and memory balance at {bound.balance:.3g} FLOPs/byte"
+    )
+    if bound.predicted_seconds is not None:
+        console.print(f"predicted: {duration(bound.predicted_seconds)}")
+    console.print(
+        f"{'at most' if bound.predicted_seconds is None else 'about'} {bound.tokens_per_second:,.4g} tokens/s"
+    )
+    console.print(f"largest batch {bound.largest_batch:,}, largest context {bound.largest_context:,}")
+
+
+def print_comparisons(rows: Iterable[Comparison], console: Console | None = None) -> None:
+    table = plain_table("", "predicted", "measured", "ratio")
+    for row in rows:
+        table.add_row(row.what, f"{row.predicted:,.6g}", f"{row.measured:,.6g}", f"{row.ratio:.3f}")
+    (console or Console()).print(table)
+
+
+def as_data(report: Report) -> dict[str, Any]:
+    """For --json."""
+    data = asdict(report) | {
+        "total_parameters": report.total_parameters,
+        "flops": report.flops,
+        "allowed_flops": report.allowed_flops,
+        "num_bytes": report.num_bytes,
+        "intensity": report.intensity,
+    }
+    data["workload"]["config"] = to_dict(report.workload.config)
+    for row, told in zip(report.rows, data["rows"], strict=True):
+        told["intensity"] = row.intensity
+    return data

@@ -1,0 +1,79 @@
+"""Keeping the experts of a mixture equally busy: by a loss, or by moving a bias.
+
+    routing = Routing(network); hidden = network.hidden(tokens); penalty = routing.loss(mask)
+
+By loss   E · Σ_e f_e P_e for each layer, with f_e the share of tokens that chose expert e and P_e its mean probability:
+          k at perfect balance of k chosen experts, more otherwise (Fedus et al. 2021, eq. 4; Mixtral).
+By bias   the bias that decides the choice, but not the weights, goes up by a small step for experts with less than the
+          mean load and down for the others (Wang et al. 2024; DeepSeek-V3 §2.1.2). No gradient is disturbed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.errors import ClearheadError
+from clearhead.model.mixture import RouterLayer
+from clearhead.model.parts import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalanceLoss(Part):
+    weight: float = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalanceBias(Part):
+    speed: float = 0.001
+
+
+class Routing:
+    """Listens to the routers of a network while it trains."""
+
+    def __init__(self, network: nn.Module):
+        self.routers = [part for part in network.modules() if isinstance(part, RouterLayer)]
+        if not self.routers:
+            raise ClearheadError("there are no experts to balance in this model; leave train.balance out")
+        self.heard: dict[int, tuple[Tensor, Tensor]] = {}  # by router: scores (M, E), chosen (M, num_chosen)
+        self.loads = [torch.zeros(len(router.weight), device=router.weight.device) for router in self.routers]
+        for number, router in enumerate(self.routers):
+            router.register_forward_hook(partial(self.listen, number))
+
+    def listen(self, number: int, router: RouterLayer, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        if not router.training:
+            return
+        _, chosen = output
+        self.heard[number] = router.scores(router.logits(inputs[0])), chosen
+        load = torch.bincount(chosen.flatten(), minlength=len(router.weight))
+        self.loads[number] = self.loads[number] + load.to(self.loads[number])
+
+    def loss(self, mask: Tensor | None = None) -> Tensor:
+        """Mean over the layers of the last forward; mask (B, T) leaves padding out."""
+        parts = [balance_loss(scores, chosen, mask) for scores, chosen in self.heard.values()]
+        self.heard.clear()
+        return torch.stack(parts).mean()
+
+    @torch.no_grad()
+    def move_biases(self, speed: float, over_ranks: Callable[[Tensor], Tensor]) -> None:
+        """By the loads since the last time, summed over all ranks."""
+        for number, router in enumerate(self.routers):
+            if router.selection_bias is None:
+                raise ClearheadError("balance by bias needs routers with selection_bias; use balance_loss here")
+            load = over_ranks(self.loads[number])
+            router.selection_bias += speed * torch.sign(load.mean() - load).to(router.selection_bias.dtype)
+            self.loads[number] = torch.zeros_like(load)
+
+
+def balance_loss(scores: Tensor, chosen: Tensor, mask: Tensor | None = None) -> Tensor:
+    """scores (M, E), chosen (M, num_chosen), mask (B, T) of the M = B·T tokens. Sigmoid scores are made to sum to 1."""
+    if mask is not None:
+        real = mask.flatten().bool()
+        scores, chosen = scores[real], chosen[real]
+    num_experts = scores.shape[-1]
+    probability = (scores / scores.sum(dim=-1, keepdim=True)).mean(dim=0)  # (E,)
+    share = torch.bincount(chosen.flatten(), minlength=num_experts).to(scores.dtype) / len(chosen)
+    return num_experts * (share * probability).sum()

@@ -1,0 +1,61 @@
+"""How a run begins, new or resumed: all that a recipe names is made, and what was saved is put back.
+
+setup, learner, loader, first_step = begin(recipe, RunFolder("runs/x"), world)
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.config import to_dict, to_toml
+from clearhead.data.loader import Loader
+from clearhead.errors import ClearheadError
+from clearhead.training.distributed import World
+from clearhead.training.learner import Learner
+from clearhead.training.lora import add_lora
+from clearhead.training.recipe import Recipe, flat
+from clearhead.training.runs import RunFolder
+from clearhead.training.setup import Setup, prepare
+
+# What a resumed run may change: none of it enters the numbers, but for `steps`, which stretches the schedule.
+FREE = (
+    "steps log_every validate_every validate_batches save_every tensorboard samples num_workers device strategy compile"
+)
+
+
+def begin(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Learner, Loader, int]:
+    config, saved = recipe.train, run.latest()
+    if saved is not None:
+        check_same(saved.state["recipe"], to_dict(recipe), run.path)
+    setup = prepare(recipe, run.path, resumed=saved is not None)
+    if world.is_main:
+        (run.path / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
+    if recipe.lora is not None:
+        add_lora(setup.network, recipe.lora)
+    learner = Learner(setup.network, config, world)
+    loader = Loader(
+        setup.train,
+        config.batch_size,
+        seed=config.seed,
+        rank=world.data_rank,
+        world_size=world.data_size,
+        num_workers=config.num_workers,
+    )
+    torch.manual_seed(config.seed + world.data_rank)  # processes that read other rows drop other entries
+    if saved is None:
+        return setup, learner, loader, 0
+    learner.restore(saved)
+    return setup, learner, loader.resume(saved.state["loader"]), saved.step
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """A run goes on with the recipe it began with."""
+    old, new = flat(before), flat(now)
+    free = {f"train.{name}" for name in FREE.split()}
+    for name in sorted(old.keys() | new.keys()):
+        if old.get(name) != new.get(name) and name not in free:
+            raise ClearheadError(
+                f"the run in {folder} began with {name} {old.get(name)!r}, the recipe now says {new.get(name)!r}; "
+                "give another folder for another run"
+            )

@@ -1,0 +1,30 @@
+"""The loss over the steps as a picture, from metrics.jsonl.
+
+draw_curve(Path("runs/x"))   # writes runs/x/loss.png
+"""
+
+from pathlib import Path
+
+from clearhead.errors import ClearheadError
+from clearhead.training.metrics import read_metrics
+
+
+def draw_curve(folder: Path) -> Path:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ClearheadError('matplotlib is not installed; pip install "clearhead[plot]" brings it') from None
+    rows = read_metrics(folder)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
+    for name, label in (("loss", "training"), ("validation_loss", "validation")):
+        points = [(row["step"], row[name]) for row in rows if name in row]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = folder / "loss.png"
+    figure.savefig(path, dpi=120)
+    return path

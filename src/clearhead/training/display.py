@@ -1,0 +1,69 @@
+"""What a run shows while it trains: a live line on a terminal, plain lines elsewhere.
+
+with Display(console, num_steps=5000, first_step=0) as display: display.show({"step": 10, "loss": 2.5})
+"""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Display:
+    def __init__(self, console: Console, num_steps: int, first_step: int, silent: bool = False):
+        self.console, self.num_steps, self.silent = console, num_steps, silent
+        columns = (
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+        )
+        self.bar = Progress(*columns, console=console, disable=silent or not console.is_terminal)
+        self.task = self.bar.add_task("", total=num_steps, completed=first_step)
+        self.validation_loss: float | None = None
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def show(self, row: Mapping[str, float]) -> None:
+        """A row of metrics.jsonl."""
+        if self.silent:
+            return
+        self.validation_loss = row.get("validation_loss", self.validation_loss)
+        if self.console.is_terminal:
+            held_out = {} if self.validation_loss is None else {"validation_loss": self.validation_loss}
+            self.bar.update(self.task, completed=row["step"], description=describe({**row, **held_out}))
+        else:
+            self.console.print(f"step {row['step']}/{self.num_steps}  {describe(row)}", soft_wrap=True, markup=False)
+
+    def say(self, sentence: str) -> None:
+        if not self.silent:
+            self.console.print(sentence, markup=False, soft_wrap=True)
+
+
+FORMATS = {
+    "loss": "loss {:.4f}",
+    "validation_loss": "validation {:.4f}",
+    "learning_rate": "rate {:.2e}",
+    "gradient_norm": "gradient {:.2f}",
+    "tokens_per_second": "{:,.0f} tokens/s",
+    "mfu": "MFU {:.1%} (6N+12LDT)",
+}
+
+
+def describe(row: Mapping[str, float]) -> str:
+    words = [form.format(row[name]) for name, form in FORMATS.items() if name in row]
+    if "memory_bytes" in row:
+        words.append(f"{row['memory_bytes'] / 1e9:.1f} GB")
+    if "seconds_left" in row:
+        minutes, seconds = divmod(round(row["seconds_left"]), 60)
+        words.append(f"{minutes}:{seconds:02d} left")
+    return "  ".join(words)

@@ -1,0 +1,132 @@
+"""A batch to its loss: run the network, look at the tokens asked for, sum.
+
+    objective = build_objective(network, config); losses = objective(batch); (losses.total / num_targets).backward()
+
+One module holds all that one forward touches, so that it can be compiled, cast or wrapped for several ranks as one.
+
+Half precision is explicit: weights stay in float32 and a bfloat16 copy of them is made inside each forward, so that
+activations, the residual stream too, are bfloat16 and gradients come back in float32. (autocast leaves the residual
+stream in float32: a third more memory on GPT-2.) Norms, softmax, routers and the loss compute in float32 anyway.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from clearhead.data.batch import IGNORED, Batch
+from clearhead.model.block import Block
+from clearhead.model.recurrent import RecurrentTranslator
+from clearhead.model.transformer import Transformer
+from clearhead.training.balance import BalanceLoss, Routing
+from clearhead.training.config import TrainConfig
+from clearhead.training.loss import Losses, chunked_cross_entropy, cross_entropy
+
+Network = Transformer | RecurrentTranslator
+
+
+class Objective(nn.Module):
+    def __init__(self, network: Network, config: TrainConfig, routing: Routing | None = None):
+        super().__init__()
+        self.network, self.config, self.routing = network, config, routing
+
+    def forward(self, batch: Batch) -> Losses:
+        """Sums over the batch's targets; in training a balance loss weighs as many tokens as the batch asks for."""
+        config, network = self.config, self.network
+        smoothing, z_weight = (config.smoothing, config.z_weight) if self.training else (0.0, 0.0)
+        hidden = hidden_states(network, batch)
+        if config.chunk_tokens is None:
+            losses = cross_entropy(network.to_logits(hidden), batch.targets, smoothing, z_weight)
+        else:
+            to_logits = with_weights_of_now(network, network.to_logits)
+            losses = chunked_cross_entropy(hidden, batch.targets, to_logits, smoothing, z_weight, config.chunk_tokens)
+        if self.training and self.routing is not None and isinstance(config.balance, BalanceLoss):
+            penalty = config.balance.weight * self.routing.loss(batch.mask)
+            losses = losses._replace(total=losses.total + penalty * (batch.targets != IGNORED).sum())
+        return losses
+
+
+def hidden_states(network: Network, batch: Batch) -> Tensor:
+    """What the head reads (B, T, D)."""
+    if batch.source is None:
+        assert isinstance(network, Transformer)
+        return network.hidden(batch.tokens, batch.mask, batch.positions, documents=batch.documents)
+    if isinstance(network, RecurrentTranslator):
+        return network.hidden_states(batch.tokens, network.encode(batch.source, batch.source_mask), batch.mask)[:, 1:]
+    memory = network.encode(batch.source, batch.source_mask)
+    return network.hidden(batch.tokens, batch.mask, memory=memory)
+
+
+class InBfloat16(nn.Module):
+    """The same module computed with bfloat16 copies of its float32 weights; routers stay precise, near ties decide."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any) -> Any:
+        weights = dict(self.module.named_parameters(remove_duplicate=False))
+        half = {id(weight): weight.bfloat16() for weight in weights.values()}  # a shared weight is cast once
+        cast = {name: weight if ".router." in name else half[id(weight)] for name, weight in weights.items()}
+        with holding(self.module, cast):
+            return self.module(*inputs)
+
+
+@contextmanager
+def holding(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """These tensors in the place of the module's parameters of these names."""
+    owners = {name: module.get_submodule(name.rpartition(".")[0])._parameters for name in weights}
+    leaves = {name: name.rpartition(".")[2] for name in weights}
+    before = {name: owners[name][leaves[name]] for name in weights}
+    try:
+        for name, weight in weights.items():
+            owners[name][leaves[name]] = weight  # type: ignore[assignment]  # a copy is no Parameter
+        yield
+    finally:
+        for name, parameter in before.items():
+            owners[name][leaves[name]] = parameter
+
+
+def with_weights_of_now(module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function for a forward that runs again later, when a cast copy no longer stands in the module."""
+    if torch.compiler.is_compiling():  # which sees to it
+        return function
+    held = dict(module.named_parameters(remove_duplicate=False))
+
+    def run(*inputs: Any, **options: Any) -> Any:
+        with holding(module, held):
+            return function(*inputs, **options)
+
+    return run
+
+
+def build_objective(
+    network: Network, config: TrainConfig, routing: Routing | None = None, cast: bool = True
+) -> nn.Module:
+    """`cast` False: whoever wraps it sees to half precision."""
+    if config.checkpoint_activations:
+        recompute_blocks(network)
+    objective: nn.Module = Objective(network, config, routing)
+    if config.compile:
+        objective.compile()
+    return InBfloat16(objective) if config.precision == "bfloat16" and cast else objective
+
+
+def recompute_blocks(network: nn.Module) -> None:
+    """Keep only the input of each block, and run it again when it goes backward (Chen et al. 2016)."""
+    for block in network.modules():
+        if isinstance(block, Block):
+            block.forward = partial(recomputed, block, block.forward)  # type: ignore[method-assign]
+
+
+def recomputed(block: Block, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    return checkpoint(with_weights_of_now(block, forward), *inputs, use_reentrant=False, **options)
+
+
+def network_of(objective: nn.Module) -> Network:
+    """The network inside whatever was put around it."""
+    return next(part for part in objective.modules() if isinstance(part, Transformer | RecurrentTranslator))

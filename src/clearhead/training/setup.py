@@ -1,0 +1,113 @@
+"""What a recipe asks for, made: tokenizer, datasets and network.
+
+setup = prepare(recipe, Path("runs/x"), resumed=False); setup.network, setup.train, setup.validation
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from clearhead.bundle import load
+from clearhead.data.config import Data, LongText, Masked, SpanCorruption
+from clearhead.data.loader import Dataset
+from clearhead.data.objectives import noise_of
+from clearhead.data.open import open_data, start_id, texts_of
+from clearhead.errors import ClearheadError
+from clearhead.families.family import Family
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.model.transformer import Transformer
+from clearhead.tokenization.base import Tokenizer
+from clearhead.tokenization.characters import byte_tokenizer
+from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.load import load_tokenizer
+from clearhead.tokenization.train import train_tokenizer
+from clearhead.training.models import LoadedModel, model_config
+from clearhead.training.objective import Network
+from clearhead.training.recipe import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    LearnedTokenizer,
+    Recipe,
+    TokenizerFile,
+)
+
+FRAME = SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>")
+
+
+@dataclass(frozen=True)
+class Setup:
+    network: Network
+    tokenizer: Tokenizer
+    train: Dataset
+    validation: Dataset
+    family: Family | None
+    special_ids: dict[str, Any]
+
+
+def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
+    """All that can be wrong with a recipe and its files is found here, before any training."""
+    if isinstance(recipe.model, LoadedModel):
+        return prepare_loaded(recipe, recipe.model)
+    tokenizer = load_tokenizer(folder / "tokenizer") if resumed else make_tokenizer(recipe)
+    config = model_config(recipe.model, tokenizer.vocab_size)
+    check_context(recipe, config.context)
+    train, validation = open_data(recipe.data, tokenizer)
+    torch.manual_seed(recipe.train.seed)
+    network = RecurrentTranslator(config) if isinstance(config, RecurrentConfig) else Transformer(config)
+    special_ids = {} if tokenizer.eos_id is None else {"eos_token_id": tokenizer.eos_id}
+    if isinstance(config, RecurrentConfig) or config.is_encoder_decoder:
+        special_ids["decoder_start_token_id"] = start_id(tokenizer)
+    if not resumed:
+        tokenizer.save(folder / "tokenizer")
+    return Setup(network, tokenizer, train, validation, None, special_ids)
+
+
+def prepare_loaded(recipe: Recipe, choice: LoadedModel) -> Setup:
+    model = load(choice.name, dtype="float32")
+    if model.tokenizer is None:
+        raise ClearheadError(f"{choice.name} has no tokenizer, so that no text can be read for it")
+    check_context(recipe, model.config.context)
+    train, validation = open_data(recipe.data, model.tokenizer)
+    network = model.network
+    if choice.dropout is not None:
+        network = Transformer(replace(model.config, dropout=choice.dropout))
+        network.load_state_dict(model.network.state_dict())
+    torch.manual_seed(recipe.train.seed)
+    return Setup(network, model.tokenizer, train, validation, model.family, model.special_ids)
+
+
+def check_context(recipe: Recipe, context: int) -> None:
+    if recipe.data.context > context:
+        raise ClearheadError(
+            f"data.context is {recipe.data.context}, the model is made for {context}; lower the one or raise the other"
+        )
+
+
+def make_tokenizer(recipe: Recipe) -> Tokenizer:
+    """Long texts take the special tokens that are usual for each kind; questions and answers begin and end."""
+    special = None if isinstance(recipe.data, LongText) else FRAME
+    match recipe.tokenizer:
+        case CharacterTokenizer():
+            return train_tokenizer(texts_of(recipe.data), "character", special_tokens=special)
+        case ByteTokenizer():
+            return byte_tokenizer(special)
+        case LearnedTokenizer(algorithm=algorithm, vocab_size=vocab_size):
+            return train_tokenizer(texts_of(recipe.data), algorithm, vocab_size, special, extra_tokens(recipe.data))
+        case TokenizerFile(path=path):
+            return load_tokenizer(path)
+        case None:
+            raise AssertionError("a recipe without a tokenizer loads a model")
+
+
+def extra_tokens(data: Data) -> list[str]:
+    """What an objective writes into the text."""
+    match data.objective if isinstance(data, LongText) else None:
+        case Masked(mask_token=token):
+            return [token]
+        case SpanCorruption(sentinel=sentinel, share=share, mean_length=mean_length):
+            _, num_spans = noise_of(data.context, share, mean_length)
+            return [sentinel.format(number) for number in range(num_spans)]
+        case _:
+            return []

@@ -1,0 +1,29 @@
+"""The loss on data that training never sees.
+
+loss = validate(learner, dataset, config, world)
+"""
+
+from itertools import islice
+
+import torch
+
+from clearhead.data.loader import Dataset, in_order
+from clearhead.training.config import TrainConfig
+from clearhead.training.distributed import World
+from clearhead.training.learner import Learner
+
+
+def validate(learner: Learner, dataset: Dataset, config: TrainConfig, world: World) -> float:
+    """Nats for each target of the first `validate_batches` batches, over all ranks; the best weights are kept."""
+    batches = in_order(dataset, config.batch_size, rank=world.data_rank, world_size=world.data_size)
+    sums = torch.zeros(2, device=world.device)  # of the loss, and of the targets
+    learner.objective.eval()
+    with learner.judged():
+        with torch.no_grad():
+            for batch in islice(batches, config.validate_batches):
+                losses = learner.objective(batch.to(world.device))
+                sums += torch.stack((losses.cross_entropy, torch.tensor(float(batch.num_targets), device=world.device)))
+        total, count = world.sum(sums).tolist()
+        learner.consider(total / count)
+    learner.objective.train()
+    return total / count

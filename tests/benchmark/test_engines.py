@@ -1,0 +1,235 @@
+"""Every engine says what transformers' `generate` says; who cannot take part is told in a sentence."""
+
+import importlib
+from dataclasses import replace
+
+import gguf
+import pytest
+import torch
+import transformers
+
+from clearhead.benchmark import ours as ours_room
+from clearhead.benchmark.ctranslate2 import CTranslate2
+from clearhead.benchmark.huggingface import HuggingFace
+from clearhead.benchmark.line_up import line_up
+from clearhead.benchmark.llamacpp import LlamaCpp
+from clearhead.benchmark.measure import num_equal, take_turn
+from clearhead.benchmark.ours import open_ours
+from clearhead.benchmark.subject import Subject, draw
+from clearhead.bundle import Model, load
+from clearhead.checkpoint.gguf_model import load_gguf
+from clearhead.errors import ClearheadError
+from clearhead.fast import cpu
+from tests.checkpoint.test_gguf_model import write_file
+from tests.checkpoint.tiny import tiny_config, tiny_network
+from tests.verification.models import toy_model
+
+CAPACITY = 64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _kernels():
+    try:
+        cpu.library(build=True)
+    except ClearheadError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def subject(tmp_path):
+    return Subject(Model(tiny_network(width=64, vocab_size=96)), None, CAPACITY, tmp_path)
+
+
+@pytest.fixture
+def gguf_subject(tmp_path, monkeypatch):
+    """A .gguf file that llama.cpp takes: its reader wants a merge, though nothing is merged here."""
+    add = gguf.GGUFWriter.add_token_merges
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", lambda writer, merges: add(writer, ["t 1"]))
+    monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path / "home"))
+    path = write_file(tmp_path / "toy.gguf", "llama")
+    return Subject(Model(**vars(load_gguf(path))), path, CAPACITY, tmp_path)
+
+
+def said(engine, prompt, num_tokens):
+    return take_turn(engine, prompt, num_tokens).tokens
+
+
+def generated(subject, prompt, num_tokens):
+    model = transformers.AutoModelForCausalLM.from_pretrained(subject.huggingface_folder(), dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    tokens = torch.tensor([prompt])
+    found = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=num_tokens, do_sample=False)
+    return found[0, len(prompt) :].tolist()
+
+
+# --- the same tokens
+
+
+@pytest.mark.parametrize("opens", [open_ours, HuggingFace])
+def test_a_toy_in_float32(opens, subject):
+    prompt = subject.prompt(12)
+    engine = opens(subject, "float32")
+    assert engine.remark is None
+    expected = generated(subject, prompt, 48)
+    assert len(set(expected)) > 3
+    assert said(engine, prompt, 48) == expected
+    assert said(engine, prompt, 48) == expected  # nothing is kept between two calls
+    assert engine.weight_bytes == sum(tensor.numel() for tensor in subject.network.parameters()) * 4
+
+
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_ctranslate2(weights, subject):
+    pytest.importorskip("ctranslate2")
+    engine, prompt = CTranslate2(subject, weights), subject.prompt(12)
+    found = said(engine, prompt, 48)
+    assert said(engine, prompt, 48) == found
+    if weights == "float32":  # eight bits, of activations too, are too few for a toy to say the same
+        assert found == generated(subject, prompt, 48)
+    num_weights = sum(tensor.numel() for tensor in subject.network.parameters())
+    num_bytes = num_weights * (4 if weights == "float32" else 1)
+    assert num_bytes < engine.weight_bytes < 1.2 * num_bytes + 8192  # names and scales beside the weights
+
+
+@pytest.mark.parametrize(("weights", "num_same"), [("bfloat16", 16), ("int8", 6), ("int4", 0)])
+def test_llama_cpp(weights, num_same, gguf_subject):
+    """Formats of eight and four bits are the same blocks; theirs rounds to them in its own way."""
+    pytest.importorskip("llama_cpp")
+    theirs, ours = LlamaCpp(gguf_subject, weights), open_ours(gguf_subject, weights)
+    assert num_equal(said(theirs, [3, 4, 5], 20), said(ours, [3, 4, 5], 20)) >= num_same
+    assert said(theirs, [3, 4, 5], 20) == said(theirs, [3, 4, 5], 20)
+    assert theirs.weight_bytes == pytest.approx(ours.weight_bytes, rel=0.1)
+    (kept,) = (gguf_subject.folder / "home" / "benchmark").iterdir()
+    made = kept.stat().st_mtime_ns
+    assert LlamaCpp(gguf_subject, weights).weight_bytes == theirs.weight_bytes
+    assert kept.stat().st_mtime_ns == made  # not made twice
+
+
+def test_stories15m_says_what_transformers_says(stories15m, tmp_path):
+    subject = Subject(load(stories15m, dtype="float32"), stories15m, 128, tmp_path)
+    prompt = subject.prompt(40)
+    assert prompt[0] == 1
+    assert said(open_ours(subject, "float32"), prompt, 40) == generated(subject, prompt, 40)
+
+
+# --- ours
+
+
+def test_fewer_bits_are_fewer_bytes_and_almost_the_same_logits(subject):
+    engines = [open_ours(subject, weights) for weights in ("float32", "bfloat16", "int8", "int4")]
+    sizes = [engine.weight_bytes for engine in engines]
+    assert sizes == sorted(sizes, reverse=True)
+    assert [engine.cache_element_bytes for engine in engines] == [4, 2, 2, 2]
+    prompt = subject.prompt(8)
+    first = [said(engine, prompt, 1) for engine in engines]
+    assert first[:3] == [first[0]] * 3
+
+
+def test_the_subject_stays_as_it_is(subject):
+    before = {name: tensor.clone() for name, tensor in subject.network.state_dict().items()}
+    for weights in ("int4", "bfloat16"):
+        said(open_ours(subject, weights), [1, 2], 3)
+    after = subject.network.state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_what_the_kernels_do_not_know_runs_in_modules(tmp_path):
+    subject = Subject(toy_model("deepseek"), None, CAPACITY, tmp_path)
+    engine, prompt = open_ours(subject, "float32"), subject.prompt(9)
+    assert engine.remark == "runs in PyTorch's modules: this kind of attention"
+    assert said(engine, prompt, 12) == generated(subject, prompt, 12)
+
+
+def test_without_a_compiler_the_modules_run(subject, monkeypatch):
+    def none(network):
+        raise ClearheadError("there is no C++ compiler here")
+
+    monkeypatch.setattr(ours_room.stack, "accelerate", none)
+    engine, prompt = open_ours(subject, "float32"), subject.prompt(5)
+    assert engine.remark == "runs in PyTorch's modules: there is no C++ compiler here"
+    assert said(engine, prompt, 6) == generated(subject, prompt, 6)
+
+
+# --- who takes part
+
+
+def test_a_line_up_in_the_weights_asked_for(subject):
+    notes = []
+    engines = line_up(subject, ["bfloat16", "float32"], ["huggingface"], notes.append)
+    assert [str(engine) for engine in engines] == [
+        "clearhead bfloat16",
+        "clearhead float32",
+        "huggingface bfloat16",
+        "huggingface float32",
+    ]
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("peer", "package", "weights"),
+    [
+        ("llama.cpp", "llama-cpp-python", "int4"),
+        ("ctranslate2", "ctranslate2", "int8"),
+        ("huggingface", "transformers", "bfloat16"),
+    ],
+)
+def test_a_peer_that_is_not_installed(peer, package, weights, subject, monkeypatch):
+    def none(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", none)
+    notes = []
+    (engine,) = line_up(subject, [weights], [peer], notes.append)
+    assert engine.name == "clearhead"
+    assert notes == [f"{peer} {weights} is left out: it is not installed; pip install {package}"]
+
+
+@pytest.mark.parametrize(
+    ("style", "peer", "weights", "words"),
+    [
+        ("llama", "llama.cpp", "int8", "llama.cpp int8 is left out: it reads .gguf files, and this model is none"),
+        ("llama", "huggingface", "int4", "of the weights asked for it runs none, but float32 and bfloat16"),
+        ("gopher", "huggingface", "float32", "no family of Hugging Face models computes this"),
+        ("deepseek", "ctranslate2", "float32", "its converter does not know this model: No conversion is registered"),
+    ],
+)
+def test_a_peer_that_does_not_know_the_model(style, peer, weights, words, tmp_path):
+    pytest.importorskip({"llama.cpp": "llama_cpp"}.get(peer, "transformers"))
+    pytest.importorskip("ctranslate2" if peer == "ctranslate2" else "transformers")
+    notes = []
+    engines = line_up(Subject(toy_model(style), None, CAPACITY, tmp_path), [weights], [peer], notes.append)
+    assert [engine.name for engine in engines] == ["clearhead"]
+    assert words in notes[-1]
+
+
+@pytest.mark.parametrize("style", ["bert", "t5"])
+def test_encoders_are_refused(style, tmp_path):
+    with pytest.raises(ClearheadError, match="this model has an encoder"):
+        line_up(Subject(toy_model(style), None, CAPACITY, tmp_path), ["float32"], [], print)
+
+
+def test_a_text_beyond_learned_positions_is_refused(tmp_path):
+    subject = Subject(toy_model("gpt2"), None, 193, tmp_path)
+    with pytest.raises(ClearheadError, match="prompt and tokens together are 193; this model ends at 192"):
+        subject.check()
+    replace(subject, capacity=192).check()
+
+
+# --- what they are given
+
+
+def test_prompts_are_as_long_as_asked(stories15m, tmp_path):
+    subject = Subject(load(stories15m, dtype="float32"), stories15m, CAPACITY, tmp_path)
+    long = subject.prompt(300)
+    assert len(long) == 300
+    assert long[:7] == subject.prompt(7)
+    assert long.count(1) == 1  # the start of a text comes once
+    assert "keeper of the lighthouse" in subject.model.tokenizer.decode(long)
+
+
+def test_a_drawn_model_is_the_same_each_time():
+    one, other = (draw(tiny_config(), torch.bfloat16, torch.device("cpu")) for _ in range(2))
+    assert next(one.network.parameters()).dtype == torch.bfloat16
+    tokens = torch.tensor([[1, 2, 3]])
+    assert torch.equal(one.network(tokens), other.network(tokens))
+    assert one.network(tokens).isfinite().all()

@@ -1,0 +1,94 @@
+"""One door for all formats: what is read without weights, what is fetched, and what is said where nothing is found."""
+
+import json
+import shutil
+
+import huggingface_hub
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from clearhead.checkpoint.huggingface import INDEX, WEIGHTS, save_folder
+from clearhead.checkpoint.load import FORMATS, format_of, open_model, read_config
+from clearhead.checkpoint.native import save_native
+from clearhead.errors import ClearheadError
+from tests.checkpoint.test_gguf_model import write_file
+from tests.checkpoint.test_llama2c import checkpoint_bytes
+from tests.checkpoint.tiny import same_network, tiny_config, tiny_network
+
+BERT = transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+
+
+def written(kind, folder):
+    match kind:
+        case "huggingface":
+            save_folder(tiny_network(), folder)
+        case "native":
+            save_native(tiny_network(), folder)
+        case "gguf":
+            folder.mkdir()
+            return write_file(folder / "model.gguf", "llama")
+        case "llama2c":
+            folder.mkdir()
+            (folder / "model.bin").write_bytes(checkpoint_bytes(torch.Generator().manual_seed(0))[0])
+            return folder / "model.bin"
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "native", "gguf", "llama2c"])
+def test_the_config_is_that_of_the_loaded_model(tmp_path, kind):
+    path = written(kind, tmp_path / "model")
+    assert [kept.holds(path) for kept in FORMATS].count(True) == 1
+    assert read_config(path) == format_of(path).load(path, None, None, None).network.config
+
+
+def test_a_folder_with_only_its_config_is_shown_but_not_loaded(tmp_path):
+    save_folder(tiny_network(), tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    assert read_config(tmp_path) == tiny_config()
+    with pytest.raises(ClearheadError, match=r"has no model\.safetensors"):
+        open_model(tmp_path)
+
+
+def test_the_index_tells_which_tensors_there_are(tmp_path):
+    """A BERT with a pooler and no head, of which only the index has arrived."""
+    model = transformers.BertModel(BERT)
+    model.save_pretrained(tmp_path)
+    whole = read_config(tmp_path)
+    assert whole.pooler
+    (tmp_path / WEIGHTS).unlink()
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(model.state_dict(), "a.safetensors")}))
+    assert read_config(tmp_path) == whole
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"x": "../a.safetensors"}}))
+    with pytest.raises(ClearheadError, match="only safetensors files beside it"):
+        read_config(tmp_path)
+
+
+def test_showing_a_hub_model_fetches_no_weights(tmp_path, monkeypatch):
+    save_folder(tiny_network(), tmp_path / "there")
+    asked = []
+
+    def fetch(hub_id, allow_patterns):
+        asked.append(allow_patterns)
+        here = tmp_path / f"here{len(asked)}"
+        here.mkdir()
+        for path in (tmp_path / "there").iterdir():
+            if any(path.match(pattern) for pattern in allow_patterns):
+                shutil.copy(path, here)
+        return str(here)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
+    assert read_config("someone/model") == tiny_config()
+    assert asked[0] == ["config.json", "model.safetensors.index.json"]
+    assert same_network(open_model("someone/model").network, tiny_network())
+    assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in asked[1])
+
+
+def test_a_mistyped_path_is_called_a_path(monkeypatch):
+    def offline(hub_id, allow_patterns):
+        raise LocalEntryNotFoundError("no network\nand more")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ClearheadError, match=r"^models/lama is no path here, and could not .*\(no network\)"):
+        open_model("models/lama")

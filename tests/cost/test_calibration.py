@@ -1,0 +1,159 @@
+"""Kernels to seconds on a machine made up here, and the real machine where that is quick."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from clearhead.cost import calibrate
+from clearhead.cost.calibration import (
+    Calibration,
+    Rate,
+    Traffic,
+    between,
+    calibration_path,
+    load_calibration,
+    save_calibration,
+)
+from clearhead.cost.counter import Kernel
+from clearhead.cost.curves import curves, draw
+from clearhead.cost.devices import device
+from clearhead.cost.layout import lay_out
+from clearhead.cost.measure import compare
+from clearhead.cost.predict import predict_seconds
+from clearhead.errors import ClearheadError
+from tests.cost.cases import CASES
+from tests.cost.test_operations import workload_of
+
+RATES = [Rate((1, 1024, 1024), 1e9), Rate((1024, 1024, 1024), 1e11)]
+ATTENTION_RATES = [Rate((1, 64), 1e9), Rate((1024, 64), 1e11)]
+MACHINE = Calibration(
+    device="cpu",
+    machine="made up",
+    torch="0",
+    memory_bytes=10**9,
+    traffic=[Traffic(1 << 10, 4e9), Traffic(1 << 20, 1e9)],
+    products={"float32": RATES},
+    attention={"float32": ATTENTION_RATES},
+    attention_backward={"float32": ATTENTION_RATES},
+    kernel_seconds=1e-6,
+    host_seconds={"train": 1e-6, "run": 2e-6},
+)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path))
+
+
+def test_a_kernel_takes_as_long_as_its_slower_side():
+    assert MACHINE.kernel_time(Kernel("mul", 1 << 20), "float32") == pytest.approx((1 << 20) / 1e9)
+    assert MACHINE.kernel_time(Kernel("mul", 8), "float32") == 1e-6
+    product = Kernel("mm", 0, 2 * 1024**3, shape=(1, 1024, 1024, 1024))
+    assert MACHINE.kernel_time(product, "float32") == pytest.approx(2 * 1024**3 / 1e11, rel=1e-3)
+    attention = Kernel("flash", 1 << 20, 1000, attention=(1, 1024, 64))
+    assert MACHINE.kernel_time(attention, "float32") == pytest.approx((1 << 20) / 1e9)
+
+
+def test_rates_between_the_measured_ones():
+    """On a point its own rate; half way, in powers of two, the geometric mean."""
+    assert between(RATES, (1, 1024, 1024)) == pytest.approx(1e9, rel=1e-3)
+    assert between(RATES, (32, 1024, 1024)) == pytest.approx(math.sqrt(1e9 * 1e11))
+    assert MACHINE.bandwidth(1 << 15) == pytest.approx(2e9)
+    assert MACHINE.bandwidth(1) == 4e9
+    assert MACHINE.bandwidth(1 << 30) == 1e9
+
+
+def test_the_host_adds_on_a_cpu_and_hides_on_a_gpu():
+    kernels = [Kernel("mul", 8)] * 10
+    assert MACHINE.seconds(kernels, 20, "float32", "decode") == pytest.approx(10e-6 + 40e-6)
+    assert MACHINE.seconds(kernels, 20, "float32", "train") == pytest.approx(10e-6 + 20e-6)
+    graphics = replace(MACHINE, device="cuda")
+    assert graphics.seconds(kernels, 20, "float32", "decode") == pytest.approx(40e-6)
+
+
+def test_kept_in_a_file():
+    assert load_calibration("cpu") is None
+    with pytest.raises(ClearheadError, match="run: clearhead calibrate --device cpu"):
+        device("cpu")
+    save_calibration(MACHINE)
+    assert load_calibration("cpu") == MACHINE
+    assert device("cpu").peak("float32") == 1e11
+    with pytest.raises(ClearheadError, match="no rate of bfloat16 is known for cpu; known are: float32"):
+        device("cpu").peak("bfloat16")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"traffic": [1]})])
+def test_a_damaged_file_is_named(text):
+    path = calibration_path("cpu")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(ClearheadError, match="is not a calibration of this version; run clearhead calibrate again"):
+        load_calibration("cpu")
+
+
+def test_measures_this_machine(monkeypatch):
+    """With few and small points: what comes out is positive and predicts something."""
+    for name, value in {
+        "DTYPES": ("float32",),
+        "ROWS": (1, 16),
+        "INPUTS": (64, 128),
+        "OUTPUTS": (64,),
+        "LENGTHS": (1, 16),
+        "TRAFFIC_BYTES": (1 << 12, 1 << 20),
+        "POINT_SECONDS": {"cpu": 0.001},
+        "COLD_BYTES": {"cpu": 1 << 20},
+    }.items():
+        monkeypatch.setattr(calibrate, name, value)
+    found = calibrate.measure_machine("cpu")
+    rates = [rate for table in (found.products, found.attention, found.attention_backward) for rate in table["float32"]]
+    assert all(rate.per_second > 0 for rate in rates)
+    assert found.bytes_per_second > 1e8
+    assert 1e-7 < found.host_seconds["run"] < 1e-2
+    save_calibration(found)
+    assert load_calibration("cpu") == found
+    with pytest.raises(ClearheadError, match="unknown device to measure 'gpu'"):
+        calibrate.measure_machine("gpu")
+
+
+def test_predicted_beside_measured():
+    """By the counter both agree; the clock is asked, but a made-up machine keeps no time."""
+    for phase in ("train", "prefill", "decode"):
+        rows = {row.what: row for row in compare(workload_of(CASES["llama-3.1-8b"], phase, 24), MACHINE)}
+        assert rows["FLOPs"].ratio == 1
+        assert rows["bytes moved"].ratio == pytest.approx(1, rel=0.03)
+        assert rows["peak bytes"].ratio == pytest.approx(1, rel=0.03)
+        assert rows["seconds"].measured > 0
+
+
+def test_a_training_step_ends_with_adamw():
+    workload = workload_of(CASES["gpt2"], "train", 8)
+    run = lay_out(workload)
+    backward = MACHINE.seconds(run.kernels, run.num_dispatches, "float32", "train")
+    weights = 4 * sum(calibrate.build(workload, "meta").get_parameter(name).numel() for name, _ in named(workload))
+    assert predict_seconds(workload, MACHINE) == pytest.approx(backward + 7 * weights / 1e9)
+
+
+def named(workload):
+    return calibrate.build(workload, "meta").named_parameters()
+
+
+def test_only_what_runs_here_is_measured():
+    with pytest.raises(ClearheadError, match="measured is one device with plain weights"):
+        compare(workload_of(CASES["gpt2"], "decode", 8, quant="int8"))
+
+
+def test_curves_have_their_slopes(tmp_path, monkeypatch):
+    """Points counted lie on the lines; doubling n doubles what is O(n) and more than doubles what is not."""
+    monkeypatch.setattr("clearhead.cost.curves.CLOCK_SECONDS", 0.01)
+    drawn = curves(MACHINE, lengths=(256, 512))
+    for curve in drawn:
+        assert all(point.flops == point.counted_flops for point in curve.points)
+        assert all(point.measured_seconds > 0 for point in curve.points)
+    whole, token, recurrent = ([point.flops for point in curve.points] for curve in drawn)
+    assert whole[1] > 2.5 * whole[0]
+    assert token[0] < token[1] < 2 * token[0]
+    assert recurrent[1] == 2 * recurrent[0]
+    draw(drawn, tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,200 @@
+"""The one loop: it learns, it goes on where it stopped, it stops where it must, and what it leaves can be used."""
+
+import json
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import clearhead
+from clearhead.data.batch import Batch
+from clearhead.errors import ClearheadError
+from clearhead.training import loop
+from clearhead.training.loop import split
+from clearhead.training.metrics import read_metrics
+from tests.training.recipes import LANGUAGE, quiet, recipe, run
+
+TEXT = "to be or not to be, that is the question: " * 20
+
+
+def weights_in(folder):
+    return load_file(folder / "model" / "weights.safetensors")
+
+
+def losses_in(folder):
+    return [(row["step"], row.get("loss"), row.get("validation_loss")) for row in read_metrics(folder)]
+
+
+def test_it_learns_and_leaves_a_model(tmp_path):
+    settings = {"steps": 100, "optimizer": {"kind": "muon", "learning_rate": 0.02, "rest": {"learning_rate": 0.02}}}
+    trained = run(
+        tmp_path, {"model": {"dropout": 0.0}, "train": settings, "data": {"max_length": 2, "num_examples": 2000}}
+    )
+    rows = losses_in(tmp_path)
+    assert rows[0][1] > 3.0 > 2.0 > trained.validation_loss
+    assert trained.loss == rows[-2][1]
+    model = clearhead.load(tmp_path / "model")
+    assert model.generate("ab", max_new_tokens=4).tokens
+    assert {path.name for path in tmp_path.iterdir()} >= {"loss.png", "sample.txt", "recipe.toml", "metrics.jsonl"}
+    assert " => " in (tmp_path / "sample.txt").read_text()
+    assert clearhead.from_toml(type(recipe()), (tmp_path / "recipe.toml").read_text()).train.steps == 100
+
+
+def test_a_language_model_too(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    where = {"data": {"path": str(tmp_path / "text.txt")}}
+    changes = {"train": {"steps": 30, "precision": "bfloat16", "chunk_tokens": 20, "accumulation": 2}}
+    trained = run(tmp_path / "run", LANGUAGE, where, changes)
+    assert trained.validation_loss < 2.9  # of 17 letters, ln 17 = 2.8 at the start
+    model = clearhead.load(tmp_path / "run" / "model")
+    assert model.score("to be or not").perplexity > 1
+    assert set(read_metrics(tmp_path / "run")[0]) >= {"step", "loss", "learning_rate", "gradient_norm", "seconds_left"}
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("changes", [{}, {"average": 0.9, "keep": "best"}, {"optimizer": {"kind": "muon"}}], ids=str)
+def test_interrupted_and_resumed_is_straight_to_the_bit(tmp_path, monkeypatch, changes):
+    run(tmp_path / "straight", {"train": changes})
+    validate = loop.validate
+
+    def killed(*arguments):
+        validate(*arguments)
+        raise KilledError
+
+    monkeypatch.setattr(loop, "validate", killed)  # at step 6: steps 4 and 5 are lost, the checkpoint is of step 3
+    with pytest.raises(KilledError):
+        run(tmp_path / "broken", {"train": changes})
+    monkeypatch.setattr(loop, "validate", validate)
+    run(tmp_path / "broken", {"train": changes})
+    assert losses_in(tmp_path / "broken") == losses_in(tmp_path / "straight")
+    expected = weights_in(tmp_path / "straight")
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights_in(tmp_path / "broken").items())
+
+
+def test_sigterm_saves_and_exits_with_143(tmp_path, monkeypatch):
+    validate = loop.validate
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return validate(*arguments)
+
+    monkeypatch.setattr(loop, "validate", interrupted)
+    with pytest.raises(SystemExit) as left:
+        run(tmp_path, {"train": {"save_every": 100}})
+    assert left.value.code == 143
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000006"]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    run(tmp_path)
+    before = weights_in(tmp_path)
+    assert run(tmp_path).loss is None
+    assert all(torch.equal(weight, before[name]) for name, weight in weights_in(tmp_path).items())
+
+
+def test_another_recipe_in_the_same_folder_is_refused(tmp_path):
+    run(tmp_path)
+    with pytest.raises(ClearheadError, match=r"began with model\.width 16, the recipe now says 8; give another folder"):
+        run(tmp_path, {"model": {"width": 8}})
+    run(tmp_path, {"train": {"log_every": 2}})
+
+
+def test_accumulation_does_not_change_the_losses(tmp_path):
+    """Pairs of unequal lengths; the network is without dropout, which draws by the shape of its input."""
+    plain = {"model": {"dropout": 0.0}}
+    run(tmp_path / "one", plain)
+    run(tmp_path / "four", plain, {"train": {"accumulation": 4}})
+    for one, four in zip(read_metrics(tmp_path / "one"), read_metrics(tmp_path / "four"), strict=True):
+        name = "loss" if "loss" in one else "validation_loss"
+        assert four[name] == pytest.approx(one[name], rel=1e-6)
+
+
+def test_a_loss_that_is_no_number_stops_before_the_update(tmp_path):
+    settings = {"clip": None, "save_every": 1, "optimizer": {"kind": "adam_w", "learning_rate": 1e30}}
+    with pytest.raises(ClearheadError, match=r"nothing was updated.*begins '[a-z]"):
+        run(tmp_path, {"train": settings})
+    (shown,) = tmp_path.glob("bad-batch-*.txt")
+    step = int(shown.stem.rpartition("-")[2])
+    assert len(shown.read_text().splitlines()) == 8 * 3 - 1
+    assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, step + 1))
+    assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == f"step-{step:08d}"
+
+
+def test_the_best_weights_are_kept(tmp_path):
+    settings = {"steps": 40, "keep": "best", "validate_every": 5, "average": 0.5}
+    trained = run(tmp_path, {"train": settings | {"optimizer": {"kind": "adam_w", "learning_rate": 0.3}}})
+    found = [row["validation_loss"] for row in read_metrics(tmp_path) if "validation_loss" in row]
+    assert trained.validation_loss == min(found) < found[-1]
+
+
+def test_fine_tuning_by_low_rank_additions(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT)
+    where = {"data": {"path": str(tmp_path / "text.txt")}}
+    run(tmp_path / "first", LANGUAGE, where)
+    loaded = {
+        "model": {"kind": "loaded_model", "name": str(tmp_path / "first" / "model")},
+        "tokenizer": None,
+        "lora": {"rank": 2, "targets": ["query", "up"], "dropout": 0.1},
+    }
+    run(tmp_path / "second", LANGUAGE, where, loaded)
+    first, second = weights_in(tmp_path / "first"), weights_in(tmp_path / "second")
+    changed = {name for name in first if not torch.equal(first[name], second[name])}
+    assert changed == {"decoder.layers.0.attention.query.weight", "decoder.layers.0.feed_forward.up.weight"}
+    saved = load_file(tmp_path / "second" / "checkpoints" / "step-00000012" / "weights.safetensors")
+    assert all(name.endswith(("reduce", "expand")) for name in saved)
+
+
+def test_recurrent_networks_learn_by_the_same_loop(tmp_path):
+    model = {"kind": "recurrent_model", "width": 16, "context": 32}
+    rows = run(tmp_path, {"model": model, "train": {"steps": 40}})
+    assert rows.loss < losses_in(tmp_path)[0][1]
+    assert (tmp_path / "loss.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"data": {"context": 64}}, r"data\.context is 64, the model is made for 32"),
+        ({"model": {"kind": "preset_model", "name": "gpt2", "vocab_size": 5}}, "the model only 5; set vocab_size to"),
+        ({"tokenizer": {"kind": "tokenizer_file", "path": "nowhere"}}, "nowhere does not exist"),
+        ({"model": {"kind": "loaded_model", "name": "x"}}, r"leave \[tokenizer\] out"),
+        ({"lora": {"rank": 2}}, "needs a model of kind loaded_model"),
+        ({"train": {"balance": {"kind": "balance_loss"}}}, "no experts to balance"),
+        ({"train": {"accumulation": 3}}, "does not divide into 3 parts"),
+        ({"train": {"stesp": 3}}, "did you mean 'steps'"),
+        ({"train": {"optimizer": {"kind": "adam"}}}, "adam_w"),
+        ({"data": {"kind": "text_data", "path": "nothing.txt", "context": 8}}, r"nothing\.txt does not exist"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_bad_recipes_are_answered_before_any_work(tmp_path, change, sentence):
+    with pytest.raises(ClearheadError, match=sentence):
+        run(tmp_path, change)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_an_empty_corpus(tmp_path):
+    (tmp_path / "text.txt").write_text("")
+    with pytest.raises(ClearheadError, match="empty"):
+        run(tmp_path / "run", LANGUAGE, {"data": {"path": str(tmp_path / "text.txt")}})
+
+
+def test_split_gives_all_rows_once():
+    tokens = torch.arange(14).view(7, 2)
+    parts = split(Batch(tokens=tokens, targets=tokens + 1, mask=tokens > 3), 3)
+    assert torch.equal(torch.cat([part.tokens for part in parts]), tokens)
+    assert torch.equal(torch.cat([part.targets for part in parts]), tokens + 1)
+    assert all(part.source is None for part in parts)
+
+
+def test_plain_lines_off_a_terminal(tmp_path):
+    console = quiet()
+    loop.train(recipe({"train": {"log_every": 4}}), tmp_path, console)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].startswith("step 4/12  loss ")
+    assert sum("validation" in line for line in lines) == 2
+    assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["step"] == 4

@@ -1,0 +1,102 @@
+"""What a run writes down and shows."""
+
+import sys
+from io import StringIO
+
+import pytest
+import torch
+from rich.console import Console
+
+from clearhead.errors import ClearheadError
+from clearhead.families import preset
+from clearhead.model.transformer import Transformer
+from clearhead.training import metrics
+from clearhead.training.curve import draw_curve
+from clearhead.training.display import Display, describe
+from clearhead.training.metrics import Journal, Meter, flops_per_token, read_metrics
+from tests.training.recipes import run
+
+
+@pytest.mark.parametrize(
+    ("name", "num_weights", "layers", "width"),
+    [("gpt2", 124_439_808 - 1024 * 768, 12, 768), ("llama-3.1-8b", 8_030_261_248 - 128_256 * 4096, 32, 4096)],
+)
+def test_operations_a_token_are_palms(name, num_weights, layers, width):
+    """Tied, the table multiplies as the head; untied, the input table only looks up."""
+    with torch.device("meta"):
+        network = Transformer(preset(name))
+    assert flops_per_token(network, 1024) == 6 * num_weights + 12 * layers * width * 1024
+
+
+def test_the_meter_counts_from_where_it_was_read(monkeypatch):
+    clock = iter([0.0, 2.0, 2.0, 6.0, 6.0])
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
+    meter = Meter(torch.nn.Linear(1, 1), torch.device("cpu"))
+    meter.count(100)
+    meter.count(300)
+    assert meter.read(8, num_steps_left=10) == {"tokens_per_second": 200.0, "seconds_left": 10.0}
+    meter.count(400)
+    assert meter.read(8, num_steps_left=1)["tokens_per_second"] == 100.0
+
+
+def test_a_resumed_journal_forgets_what_will_be_made_again(tmp_path):
+    journal = Journal(tmp_path, 0)
+    for step in (1, 2, 3):
+        journal.write({"step": step, "loss": float(step)})
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "lo')  # a kill in the middle of a row
+    Journal(tmp_path, 2).write({"step": 3, "loss": 30.0})
+    assert [row["loss"] for row in read_metrics(tmp_path)] == [1.0, 2.0, 30.0]
+
+
+def test_a_row_as_words():
+    row = {"step": 5, "loss": 1.23456, "learning_rate": 0.001, "gradient_norm": 0.5, "tokens_per_second": 12345.6}
+    words = describe({**row, "mfu": 0.479, "memory_bytes": 2.84e10, "seconds_left": 65.0})
+    assert words == (
+        "loss 1.2346  rate 1.00e-03  gradient 0.50  12,346 tokens/s  MFU 47.9% (6N+12LDT)  28.4 GB  1:05 left"
+    )
+
+
+def test_a_live_line_on_a_terminal():
+    console = Console(file=StringIO(), force_terminal=True, width=150)
+    with Display(console, num_steps=10, first_step=0) as display:
+        display.show({"step": 4, "validation_loss": 2.5})
+        display.show({"step": 5, "loss": 1.5})
+    shown = console.file.getvalue()
+    assert "5/10" in shown
+    assert "loss 1.5000" in shown
+    assert "validation 2.5000" in shown
+
+
+def test_other_ranks_say_nothing():
+    console = Console(file=StringIO())
+    with Display(console, num_steps=10, first_step=0, silent=True) as display:
+        display.show({"step": 5, "loss": 1.5})
+        display.say("model")
+    assert console.file.getvalue() == ""
+
+
+def test_tensorboard_by_option(tmp_path):
+    pytest.importorskip("tensorboard")
+    run(tmp_path, {"train": {"tensorboard": True, "steps": 3}})
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "needs"),
+    [
+        ("matplotlib.figure", "plot", draw_curve),
+        ("torch.utils.tensorboard", "train", lambda folder: Journal(folder, 0, tensorboard=True)),
+    ],
+)
+def test_a_missing_extra_is_one_kind_sentence(tmp_path, monkeypatch, module, extra, needs):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ClearheadError, match=rf"pip install \"clearhead\[{extra}\]\""):
+        needs(tmp_path)
+
+
+def test_without_matplotlib_a_run_still_ends_well(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    run(tmp_path, {"train": {"steps": 2}})
+    assert (tmp_path / "model").exists()
+    assert not (tmp_path / "loss.png").exists()

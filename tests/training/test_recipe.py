@@ -1,0 +1,85 @@
+"""Recipes: TOML, what the command line changes, and where each value comes from."""
+
+from pathlib import Path
+
+import pytest
+
+from clearhead.errors import ClearheadError
+from clearhead.training.recipe import overlaid, parsed, read_recipe, resolve
+from tests.training.recipes import LANGUAGE, SMALL
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_arguments_become_a_table():
+    found = parsed(["--train.steps", "100", "--train.compile", "--model.name=gpt2", "--train.samples", '["a", "b"]'])
+    assert found == {
+        "train": {"steps": 100, "compile": True, "samples": ["a", "b"]},
+        "model": {"name": "gpt2"},
+    }
+
+
+@pytest.mark.parametrize("argument", ["steps", "--steps", "-x.y"])
+def test_an_argument_that_is_none(argument):
+    with pytest.raises(ClearheadError, match="is no option"):
+        parsed([argument])
+
+
+def test_tables_are_merged_unless_they_are_of_another_kind():
+    old = {"model": {"kind": "a", "width": 1, "depth": 2}, "train": {"steps": 3}}
+    assert overlaid(old, {"model": {"width": 5}})["model"] == {"kind": "a", "width": 5, "depth": 2}
+    assert overlaid(old, {"model": {"kind": "b", "name": "x"}})["model"] == {"kind": "b", "name": "x"}
+    assert overlaid(old, {"train": {"steps": 4}})["model"] is old["model"]
+
+
+def test_the_origin_of_each_value_is_told():
+    resolved = resolve([("recipe", SMALL), ("command line", {"train": {"steps": 7}})])
+    assert resolved.recipe.train.steps == 7
+    assert resolved.origins["train.steps"] == "command line"
+    assert resolved.origins["train.batch_size"] == "recipe"
+    assert resolved.origins["train.seed"] == "default"
+    other = {"data": {"kind": "synthetic_data", "task": "sort"}}
+    replaced = resolve([("recipe", SMALL | {"data": {"kind": "text_data", "context": 8}}), ("smoke", other)])
+    assert replaced.origins["data.context"] == "default"
+    assert any(line.split() == ["train.steps", "7", "(command", "line)"] for line in resolved.lines())
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_is_whole(path):
+    small, whole = read_recipe(path, smoke=True), read_recipe(path)
+    assert small.recipe.train.steps <= 20 < whole.recipe.train.steps
+    assert "smoke" in small.origins.values()
+    assert "smoke" not in whole.origins.values()
+
+
+def test_there_are_the_promised_recipes():
+    assert {path.stem for path in CONFIGS.glob("*.toml")} == {
+        "books", "capitals", "finetune-lora", "g2p", "gpt2-124m", "llama-1b", "multi30k-tiny", "shakespeare-char",
+        "shakespeare-cpu",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("model = 3", "recipe.model needs a kind"),
+        ("[train", "is not valid TOML"),
+        ("smoke = 1", "smoke must be a table"),
+        ("[trian]", "unknown key in recipe: 'trian'; did you mean 'train'"),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path, text, sentence):
+    (tmp_path / "x.toml").write_text(text)
+    with pytest.raises(ClearheadError, match=sentence):
+        read_recipe(tmp_path / "x.toml")
+
+
+def test_a_recipe_that_is_not_there():
+    with pytest.raises(ClearheadError, match=r"no recipe 'configs/x\.toml'"):
+        read_recipe("configs/x.toml")
+
+
+def test_a_new_model_needs_a_tokenizer():
+    layers = [("recipe", SMALL | {"tokenizer": None}), ("change", LANGUAGE)]
+    with pytest.raises(ClearheadError, match=r"needs a \[tokenizer\]"):
+        resolve([*layers, ("path", {"data": {"path": "x"}})])
