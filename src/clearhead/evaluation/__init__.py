@@ -1,6 +1,6 @@
 """How good a model is, in numbers that others report too.
 
-    evaluate(clearhead.load("smollm2"), TASKS["hellaswag"], store.get("evaluation-sets"), limit=100)
+    ask(clearhead.load("smollm2"), "hellaswag", store.get("evaluation-sets"), limit=100)
 
 likelihood.py says how likely a model finds one text after another; perplexity.py and choices.py make their measures of
 it, harness.py lends it to lm-evaluation-harness. answers.py compares what a model writes with what it should have.

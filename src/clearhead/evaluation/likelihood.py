@@ -82,7 +82,9 @@ def first_id(tokenizer: Tokenizer) -> int:
     """What stands before a text without a context: its beginning, or the end of another."""
     found = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
     if found is None:
-        raise ClearheadError("a text without a context needs a token for its beginning or end; this vocabulary has none")
+        raise ClearheadError(
+            "a text without a context needs a token for its beginning or end; this vocabulary has none"
+        )
     return found
 
 

@@ -2,8 +2,8 @@
 
 compared = kernel_step(subject); compared.difference
 
-The difference of packed weights is the mean divergence of the next token's distribution from that of full weights
-(Kullback-Leibler, in nats): 0.01 is what a reader would not notice, 0.3 what a text of a small model survives.
+Packed weights cannot give equal logits. Their relative error is reported and bounded: rounding to 255 steps in a group
+of 32 costs half a percent of a matrix, to 16 steps nine, and layers add to it.
 """
 
 from copy import deepcopy
@@ -20,7 +20,7 @@ from clearhead.model.transformer import Transformer
 from clearhead.verification.finding import Comparison, Skipped
 from clearhead.verification.subject import Subject
 
-LARGEST_DIVERGENCE: dict[Bits, float] = {"int8": 0.01, "int4": 0.3}
+LARGEST_ERROR: dict[Bits, float] = {"int8": 0.1, "int4": 0.8}
 
 
 def kernel_step(subject: Subject) -> Comparison:
@@ -63,8 +63,9 @@ def packed(subject: Subject, bits: Bits) -> Comparison:
     network = pack_network(deepcopy(subject.network), bits)
     memory = None if subject.config.encoder is None or subject.config.decoder is None else subject.memory()
     hidden = network.hidden(subject.tokens(), memory=memory)
-    found, full = network.to_logits(hidden).float().log_softmax(-1), subject.expected[0].float().log_softmax(-1)
-    divergence = (full.exp() * (full - found)).nan_to_num().sum(dim=-1).mean()
+    found, full = network.to_logits(hidden).float(), subject.expected[0].float()
+    real = full.isfinite() & (full > full.amax() - 1000)  # a padding token ruled out at -10000 says nothing
+    error = ((found - full)[real].norm() / (full - full.mean(-1, keepdim=True))[real].norm()).item()
     agree = (found.argmax(-1) == full.argmax(-1)).float().mean().item()
-    detail = f"divergence in nats, the likeliest token is the same at {agree:.0%} of {full.shape[1]} places"
-    return Comparison([(divergence[None], torch.zeros(1))], detail, LARGEST_DIVERGENCE[bits])
+    detail = f"relative error of logits; the likeliest token is the same at {agree:.0%} of {full.shape[1]} places"
+    return Comparison([(torch.tensor([error]), torch.zeros(1))], detail, LARGEST_ERROR[bits])

@@ -1,0 +1,126 @@
+"""What a model writes beside what it should have written: translations, and pairs of any kind.
+
+    translation(model, read_parallel("test.en", "test.de"), beams=5)["bleu"]
+    pairs(model, read_table("words.tsv"), unit="character")["exact_match"]
+
+BLEU (Papineni et al. 2002) and chrF (Popović 2015) are sacrebleu's, on text as it comes out of the tokenizer; with its
+signature two numbers can be compared (Post 2018).
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+from clearhead.bundle import Model
+from clearhead.errors import ClearheadError, unknown
+from clearhead.evaluation.result import Measure, Progress, Result, measure, rate
+
+BATCH_SIZE = 32
+MAX_NEW_TOKENS = 256
+NUM_RESAMPLES = 1000
+NORMAL_95 = 1.96  # standard errors from the middle to the end of a 95 % interval
+Pair = tuple[str, str]
+Unit = Literal["word", "character"]
+
+
+def answers(
+    model: Model,
+    sources: Sequence[str],
+    beams: int = 1,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    progress: Progress | None = None,
+) -> list[str]:
+    """The best text of `beams` for each source, greedy with one; sources of similar length go together."""
+    ids = [model.encode(source) for source in sources]
+    ordered = sorted(range(len(ids)), key=lambda number: (-len(ids[number]), number))
+    options: dict[str, Any] = {"max_new_tokens": max_new_tokens} | ({"beams": beams} if beams != 1 else {})
+    texts: dict[int, str] = {}
+    for start in range(0, len(ordered), BATCH_SIZE):
+        batch = ordered[start : start + BATCH_SIZE]
+        made = model.generate_many([ids[number] for number in batch], **options)
+        texts |= {number: generation.text for number, generation in zip(batch, made, strict=True)}
+        if progress is not None:
+            progress(len(texts), len(ids))
+    return [texts[number] for number in range(len(ids))]
+
+
+def translation(
+    model: Model,
+    sentences: Sequence[Pair],
+    beams: int = 5,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    progress: Progress | None = None,
+) -> Result:
+    """BLEU and chrF from 0 to 100."""
+    metrics = sacrebleu_metrics()
+    made = answers(model, [source for source, _ in sentences], beams, max_new_tokens, progress)
+    return judge_translation(made, [target for _, target in sentences], metrics, beams)
+
+
+def sacrebleu_metrics() -> dict[str, Any]:
+    try:
+        from sacrebleu.metrics import BLEU, CHRF
+    except ModuleNotFoundError:
+        raise ClearheadError('BLEU and chrF need sacrebleu: pip install "clearhead[eval]"') from None
+    return {"bleu": BLEU(), "chrf": CHRF()}
+
+
+def judge_translation(made: Sequence[str], wanted: Sequence[str], metrics: dict[str, Any], beams: int) -> Result:
+    measures, settings = [], {"beams": beams}
+    for name, metric in metrics.items():
+        found = metric.corpus_score(list(made), [list(wanted)], n_bootstrap=NUM_RESAMPLES if len(made) > 1 else 1)
+        half_width = json.loads(found.format(is_json=True, signature=str(metric.get_signature()))).get("confidence_var")
+        measures.append(Measure(name, found.score, None if half_width is None else half_width / NORMAL_95))
+        settings[f"{name}_signature"] = str(metric.get_signature())
+    return Result("translation", len(made), tuple(measures), settings)
+
+
+def pairs(
+    model: Model,
+    rows: Sequence[Pair],
+    unit: Unit = "word",
+    beams: int = 1,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    progress: Progress | None = None,
+) -> Result:
+    """How often an answer is right, and the edits for each unit of what was wanted (Levenshtein 1966).
+
+    A source with several targets is asked once, and any of them is right. Where a source is a word and its target a
+    pronunciation, 1 - exact_match is what is known as its word error rate.
+    """
+    if unit not in get_args(Unit):
+        raise unknown("unit", unit, get_args(Unit))
+    wanted: dict[str, list[str]] = {}
+    for source, target in rows:
+        wanted.setdefault(source, []).append(target)
+    made = answers(model, list(wanted), beams, max_new_tokens, progress)
+    judged = [nearest(answer, targets, unit) for answer, targets in zip(made, wanted.values(), strict=True)]
+    edits, lengths = [num for num, _ in judged], [length for _, length in judged]
+    measures = (measure("exact_match", [num == 0 for num in edits]), rate(f"{unit}_error_rate", edits, lengths))
+    return Result("pairs", len(wanted), measures, {"beams": beams, "unit": unit})
+
+
+def nearest(answer: str, targets: Sequence[str], unit: Unit) -> tuple[int, int]:
+    """Edits to the target that takes fewest, and how many units it has; space at the ends and its width is no edit."""
+    found = [(units(target, unit), units(answer, unit)) for target in targets]
+    return min((num_edits(have, want), len(want)) for want, have in found)
+
+
+def units(text: str, unit: Unit) -> Sequence[str]:
+    words = text.split()
+    return words if unit == "word" else " ".join(words)
+
+
+def num_edits(have: Sequence[str], want: Sequence[str]) -> int:
+    """Insertions, deletions and replacements that make one of the other.
+
+    costs[j] is the number for the part of `have` read so far and the first j of `want`.
+    """
+    costs = list(range(len(want) + 1))
+    for row, own in enumerate(have, start=1):
+        above, costs[0] = costs[0], row
+        for column, other in enumerate(want, start=1):
+            replaced = above + (own != other)
+            above = costs[column]
+            costs[column] = min(replaced, above + 1, costs[column - 1] + 1)
+    return costs[-1]
