@@ -32,13 +32,8 @@ def test_some_texts_end_early_and_some_do_not(model):
     assert min(lengths) < beams.NUM_TOKENS
 
 
-@pytest.mark.slow
 def test_200_inputs_give_the_tokens_of_transformers(model, tmp_path):
     assert beams.num_agreeing(model, 200, tmp_path / "marian") == 200
-
-
-def test_a_few_of_them_at_once(model, tmp_path):
-    assert beams.num_agreeing(model, 16, tmp_path / "marian") == 16
 
 
 def test_all_engines_do_the_same_work(model, tmp_path, monkeypatch):

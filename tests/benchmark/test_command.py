@@ -109,6 +109,8 @@ def test_a_missing_peer_is_a_note(bench, monkeypatch):
         (["prefill", "x", "--tokens", "4"], "prefill reads a prompt and decodes nothing"),
         (["decode", "x", "--contexts", "4", "--prompt", "4"], "leave out --prompt"),
         (["decode", "x", "--contexts", "4,b"], "it must be whole numbers"),
+        (["decode", "x", "--contexts", ","], "it must be whole numbers"),
+        (["decode", "x", "--weights", ""], "there are no weights to measure"),
         (["decode", "x", "--tokens", "1"], "2 tokens to decode"),
         (["decode", "x", "--rounds", "0"], "1 round"),
         (["decode", "x", "--prompt", "0"], "a prompt of 1 token or more"),

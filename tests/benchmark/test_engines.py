@@ -14,7 +14,7 @@ from clearhead.benchmark.huggingface import HuggingFace
 from clearhead.benchmark.line_up import line_up
 from clearhead.benchmark.llamacpp import LlamaCpp
 from clearhead.benchmark.measure import num_equal, take_turn
-from clearhead.benchmark.ours import open_ours
+from clearhead.benchmark.ours import Graph, open_ours
 from clearhead.benchmark.subject import Subject, draw
 from clearhead.bundle import Model, load
 from clearhead.checkpoint.gguf_model import load_gguf
@@ -150,6 +150,63 @@ def test_without_a_compiler_the_modules_run(subject, monkeypatch):
     assert said(engine, prompt, 6) == generated(subject, prompt, 6)
 
 
+class EagerDecoder:
+    """Stands for the CUDA graph: the network's own steps, its token in a buffer that the next one overwrites."""
+
+    def __init__(self, network, batch, capacity, choose, bits):
+        self.network, self.choose, self.token = network, choose, torch.zeros(1, dtype=torch.long)
+
+    @torch.no_grad()
+    def read(self, prompts):
+        self.text = torch.tensor(prompts)
+        return self.network(self.text)[:, -1]
+
+    def start(self, tokens):
+        self.token.copy_(tokens)
+
+    def next(self):
+        self.text = torch.cat((self.text, self.token[None]), dim=1)
+        self.token.copy_(self.choose(self.read(self.text.tolist()), None))
+        return self.token
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 20])
+def test_the_graph_is_heard_one_token_behind(num_tokens, subject, monkeypatch):
+    monkeypatch.setattr(ours_room.cuda, "GraphDecoder", EagerDecoder)
+    monkeypatch.setattr(ours_room, "Mailbox", Letter)
+    engine, prompt = Graph(subject.network, "float32", None, CAPACITY), subject.prompt(6)
+    assert said(engine, prompt, num_tokens) == generated(subject, prompt, num_tokens)
+
+
+class Letter:
+    """A mailbox without a GPU."""
+
+    def __init__(self, token):
+        self.token = token.item()
+
+    def read(self):
+        return self.token
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+def test_the_graph_on_a_gpu(weights, tmp_path):
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device here")
+    network = tiny_network(width=64, vocab_size=96).cuda()
+    subject = Subject(Model(network), None, CAPACITY, tmp_path)
+    engine, prompt = open_ours(subject, weights), subject.prompt(6)
+    assert isinstance(engine, Graph)
+    assert said(engine, prompt, 20) == said(engine, prompt, 20)
+    if weights == "float32":
+        assert said(engine, prompt, 20) == generated(subject, prompt, 20)
+
+
+def test_four_bits_are_not_for_cuda(subject):
+    with pytest.raises(ClearheadError, match="four bits run on a processor"):
+        Graph(subject.network, "int4", "int4", CAPACITY)
+
+
 # --- who takes part
 
 
@@ -168,7 +225,7 @@ def test_a_line_up_in_the_weights_asked_for(subject):
 @pytest.mark.parametrize(
     ("peer", "package", "weights"),
     [
-        ("llama.cpp", "llama-cpp-python", "int4"),
+        ("llama.cpp", "llama-cpp-python", "int8, int4"),
         ("ctranslate2", "ctranslate2", "int8"),
         ("huggingface", "transformers", "bfloat16"),
     ],
@@ -179,8 +236,8 @@ def test_a_peer_that_is_not_installed(peer, package, weights, subject, monkeypat
 
     monkeypatch.setattr(importlib, "import_module", none)
     notes = []
-    (engine,) = line_up(subject, [weights], [peer], notes.append)
-    assert engine.name == "clearhead"
+    engines = line_up(subject, weights.split(", "), [peer], notes.append)
+    assert {engine.name for engine in engines} == {"clearhead"}
     assert notes == [f"{peer} {weights} is left out: it is not installed; pip install {package}"]
 
 
@@ -200,6 +257,19 @@ def test_a_peer_that_does_not_know_the_model(style, peer, weights, words, tmp_pa
     engines = line_up(Subject(toy_model(style), None, CAPACITY, tmp_path), [weights], [peer], notes.append)
     assert [engine.name for engine in engines] == ["clearhead"]
     assert words in notes[-1]
+
+
+def test_one_format_that_fails_does_not_take_others_along(subject, monkeypatch):
+    def only_half(subject, weights):
+        if weights == "int8":
+            raise ClearheadError("eight bits are too many")
+        return open_ours(subject, weights)
+
+    monkeypatch.setattr("clearhead.benchmark.line_up.open_ours", only_half)
+    notes = []
+    engines = line_up(subject, ["float32", "int8", "int4"], [], notes.append)
+    assert [engine.weights for engine in engines] == ["float32", "int4"]
+    assert notes == ["clearhead int8 is left out: eight bits are too many"]
 
 
 @pytest.mark.parametrize("style", ["bert", "t5"])

@@ -31,22 +31,29 @@ def line_up(
     subject.check()
     engines: list[Engine] = []
     for name, (opens, known) in {"clearhead": (open_ours, WEIGHTS), **{peer: PEERS[peer] for peer in against}}.items():
-        shared = [kind for kind in weights if kind in known]
-        if not shared:
+        if not set(weights) & set(known):
             tell(f"{name} is left out: of the weights asked for it runs none, but {' and '.join(known)}")
-        try:
-            for kind in shared:
+        left_out: dict[str, list[str]] = {}  # by reason
+        for kind in weights:
+            if kind not in known:
+                continue
+            try:
                 engines.append(opens(subject, kind))
-                if (remark := engines[-1].remark) is not None:
-                    tell(f"{engines[-1]} {remark}")
-        except ClearheadError as reason:
-            tell(f"{name} {kind} is left out: {reason}")
+            except ClearheadError as error:
+                left_out.setdefault(str(error), []).append(kind)
+                continue
+            if (remark := engines[-1].remark) is not None:
+                tell(f"{engines[-1]} {remark}")
+        for reason, kinds in left_out.items():
+            tell(f"{name} {', '.join(kinds)} is left out: {reason}")
     if not engines:
         raise ClearheadError("no engine can run this model here; see the reasons above")
     return engines
 
 
 def check_names(weights: Sequence[str], against: Sequence[str]) -> None:
+    if not weights:
+        raise ClearheadError(f"there are no weights to measure; known are: {', '.join(WEIGHTS)}")
     for kind in weights:
         if kind not in WEIGHTS:
             raise unknown("weight format", kind, WEIGHTS)

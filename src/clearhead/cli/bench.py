@@ -52,7 +52,7 @@ def bench(
     num_tokens = 1 if phase == "prefill" else NUM_TOKENS if tokens is None else tokens
     if num_tokens < (1 if phase == "prefill" else 2) or min(lengths) < 1 or rounds < 1:
         raise ClearheadError("a measurement takes a prompt of 1 token or more, 2 tokens to decode, and 1 round")
-    kinds = named(weights or WEIGHTS.get(device, WEIGHTS["cuda"]))
+    kinds = named(WEIGHTS.get(device, WEIGHTS["cuda"]) if weights is None else weights)
     check_names(kinds, named(against))
     with tempfile.TemporaryDirectory() as folder:
         subject = open_subject(model, device, kinds, max(lengths) + num_tokens, Path(folder))
@@ -94,14 +94,15 @@ def prompt_lengths(phase: str, prompt: int | None, tokens: int | None, contexts:
         return [PROMPT_LENGTHS[phase] if prompt is None else prompt]
     if prompt is not None:
         raise ClearheadError("--contexts says how long the prompts are; leave out --prompt")
-    try:
-        return [int(length) for length in named(contexts)]
-    except ValueError:
-        raise ClearheadError(f"--contexts is {contexts!r}; it must be whole numbers, as 128,1024,8192") from None
+    lengths = named(contexts)
+    if not lengths or not all(length.isdecimal() for length in lengths):
+        raise ClearheadError(f"--contexts is {contexts!r}; it must be whole numbers, as 128,1024,8192")
+    return sorted(set(map(int, lengths)))
 
 
 def named(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """The parts between commas, each once."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def open_subject(model: str, device: str, weights: list[str], capacity: int, folder: Path) -> "Subject":

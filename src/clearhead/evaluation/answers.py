@@ -59,14 +59,16 @@ def translation(
 
 def sacrebleu_metrics() -> dict[str, Any]:
     try:
-        from sacrebleu.metrics import BLEU, CHRF
+        from sacrebleu.metrics.bleu import BLEU
+        from sacrebleu.metrics.chrf import CHRF
     except ModuleNotFoundError:
         raise ClearheadError('BLEU and chrF need sacrebleu: pip install "clearhead[eval]"') from None
     return {"bleu": BLEU(), "chrf": CHRF()}
 
 
 def judge_translation(made: Sequence[str], wanted: Sequence[str], metrics: dict[str, Any], beams: int) -> Result:
-    measures, settings = [], {"beams": beams}
+    measures: list[Measure] = []
+    settings: dict[str, int | str] = {"beams": beams}
     for name, metric in metrics.items():
         found = metric.corpus_score(list(made), [list(wanted)], n_bootstrap=NUM_RESAMPLES if len(made) > 1 else 1)
         half_width = json.loads(found.format(is_json=True, signature=str(metric.get_signature()))).get("confidence_var")

@@ -45,7 +45,8 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness carries no types
 
     def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
         """log p of each continuation after its context, and whether greedy decoding writes it."""
-        pairs = [encode_pair(*request.args, self.tokenizer) for request in requests]
+        texts = [request.args for request in requests]
+        pairs = [encode_pair(context, continuation, self.tokenizer) for context, continuation in texts]
         cut = [pair.within(self.model.config.context) for pair in pairs]
         found = log_likelihoods(self.model.network, cut, self.batch_tokens)
         return [(one.logprob, one.is_greedy) for one in found]

@@ -56,7 +56,7 @@ def perplexity(
 
 def windows(num_tokens: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """(begin, first, end) of each: tokens from `begin` are read, those from `first` to `end` scored."""
-    if not 2 <= context:
+    if context < 2:
         raise ClearheadError(f"context is {context}; a window takes 2 tokens or more")
     if not 1 <= stride <= context:
         raise ClearheadError(f"stride is {stride}; it must be from 1 to the context, {context}, or tokens are left out")

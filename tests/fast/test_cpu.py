@@ -1,0 +1,91 @@
+"""The processor's kernels one by one, against PyTorch."""
+
+from ctypes import byref
+
+import pytest
+import torch
+from torch.nn import functional
+
+from clearhead.errors import ClearheadError
+from clearhead.fast import cpu
+from clearhead.fast.packed import from_blocks, pack
+from clearhead.model.parts import Rope
+from clearhead.model.positions import rotation_for
+
+
+@pytest.fixture(autouse=True)
+def kernels():
+    torch.manual_seed(0)
+    try:
+        return cpu.library(build=True)
+    except ClearheadError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (100, 96), (7, 40), (1, 64), (67, 130)])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_products(shape, rows):
+    weight, x, bias = torch.randn(shape) * 0.05, torch.randn(rows, shape[1]), torch.randn(shape[0])
+    kinds = {
+        "float32": weight,
+        "bfloat16": weight.bfloat16(),
+        "int8": pack(weight, "int8"),
+        "int4": pack(weight, "int4"),
+    }
+    for name, kind in kinds.items():
+        numbers = kind.float() if isinstance(kind, torch.Tensor) else kind.unpack()
+        expected, found = functional.linear(x, numbers, bias), cpu.apply(x, kind, bias)
+        error = (found - expected).norm() / expected.norm()
+        assert error < {"float32": 1e-6, "bfloat16": 4e-3}.get(name, 1e-2), name
+
+
+def test_offsets_of_q4_1():
+    quants = pytest.importorskip("gguf").quants
+    kind = pytest.importorskip("gguf").GGMLQuantizationType.Q4_1
+    weight, x = torch.rand(50, 192) + 0.5, torch.randn(2, 192)
+    packed = from_blocks(torch.from_numpy(quants.quantize(weight.numpy(), kind)).view(50 * 6, -1), 50, "Q4_1")
+    expected = functional.linear(x, packed.unpack())
+    assert (cpu.apply(x, packed) - expected).norm() / expected.norm() < 2e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_unpacking(bits, dtype):
+    packed = pack(torch.randn(33, 70), bits)
+    torch.testing.assert_close(cpu.unpacked(packed, dtype), packed.unpack(dtype), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(cpu.unpacked(packed, torch.float32), packed.unpack(), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_slots", [1, 31, 32, 33, 64, 65, 200, 300, 1000])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(4, 4, 8), (4, 2, 16), (9, 3, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_over_any_number_of_slots(kernels, num_slots, heads, kv_heads, width, dtype):
+    batch, capacity = 2, num_slots + 9
+    kept = torch.randn(2, batch, kv_heads, capacity, width).to(dtype)
+    projected, y = torch.randn(batch, (heads + 2 * kv_heads) * width), torch.empty(batch, heads * width)
+    allowed = torch.rand(batch, num_slots) > 0.2
+    allowed[:, -1] = True
+    cache = cpu.Kept(
+        kept[0].data_ptr(), kept[1].data_ptr(), kept.stride(1), kept.stride(2), num_slots - 1, num_slots,
+        allowed.data_ptr(), dtype == torch.bfloat16,
+    )  # fmt: skip
+    rotation = rotation_for(Rope(), torch.full((1, 1), num_slots - 1), width, torch.float32)
+    angles = cpu.Angles(rotation.cosine.data_ptr(), rotation.sine.data_ptr(), 0)
+    sizes = cpu.Heads(heads, kv_heads, width, width // 2, 0, 0.3, cpu.Norm(), cpu.Norm())
+    q, k, v = projected.split([heads * width, kv_heads * width, kv_heads * width], dim=1)
+    expected = kept.clone()
+    expected[0, :, :, num_slots - 1] = rotation.turn(k.view(batch, kv_heads, 1, width))[:, :, 0]
+    expected[1, :, :, num_slots - 1] = v.view(batch, kv_heads, width)
+    kernels.clearhead_attend(y.data_ptr(), projected.data_ptr(), batch, byref(sizes), byref(cache), byref(angles), 0)
+    torch.testing.assert_close(kept[:, :, :, :num_slots], expected[:, :, :, :num_slots], atol=1e-2, rtol=1e-2)
+    seen = expected[:, :, :, :num_slots].float()
+    reference = functional.scaled_dot_product_attention(
+        rotation.turn(q.view(batch, heads, 1, width)),
+        seen[0],
+        seen[1],
+        allowed[:, None, None],
+        scale=0.3,
+        enable_gqa=True,
+    )
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(y, reference.transpose(1, 2).flatten(1), atol=tolerance, rtol=tolerance)
