@@ -6,10 +6,10 @@ from pathlib import Path
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: its own functions look at it too
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
 
-from clearhead.checkpoint import store  # noqa: E402
+from clearhead.checkpoint import store
 
 
 def pytest_configure() -> None:

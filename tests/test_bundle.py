@@ -169,4 +169,5 @@ def test_the_face_is_small():
         "score",
         "speaker",
         "stream",
+        "trace",
     }

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from clearhead.bundle import Model, create, load
     from clearhead.checkpoint.store import get
     from clearhead.config import from_json, from_toml, to_json, to_toml
+    from clearhead.cost.report import cost
     from clearhead.errors import ClearheadError
     from clearhead.families import preset, presets
     from clearhead.generation.result import Generation
+    from clearhead.inspection.trace import Trace
     from clearhead.model.config import ModelConfig
     from clearhead.model.transformer import Transformer
     from clearhead.summary import summarize
@@ -26,7 +28,9 @@ HOMES = {
     "Generation": "generation.result",
     "Model": "bundle",
     "ModelConfig": "model.config",
+    "Trace": "inspection.trace",
     "Transformer": "model.transformer",
+    "cost": "cost.report",
     "create": "bundle",
     "from_json": "config",
     "from_toml": "config",
@@ -44,7 +48,9 @@ __all__ = [
     "Generation",
     "Model",
     "ModelConfig",
+    "Trace",
     "Transformer",
+    "cost",
     "create",
     "from_json",
     "from_toml",

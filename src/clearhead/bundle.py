@@ -9,7 +9,7 @@ told in generation/speaker.py.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
@@ -30,6 +30,9 @@ from clearhead.generation.speculative import Speculation
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.tokenization.base import Tokenizer
+
+if TYPE_CHECKING:
+    from clearhead.inspection.trace import Trace
 
 Weights = Literal["full", "stored", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -96,6 +99,12 @@ class Model(Loaded):
         return Chat(self.speaker, system)
 
     # --- reading
+
+    def trace(self, text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False) -> "Trace":
+        """One forward on the fast path, to be looked into afterwards: trace.attention(layer, head), trace.logits, …"""
+        from clearhead.inspection.tracing import trace  # a room of its own, that most never enter
+
+        return trace(self, text, source, keep_heads=keep_heads)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """The token ids of a text; ids as they are."""

@@ -1,6 +1,6 @@
 """Where Clearhead keeps what it fetched, built or measured on this machine.
 
-    home() / "models"
+home() / "models"
 """
 
 import os

@@ -104,8 +104,18 @@ def test_llama_cpp(weights, num_same, gguf_subject):
     assert kept.stat().st_mtime_ns == made  # not made twice
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1"])
+def test_a_file_runs_from_its_own_blocks(kind, gguf_subject):
+    write_file(gguf_subject.path, "llama", kind=gguf.GGMLQuantizationType[kind])
+    pytest.importorskip("llama_cpp")
+    theirs, ours = LlamaCpp(gguf_subject, "stored"), open_ours(gguf_subject, "stored")
+    assert num_equal(said(theirs, [3, 4, 5], 20), said(ours, [3, 4, 5], 20)) >= 4
+    assert theirs.weight_bytes == pytest.approx(ours.weight_bytes, rel=0.15)  # ours fills rows up to 64 numbers
+    assert not (gguf_subject.folder / "home").exists()
+
+
 def test_stories15m_says_what_transformers_says(stories15m, tmp_path):
-    subject = Subject(load(stories15m, dtype="float32"), stories15m, 128, tmp_path)
+    subject = Subject(load(stories15m, dtype="float32", fast=False), stories15m, 128, tmp_path)
     prompt = subject.prompt(40)
     assert prompt[0] == 1
     assert said(open_ours(subject, "float32"), prompt, 40) == generated(subject, prompt, 40)
@@ -244,7 +254,7 @@ def test_a_peer_that_is_not_installed(peer, package, weights, subject, monkeypat
 @pytest.mark.parametrize(
     ("style", "peer", "weights", "words"),
     [
-        ("llama", "llama.cpp", "int8", "llama.cpp int8 is left out: it reads .gguf files, and this model is none"),
+        ("llama", "llama.cpp", "int8", "llama.cpp int8 is left out: it needs a .gguf file, and this model is none"),
         ("llama", "huggingface", "int4", "of the weights asked for it runs none, but float32 and bfloat16"),
         ("gopher", "huggingface", "float32", "no family of Hugging Face models computes this"),
         ("deepseek", "ctranslate2", "float32", "its converter does not know this model: No conversion is registered"),
@@ -257,6 +267,12 @@ def test_a_peer_that_does_not_know_the_model(style, peer, weights, words, tmp_pa
     engines = line_up(Subject(toy_model(style), None, CAPACITY, tmp_path), [weights], [peer], notes.append)
     assert [engine.name for engine in engines] == ["clearhead"]
     assert words in notes[-1]
+
+
+def test_stored_blocks_need_a_file_of_them(subject):
+    notes = []
+    (_,) = line_up(subject, ["float32", "stored"], [], notes.append)
+    assert notes == ["clearhead stored is left out: it needs a .gguf file, and this model is none"]
 
 
 def test_one_format_that_fails_does_not_take_others_along(subject, monkeypatch):
@@ -289,7 +305,7 @@ def test_a_text_beyond_learned_positions_is_refused(tmp_path):
 
 
 def test_prompts_are_as_long_as_asked(stories15m, tmp_path):
-    subject = Subject(load(stories15m, dtype="float32"), stories15m, CAPACITY, tmp_path)
+    subject = Subject(load(stories15m, dtype="float32", fast=False), stories15m, CAPACITY, tmp_path)
     long = subject.prompt(300)
     assert len(long) == 300
     assert long[:7] == subject.prompt(7)

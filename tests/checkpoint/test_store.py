@@ -292,17 +292,6 @@ def test_an_unknown_name_gets_the_nearest_one() -> None:
             function("smolm2")
 
 
-def test_where_models_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CLEARHEAD_HOME", raising=False)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert store.cache_folder() == Path("/home/somebody/.cache/clearhead")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert store.cache_folder() == Path("/caches/clearhead")
-    monkeypatch.setenv("CLEARHEAD_HOME", "~/models")
-    assert store.cache_folder() == Path("/home/somebody/models")
-
-
 def test_a_folder_that_cannot_be_written(client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path / "file"))

@@ -26,7 +26,7 @@ ARROWS = {
     "generation": {"cache", "fast", "model", "tokenization"},
     "summary": {"model"},
     "conversation": {"cache", "generation", "tokenization"},
-    "bundle": {"checkpoint", "conversation", "families", "fast", "generation", "model", "tokenization"},
+    "bundle": {"checkpoint", "conversation", "families", "fast", "generation", "inspection", "model", "tokenization"},
     "demo": {"bundle", "checkpoint", "families", "model", "summary", "tokenization"},
     "terminal": {"conversation"},
     "verification": {"bundle", "cache", "fast", "generation", "model"},
@@ -35,7 +35,7 @@ ARROWS = {
     "cost": {"cache", "families", "model"},
     "evaluation": {"bundle", "data", "generation", "model", "tokenization"},
     "training": {"bundle", "checkpoint", "cost", "data", "evaluation", "families", "model", "tokenization"},
-    "inspection": {"bundle", "cache", "generation", "model", "tokenization"},
+    "inspection": {"bundle", "cache", "generation", "model", "tokenization"},  # bundle for its type only
     "benchmark": {"bundle", "cache", "checkpoint", "fast", "generation", "model"},
     "cli": {
         "benchmark",

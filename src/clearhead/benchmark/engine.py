@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-WEIGHTS = ("float32", "bfloat16", "int8", "int4")
+WEIGHTS = ("float32", "bfloat16", "int8", "int4", "stored")  # stored: as the blocks of a .gguf file
 
 Hear = Callable[[int], object]
 

@@ -19,7 +19,7 @@ Open = Callable[[Subject, str], Engine]
 
 PEERS: dict[str, tuple[Open, tuple[str, ...]]] = {
     "huggingface": (HuggingFace, ("float32", "bfloat16")),
-    "llama.cpp": (LlamaCpp, ("bfloat16", "int8", "int4")),
+    "llama.cpp": (LlamaCpp, ("bfloat16", "int8", "int4", "stored")),
     "ctranslate2": (CTranslate2, ("float32", "int8")),
 }
 

@@ -1,8 +1,8 @@
-"""llama.cpp as a peer, through llama-cpp-python: BF16, Q8_0 or Q4_0 files that it makes itself of the .gguf measured.
+"""llama.cpp as a peer, through llama-cpp-python: the .gguf measured, or the BF16, Q8_0 and Q4_0 it makes of that.
 
     engine = LlamaCpp(subject, "int4")
 
-The files are kept (`home()/benchmark`), named by a digest of where they came from.
+What it makes is kept (`home()/benchmark`), named by a digest of where they came from.
 """
 
 import hashlib
@@ -30,13 +30,12 @@ class LlamaCpp(Engine):
 
     def __init__(self, subject: Subject, weights: str):
         package = needed("llama_cpp", "llama-cpp-python")
-        if subject.path is None or subject.path.suffix != ".gguf":
-            raise ClearheadError("it reads .gguf files, and this model is none")
+        source = subject.gguf_file()
         on_gpu = subject.device.type == "cuda"
         if on_gpu and not package.llama_supports_gpu_offload():
             raise ClearheadError("the llama-cpp-python installed here was built without CUDA")
         self.package, self.weights = package, weights
-        file = quantised(package, subject.path, KINDS[weights], subject.num_threads)
+        file = quantised(package, source, KINDS[weights], subject.num_threads) if weights in KINDS else source
         try:
             self.model = package.Llama(
                 str(file),

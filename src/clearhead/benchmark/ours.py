@@ -14,6 +14,7 @@ import torch
 from clearhead.benchmark.engine import Engine, Hear
 from clearhead.benchmark.subject import Subject
 from clearhead.benchmark.traffic import weights_read
+from clearhead.bundle import load
 from clearhead.errors import ClearheadError
 from clearhead.fast import cuda, stack
 from clearhead.fast.modules import pack_network
@@ -25,6 +26,8 @@ DTYPES = {"float32": torch.float32}  # what is packed computes, and keeps its ca
 
 
 def open_ours(subject: Subject, weights: str) -> Engine:
+    if weights == "stored":
+        return open_stored(subject)
     network = deepcopy(subject.network).to(DTYPES.get(weights, torch.bfloat16)).requires_grad_(False)
     packed = cast(Literal["int8", "int4"], weights) if weights in ("int8", "int4") else None
     if subject.device.type == "cuda":
@@ -35,6 +38,13 @@ def open_ours(subject: Subject, weights: str) -> Engine:
     if packed is not None:
         pack_network(network, packed)
     return Loop(network, weights, why_slow(network))
+
+
+def open_stored(subject: Subject) -> Engine:
+    if subject.device.type == "cuda":
+        raise ClearheadError("blocks of GGUF run on a processor; on CUDA there are float32, bfloat16 and int8")
+    network = load(subject.gguf_file(), weights="stored", fast=False).network
+    return Loop(network, "stored", why_slow(network))
 
 
 def why_slow(network: Transformer) -> str | None:

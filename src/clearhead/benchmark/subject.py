@@ -63,6 +63,11 @@ class Subject:
         first, *others = self.model.encode(TEXT)  # the first may stand for the beginning of a text
         return list(islice(chain([first], cycle(others)), length))
 
+    def gguf_file(self) -> Path:
+        if self.path is None or self.path.suffix != ".gguf":
+            raise ClearheadError("it needs a .gguf file, and this model is none")
+        return self.path
+
     def huggingface_folder(self) -> Path:
         """The model as transformers reads it, written when first asked for."""
         folder = self.folder / "huggingface"

