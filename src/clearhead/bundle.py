@@ -15,19 +15,22 @@ import torch
 
 from clearhead.checkpoint.fill import Loaded, Progress
 from clearhead.checkpoint.huggingface import save_folder
-from clearhead.checkpoint.load import open_model
+from clearhead.checkpoint.load import folder_tokenizer, open_model
 from clearhead.checkpoint.native import save_native
+from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent
 from clearhead.conversation import Chat
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import preset
 from clearhead.fast.modules import is_packed, pack_network
 from clearhead.fast.stack import accelerate, why_not
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, pad_right, token_ids
+from clearhead.generation.recurrent import translate
 from clearhead.generation.result import Generation, Stream
 from clearhead.generation.score import Score, score
 from clearhead.generation.speaker import Speaker
 from clearhead.generation.speculative import Speculation
 from clearhead.model.config import ModelConfig
+from clearhead.model.recurrent import RecurrentTranslator
 from clearhead.model.transformer import Transformer
 from clearhead.tokenization.base import Tokenizer
 
@@ -161,6 +164,42 @@ class Model(Loaded):
         return folder
 
 
+@dataclass(frozen=True, repr=False)
+class RecurrentModel(Model):
+    """The baseline before the Transformer. It answers texts; whoever asks for a Transformer's config is told so."""
+
+    network: RecurrentTranslator  # type: ignore[assignment]  # its own config is network.config
+
+    @property
+    def config(self) -> ModelConfig:
+        raise ClearheadError("this model is a recurrent network: it generates, saves and trains, and no more")
+
+    @property
+    def speaker(self) -> Speaker:
+        raise ClearheadError("a recurrent network does not stream or chat; use generate")
+
+    def generate_many(
+        self, prompts: Sequence[Prompt], n: int = 1, *, max_new_tokens: int = 64, **options: Any
+    ) -> list[Generation]:
+        """The likeliest token at each step; there is nothing else to choose."""
+        greedy = n == 1 and all(options[name] in (None, 0) for name in options)
+        if not greedy or options.keys() - {"temperature", "beams", "speculate"}:
+            raise ClearheadError("a recurrent network takes its likeliest token; give it max_new_tokens alone")
+        sources = [self.encode(prompt) for prompt in prompts]
+        start, stop = self.special_ids["decoder_start_token_id"], self.special_ids["eos_token_id"]
+        said = translate(self.network, sources, start_id=start, stop_ids={stop}, max_new_tokens=max_new_tokens)
+        return [self.told(source, answer, stop) for source, answer in zip(sources, said, strict=True)]
+
+    def save(self, folder: str | Path, format: Literal["huggingface", "native"] = "native") -> Path:
+        if format == "huggingface":
+            raise ClearheadError("transformers has no such recurrent network; save it as native")
+        return super().save(folder, format)
+
+    def told(self, source: list[int], answer: list[int], stop: int) -> Generation:
+        text = "" if self.tokenizer is None else self.tokenizer.decode([token for token in answer if token != stop])
+        return Generation(answer, text, source, "stop" if answer[-1:] == [stop] else "length")
+
+
 def load(
     what: str | Path,
     dtype: torch.dtype | str | None = None,
@@ -179,6 +218,11 @@ def load(
     if weights not in get_args(Weights):
         raise unknown("weights", str(weights), get_args(Weights))
     precision = as_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
+    if is_recurrent(what):
+        if fast or weights != "full":
+            raise ClearheadError(f"{what} holds a recurrent network, which has full weights and no fast step")
+        network, special_ids = load_recurrent(Path(what), precision, as_device(device))
+        return RecurrentModel(network, folder_tokenizer(Path(what)), None, special_ids)
     model = Model(**vars(open_model(what, precision, as_device(device), progress, keep_blocks=weights == "stored")))
     if weights in ("int8", "int4"):
         pack_network(model.network, weights)

@@ -1,4 +1,4 @@
-"""Translations judged as sacrebleu judges them, and edit distances against difflib-free arithmetic and torch."""
+"""Translations judged as sacrebleu judges them, and edit distances against their definition."""
 
 import random
 import sys

@@ -84,7 +84,7 @@ def stored_dtype(rows: Mapping[str, Row], held: Mapping[str, str], tensors: Mapp
     return None if table is None else tensors[held[table]].dtype
 
 
-def slots(network: Transformer) -> dict[str, Tensor]:
+def slots(network: torch.nn.Module) -> dict[str, Tensor]:
     """Every place that a checkpoint fills: parameters (shared ones once) and the routers' selection bias."""
     return dict(network.named_parameters()) | dict(network.named_buffers())
 

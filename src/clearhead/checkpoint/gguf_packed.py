@@ -43,14 +43,12 @@ def parts(whole: Packed, row: Row, network: Transformer) -> list[Packed]:
 def put(network: Transformer, own: str, packed: Packed) -> None:
     owner_name, _, leaf = own.rpartition(".")
     owner = network.get_submodule(owner_name)
-    parent_name, _, name = owner_name.rpartition(".")
-    parent = network.get_submodule(parent_name)
     if isinstance(owner, nn.Linear) and leaf == "weight":
-        setattr(parent, name, PackedLinear(packed, owner.bias))
+        network.set_submodule(owner_name, PackedLinear(packed, owner.bias, owner.weight.dtype))
     elif isinstance(owner, nn.Embedding):
-        setattr(parent, name, PackedTable(packed, owner.weight.dtype))
+        network.set_submodule(owner_name, PackedTable(packed, owner.weight.dtype))
         head: nn.Module | None = network.head
         if isinstance(head, LogitHead) and head.weight is None:  # tied: it reads the same blocks
             network.head = FastHead(head, None)  # type: ignore[assignment]
     elif owner is network.head and leaf == "weight":
-        network.head = FastHead(network.head, PackedMatrix(packed))  # type: ignore[assignment]
+        network.head = FastHead(network.head, PackedMatrix(packed, network.head.weight.dtype))  # type: ignore[assignment]

@@ -13,6 +13,7 @@ import torch
 
 from clearhead.checkpoint import store
 from clearhead.checkpoint.ctranslate2_model import ctranslate2_config, is_ctranslate2, load_ctranslate2
+from clearhead.checkpoint.examples import EXAMPLES
 from clearhead.checkpoint.fill import Loaded, Progress
 from clearhead.checkpoint.gguf_model import gguf_config, gguf_tokenizer, load_gguf
 from clearhead.checkpoint.gguf_packed import keep_blocks_of
@@ -106,7 +107,7 @@ def locate(what: str | Path, wanted: tuple[str, ...]) -> Path:
         return path
     name = str(what)
     folded = name.lower()
-    known = {alias for package in PACKAGES for alias in (package.name, *package.aliases)}
+    known = {alias for package in PACKAGES for alias in (package.name, *package.aliases)} | set(EXAMPLES)
     if folded in known:
         found = store.find(folded)
         if found is None:

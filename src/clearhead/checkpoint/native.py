@@ -11,26 +11,31 @@ import torch
 
 from clearhead.checkpoint.fill import Loaded, Progress, fill, slots
 from clearhead.checkpoint.tensors import read_safetensors, write_safetensors
-from clearhead.config import from_dict, to_dict
-from clearhead.errors import ClearheadError
+from clearhead.config import from_dict, kind_of, to_dict
+from clearhead.errors import ClearheadError, unknown
 from clearhead.families import FAMILIES
 from clearhead.families.settings import Settings
 from clearhead.files import read_json, write_text
 from clearhead.model.config import ModelConfig
+from clearhead.model.recurrent import RecurrentTranslator
 from clearhead.model.transformer import Transformer
 
 DESCRIPTION, WEIGHTS = "clearhead.json", "weights.safetensors"
 FORMAT = 1
+TRANSFORMER, RECURRENT = kind_of(Transformer), kind_of(RecurrentTranslator)
 
 
 def save_native(
-    network: Transformer, folder: Path, family_name: str | None = None, special_ids: dict[str, Any] | None = None
+    network: Transformer | RecurrentTranslator,
+    folder: Path,
+    family_name: str | None = None,
+    special_ids: dict[str, Any] | None = None,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in slots(network).items()}
     write_safetensors(folder / WEIGHTS, tensors)
-    description = {"format": FORMAT, "family": family_name, "special_ids": special_ids or {}}
-    description["model"] = to_dict(network.config)
+    description = {"format": FORMAT, "kind": kind_of(type(network)), "family": family_name}
+    description |= {"special_ids": special_ids or {}, "model": to_dict(network.config)}
     write_text(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
 
 
@@ -54,8 +59,22 @@ def native_config(folder: Path) -> ModelConfig:
 
 
 def read_description(folder: Path) -> tuple[ModelConfig, Settings]:
+    description = describe(folder)
+    if kind_in(description) == RECURRENT:
+        raise ClearheadError(f"{folder} holds a recurrent network: clearhead.load reads it, and this takes a Transformer")
+    return from_dict(ModelConfig, description.data.get("model"), "model"), description
+
+
+def describe(folder: Path) -> Settings:
     description = Settings(read_json(folder / DESCRIPTION), str(folder / DESCRIPTION))
     number = description.whole("format")
     if number != FORMAT:
         raise ClearheadError(f"{description.where} has format {number}; this version reads {FORMAT}")
-    return from_dict(ModelConfig, description.data.get("model"), "model"), description
+    return description
+
+
+def kind_in(description: Settings) -> str:
+    kind = description.text("kind", TRANSFORMER)
+    if kind not in (TRANSFORMER, RECURRENT):
+        raise unknown(f"kind in {description.where}:", kind, (TRANSFORMER, RECURRENT))
+    return kind

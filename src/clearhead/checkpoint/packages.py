@@ -9,6 +9,7 @@ rows. Archive paths are only ever looked up, never written to: where a file land
 from dataclasses import dataclass
 from typing import Literal
 
+from clearhead.checkpoint.examples import EXAMPLES
 from clearhead.errors import unknown
 
 
@@ -245,5 +246,5 @@ def lookup(name: str) -> Package:
     """The package called `name`, by its own name or an alias, in any case of letters."""
     by_name = {known: package for package in (*PACKAGES, *DATASETS) for known in (package.name, *package.aliases)}
     if name.lower() not in by_name:
-        raise unknown("model", name, by_name)
+        raise unknown("model", name, by_name.keys() | EXAMPLES)
     return by_name[name.lower()]

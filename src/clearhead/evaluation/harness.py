@@ -7,6 +7,7 @@ Texts are divided into tokens, cut to the context and rolled over as its `hf` mo
 imports the harness; without it, importing this file says how to get it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -56,7 +57,7 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness carries no types
         rolled = [self.windows(*request.args) for request in requests]
         every = [window for windows in rolled for window in windows]
         found = iter(log_likelihoods(self.model.network, every, self.batch_tokens))
-        return [sum(one.logprob for one in islice(found, len(windows))) for windows in rolled]
+        return [math.fsum(one.logprob for one in islice(found, len(windows))) for windows in rolled]
 
     def windows(self, text: str) -> list[Request]:
         ids, beginning = self.tokenizer.encode(text, add_special_tokens=False), first_id(self.tokenizer)

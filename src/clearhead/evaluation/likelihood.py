@@ -157,10 +157,11 @@ def states_of_whole(network: Transformer, requests: Sequence[Request]) -> list[T
 
 def states_of_shared(network: Transformer, requests: Sequence[Request]) -> list[Tensor]:
     """The same, with each context read once."""
-    contexts = {request.context: 0 for request in requests}
-    places = {context: place for place, context in enumerate(contexts)}
+    places: dict[tuple[int, ...], int] = {}
+    for request in requests:
+        places.setdefault(request.context, len(places))
     cache = KeyValueCache(network.config)
-    tokens, mask = pad_left([list(context[:-1]) for context in contexts], network.device)
+    tokens, mask = pad_left([list(context[:-1]) for context in places], network.device)
     network.hidden(tokens, mask, cache=cache)
     cache.advance()
     cache = cache.select(torch.tensor([places[request.context] for request in requests], device=network.device))

@@ -25,10 +25,10 @@ struct Heads {
   Norm query_norm, key_norm;
 };
 
-// Where a layer keeps its keys and values, (B, K, capacity, H).
+// Where a layer keeps its keys and values, (B, K, capacity, H); the H of a slot stand side by side.
 struct Kept {
   void *keys, *values;
-  int64_t row_stride, head_stride;  // in elements
+  int64_t row_stride, head_stride, slot_stride;  // in elements
   int64_t slot, S;                  // where the new token goes; slots in use, that one included
   const uint8_t* allowed;           // (B, S), or null: all
   int64_t is_bfloat16;
@@ -52,17 +52,19 @@ inline void place_head(float* y, const float* x, const Heads& heads, const Norm&
 
 // One key-value head of one row over the slots [first, last): maximum, sum and output for each of its query heads.
 template <class Element>
-void look(float* state, const float* q, const Element* keys, const Element* values, const Heads& heads,
+void look(float* state, const float* q, const Element* keys, const Element* values, int64_t slot_stride, const Heads& heads,
           const uint8_t* allowed, int64_t first, int64_t last) {
   const int64_t group = heads.N / heads.K, H = heads.H, count = last - first;
   thread_local std::vector<float> scores;
   if (int64_t(scores.size()) < group * LONGEST_SPAN) scores.resize(group * LONGEST_SPAN);
-  for (int64_t i = 0; i < count; i++)
+  for (int64_t i = 0; i < count; i++) {
+    const Element* key = keys + (first + i) * slot_stride;
     for (int64_t n = 0; n < group; n++) {
       float dot = 0;
-      for (int64_t h = 0; h < H; h++) dot += q[n * H + h] * read(keys[(first + i) * H + h]);
+      for (int64_t h = 0; h < H; h++) dot += q[n * H + h] * read(key[h]);
       scores[n * LONGEST_SPAN + i] = allowed && !allowed[first + i] ? NOTHING : dot * heads.scale;
     }
+  }
   for (int64_t n = 0; n < group; n++) {
     float *score = &scores[n * LONGEST_SPAN], *out = state + n * (H + 2), largest = NOTHING, sum = 0;
     for (int64_t i = 0; i < count; i++) largest = std::max(largest, score[i]);
@@ -74,12 +76,14 @@ void look(float* state, const float* q, const Element* keys, const Element* valu
     out[1] = sum;
     std::fill(out + 2, out + 2 + H, 0.f);
   }
-  for (int64_t i = 0; i < count; i++)
+  for (int64_t i = 0; i < count; i++) {
+    const Element* value = values + (first + i) * slot_stride;
     for (int64_t n = 0; n < group; n++) {
       const float weight = scores[n * LONGEST_SPAN + i];
       float* out = state + n * (H + 2) + 2;
-      for (int64_t h = 0; h < H; h++) out[h] += weight * read(values[(first + i) * H + h]);
+      for (int64_t h = 0; h < H; h++) out[h] += weight * read(value[h]);
     }
+  }
 }
 
 inline void join(float* y, const float* states, int64_t spans, int64_t stride, int64_t H) {
@@ -97,7 +101,7 @@ inline void join(float* y, const float* states, int64_t spans, int64_t stride, i
 
 template <class Element>
 void keep(const float* projected, int64_t b, int64_t k, const Heads& heads, const Kept& kept, const Angles& angles) {
-  const int64_t H = heads.H, place = b * kept.row_stride + k * kept.head_stride + kept.slot * H;
+  const int64_t H = heads.H, place = b * kept.row_stride + k * kept.head_stride + kept.slot * kept.slot_stride;
   const float* row = projected + b * (heads.N + 2 * heads.K) * H;
   thread_local std::vector<float> turned;
   turned.resize(H);
@@ -109,35 +113,44 @@ void keep(const float* projected, int64_t b, int64_t k, const Heads& heads, cons
 }
 
 // Short enough that there is something for every thread to do: 32 slots at least.
-inline int64_t span_of(const Kept& kept) {
-  const int64_t share = (kept.S + 2 * omp_get_max_threads() - 1) / (2 * omp_get_max_threads());
-  return std::clamp<int64_t>((share + 15) / 16 * 16, 32, LONGEST_SPAN);
+struct Spans {
+  int64_t length, count;
+  Spans(const Kept& kept, int64_t num_threads) {
+    const int64_t share = (kept.S + 2 * num_threads - 1) / (2 * num_threads);
+    length = std::clamp<int64_t>((share + 15) / 16 * 16, 32, LONGEST_SPAN);
+    count = (kept.S + length - 1) / length;
+  }
+};
+
+// Enough for whatever number of threads comes: fewer of them cut into fewer spans.
+inline int64_t state_size(const Heads& heads, const Kept& kept, int64_t B) {
+  return B * heads.N * Spans(kept, omp_get_max_threads()).count * (heads.H + 2);
 }
-inline int64_t spans_of(const Kept& kept) { return (kept.S + span_of(kept) - 1) / span_of(kept); }
-inline int64_t state_size(const Heads& heads, const Kept& kept, int64_t B) { return B * heads.N * spans_of(kept) * (heads.H + 2); }
 
 // The spans of this thread. `projected` (B, (N + 2K) H) holds queries, keys, values side by side, or with `across` (B, N H)
 // queries alone: then nothing is kept. The span that holds the new slot writes it first; no other span reads it.
 template <class Element>
 void look_at_spans(const Member& me, float* states, const float* projected, int64_t B, const Heads& heads, const Kept& kept,
                    const Angles& angles, bool across) {
-  const int64_t length = span_of(kept), spans = spans_of(kept), group = heads.N / heads.K, H = heads.H, stride = group * (H + 2);
-  const int64_t width = (heads.N + (across ? 0 : 2 * heads.K)) * H, tasks = B * heads.K * spans;
+  const Spans spans(kept, me.count);
+  const int64_t group = heads.N / heads.K, H = heads.H, stride = group * (H + 2);
+  const int64_t width = (heads.N + (across ? 0 : 2 * heads.K)) * H, tasks = B * heads.K * spans.count;
   thread_local std::vector<float> q;
   q.resize(group * H);
   for (int64_t task = me.first(tasks); task < me.last(tasks); task++) {
-    const int64_t span = task % spans, k = task / spans % heads.K, b = task / spans / heads.K, first = span * length;
-    if (!across && kept.slot / length == span) keep<Element>(projected, b, k, heads, kept, angles);
+    const int64_t span = task % spans.count, k = task / spans.count % heads.K, b = task / spans.count / heads.K;
+    const int64_t first = span * spans.length, last = std::min(first + spans.length, kept.S);
+    if (!across && first <= kept.slot && kept.slot < last) keep<Element>(projected, b, k, heads, kept, angles);
     for (int64_t n = 0; n < group; n++)
       place_head(&q[n * H], projected + b * width + (k * group + n) * H, heads, heads.query_norm, angles, b);
     const int64_t place = b * kept.row_stride + k * kept.head_stride;
-    look(states + task * stride, q.data(), (const Element*)kept.keys + place, (const Element*)kept.values + place, heads,
-         kept.allowed ? kept.allowed + b * kept.S : nullptr, first, std::min(first + length, kept.S));
+    look(states + task * stride, q.data(), (const Element*)kept.keys + place, (const Element*)kept.values + place,
+         kept.slot_stride, heads, kept.allowed ? kept.allowed + b * kept.S : nullptr, first, last);
   }
 }
 
 inline void join_spans(const Member& me, float* y, const float* states, int64_t B, const Heads& heads, const Kept& kept) {
-  const int64_t spans = spans_of(kept), group = heads.N / heads.K, stride = group * (heads.H + 2), total = B * heads.N;
+  const int64_t spans = Spans(kept, me.count).count, group = heads.N / heads.K, stride = group * (heads.H + 2), total = B * heads.N;
   for (int64_t row = me.first(total); row < me.last(total); row++) {
     const int64_t b = row / heads.N, n = row % heads.N;
     const float* first = states + (b * heads.K + n / group) * spans * stride + n % group * (heads.H + 2);

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -72,6 +73,7 @@ class Kept(ctypes.Structure):
         ("values", c_int64),
         ("row_stride", c_int64),
         ("head_stride", c_int64),
+        ("slot_stride", c_int64),
         ("slot", c_int64),
         ("num_slots", c_int64),
         ("allowed", c_int64),
@@ -144,28 +146,41 @@ _loaded: ctypes.CDLL | None = None
 def library(build: bool = False) -> ctypes.CDLL | None:
     """The kernels; None where they are not built and `build` does not ask for it."""
     global _loaded
-    if _loaded is None and (build or artefact().is_file()):
-        if not artefact().is_file():
+    if _loaded is None:
+        _loaded = opened(artefact())
+        if _loaded is None and build:
             compile_library(artefact())
-        _loaded = ctypes.CDLL(str(artefact()))
-        for name, arguments in SIGNATURES.items():
-            getattr(_loaded, name).argtypes = arguments
-            getattr(_loaded, name).restype = None
+            _loaded = opened(artefact())
     return _loaded
 
 
+def opened(path: Path) -> ctypes.CDLL | None:
+    """None also where the file does not suit this system: a home folder may be shared by several."""
+    try:
+        kernels = ctypes.CDLL(str(path))
+    except OSError:
+        return None
+    for name, arguments in SIGNATURES.items():
+        getattr(kernels, name).argtypes = arguments
+        getattr(kernels, name).restype = None
+    return kernels
+
+
 def compile_library(path: Path) -> None:
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "")
+    if not compiler:
         raise ClearheadError("there is no C++ compiler here; install g++ for the fast step, or go without")
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        unfinished = Path(folder) / "kernels.so"
-        command = [compiler, *FLAGS, str(SOURCES[0]), "-o", str(unfinished)]
-        made = subprocess.run(command, capture_output=True, text=True, check=False)
-        if made.returncode:
-            raise ClearheadError(f"{compiler} cannot build the fast step: {made.stderr.strip()[-500:]}")
-        unfinished.rename(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            unfinished = Path(folder) / "kernels.so"
+            command = [*compiler, *FLAGS, str(SOURCES[0]), "-o", str(unfinished)]
+            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            if made.returncode:
+                raise ClearheadError(f"{compiler[0]} cannot build the fast step: {made.stderr.strip()[-500:]}")
+            unfinished.rename(path)
+    except OSError as error:
+        raise ClearheadError(f"the fast step cannot be built: {error}") from None
 
 
 # --- single products
@@ -184,22 +199,24 @@ def matrix_of(weight: Tensor | Packed, bias: Tensor | None = None) -> Matrix:
 
 def multiply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
     """(..., K) · (N, K) -> (..., N); PyTorch computes the same where there is no kernel or many rows."""
-    columns = x.shape[-1]
-    few = x.numel() <= MAX_ROWS * columns and not torch.is_grad_enabled()
-    known = isinstance(weight, Packed) or weight.dtype in KINDS
-    if few and known and x.device.type == "cpu" and library() is not None:
+    few = x.numel() <= MAX_ROWS * x.shape[-1] and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    values = weight.quants if isinstance(weight, Packed) else weight
+    here = x.device.type == values.device.type == "cpu" and values.dtype in KINDS
+    if few and here and library() is not None:
         return apply(x, weight, bias).to(x.dtype)
     if isinstance(weight, Packed):
         weight = unpacked(weight, x.dtype)
-    return functional.linear(x.to(weight.dtype), weight, bias)
+    return functional.linear(x.to(weight.dtype), weight, None if bias is None else bias.to(weight.dtype))
 
 
 def apply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
     """The same by the kernel alone, in float32."""
     kernels = library()
     assert kernels is not None
+    assert x.shape[-1] == weight.shape[1], "the kernel reads as many numbers as a row of W has"
     rows = x.float().contiguous().view(-1, x.shape[-1])
     added = None if bias is None else bias.float().contiguous()
+    weight = weight.contiguous() if isinstance(weight, Tensor) else weight
     y = torch.empty(len(rows), weight.shape[0])
     kernels.clearhead_linear(
         y.data_ptr(), rows.data_ptr(), len(rows), byref(matrix_of(weight, added)), byref(Norm()), 0, 0, None
@@ -208,7 +225,8 @@ def apply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Ten
 
 
 def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
-    kernels = library() if packed.quants.device.type == "cpu" else None
+    plain = packed.quants.device.type != "cpu" or torch.compiler.is_compiling()
+    kernels = None if plain else library()
     if kernels is None or dtype not in (torch.float32, torch.bfloat16):
         return packed.unpack(dtype)
     y = torch.empty(packed.shape, dtype=dtype)

@@ -85,9 +85,9 @@ inline void quantize(Row& row, const Matrix& w) {
   const int zero = w.kind == EIGHT ? 128 : w.offsets ? 0 : 8;
   for (int64_t g = 0; g < w.num_groups; g++) {
     const float* part = &row.values[g * 32];
-    float largest = 0;
-    for (int j = 0; j < 32; j++) largest = std::max(largest, std::fabs(part[j]));
-    const float scale = largest / 127, inverse = largest > 0 ? 127 / largest : 0;
+    float largest = 0, damage = 0;  // 0, or NaN where a value is none or infinite: integers have no such thing
+    for (int j = 0; j < 32; j++) largest = std::max(largest, std::fabs(part[j])), damage += part[j] * 0;
+    const float scale = largest / 127 + damage, inverse = largest > 0 ? 127 / largest : 0;
     int8_t quants[32];
     int sum = 0;
     for (int j = 0; j < 32; j++) sum += quants[j] = int8_t(__builtin_rintf(part[j] * inverse));
@@ -133,12 +133,13 @@ inline int64_t row_bytes(const Matrix& w) {
   return w.kind == FULL ? w.K * 4 : w.kind == HALF ? w.K * 2 : w.num_groups * (w.kind == EIGHT ? 32 : 16);
 }
 
-// Rows that are multiplied side by side: about 2 KB of W. What comes 4 KB later is sent for in one burst meanwhile, for
-// the processor alone does not look that far ahead (17 against 28 GB/s on two cores of a Zen 4).
+// Rows that are multiplied side by side: about 2 KB of W. What comes 9 KB later is sent for in one burst meanwhile, to
+// the second-level cache, which takes more requests at once than the first: on two cores of a Zen 4, 8-bit weights
+// give 203 tokens a second so, 156 with a burst to the first level, about 100 if the processor is left to itself.
 template <int rows>
 inline void multiply_and_fetch(float* y, const Matrix& w, int64_t n, const Row& x, int64_t bytes) {
-  const char* next = (const char*)w.values + n * bytes + 4608;
-  for (int64_t byte = 0; byte < rows * bytes; byte += 64) __builtin_prefetch(next + byte);
+  const char* next = (const char*)w.values + n * bytes + 9216;
+  for (int64_t byte = 0; byte < rows * bytes; byte += 64) __builtin_prefetch(next + byte, 0, 2);
   multiply<rows>(y, w, n, x);
 }
 

@@ -11,22 +11,24 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from clearhead.errors import ClearheadError
 from clearhead.fast import cpu
 from clearhead.fast.packed import Bits, Packed, pack
+from clearhead.model.attend import softcapped
 from clearhead.model.embedding import LogitHead
 from clearhead.model.transformer import Transformer
 
 
 class PackedMatrix(nn.Module):
-    """Holds a packed weight as buffers, so that it moves with the network."""
+    """Holds a packed weight as buffers, so that it moves with the network; `dtype` is that of its numbers."""
 
     quants: Tensor
     scales: Tensor
     offsets: Tensor | None
 
-    def __init__(self, packed: Packed):
+    def __init__(self, packed: Packed, dtype: torch.dtype):
         super().__init__()
-        self.columns = packed.columns
+        self.columns, self.dtype = packed.columns, dtype
         self.put(packed)
 
     def put(self, packed: Packed) -> None:
@@ -39,23 +41,27 @@ class PackedMatrix(nn.Module):
         return Packed(self.quants, self.scales, self.offsets, self.columns)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """A change of precision is none of a packed weight's: its scales stay float16."""
+        """A change of precision is none of the scales': as bits they come through it unrounded."""
+        self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
+        self.view_scales(torch.int16)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.scales.dtype != torch.float16:
-            self.scales = self.scales.to(torch.float16)
-            self.offsets = None if self.offsets is None else self.offsets.to(torch.float16)
+        self.view_scales(torch.float16)
         return self
+
+    def view_scales(self, dtype: torch.dtype) -> None:
+        self.scales = self.scales.view(dtype)
+        self.offsets = None if self.offsets is None else self.offsets.view(dtype)
 
 
 class PackedLinear(PackedMatrix):
-    def __init__(self, packed: Packed, bias: nn.Parameter | None):
-        super().__init__(packed)
+    def __init__(self, packed: Packed, bias: nn.Parameter | None, dtype: torch.dtype):
+        super().__init__(packed, dtype)
         self.bias = bias
 
     @property
     def weight(self) -> Tensor:
         """As numbers, for what does not multiply by it whole (absorbed latent attention)."""
-        return self.packed.unpack()
+        return self.packed.unpack(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return cpu.multiply(x, self.packed, self.bias)
@@ -63,10 +69,6 @@ class PackedLinear(PackedMatrix):
 
 class PackedTable(PackedMatrix):
     """An embedding table; a row is unpacked when it is looked up."""
-
-    def __init__(self, packed: Packed, dtype: torch.dtype):
-        super().__init__(packed)
-        self.dtype = dtype
 
     @property
     def weight(self) -> "PackedTable":
@@ -83,6 +85,7 @@ class FastHead(nn.Module):
     def __init__(self, head: LogitHead, own: nn.Parameter | PackedMatrix | None):
         super().__init__()
         self.config, self.transform, self.weight, self.bias = head.config, head.transform, own, head.bias
+        self.training = head.training
 
     def forward(self, x: Tensor, table: Tensor | PackedMatrix) -> Tensor:
         x = self.transform(x)
@@ -90,17 +93,17 @@ class FastHead(nn.Module):
             x = x * self.config.scale
         weight = table if self.weight is None else self.weight
         logits = cpu.multiply(x, weight.packed if isinstance(weight, PackedMatrix) else weight, self.bias)
-        if self.config.softcap is not None:
-            logits = self.config.softcap * torch.tanh(logits / self.config.softcap)
-        return logits
+        return softcapped(logits, self.config.softcap)
 
 
 def pack_network(network: Transformer, bits: Bits) -> Transformer:
     """In place. One matrix at a time, so that the peak is the network and one matrix more."""
+    if is_packed(network):
+        raise ClearheadError("these weights are packed already; load the model with full weights to pack them anew")
     for name, module in list(network.named_modules()):
-        owner, _, leaf = name.rpartition(".")
-        if isinstance(module, nn.Linear) and ".router" not in name:
-            setattr(network.get_submodule(owner), leaf, PackedLinear(pack(module.weight.detach(), bits), module.bias))
+        if isinstance(module, nn.Linear):
+            weight = module.weight.detach()
+            network.set_submodule(name, PackedLinear(pack(weight, bits), module.bias, weight.dtype))
     tables: dict[nn.Embedding, PackedTable] = {}
     for stack in (network.encoder, network.decoder):
         if stack is None:
@@ -111,7 +114,7 @@ def pack_network(network: Transformer, bits: Bits) -> Transformer:
         stack.embedding.tokens = tables[table]  # type: ignore[assignment]
     if network.head is not None:
         own = network.head.weight
-        packed = None if own is None else PackedMatrix(pack(own.detach(), bits))
+        packed = None if own is None else PackedMatrix(pack(own.detach(), bits), own.dtype)
         network.head = FastHead(network.head, packed)  # type: ignore[assignment]
     return network
 

@@ -3,10 +3,12 @@
     plan = Plan(stack.layers, stack.final_norm); plan.run(x, positions, memory, cache)
 
 Built once: matrices that are read together are merged, and the modules' own become views of them. For every token only
-the numbers that change are set: slots, angles, and the cache's addresses when its buffers have moved.
+the numbers that change are set: slots, angles, and the cache's addresses when its buffers have moved. Norms and biases
+are copies, and modules may be exchanged: `is_current` tells whether the plan still says what the modules say.
 """
 
 from ctypes import byref
+from itertools import chain
 from typing import Any, cast
 
 import numpy.ctypeslib
@@ -14,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.cache.cache import KeyValueCache
+from clearhead.cache.stores import Place
+from clearhead.errors import ClearheadError
 from clearhead.fast import cpu
 from clearhead.fast.modules import PackedLinear
 from clearhead.fast.support import ACTIVATIONS, PLACEMENTS, merge
@@ -24,12 +28,26 @@ from clearhead.model.config import GroupedAttention
 from clearhead.model.feed_forward import FeedForwardLayer
 from clearhead.model.masks import make_mask, memory_mask
 from clearhead.model.norms import RootMeanSquare
-from clearhead.model.parts import Rope
+from clearhead.model.parts import Causal, Rope
 from clearhead.model.positions import Rotation, rotation_for
 from clearhead.model.transformer import Memory
 
+# Exactly these: a subclass, or whatever stands in a module's place to listen or to add, does more than the kernels know.
+KNOWN_MODULES = {
+    *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
+    *(RootMeanSquare, nn.LayerNorm, nn.Identity, nn.Dropout),
+}
+
 
 class Plan:
+    @staticmethod
+    def suits(blocks: nn.ModuleList, final_norm: nn.Module) -> bool:
+        """Plain modules that nothing hooks into, in a precision the kernels have."""
+        modules = [*blocks.modules(), *final_norm.modules()]
+        kinds = {(tensor.dtype, tensor.device.type) for tensor in (*blocks.parameters(), *final_norm.parameters())}
+        precise = kinds in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
+        return precise and {type(module) for module in modules} <= KNOWN_MODULES and not any(hooks_of(modules))
+
     def __init__(self, blocks: nn.ModuleList, final_norm: nn.Module):
         self.held: list[Any] = []  # whatever the structures point to
         self.blocks = [cast(Block, block) for block in blocks]
@@ -40,13 +58,30 @@ class Plan:
         self.tables: list[Rotation | None] = [
             self.angle_table(kind, 512) if isinstance(kind.position, Rope) else None for _, kind in self.kinds
         ]
-        self.addresses: list[tuple[int, int, int]] = []
+        self.addresses: list[tuple[Any, ...]] = []
         self.final_norm = self.norm(final_norm)
         self.layers = (cpu.Layer * len(self.blocks))(*(self.layer(block) for block in self.blocks))
         self.angles = (cpu.Angles * len(self.blocks))()
         self.kept = (cpu.Kept * len(self.blocks))()
         self.across = (cpu.Kept * len(self.blocks))()
         self.numbers, self.turns = numpy.ctypeslib.as_array(self.kept), numpy.ctypeslib.as_array(self.angles)
+        modules = [*blocks.modules(), *final_norm.modules()]
+        self.children = [module._modules for module in modules if module._modules]
+        self.hooks = hooks_of(modules)
+        tensors = chain(blocks.parameters(), blocks.buffers(), final_norm.parameters())
+        self.watched = [tensor for tensor in tensors if not tensor.is_inference()]  # which cannot say
+        self.modules, self.versions = self.modules_now(), self.versions_now()
+
+    def is_current(self) -> bool:
+        """No module exchanged or hooked into, no tensor changed in place: 30 µs for 30 layers."""
+        same = self.versions_now() == self.versions and self.modules_now() == self.modules
+        return same and not any(self.hooks)
+
+    def modules_now(self) -> list[nn.Module | None]:
+        return list(chain.from_iterable(children.values() for children in self.children))
+
+    def versions_now(self) -> list[int]:
+        return [tensor._version for tensor in self.watched]
 
     # --- building
 
@@ -102,17 +137,18 @@ class Plan:
         bias = None
         if modules[0].bias is not None:
             bias = torch.cat([cast(Tensor, module.bias).detach().float() for module in modules])
-            self.held.append(bias)
         weight = merge(modules)
-        self.held.append(weight)
+        self.held += [bias, weight]
         return cpu.matrix_of(weight, bias)
 
     # --- running
 
     def run(self, x: Tensor, positions: Tensor, memory: Memory | None, cache: KeyValueCache) -> None:
         """x (B, 1, D), changed in place; positions (B or 1, 1)."""
-        self.bind(cache, len(x))
-        alive = [tensor for number in range(len(self.kinds)) for tensor in self.see(number, positions, cache, len(x))]
+        places = self.bind(cache, len(x))
+        alive = []
+        for number, (layers, _) in enumerate(self.kinds):
+            alive += self.see(number, positions, cache, places[layers[0]], len(x))
         across = None
         if memory is not None and memory.remembered is not None:
             alive += self.look_across(memory, len(x))
@@ -131,34 +167,44 @@ class Plan:
         )
         del alive  # the structures pointed to it until here
 
-    def bind(self, cache: KeyValueCache, batch: int) -> None:
+    def bind(self, cache: KeyValueCache, batch: int) -> list[Place]:
         """Point to the buffers of this cache, with room for one token more."""
         places = []
         for block, store in zip(self.blocks, cache.stores, strict=True):
             heads = cast(GroupedAttention, block.layer.attention)
             shape = (batch, heads.num_kv_heads, heads.head_width)
             places.append(store.reserve(cache.length, shape, self.dtype, torch.device("cpu")))
-        addresses = [(place.key.data_ptr(), place.value.data_ptr(), place.key.stride(0)) for place in places]
+        # Shape and precision too: the memory of a cache that is gone is given to the next.
+        addresses = [(p.key.data_ptr(), p.value.data_ptr(), p.key.shape, p.key.dtype) for p in places]
         if addresses != self.addresses:
-            self.addresses = addresses
-            for kept, place in zip(self.kept, places, strict=True):
+            self.addresses = []
+            for block, kept, place in zip(self.blocks, self.kept, places, strict=True):
+                self.check(place, cast(GroupedAttention, block.layer.attention), batch)
                 put(kept, place.key, place.value)
+            self.addresses = addresses
+        return places
 
-    def see(self, number: int, positions: Tensor, cache: KeyValueCache, batch: int) -> list[Tensor]:
+    def check(self, place: Place, heads: GroupedAttention, batch: int) -> None:
+        """The kernels go by the sizes they are told: a cache of others would be read beyond its end."""
+        expected = (batch, heads.num_kv_heads, heads.head_width, self.dtype, "cpu")
+        for part in (place.key, place.value):
+            found = (*part.shape[:2], part.shape[3], part.dtype, part.device.type)
+            if found != expected or not part.is_contiguous():
+                raise ClearheadError(f"the cache holds {found} and this step needs {expected}; start a new cache")
+
+    def see(self, number: int, positions: Tensor, cache: KeyValueCache, place: Place, batch: int) -> list[Tensor]:
         """Tell the layers of one kind their slot, mask and angles; what these point to."""
         layers, attention = self.kinds[number]
-        place = cache.stores[layers[0]].reserve(cache.length, (0, 0, 0), self.dtype, positions.device)  # there by now
         self.numbers["slot"][layers], self.numbers["num_slots"][layers] = place.slot, place.num_slots
-        alive = []
-        if self.tables[number] is not None:
-            alive = self.turn(number, layers, positions)
-        if cache.new is None and place.num_slots == cache.length + 1:  # no padding and no ring: all may be seen
+        alive = self.turn(number, layers, positions) if self.tables[number] is not None else []
+        if cache.new is None and isinstance(attention.reach, Causal):  # no padding and no window: all may be seen
             self.numbers["allowed"][layers] = 0
             return alive
         allowed = make_mask(attention.reach, cache.grid(attention.reach)).allowed
-        seen = None if allowed is None else allowed.expand(batch, 1, 1, -1).contiguous()
-        self.numbers["allowed"][layers] = 0 if seen is None else seen.data_ptr()
-        return alive if seen is None else [*alive, seen]
+        assert allowed is not None
+        seen = allowed.expand(batch, 1, 1, place.num_slots).contiguous()
+        self.numbers["allowed"][layers] = seen.data_ptr()
+        return [*alive, seen]
 
     def turn(self, number: int, layers: list[int], positions: Tensor) -> list[Tensor]:
         """Cosines and sines of these positions, from a table that doubles when it is too short."""
@@ -179,18 +225,23 @@ class Plan:
 
     def look_across(self, memory: Memory, batch: int) -> list[Tensor]:
         assert memory.remembered is not None
-        allowed = memory_mask(memory.mask).allowed
-        seen = None if allowed is None else allowed.expand(batch, 1, 1, -1).contiguous()
+        allowed, num_slots = memory_mask(memory.mask).allowed, memory.remembered[0][0].shape[2]
+        seen = None if allowed is None else allowed.expand(batch, 1, 1, num_slots).contiguous()
         alive = [] if seen is None else [seen]
         for kept, (key, value) in zip(self.across, memory.remembered, strict=True):
-            key, value = key.contiguous(), value.contiguous()
-            alive += [key, value]
+            if key.stride() != value.stride() or key.stride(3) != 1:
+                key, value = key.contiguous(), value.contiguous()
+                alive += [key, value]
             put(kept, key, value)
-            kept.num_slots, kept.allowed = key.shape[2], 0 if seen is None else seen.data_ptr()
+            kept.num_slots, kept.allowed = num_slots, 0 if seen is None else seen.data_ptr()
         return alive
 
 
 def put(kept: cpu.Kept, key: Tensor, value: Tensor) -> None:
     kept.keys, kept.values = key.data_ptr(), value.data_ptr()
-    kept.row_stride, kept.head_stride = key.stride(0), key.stride(1)
+    kept.row_stride, kept.head_stride, kept.slot_stride = key.stride()[:3]
     kept.is_bfloat16 = key.dtype == torch.bfloat16
+
+
+def hooks_of(modules: list[nn.Module]) -> list[dict[int, Any]]:
+    return [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]

@@ -5,6 +5,7 @@
 Many tokens at once (a prompt) go through the modules themselves, which are also the oracle of the step.
 """
 
+from threading import Lock
 from typing import Any
 
 import torch
@@ -14,10 +15,12 @@ from clearhead.cache.cache import KeyValueCache
 from clearhead.fast import cpu
 from clearhead.fast.modules import FastHead
 from clearhead.fast.plan import Plan
-from clearhead.fast.support import unknown_part
+from clearhead.fast.support import unknown_in
 from clearhead.model.attend import fused
 from clearhead.model.embedding import LogitHead
-from clearhead.model.transformer import LayerStack, Memory, Transformer
+from clearhead.model.transformer import LayerStack, Memory, Transformer, check_shapes
+
+ONE_AT_A_TIME = Lock()  # a plan's structures are filled anew for every token, and a step uses all cores anyway
 
 
 def accelerate(network: Transformer, build: bool = True) -> bool:
@@ -39,14 +42,16 @@ def why_not(network: Transformer) -> str | None:
     if stack is None:
         return "an encoder alone does not decode"
     if parameter.device.type != "cpu" or parameter.dtype not in (torch.float32, torch.bfloat16):
-        return f"{parameter.dtype} on {parameter.device.type}"
-    return next((reason for layer in stack.stack.layers if (reason := unknown_part(layer))), None)
+        return f"{str(parameter.dtype).removeprefix('torch.')} on {parameter.device.type}"
+    if network.head is not None and network.head.config.transform is not None:
+        return "a head with a layer of its own"
+    return unknown_in(stack.stack)
 
 
 class FastStack(LayerStack):
     def __init__(self, stack: LayerStack):
         nn.Module.__init__(self)
-        self.stack, self.width = stack.stack, stack.width
+        self.stack, self.width, self.training = stack.stack, stack.width, stack.training
         self.embedding, self.layers = stack.embedding, stack.layers
         self.final_norm, self.relative_bias = stack.final_norm, stack.relative_bias
         self.plan: Plan | None = None
@@ -54,6 +59,9 @@ class FastStack(LayerStack):
     def _apply(self, fn: Any, recurse: bool = True) -> "FastStack":
         self.plan = None  # it points into tensors that may move
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "plan": None}  # a copy has tensors of its own
 
     def forward(
         self,
@@ -65,19 +73,39 @@ class FastStack(LayerStack):
         cache: Any = None,
         **options: Any,
     ) -> Tensor:
-        few = tokens.shape[1] == 1 and len(tokens) <= cpu.MAX_ROWS
-        plain = options.get("kernel", fused) is fused and tokens.device.type == "cpu"
-        remembered = memory is None or memory.remembered is not None
-        if not (few and plain and remembered and isinstance(cache, KeyValueCache) and positions is None):
-            return super().forward(tokens, mask, positions, memory=memory, cache=cache, **options)
-        return self.step(tokens, mask, memory, cache)
+        if positions is None and self.is_step(tokens, memory, cache, options):
+            with ONE_AT_A_TIME:
+                if plan := self.current_plan():
+                    return self.step(plan, tokens, mask, memory, cache)
+        return super().forward(tokens, mask, positions, memory=memory, cache=cache, **options)
 
-    @torch.no_grad()
-    def step(self, tokens: Tensor, mask: Tensor | None, memory: Memory | None, cache: KeyValueCache) -> Tensor:
+    def is_step(self, tokens: Tensor, memory: Memory | None, cache: Any, options: dict[str, Any]) -> bool:
+        """One token of a few rows, and nothing but tokens asked for: no gradient, dropout, other kernel or graph."""
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        few = tokens.ndim == 2 and tokens.shape[1] == 1 and len(tokens) <= cpu.MAX_ROWS and tokens.device.type == "cpu"
+        # With grouped attention there is nothing to absorb.
+        plain = options.keys() <= {"kernel", "absorb"} and options.get("kernel", fused) is fused
+        looks_across = self.stack.layers[0].cross_attention is not None
+        remembers = memory is not None and memory.remembered is not None and len(memory.states) == len(tokens)
+        return few and plain and isinstance(cache, KeyValueCache) and (remembers if looks_across else memory is None)
+
+    def current_plan(self) -> Plan | None:
+        """Of the modules as they stand; None where others have taken their place."""
+        if self.plan is None or not self.plan.is_current():
+            self.plan = None
+            if Plan.suits(self.layers, self.final_norm):
+                with torch.inference_mode(False), torch.no_grad():  # what it merges may be trained again
+                    self.plan = Plan(self.layers, self.final_norm)
+        return self.plan
+
+    def step(
+        self, plan: Plan, tokens: Tensor, mask: Tensor | None, memory: Memory | None, cache: KeyValueCache
+    ) -> Tensor:
         """One token of each row (B, 1) -> (B, 1, D), in the precision of the weights' sums: float32."""
-        self.plan = self.plan or Plan(self.layers, self.final_norm)
+        check_shapes(tokens, mask=mask)
         positions = cache.begin(tokens, mask)
         self.embedding.check(tokens, positions, None)
         x = self.embedding(tokens, positions, None).float().contiguous()
-        self.plan.run(x, positions, memory, cache)
+        plan.run(x, positions, memory, cache)
         return x

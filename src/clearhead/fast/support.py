@@ -1,6 +1,6 @@
 """What the fast steps can do, and the merging of matrices that are read together.
 
-reason = unknown_part(layer); weight = merge((attention.query, attention.key, attention.value))
+reason = unknown_in(stack); weight = merge((attention.query, attention.key, attention.value))
 """
 
 from typing import Any
@@ -11,11 +11,18 @@ from torch import Tensor, nn
 from clearhead.fast.modules import PackedLinear
 from clearhead.fast.packed import Packed
 from clearhead.model.branches import FeedForward
-from clearhead.model.config import GroupedAttention, HeadNorm, Layer
+from clearhead.model.config import GroupedAttention, HeadNorm, Layer, Stack
 from clearhead.model.parts import DeviationNorm, DynamicScaling, NoPosition, Rope
 
 PLACEMENTS = {"pre": 0, "post": 1, "sandwich": 2}
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+
+
+def unknown_in(stack: Stack) -> str | None:
+    """What the fast steps do not know of these layers, in a few words."""
+    if isinstance(stack.final_norm, DeviationNorm):
+        return "norms by the standard deviation"
+    return next((reason for layer in stack.layers if (reason := unknown_part(layer))), None)
 
 
 def unknown_part(layer: Layer) -> str | None:
@@ -39,24 +46,27 @@ def is_plain(attention: Any) -> bool:
         and attention.value_width in (None, attention.head_width)
         and (attention.softcap, attention.clip, attention.temperature) == (None, None, None)
         and isinstance(attention.head_norm, HeadNorm | None)
+        and not isinstance(getattr(attention.head_norm, "norm", None), DeviationNorm)
     )
 
 
 def merge(modules: tuple[nn.Linear | PackedLinear, ...]) -> Tensor | Packed:
-    """One matrix of all their rows; the modules then hold views of it, so that nothing is kept twice."""
+    """One matrix of all their rows; the modules then hold views of it, so that nothing is kept twice.
+
+    Their parameters stay the same objects: an optimizer that knows them goes on to train what is used.
+    """
     if len(modules) == 1:
         only = modules[0]
-        return only.packed if isinstance(only, PackedLinear) else only.weight.detach()
+        return only.packed if isinstance(only, PackedLinear) else only.weight.detach().contiguous()
     packed = [module for module in modules if isinstance(module, PackedLinear)]
     if len(packed) == len(modules) and len({(m.quants.dtype, m.offsets is None) for m in packed}) == 1:
         return merge_packed(packed)
     if packed:  # in different ways: as numbers then
-        dtype = next((module.weight.dtype for module in modules if isinstance(module, nn.Linear)), torch.bfloat16)
-        return torch.cat([module.weight.detach().to(dtype) for module in modules])
+        return torch.cat([module.weight.detach() for module in modules])
     plain = [module for module in modules if isinstance(module, nn.Linear)]
     whole = torch.cat([module.weight.detach() for module in plain])
     for module, part in zip(plain, whole.split([len(module.weight) for module in plain]), strict=True):
-        module.weight = nn.Parameter(part, requires_grad=False)
+        module.weight.data = part
     return whole
 
 

@@ -52,6 +52,7 @@ def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
         return prepare_loaded(recipe, recipe.model)
     tokenizer = load_tokenizer(folder / "tokenizer") if resumed else make_tokenizer(recipe)
     config = model_config(recipe.model, tokenizer.vocab_size)
+    check_form(recipe.data, config)
     check_context(recipe, config.context)
     train, validation = open_data(recipe.data, tokenizer)
     torch.manual_seed(recipe.train.seed)
@@ -65,17 +66,45 @@ def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
 
 
 def prepare_loaded(recipe: Recipe, choice: LoadedModel) -> Setup:
-    model = load(choice.name, dtype="float32")
+    model = load(choice.name, dtype="float32", fast=False)
     if model.tokenizer is None:
         raise ClearheadError(f"{choice.name} has no tokenizer, so that no text can be read for it")
+    check_form(recipe.data, model.config)
     check_context(recipe, model.config.context)
-    train, validation = open_data(recipe.data, model.tokenizer)
+    train, validation = open_data(recipe.data, model.tokenizer, model.special_ids.get("decoder_start_token_id"))
     network = model.network
     if choice.dropout is not None:
         network = Transformer(replace(model.config, dropout=choice.dropout))
         network.load_state_dict(model.network.state_dict())
     torch.manual_seed(recipe.train.seed)
     return Setup(network, model.tokenizer, train, validation, model.family, model.special_ids)
+
+
+def form_of(config: ModelConfig | RecurrentConfig) -> Form:
+    if isinstance(config, RecurrentConfig) or config.is_encoder_decoder:
+        return "an encoder-decoder"
+    return "a decoder" if config.encoder is None else "an encoder"
+
+
+def form_for(data: Data) -> Form:
+    """What can learn from these data."""
+    match data:
+        case LongText(objective=Masked()):
+            return "an encoder"
+        case LongText(objective=SpanCorruption()) | PairData(form="translation") | SyntheticData(form="translation"):
+            return "an encoder-decoder"
+        case _:
+            return "a decoder"
+
+
+def check_form(data: Data, config: ModelConfig | RecurrentConfig) -> None:
+    if form_of(config) != form_for(data):
+        raise ClearheadError(
+            f"the model is {form_of(config)}, and [data] of kind {kind_of(type(data))} as it stands is for "
+            f"{form_for(data)}; change the kind of the model, or data.{'objective' if isinstance(data, LongText) else 'form'}"
+        )
+    if isinstance(config, ModelConfig) and config.head is None:
+        raise ClearheadError("the model has no head, so that it cannot name the tokens it is asked for")
 
 
 def check_context(recipe: Recipe, context: int) -> None:

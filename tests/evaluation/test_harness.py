@@ -1,0 +1,122 @@
+"""The adapter beside the harness's own model for transformers: the same numbers for the same requests."""
+
+import json
+import sys
+from importlib import import_module, util
+
+import pytest
+import transformers
+
+from clearhead.bundle import Model
+from clearhead.checkpoint.huggingface import save_folder
+from clearhead.errors import ClearheadError
+from clearhead.tokenization.characters import byte_tokenizer
+from tests.checkpoint.tiny import tiny_network
+from tests.model.toys import toy, translator
+
+PAIRS = [
+    ("The sea is", " wide"),
+    ("The sea is", " deep and cold"),
+    ("The sea is ", "blue"),
+    ("", "A beginning"),
+    ("word " * 30, "that is too long a context"),
+]
+TEXTS = ["A short one.", "A longer one, " * 12]
+
+
+def test_without_the_harness(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    monkeypatch.delitem(sys.modules, "clearhead.evaluation.harness", raising=False)
+    with pytest.raises(ClearheadError, match="pip install lm_eval"):
+        import_module("clearhead.evaluation.harness")
+
+
+@pytest.fixture(scope="module")
+def model():
+    tokenizer = byte_tokenizer()
+    return Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def both(model, tmp_path_factory):
+    """Ours and theirs."""
+    if util.find_spec("lm_eval") is None:
+        pytest.skip("lm_eval is not installed")
+    from lm_eval.models.huggingface import HFLM
+
+    from clearhead.evaluation.harness import ClearheadLM
+
+    folder = tmp_path_factory.mktemp("harness") / "tiny"
+    save_folder(model.network, folder)
+    model.tokenizer.save(folder)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return ClearheadLM(model), HFLM(pretrained=theirs, tokenizer=tokenizer, batch_size=2, device="cpu")
+
+
+def instances(kind, *arguments):
+    from lm_eval.api.instance import Instance
+
+    return [Instance(request_type=kind, doc={}, arguments=one, idx=number) for number, one in enumerate(arguments)]
+
+
+def test_loglikelihood(both):
+    ours, theirs = (one.loglikelihood(instances("loglikelihood", *PAIRS)) for one in both)
+    assert [one[0] for one in ours] == pytest.approx([one[0] for one in theirs], rel=1e-4)
+    assert [one[1] for one in ours] == [one[1] for one in theirs]
+
+
+def test_loglikelihood_rolling(both):
+    asked = [(text,) for text in TEXTS]
+    ours, theirs = (one.loglikelihood_rolling(instances("loglikelihood_rolling", *asked)) for one in both)
+    assert ours == pytest.approx(theirs, rel=1e-4)
+
+
+def test_generate_until(both):
+    greedy = {"do_sample": False, "max_gen_toks": 12}
+    first = both[0].model.generate("The sea is", max_new_tokens=12).text
+    asked = [("The sea is", {**greedy, "until": [first[4:6]]}), ("A cat", {**greedy, "until": ["\n\n"]})]
+    ours, theirs = (one.generate_until(instances("generate_until", *asked)) for one in both)
+    assert ours == theirs
+    assert ours[0] == first[: first.index(first[4:6])]
+
+
+def test_a_task_from_end_to_end(both, tmp_path):
+    """The harness itself asks, divides by length and counts; both models give its table the same numbers."""
+    import lm_eval
+    from lm_eval.api.task import ConfigurableTask
+
+    rows = [{"q": f"Number {number} is", "choices": ["odd", "even or so"], "label": number % 2} for number in range(8)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    files = {"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path)}
+    config = {
+        "task": "parity",
+        "dataset_path": "json",
+        "dataset_kwargs": files,
+        "test_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{q}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{label}}",
+        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
+        "metadata": {"version": 0},
+    }
+    found = []
+    for one in both:
+        made = lm_eval.evaluate(one, {"parity": ConfigurableTask(config=config)}, bootstrap_iters=0)
+        found.append([made["results"]["parity"][name] for name in ("acc,none", "acc_norm,none")])
+    assert found[0] == found[1]
+
+
+def test_options_that_have_no_equal(both):
+    asked = instances("generate_until", ("a", {"num_beams": 4}), ("b", {"max_gen_toks": 64}))
+    with pytest.raises(ClearheadError, match="num_beams, which has no equal"):
+        both[0].generate_until(asked[:1])
+    with pytest.raises(ClearheadError, match="asks for 64 tokens; this model reads 64"):
+        both[0].generate_until(asked[1:])
+
+
+def test_an_encoder_decoder_is_refused(both):
+    with pytest.raises(ClearheadError, match="only a decoder alone"):
+        type(both[0])(Model(toy(translator())))
