@@ -11,7 +11,7 @@ from clearhead.bundle import Model
 from clearhead.checkpoint import store
 from clearhead.cli.evaluate import DATASET, QUESTIONS
 from clearhead.errors import ClearheadError
-from clearhead.evaluation.choices import TASKS, ask, read_questions
+from clearhead.evaluation.choices import TASKS, Question, ask, read_questions, score
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import toy, translator
@@ -61,7 +61,7 @@ def best(scores):
 
 @pytest.mark.parametrize("name", ["arc-easy", "hellaswag", "piqa"])
 def test_multiple_choice(model, name, tmp_path):
-    """Rows without a prompt are left out, and solved examples where the file has them."""
+    """Rows without a prompt are left out."""
     rows = sorted(multiple_choice(before="Solved. " * 5 if name == "arc-easy" else ""), key=lambda one: one["doc_id"])
     write(tmp_path, name, rows)
     plain, normalised = 0, 0
@@ -114,12 +114,22 @@ def test_the_first_questions(model, tmp_path):
         ask(model, "hellaswag", tmp_path, limit=0)
 
 
-def test_a_prompt_longer_than_the_context_is_cut(model, tmp_path):
+def test_solved_examples_are_left_out_where_they_stand(tmp_path):
+    rows = [row(0, 0, "Solved. " + QUESTION, choice, QUESTION) for choice in CHOICES]
+    write(tmp_path, "arc-easy", rows)
+    (asked,) = read_questions(tmp_path / TASKS["arc-easy"].file, has_examples=True)
+    (whole,) = read_questions(tmp_path / TASKS["arc-easy"].file)
+    assert asked.contexts == (QUESTION,) * 4
+    assert whole.contexts == ("Solved. " + QUESTION,) * 4
+    assert asked.choices == whole.choices == tuple(CHOICES)
+
+
+def test_a_prompt_longer_than_the_context_is_cut(model):
     long = "word " * 60 + "The sea is"
-    write(tmp_path, "hellaswag", [row(0, 0, long, choice) for choice in CHOICES])
-    found = ask(model, "hellaswag", tmp_path)
-    cut = [logprob(model, long.encode()[-(129 - len(choice)) :].decode(), choice)[0] for choice in CHOICES]
-    assert found["accuracy"] == (best(cut) == 0)
+    ((found, _),) = score(model, [Question((long, long), (" wide", " a long blue one"), 0)])
+    context = long.encode()[-(128 + 1 - len(" wide")) :].decode()
+    assert found.logprob == pytest.approx(logprob(model, context, " wide")[0], abs=1e-4)
+    assert found.logprob != pytest.approx(logprob(model, long, " wide")[0], abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,9 @@ def test_a_shared_context_is_read_once():
     context = tuple(range(20))
     log_likelihoods(network, [Request(context, (token, 1, 2)) for token in range(4)])
     assert read == [(1, 19), (4, 3)]
+    read.clear()
+    log_likelihoods(network, [Request((token, *context), (1, 2, 3)) for token in range(4)])
+    assert read == [(4, 23)]  # none is shared: one pass
 
 
 def test_logits_exist_only_for_what_is_scored(monkeypatch):

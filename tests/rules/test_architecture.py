@@ -33,7 +33,7 @@ ARROWS = {
     "fast": {"cache", "model"},
     "data": {"tokenization"},
     "cost": {"cache", "families", "model"},
-    "evaluation": {"bundle", "data", "generation", "model", "tokenization"},
+    "evaluation": {"bundle", "cache", "data", "generation", "model", "tokenization"},
     "training": {"bundle", "checkpoint", "cost", "data", "evaluation", "families", "model", "tokenization"},
     "inspection": {"bundle", "cache", "generation", "model", "tokenization"},  # bundle for its type only
     "benchmark": {"bundle", "cache", "checkpoint", "fast", "generation", "model"},
