@@ -1,10 +1,12 @@
 """Small files: what is wrong with one is a sentence that names it."""
 
+from pathlib import Path
+
 import pytest
 
 from clearhead import files
 from clearhead.errors import ClearheadError
-from clearhead.files import parse_json, read_json, read_object, read_text, write_text
+from clearhead.files import check_output, parse_json, read_json, read_object, read_text, write_text
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -50,6 +52,15 @@ def test_an_unsound_file_is_one_sentence(tmp_path, monkeypatch, content, sentenc
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(ClearheadError, match="cannot be read: Is a directory"):
         read_object(tmp_path)
+
+
+def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path):
+    check_output(tmp_path / "page.HTML", [".html"])
+    check_output(Path("page.png"), [".html", ".png"])
+    with pytest.raises(ClearheadError, match=r"'page' says no kind of file; give a name that ends in \.html, \.png"):
+        check_output(tmp_path / "page", [".html", ".png"])
+    with pytest.raises(ClearheadError, match="there is no folder '.*none' to write page.html into"):
+        check_output(tmp_path / "none" / "page.html", [".html"])
 
 
 def test_text_that_has_no_file():

@@ -21,6 +21,7 @@ from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent
 from clearhead.conversation import Chat
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import preset
+from clearhead.fast import cuda
 from clearhead.fast.modules import is_packed, pack_network
 from clearhead.fast.stack import accelerate, why_not
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, pad_right, token_ids
@@ -172,7 +173,7 @@ class RecurrentModel(Model):
 
     @property
     def config(self) -> ModelConfig:
-        raise ClearheadError("this model is a recurrent network: it generates, saves and trains, and no more")
+        raise ClearheadError("this model is a recurrent network: it generates and is saved, and no more")
 
     @property
     def speaker(self) -> Speaker:
@@ -226,8 +227,12 @@ def load(
     model = Model(**vars(open_model(what, precision, as_device(device), progress, keep_blocks=weights == "stored")))
     if weights in ("int8", "int4"):
         pack_network(model.network, weights)
-    if fast is not False and not accelerate(model.network, build=bool(fast)) and fast:
-        raise ClearheadError(f"there is no fast step for this model: {why_not(model.network)}")
+    if model.network.device.type == "cuda":
+        reason = cuda.why_not(model.network)  # the graph needs no preparation
+    else:
+        reason = None if fast is False or accelerate(model.network, build=bool(fast)) else why_not(model.network)
+    if fast and reason:
+        raise ClearheadError(f"there is no fast step for this model: {reason}")
     return model
 
 

@@ -7,6 +7,7 @@ Nothing here needs torch, so that a tokenizer is read without it.
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,11 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text, encoding="utf-8")
     os.replace(partial, path)
+
+
+def check_output(path: Path, kinds: Iterable[str]) -> None:
+    """Before long work: the name of a file to write ends in one of `kinds`, and there is a folder for it."""
+    if path.suffix.lower() not in kinds:
+        raise ClearheadError(f"{path.name!r} says no kind of file; give a name that ends in {', '.join(kinds)}")
+    if not path.parent.is_dir():
+        raise ClearheadError(f"there is no folder {str(path.parent)!r} to write {path.name} into")

@@ -94,6 +94,12 @@ def test_a_mistyped_path_is_called_a_path(monkeypatch):
         open_model("models/lama")
 
 
+def test_the_folder_of_a_run_names_its_model(tmp_path):
+    save_native(tiny_network(), tmp_path / "model")
+    with pytest.raises(ClearheadError, match=r"is the folder of a training run; its model is .*model$"):
+        format_of(tmp_path)
+
+
 def test_a_missing_file_is_not_looked_for_on_the_hub():
     with pytest.raises(ClearheadError, match=r"^models/lama\.gguf does not exist$"):
         open_model("models/lama.gguf")

@@ -20,8 +20,10 @@ from clearhead.cost.counter import Kernel
 from clearhead.cost.curves import curves, draw
 from clearhead.cost.devices import device
 from clearhead.cost.layout import lay_out
-from clearhead.cost.measure import compare
+from clearhead.cost.measure import Comparison, compare
+from clearhead.cost.parameters import parameters
 from clearhead.cost.predict import predict_seconds
+from clearhead.cost.tables import print_comparisons
 from clearhead.errors import ClearheadError
 from tests.cost.cases import CASES
 from tests.cost.test_operations import workload_of
@@ -142,6 +144,26 @@ def named(workload):
 def test_only_what_runs_here_is_measured():
     with pytest.raises(ClearheadError, match="measured is one device with plain weights"):
         compare(workload_of(CASES["gpt2"], "decode", 8, quant="int8"))
+
+
+def test_what_does_not_fit_is_not_begun(monkeypatch):
+    """Weights alone take 4 bytes each while the network is made, also those of bfloat16."""
+    workload = workload_of(CASES["gpt2"], "decode", 8, dtype="bfloat16")
+    monkeypatch.setattr(
+        "clearhead.cost.measure.memory_of", lambda device: 4 * sum(parameters(workload.config).values()) - 1
+    )
+    with pytest.raises(
+        ClearheadError, match="this run needs .* GB, and there are .* GB here; measure a shorter context"
+    ):
+        compare(workload)
+
+
+def test_predicted_and_measured_are_told_in_units(capsys):
+    print_comparisons(
+        [Comparison("FLOPs", 3.1e7, 3.1e7), Comparison("peak bytes", 6e7, 6e7), Comparison("seconds", 0.013, 0.026)]
+    )
+    shown = capsys.readouterr().out
+    assert all(words in shown for words in ("31 M", "60 MB", "13 ms", "26 ms", "0.500"))
 
 
 def test_curves_have_their_slopes(tmp_path, monkeypatch):

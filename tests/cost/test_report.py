@@ -25,6 +25,7 @@ def command(*arguments):
         (("llama-3.1-8b", "--phase", "decode", "--context", 128), ("8,030,261,248 parameters", "131,072 bytes")),
         (("deepseek-v3", "--phase", "decode", "--context", 2), ("70,272 bytes for each token",)),
         (("gpt2", "--phase", "train", "--tokens", "1e9", "--context", 64), ("PaLM: 6N", "by 6·N·D: 746.6 PFLOP")),
+        (("gpt2", "--phase", "decode", "--tokens", "1e9", "--context", 64), ("by 6·N·D: 746.6 PFLOP",)),
     ],
 )
 def test_known_numbers_from_the_command_line(arguments, expected):
@@ -107,11 +108,17 @@ def test_published_peaks_name_their_source():
         ({"gpus": 2}, "ddp shares the batch: 1 rows do not divide among 2 GPUs"),
         ({"gpus": 5, "parallel": "tp"}, "tp shares heads: 12 do not divide among 5 GPUs"),
         ({"phase": "train", "quant": "int8"}, "quant 'int8' is for running"),
+        ({"phase": "decode", "recompute": True}, "recompute has no effect on decode; leave it out"),
     ],
 )
 def test_bad_input_is_one_sentence(options, sentence):
     with pytest.raises(ClearheadError, match=sentence.replace("(", r"\(")):
         cost(preset("gpt2"), **options)
+
+
+def test_a_name_is_no_config():
+    with pytest.raises(ClearheadError, match=r"config is 'gpt2'; it must be a ModelConfig: clearhead\.preset"):
+        cost("gpt2")
 
 
 def test_an_encoder_decodes_nothing():

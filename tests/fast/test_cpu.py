@@ -1,5 +1,6 @@
 """The processor's kernels one by one, against PyTorch."""
 
+import platform
 from ctypes import byref
 
 import pytest
@@ -39,6 +40,33 @@ def test_products(shape, rows):
         assert error < {"float32": 1e-6, "bfloat16": 4e-3}.get(name, 1e-2), name
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere the plain loops are all there is")
+def test_the_plain_loops_are_the_vectors(tmp_path, monkeypatch):
+    x, weight = torch.randn(2, 130), torch.randn(67, 130)
+    kinds = [weight, weight.bfloat16(), pack(weight, "int8"), pack(weight, "int4")]
+    vectors = [cpu.apply(x, kind) for kind in kinds]
+    monkeypatch.setattr(cpu, "FLAGS", (*cpu.FLAGS, "-mno-avx512f"))
+    cpu.compile_library(tmp_path / "plain.so")
+    monkeypatch.setattr(cpu, "_loaded", cpu.opened(tmp_path / "plain.so"))
+    for kind, expected in zip(kinds, vectors, strict=True):
+        torch.testing.assert_close(cpu.apply(x, kind), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_what_is_no_number_does_not_become_one(bits, wrong):
+    x = torch.randn(1, 96)
+    x[0, 70] = wrong
+    assert not cpu.apply(x, pack(torch.randn(5, 96), bits)).isfinite().any()
+
+
+def test_a_weight_may_be_a_view_and_must_fit():
+    weight, x = torch.randn(40, 30).t(), torch.randn(1, 40)
+    torch.testing.assert_close(cpu.apply(x, weight), functional.linear(x, weight), atol=1e-5, rtol=1e-5)
+    with pytest.raises(AssertionError):
+        cpu.apply(torch.randn(1, 39), weight)
+
+
 def test_offsets_of_q4_1():
     quants = pytest.importorskip("gguf").quants
     kind = pytest.importorskip("gguf").GGMLQuantizationType.Q4_1
@@ -66,7 +94,7 @@ def test_attention_over_any_number_of_slots(kernels, num_slots, heads, kv_heads,
     allowed = torch.rand(batch, num_slots) > 0.2
     allowed[:, -1] = True
     cache = cpu.Kept(
-        kept[0].data_ptr(), kept[1].data_ptr(), kept.stride(1), kept.stride(2), num_slots - 1, num_slots,
+        kept[0].data_ptr(), kept[1].data_ptr(), *kept.stride()[1:4], num_slots - 1, num_slots,
         allowed.data_ptr(), dtype == torch.bfloat16,
     )  # fmt: skip
     rotation = rotation_for(Rope(), torch.full((1, 1), num_slots - 1), width, torch.float32)

@@ -1,11 +1,15 @@
 """The CUDA graph against the plain loop, on a GPU; what it refuses, anywhere."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.fast.cuda import GraphDecoder, Matrix, why_not
+from clearhead.fast.modules import pack_network
+from clearhead.generation import graph
 from clearhead.generation.decode import Row, decode
 from clearhead.generation.graph import decode_in_graph, fits
 from clearhead.generation.options import SamplingOptions
@@ -73,3 +77,39 @@ def test_rows_of_eight_bits():
     packed = Matrix.of(weight, None, "int8")
     assert packed.values.dtype == torch.int8
     assert (packed.unpacked(torch.float32) - weight).abs().max() <= packed.scales.max() * 0.51
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"num_heads": 32, "num_kv_heads": 1}, "more than 16 query heads"),
+        ({"head_width": 12}, "no power of two"),
+    ],
+)
+def test_heads_beyond_a_tile_are_left_to_the_loop(change, sentence):
+    config = shrink(preset("llama-3.2-1b"))
+    layers = [replace(layer, attention=replace(layer.attention, **change)) for layer in config.decoder.layers]
+    assert sentence in why_not(Transformer(replace(config, decoder=replace(config.decoder, layers=tuple(layers)))))
+
+
+def test_altered_networks_are_left_to_the_loop():
+    assert why_not(network_of("llama-3.2-1b").double()) == "float64"
+    assert why_not(pack_network(network_of("llama-3.2-1b"), "int8")) == "packed weights"
+    network = network_of("llama-3.2-1b")
+    network.decoder.layers[0].register_forward_hook(lambda *given: None)
+    assert "hooked into" in why_not(network)
+
+
+def test_a_row_that_is_done_has_room_until_the_last_one_is(monkeypatch):
+    """A long prompt with one token beside a short one with many: both take as many steps."""
+    asked = []
+
+    def refuse(network, batch, capacity, choose, bits):
+        asked.append(capacity)
+        raise ClearheadError("no GPU here")
+
+    monkeypatch.setattr(graph, "GraphDecoder", refuse)
+    rows = [Row([1] * 50, SamplingOptions(max_new_tokens=1)), Row([1], SamplingOptions(max_new_tokens=40))]
+    with pytest.raises(ClearheadError, match="no GPU here"):
+        next(decode_in_graph(network_of("llama-3.2-1b"), rows))
+    assert asked == [50 + 40 + 2]

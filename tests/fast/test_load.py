@@ -95,6 +95,22 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.so"))
 
 
+def test_a_compiler_may_have_arguments_and_may_be_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "false -x")
+    with pytest.raises(ClearheadError, match="false cannot build"):
+        cpu.compile_library(tmp_path / "kernels.so")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ClearheadError, match=r"the fast step cannot be built: .*no-such-compiler"):
+        cpu.compile_library(tmp_path / "kernels.so")
+
+
+def test_a_library_of_another_system_is_as_none(toy, tmp_path, monkeypatch):
+    (tmp_path / "other.so").write_bytes(b"of another system")
+    monkeypatch.setattr(cpu, "_loaded", None)
+    monkeypatch.setattr(cpu, "artefact", lambda: tmp_path / "other.so")
+    assert not isinstance(clearhead.load(toy).network.decoder, FastStack)
+
+
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [({"weights": "int3"}, "unknown weights 'int3'"), ({"weights": "stored"}, "only a .gguf file")],

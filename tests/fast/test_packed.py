@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import ClearheadError
+from clearhead.fast.modules import pack_network
 from clearhead.fast.packed import from_blocks, pack
+from tests.fast.test_stack import network_of
 
 
 @pytest.mark.parametrize(("bits", "error"), [("int8", 0.006), ("int4", 0.1)])
@@ -69,3 +71,24 @@ def test_damaged_weights_are_refused(wrong):
 def test_weights_beyond_half_precision_are_refused():
     with pytest.raises(ClearheadError, match="too large"):
         pack(torch.full((1, 64), 1e8), "int8")
+
+
+def test_a_change_of_precision_leaves_packed_weights_as_they_are():
+    network = pack_network(network_of("llama-3.1-8b"), "int4")
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    network.bfloat16().half().double().float()
+    for name, buffer in network.named_buffers():
+        assert torch.equal(buffer, before[name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "gpt2"])
+def test_packed_networks_run_in_other_precisions(name, dtype):
+    """Latent attention also where it is absorbed, which reads the weight itself."""
+    network = pack_network(network_of(name), "int8")
+    tokens = torch.arange(20)[None] % 9
+    with torch.no_grad():
+        expected = network(tokens, absorb=True)
+        found = network.to(dtype)(tokens, absorb=True)
+    assert found.dtype == dtype
+    assert (found - expected).norm() / expected.norm() < 0.1

@@ -248,9 +248,13 @@ def test_trace_of_a_translator_looks_across(opus_mt, tmp_path):
 def test_a_wrong_ending_is_told_before_a_model_is_read(tmp_path):
     with pytest.raises(ClearheadError, match=r"page\.doc"):
         run("trace", "no-such-model", "text", "--out", tmp_path / "page.doc")
+    with pytest.raises(ClearheadError, match="there is no folder"):
+        run("trace", "no-such-model", "text", "--out", tmp_path / "none" / "page.html")
 
 
 def test_book_command(tmp_path):
     assert run("book", "--out", tmp_path / "book.html").stdout.strip() == str(tmp_path / "book.html")
+    with pytest.raises(ClearheadError, match=r"ends in \.html"):
+        run("book", "--out", tmp_path / "book.txt")
     assert "Heatmap D" in Path(tmp_path / "book.html").read_text(encoding="utf-8")
     assert json.loads(run("book", "--json").stdout)[0]["statement"] == "A1, A2"

@@ -12,7 +12,17 @@ from clearhead.training.recipe import read_recipe
 from tests.training.recipes import quiet
 
 PROJECT = Path(__file__).parents[2]
-NAMES = ("books", "capitals", "g2p", "gpt2-124m", "llama-1b", "multi30k-tiny", "shakespeare-char", "shakespeare-cpu")
+NAMES = (
+    "books",
+    "capitals",
+    "g2p",
+    "g2p-cpu",
+    "gpt2-124m",
+    "llama-1b",
+    "multi30k-tiny",
+    "shakespeare-char",
+    "shakespeare-cpu",
+)
 
 
 def clearhead(*arguments):

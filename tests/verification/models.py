@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from clearhead.bundle import Model
+from clearhead.errors import ClearheadError
 from clearhead.families import family_of_type
 from clearhead.families.bart import Size, bart
 from clearhead.families.bloom import bloom
@@ -13,6 +14,7 @@ from clearhead.families.gpt import gpt
 from clearhead.families.plain import multi_head
 from clearhead.families.settings import Settings
 from clearhead.families.t5 import t5
+from clearhead.fast import cpu
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import Head
 from clearhead.model.parts import Window
@@ -119,6 +121,14 @@ STYLES = {
     ),
     "bert": told(BERT),
 }
+
+
+def kernels_are_here():
+    """Built, or a compiler to build them."""
+    try:
+        return cpu.library(build=True) is not None
+    except ClearheadError:
+        return False
 
 
 def toy_model(style, dtype=torch.float32):

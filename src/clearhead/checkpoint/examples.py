@@ -1,6 +1,6 @@
 """Small encoder-decoders that come inside the package, trained by the recipes of their names.
 
-    clearhead.load("capitals").generate("<U> I am a student").text   # 'I AM A STUDENT'
+clearhead.load("capitals").generate("<U> I am a student").text   # 'I AM A STUDENT'
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Example:
 EXAMPLES = {
     example.name: example
     for example in (
-        Example(name="capitals", description="`<U> I am` to `I AM`, `<L> I am` to `i am` (the book's D4), letter by letter"),
+        Example(name="capitals", description="`<U> I am` to `I AM`, `<L> I am` to `i am`, letter by letter"),
         Example(name="g2p", description="an English word in small letters to its sound in IPA, trained on CMUdict"),
     )
 }

@@ -50,5 +50,5 @@ def put(network: Transformer, own: str, packed: Packed) -> None:
         head: nn.Module | None = network.head
         if isinstance(head, LogitHead) and head.weight is None:  # tied: it reads the same blocks
             network.head = FastHead(head, None)  # type: ignore[assignment]
-    elif owner is network.head and leaf == "weight":
-        network.head = FastHead(network.head, PackedMatrix(packed, network.head.weight.dtype))  # type: ignore[assignment]
+    elif isinstance(owner, LogitHead) and owner.weight is not None and leaf == "weight":
+        network.head = FastHead(owner, PackedMatrix(packed, owner.weight.dtype))  # type: ignore[assignment]

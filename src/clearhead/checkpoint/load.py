@@ -97,6 +97,8 @@ def format_of(path: Path) -> Format:
             return kept
     if path.is_file():
         raise ClearheadError(f"{path} is not a model that can be loaded; give a folder or a .gguf file")
+    if (path / "model" / DESCRIPTION).is_file():
+        raise ClearheadError(f"{path} is the folder of a training run; its model is {path / 'model'}")
     raise ClearheadError(f"{path} holds neither {CONFIG} nor {DESCRIPTION}: it is not a model folder")
 
 
@@ -138,5 +140,5 @@ def fetch_from_hub(hub_id: str, wanted: tuple[str, ...]) -> Path:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ClearheadError(
             f"{hub_id} is no path here, and could not be fetched from the hub ({reason}); "
-            "fetch it where there is a network, give its folder"
+            "fetch it where there is a network, and give its folder"
         ) from None

@@ -61,7 +61,7 @@ def native_config(folder: Path) -> ModelConfig:
 def read_description(folder: Path) -> tuple[ModelConfig, Settings]:
     description = describe(folder)
     if kind_in(description) == RECURRENT:
-        raise ClearheadError(f"{folder} holds a recurrent network: clearhead.load reads it, and this takes a Transformer")
+        raise ClearheadError(f"{folder} holds a recurrent network, where a Transformer is needed")
     return from_dict(ModelConfig, description.data.get("model"), "model"), description
 
 

@@ -107,7 +107,9 @@ def curves(
     """Plot how work and time grow with length: O(n²) for a sequence, O(n) for a cached token and for an RNN."""
     from clearhead.cost import curves as room
     from clearhead.cost.devices import device as find_device
+    from clearhead.files import check_output
 
+    check_output(path, [".png", ".svg"])
     with errors.status("measuring"):
         found = room.curves(find_device(device).calibration)
     room.draw(found, path)

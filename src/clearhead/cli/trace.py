@@ -65,9 +65,11 @@ def book(
     """Work out attention, masks, positions and the cache on small numbers, computed as you watch."""
     from rich.console import Console
 
+    from clearhead.files import check_output
     from clearhead.inspection.book import book_data, book_page, print_book
 
     if out is not None:
+        check_output(out, [".html"])
         out.write_text(book_page(), encoding="utf-8")
     if as_json:
         print_json(book_data())

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from clearhead.cost.calibrate import clock
+from clearhead.cost.calibrate import clock, memory_of
 from clearhead.cost.calibration import Calibration
 from clearhead.cost.counter import Counter
 from clearhead.cost.layout import lay_out
 from clearhead.cost.memory import footprint
 from clearhead.cost.operations import operations
+from clearhead.cost.parameters import parameters
 from clearhead.cost.predict import predict_seconds
 from clearhead.cost.report import table_rows
 from clearhead.cost.running import Step, build, prepare
@@ -32,12 +33,24 @@ class Comparison:
         return self.predicted / self.measured
 
 
+def require_memory(workload: Workload) -> None:
+    """Before a run that the system would kill. A network is made in float32, whatever it is then turned into."""
+    needed = max(footprint(workload).peak, 4 * sum(parameters(workload.config).values()))
+    held = memory_of(workload.device_type)
+    if needed > held:
+        raise ClearheadError(
+            f"this run needs {needed / 1e9:,.1f} GB, and there are {held / 1e9:,.1f} GB here; "
+            "measure a shorter context or a smaller model"
+        )
+
+
 def compare(workload: Workload, calibration: Calibration | None = None) -> list[Comparison]:
     """One run under the counter, then some against the clock; seconds only where the machine is calibrated."""
     if workload.gpus > 1 or workload.quant is not None:
         raise ClearheadError("measured is one device with plain weights; leave out gpus and quant")
     if workload.device_type == "cuda" and not torch.cuda.is_available():
         raise ClearheadError("there is no CUDA device here to measure on; say --device cpu")
+    require_memory(workload)
     laid_out = lay_out(workload)
     others = bytes_of_others() if workload.device_type == "cuda" else 0
     network = build(workload, workload.device_type)

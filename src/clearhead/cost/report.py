@@ -15,6 +15,7 @@ from clearhead.cost.parameters import active_parameters, parameters
 from clearhead.cost.predict import predict_seconds
 from clearhead.cost.product import Operation
 from clearhead.cost.workload import Optimizer, Parallel, Phase, Workload, longest_context
+from clearhead.errors import ClearheadError
 from clearhead.model.config import ModelConfig
 
 
@@ -116,6 +117,8 @@ def cost(
     parallel: Parallel = "ddp",
 ) -> Report:
     """Without weights and without running anything. `tokens`: of a whole training, for 6·N·D."""
+    if not isinstance(config, ModelConfig):
+        raise ClearheadError(f"config is {config!r}; it must be a ModelConfig: clearhead.preset(name), or model.config")
     chosen = None if device is None else find_device(device)
     length = longest_context(config) if context is None else context
     workload = Workload(

@@ -3,8 +3,9 @@
 print_report(cost(preset("gpt2"), phase="decode"), "gpt2")
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -48,6 +49,9 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
     console.print(number_table(report))
     if workload.phase == "train":
         print_training(report, console)
+    if report.training_flops is not None:
+        flops = amount(report.training_flops, "FLOP")
+        console.print(f"whole training by 6·N·D: {flops}, N = {report.active_parameters:,}")
     print_memory(report, console)
     if report.communication is not None:
         sent = report.communication
@@ -102,10 +106,6 @@ def print_training(report: Report, console: Console) -> None:
         f"for MFU, FLOPs of a token: {amount(use.palm_flops_per_token, '')} (PaLM: 6N + 12·L·N·H·T), "
         f"{amount(use.causal_flops_per_token, '')} (attention as the mask allows), N = {use.matrix_parameters:,}"
     )
-    if report.training_flops is not None:
-        console.print(
-            f"whole training by 6·N·D: {amount(report.training_flops, 'FLOP')}, N = {report.active_parameters:,}"
-        )
 
 
 def print_memory(report: Report, console: Console) -> None:
@@ -129,10 +129,19 @@ def print_bound(report: Report, bound: Bound, console: Console) -> None:
     console.print(f"largest batch {bound.largest_batch:,}, largest context {bound.largest_context:,}")
 
 
+COMPARED: dict[str, Callable[[float], str]] = {
+    "FLOPs": partial(amount, unit=""),
+    "bytes moved": partial(amount, unit="B"),
+    "peak bytes": partial(amount, unit="B"),
+    "seconds": duration,
+}
+
+
 def print_comparisons(rows: Iterable[Comparison], console: Console | None = None) -> None:
     table = plain_table("", "predicted", "measured", "ratio")
     for row in rows:
-        table.add_row(row.what, f"{row.predicted:,.6g}", f"{row.measured:,.6g}", f"{row.ratio:.3f}")
+        told = COMPARED[row.what]
+        table.add_row(row.what, told(row.predicted), told(row.measured), f"{row.ratio:.3f}")
     (console or Console()).print(table)
 
 

@@ -65,6 +65,8 @@ class Workload:
             raise ClearheadError("an encoder alone decodes nothing; ask for phase 'prefill' or 'train'")
         if self.phase == "train" and self.quant is not None:
             raise ClearheadError(f"quant {self.quant!r} is for running; weights are trained in {self.dtype}")
+        if self.phase != "train" and self.recompute:
+            raise ClearheadError(f"recompute has no effect on {self.phase}; leave it out, or ask for phase 'train'")
         for name, stack, length in (
             ("source", config.encoder if config.is_encoder_decoder else None, self.source),
             ("context", config.output_stack, self.context),

@@ -18,14 +18,15 @@ from torch.nn import functional
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.fast.launch import Matrix, attend, multiply
-from clearhead.fast.support import merge, unknown_part
+from clearhead.fast.modules import is_packed
+from clearhead.fast.support import are_plain, merge, unknown_in
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block
 from clearhead.model.branches import FeedForward
-from clearhead.model.config import GroupedAttention
+from clearhead.model.config import GroupedAttention, Layer
 from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
 from clearhead.model.norms import RootMeanSquare
-from clearhead.model.parts import Causal, Rope
+from clearhead.model.parts import Causal, LearnedPositions, RmsNorm, Rope
 from clearhead.model.positions import rotation_for
 from clearhead.model.transformer import Transformer
 
@@ -38,19 +39,35 @@ def why_not(network: Transformer) -> str | None:
     stack = network.decoder
     if stack is None or network.encoder is not None:
         return "only a decoder alone runs in a graph"
-    for layer in stack.stack.layers:
-        if reason := unknown_part(layer):
-            return reason
-        attention = layer.attention
-        assert isinstance(attention, GroupedAttention)
-        if layer.placement != "pre" or not isinstance(attention.reach, Causal) or attention.head_norm is not None:
-            return "its layers are not plain ones"
-        if cast(FeedForward, layer.feed_forward).activation not in KNOWN_ACTIVATIONS:
-            return "this kind of feed-forward"
-        if attention.head_width & (attention.head_width - 1):
-            return "a head width that is no power of two"
-    if not isinstance(stack.final_norm, RootMeanSquare):
+    if is_packed(network):
+        return "packed weights"
+    if next(network.parameters()).dtype == torch.float64:
+        return "float64"
+    if reason := unknown_in(stack.stack):
+        return reason
+    if not are_plain(list(stack.layers.modules())):
+        return "modules that were exchanged or hooked into"
+    if isinstance(stack.stack.embedding.positions, LearnedPositions):
+        return "a table of positions: the graph goes on where it ends"
+    norms = [layer.norm for layer in stack.stack.layers]
+    if not all(isinstance(norm, RmsNorm) for norm in (stack.stack.final_norm, *norms)):
         return "other norms than RMS"
+    attentions = [cast(GroupedAttention, layer.attention) for layer in stack.stack.layers]
+    if len({(attention.num_heads, attention.num_kv_heads, attention.head_width) for attention in attentions}) > 1:
+        return "layers that differ in their heads"
+    return next((reason for layer in stack.stack.layers if (reason := unknown_layer(layer))), None)
+
+
+def unknown_layer(layer: Layer) -> str | None:
+    attention = cast(GroupedAttention, layer.attention)
+    if layer.placement != "pre" or not isinstance(attention.reach, Causal) or attention.head_norm is not None:
+        return "its layers are not plain ones"
+    if cast(FeedForward, layer.feed_forward).activation not in KNOWN_ACTIVATIONS:
+        return "this kind of feed-forward"
+    if attention.head_width & (attention.head_width - 1):
+        return "a head width that is no power of two"
+    if attention.num_heads > 16 * attention.num_kv_heads:
+        return "more than 16 query heads to a key-value head"
     return None
 
 

@@ -20,7 +20,7 @@ from clearhead.cache.stores import Place
 from clearhead.errors import ClearheadError
 from clearhead.fast import cpu
 from clearhead.fast.modules import PackedLinear
-from clearhead.fast.support import ACTIVATIONS, PLACEMENTS, merge
+from clearhead.fast.support import ACTIVATIONS, PLACEMENTS, are_plain, hooks_of, merge
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block, Residual
 from clearhead.model.branches import FeedForward
@@ -32,12 +32,6 @@ from clearhead.model.parts import Causal, Rope
 from clearhead.model.positions import Rotation, rotation_for
 from clearhead.model.transformer import Memory
 
-# Exactly these: a subclass, or whatever stands in a module's place to listen or to add, does more than the kernels know.
-KNOWN_MODULES = {
-    *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
-    *(RootMeanSquare, nn.LayerNorm, nn.Identity, nn.Dropout),
-}
-
 
 class Plan:
     @staticmethod
@@ -46,7 +40,7 @@ class Plan:
         modules = [*blocks.modules(), *final_norm.modules()]
         kinds = {(tensor.dtype, tensor.device.type) for tensor in (*blocks.parameters(), *final_norm.parameters())}
         precise = kinds in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
-        return precise and {type(module) for module in modules} <= KNOWN_MODULES and not any(hooks_of(modules))
+        return precise and are_plain(modules)
 
     def __init__(self, blocks: nn.ModuleList, final_norm: nn.Module):
         self.held: list[Any] = []  # whatever the structures point to
@@ -68,8 +62,8 @@ class Plan:
         modules = [*blocks.modules(), *final_norm.modules()]
         self.children = [module._modules for module in modules if module._modules]
         self.hooks = hooks_of(modules)
-        tensors = chain(blocks.parameters(), blocks.buffers(), final_norm.parameters())
-        self.watched = [tensor for tensor in tensors if not tensor.is_inference()]  # which cannot say
+        tensors = [*blocks.parameters(), *blocks.buffers(), *final_norm.parameters()]
+        self.watched = [tensor for tensor in tensors if not tensor.is_inference()]  # those do not count their changes
         self.modules, self.versions = self.modules_now(), self.versions_now()
 
     def is_current(self) -> bool:
@@ -175,22 +169,25 @@ class Plan:
             shape = (batch, heads.num_kv_heads, heads.head_width)
             places.append(store.reserve(cache.length, shape, self.dtype, torch.device("cpu")))
         # Shape and precision too: the memory of a cache that is gone is given to the next.
-        addresses = [(p.key.data_ptr(), p.value.data_ptr(), p.key.shape, p.key.dtype) for p in places]
+        addresses = [(p.key.data_ptr(), p.value.data_ptr(), p.key.shape, p.key.dtype, batch) for p in places]
         if addresses != self.addresses:
             self.addresses = []
             for block, kept, place in zip(self.blocks, self.kept, places, strict=True):
-                self.check(place, cast(GroupedAttention, block.layer.attention), batch)
+                self.check(place.key, place.value, cast(GroupedAttention, block.layer.attention), batch)
                 put(kept, place.key, place.value)
             self.addresses = addresses
         return places
 
-    def check(self, place: Place, heads: GroupedAttention, batch: int) -> None:
-        """The kernels go by the sizes they are told: a cache of others would be read beyond its end."""
+    def check(self, key: Tensor, value: Tensor, heads: GroupedAttention, batch: int) -> None:
+        """The kernels go by the sizes they are told: what is kept for another batch or model is beyond its end."""
         expected = (batch, heads.num_kv_heads, heads.head_width, self.dtype, "cpu")
-        for part in (place.key, place.value):
+        for part in (key, value):
             found = (*part.shape[:2], part.shape[3], part.dtype, part.device.type)
-            if found != expected or not part.is_contiguous():
-                raise ClearheadError(f"the cache holds {found} and this step needs {expected}; start a new cache")
+            if found != expected:
+                raise ClearheadError(
+                    f"keys and values are kept for (rows, heads, width, dtype, device) {found}, and this step needs "
+                    f"{expected}; start with a new cache"
+                )
 
     def see(self, number: int, positions: Tensor, cache: KeyValueCache, place: Place, batch: int) -> list[Tensor]:
         """Tell the layers of one kind their slot, mask and angles; what these point to."""
@@ -228,7 +225,8 @@ class Plan:
         allowed, num_slots = memory_mask(memory.mask).allowed, memory.remembered[0][0].shape[2]
         seen = None if allowed is None else allowed.expand(batch, 1, 1, num_slots).contiguous()
         alive = [] if seen is None else [seen]
-        for kept, (key, value) in zip(self.across, memory.remembered, strict=True):
+        for block, kept, (key, value) in zip(self.blocks, self.across, memory.remembered, strict=True):
+            self.check(key, value, cast(GroupedAttention, block.layer.cross_attention), batch)
             if key.stride() != value.stride() or key.stride(3) != 1:
                 key, value = key.contiguous(), value.contiguous()
                 alive += [key, value]
@@ -241,7 +239,3 @@ def put(kept: cpu.Kept, key: Tensor, value: Tensor) -> None:
     kept.keys, kept.values = key.data_ptr(), value.data_ptr()
     kept.row_stride, kept.head_stride, kept.slot_stride = key.stride()[:3]
     kept.is_bfloat16 = key.dtype == torch.bfloat16
-
-
-def hooks_of(modules: list[nn.Module]) -> list[dict[int, Any]]:
-    return [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]

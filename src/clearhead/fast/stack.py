@@ -95,7 +95,8 @@ class FastStack(LayerStack):
         if self.plan is None or not self.plan.is_current():
             self.plan = None
             if Plan.suits(self.layers, self.final_norm):
-                with torch.inference_mode(False), torch.no_grad():  # what it merges may be trained again
+                # What is merged stays what it was: weights that can be trained again, unless they never could.
+                with torch.inference_mode(next(self.layers.parameters()).is_inference()), torch.no_grad():
                     self.plan = Plan(self.layers, self.final_norm)
         return self.plan
 

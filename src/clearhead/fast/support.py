@@ -10,11 +10,20 @@ from torch import Tensor, nn
 
 from clearhead.fast.modules import PackedLinear
 from clearhead.fast.packed import Packed
+from clearhead.model.attention import Attention
+from clearhead.model.block import Block, Residual
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import GroupedAttention, HeadNorm, Layer, Stack
+from clearhead.model.feed_forward import FeedForwardLayer
+from clearhead.model.norms import RootMeanSquare
 from clearhead.model.parts import DeviationNorm, DynamicScaling, NoPosition, Rope
 
 PLACEMENTS = {"pre": 0, "post": 1, "sandwich": 2}
+# Exactly these: a subclass, or what stands in a module's place to listen or to add, does more than the kernels know.
+KNOWN_MODULES = {
+    *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
+    *(RootMeanSquare, nn.LayerNorm, nn.Identity, nn.Dropout),
+}
 ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 
 
@@ -48,6 +57,15 @@ def is_plain(attention: Any) -> bool:
         and isinstance(attention.head_norm, HeadNorm | None)
         and not isinstance(getattr(attention.head_norm, "norm", None), DeviationNorm)
     )
+
+
+def are_plain(modules: list[nn.Module]) -> bool:
+    """None exchanged for another, and nothing hooked into them."""
+    return {type(module) for module in modules} <= KNOWN_MODULES and not any(hooks_of(modules))
+
+
+def hooks_of(modules: list[nn.Module]) -> list[dict[int, Any]]:
+    return [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
 
 
 def merge(modules: tuple[nn.Linear | PackedLinear, ...]) -> Tensor | Packed:

@@ -37,7 +37,8 @@ def decode_in_graph(network: Transformer, rows: Sequence[Row], bits: str | None 
     def choose(logits: Tensor, steps: Tensor) -> Tensor:
         return next_tokens(logits, options, steps)
 
-    longest = max(len(row.prompt) + row.options.max_new_tokens for row in active)
+    # A row that is done goes on until the last one is; two more are made while the host looks.
+    longest = max(len(row.prompt) for row in active) + max(row.options.max_new_tokens for row in active)
     decoder = GraphDecoder(network, len(active), longest + 2, choose, bits)
     first = choose(decoder.read([row.prompt for row in active]), torch.zeros_like(decoder.step))
     decoder.start(first)

@@ -11,6 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.files import check_output
 from clearhead.inspection.document import framed
 from clearhead.inspection.heads import index
 from clearhead.inspection.heatmap import has_colours, heatmap
@@ -57,9 +58,8 @@ def write(trace: Trace, path: Path, chosen: Chosen, lens: Lens | None = None) ->
 
 def check_path(path: Path, chosen: Chosen, with_lens: bool) -> None:
     """Before a model is read: there is a writer, and it heeds all that was asked for."""
+    check_output(path, WRITERS)
     kind = path.suffix.lower()
-    if kind not in WRITERS:
-        raise ClearheadError(f"{path.name!r} says no kind of file; give a name that ends in {', '.join(WRITERS)}")
     if with_lens and kind != ".html":
         raise ClearheadError(f"the lens does not go into a {kind} file; write an .html page or print it")
     if chosen != NO_WISH and kind == ".safetensors":

@@ -161,7 +161,9 @@ class Trace:
         """A stream (n, D) of the stack that answers, as if it were the last: (n, V)."""
         network = self.need_network()
         if network.head is None:
-            raise ClearheadError("this model has no vocabulary head; residual(num_layers) holds its last states")
+            raise ClearheadError(
+                "this model has no vocabulary head, so no logits; residual(num_layers) holds its last states"
+            )
         return network.to_logits(self.layer_stack(None).final_norm(states))
 
     def logits_at(self, position: int) -> Tensor:

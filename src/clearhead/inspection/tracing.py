@@ -29,8 +29,9 @@ def trace(model: "Model", text: Prompt, source: Prompt | None = None, *, keep_he
     keep_heads: queries, keys and values of all layers are made at once and kept.
     """
     if model.config.is_encoder_decoder != (source is not None):
-        wrong = "an encoder-decoder needs a source" if source is None else "only an encoder-decoder takes a source"
-        raise ClearheadError(f"{wrong}; trace_generation traces what a model answers")
+        if source is None:
+            raise ClearheadError("an encoder-decoder needs a source, what it answers; the text is its answer")
+        raise ClearheadError("only an encoder-decoder takes a source; leave it out, this model reads the text alone")
     starts = [model.speaker.start_id] if isinstance(text, str) and source is not None else []
     inputs = inputs_of([*starts, *model.encode(text)], model.network, model.config.output_stack)
     encoded = None

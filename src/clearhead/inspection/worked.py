@@ -276,7 +276,7 @@ def key_projections() -> Example:
         return sum(counted)
 
     counts = tensor([[count(length, cached) for length in lengths] for cached in (False, True)])
-    columns = [f"{length} tokens" for length in lengths]
+    columns = [f"{length} token{'s' * (length > 1)}" for length in lengths]
     words = "Keys projected in one layer to generate a text: anew for every prefix, or once for each token."
     panel = Panel("key projections", counts, ("without a cache", "with a cache"), columns)
     return Example("E2", "What a cache saves", words, [panel])

@@ -50,4 +50,8 @@ class TrainConfig(Part):
             self.batch_size % self.accumulation == 0,
             f"train.batch_size {self.batch_size} does not divide into {self.accumulation} parts of accumulation",
         )
+        require(
+            self.strategy != "tp" or not isinstance(self.optimizer, Muon),
+            "Muon looks at whole matrices, of which strategy 'tp' leaves a process a slice; take adam_w, ddp or fsdp",
+        )
         check(self.schedule, self.steps)

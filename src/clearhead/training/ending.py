@@ -9,17 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from clearhead.bundle import Model
+from clearhead.bundle import Model, RecurrentModel
 from clearhead.data.batch import Batch
 from clearhead.errors import ClearheadError
-from clearhead.model.transformer import Transformer
+from clearhead.model.recurrent import RecurrentTranslator
 from clearhead.tokenization.base import Tokenizer
 from clearhead.training.curve import draw_curve
 from clearhead.training.display import Display
 from clearhead.training.learner import Learner
 from clearhead.training.lora import add_lora, merge_lora
+from clearhead.training.objective import Network
 from clearhead.training.recipe import Recipe
-from clearhead.training.setup import Setup
+from clearhead.training.setup import Setup, form_of
 from clearhead.training.state import restore_weights
 
 SAMPLE_TOKENS, SHOWN_CHARACTERS = 256, 200
@@ -52,22 +53,24 @@ def finish(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, display
         draw_curve(folder)
     except ClearheadError as error:
         display.say(f"no picture of the loss: {error}")
-    if network is None:
-        display.say("a recurrent network is not saved as a model; its weights are in the last checkpoint")
-        return
-    model = Model(network.eval(), setup.tokenizer, setup.family, setup.special_ids)
+    assert network is not None
+    kept = (setup.tokenizer, setup.family, setup.special_ids)
+    if isinstance(network, RecurrentTranslator):
+        model: Model = RecurrentModel(network.eval(), *kept)
+    else:
+        model = Model(network.eval(), *kept)
     model.save(folder / "model")
     (folder / "sample.txt").write_text("\n\n".join(samples(model, recipe, setup)) + "\n", encoding="utf-8")
     display.say(f"model: {folder / 'model'}")
 
 
-def whole_network(recipe: Recipe, learner: Learner) -> Transformer | None:
-    """The trained network on the CPU of the main process, put together from its slices, additions merged."""
+def whole_network(recipe: Recipe, learner: Learner) -> Network | None:
+    """The trained network on the CPU, put together from its slices, additions merged; None but in the main process."""
     network = learner.network
     weights = learner.world.gather_weights(dict(network.named_parameters()) | dict(network.named_buffers()))
-    if not learner.world.is_main or not isinstance(network, Transformer):
+    if not learner.world.is_main:
         return None
-    whole = Transformer(network.config)
+    whole: Network = type(network)(network.config)  # type: ignore[arg-type]  # each class with its own config
     if recipe.lora is not None:
         add_lora(whole, replace(recipe.lora, dropout=None))
     restore_weights(dict(whole.named_parameters()) | dict(whole.named_buffers()), weights)
@@ -77,8 +80,10 @@ def whole_network(recipe: Recipe, learner: Learner) -> Transformer | None:
 
 def samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
     """What the model says to the recipe's prompts, or to the first rows of the validation data."""
-    if model.config.decoder is None:
+    form = form_of(setup.network.config)
+    if form == "an encoder":
         return ["an encoder alone does not generate"]
+    answers, context = form == "an encoder-decoder", setup.network.config.context
     prompts: list[str | list[int]] = [*recipe.train.samples]
     if not prompts:
         rows = np.arange(min(4, len(setup.validation)))
@@ -88,9 +93,9 @@ def samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
     said = []
     for prompt in prompts:
         ids = model.encode(prompt)
-        room = min(SAMPLE_TOKENS, model.config.context - (0 if model.config.is_encoder_decoder else len(ids)))
-        temperature = 0.0 if model.config.is_encoder_decoder else 0.8
-        made = model.generate(ids, max_new_tokens=max(room, 1), temperature=temperature, seed=recipe.train.seed)
+        room = max(min(SAMPLE_TOKENS, context - (0 if answers else len(ids))), 1)
+        chance: dict[str, float] = {"temperature": 0.0} if answers else {"temperature": 0.8, "seed": recipe.train.seed}
+        made = model.generate(ids, max_new_tokens=room, **chance)
         text = setup.tokenizer.decode(ids)
-        said.append(f"{text} => {made.text}" if model.config.is_encoder_decoder else text + made.text)
+        said.append(f"{text} => {made.text}" if answers else text + made.text)
     return said

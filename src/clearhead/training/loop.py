@@ -47,6 +47,8 @@ def train(recipe: Recipe, out: Path, console: Console | None = None) -> Trained:
             journal = Journal(out, first_step, config.tensorboard) if world.is_main else None
             meter = Meter(setup.network, world.device)
             with Display(console, config.steps, first_step, silent=not world.is_main) as display:
+                if setup.num_left_out:
+                    display.say(f"{setup.num_left_out} examples are longer than data.context and left out")
                 for step, (batch, loader_state) in zip(range(first_step, config.steps), loader, strict=False):
                     rate = factor(config.schedule, step, num_steps=config.steps, width=setup.network.config.width)
                     set_rates(learner.optimizers, rate)

@@ -9,6 +9,7 @@ activations, the residual stream too, are bfloat16 and gradients come back in fl
 stream in float32: a third more memory on GPT-2.) Norms, softmax, routers and the loss compute in float32 anyway.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -113,7 +114,11 @@ def build_objective(
     objective: nn.Module = Objective(network, config, routing)
     if config.compile:
         objective.compile()
-    return InBfloat16(objective) if config.precision == "bfloat16" and cast else objective
+    if config.precision != "bfloat16" or not cast:
+        return objective
+    # Compiling asks the cast copies for their gradient; that they have none is as it should be.
+    warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
+    return InBfloat16(objective)
 
 
 def recompute_blocks(network: nn.Module) -> None:

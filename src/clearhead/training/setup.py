@@ -5,17 +5,20 @@ setup = prepare(recipe, Path("runs/x"), resumed=False); setup.network, setup.tra
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from clearhead.bundle import load
-from clearhead.data.config import Data, LongText, Masked, SpanCorruption
+from clearhead.config import kind_of
+from clearhead.data.config import Data, LongText, Masked, PairData, SpanCorruption, SyntheticData
+from clearhead.data.datasets import Examples
 from clearhead.data.loader import Dataset
 from clearhead.data.objectives import noise_of
 from clearhead.data.open import open_data, start_id, texts_of
 from clearhead.errors import ClearheadError
 from clearhead.families.family import Family
+from clearhead.model.config import ModelConfig
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.model.transformer import Transformer
 from clearhead.tokenization.base import Tokenizer
@@ -33,6 +36,7 @@ from clearhead.training.recipe import (
     TokenizerFile,
 )
 
+Form = Literal["a decoder", "an encoder", "an encoder-decoder"]
 FRAME = SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>")
 
 
@@ -45,11 +49,24 @@ class Setup:
     family: Family | None
     special_ids: dict[str, Any]
 
+    @property
+    def num_left_out(self) -> int:
+        """Examples that are longer than the context, in training and validation."""
+        return sum(part.num_left_out for part in (self.train, self.validation) if isinstance(part, Examples))
+
 
 def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     """All that can be wrong with a recipe and its files is found here, before any training."""
     if isinstance(recipe.model, LoadedModel):
-        return prepare_loaded(recipe, recipe.model)
+        setup = prepare_loaded(recipe, recipe.model)
+    else:
+        setup = prepare_new(recipe, folder, resumed)
+    if isinstance(setup.network, Transformer) and setup.network.pooler is not None:
+        setup.network.pooler.requires_grad_(False)  # no objective asks it, and DDP waits for what is never asked
+    return setup
+
+
+def prepare_new(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     tokenizer = load_tokenizer(folder / "tokenizer") if resumed else make_tokenizer(recipe)
     config = model_config(recipe.model, tokenizer.vocab_size)
     check_form(recipe.data, config)
@@ -100,8 +117,8 @@ def form_for(data: Data) -> Form:
 def check_form(data: Data, config: ModelConfig | RecurrentConfig) -> None:
     if form_of(config) != form_for(data):
         raise ClearheadError(
-            f"the model is {form_of(config)}, and [data] of kind {kind_of(type(data))} as it stands is for "
-            f"{form_for(data)}; change the kind of the model, or data.{'objective' if isinstance(data, LongText) else 'form'}"
+            f"the model is {form_of(config)}, and the {kind_of(type(data))} of this recipe is for {form_for(data)}; "
+            f"change the model, or data.{'objective' if isinstance(data, LongText) else 'form'}"
         )
     if isinstance(config, ModelConfig) and config.head is None:
         raise ClearheadError("the model has no head, so that it cannot name the tokens it is asked for")

@@ -7,16 +7,17 @@ of 32 costs half a percent of a matrix, to 16 steps nine, and layers add to it.
 """
 
 from copy import deepcopy
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.fast.modules import pack_network
+from clearhead.fast.modules import is_packed, pack_network
 from clearhead.fast.packed import Bits
-from clearhead.fast.stack import accelerate, why_not
-from clearhead.model.transformer import Transformer
+from clearhead.fast.stack import FastStack, accelerate, why_not
+from clearhead.model.transformer import Memory, Transformer
 from clearhead.verification.finding import Comparison, Skipped
 from clearhead.verification.subject import Subject
 
@@ -24,29 +25,43 @@ LARGEST_ERROR: dict[Bits, float] = {"int8": 0.1, "int4": 0.8}
 
 
 def kernel_step(subject: Subject) -> Comparison:
-    """A third of the text at once, the rest token by token in the kernels."""
-    if reason := why_not(subject.network):
+    """One row from its second token on, and the later half of a padded batch."""
+    fast = with_network(subject, accelerated(subject.network))
+    tokens, mask = fast.padded(fast.rows, "left")
+    half = tokens.shape[1] // 2
+    alone = stepwise(fast.network, fast.tokens(), None, fast.memory(), 1)
+    together = stepwise(fast.network, tokens, mask, fast.memory(None), half)
+    pairs = [(alone, subject.expected[0][:, 1:])]
+    for logits, real, expected in zip(together, mask[:, half:], subject.expected, strict=True):
+        pairs.append((logits[real][None], expected[:, -int(real.sum()) :]))
+    return Comparison(pairs, f"{alone.shape[1]} steps alone, {together.shape[1]} in a padded batch")
+
+
+def accelerated(network: Transformer) -> Transformer:
+    """A copy that steps in the kernels."""
+    if reason := why_not(network):
         raise Skipped(f"the kernels do not know {reason}")
-    network = deepcopy(subject.network)
+    network = deepcopy(network)
     try:
         accelerate(network)
     except ClearheadError as error:
         raise Skipped(str(error)) from None
-    tokens = subject.tokens()
-    start = tokens.shape[1] // 3
-    found = stepwise(network, subject, tokens, start)
-    return Comparison([(found, subject.expected[0][:, start:])], f"{tokens.shape[1] - start} steps")
+    assert isinstance(network.decoder, FastStack)
+    if network.decoder.current_plan() is None:
+        raise Skipped("its modules were exchanged or hooked into")
+    return network
 
 
-def stepwise(network: Transformer, subject: Subject, tokens: Tensor, start: int) -> Tensor:
+def stepwise(network: Transformer, tokens: Tensor, mask: Tensor | None, memory: Memory | None, start: int) -> Tensor:
+    """Logits (B, T - start, V) of the tokens from `start` on, each run alone after all before it."""
     cache, logits = KeyValueCache(network.config), []
-    network.hidden(tokens[:, :start], memory=subject.memory(), cache=cache)
-    cache.advance()
-    for place in range(start, tokens.shape[1]):
-        hidden = network.hidden(tokens[:, place : place + 1], memory=subject.memory(), cache=cache)
+    memory = None if memory is None else network.remember(memory)
+    for first, last in ((0, start), *((place, place + 1) for place in range(start, tokens.shape[1]))):
+        piece = None if mask is None else mask[:, first:last]
+        hidden = network.hidden(tokens[:, first:last], piece, memory=memory, cache=cache)
         cache.advance()
         logits.append(network.to_logits(hidden))
-    return torch.cat(logits, dim=1).to(subject.dtype)
+    return torch.cat(logits[1:], dim=1)
 
 
 def eight_bits(subject: Subject) -> Comparison:
@@ -60,12 +75,16 @@ def four_bits(subject: Subject) -> Comparison:
 def packed(subject: Subject, bits: Bits) -> Comparison:
     if subject.config.head is None:
         raise Skipped("a model without a head gives no distribution")
-    network = pack_network(deepcopy(subject.network), bits)
-    memory = None if subject.config.encoder is None or subject.config.decoder is None else subject.memory()
-    hidden = network.hidden(subject.tokens(), memory=memory)
-    found, full = network.to_logits(hidden).float(), subject.expected[0].float()
+    if is_packed(subject.network):
+        raise Skipped("its weights are packed already")
+    small = with_network(subject, pack_network(deepcopy(subject.network), bits))
+    found, full = small.expected[0].float(), subject.expected[0].float()
     real = full.isfinite() & (full > full.amax() - 1000)  # a padding token ruled out at -10000 says nothing
     error = ((found - full)[real].norm() / (full - full.mean(-1, keepdim=True))[real].norm()).item()
     agree = (found.argmax(-1) == full.argmax(-1)).float().mean().item()
     detail = f"relative error of logits; the likeliest token is the same at {agree:.0%} of {full.shape[1]} places"
     return Comparison([(torch.tensor([error]), torch.zeros(1))], detail, LARGEST_ERROR[bits])
+
+
+def with_network(subject: Subject, network: Transformer) -> Subject:
+    return replace(subject, model=replace(subject.model, network=network))

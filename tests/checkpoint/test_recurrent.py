@@ -1,0 +1,129 @@
+"""A recurrent translator in a folder and back; what is wrong with a folder is said."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import clearhead
+from clearhead.bundle import RecurrentModel
+from clearhead.checkpoint.load import read_config
+from clearhead.checkpoint.native import save_native
+from clearhead.errors import ClearheadError
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.tokenization.train import train_tokenizer
+from clearhead.training.setup import FRAME
+
+CELLS = ("tanh", "gru", "lstm")
+
+
+def network_of(cell="gru", **options):
+    torch.manual_seed(0)
+    sizes = {"source_vocab_size": 11, "target_vocab_size": 11, "embedding_width": 6, "width": 8, "context": 16}
+    return RecurrentTranslator(RecurrentConfig(cell=cell, attention="dot_product", **sizes | options)).eval()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    special_ids = {"decoder_start_token_id": 1, "eos_token_id": 2}
+    save_native(network_of(), tmp_path / "model", special_ids=special_ids)
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True}])
+def test_the_same_logits_come_back(tmp_path, cell, options):
+    network = network_of(cell, **options)
+    save_native(network, tmp_path)
+    loaded = clearhead.load(tmp_path)
+    assert isinstance(loaded, RecurrentModel)
+    assert loaded.network.config == network.config
+    source, target = torch.tensor([[3, 4, 5]]), torch.tensor([[1, 6]])
+    assert torch.equal(loaded.network(source, target), network(source, target))
+
+
+def test_answers_are_those_of_teacher_forcing(folder):
+    """Each token is the likeliest after those before it, whoever shares the batch."""
+    model = clearhead.load(folder)
+    sources = [[3, 4, 5], [6, 7, 8, 9, 10]]
+    for source, made in zip(sources, model.generate_many(sources, max_new_tokens=6), strict=True):
+        read = torch.tensor([[1, *made.tokens[:-1]]])
+        assert model.network(torch.tensor([source]), read).argmax(dim=-1)[0].tolist() == made.tokens
+        assert made.stopped_by == ("stop" if made.tokens[-1] == 2 else "length")
+        assert made.tokens == model.generate(source, max_new_tokens=6).tokens
+
+
+def test_an_answer_ends_at_its_stop_token(folder):
+    model = clearhead.load(folder)
+    with torch.no_grad():
+        model.network.head.bias[2] = 100.0
+    assert model.generate([3, 4]).tokens == [2]
+
+
+def test_text_goes_in_and_comes_out(tmp_path):
+    tokenizer = train_tokenizer(["abcdef"], "character", special_tokens=FRAME)
+    size = tokenizer.vocab_size
+    special_ids = {"decoder_start_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    network = network_of(source_vocab_size=size, target_vocab_size=size)
+    RecurrentModel(network, tokenizer, None, special_ids).save(tmp_path / "model")
+    made = clearhead.load(tmp_path / "model").generate("abc", max_new_tokens=5)
+    words = [token for token in made.tokens if token != tokenizer.eos_id]
+    assert made.text == tokenizer.decode(words)
+    assert made.prompt_tokens == tokenizer.encode("abc")
+
+
+def test_what_only_a_transformer_does_is_refused(folder):
+    model = clearhead.load(folder)
+    for ask in (
+        lambda: model.config,
+        lambda: model.stream([3]),
+        lambda: model.embed([[3]]),
+        lambda: model.score([3]),
+        lambda: model.trace([3]),
+    ):
+        with pytest.raises(ClearheadError, match="recurrent network"):
+            ask()
+    for options in ({"beams": 2}, {"temperature": 0.5}, {"n": 2}, {"top_k": 3}):
+        with pytest.raises(ClearheadError, match="likeliest token"):
+            model.generate_many([[3]], **options)
+    with pytest.raises(ClearheadError, match="save it as native"):
+        model.save(folder, "huggingface")
+    for options in ({"fast": True}, {"weights": "int8"}):
+        with pytest.raises(ClearheadError, match="recurrent network"):
+            clearhead.load(folder, **options)
+    with pytest.raises(ClearheadError, match="a Transformer is needed"):
+        read_config(folder)
+
+
+def test_an_empty_prompt_is_refused(folder):
+    with pytest.raises(ClearheadError, match="empty"):
+        clearhead.load(folder).generate_many([[3], []])
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda tensors: tensors.pop("head.bias"), "lacks the tensor head.bias"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "holds the tensor extra, which"),
+        (lambda tensors: tensors.update({"head.bias": torch.zeros(12)}), r"head.bias is \(12,\); .* asks for \(11,\)"),
+        (lambda tensors: tensors["head.bias"].fill_(torch.nan), "holds NaN"),
+    ],
+)
+def test_damaged_weights_are_named(folder, damage, complaint):
+    tensors = load_file(folder / "weights.safetensors")
+    damage(tensors)
+    save_file(tensors, folder / "weights.safetensors")
+    with pytest.raises(ClearheadError, match=complaint):
+        clearhead.load(folder)
+
+
+def test_an_unknown_kind_is_refused(folder):
+    description = json.loads((folder / "clearhead.json").read_text())
+    (folder / "clearhead.json").write_text(json.dumps(description | {"kind": "recurrent_translater"}))
+    with pytest.raises(ClearheadError, match="recurrent_translator"):
+        clearhead.load(folder)
+
+
+def test_precision_can_be_chosen(folder):
+    assert clearhead.load(folder, dtype="bfloat16").network.head.weight.dtype == torch.bfloat16

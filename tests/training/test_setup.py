@@ -1,0 +1,119 @@
+"""What a recipe may not mix is refused before anything is trained; what is left out is said."""
+
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+import clearhead
+from clearhead.bundle import RecurrentModel
+from clearhead.config import to_dict
+from clearhead.errors import ClearheadError
+from clearhead.families import preset
+from clearhead.training.loop import train
+from clearhead.training.objective import build_objective
+from clearhead.training.setup import prepare
+from tests.training.crew import start_crew
+from tests.training.recipes import LANGUAGE, recipe, run
+
+PAIRS = {"data": {"kind": "synthetic_data", "task": "copy", "context": 32}}
+RECURRENT = {"model": {"kind": "recurrent_model", "width": 16, "context": 32}}
+TEXT = "the cat sat on the mat and the dog sat on the log. " * 40
+
+
+def language(tmp_path, **data):
+    (tmp_path / "text.txt").write_text(TEXT)
+    return {"data": {"kind": "text_data", "context": 16, "path": str(tmp_path / "text.txt")} | data}
+
+
+def test_data_for_another_kind_of_model_are_refused(tmp_path):
+    decoder = {"model": LANGUAGE["model"]}
+    masked = {"objective": {"kind": "masked"}}
+    for layers, complaint in (
+        ([decoder, PAIRS], "the model is a decoder, and the synthetic_data of this recipe is for an encoder-decoder"),
+        ([language(tmp_path)], "the model is an encoder-decoder, and the text_data of this recipe is for a decoder"),
+        ([language(tmp_path, **masked)], "is for an encoder; change the model, or data.objective"),
+        ([RECURRENT, PAIRS, {"data": {"form": "continuation"}}], "is for a decoder; change the model, or data.form"),
+    ):
+        with pytest.raises(ClearheadError, match=complaint):
+            train(recipe(*layers), tmp_path / "run", Console(file=StringIO()))
+        assert not (tmp_path / "run" / "recipe.toml").exists()
+
+
+def test_continuations_are_for_a_decoder(tmp_path):
+    setup = prepare(recipe({"model": LANGUAGE["model"]}, PAIRS, {"data": {"form": "continuation"}}), tmp_path, False)
+    assert setup.num_left_out == 0
+
+
+def test_a_loaded_decoder_starts_as_its_checkpoint_says(tmp_path):
+    """T5 and BART start from another token than the tokenizer's begin of text."""
+    run(tmp_path / "first", {"train": {"steps": 1}})
+    model = clearhead.load(tmp_path / "first" / "model")
+    other = model.tokenizer.pad_id
+    assert other != model.special_ids["decoder_start_token_id"]
+    model.special_ids["decoder_start_token_id"] = other
+    model.save(tmp_path / "other")
+    loaded = {"model": {"kind": "loaded_model", "name": str(tmp_path / "other")}, "tokenizer": None}
+    rows = torch.arange(4).numpy()
+    batch = prepare(recipe(loaded), Path("unused"), False).train.batch(rows, rows.astype("uint64"))
+    assert (batch.tokens[:, 0] == other).all()
+
+
+def test_muon_is_refused_under_tensor_parallel():
+    with pytest.raises(ClearheadError, match="Muon looks at whole matrices"):
+        recipe({"train": {"strategy": "tp", "optimizer": {"kind": "muon"}}})
+
+
+def small_bert(vocab_size):
+    bert = preset("bert-base")
+    (layer,) = set(bert.encoder.layers)
+    attention = replace(layer.attention, num_heads=2, num_kv_heads=2, head_width=8)
+    layer = replace(layer, attention=attention, feed_forward=replace(layer.feed_forward, width=32))
+    embedding = replace(bert.encoder.embedding, vocab_size=vocab_size)
+    return replace(bert, width=16, encoder=replace(bert.encoder, embedding=embedding, layers=(layer,)))
+
+
+def test_the_pooler_is_left_as_it_was(tmp_path):
+    """No masked token asks it, and DDP stops at a weight that is trained and gets no gradient."""
+    config = small_bert(60)
+    bert = {
+        "model": {"kind": "whole_model", "config": to_dict(config)},
+        "tokenizer": {"kind": "learned_tokenizer", "algorithm": "wordpiece", "vocab_size": 60},
+        "train": {"steps": 3},
+    }
+    layers = bert, language(tmp_path, objective={"kind": "masked"})
+    fresh = prepare(recipe(*layers), tmp_path / "fresh", False).network
+    start_crew(2, lambda: run(tmp_path / "run", *layers) and None)
+    trained = clearhead.load(tmp_path / "run" / "model").network
+    same = {name for name, weight in trained.named_parameters() if torch.equal(weight, fresh.get_parameter(name))}
+    assert same >= {"pooler.weight", "pooler.bias"}
+    assert not any("layers" in name for name in same)
+
+
+def test_examples_left_out_are_counted_aloud(tmp_path):
+    said = StringIO()
+    train(recipe({"train": {"steps": 1}, "data": {"context": 7}}), tmp_path, Console(file=said, width=120))
+    assert "examples are longer than data.context and left out" in said.getvalue()
+
+
+def test_a_recurrent_translator_is_saved_and_says_what_it_learnt(tmp_path):
+    done = run(tmp_path, RECURRENT, {"train": {"steps": 4}})
+    model = clearhead.load(done.folder / "model")
+    assert isinstance(model, RecurrentModel)
+    assert " => " in (tmp_path / "sample.txt").read_text()
+    setup = prepare(recipe(RECURRENT, {"train": {"steps": 4}}), tmp_path / "fresh", False)
+    fresh = dict(setup.network.named_parameters())
+    assert not any(torch.equal(weight, fresh[name]) for name, weight in model.network.named_parameters())
+
+
+def test_a_cast_copy_without_gradient_is_no_news(tmp_path):
+    """torch warns whoever looks at the gradient of a copy, as its compiler does."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    with pytest.warns(UserWarning, match="not a leaf"):
+        assert weight.bfloat16().grad is None
+    small = recipe({"train": {"precision": "bfloat16"}})
+    build_objective(prepare(small, tmp_path, False).network, small.train)
+    assert weight.bfloat16().grad is None
