@@ -3,7 +3,8 @@
     python benchmarks/train_step.py --peer path/to/nanoGPT [--compile]
 
 Both have 4 layers of width 128 and 4 heads, read the same 12 rows of 64 tokens in float32, clip the gradient and step
-with AdamW; ours once more with the recipe's Muon. Without --peer ours run alone. The last line is JSON.
+with AdamW; ours once more with the recipe's Muon, and once computing in bfloat16. Without --peer ours run alone. The
+last line is JSON.
 """
 
 import argparse
@@ -16,17 +17,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from clearhead.data.batch import Batch
 from clearhead.model.transformer import Transformer
-from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World
 from clearhead.training.learner import Learner
 from clearhead.training.loop import accumulate
 from clearhead.training.models import model_config
-from clearhead.training.optimizer import AdamW, Muon
+from clearhead.training.optimizer import AdamW
 from clearhead.training.recipe import read_recipe
 
 RECIPE = Path(__file__).parent.parent / "configs" / "shakespeare-cpu.toml"
@@ -36,10 +37,10 @@ WARM_STEPS, TURN_STEPS = 3, 5
 Step = Callable[[], None]
 
 
-def our_step(optimizer: AdamW | Muon, batch: Batch, compiled: bool) -> tuple[Step, int]:
+def our_step(batch: Batch, **changes: Any) -> tuple[Step, int]:
     recipe = read_recipe(RECIPE).recipe
     network = Transformer(model_config(recipe.model, VOCAB_SIZE))  # type: ignore[arg-type]  # no recurrent one
-    config: TrainConfig = replace(recipe.train, optimizer=optimizer, average=None, compile=compiled)
+    config = replace(recipe.train, average=None, **changes)
     world = World.alone()
     learner = Learner(network, config, world)
     num_targets = torch.tensor(batch.num_targets)
@@ -105,7 +106,11 @@ def main() -> None:
     torch.manual_seed(0)
     ids = torch.randint(VOCAB_SIZE, (12, 65))
     batch = Batch(tokens=ids[:, :-1].contiguous(), targets=ids[:, 1:].contiguous())
-    built = {"clearhead": our_step(AdamW(), batch, asked.compile), "with Muon": our_step(Muon(), batch, asked.compile)}
+    built = {
+        "clearhead": our_step(batch, optimizer=AdamW(), compile=asked.compile),
+        "with Muon": our_step(batch, compile=asked.compile),
+        "bfloat16": our_step(batch, optimizer=AdamW(), compile=asked.compile, precision="bfloat16"),
+    }
     if asked.peer is not None:
         built["nanoGPT"] = peer_step(module_at(asked.peer / "model.py"), batch, asked.compile)
     found = take_turns({name: step for name, (step, _) in built.items()}, asked.rounds)

@@ -59,7 +59,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path):
     check_output(Path("page.png"), [".html", ".png"])
     with pytest.raises(ClearheadError, match=r"'page' says no kind of file; give a name that ends in \.html, \.png"):
         check_output(tmp_path / "page", [".html", ".png"])
-    with pytest.raises(ClearheadError, match="there is no folder '.*none' to write page.html into"):
+    with pytest.raises(ClearheadError, match=r"there is no folder '.*none' to write page\.html into"):
         check_output(tmp_path / "none" / "page.html", [".html"])
 
 

@@ -10,8 +10,9 @@ from clearhead.data.synthetic import examples
 from clearhead.errors import ClearheadError
 
 MAX_BYTES = 4_000_000
-# Merriam-Webster and the Oxford dictionary agree on them.
-SOUNDS = {"cat": "kæt", "ship": "ʃɪp", "nation": "neɪʃʌn", "thinking": "θɪŋkɪŋ", "phone": "foʊn", "judge": "ʤʌʤ"}
+# As CMUdict has them; none of these words was trained on.
+SOUNDS = {"bigfoot": "bɪɡfʊt", "blazed": "bleɪzd", "brace": "bɹeɪs", "brass": "bɹæs", "contention": "kʌntɛnʃʌn"}
+SOUNDS |= {"crackle": "kɹækʌl", "error": "ɛɹɝ", "nourishing": "nɝɪʃɪŋ"}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

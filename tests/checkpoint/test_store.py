@@ -300,7 +300,7 @@ def test_a_folder_that_cannot_be_written(client: FakeClient, tmp_path: Path, mon
 
 
 def test_missing_clients_are_named(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: iter(()))
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(store.DownloadError, match="needs pip"):
         store.get("smollm2")

@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_not_begun(monkeypatch):
         "clearhead.cost.measure.memory_of", lambda device: 4 * sum(parameters(workload.config).values()) - 1
     )
     with pytest.raises(
-        ClearheadError, match="this run needs .* GB, and there are .* GB here; measure a shorter context"
+        ClearheadError, match=r"this run needs .* GB, and there are .* GB here; measure a shorter context"
     ):
         compare(workload)
 

@@ -1,4 +1,4 @@
-"""The README's Python snippets run; its commands can be typed as they stand."""
+"""The pages' Python snippets run; their commands can be typed as they stand; what they link to is there."""
 
 import re
 import shlex
@@ -9,29 +9,52 @@ import typer
 
 from clearhead.cli.app import app
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = re.findall(r"^clearhead .*", README, re.MULTILINE)
+ROOT = Path(__file__).parents[2]
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+SNIPPETS = {
+    f"{path.stem} {number}": snippet
+    for path, text in PAGES.items()
+    for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+}
+COMMANDS = sorted({line for text in PAGES.values() for line in re.findall(r"^clearhead .*", text, re.MULTILINE)})
 FIXTURES = {"smollm2": "smollm2_gguf", "minilm": "minilm", "opus-mt-zh-en": "opus_mt"}
 
 
 def test_there_are_snippets():
-    assert len(SNIPPETS) >= 5
-    assert len(COMMANDS) >= 7
+    assert len(SNIPPETS) >= 7
+    assert len(COMMANDS) >= 20
 
 
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_snippet_runs(number, tmp_path, monkeypatch, request):
-    for name, fixture in FIXTURES.items():
-        if f'"{name}"' in SNIPPETS[number]:
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_snippet_runs(name, tmp_path, monkeypatch, request):
+    for model, fixture in FIXTURES.items():
+        if f'"{model}"' in SNIPPETS[name]:
             request.getfixturevalue(fixture)
+    if "lm_eval" in SNIPPETS[name]:
+        pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
     monkeypatch.chdir(tmp_path)
-    exec(compile(SNIPPETS[number], f"README snippet {number}", "exec"), {})
+    exec(compile(SNIPPETS[name], f"snippet {name}", "exec"), {})
 
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_can_be_typed(line):
-    """Parsed with its arguments and options, not run."""
-    name, *arguments = shlex.split(line, comments=True)[1:]
-    command = typer.main.get_command(app).commands[name]
-    command.make_context(name, arguments)
+    """Parsed with its arguments and options, not run; a recipe it names is there."""
+    command, arguments = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
+    while hasattr(command, "commands"):
+        command = command.commands[arguments.pop(0)]
+    command.make_context(command.name, list(arguments))
+    assert all((ROOT / argument).is_file() for argument in arguments if argument.startswith("configs/"))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    links = re.findall(r"\]\(([^)#:]+)\)|<img src=\"([^\"]+)\"", PAGES[path])
+    assert all((path.parent / (link or picture)).exists() for link, picture in links)
+
+
+def test_every_room_is_in_the_picture_of_the_house():
+    picture = PAGES[ROOT / "docs" / "architecture.md"].split("```")[1]
+    rooms = {
+        path.stem for path in (ROOT / "src" / "clearhead").iterdir() if path.suffix == ".py" or list(path.glob("*.py"))
+    }
+    assert {room for room in rooms if not room.startswith("__")} <= set(re.findall(r"\w+", picture))

@@ -54,8 +54,8 @@ def test_every_recipe_is_whole(path):
 
 def test_there_are_the_promised_recipes():
     assert {path.stem for path in CONFIGS.glob("*.toml")} == {
-        "books", "capitals", "finetune-lora", "g2p", "gpt2-124m", "llama-1b", "multi30k-tiny", "shakespeare-char",
-        "shakespeare-cpu",
+        "books", "capitals", "finetune-lora", "g2p", "g2p-cpu", "gpt2-124m", "llama-1b", "multi30k-tiny",
+        "shakespeare-char", "shakespeare-cpu",
     }  # fmt: skip
 
 

