@@ -6,6 +6,7 @@ import torch
 import clearhead
 from clearhead.bundle import Model, create, load
 from clearhead.errors import ClearheadError
+from clearhead.fast.modules import pack_network
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.tiny import same_network, tiny_config, tiny_network
 
@@ -95,7 +96,7 @@ def test_wrong_names():
 
 
 def test_an_offline_hub_id_says_what_to_do(monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the variable is read once, at its import
     with pytest.raises(ClearheadError, match="could not be fetched from the hub"):
         load("someone/some-model-that-is-not-here")
 
@@ -130,7 +131,10 @@ def test_a_device_that_is_not_here(tmp_path):
 
 
 def test_a_model_is_shown_in_one_line():
-    assert repr(Model(tiny_network())).startswith("Model(own, ")
+    shown = repr(Model(tiny_network()))
+    assert shown.startswith("Model(own, ")
+    packed = repr(Model(pack_network(tiny_network(), "int4")))
+    assert packed == shown.replace("float32", "float32 with packed weights")
     assert dir(clearhead) == clearhead.__all__
 
 

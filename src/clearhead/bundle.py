@@ -22,7 +22,7 @@ from clearhead.conversation import Chat
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import preset
 from clearhead.fast import cuda
-from clearhead.fast.modules import is_packed, pack_network
+from clearhead.fast.modules import PackedMatrix, is_packed, pack_network
 from clearhead.fast.stack import accelerate, why_not
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, pad_right, token_ids
 from clearhead.generation.recurrent import translate
@@ -48,9 +48,12 @@ class Model(Loaded):
 
     def __repr__(self) -> str:
         first = next(self.network.parameters())
+        packed = [part.packed for part in self.network.modules() if isinstance(part, PackedMatrix)]
         count = sum(parameter.numel() for parameter in self.network.parameters())
+        count += sum(rows * columns for rows, columns in (matrix.shape for matrix in packed))
         name = self.family.name if self.family else "own"
-        return f"Model({name}, {count:,} parameters, {str(first.dtype).removeprefix('torch.')}, {first.device})"
+        dtype = str(first.dtype).removeprefix("torch.") + (" with packed weights" if packed else "")
+        return f"Model({name}, {count:,} parameters, {dtype}, {first.device})"
 
     @property
     def config(self) -> ModelConfig:
@@ -177,7 +180,7 @@ class RecurrentModel(Model):
 
     @property
     def speaker(self) -> Speaker:
-        raise ClearheadError("a recurrent network does not stream or chat; use generate")
+        raise ClearheadError("a recurrent network neither streams nor chats; generate, or --json, gives its text whole")
 
     def generate_many(
         self, prompts: Sequence[Prompt], n: int = 1, *, max_new_tokens: int = 64, **options: Any

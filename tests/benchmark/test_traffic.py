@@ -44,7 +44,7 @@ def test_of_experts_the_chosen_are_read():
     assert weights_held(network) - weights_read(network) == experts * 6 // 8
 
 
-@pytest.mark.parametrize(("bits", "bits_per_weight"), [("int8", 8.5), ("int4", 4.5)])
+@pytest.mark.parametrize(("bits", "bits_per_weight"), [("int8", 8.5), ("int4", 5.0)])
 def test_packed_weights(bits, bits_per_weight):
     """32 values share a scale in float16."""
     network = tiny_network(width=64, feed_forward=128)

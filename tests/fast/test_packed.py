@@ -12,14 +12,14 @@ from clearhead.fast.packed import from_blocks, pack
 from tests.fast.test_stack import network_of
 
 
-@pytest.mark.parametrize(("bits", "error"), [("int8", 0.006), ("int4", 0.1)])
+@pytest.mark.parametrize(("bits", "error"), [("int8", 0.006), ("int4", 0.08)])
 def test_rounding_stays_within_half_a_step(bits, error):
     weight = torch.randn(40, 160, generator=torch.Generator().manual_seed(0))
     packed = pack(weight, bits)
     assert packed.shape == weight.shape
     assert (packed.unpack() - weight).norm() / weight.norm() < error
     step = packed.scales.float().abs().repeat_interleave(32, 1)[:, :160]
-    assert ((packed.unpack() - weight).abs() <= step * (0.51 if bits == "int8" else 1.01)).all()
+    assert ((packed.unpack() - weight).abs() <= step * 0.53).all()
 
 
 @given(st.integers(1, 5), st.integers(1, 200), st.sampled_from(["int8", "int4"]))
@@ -33,7 +33,7 @@ def test_any_width_comes_back(rows, columns, bits):
 def test_bytes_are_those_of_the_format():
     weight = torch.randn(8, 256)
     assert pack(weight, "int8").num_bytes == 8 * 256 * 8.5 / 8
-    assert pack(weight, "int4").num_bytes == 8 * 256 * 4.5 / 8
+    assert pack(weight, "int4").num_bytes == 8 * 256 * 5 / 8
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
@@ -48,14 +48,14 @@ def test_blocks_of_gguf_mean_what_the_gguf_package_says(kind, columns):
     assert torch.equal(packed.rows(picked).unpack(), packed.unpack()[picked])
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
 def test_our_rounding_is_ggmls(kind):
     """Same scales and same steps, up to ties: the two divide in another order."""
     weight = torch.randn(16, 128, generator=torch.Generator().manual_seed(2))
     theirs = from_blocks(
         torch.from_numpy(quants.quantize(weight.numpy(), GGMLQuantizationType[kind])).view(16 * 4, -1), 16, kind
     )
-    ours = pack(weight, "int4" if kind == "Q4_0" else "int8")
+    ours = pack(weight, "int4" if kind == "Q4_1" else "int8")
     torch.testing.assert_close(ours.scales, theirs.scales, atol=0, rtol=1e-3)
     assert (ours.values() == theirs.values()).float().mean() > 0.98
 
@@ -92,3 +92,10 @@ def test_packed_networks_run_in_other_precisions(name, dtype):
         found = network.to(dtype)(tokens, absorb=True)
     assert found.dtype == dtype
     assert (found - expected).norm() / expected.norm() < 0.1
+
+
+def test_weights_from_blocks_are_met_again():
+    weight = torch.randn(6, 128, generator=torch.Generator().manual_seed(1)).numpy()
+    blocks = torch.from_numpy(quants.quantize(weight, GGMLQuantizationType.Q4_1)).view(6 * 4, -1)
+    once = from_blocks(blocks, 6, "Q4_1").unpack()
+    assert (pack(once, "int4").unpack() - once).norm() / once.norm() < 1e-3

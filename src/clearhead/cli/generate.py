@@ -71,7 +71,7 @@ def generate(
     else:
         made = loaded.generate_many([text], n, **options)
         print_texts(text, made, as_json)
-    warn_of_context(made, loaded.config.context)
+    warn_of_context(made, loaded.network.config.context)
 
 
 @app.command(epilog="Example: `clearhead chat smollm2`")

@@ -64,10 +64,11 @@ def pack(weight: Tensor, bits: Bits) -> Packed:
         scales = as_half(groups.abs().amax(dim=-1) / 127)
         quants = (groups / nonzero(scales)).round().clamp(-127, 127).to(torch.int8).flatten(-2)
         return Packed(quants, scales, None, weight.shape[1])
-    largest = groups.gather(-1, groups.abs().argmax(dim=-1, keepdim=True))[..., 0]
-    scales = as_half(largest / -8)  # the largest lands on a step; the side that has one step more is its own
-    quants = ((groups / nonzero(scales)).round().clamp(-8, 7) + 8).to(torch.uint8)
-    return Packed(nibbles(quants), scales, None, weight.shape[1])
+    # With an offset a group's own range is used whole, and weights that come from such blocks are met again exactly.
+    lowest, highest = groups.aminmax(dim=-1)
+    scales, offsets = as_half((highest - lowest) / 15), as_half(lowest)
+    quants = ((groups - offsets.float()[..., None]) / nonzero(scales)).round().clamp(0, 15).to(torch.uint8)
+    return Packed(nibbles(quants), scales, offsets, weight.shape[1])
 
 
 def nibbles(quants: Tensor) -> Tensor:
