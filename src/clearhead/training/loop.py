@@ -49,6 +49,8 @@ def train(recipe: Recipe, out: Path, console: Console | None = None) -> Trained:
             with Display(console, config.steps, first_step, silent=not world.is_main) as display:
                 if setup.num_left_out:
                     display.say(f"{setup.num_left_out} examples are longer than data.context and left out")
+                if first_step:
+                    display.say(f"{first_step} of {config.steps} steps were made before")
                 for step, (batch, loader_state) in zip(range(first_step, config.steps), loader, strict=False):
                     rate = factor(config.schedule, step, num_steps=config.steps, width=setup.network.config.width)
                     set_rates(learner.optimizers, rate)
@@ -78,6 +80,7 @@ def train(recipe: Recipe, out: Path, console: Console | None = None) -> Trained:
                         learner.save(run, done, {"loader": loader_state, "recipe": to_dict(recipe)})
                         meter.restart()
                     if asked_to_stop:
+                        display.say(f"stopped and saved at step {done}; the same command goes on from there")
                         raise SystemExit(stop.exit_code)
                 finish(recipe, setup, learner, out, display)
     if learner.best:
