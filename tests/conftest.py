@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from clearhead.checkpoint import store
+from clearhead.errors import ClearheadError
+from clearhead.fast import cpu
 
 
 def pytest_configure() -> None:
@@ -50,3 +52,12 @@ def opus_mt() -> Path:
 @pytest.fixture
 def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    """The processor's kernels, built where they are not yet."""
+    try:
+        cpu.library(build=True)
+    except ClearheadError as error:
+        pytest.skip(str(error))

@@ -4,19 +4,14 @@ import pytest
 
 from clearhead.benchmark.subject import Subject
 from clearhead.bundle import Model
-from clearhead.errors import ClearheadError
-from clearhead.fast import cpu
 from tests.checkpoint.tiny import tiny_network
 
 CAPACITY = 64
 
 
-@pytest.fixture(autouse=True, scope="session")
-def _kernels():
-    try:
-        cpu.library(build=True)
-    except ClearheadError as error:
-        pytest.skip(str(error))
+@pytest.fixture(autouse=True)
+def _kernels(kernels):
+    """All engines of ours step in them."""
 
 
 @pytest.fixture

@@ -74,12 +74,13 @@ def test_ctranslate2(weights, subject):
 
 @pytest.mark.parametrize(("weights", "num_same"), [("bfloat16", 16), ("int8", 6), ("int4", 0)])
 def test_llama_cpp(weights, num_same, gguf_subject):
-    """Formats of eight and four bits are the same blocks; theirs rounds to them in its own way."""
+    """Eight bits are the same blocks; of four, theirs are Q4_0 and ours have an offset: 5 bits a weight, not 4.5."""
     pytest.importorskip("llama_cpp")
     theirs, ours = LlamaCpp(gguf_subject, weights), open_ours(gguf_subject, weights)
     assert num_equal(said(theirs, [3, 4, 5], 20), said(ours, [3, 4, 5], 20)) >= num_same
     assert said(theirs, [3, 4, 5], 20) == said(theirs, [3, 4, 5], 20)
-    assert theirs.weight_bytes == pytest.approx(ours.weight_bytes, rel=0.1)
+    growth = 5 / 4.5 if weights == "int4" else 1
+    assert ours.weight_bytes == pytest.approx(theirs.weight_bytes * growth, rel=0.1)
     (kept,) = (gguf_subject.folder / "home" / "benchmark").iterdir()
     made = kept.stat().st_mtime_ns
     assert LlamaCpp(gguf_subject, weights).weight_bytes == theirs.weight_bytes

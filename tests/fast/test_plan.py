@@ -26,12 +26,7 @@ from tests.model.toys import VOCAB, redraw
 TOKENS = torch.randint(0, VOCAB, (2, 70), generator=torch.Generator().manual_seed(3))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _kernels():
-    try:
-        cpu.library(build=True)
-    except ClearheadError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import torch
 from clearhead.cache.cache import KeyValueCache
 from clearhead.cache.stores import SlidingStore
 from clearhead.families import preset
-from clearhead.fast import cpu
 from clearhead.fast.modules import pack_network
 from clearhead.fast.stack import FastStack, accelerate, why_not
 from clearhead.generation.decode import Row, decode
@@ -18,12 +17,7 @@ from tests.model.toys import VOCAB, redraw
 KNOWN = ["llama-3.1-8b", "mistral-7b", "qwen3-8b", "gemma-3-1b", "gpt2", "smollm2-135m"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _kernels():
-    try:
-        cpu.library(build=True)
-    except ValueError as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def network_of(name: str, dtype=torch.float32) -> Transformer:
