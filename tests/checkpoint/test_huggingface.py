@@ -1,8 +1,6 @@
 """Hugging Face folders: whole, sharded, damaged, hostile."""
 
 import json
-import random
-import resource
 
 import pytest
 import torch
@@ -167,6 +165,7 @@ def test_a_tensor_in_two_shards(folder):
         ({"hidden_size": -1}, "'hidden_size' is -1"),
         ({"hidden_size": None}, "has no 'hidden_size'"),
         ({"num_hidden_layers": 10**8}, "'num_hidden_layers' is 100000000"),
+        ({"num_hidden_layers": 999}, "holds 20 tensors, too few for the 999 layers of the config"),
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "unknown rope_type .* 'longrope'"),
         ({"rope_parameters": [1]}, "'rope_parameters' must be an object"),
@@ -213,38 +212,6 @@ def test_float8_blocks_are_scaled():
     for row, column in ((0, 0), (127, 128), (128, 127), (199, 299)):
         expected = stored[row, column].float() * scale[row // 128, column // 128]
         assert full[row, column] == expected.to(torch.bfloat16)
-
-
-def test_mutated_files_never_crash(folder):
-    """1,000 damaged copies: each loads, or is one clear sentence; memory stays where it was."""
-    chance = random.Random(0)
-    whole = (folder / "model.safetensors").read_bytes()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    outcomes = {"loaded": 0, "refused": 0}
-    for _ in range(1000):
-        data = bytearray(whole)
-        match chance.randrange(4):
-            case 0:
-                del data[chance.randrange(len(data)) :]
-            case 1:
-                for _ in range(chance.randint(1, 8)):
-                    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-            case 2:  # the header, where names, types, shapes and offsets stand
-                for _ in range(chance.randint(1, 4)):
-                    data[chance.randrange(1200)] = chance.randrange(256)
-            case 3:
-                at = chance.randrange(len(data))
-                data[at:at] = chance.randbytes(chance.randint(1, 64))
-        (folder / "model.safetensors").write_bytes(data)
-        try:
-            load_folder(folder)
-            outcomes["loaded"] += 1
-        except ClearheadError:
-            outcomes["refused"] += 1
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert outcomes["refused"] > 300
-    assert outcomes["loaded"] > 10  # a flipped bit in the middle of a weight is a weight
-    assert after - before < 64 * 1024, "kilobytes; the files have 20"
 
 
 def test_shards_over_a_whole_file_leave_none_stale(tmp_path):

@@ -20,8 +20,7 @@ MESSAGES = [
 
 @pytest.fixture(scope="module")
 def ours(smollm2_gguf):
-    with open_gguf(smollm2_gguf) as file:
-        return from_gguf(file.metadata)
+    return from_gguf(open_gguf(smollm2_gguf).metadata)
 
 
 @pytest.fixture(scope="module")

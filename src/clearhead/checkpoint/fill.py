@@ -51,6 +51,9 @@ def fill(
     progress: Progress | None = None,
 ) -> Transformer:
     """`names` None: the file uses ours. `dtype` None: as stored. The rest is told in families/family.py."""
+    num_layers = sum(len(stack.layers) for stack in (config.encoder, config.decoder) if stack is not None)
+    if num_layers > len(tensors):  # laid out, a layer takes 50 kB of Python objects
+        raise ClearheadError(f"{where} holds {len(tensors)} tensors, too few for the {num_layers} layers of the config")
     network = lay_out(config, where)
     shapes = {name: tensor.shape for name, tensor in slots(network).items()}
     # One row more than the file has tensors is enough to see that some are missing, and bounds the work.

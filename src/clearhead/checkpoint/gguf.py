@@ -1,7 +1,7 @@
 """A strict reader of GGUF files, versions 2 and 3, little-endian: metadata, and tensors as PyTorch sees them.
 
-    with open_gguf("model.gguf") as file:
-        print(file.metadata["general.architecture"], file.read("token_embd.weight").shape)
+    file = open_gguf("model.gguf")
+    print(file.metadata["general.architecture"], file.read("token_embd.weight").shape)
 
     magic "GGUF" | version u32 | num_tensors u64 | num_pairs u64
     num_pairs   * (key, type u32, value)
@@ -10,18 +10,19 @@
 
 Nothing in the file is trusted: every count, length, dimension and offset is checked against the bytes left
 before it is used, so that a bad file is refused at once, in one sentence. Opening allocates at most twice the
-file's size and 32 MiB. `read` allocates the tensor's stored bytes and its values, at most 13 times as many;
-tensors may not overlap, so all of them together stay within 14 times the file.
+file's size and 32 MiB. `read` gives plain numbers in the bytes they have in the file, and float32 of a quantised
+tensor, at most 13 times its bytes; tensors may not overlap, so all of them together are bounded by the file.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import os
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 import torch
@@ -83,57 +84,50 @@ class GgufTensor:
 
 
 class GgufFile:
-    """An open GGUF file. Leaving its `with` lets the mapping go; arrays that `raw` gave out stay valid."""
+    """What the header says, and the tensors when asked for; the file itself does not stay open."""
 
-    def __init__(self, path: Path, stored: NDArray[np.uint8]) -> None:
-        header = _Header(path, stored)
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        header = _Header(path, file)
         self.path = path
         self.version, num_tensors, num_pairs = header.opening()
         self.metadata: dict[str, GgufValue] = header.pairs(num_pairs)
         self.tensors: dict[str, GgufTensor] = header.tensors(num_tensors)
-        self._stored: NDArray[np.uint8] | None = stored
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stored = None
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """The blocks as stored, (num_blocks, bytes_per_block): a read-only view of the file, not a copy."""
-        if self._stored is None:
-            raise ClearheadError(f"{self.path} is closed; read its tensors inside the `with` block")
+        """The blocks as stored, (num_blocks, bytes_per_block)."""
         if name not in self.tensors:
             raise unknown("tensor", name, self.tensors)
         tensor = self.tensors[name]
-        stored = self._stored[tensor.offset : tensor.offset + tensor.num_bytes]
+        stored = np.fromfile(self.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
+        if len(stored) < tensor.num_bytes:
+            raise ClearheadError(f"{self.path} has become shorter since its header was read")
         return stored.reshape(-1, tensor.block_type.bytes_per_block)
 
     def read(self, name: str) -> Tensor:
-        """The values, copied from the file: quantised blocks as float32, plain numbers in their own dtype."""
-        blocks, tensor = torch.tensor(self.raw(name)), self.tensors[name]
+        """The values: quantised blocks as float32, plain numbers in their own dtype."""
+        blocks, tensor = torch.from_numpy(self.raw(name)), self.tensors[name]
         return dequantize(blocks, tensor.block_type).reshape(tensor.shape)
 
 
 def open_gguf(path: str | PathLike[str]) -> GgufFile:
-    """Map the file and read its header; the values of its tensors are read when asked for."""
+    """Read the header; the values of its tensors are read when asked for."""
     path = Path(path)
     try:
         if not path.is_file() or path.stat().st_size == 0:
             raise ClearheadError(f"{path} is not a file, or is empty; give the path of a GGUF file")
-        stored = np.memmap(path, dtype=np.uint8, mode="r")
+        with path.open("rb") as file:
+            return GgufFile(path, file)
     except OSError as error:
         raise ClearheadError(f"{path} cannot be opened: {error.strerror}") from error
-    return GgufFile(path, stored.view(np.ndarray))
 
 
 class _Header:
     """Reads forward through all that comes before the blocks; an error names `place` and the byte of `item`."""
 
-    def __init__(self, path: Path, stored: NDArray[np.uint8]) -> None:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
-        self.stored = stored
-        self.view = stored.data
+        self.file = file
+        self.file_bytes = os.fstat(file.fileno()).st_size
         self.position = 0
         self.item = 0
         self.place = "opening"
@@ -145,15 +139,15 @@ class _Header:
         return ClearheadError(f"{self.path}, {self.place}, byte {self.item}: {complaint}")
 
     def require(self, num_bytes: int, what: str) -> None:
-        num_left = len(self.view) - self.position
+        num_left = self.file_bytes - self.position
         if num_bytes > num_left:
             raise self.error(f"{what}: at least {num_bytes} bytes expected, {num_left} left in the file")
 
-    def take(self, num_bytes: int, what: str) -> memoryview:
+    def take(self, num_bytes: int, what: str) -> bytes:
         self.item = self.position
         self.require(num_bytes, what)
         self.position += num_bytes
-        return self.view[self.item : self.position]
+        return self.file.read(num_bytes)
 
     def integer(self, num_bytes: int, what: str) -> int:
         return int.from_bytes(self.take(num_bytes, what), "little")
@@ -163,7 +157,7 @@ class _Header:
         if length > MAX_STRING_BYTES:
             raise self.error(f"a string of {length} bytes; at most {MAX_STRING_BYTES} are allowed")
         try:
-            return str(self.take(length, "string"), "utf-8")
+            return self.take(length, "string").decode()
         except UnicodeDecodeError as error:
             self.item += error.start
             raise self.error(f"the string is not UTF-8 ({error.reason})") from None
@@ -188,7 +182,7 @@ class _Header:
 
     def opening(self) -> tuple[int, int, int]:
         """Magic, version and counts -> (version, num_tensors, num_pairs)."""
-        magic = bytes(self.take(4, "magic"))
+        magic = self.take(4, "magic")
         if magic != b"GGUF":
             raise self.error(f"found {magic!r}; a GGUF file begins with b'GGUF'")
         version = self.integer(4, "version")
@@ -246,11 +240,10 @@ class _Header:
 
     def numbers(self, number_type: str, count: int) -> NDArray[Any]:
         dtype = np.dtype(number_type)
-        self.take(count * dtype.itemsize, f"{count} values of {dtype}")
-        stored = self.stored[self.item : self.position]
+        stored = np.frombuffer(self.take(count * dtype.itemsize, f"{count} values of {dtype}"), np.uint8)
         if number_type == "?" and stored.max(initial=0) > 1:
             raise self.error(f"a bool stored as {stored.max()}; only 0 and 1 are allowed")
-        return stored.view(dtype).copy()
+        return stored.view(dtype)
 
     def strings(self, count: int) -> StringArray:
         self.require(count * MIN_STRING_BYTES, f"{count} strings")
@@ -260,7 +253,8 @@ class _Header:
             starts[index] = self.position + 8 - origin
             self.string()
         starts[count] = self.position + 8 - origin
-        return StringArray(bytes(self.view[origin : self.position]), starts)
+        self.file.seek(origin)
+        return StringArray(self.file.read(self.position - origin), starts)
 
     def tensors(self, count: int) -> dict[str, GgufTensor]:
         """All tensors, their offsets now from the start of the file: each inside it and apart from the others."""
@@ -276,8 +270,8 @@ class _Header:
             if tensor.offset < end:
                 raise self.error(f"its blocks overlap those of {before}, which end at byte {end}")
             end, before = tensor.offset + tensor.num_bytes, repr(tensor.name[:80])
-            if end > len(self.view):
-                raise self.error(f"its {tensor.num_bytes} bytes go beyond the end of the file, {len(self.view)}")
+            if end > self.file_bytes:
+                raise self.error(f"its {tensor.num_bytes} bytes go beyond the end of the file, {self.file_bytes}")
         return tensors
 
     def tensor(self, name: str) -> GgufTensor:

@@ -34,32 +34,30 @@ def load_gguf(
     progress: Progress | None = None,
 ) -> Loaded:
     """`dtype` None: as the token table is stored, float32 where that is quantised."""
-    with open_gguf(path) as file:
-        architecture = gguf.architecture_of(file.metadata)
-        network = fill(
-            config_of(file),
-            LazyTensors(file.tensors, file.read),
-            where=str(path),
-            names=architecture.names,
-            copies=gguf.COPIES,
-            dropped=gguf.DROPPED,
-            dtype=dtype,
-            device=device,
-            progress=progress,
-        )
-        ids = {name: file.metadata[key] for key, name in TOKENIZER_IDS.items() if key in file.metadata}
-        family, special_ids = family_of_type(architecture.model_type), Settings(ids, str(path)).special_ids()
-        return Loaded(network, family=family, special_ids=special_ids)
+    file = open_gguf(path)
+    architecture = gguf.architecture_of(file.metadata)
+    network = fill(
+        config_of(file),
+        LazyTensors(file.tensors, file.read),
+        where=str(path),
+        names=architecture.names,
+        copies=gguf.COPIES,
+        dropped=gguf.DROPPED,
+        dtype=dtype,
+        device=device,
+        progress=progress,
+    )
+    ids = {name: file.metadata[key] for key, name in TOKENIZER_IDS.items() if key in file.metadata}
+    family, special_ids = family_of_type(architecture.model_type), Settings(ids, str(path)).special_ids()
+    return Loaded(network, family=family, special_ids=special_ids)
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer:
-    with open_gguf(path) as file:
-        return from_gguf(file.metadata)
+    return from_gguf(open_gguf(path).metadata)
 
 
 def gguf_config(path: Path) -> ModelConfig:
-    with open_gguf(path) as file:
-        return config_of(file)
+    return config_of(open_gguf(path))
 
 
 def config_of(file: GgufFile) -> ModelConfig:

@@ -22,15 +22,15 @@ from clearhead.model.transformer import Transformer
 
 def keep_blocks_of(path: Path, network: Transformer) -> None:
     """In place, one matrix at a time."""
-    with open_gguf(path) as file:
-        names = gguf.architecture_of(file.metadata).names
-        for foreign, row in list(expand(names, network.config, set(dict(network.named_parameters())))):
-            stored = file.tensors.get(foreign)
-            if stored is None or stored.block_type.name not in KEPT_AS_THEY_ARE or len(stored.shape) != 2:
-                continue
-            whole = from_blocks(torch.tensor(file.raw(foreign)), stored.shape[0], stored.block_type.name)
-            for own, packed in zip(row.own, parts(whole, row, network), strict=True):
-                put(network, own, packed)
+    file = open_gguf(path)
+    names = gguf.architecture_of(file.metadata).names
+    for foreign, row in list(expand(names, network.config, set(dict(network.named_parameters())))):
+        stored = file.tensors.get(foreign)
+        if stored is None or stored.block_type.name not in KEPT_AS_THEY_ARE or len(stored.shape) != 2:
+            continue
+        whole = from_blocks(torch.from_numpy(file.raw(foreign)), stored.shape[0], stored.block_type.name)
+        for own, packed in zip(row.own, parts(whole, row, network), strict=True):
+            put(network, own, packed)
 
 
 def parts(whole: Packed, row: Row, network: Transformer) -> list[Packed]:

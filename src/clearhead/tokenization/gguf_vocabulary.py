@@ -1,7 +1,6 @@
 """The tokenizer that a GGUF file carries in its metadata.
 
-    with open_gguf(path) as file:
-        tokenizer = from_gguf(file.metadata)
+    tokenizer = from_gguf(open_gguf("model.gguf").metadata)
 
 Key names: ggml's docs/gguf.md; defaults where a key is missing: llama.cpp, src/llama-vocab.cpp.
 """
