@@ -23,8 +23,8 @@ def kernels():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (100, 96), (7, 40), (1, 64), (67, 130)])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (100, 96), (7, 40), (1, 64), (67, 130), (33, 45)])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 70])
 def test_products(shape, rows):
     weight, x, bias = torch.randn(shape) * 0.05, torch.randn(rows, shape[1]), torch.randn(shape[0])
     kinds = {
@@ -42,22 +42,26 @@ def test_products(shape, rows):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere the plain loops are all there is")
 def test_the_plain_loops_are_the_vectors(tmp_path, monkeypatch):
-    x, weight = torch.randn(2, 130), torch.randn(67, 130)
+    x, weight = torch.randn(20, 130), torch.randn(67, 130)
     kinds = [weight, weight.bfloat16(), pack(weight, "int8"), pack(weight, "int4")]
-    vectors = [cpu.apply(x, kind) for kind in kinds]
+    vectors = [torch.cat((cpu.apply(x, kind), cpu.apply(x[:2], kind))) for kind in kinds]
     monkeypatch.setattr(cpu, "FLAGS", (*cpu.FLAGS, "-mno-avx512f"))
     cpu.compile_library(tmp_path / "plain.so")
     monkeypatch.setattr(cpu, "_loaded", cpu.opened(tmp_path / "plain.so"))
     for kind, expected in zip(kinds, vectors, strict=True):
-        torch.testing.assert_close(cpu.apply(x, kind), expected, atol=1e-4, rtol=1e-4)
+        found = torch.cat((cpu.apply(x, kind), cpu.apply(x[:2], kind)))
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_what_is_no_number_does_not_become_one(bits, wrong):
-    x = torch.randn(1, 96)
+@pytest.mark.parametrize("rows", [1, 20])
+def test_what_is_no_number_does_not_become_one(bits, wrong, rows):
+    x = torch.randn(rows, 96)
     x[0, 70] = wrong
-    assert not cpu.apply(x, pack(torch.randn(5, 96), bits)).isfinite().any()
+    finite = cpu.apply(x, pack(torch.randn(5, 96), bits)).isfinite()
+    assert not finite[0].any()
+    assert finite[1:].all()
 
 
 def test_a_weight_may_be_a_view_and_must_fit():
@@ -70,10 +74,12 @@ def test_a_weight_may_be_a_view_and_must_fit():
 def test_offsets_of_q4_1():
     quants = pytest.importorskip("gguf").quants
     kind = pytest.importorskip("gguf").GGMLQuantizationType.Q4_1
-    weight, x = torch.rand(50, 192) + 0.5, torch.randn(2, 192)
+    weight = torch.rand(50, 192) + 0.5
     packed = from_blocks(torch.from_numpy(quants.quantize(weight.numpy(), kind)).view(50 * 6, -1), 50, "Q4_1")
-    expected = functional.linear(x, packed.unpack())
-    assert (cpu.apply(x, packed) - expected).norm() / expected.norm() < 2e-2
+    for rows in (2, 20):
+        x = torch.randn(rows, 192)
+        expected = functional.linear(x, packed.unpack())
+        assert (cpu.apply(x, packed) - expected).norm() / expected.norm() < 2e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -117,3 +123,11 @@ def test_attention_over_any_number_of_slots(kernels, num_slots, heads, kv_heads,
     )
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
     torch.testing.assert_close(y, reference.transpose(1, 2).flatten(1), atol=tolerance, rtol=tolerance)
+
+
+def test_older_kernels_are_removed(tmp_path):
+    names = ["step-a-1.so", "step-a-2.so", "step-b-1.so", "other.so"]
+    for name in names:
+        (tmp_path / name).touch()
+    cpu.remove_older(tmp_path / "step-a-2.so")
+    assert {path.name for path in tmp_path.iterdir()} == {"step-a-2.so", "step-b-1.so", "other.so"}

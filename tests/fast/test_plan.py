@@ -225,7 +225,7 @@ def test_a_cache_of_another_batch_is_refused(fast):
     cache = KeyValueCache(fast.config)
     step(fast, TOKENS[:1, :1], cache)
     cache.truncate(0)
-    with pytest.raises(ClearheadError, match="start with a new cache"):
+    with pytest.raises(ClearheadError, match="cache"):
         step(fast, torch.zeros(3, 1, dtype=torch.long), cache)
 
 

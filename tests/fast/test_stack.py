@@ -56,6 +56,43 @@ def test_the_step_is_the_network(name, padded):
         torch.testing.assert_close(ours.key, theirs.key, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_prompt_is_the_network(name, padded):
+    """More tokens than a step has, so that products and attention take the other road; then some more, and steps."""
+    network = network_of(name)
+    tokens = torch.randint(0, VOCAB, (3, 32), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones(3, 32, dtype=torch.bool)
+    mask[0, :7] = not padded
+    logits, caches = [], []
+    for _ in range(2):
+        cache = KeyValueCache(network.config)
+        with torch.no_grad():
+            for start, end in ((0, 20), (20, 30), (30, 31), (31, 32)):
+                seen = mask[:, start:end] if padded else None
+                hidden = network.hidden(tokens[:, start:end], seen, cache=cache)
+                cache.advance()
+                logits.append(network.to_logits(hidden)[mask[:, start:end]])
+        caches.append(cache)
+        assert accelerate(network)
+    for found, expected in zip(logits[4:], logits[:4], strict=True):
+        torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    for ours, theirs in zip(caches[1].stores, caches[0].stores, strict=True):
+        torch.testing.assert_close(ours.key[0, :, 8:32], theirs.key[0, :, 8:32], atol=2e-4, rtol=1e-4)
+        torch.testing.assert_close(ours.value[1, :, :32], theirs.value[1, :, :32], atol=2e-4, rtol=1e-4)
+
+
+def test_prompts_of_every_length():
+    network = network_of("llama-3.1-8b")
+    tokens = torch.randint(0, VOCAB, (1, 70))
+    with torch.no_grad():
+        expected = network.hidden(tokens)
+        accelerate(network)
+        for length in range(1, 71):
+            found = network.hidden(tokens[:, :length], cache=KeyValueCache(network.config))
+            torch.testing.assert_close(found, expected[:, :length], atol=2e-4, rtol=1e-4)
+
+
 def test_windows_slide_in_the_kernels_too():
     network = network_of("mistral-7b")
     accelerate(network)
@@ -82,11 +119,13 @@ def test_an_encoder_decoder_steps_too(name):
 def test_packed_weights_step_as_they_read(bits):
     """Against the same packed weights as numbers: only the rounding of x to eight bits differs."""
     network = pack_network(network_of("llama-3.1-8b"), bits)
-    tokens = torch.randint(0, VOCAB, (2, 12))
-    numbers, _ = logits_of(network, tokens)
-    accelerate(network)
-    found, _ = logits_of(network, tokens)
-    assert (found - numbers).norm() / numbers.norm() < 0.05
+    for prompt in (5, 20):
+        tokens = torch.randint(0, VOCAB, (2, prompt + 7))
+        with torch.enable_grad():  # then the modules use the numbers
+            numbers = network(tokens)[:, prompt - 1 :]
+        accelerate(network)
+        found, _ = logits_of(network, tokens, prompt=prompt)
+        assert (found - numbers).norm() / numbers.norm() < 0.05
 
 
 @pytest.mark.parametrize("bits", [None, "int8", "int4"])

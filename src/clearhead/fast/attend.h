@@ -6,13 +6,11 @@
 // (the split of Flash-Decoding, Dao et al. 2023).
 #pragma once
 #include "linear.h"
+#include "tiles.h"
 
 constexpr int64_t LONGEST_SPAN = 256;
 constexpr float NOTHING = -3e38f;  // below every score: nothing seen yet
 
-struct Bfloat16 {
-  uint16_t bits;
-};
 inline float read(float x) { return x; }
 inline float read(Bfloat16 x) { return from_bfloat16(x.bits); }
 inline void write(float& place, float x) { place = x; }
@@ -29,19 +27,22 @@ struct Heads {
 struct Kept {
   void *keys, *values;
   int64_t row_stride, head_stride, slot_stride;  // in elements
-  int64_t slot, S;                  // where the new token goes; slots in use, that one included
-  const uint8_t* allowed;           // (B, S), or null: all
+  int64_t slot, S;                  // where the first new token goes; slots in use, the new ones included
+  const uint8_t* allowed;           // (B, T, S), or null: all up to the token itself
   int64_t is_bfloat16;
 };
 
 struct Angles {
-  const float *cosine, *sine;  // (B or 1, rotary_pairs)
+  const float *cosine, *sine;  // (B or 1, T, rotary_pairs)
   int64_t row_stride;          // 0 where all rows share them
 };
 
-inline void place_head(float* y, const float* x, const Heads& heads, const Norm& norm, const Angles& angles, int64_t b) {
+// Token t of row b; y may be x.
+inline void place_head(float* y, const float* x, const Heads& heads, const Norm& norm, const Angles& angles, int64_t b,
+                       int64_t t) {
   normalize(y, x, heads.H, norm);
-  const float *cosine = angles.cosine + b * angles.row_stride, *sine = angles.sine + b * angles.row_stride;
+  const int64_t place = b * angles.row_stride + t * heads.rotary_pairs;
+  const float *cosine = angles.cosine + place, *sine = angles.sine + place;
   const int64_t step = heads.neighbours ? 2 : 1, other = heads.neighbours ? 1 : heads.rotary_pairs;
   for (int64_t j = 0; j < heads.rotary_pairs; j++) {
     const float u = y[j * step], v = y[j * step + other];
@@ -50,40 +51,54 @@ inline void place_head(float* y, const float* x, const Heads& heads, const Norm&
   }
 }
 
-// One key-value head of one row over the slots [first, last): maximum, sum and output for each of its query heads.
-template <class Element>
-void look(float* state, const float* q, const Element* keys, const Element* values, int64_t slot_stride, const Heads& heads,
-          const uint8_t* allowed, int64_t first, int64_t last) {
-  const int64_t group = heads.N / heads.K, H = heads.H, count = last - first;
-  thread_local std::vector<float> scores;
-  if (int64_t(scores.size()) < group * LONGEST_SPAN) scores.resize(group * LONGEST_SPAN);
-  for (int64_t i = 0; i < count; i++) {
-    const Element* key = keys + (first + i) * slot_stride;
-    for (int64_t n = 0; n < group; n++) {
-      float dot = 0;
-      for (int64_t h = 0; h < H; h++) dot += q[n * H + h] * read(key[h]);
-      scores[n * LONGEST_SPAN + i] = allowed && !allowed[first + i] ? NOTHING : dot * heads.scale;
-    }
+// Scores of one key under `rows` queries.
+template <int rows, class Element>
+void score(float* scores, const float* q, const Element* key, int64_t H) {
+  Vector sums[rows] = {};
+  int64_t h = 0;
+  for (; h + 16 <= H; h += 16)
+    for (int r = 0; r < rows; r++) sums[r] += load(q + r * H + h) * load(key + h);
+  for (int r = 0; r < rows; r++) {
+    float dot = total(sums[r]);
+    for (int64_t tail = h; tail < H; tail++) dot += q[r * H + tail] * read(key[tail]);
+    scores[r * LONGEST_SPAN] = dot;
   }
-  for (int64_t n = 0; n < group; n++) {
-    float *score = &scores[n * LONGEST_SPAN], *out = state + n * (H + 2), largest = NOTHING, sum = 0;
-    for (int64_t i = 0; i < count; i++) largest = std::max(largest, score[i]);
+}
+
+// `rows` query heads over `count` slots: maximum, sum and output of each. Values come to the second-level cache while
+// keys are read, and keys 9 KB before they are: left to itself the processor asks too late (linear.h).
+template <int rows, class Element>
+void look(float* state, const float* q, const Element* keys, const Element* values, int64_t slot_stride, const Heads& heads,
+          const uint8_t* allowed, int64_t count) {
+  const int64_t H = heads.H, ahead = 9216 / int64_t(sizeof(Element));
+  float scores[rows * LONGEST_SPAN];
+  for (int64_t i = 0; i < count; i++) {
+    for (int64_t h = 0; h < H; h += 64 / int64_t(sizeof(Element))) {
+      __builtin_prefetch(keys + i * slot_stride + h + ahead, 0, 2);
+      __builtin_prefetch(values + i * slot_stride + h, 0, 2);
+    }
+    score<rows>(scores + i, q, keys + i * slot_stride, H);
+  }
+  for (int r = 0; r < rows; r++) {
+    float *row = scores + r * LONGEST_SPAN, *out = state + r * (H + 2), sum = 0;
+    for (int64_t i = 0; i < count; i++) row[i] = allowed && !allowed[i] ? NOTHING : row[i] * heads.scale;
+    const float largest = largest_of(row, count);
     for (int64_t i = 0; i < count; i++) {
-      score[i] = score[i] == NOTHING ? 0 : exponential(score[i] - largest);
-      sum += score[i];
+      row[i] = row[i] == NOTHING ? 0 : exponential(row[i] - largest);
+      sum += row[i];
     }
     out[0] = largest;
     out[1] = sum;
-    std::fill(out + 2, out + 2 + H, 0.f);
   }
-  for (int64_t i = 0; i < count; i++) {
-    const Element* value = values + (first + i) * slot_stride;
-    for (int64_t n = 0; n < group; n++) {
-      const float weight = scores[n * LONGEST_SPAN + i];
-      float* out = state + n * (H + 2) + 2;
-      for (int64_t h = 0; h < H; h++) out[h] += weight * read(value[h]);
+  int64_t h = 0;
+  for (; h + PANEL <= H; h += PANEL)
+    meet_floats<rows>(state + 2 + h, H + 2, scores, LONGEST_SPAN, values + h, slot_stride, count);
+  for (; h < H; h++)
+    for (int r = 0; r < rows; r++) {
+      float mixed = 0;
+      for (int64_t i = 0; i < count; i++) mixed += scores[r * LONGEST_SPAN + i] * read(values[i * slot_stride + h]);
+      state[r * (H + 2) + 2 + h] = mixed;
     }
-  }
 }
 
 inline void join(float* y, const float* states, int64_t spans, int64_t stride, int64_t H) {
@@ -99,13 +114,13 @@ inline void join(float* y, const float* states, int64_t spans, int64_t stride, i
   for (int64_t h = 0; h < H; h++) y[h] = sum > 0 ? y[h] / sum : 0;  // nothing to see: zeros, as in model/attend.py
 }
 
+// Key and value k of token t of row b; `row` ((N + 2K) H) is what was projected of it.
 template <class Element>
-void keep(const float* projected, int64_t b, int64_t k, const Heads& heads, const Kept& kept, const Angles& angles) {
-  const int64_t H = heads.H, place = b * kept.row_stride + k * kept.head_stride + kept.slot * kept.slot_stride;
-  const float* row = projected + b * (heads.N + 2 * heads.K) * H;
+void keep(const float* row, int64_t b, int64_t t, int64_t k, const Heads& heads, const Kept& kept, const Angles& angles) {
+  const int64_t H = heads.H, place = b * kept.row_stride + k * kept.head_stride + (kept.slot + t) * kept.slot_stride;
   thread_local std::vector<float> turned;
   turned.resize(H);
-  place_head(turned.data(), row + (heads.N + k) * H, heads, heads.key_norm, angles, b);
+  place_head(turned.data(), row + (heads.N + k) * H, heads, heads.key_norm, angles, b, t);
   for (int64_t h = 0; h < H; h++) {
     write(((Element*)kept.keys)[place + h], turned[h]);
     write(((Element*)kept.values)[place + h], row[(heads.N + heads.K + k) * H + h]);
@@ -140,12 +155,18 @@ void look_at_spans(const Member& me, float* states, const float* projected, int6
   for (int64_t task = me.first(tasks); task < me.last(tasks); task++) {
     const int64_t span = task % spans.count, k = task / spans.count % heads.K, b = task / spans.count / heads.K;
     const int64_t first = span * spans.length, last = std::min(first + spans.length, kept.S);
-    if (!across && first <= kept.slot && kept.slot < last) keep<Element>(projected, b, k, heads, kept, angles);
+    if (!across && first <= kept.slot && kept.slot < last) keep<Element>(projected + b * width, b, 0, k, heads, kept, angles);
     for (int64_t n = 0; n < group; n++)
-      place_head(&q[n * H], projected + b * width + (k * group + n) * H, heads, heads.query_norm, angles, b);
-    const int64_t place = b * kept.row_stride + k * kept.head_stride;
-    look(states + task * stride, q.data(), (const Element*)kept.keys + place, (const Element*)kept.values + place,
-         kept.slot_stride, heads, kept.allowed ? kept.allowed + b * kept.S : nullptr, first, last);
+      place_head(&q[n * H], projected + b * width + (k * group + n) * H, heads, heads.query_norm, angles, b, 0);
+    const int64_t place = b * kept.row_stride + k * kept.head_stride + first * kept.slot_stride;
+    const Element *keys = (const Element*)kept.keys + place, *values = (const Element*)kept.values + place;
+    const uint8_t* allowed = kept.allowed ? kept.allowed + b * kept.S + first : nullptr;
+    for (int64_t n = 0; n < group;) {  // up to four heads read a key together
+      const int64_t rows = std::min<int64_t>(group - n, 4);
+      auto* one = rows == 4 ? look<4, Element> : rows == 3 ? look<3, Element> : rows == 2 ? look<2, Element> : look<1, Element>;
+      one(states + task * stride + n * (H + 2), &q[n * H], keys, values, kept.slot_stride, heads, allowed, last - first);
+      n += rows;
+    }
   }
 }
 

@@ -3,9 +3,10 @@
     built = library(build=True); y = multiply(x, packed)
 
 Nobody waits for a compiler unasked: without `build` the library is used where it stands on disk, and PyTorch computes
-the same otherwise. The file's name holds a digest of the sources, the flags and the processor.
+the same otherwise. The file's name holds digests of the processor and of sources and flags.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -26,13 +27,15 @@ from clearhead.errors import ClearheadError
 from clearhead.fast.packed import Packed
 from clearhead.home import home
 
-SOURCES = [Path(__file__).with_name(name) for name in ("step.cpp", "attend.h", "linear.h", "vectors.h")]
+SOURCES = [
+    Path(__file__).with_name(name) for name in ("step.cpp", "prompt.h", "tiles.h", "attend.h", "linear.h", "vectors.h")
+]
 # Sums may be reordered, or no loop becomes vectors; infinities and NaN keep their meaning.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"),
 )
-MAX_ROWS = 16  # of x; with more, unpacking W once and PyTorch's matrix product are faster
+MAX_ROWS = 16  # of x against plain numbers; with more PyTorch's product is as fast
 
 
 class Matrix(ctypes.Structure):
@@ -106,13 +109,17 @@ class Layer(ctypes.Structure):
 
 SIGNATURES = {
     "clearhead_step": [
-        POINTER(Layer), c_int64, POINTER(Kept), POINTER(Kept), POINTER(Angles), POINTER(Norm), c_void_p, c_int64,
+        *(POINTER(Layer), c_int64, POINTER(Kept), POINTER(Kept), POINTER(Angles), POINTER(Norm)),
+        *(c_void_p, c_int64, c_int64),
     ],
     "clearhead_linear": [
         c_void_p, c_void_p, c_int64, POINTER(Matrix), POINTER(Norm), c_int32, c_int32, c_void_p,
     ],
     "clearhead_attend": [
         c_void_p, c_void_p, c_int64, POINTER(Heads), POINTER(Kept), POINTER(Angles), c_int32,
+    ],
+    "clearhead_attend_many": [
+        c_void_p, c_void_p, c_int64, c_int64, POINTER(Heads), POINTER(Kept), c_int32,
     ],
     "clearhead_unpack": [c_void_p, POINTER(Matrix), c_int32],
 }  # fmt: skip
@@ -127,8 +134,8 @@ def artefact() -> Path:
     digest = hashlib.sha256(" ".join(FLAGS).encode())
     for source in SOURCES:
         digest.update(source.read_bytes())
-    digest.update(processor().encode())
-    return home() / "kernels" / f"{digest.hexdigest()[:24]}.so"
+    machine = hashlib.sha256(processor().encode())
+    return home() / "kernels" / f"step-{machine.hexdigest()[:12]}-{digest.hexdigest()[:24]}.so"
 
 
 def processor() -> str:
@@ -181,6 +188,15 @@ def compile_library(path: Path) -> None:
             unfinished.rename(path)
     except OSError as error:
         raise ClearheadError(f"the fast step cannot be built: {error}") from None
+    remove_older(path)
+
+
+def remove_older(path: Path) -> None:
+    """Those of other sources for the same processor; whoever runs one keeps it until he ends."""
+    for other in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*.so"):
+        if other != path:
+            with contextlib.suppress(OSError):  # not ours to remove, or gone already
+                other.unlink()
 
 
 # --- single products
@@ -198,11 +214,12 @@ def matrix_of(weight: Tensor | Packed, bias: Tensor | None = None) -> Matrix:
 
 
 def multiply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
-    """(..., K) · (N, K) -> (..., N); PyTorch computes the same where there is no kernel or many rows."""
-    few = x.numel() <= MAX_ROWS * x.shape[-1] and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    """(..., K) · (N, K) -> (..., N); by PyTorch where there is no kernel, or many rows meet plain numbers."""
     values = weight.quants if isinstance(weight, Packed) else weight
+    suits = isinstance(weight, Packed) or x.numel() <= MAX_ROWS * x.shape[-1]
     here = x.device.type == values.device.type == "cpu" and values.dtype in KINDS
-    if few and here and library() is not None:
+    alone = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if suits and here and alone and library() is not None:
         return apply(x, weight, bias).to(x.dtype)
     if isinstance(weight, Packed):
         weight = unpacked(weight, x.dtype)

@@ -76,25 +76,41 @@ inline int64_t place_of(int64_t k, Kind kind) {
   return k / 64 * 64 + half * 32 + group * 16 + k % 16;
 }
 
+struct Rounded {
+  float scale;
+  int sum;  // of the quants
+};
+
+// 32 numbers to int8. Without their sign, numbers compare as their bits do, and what is none or infinite comes last: the
+// scale is NaN then, for integers have no such thing.
+inline Rounded quantize_group(int8_t* quants, const float* part) {
+  int32_t bits[32], last = 0, sum = 0;
+  std::memcpy(bits, part, sizeof(bits));
+  for (int j = 0; j < 32; j++) last = std::max(last, bits[j] & 0x7fffffff);
+  float largest;
+  std::memcpy(&largest, &last, sizeof(last));
+  const float inverse = largest > 0 ? 127 / largest : 0;
+  for (int j = 0; j < 32; j++) bits[j] = int32_t(__builtin_rintf(part[j] * inverse));
+  for (int j = 0; j < 32; j++) quants[j] = int8_t(bits[j]), sum += bits[j];
+  return {last < 0x7f800000 ? largest / 127 : NAN, sum};
+}
+
+// What x's sum counts for where W plays with its zero point moved.
+inline int zero_of(const Matrix& w) { return w.kind == EIGHT ? 128 : w.offsets ? 0 : 8; }
+
 inline void quantize(Row& row, const Matrix& w) {
   const int64_t padded = w.num_groups * 32;
   row.quants.resize(padded);
   row.start.assign(padded / 4, 0);
   row.scales.resize(padded / 4);
   row.sums.resize(w.num_groups);
-  const int zero = w.kind == EIGHT ? 128 : w.offsets ? 0 : 8;
   for (int64_t g = 0; g < w.num_groups; g++) {
-    const float* part = &row.values[g * 32];
-    float largest = 0, damage = 0;  // 0, or NaN where a value is none or infinite: integers have no such thing
-    for (int j = 0; j < 32; j++) largest = std::max(largest, std::fabs(part[j])), damage += part[j] * 0;
-    const float scale = largest / 127 + damage, inverse = largest > 0 ? 127 / largest : 0;
     int8_t quants[32];
-    int sum = 0;
-    for (int j = 0; j < 32; j++) sum += quants[j] = int8_t(__builtin_rintf(part[j] * inverse));
+    const auto [scale, sum] = quantize_group(quants, &row.values[g * 32]);
     for (int j = 0; j < 32; j += 4) {
       const int64_t place = place_of(g * 32 + j, w.kind);
       std::copy(quants + j, quants + j + 4, &row.quants[place]);
-      row.start[place / 4] = -zero * (quants[j] + quants[j + 1] + quants[j + 2] + quants[j + 3]);
+      row.start[place / 4] = -zero_of(w) * (quants[j] + quants[j + 1] + quants[j + 2] + quants[j + 3]);
       row.scales[place / 4] = scale;
     }
     row.sums[g] = scale * sum;

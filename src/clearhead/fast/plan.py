@@ -1,8 +1,8 @@
-"""A decoder's layers as the kernels of step.cpp see them, and the call that runs a token through them.
+"""A decoder's layers as the kernels of step.cpp see them, and the call that runs new tokens through them.
 
     plan = Plan(stack.layers, stack.final_norm); plan.run(x, positions, memory, cache)
 
-Built once: matrices that are read together are merged, and the modules' own become views of them. For every token only
+Built once: matrices that are read together are merged, and the modules' own become views of them. For every call only
 the numbers that change are set: slots, angles, and the cache's addresses when its buffers have moved. Norms and biases
 are copies, and modules may be exchanged: `is_current` tells whether the plan still says what the modules say.
 """
@@ -138,11 +138,11 @@ class Plan:
     # --- running
 
     def run(self, x: Tensor, positions: Tensor, memory: Memory | None, cache: KeyValueCache) -> None:
-        """x (B, 1, D), changed in place; positions (B or 1, 1)."""
-        places = self.bind(cache, len(x))
+        """x (B, T, D), changed in place; positions (B or 1, T). With T > 1 every store is contiguous."""
+        places = self.bind(cache, *x.shape[:2])
         alive = []
         for number, (layers, _) in enumerate(self.kinds):
-            alive += self.see(number, positions, cache, places[layers[0]], len(x))
+            alive += self.see(number, positions, cache, places[layers[0]], *x.shape[:2])
         across = None
         if memory is not None and memory.remembered is not None:
             alive += self.look_across(memory, len(x))
@@ -157,17 +157,21 @@ class Plan:
             self.angles,
             byref(self.final_norm),
             x.data_ptr(),
-            len(x),
+            *x.shape[:2],
         )
         del alive  # the structures pointed to it until here
 
-    def bind(self, cache: KeyValueCache, batch: int) -> list[Place]:
-        """Point to the buffers of this cache, with room for one token more."""
+    def bind(self, cache: KeyValueCache, batch: int, num_new: int) -> list[Place]:
+        """Point to the buffers of this cache, with room for the new tokens."""
         places = []
         for block, store in zip(self.blocks, cache.stores, strict=True):
             heads = cast(GroupedAttention, block.layer.attention)
-            shape = (batch, heads.num_kv_heads, heads.head_width)
-            places.append(store.reserve(cache.length, shape, self.dtype, torch.device("cpu")))
+            if num_new == 1:
+                shape = (batch, heads.num_kv_heads, heads.head_width)
+                places.append(store.reserve(cache.length, shape, self.dtype, torch.device("cpu")))
+            else:
+                blank = torch.zeros((), dtype=self.dtype).expand(batch, heads.num_kv_heads, num_new, heads.head_width)
+                places.append(Place(*store.write(cache.length, blank, blank), cache.length, cache.length + num_new))
         # Shape and precision too: the memory of a cache that is gone is given to the next.
         addresses = [(p.key.data_ptr(), p.value.data_ptr(), p.key.shape, p.key.dtype, batch) for p in places]
         if addresses != self.addresses:
@@ -189,7 +193,9 @@ class Plan:
                     f"{expected}; start with a new cache"
                 )
 
-    def see(self, number: int, positions: Tensor, cache: KeyValueCache, place: Place, batch: int) -> list[Tensor]:
+    def see(
+        self, number: int, positions: Tensor, cache: KeyValueCache, place: Place, batch: int, num_new: int
+    ) -> list[Tensor]:
         """Tell the layers of one kind their slot, mask and angles; what these point to."""
         layers, attention = self.kinds[number]
         self.numbers["slot"][layers], self.numbers["num_slots"][layers] = place.slot, place.num_slots
@@ -199,7 +205,7 @@ class Plan:
             return alive
         allowed = make_mask(attention.reach, cache.grid(attention.reach)).allowed
         assert allowed is not None
-        seen = allowed.expand(batch, 1, 1, place.num_slots).contiguous()
+        seen = allowed.expand(batch, 1, num_new, place.num_slots).contiguous()
         self.numbers["allowed"][layers] = seen.data_ptr()
         return [*alive, seen]
 
@@ -210,9 +216,9 @@ class Plan:
         assert table is not None
         if furthest >= table.cosine.shape[2]:
             table = self.tables[number] = self.angle_table(self.kinds[number][1], 2 * furthest)
-        cosine, sine = (part[0, 0].index_select(0, positions[:, 0]) for part in (table.cosine, table.sine))
+        cosine, sine = (part[0, 0, positions] for part in (table.cosine, table.sine))
         self.turns["cosine"][layers], self.turns["sine"][layers] = cosine.data_ptr(), sine.data_ptr()
-        self.turns["row_stride"][layers] = cosine.shape[-1] if len(cosine) > 1 else 0
+        self.turns["row_stride"][layers] = cosine.stride(0) if len(cosine) > 1 else 0
         return [cosine, sine]
 
     @staticmethod

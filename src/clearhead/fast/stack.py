@@ -1,8 +1,9 @@
-"""A decoder whose single steps run in the processor's kernels: the same modules, the same cache, one call for a token.
+"""A decoder whose tokens run in the processor's kernels: the same modules, the same cache, one call for all layers.
 
     accelerate(network)      # in place; network(...), decode(network, ...) and beam search stay as they are
 
-Many tokens at once (a prompt) go through the modules themselves, which are also the oracle of the step.
+What the kernels do not know (no cache, a prompt into a ring of the last tokens) goes through the modules themselves,
+which are also the oracle.
 """
 
 from threading import Lock
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.cache.cache import KeyValueCache
+from clearhead.cache.stores import ContiguousStore
 from clearhead.fast import cpu
+from clearhead.fast.attention import attend
 from clearhead.fast.modules import FastHead
 from clearhead.fast.plan import Plan
 from clearhead.fast.support import unknown_in
@@ -77,18 +80,23 @@ class FastStack(LayerStack):
             with ONE_AT_A_TIME:
                 if plan := self.current_plan():
                     return self.step(plan, tokens, mask, memory, cache)
+        if options.get("kernel", fused) is fused:
+            options["kernel"] = attend
         return super().forward(tokens, mask, positions, memory=memory, cache=cache, **options)
 
     def is_step(self, tokens: Tensor, memory: Memory | None, cache: Any, options: dict[str, Any]) -> bool:
-        """One token of a few rows, and nothing but tokens asked for: no gradient, dropout, other kernel or graph."""
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        """New tokens of a cache, and nothing else asked for: no gradient, dropout, other kernel or graph."""
+        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling() or tokens.device.type != "cpu":
             return False
-        few = tokens.ndim == 2 and tokens.shape[1] == 1 and len(tokens) <= cpu.MAX_ROWS and tokens.device.type == "cpu"
         # With grouped attention there is nothing to absorb.
         plain = options.keys() <= {"kernel", "absorb"} and options.get("kernel", fused) is fused
-        looks_across = self.stack.layers[0].cross_attention is not None
-        remembers = memory is not None and memory.remembered is not None and len(memory.states) == len(tokens)
-        return few and plain and isinstance(cache, KeyValueCache) and (remembers if looks_across else memory is None)
+        if not plain or not isinstance(cache, KeyValueCache) or tokens.ndim != 2:
+            return False
+        one = tokens.shape[1] == 1
+        if self.stack.layers[0].cross_attention is not None:
+            return one and memory is not None and memory.remembered is not None and len(memory.states) == len(tokens)
+        # A ring gives back a copy of what it keeps when many tokens come at once; the kernels write in place.
+        return memory is None and (one or all(isinstance(store, ContiguousStore) for store in cache.stores))
 
     def current_plan(self) -> Plan | None:
         """Of the modules as they stand; None where others have taken their place."""
@@ -103,7 +111,7 @@ class FastStack(LayerStack):
     def step(
         self, plan: Plan, tokens: Tensor, mask: Tensor | None, memory: Memory | None, cache: KeyValueCache
     ) -> Tensor:
-        """One token of each row (B, 1) -> (B, 1, D), in the precision of the weights' sums: float32."""
+        """New tokens (B, T) -> (B, T, D), in the precision of the weights' sums: float32."""
         check_shapes(tokens, mask=mask)
         positions = cache.begin(tokens, mask)
         self.embedding.check(tokens, positions, None)

@@ -1,6 +1,6 @@
-// One token of each row through all layers: the loop of model/block.py, with its linear layers merged and every thread
+// New tokens of each row through all layers: the loop of model/block.py, with its linear layers merged and every thread
 // going through the whole of it. What Python calls stands at the end; the structures are mirrored in cpu.py.
-#include "attend.h"
+#include "prompt.h"
 
 struct Layer {
   int32_t placement;  // 0 pre: x + f(n x); 1 post: n(x + f x); 2 sandwich: x + n'(f(n x))
@@ -13,6 +13,8 @@ struct Layer {
 
 struct Space {  // what the threads share while they work
   float *x, *projected, *mixed, *inner, *branch, *states;
+  Rows& rows;
+  Seen& seen;
 };
 
 template <class Element>
@@ -35,18 +37,23 @@ static void unpack(Element* y, const Matrix& w, int64_t n) {
 
 static const Norm PLAIN{NO_NORM, 0, nullptr, nullptr};
 
+static void product(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
+                    Activation activation, bool gated, const float* residual, Rows& rows) {
+  if (M <= FEW)
+    linear(me, y, x, M, w, norm, activation, gated, residual);
+  else
+    linear_many(me, y, x, M, w, norm, activation, gated, residual, rows);
+#pragma omp barrier
+}
+
 // x <- the residual after a branch whose last product is W `from`.
 static void finish(const Member& me, const Layer& layer, int branch, const Space& space, const float* from, const Matrix& w,
-                   int64_t B) {
-  if (layer.placement == 0) {
-    linear(me, space.x, from, B, w, PLAIN, IDENTITY, false, space.x);
-#pragma omp barrier
-    return;
-  }
-  linear(me, space.branch, from, B, w, PLAIN, IDENTITY, false, layer.placement == 1 ? space.x : nullptr);
-#pragma omp barrier
-  for (int64_t b = me.first(B); b < me.last(B); b++) {
-    float *x = space.x + b * w.N, *y = space.branch + b * w.N;
+                   int64_t M) {
+  if (layer.placement == 0) return product(me, space.x, from, M, w, PLAIN, IDENTITY, false, space.x, space.rows);
+  const float* residual = layer.placement == 1 ? space.x : nullptr;
+  product(me, space.branch, from, M, w, PLAIN, IDENTITY, false, residual, space.rows);
+  for (int64_t m = me.first(M); m < me.last(M); m++) {
+    float *x = space.x + m * w.N, *y = space.branch + m * w.N;
     if (layer.placement == 1) {
       normalize(x, y, w.N, layer.norms[branch]);
     } else {
@@ -57,30 +64,45 @@ static void finish(const Member& me, const Layer& layer, int branch, const Space
 #pragma omp barrier
 }
 
+template <class Element>
+static void attend_many(const Member& me, const Looks& looks, const Space& space, const Angles& angles) {
+  looks.place<Element>(me, space.projected, angles);
+#pragma omp barrier
+  looks.look<Element>(me, space.mixed, space.projected, (looks.heads.N + 2 * looks.heads.K) * looks.heads.H);
+#pragma omp barrier
+}
+
 static void run_layer(const Member& me, const Layer& layer, const Kept& kept, const Kept* across, const Angles& angles,
-                      const Space& space, int64_t B) {
+                      const Space& space, int64_t B, int64_t T) {
+  const int64_t M = B * T;
   auto before = [&](int branch) -> const Norm& { return layer.placement == 1 ? PLAIN : layer.norms[branch]; };
-  linear(me, space.projected, space.x, B, layer.projected, before(0), IDENTITY, false, nullptr);
-#pragma omp barrier
-  attend(me, space.mixed, space.states, space.projected, B, layer.heads, kept, angles, false);
-  finish(me, layer, 0, space, space.mixed, layer.output, B);
+  product(me, space.projected, space.x, M, layer.projected, before(0), IDENTITY, false, nullptr, space.rows);
+  if (T == 1)
+    attend(me, space.mixed, space.states, space.projected, B, layer.heads, kept, angles, false);
+  else if (kept.is_bfloat16)
+    attend_many<Bfloat16>(me, {B, T, false, layer.heads, kept, space.seen}, space, angles);
+  else
+    attend_many<float>(me, {B, T, false, layer.heads, kept, space.seen}, space, angles);
+  finish(me, layer, 0, space, space.mixed, layer.output, M);
   if (layer.looks_across) {
-    linear(me, space.projected, space.x, B, layer.cross_query, before(1), IDENTITY, false, nullptr);
-#pragma omp barrier
+    product(me, space.projected, space.x, M, layer.cross_query, before(1), IDENTITY, false, nullptr, space.rows);
     attend(me, space.mixed, space.states, space.projected, B, layer.cross_heads, *across, angles, true);
-    finish(me, layer, 1, space, space.mixed, layer.cross_output, B);
+    finish(me, layer, 1, space, space.mixed, layer.cross_output, M);
   }
-  linear(me, space.inner, space.x, B, layer.inner, before(2), layer.activation, layer.gated, nullptr);
-#pragma omp barrier
-  finish(me, layer, 2, space, space.inner, layer.down, B);
+  product(me, space.inner, space.x, M, layer.inner, before(2), layer.activation, layer.gated, nullptr, space.rows);
+  finish(me, layer, 2, space, space.inner, layer.down, M);
 }
 
 extern "C" {
 
-// x (B, D) in and out; kept, across, angles: one for each layer, `across` may be null.
+// x (B, T, D) in and out; kept, across, angles: one for each layer. `across` may be null, and else T is 1.
 void clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept, const Kept* across, const Angles* angles,
-                    const Norm* final_norm, float* x, int64_t B) {
-  int64_t projected = 0, mixed = 0, inner = 0, states = 0;
+                    const Norm* final_norm, float* x, int64_t B, int64_t T) {
+  static thread_local std::vector<float> small;  // kept for the next token; what a prompt takes is given back
+  std::vector<float> large, &memory = B * T > FEW ? large : small;
+  Rows rows;
+  Seen seen;
+  int64_t projected = 0, mixed = 0, inner = 0, states = 0, longest = 0;
   for (int64_t i = 0; i < num_layers; i++) {
     const Layer& layer = layers[i];
     projected = std::max({projected, layer.projected.N, layer.looks_across ? layer.cross_query.N : 0});
@@ -88,30 +110,34 @@ void clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept, c
     inner = std::max(inner, layer.down.K);
     states = std::max(states, state_size(layer.heads, kept[i], B));
     if (layer.looks_across) states = std::max(states, state_size(layer.cross_heads, across[i], B));
+    if (T > 1) seen.reserve(B, layer.heads, kept[i]);
+    for (const Matrix* w : {&layer.projected, &layer.output, &layer.inner, &layer.down, &layer.cross_query, &layer.cross_output})
+      longest = std::max(longest, words_of(*w));
   }
-  const int64_t D = layers[0].projected.K;
-  static thread_local std::vector<float> memory;
-  if (int64_t(memory.size()) < B * (projected + mixed + inner + D) + states)
-    memory.resize(B * (projected + mixed + inner + D) + states);
-  Space space{x, memory.data()};
-  space.mixed = space.projected + B * projected;
-  space.inner = space.mixed + B * mixed;
-  space.branch = space.inner + B * inner;
-  space.states = space.branch + B * D;
+  const int64_t D = layers[0].projected.K, M = B * T;
+  if (M > FEW) rows.reserve(M, longest);
+  memory.resize(std::max<size_t>(memory.size(), M * (projected + mixed + inner + D) + states));
+  Space space{x, memory.data(), nullptr, nullptr, nullptr, nullptr, rows, seen};
+  space.mixed = space.projected + M * projected;
+  space.inner = space.mixed + M * mixed;
+  space.branch = space.inner + M * inner;
+  space.states = space.branch + M * D;
 #pragma omp parallel
   {
     const Member me;
     for (int64_t i = 0; i < num_layers; i++)
-      run_layer(me, layers[i], kept[i], across ? across + i : nullptr, angles[i], space, B);
-    for (int64_t b = me.first(B); b < me.last(B); b++) normalize(x + b * D, x + b * D, D, *final_norm);
+      run_layer(me, layers[i], kept[i], across ? across + i : nullptr, angles[i], space, B, T);
+    for (int64_t m = me.first(M); m < me.last(M); m++) normalize(x + m * D, x + m * D, D, *final_norm);
   }
 }
 
-// The parts alone: the head, and for tests.
+// The parts alone: the head, models that these layers do not describe, and tests.
 void clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, const Norm* norm, int32_t activation, int32_t gated,
                       const float* residual) {
+  Rows rows;
+  if (M > FEW) rows.reserve(M, words_of(*w));
 #pragma omp parallel
-  linear(Member(), y, x, M, *w, *norm, Activation(activation), gated, residual);
+  product(Member(), y, x, M, *w, *norm, Activation(activation), gated, residual, rows);
 }
 
 void clearhead_attend(float* y, const float* projected, int64_t B, const Heads* heads, const Kept* kept, const Angles* angles,
@@ -121,7 +147,22 @@ void clearhead_attend(float* y, const float* projected, int64_t B, const Heads* 
   attend(Member(), y, states.data(), projected, B, *heads, *kept, *angles, across);
 }
 
-// W as numbers, for products with many rows; y (N, K) of bfloat16 or float32.
+// q, y (B, T, N H)
+void clearhead_attend_many(float* y, const float* q, int64_t B, int64_t T, const Heads* heads, const Kept* kept,
+                           int32_t across) {
+  Seen seen;
+  seen.reserve(B, *heads, *kept);
+  const Looks looks{B, T, across != 0, *heads, *kept, seen};
+#pragma omp parallel
+  {
+    if (kept->is_bfloat16)
+      looks.look<Bfloat16>(Member(), y, q, heads->N * heads->H);
+    else
+      looks.look<float>(Member(), y, q, heads->N * heads->H);
+  }
+}
+
+// W as numbers, for the token table and for gradients; y (N, K) of bfloat16 or float32.
 void clearhead_unpack(void* y, const Matrix* w, int32_t as_bfloat16) {
 #pragma omp parallel
   {

@@ -15,6 +15,10 @@ inline float from_bfloat16(uint16_t x) {
   return y;
 }
 
+struct Bfloat16 {
+  uint16_t bits;
+};
+
 inline uint16_t to_bfloat16(float x) {  // to nearest, ties to even
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
@@ -41,6 +45,18 @@ inline float exponential(float x) {
   float power;
   std::memcpy(&power, &bits, 4);
   return p * power;
+}
+
+// The loop over 16 lanes becomes vectors, which one over `count` alone does not: a maximum must not be reordered where
+// there may be NaN.
+inline float largest_of(const float* x, int64_t count) {
+  float lanes[16];
+  for (int j = 0; j < 16; j++) lanes[j] = x[0];
+  for (; count >= 16; x += 16, count -= 16)
+    for (int j = 0; j < 16; j++) lanes[j] = lanes[j] < x[j] ? x[j] : lanes[j];
+  for (int j = 0; j < count; j++) lanes[j] = lanes[j] < x[j] ? x[j] : lanes[j];
+  for (int j = 1; j < 16; j++) lanes[0] = lanes[0] < lanes[j] ? lanes[j] : lanes[0];
+  return lanes[0];
 }
 
 struct Groups {

@@ -1,0 +1,122 @@
+// BAND rows of x meet PANEL rows of W while all their sums stay in registers: y (BAND, PANEL) = x (BAND, K) · W.
+// Both come in words of 32 bits along K: one float, two bfloat16 or four 8-bit integers. Those of x stand row after row;
+// those of W (words, PANEL), so that a vector holds the same word of 16 rows.
+#pragma once
+#include "vectors.h"
+
+// 12 sums of integers and 12 of floats: with six rows and two vectors they just fit into 32 registers.
+constexpr int64_t BAND = 6, PANEL = 32;
+
+// What the compiler makes fit the processor: 16 numbers each.
+typedef float Vector __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t Words __attribute__((vector_size(64), aligned(4)));
+typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
+
+inline Vector load(const float* x) { return *(const Vector*)x; }
+inline Vector load(const Bfloat16* x) { return (Vector)(__builtin_convertvector(*(const Halves*)x, Words) << 16); }
+
+inline float total(Vector x) {
+#ifdef CLEARHEAD_VECTORS
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float sum = 0;
+  for (int j = 0; j < 16; j++) sum += x[j];
+  return sum;
+#endif
+}
+
+template <int rows>
+inline void put(float* y, int64_t stride, const Vector (&sums)[rows][2]) {
+  for (int r = 0; r < rows; r++) std::memcpy(y + r * stride, sums[r], sizeof(sums[r]));
+}
+
+template <int rows, class Element>
+inline void meet_floats(float* y, int64_t y_stride, const float* x, int64_t x_stride, const Element* w, int64_t w_stride,
+                        int64_t K) {
+  Vector sums[rows][2] = {};
+  for (int64_t k = 0; k < K; k++) {
+    const Vector left = load(w + k * w_stride), right = load(w + k * w_stride + 16);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      sums[r][0] += left * x[r * x_stride + k];
+      sums[r][1] += right * x[r * x_stride + k];
+    }
+  }
+  put(y, y_stride, sums);
+}
+
+inline Vector add_pairs(Vector sum, Words w, uint32_t x) {
+#if defined(CLEARHEAD_VECTORS) && defined(__AVX512BF16__)
+  return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(int(x)));
+#else
+  return sum + (Vector)(w << 16) * from_bfloat16(uint16_t(x)) + (Vector)(w & 0xffff0000u) * from_bfloat16(uint16_t(x >> 16));
+#endif
+}
+
+inline void meet_halves(float* y, const uint32_t* x, const uint32_t* w, int64_t num_words) {
+  Vector sums[BAND][2] = {};
+  for (int64_t k = 0; k < num_words; k++) {
+    const Words left = *(const Words*)(w + k * PANEL), right = *(const Words*)(w + k * PANEL + 16);
+#pragma GCC unroll 8
+    for (int r = 0; r < BAND; r++) {
+      sums[r][0] = add_pairs(sums[r][0], left, x[r * num_words + k]);
+      sums[r][1] = add_pairs(sums[r][1], right, x[r * num_words + k]);
+    }
+  }
+  put(y, PANEL, sums);
+}
+
+// Groups of 32 integers, that is eight words, each with its scales; W's are unsigned and x's signed.
+struct PanelScales {
+  const float *scales, *offsets;  // (K/32, PANEL); offsets may be null
+};
+
+struct BandScales {
+  const int32_t* start;        // (BAND, K/32): the sum with which a group begins
+  const float *scales, *sums;  // (BAND, K/32): sums of x, for offsets
+};
+
+inline Words add_fours(Words sum, Words w, uint32_t x) {
+#ifdef CLEARHEAD_VECTORS
+  return (Words)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(int(x)));
+#else
+  for (int byte = 0; byte < 32; byte += 8) sum += (w >> byte & 255u) * uint32_t(int32_t(int8_t(x >> byte)));
+  return sum;
+#endif
+}
+
+inline Vector as_floats(Words signed_sums) {
+  typedef int32_t Integers __attribute__((vector_size(64), aligned(4)));
+  return __builtin_convertvector((Integers)signed_sums, Vector);
+}
+
+inline void meet_groups(float* y, const uint32_t* x, const BandScales& band, const uint32_t* w, const PanelScales& panel,
+                        int64_t num_groups) {
+  Vector sums[BAND][2] = {};
+  for (int64_t g = 0; g < num_groups; g++) {
+    Words dots[BAND][2];
+    for (int r = 0; r < BAND; r++) dots[r][0] = dots[r][1] = Words{} + uint32_t(band.start[r * num_groups + g]);
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) {
+      const uint32_t* here = w + (g * 8 + j) * PANEL;
+      const Words left = *(const Words*)here, right = *(const Words*)(here + 16);
+#pragma GCC unroll 8
+      for (int r = 0; r < BAND; r++) {
+        dots[r][0] = add_fours(dots[r][0], left, x[(r * num_groups + g) * 8 + j]);
+        dots[r][1] = add_fours(dots[r][1], right, x[(r * num_groups + g) * 8 + j]);
+      }
+    }
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+      const Vector scales = load(panel.scales + g * PANEL + half * 16);
+#pragma GCC unroll 8
+      for (int r = 0; r < BAND; r++)
+        sums[r][half] += as_floats(dots[r][half]) * scales * band.scales[r * num_groups + g];
+      if (!panel.offsets) continue;
+      const Vector offsets = load(panel.offsets + g * PANEL + half * 16);
+#pragma GCC unroll 8
+      for (int r = 0; r < BAND; r++) sums[r][half] += offsets * band.sums[r * num_groups + g];
+    }
+  }
+  put(y, PANEL, sums);
+}
