@@ -32,7 +32,7 @@ def draw(name: str) -> Transformer:
 
 def measure(network: Transformer, batch: int, bits: str | None) -> dict[str, float]:
     torch.cuda.reset_peak_memory_stats()
-    decoder = GraphDecoder(network, batch, CAPACITY, lambda logits, steps: logits.argmax(-1), bits)
+    decoder = GraphDecoder(network, batch, CAPACITY, lambda logits, steps: logits.argmax(-1))
     decoder.start(decoder.read(torch.randint(0, 1000, (batch, PROMPT)).tolist()).argmax(-1))
     seconds = []
     for _ in range(ROUNDS):

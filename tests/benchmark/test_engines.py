@@ -146,7 +146,7 @@ def test_without_a_compiler_the_modules_run(subject, monkeypatch):
 class EagerDecoder:
     """Stands for the CUDA graph: the network's own steps, its token in a buffer that the next one overwrites."""
 
-    def __init__(self, network, batch, capacity, choose, bits):
+    def __init__(self, network, batch, capacity, choose):
         self.network, self.choose, self.token = network, choose, torch.zeros(1, dtype=torch.long)
 
     @torch.no_grad()
@@ -167,7 +167,7 @@ class EagerDecoder:
 def test_the_graph_is_heard_one_token_behind(num_tokens, subject, monkeypatch):
     monkeypatch.setattr(ours_room.cuda, "GraphDecoder", EagerDecoder)
     monkeypatch.setattr(ours_room, "Mailbox", Letter)
-    engine, prompt = Graph(subject.network, "float32", None, CAPACITY), subject.prompt(6)
+    engine, prompt = Graph(subject.network, "float32", CAPACITY), subject.prompt(6)
     assert said(engine, prompt, num_tokens) == generated(subject, prompt, num_tokens)
 
 
@@ -182,7 +182,7 @@ class Letter:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int4"])
 def test_the_graph_on_a_gpu(weights, tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device here")
@@ -193,8 +193,3 @@ def test_the_graph_on_a_gpu(weights, tmp_path):
     assert said(engine, prompt, 20) == said(engine, prompt, 20)
     if weights == "float32":
         assert said(engine, prompt, 20) == generated(subject, prompt, 20)
-
-
-def test_four_bits_are_not_for_cuda(subject):
-    with pytest.raises(ClearheadError, match="four bits run on a processor"):
-        Graph(subject.network, "int4", "int4", CAPACITY)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from clearhead.fast.packed import Packed, from_blocks, pack
 from clearhead.model.attend import Scoring, reference
 from clearhead.model.masks import Mask
 from clearhead.model.norms import root_mean_square
@@ -11,7 +12,8 @@ from clearhead.model.parts import Rope
 from clearhead.model.positions import rotation_for
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from clearhead.fast import triton_kernels as kernels
+from clearhead.fast import triton_attention as kernels
+from clearhead.fast import triton_products as products
 
 ON_GPU = torch.cuda.is_available()
 
@@ -28,15 +30,25 @@ def draw(*shape):
     return torch.randn(*shape, device=DEVICE)
 
 
-def multiply(x, weight, *, norm=None, bias=None, residual=None, gated=False, activation="", scales=None, unit=False):
-    num_rows = len(weight) // 2 if gated else len(weight)
+def multiply(x, weight, *, norm=None, bias=None, residual=None, gated=False, activation="", unit=False):
+    """As launch.multiply, in small tiles."""
+    num_rows = weight.shape[0] // 2 if gated else weight.shape[0]
     y = torch.empty(num_rows, device=DEVICE)
-    kernels.multiply_row[(-(-num_rows // 4),)](
-        y, x, weight, *(x if part is None else part for part in (scales, norm, bias, residual)), num_rows, 1e-5,
-        K=weight.shape[1], NORM=norm is not None, UNIT_OFFSET=unit, GATED=gated, ACTIVATION=activation,
-        QUANTISED=scales is not None, BIAS=bias is not None, RESIDUAL=residual is not None, BLOCK_N=4, BLOCK_K=32,
-        PDL=False,
-    )  # fmt: skip
+    ends = *(x if part is None else part for part in (norm, bias, residual)), num_rows, 1e-5
+    about = {
+        "K": weight.shape[1], "NORM": norm is not None, "UNIT_OFFSET": unit, "GATED": gated, "ACTIVATION": activation,
+        "BIAS": bias is not None, "RESIDUAL": residual is not None, "BLOCK_N": 4, "PDL": False,
+    }  # fmt: skip
+    grid = (-(-num_rows // 4),)
+    if isinstance(weight, Packed):
+        offsets = weight.scales if weight.offsets is None else weight.offsets
+        products.multiply_packed_row[2,](
+            y, x, weight.quants.view(torch.int32), weight.scales, offsets, *ends, GROUPS=weight.scales.shape[1],
+            BITS=8 if weight.quants.dtype == torch.int8 else 4, OFFSETS=weight.offsets is not None, **about,
+            BLOCK_G=16, DP4A=ON_GPU,
+        )  # fmt: skip
+    else:
+        products.multiply_row[grid](y, x, weight, *ends, **about, BLOCK_K=32)
     return y
 
 
@@ -69,10 +81,36 @@ def test_a_gate(name, function):
     )
 
 
-def test_rows_of_eight_bits():
-    x, quants = draw(64), torch.randint(-127, 128, (8, 64), device=DEVICE, dtype=torch.int8)
-    scales = draw(8)
-    torch.testing.assert_close(multiply(x, quants, scales=scales), (quants * scales[:, None]) @ x, atol=1e-3, rtol=1e-4)
+def packed_weight(kind, rows, columns):
+    if kind != "Q4_0":
+        return pack(draw(rows, columns), kind)
+    blocks = torch.randint(0, 256, (rows * columns // 32, 18), dtype=torch.uint8, device=DEVICE)
+    blocks[:, :2] = draw(len(blocks), 1).half().view(torch.uint8)
+    return from_blocks(blocks, rows, kind)
+
+
+def in_eight_bits(x):
+    """As the kernel rounds what it multiplies by: groups of 32, each from -127 to 127."""
+    groups = functional.pad(x, (0, -len(x) % 32)).view(-1, 32)
+    scales = groups.abs().amax(dim=1, keepdim=True) / 127
+    return ((groups / scales + 0.5).floor() * scales).flatten()[: len(x)]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0"])
+@pytest.mark.parametrize("columns", [64, 128, 160, 320])
+def test_weights_in_few_bits(kind, columns):
+    x, norm, residual, weight = draw(columns), draw(columns), draw(10), packed_weight(kind, 10, columns)
+    mean_square = x.square().mean() + 1e-5
+    expected = residual + weight.unpack() @ in_eight_bits(x * norm) / mean_square.sqrt()
+    torch.testing.assert_close(multiply(x, weight, norm=norm, residual=residual), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_gate_in_few_bits(kind):
+    x, weight, bias = draw(70), packed_weight(kind, 12, 70), draw(12)  # 70: rows are filled up to 128
+    gate, up = (weight.unpack() @ in_eight_bits(x) + bias).chunk(2)
+    found = multiply(x, weight, bias=bias, gated=True, activation="silu")
+    torch.testing.assert_close(found, functional.silu(gate) * up, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("num_spans", [1, 3])

@@ -3,7 +3,6 @@
 engine = HuggingFace(subject, "bfloat16")
 """
 
-import json
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +11,7 @@ from clearhead.benchmark.engine import Engine, Hear
 from clearhead.benchmark.subject import Subject, needed
 from clearhead.benchmark.traffic import weights_read
 from clearhead.errors import ClearheadError
+from clearhead.files import read_object
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -22,7 +22,7 @@ class HuggingFace(Engine):
     def __init__(self, subject: Subject, weights: str):
         self.transformers = needed("transformers", "transformers")
         folder = subject.huggingface_folder()
-        (kind,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+        (kind,) = read_object(folder / "config.json")["architectures"]
         if not hasattr(self.transformers, kind):
             raise ClearheadError(f"the transformers installed here has no {kind}")
         self.transformers.utils.logging.disable_progress_bar()

@@ -7,7 +7,7 @@ Where the fast step does not know a model, the network's own modules run, and th
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Literal, cast
+from typing import cast
 
 import torch
 
@@ -18,6 +18,7 @@ from clearhead.bundle import load
 from clearhead.errors import ClearheadError
 from clearhead.fast import cuda, stack
 from clearhead.fast.modules import pack_network
+from clearhead.fast.packed import Bits
 from clearhead.generation.decode import Row, decode
 from clearhead.generation.options import SamplingOptions
 from clearhead.model.transformer import Transformer
@@ -27,24 +28,14 @@ DTYPES = {"float32": torch.float32}  # what is packed computes, and keeps its ca
 
 def open_ours(subject: Subject, weights: str) -> Engine:
     if weights == "stored":
-        return open_stored(subject)
-    network = deepcopy(subject.network).to(DTYPES.get(weights, torch.bfloat16)).requires_grad_(False)
-    packed = cast(Literal["int8", "int4"], weights) if weights in ("int8", "int4") else None
-    if subject.device.type == "cuda":
-        if cuda.why_not(network) is None:
-            return Graph(network, weights, packed, subject.capacity)
-        if packed is not None:
-            raise ClearheadError(f"packed weights run in a CUDA graph alone: {cuda.why_not(network)}")
-    if packed is not None:
-        pack_network(network, packed)
+        network = load(subject.gguf_file(), device=subject.device, weights="stored", fast=False).network
+    else:
+        network = deepcopy(subject.network).to(DTYPES.get(weights, torch.bfloat16)).requires_grad_(False)
+        if weights in ("int8", "int4"):
+            pack_network(network, cast(Bits, weights))
+    if subject.device.type == "cuda" and cuda.why_not(network) is None:
+        return Graph(network, weights, subject.capacity)
     return Loop(network, weights, why_slow(network))
-
-
-def open_stored(subject: Subject) -> Engine:
-    if subject.device.type == "cuda":
-        raise ClearheadError("blocks of GGUF run on a processor; on CUDA there are float32, bfloat16 and int8")
-    network = load(subject.gguf_file(), weights="stored", fast=False).network
-    return Loop(network, "stored", why_slow(network))
 
 
 def why_slow(network: Transformer) -> str | None:
@@ -80,17 +71,10 @@ class Graph(Engine):
 
     name = "clearhead"
 
-    def __init__(self, network: Transformer, weights: str, packed: Literal["int8", "int4"] | None, capacity: int):
-        if packed == "int4":
-            raise ClearheadError("four bits run on a processor; on CUDA there are float32, bfloat16 and int8")
-        self.weights = weights
-        dtype = next(network.parameters()).dtype
-        self.cache_element_bytes = dtype.itemsize
-        # A scale for each row is nothing beside the row.
-        self.weight_bytes = weights_read(network) if packed is None else weights_read(network) // dtype.itemsize
-        self.decoder = cuda.GraphDecoder(
-            network, 1, capacity + 1, lambda logits, steps: logits.argmax(dim=-1), bits=packed
-        )
+    def __init__(self, network: Transformer, weights: str, capacity: int):
+        self.weights, self.weight_bytes = weights, weights_read(network)
+        self.cache_element_bytes = next(network.parameters()).element_size()
+        self.decoder = cuda.GraphDecoder(network, 1, capacity + 1, lambda logits, steps: logits.argmax(dim=-1))
 
     def speak(self, prompt: Sequence[int], num_tokens: int, hear: Hear) -> None:
         token = self.decoder.read([prompt]).argmax(dim=-1)

@@ -3,8 +3,8 @@
     decoder = GraphDecoder(network, batch=1, capacity=1024, choose=lambda logits, steps: logits.argmax(-1))
     logits = decoder.read(prompts); decoder.start(logits.argmax(-1)); token = decoder.next()
 
-The graph feeds its token back to itself, so nothing waits for the host between two tokens. One row runs in the kernels
-of triton_kernels.py, which read each weight once; of several rows the products are PyTorch's.
+The graph feeds its token back to itself, so nothing waits for the host between two tokens. One row, or a few of packed
+weights, run in the kernels of triton_products.py; of more rows the products are PyTorch's.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,9 @@ from torch.nn import functional
 
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.fast.launch import Matrix, attend, multiply
-from clearhead.fast.modules import is_packed
+from clearhead.fast.launch import Matrix, attend, attention_workspace, multiply
+from clearhead.fast.modules import PackedLinear, PackedMatrix
+from clearhead.fast.packed import Packed
 from clearhead.fast.support import are_plain, merge, unknown_in
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block
@@ -39,8 +40,6 @@ def why_not(network: Transformer) -> str | None:
     stack = network.decoder
     if stack is None or network.encoder is not None:
         return "only a decoder alone runs in a graph"
-    if is_packed(network):
-        return "packed weights"
     if next(network.parameters()).dtype == torch.float64:
         return "float64"
     if reason := unknown_in(stack.stack):
@@ -64,8 +63,8 @@ def unknown_layer(layer: Layer) -> str | None:
         return "its layers are not plain ones"
     if cast(FeedForward, layer.feed_forward).activation not in KNOWN_ACTIVATIONS:
         return "this kind of feed-forward"
-    if attention.head_width & (attention.head_width - 1):
-        return "a head width that is no power of two"
+    if attention.head_width < 16 or attention.head_width & (attention.head_width - 1):
+        return "a head width that is no power of two from 16 on"
     if attention.num_heads > 16 * attention.num_kv_heads:
         return "more than 16 query heads to a key-value head"
     return None
@@ -88,32 +87,32 @@ class StaticLayer:
     cosine: Tensor  # (capacity, pairs)
     sine: Tensor
 
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.projected, self.output, self.inner, self.down
+
 
 class GraphDecoder:
-    def __init__(self, network: Transformer, batch: int, capacity: int, choose: Choose, bits: str | None = None):
+    def __init__(self, network: Transformer, batch: int, capacity: int, choose: Choose):
         if reason := why_not(network):
             raise ClearheadError(f"this model does not run in a CUDA graph: {reason}")
         parameter = next(network.parameters())
         self.network, self.choose, self.capacity = network, choose, capacity
         self.device, self.dtype = parameter.device, parameter.dtype
         assert network.decoder is not None
-        self.layers = [self.static_layer(block, batch, bits) for block in network.decoder.layers]  # type: ignore[arg-type]
-        head = network.head
-        table = network.decoder.embedding.tokens.weight if head is None or head.weight is None else head.weight
-        self.head = Matrix.of(table.detach(), None if head is None else head.bias, bits)
+        self.layers = [self.static_layer(block, batch) for block in network.decoder.layers]  # type: ignore[arg-type]
+        self.head = head_of(network)
+        matrices = [self.head, *(matrix for layer in self.layers for matrix in layer.matrices)]
+        packed = all(isinstance(matrix.weight, Packed) for matrix in matrices)
+        # Of plain numbers PyTorch's products are faster from two rows on; packed ones it would have to unpack.
+        self.most_rows = 16 if packed else 1
         self.token = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.position = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.step = torch.zeros(batch, dtype=torch.long, device=self.device)
-        heads = self.layers[0].attention.config
-        # Enough programs for every multiprocessor of the largest GPUs, and no more: each span is joined at a price.
-        self.num_spans = max(1, min(16, 256 // (batch * heads.num_kv_heads)))
-        self.states = torch.empty(
-            batch * heads.num_kv_heads * self.num_spans * 16 * (heads.head_width + 2), device=self.device
-        )
-        self.arrivals = torch.zeros(batch * heads.num_kv_heads, dtype=torch.int32, device=self.device)
+        self.workspace = attention_workspace(self.layers[0].attention, batch, self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def static_layer(self, block: Block, batch: int, bits: str | None) -> StaticLayer:
+    def static_layer(self, block: Block, batch: int) -> StaticLayer:
         attention, feed_forward = block.attention, block.feed_forward
         assert isinstance(attention, Attention)
         assert isinstance(feed_forward, FeedForwardLayer)
@@ -128,10 +127,10 @@ class GraphDecoder:
             rotation = rotation_for(config.position, places, config.head_width, torch.float32)
             cosine, sine = rotation.cosine[0, 0].contiguous(), rotation.sine[0, 0].contiguous()
         return StaticLayer(
-            merged(bits, attention.query, attention.key, attention.value),
-            merged(bits, attention.output),
-            merged(bits, *inner),
-            merged(bits, feed_forward.down),
+            merged(attention.query, attention.key, attention.value),
+            merged(attention.output),
+            merged(*inner),
+            merged(feed_forward.down),
             cast(RootMeanSquare, block.attention_residual.norm),
             cast(RootMeanSquare, block.feed_forward_residual.norm),
             attention,
@@ -146,9 +145,13 @@ class GraphDecoder:
 
     @property
     def num_bytes(self) -> int:
-        """Of the cache and of what the graph works in; the weights are the network's."""
+        """Of the cache and of what the graph works in; the weights are the network's.
+
+        More only for a while: the largest of `matrices`, when its parts are merged, and what PyTorch takes to read a
+        prompt.
+        """
         cache = sum(layer.keys.numel() * 2 * layer.keys.element_size() for layer in self.layers)
-        return cache + self.states.numel() * 4
+        return cache + sum(part.numel() * part.element_size() for part in self.workspace)
 
     # --- reading
 
@@ -172,7 +175,7 @@ class GraphDecoder:
             layer.keys[here, :, :length] = kept["key"][:, :, :length]
             layer.values[here, :, :length] = kept["value"][:, :, :length]
         self.position[here] = length
-        return self.network.to_logits(hidden[:, -1])
+        return self.to_logits(hidden[:, -1].contiguous())
 
     def start(self, tokens: Tensor) -> None:
         """The first token of each row, chosen from what `read` gave."""
@@ -212,45 +215,45 @@ class GraphDecoder:
         stack = self.network.decoder
         assert stack is not None
         x = stack.embedding(self.token[:, None], self.position[:, None], None)[:, 0]
-        run = self.one_row if len(x) == 1 else self.several_rows
+        run = self.by_kernels if len(x) <= self.most_rows else self.by_products
         x = x.contiguous()
         for layer in self.layers:
             run(layer, x)
-        logits = self.to_logits(x)
+        logits = self.to_logits(x, cast(RootMeanSquare, stack.final_norm))
         self.token.copy_(self.choose(logits, self.step))
         self.position += 1
         self.step += 1
 
-    def one_row(self, layer: StaticLayer, x: Tensor) -> None:
-        """x (1, D), changed in place."""
+    def by_kernels(self, layer: StaticLayer, x: Tensor) -> None:
+        """x (B, D), changed in place."""
         projected = multiply(x, layer.projected, norm=layer.attention_norm)
         mixed = self.attend(layer, projected)
         multiply(mixed, layer.output, residual=x)
         inner = multiply(x, layer.inner, norm=layer.feed_forward_norm, gated=layer.gated, activation=layer.activation)
         multiply(inner, layer.down, residual=x)
 
-    def several_rows(self, layer: StaticLayer, x: Tensor) -> None:
-        """x (B, D), changed in place."""
-        projected = functional.linear(layer.attention_norm(x), layer.projected.unpacked(x.dtype), layer.projected.bias)
-        x += functional.linear(self.attend(layer, projected), layer.output.unpacked(x.dtype), layer.output.bias)
-        inner = functional.linear(layer.feed_forward_norm(x), layer.inner.unpacked(x.dtype), layer.inner.bias)
+    def by_products(self, layer: StaticLayer, x: Tensor) -> None:
+        """The same for many rows: what they cost is no longer to read the weights."""
+        projected = functional.linear(layer.attention_norm(x), layer.projected.numbers(x.dtype), layer.projected.bias)
+        x += functional.linear(self.attend(layer, projected), layer.output.numbers(x.dtype), layer.output.bias)
+        inner = functional.linear(layer.feed_forward_norm(x), layer.inner.numbers(x.dtype), layer.inner.bias)
         activation = ACTIVATIONS[layer.activation]  # type: ignore[index]
         if layer.gated:
             gate, up = inner.chunk(2, dim=-1)
             inner = activation(gate) * up
         else:
             inner = activation(inner)
-        x += functional.linear(inner, layer.down.unpacked(x.dtype), layer.down.bias)
+        x += functional.linear(inner, layer.down.numbers(x.dtype), layer.down.bias)
 
-    def to_logits(self, x: Tensor) -> Tensor:
-        stack, head = self.network.decoder, self.network.head
-        assert stack is not None
+    def to_logits(self, x: Tensor, norm: RootMeanSquare | None = None) -> Tensor:
+        """x (B, D), through the norm where one is given -> (B, V)."""
+        head = self.network.head
         plain = head is None or (
             isinstance(head.transform, nn.Identity) and head.config.scale == 1.0 and head.config.softcap is None
         )
-        if len(x) == 1 and plain:
-            return multiply(x, self.head, norm=stack.final_norm).float()  # type: ignore[arg-type]
-        return self.network.to_logits(stack.final_norm(x)).float()
+        if plain and len(x) <= self.most_rows:
+            return multiply(x, self.head, norm=norm).float()
+        return self.network.to_logits(x if norm is None else norm(x)).float()
 
     def attend(self, layer: StaticLayer, projected: Tensor) -> Tensor:
         """(B, (N + 2K) H) -> (B, N H)."""
@@ -260,14 +263,21 @@ class GraphDecoder:
             (layer.keys, layer.values),
             self.position,
             (layer.cosine, layer.sine),
-            self.states,
-            self.arrivals,
-            self.num_spans,
+            self.workspace,
         )
 
 
-def merged(bits: str | None, *modules: nn.Linear) -> Matrix:
-    bias = None if modules[0].bias is None else torch.cat([module.bias.detach() for module in modules])
-    weight = merge(modules)
-    assert isinstance(weight, Tensor)
-    return Matrix.of(weight, bias, bits)
+def merged(*modules: nn.Linear | PackedLinear) -> Matrix:
+    biases = [module.bias.detach() for module in modules if module.bias is not None]
+    return Matrix(merge(modules), torch.cat(biases) if biases else None)
+
+
+def head_of(network: Transformer) -> Matrix:
+    """The logit head's own matrix, or the token table that it is tied to."""
+    head, stack = network.head, network.decoder
+    assert stack is not None
+    own = stack.embedding.tokens.weight if head is None or head.weight is None else head.weight
+    weight: Tensor | PackedMatrix = own
+    return Matrix(
+        weight.packed if isinstance(weight, PackedMatrix) else weight.detach(), None if head is None else head.bias
+    )

@@ -1,35 +1,41 @@
 """The Triton kernels as functions of tensors, each with the tiles that suit its shape.
 
-y = multiply(x, Matrix(weight, None, None), norm=norm)        # (1, K) -> (1, N)
+y = multiply(x, Matrix(weight, None), norm=norm)        # (1, K) -> (1, N)
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from clearhead.fast.packed import Packed
 from clearhead.model.attention import Attention
 from clearhead.model.norms import RootMeanSquare
 from clearhead.model.parts import Rope
 
+MANY_ROWS = 8192
+
 
 @dataclass(frozen=True)
 class Matrix:
-    """(N, K) as it stands, or int8 with a scale for each row; bias (N,)."""
+    """(N, K) as it stands or in few bits; bias (N,)."""
 
-    values: Tensor
-    scales: Tensor | None
+    weight: Tensor | Packed
     bias: Tensor | None
 
-    @staticmethod
-    def of(weight: Tensor, bias: Tensor | None, bits: str | None) -> "Matrix":
-        if bits is None:
-            return Matrix(weight, None, bias)
-        scales = weight.float().abs().amax(dim=1).clamp(min=1e-12) / 127
-        return Matrix((weight.float() / scales[:, None]).round().to(torch.int8), scales, bias)
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.weight.shape[0], self.weight.shape[1]
 
-    def unpacked(self, dtype: torch.dtype) -> Tensor:
-        return self.values if self.scales is None else (self.values * self.scales[:, None]).to(dtype)
+    @property
+    def num_bytes(self) -> int:
+        weight = self.weight
+        return weight.num_bytes if isinstance(weight, Packed) else weight.numel() * weight.element_size()
+
+    def numbers(self, dtype: torch.dtype) -> Tensor:
+        return self.weight.unpack(dtype) if isinstance(self.weight, Packed) else self.weight
 
 
 def multiply(
@@ -40,28 +46,39 @@ def multiply(
     residual: Tensor | None = None,
     gated: bool = False,
     activation: str = "",
-    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """(1, K) -> (1, N); with a residual in place of it."""
-    from clearhead.fast.triton_kernels import multiply_row
+    """(B, K) -> (B, N), with a residual in place of it; a weight that is not packed takes one row."""
+    from clearhead.fast.triton_products import multiply_packed_row, multiply_row
 
-    num_rows, columns = matrix.values.shape
-    num_rows = num_rows // 2 if gated else num_rows
-    y = x.new_empty(1, num_rows, dtype=dtype) if residual is None else residual
-    block_rows, block_columns, num_warps, num_ahead = tiling(num_rows, columns, gated, matrix.values.element_size())
+    weight = matrix.weight
+    num_rows, columns = matrix.shape[0] // (2 if gated else 1), matrix.shape[1]
+    y = x.new_empty(len(x), num_rows) if residual is None else residual
     nothing = x
-    multiply_row[(-(-num_rows // block_rows),)](
-        y, x, matrix.values,
-        nothing if matrix.scales is None else matrix.scales,
+    ends = (
         nothing if norm is None else norm.weight,
         nothing if matrix.bias is None else matrix.bias,
         nothing if residual is None else residual,
-        num_rows, 0.0 if norm is None else norm.config.epsilon,
-        K=columns, NORM=norm is not None, UNIT_OFFSET=norm is not None and norm.config.unit_offset, GATED=gated,
-        ACTIVATION=activation, QUANTISED=matrix.scales is not None, BIAS=matrix.bias is not None,
-        RESIDUAL=residual is not None, BLOCK_N=block_rows, BLOCK_K=block_columns, PDL=starts_early(x.device),
-        STAGES=num_ahead, num_warps=num_warps, **early(x.device),
-    )  # fmt: skip
+        num_rows,
+        0.0 if norm is None else norm.config.epsilon,
+    )
+    about: dict[str, Any] = {
+        "K": columns, "NORM": norm is not None, "UNIT_OFFSET": norm is not None and norm.config.unit_offset,
+        "GATED": gated, "ACTIVATION": activation, "BIAS": matrix.bias is not None, "RESIDUAL": residual is not None,
+    } | early(x.device)  # fmt: skip
+    if isinstance(weight, Packed):
+        bits = 8 if weight.quants.dtype == torch.int8 else 4
+        offsets = weight.scales if weight.offsets is None else weight.offsets
+        tile = packed_tiling(num_rows, weight.scales.shape[1])
+        most = num_processors(x.device) * (4 if num_rows >= MANY_ROWS else 2)
+        multiply_packed_row[min(-(-num_rows // tile["BLOCK_N"]), most), len(x)](
+            y, x, weight.quants.view(torch.int32), weight.scales, offsets, *ends,
+            GROUPS=weight.scales.shape[1], BITS=bits, OFFSETS=weight.offsets is not None, DP4A=x.is_cuda,
+            **about, **tile,
+        )  # fmt: skip
+    else:
+        tile = tiling(num_rows, columns, gated)
+        assert len(x) == 1, "PyTorch's product is faster for several rows"
+        multiply_row[(-(-num_rows // tile["BLOCK_N"]),)](y, x, weight, *ends, **about, **tile)
     return y
 
 
@@ -71,51 +88,60 @@ def attend(
     kept: tuple[Tensor, Tensor],
     position: Tensor,
     angles: tuple[Tensor, Tensor],
-    states: Tensor,
-    arrivals: Tensor,
-    num_spans: int,
+    workspace: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """(B, (N + 2K) H) -> (B, N H). kept: keys, values (B, K, capacity, H); angles: cosines, sines (capacity, pairs)."""
-    from clearhead.fast.triton_kernels import attend_row
+    """(B, (N + 2K) H) -> (B, N H). kept: keys, values (B, K, capacity, H); angles: cosines, sines (capacity, pairs);
+    workspace: from `attention_workspace`."""
+    from clearhead.fast.triton_attention import attend_row
 
-    config, batch, (keys, values), (cosine, sine) = attention.config, len(projected), kept, angles
-    y = projected.new_empty(batch, config.num_heads * config.head_width)
+    config, (keys, values), (states, arrivals) = attention.config, kept, workspace
+    y = projected.new_empty(len(projected), config.num_heads * config.head_width)
     rope = config.position if isinstance(config.position, Rope) else None
-    attend_row[(batch * config.num_kv_heads, num_spans)](
-        y, states, arrivals, projected, keys, values, position, cosine, sine,
+    attend_row[states.shape[:2]](
+        y, states, arrivals, projected, keys, values, position, *angles,
         keys.stride(0), keys.stride(1), attention.scale,
         N=config.num_heads, K=config.num_kv_heads, H=config.head_width,
-        PAIRS=0 if rope is None else cosine.shape[1], NEIGHBOURS=rope is not None and rope.pairing == "interleaved",
-        GROUP=16, SPANS=num_spans, BLOCK=32, PDL=starts_early(projected.device), num_warps=4,
-        **early(projected.device),
+        PAIRS=0 if rope is None else angles[0].shape[1], NEIGHBOURS=rope is not None and rope.pairing == "interleaved",
+        GROUP=states.shape[2], SPANS=states.shape[1], BLOCK=32, num_warps=4, **early(projected.device),
     )  # fmt: skip
     return y
 
 
-def tiling(num_rows: int, columns: int, gated: bool, element_bytes: int) -> tuple[int, int, int, int]:
-    """Rows and columns of a program's tile, its warps, and how many tiles ahead it loads (0: the loop is unrolled).
+def attention_workspace(attention: Attention, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What the spans of a head leave for the last of them to join (programs, spans, GROUP, H + 2), and how many did."""
+    config, programs = attention.config, batch * attention.config.num_kv_heads
+    # Enough programs for every multiprocessor of the largest GPUs, and no more: each span is joined at a price.
+    num_spans = max(1, min(16, 128 // programs))
+    states = torch.empty(programs, num_spans, 16, config.head_width + 2, device=device)
+    return states, torch.zeros(programs, dtype=torch.int32, device=device)
 
-    The best of 30 to 112 on an H200, for the shapes of Llama 1B and 8B.
-    """
-    if element_bytes == 1:
-        if num_rows >= 65536:
-            return 16, 256, 8, 4
-        if gated:
-            return 8, 256, 2, 3
-        return (8, 512, 2, 4) if columns <= 4096 else (4, 1024, 2, 3)
+
+def tiling(num_rows: int, columns: int, gated: bool) -> dict[str, int]:
+    """Rows and columns of a program's tile, and its warps: the best of 30 on an H200, for shapes of Llama 1B and 8B."""
     if gated:
-        return 2, 2048, 2 if columns <= 2048 else 4, 0
-    if columns <= 2048:
-        return 8, 1024, 4, 0
-    if columns <= 4096:
-        return (8, 1024, 8, 0) if num_rows >= 65536 else (4, 2048, 4, 0)
-    return (4, 1024, 2, 0) if columns <= 8192 else (4, 512, 1, 0)
+        rows, block, warps = 2, 2048, 2 if columns <= 2048 else 4
+    elif columns <= 2048:
+        rows, block, warps = 8, 1024, 4
+    elif columns <= 4096:
+        rows, block, warps = (8, 1024, 8) if num_rows >= 65536 else (4, 2048, 4)
+    else:
+        rows, block, warps = (4, 1024, 2) if columns <= 8192 else (4, 512, 1)
+    return {"BLOCK_N": rows, "BLOCK_K": block, "num_warps": warps}
 
 
-def starts_early(device: torch.device) -> bool:
-    """Programmatic dependent launch: Hopper and later."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+def packed_tiling(num_rows: int, num_groups: int) -> dict[str, int]:
+    """The same for weights in few bits, where a tile is as wide as the matrix."""
+    block = 1 << (num_groups - 1).bit_length()
+    tile_groups = 512 if num_rows >= MANY_ROWS else 1024
+    return {"BLOCK_N": max(2, tile_groups // block), "BLOCK_G": block, "num_warps": 4 if block <= 128 else 8}
+
+
+@lru_cache
+def num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def early(device: torch.device) -> dict[str, bool]:
-    return {"launch_pdl": True} if starts_early(device) else {}
+    """Programmatic dependent launch: Hopper and later."""
+    can = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"PDL": True, "launch_pdl": True} if can else {"PDL": False}

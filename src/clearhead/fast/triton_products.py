@@ -1,8 +1,8 @@
-"""One token through a decoder layer on an NVIDIA GPU, in five kernels; what counts is to read every weight once, at the
-speed of the memory. The twin of each is the same lines of model/ in PyTorch (tests/fast/test_triton_kernels.py).
+"""The products of one token on an NVIDIA GPU; what counts is to read every weight once, at the speed of the memory.
+The twin of each kernel is the same lines of model/ in PyTorch (tests/fast/test_triton_kernels.py).
 
     multiply_row[grid](y, x, weight, ...)      y = residual + activation(W norm(x))
-    attend_row[grid](...)                      rotate, keep, softmax(q K) V over the slots in use
+    multiply_packed_row[grid](...)             the same from weights in few bits (packed.py)
 
 With PDL (programmatic dependent launch, Hopper and later) a kernel starts while the one before still runs: it fetches
 its first weights, which nobody writes, and only then waits.
@@ -23,69 +23,28 @@ def gelu_tanh(x):
 
 
 @triton.jit
-def multiply_row(
-    y, x, weight, scales, norm_weight, bias, residual,
-    N, epsilon,
-    K: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
-    QUANTISED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr = 0,
-):  # fmt: skip
-    """x (K,), W (N, K), or with GATED (2N, K): the gate's rows and then the up rows; y (N,).
-
-    RMS norm costs no pass of its own: W (x · g) / rms(x), and rms(x) is known when the sum is.
-    """
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    k = tl.arange(0, BLOCK_K)
-    inside = n < N
-    rows = weight + n[:, None].to(tl.int64) * K + k[None, :]
-    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    ups = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    squares = tl.zeros((BLOCK_K,), tl.float32)
-    EVEN: tl.constexpr = K % BLOCK_K == 0
-    within = inside[:, None] if EVEN else inside[:, None] & (k < K)[None, :]
-    if STAGES == 0:
-        w = tl.load(rows, within, 0.0, eviction_policy="evict_first")
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    if STAGES == 0:
-        for start in tl.static_range(0, K, BLOCK_K):
-            within = inside[:, None] if EVEN else inside[:, None] & (start + k < K)[None, :]
-            if start > 0:
-                w = tl.load(rows + start, within, 0.0, eviction_policy="evict_first")
-            values = tl.load(x + start + k, None if EVEN else start + k < K, None if EVEN else 0.0).to(tl.float32)
-            if NORM:
-                squares += values * values
-                gain = tl.load(norm_weight + start + k, None if EVEN else start + k < K, None if EVEN else 0.0)
-                values *= gain.to(tl.float32) + 1 if UNIT_OFFSET else gain.to(tl.float32)
-            sums += w.to(tl.float32) * values[None, :]
-            if GATED:
-                up = tl.load(rows + N.to(tl.int64) * K + start, within, 0.0, eviction_policy="evict_first")
-                ups += up.to(tl.float32) * values[None, :]
-    else:
-        for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
-            within = inside[:, None] if EVEN else inside[:, None] & (start + k < K)[None, :]
-            w = tl.load(rows + start, within, 0.0, eviction_policy="evict_first")
-            if GATED:
-                up = tl.load(rows + N.to(tl.int64) * K + start, within, 0.0, eviction_policy="evict_first")
-            values = tl.load(x + start + k, None if EVEN else start + k < K, None if EVEN else 0.0).to(tl.float32)
-            if NORM:
-                squares += values * values
-                gain = tl.load(norm_weight + start + k, None if EVEN else start + k < K, None if EVEN else 0.0)
-                values *= gain.to(tl.float32) + 1 if UNIT_OFFSET else gain.to(tl.float32)
-            sums += w.to(tl.float32) * values[None, :]
-            if GATED:
-                ups += up.to(tl.float32) * values[None, :]
-    total = tl.sum(sums, 1)
-    total_up = tl.sum(ups, 1)
+def read_input(x, norm_weight, k, K: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr):
+    """x at k, times the norm's gain; and its squares. EVEN: no k lies beyond K."""
+    values = tl.load(x + k, None if EVEN else k < K, None if EVEN else 0.0).to(tl.float32)
+    squares = values * values
     if NORM:
-        factor = tl.rsqrt(tl.sum(squares, 0) / K + epsilon)
+        gain = tl.load(norm_weight + k, None if EVEN else k < K, None if EVEN else 0.0).to(tl.float32)
+        values *= gain + 1 if UNIT_OFFSET else gain
+    return values, squares
+
+
+@triton.jit
+def finish(
+    y, total, total_up, squares, bias, residual, n, N, epsilon,
+    K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """From the sums of rows n to y. RMS norm costs no pass of its own: W (x · g) / rms(x), and rms(x) is known now."""
+    inside = n < N
+    if NORM:
+        factor = tl.rsqrt(squares / K + epsilon)
         total *= factor
         total_up *= factor
-    if QUANTISED:
-        total *= tl.load(scales + n, inside, 0.0).to(tl.float32)
-        if GATED:
-            total_up *= tl.load(scales + N + n, inside, 0.0).to(tl.float32)
     if BIAS:
         total += tl.load(bias + n, inside, 0.0).to(tl.float32)
         if GATED:
@@ -104,109 +63,144 @@ def multiply_row(
 
 
 @triton.jit
-def turn(heads, cosine, sine, position, PAIRS: tl.constexpr, H: tl.constexpr, NEIGHBOURS: tl.constexpr):
-    """Heads with their position: pointers (rows, 1) -> (rows, H), each entry its own · cos ± its partner · sin."""
-    h = tl.arange(0, H)
-    own = tl.load(heads + h[None, :]).to(tl.float32)
-    if PAIRS == 0:
-        return own
-    pair = (h // 2) if NEIGHBOURS else h % PAIRS
-    partner = (h ^ 1) if NEIGHBOURS else tl.where(h < PAIRS, h + PAIRS, h - PAIRS)
-    first = (h % 2 == 0) if NEIGHBOURS else h < PAIRS
-    rotates = h < 2 * PAIRS
-    other = tl.load(heads + tl.where(rotates, partner, h)[None, :]).to(tl.float32)
-    c = tl.load(cosine + position * PAIRS + pair, rotates, 1.0)
-    s = tl.load(sine + position * PAIRS + pair, rotates, 0.0)
-    return own * c[None, :] + tl.where(first, -1.0, 1.0)[None, :] * other * s[None, :]
-
-
-@triton.jit
-def attend_row(
-    y, states, arrivals, projected, keys, values, positions, cosine, sine,
-    row_stride, head_stride, scale,
-    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr,
-    GROUP: tl.constexpr, SPANS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+def multiply_row(
+    y, x, weight, norm_weight, bias, residual,
+    N, epsilon,
+    K: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One key-value head of one row over one span of its slots; the last span to arrive joins them all.
-
-    projected (B, (N + 2K) H): queries, keys, values side by side. keys, values (B, K, capacity, H). positions (B,):
-    the new token's, which is also its slot. GROUP: query heads of a key-value head, filled up to 16 for tl.dot.
-    """
-    b, head, span = tl.program_id(0) // K, tl.program_id(0) % K, tl.program_id(1)
-    h, g = tl.arange(0, H), tl.arange(0, GROUP)
-    PER_HEAD: tl.constexpr = N // K
+    """x (K,), W (N, K), or with GATED (2N, K): the gate's rows and then the up rows; y (N,)."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    inside = n < N
+    rows = weight + n[:, None].to(tl.int64) * K + k[None, :]
+    sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    ups = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    EVEN: tl.constexpr = K % BLOCK_K == 0
+    within = inside[:, None] if EVEN else inside[:, None] & (k < K)[None, :]
+    w = tl.load(rows, within, 0.0, eviction_policy="evict_first")
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    position = tl.load(positions + b)
-    length = position + 1
-    share = tl.cdiv(tl.cdiv(length, SPANS), BLOCK) * BLOCK
-    first, last = span * share, tl.minimum((span + 1) * share, length)
-    row = projected + b * (N + 2 * K) * H
-    place = b.to(tl.int64) * row_stride + head * head_stride
-    if (first <= position) & (position < last):
-        one = tl.zeros((1, 1), tl.int32)
-        new = turn(row + (N + head) * H + one, cosine, sine, position, PAIRS, H, NEIGHBOURS)
-        tl.store(keys + place + position * H + one + h[None, :], new.to(keys.dtype.element_ty))
-        tl.store(values + place + position * H + h, tl.load(row + (N + K + head) * H + h))
-        tl.debug_barrier()
-    # The queries of this head as a (GROUP, H) tile; rows past PER_HEAD repeat the last and are never stored.
-    n = head * PER_HEAD + tl.minimum(g, PER_HEAD - 1)
-    q = turn(row + n[:, None] * H, cosine, sine, position, PAIRS, H, NEIGHBOURS) * scale
-    largest = tl.full((GROUP,), -1e30, tl.float32)
-    total = tl.zeros((GROUP,), tl.float32)
-    mixed = tl.zeros((GROUP, H), tl.float32)
-    for start in range(first, last, BLOCK):
-        slot = start + tl.arange(0, BLOCK)
-        seen = slot < last
-        k = tl.load(keys + place + slot[:, None] * H + h[None, :], seen[:, None], 0.0)
-        scores = tl.dot(q.to(k.dtype), tl.trans(k), input_precision="ieee").to(tl.float32)
-        scores = tl.where(seen[None, :], scores, -1e30)
-        highest = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp(scores - highest[:, None])
-        fade = tl.exp(largest - highest)
-        v = tl.load(values + place + slot[:, None] * H + h[None, :], seen[:, None], 0.0)
-        mixed = mixed * fade[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
-        total = total * fade + tl.sum(weights, 1)
-        largest = highest
-    if SPANS == 1:
-        out = y + (b * N + n[:, None]) * H + h[None, :]
-        tl.store(out, (mixed / total[:, None]).to(y.dtype.element_ty), (g < PER_HEAD)[:, None])
-        return
-    WIDTH: tl.constexpr = H + 2
-    mine = states + ((tl.program_id(0) * SPANS + span) * GROUP + g) * WIDTH
-    tl.store(mine, largest, g < PER_HEAD)
-    tl.store(mine + 1, total, g < PER_HEAD)
-    tl.store(mine[:, None] + 2 + h[None, :], mixed, (g < PER_HEAD)[:, None])
-    tl.debug_barrier()
-    arrived = tl.atomic_add(arrivals + tl.program_id(0), 1, sem="acq_rel")
-    if arrived == SPANS - 1:
-        tl.store(arrivals + tl.program_id(0), 0)
-        join_spans(y, states, b, n, g, tl.cdiv(length, share), N, H, GROUP, SPANS, PER_HEAD)
+    for start in tl.static_range(0, K, BLOCK_K):
+        within = inside[:, None] if EVEN else inside[:, None] & (start + k < K)[None, :]
+        if start > 0:
+            w = tl.load(rows + start, within, 0.0, eviction_policy="evict_first")
+        values, squared = read_input(x, norm_weight, start + k, K, EVEN, NORM, UNIT_OFFSET)
+        squares += squared
+        sums += w.to(tl.float32) * values[None, :]
+        if GATED:
+            up = tl.load(rows + N.to(tl.int64) * K + start, within, 0.0, eviction_policy="evict_first")
+            ups += up.to(tl.float32) * values[None, :]
+    finish(
+        y, tl.sum(sums, 1), tl.sum(ups, 1), tl.sum(squares), bias, residual, n, N, epsilon,
+        K, NORM, GATED, ACTIVATION, BIAS, RESIDUAL,
+    )  # fmt: skip
 
 
 @triton.jit
-def join_spans(
-    y, states, b, n, g, num_used,
-    N: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, SPANS: tl.constexpr, PER_HEAD: tl.constexpr,
+def multiply_packed_row(
+    y, x, quants, scales, offsets, norm_weight, bias, residual,
+    N, epsilon,
+    K: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr,
+    NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, PDL: tl.constexpr, DP4A: tl.constexpr,
 ):  # fmt: skip
-    """Flash-Decoding's second half: outputs of the spans, weighted by their own sums. Unrolled: all loads at once."""
-    h, real = tl.arange(0, H), g < PER_HEAD
-    WIDTH: tl.constexpr = H + 2
-    largest = tl.full((GROUP,), -1e30, tl.float32)
-    total = tl.zeros((GROUP,), tl.float32)
-    mixed = tl.zeros((GROUP, H), tl.float32)
-    for span in tl.static_range(SPANS):
-        part = states + ((tl.program_id(0) * SPANS + span) * GROUP + g) * WIDTH
-        used = g < tl.where(num_used > span, PER_HEAD, 0)
-        peak = tl.load(part, used, -1e30, cache_modifier=".cg")
-        share = tl.load(part + 1, used, 0.0, cache_modifier=".cg")
-        there = tl.load(part[:, None] + 2 + h[None, :], used[:, None], 0.0, cache_modifier=".cg")
-        highest = tl.maximum(largest, peak)
-        fade, weight = tl.exp(largest - highest), tl.exp(peak - highest)
-        mixed = mixed * fade[:, None] + there * weight[:, None]
-        total = total * fade + share * weight
-        largest = highest
-    out = y + (b * N + n[:, None]) * H + h[None, :]
-    total = tl.where(real, total, 1.0)
-    tl.store(out, (mixed / total[:, None]).to(y.dtype.element_ty), real[:, None])
+    """As multiply_row, of W in GROUPS groups of 32 to a row: scale · quant + offset, the quants in words of 32 bits.
+
+    x too is rounded to eight bits, with a scale for each group, and the products are those of integers: to convert
+    every weight would take longer than to load it. A program does so once, for all of x (BLOCK_G >= GROUPS), and then
+    goes from one block of rows to the next, which is on its way before the last is done. Several x (B, K) are one axis
+    more of programs, and each reads W anew.
+    """
+    x += tl.program_id(1) * K
+    y += tl.program_id(1) * N
+    residual += tl.program_id(1) * N
+    group = tl.arange(0, BLOCK_G)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    words, scale, offset = load_groups(quants, scales, offsets, n, group, N, GROUPS, BITS, OFFSETS)
+    if GATED:
+        up_words, up_scale, up_offset = load_groups(quants, scales, offsets, N + n, group, 2 * N, GROUPS, BITS, OFFSETS)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    # A group's words: of eight bits all 32 quants, of four the first half in `low` and the last in `high`.
+    EVEN: tl.constexpr = K == 32 * BLOCK_G
+    k = group[:, None, None] * 32 + tl.arange(0, BITS)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+    low, squares = read_input(x, norm_weight, k, K, EVEN, NORM, UNIT_OFFSET)
+    peak = tl.max(tl.max(tl.abs(low), 2), 1)
+    high = low
+    if BITS == 4:
+        high, more = read_input(x, norm_weight, k + 16, K, EVEN, NORM, UNIT_OFFSET)
+        squares += more
+        peak = tl.maximum(peak, tl.max(tl.max(tl.abs(high), 2), 1))
+    squares = tl.sum(squares)
+    finer, coarser = (127 / tl.maximum(peak, 1e-30))[:, None, None], peak / 127
+    low, high = four_in_a_word(low * finer), four_in_a_word(high * finer)
+    for _ in range(tl.cdiv(N, tl.num_programs(0) * BLOCK_N)):
+        following = n + tl.num_programs(0) * BLOCK_N
+        next_words, next_scale, next_offset = load_groups(
+            quants, scales, offsets, following, group, N, GROUPS, BITS, OFFSETS
+        )
+        total = dot_groups(words, scale, offset, low, high, coarser, BITS, OFFSETS, DP4A)
+        total_up = total
+        if GATED:
+            total_up = dot_groups(up_words, up_scale, up_offset, low, high, coarser, BITS, OFFSETS, DP4A)
+            up_words, up_scale, up_offset = load_groups(
+                quants, scales, offsets, N + following, group, 2 * N, GROUPS, BITS, OFFSETS
+            )
+        finish(
+            y, total, total_up, squares, bias, residual, n, N, epsilon,
+            K, NORM, GATED, ACTIVATION, BIAS, RESIDUAL,
+        )  # fmt: skip
+        words, scale, offset, n = next_words, next_scale, next_offset, following
+
+
+@triton.jit
+def load_groups(quants, scales, offsets, n, group, N, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr):
+    """Of rows n < N: their quants (BLOCK_N, BLOCK_G, BITS words), scales and offsets (BLOCK_N, BLOCK_G)."""
+    place = n[:, None].to(tl.int64) * GROUPS + group[None, :]
+    within = (n < N)[:, None] & (group < GROUPS)[None, :]
+    word = place[:, :, None] * BITS + tl.arange(0, BITS)[None, None, :]
+    words = tl.load(quants + word, within[:, :, None], 0, eviction_policy="evict_first")
+    scale = tl.load(scales + place, within, 0.0)
+    return words, scale, tl.load(offsets + place, within, 0.0) if OFFSETS else scale
+
+
+@triton.jit
+def four_in_a_word(values):
+    """(..., 4) numbers from -127 to 127, rounded to bytes -> (...) words."""
+    return tl.sum((tl.floor(values + 0.5).to(tl.int32) & 255) << (tl.arange(0, 4) * 8)[None, None, :], 2)
+
+
+@triton.jit
+def dot_groups(
+    words, scale, offset, low, high, coarser, BITS: tl.constexpr, OFFSETS: tl.constexpr, DP4A: tl.constexpr
+):  # fmt: skip
+    """Rows of W times x: `low` and `high` (BLOCK_G, BITS) are its words and `coarser` (BLOCK_G,) their scales."""
+    if BITS == 8:
+        return tl.sum(tl.sum(dot4(words, low[None, :, :], 0, DP4A), 2) * scale.to(tl.float32) * coarser[None, :], 1)
+    # Byte j of a group holds its quants j and j + 16.
+    first, last = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
+    sums = tl.sum(dot4(first, low[None, :, :], dot4(last, high[None, :, :], 0, DP4A), DP4A), 2).to(tl.float32)
+    ones = tl.full((1, 1), 0x01010101, tl.int32)
+    whole = tl.sum(dot4(low, ones, dot4(high, ones, 0, DP4A), DP4A), 1).to(tl.float32)[None, :]
+    if OFFSETS:
+        sums = sums * scale.to(tl.float32) + whole * offset.to(tl.float32)
+    else:
+        sums = (sums - 8 * whole) * scale.to(tl.float32)
+    return tl.sum(sums * coarser[None, :], 1)
+
+
+@triton.jit
+def dot4(a, b, c, DP4A: tl.constexpr):
+    """c + Σ a_i b_i over the four signed bytes of each word: one instruction of a GPU, which the interpreter lacks."""
+    if DP4A:
+        return tl.inline_asm_elementwise(
+            "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1
+        )
+    for byte in tl.static_range(4):
+        c += ((a << (24 - 8 * byte)) >> 24) * ((b << (24 - 8 * byte)) >> 24)
+    return c

@@ -28,7 +28,7 @@ def fits(network: Transformer, rows: Sequence[Row]) -> bool:
 
 
 @torch.no_grad()
-def decode_in_graph(network: Transformer, rows: Sequence[Row], bits: str | None = None) -> Iterator[None]:
+def decode_in_graph(network: Transformer, rows: Sequence[Row]) -> Iterator[None]:
     active = [row for row in rows if row.options.max_new_tokens > 0]
     if not active:
         return
@@ -39,7 +39,7 @@ def decode_in_graph(network: Transformer, rows: Sequence[Row], bits: str | None 
 
     # A row that is done goes on until the last one is; two more are made while the host looks.
     longest = max(len(row.prompt) for row in active) + max(row.options.max_new_tokens for row in active)
-    decoder = GraphDecoder(network, len(active), longest + 2, choose, bits)
+    decoder = GraphDecoder(network, len(active), longest + 2, choose)
     first = choose(decoder.read([row.prompt for row in active]), torch.zeros_like(decoder.step))
     decoder.start(first)
     ready = first.tolist()

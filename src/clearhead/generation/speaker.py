@@ -32,6 +32,7 @@ class Speaker:
     network: Transformer
     tokenizer: Tokenizer | None
     special_ids: Mapping[str, Any]
+    in_graph: bool = True  # the steps on an NVIDIA GPU, where graph.py knows how
 
     @property
     def start_id(self) -> int:
@@ -121,7 +122,7 @@ class Speaker:
     def run(self, rows: list[Row], cache: KeyValueCache | None, speculation: Speculation | None) -> Iterator[None]:
         with enough_memory():
             memory = self.memory_of(rows)
-            if speculation is None and cache is None and fits(self.network, rows):
+            if speculation is None and cache is None and self.in_graph and fits(self.network, rows):
                 yield from decode_in_graph(self.network, rows)
             elif speculation is None:
                 yield from decode(self.network, rows, memory=memory, cache=cache)
