@@ -25,6 +25,13 @@ def test_train_a_tokenizer_then_write_and_verify_shards(corpus, tmp_path):
     done = clearhead("tokenizer", "train", corpus, "--vocab-size", 265, "--out", tmp_path / "tokenizer", "--json")
     assert json.loads(done.stdout) == {"folder": str(tmp_path / "tokenizer"), "kind": "bpe", "vocab_size": 265}
     assert load_tokenizer(tmp_path / "tokenizer").vocab_size == 265
+    again = ("tokenizer", "train", corpus, "--vocab-size", 264, "--out", tmp_path / "tokenizer")
+    refused = clearhead(*again)
+    assert refused.returncode == 1
+    assert "tokenizer.json exists already; give another folder, or --overwrite" in refused.stderr
+    assert load_tokenizer(tmp_path / "tokenizer").vocab_size == 265
+    assert clearhead(*again, "--overwrite").returncode == 0
+    assert load_tokenizer(tmp_path / "tokenizer").vocab_size == 264
     arguments = ["--unit", "line", "--tokenizer", tmp_path / "tokenizer", "--out", tmp_path / "shards", "--json"]
     written = json.loads(clearhead("shards", "write", corpus, *arguments).stdout)
     assert written["documents"] == 50

@@ -92,9 +92,9 @@ def test_chats(tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 1 of .* is not JSON"),
+        ("{", "line 1 of .* is not valid JSON"),
         ("[1]", "line 1 of .* is not a JSON object"),
-        ("[" * 100_000, "line 1 of .* is not JSON"),
+        ("[" * 100_000, "line 1 of .* is not valid JSON"),
         ('{"body": "x"}', "line 1 of .* has no text under 'text'; its keys are: body"),
     ],
 )

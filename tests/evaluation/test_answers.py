@@ -13,7 +13,7 @@ from clearhead.evaluation.result import Result
 from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
 from clearhead.tokenization.fast import SpecialTokens
 from tests.checkpoint.tiny import tiny_network
-from tests.model.toys import toy, translator
+from tests.model.toys import encoder, toy, translator
 
 SENTENCES = ["a bad cab", "feed a dead bee", "cab", "be a bee", "a a a", "dad had a bad deed"]
 
@@ -68,6 +68,13 @@ def test_without_sacrebleu(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
     with pytest.raises(ClearheadError, match=r'pip install "clearhead\[eval\]"'):
         translation(model, [("a", "b")])
+
+
+@pytest.mark.parametrize("network", [tiny_network(), toy(encoder())], ids=["decoder", "encoder"])
+def test_half_a_translator_does_not_translate(network):
+    """It would be scored for going on with the sentence."""
+    with pytest.raises(ClearheadError, match="translation is for an encoder-decoder"):
+        translation(Model(network, byte_tokenizer()), [("one", "eins")])
 
 
 def test_pairs(model):

@@ -29,8 +29,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def run(folder, monkeypatch, capsys):
-    def evaluate(*arguments):
-        monkeypatch.setattr(sys, "argv", ["clearhead", "eval", str(folder), *map(str, arguments)])
+    def evaluate(*arguments, model=folder):
+        monkeypatch.setattr(sys, "argv", ["clearhead", "eval", str(model), *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             main()
         out, err = capsys.readouterr()
@@ -68,13 +68,16 @@ def test_questions(run, folder, tmp_path, monkeypatch):
     assert set(found["measures"]) == {"accuracy", "accuracy_normalised"}
 
 
-def test_translation(run, folder, tmp_path):
+def test_translation(run, tmp_path):
     (tmp_path / "a.en").write_text("one\ntwo\nthree\n")
     (tmp_path / "a.de").write_text("eins\nzwei\ndrei\n")
     asked = ("--task", "translation", "--source", tmp_path / "a.en", "--target", tmp_path / "a.de", "--json")
-    found = told(run(*asked, "--beams", 2, "--max-new-tokens", 5, "--limit", 2))
-    expected = translation(load(folder), [("one", "eins"), ("two", "zwei")], beams=2, max_new_tokens=5)
-    assert found == {"model": str(folder)} | expected.as_dict()
+    found = told(run(*asked, "--beams", 2, "--max-new-tokens", 5, "--limit", 2, model="capitals"))
+    expected = translation(load("capitals"), [("one", "eins"), ("two", "zwei")], beams=2, max_new_tokens=5)
+    assert found == {"model": "capitals"} | expected.as_dict()
+    refused = run(*asked)
+    assert refused.returncode == 1
+    assert "translation is for an encoder-decoder" in refused.stderr
 
 
 def test_pairs(run, folder, tmp_path):

@@ -4,11 +4,11 @@ run_crew(4, "fsdp", lambda world: ...)
 """
 
 import os
-import socket
 import traceback
 
 import torch
 from torch import nn
+from torch.distributed import TCPStore
 from torch.nn import functional
 
 from clearhead.model.transformer import Transformer
@@ -20,14 +20,17 @@ LENGTH = 6
 
 
 def start_crew(size, action):
-    """Each with the environment that torchrun would give it; all must end well."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Each with the environment that torchrun would give it; all must end well.
+
+    As torchrun's agent does, the parent holds the store in which they meet: a port that is free when it is chosen may
+    be another's when the first of them opens it.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
     def work(rank):
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
         try:
             return action()
         except BaseException:

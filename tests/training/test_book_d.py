@@ -5,12 +5,15 @@ import math
 import torch
 from torch.nn import functional
 
+import clearhead
 from clearhead.data.batch import Batch
+from clearhead.data.synthetic import examples
 from clearhead.generation.options import SamplingOptions
 from clearhead.generation.plain import decode_plainly
 from clearhead.model.config import Embedding, Head, ModelConfig, XavierInitial
 from clearhead.model.parts import Causal, Everything, SinusoidalPositions
 from clearhead.model.positions import sinusoids
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.model.transformer import Transformer
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World
@@ -29,10 +32,10 @@ def language_model(reach=CAUSAL):
     return ModelConfig(width=WIDTH, context=CONTEXT, decoder=decoder, head=Head(), initial=XavierInitial())
 
 
-def trained(config, batches, rate=5e-3):
-    """A network after one update for each batch, and the loss of each."""
+def trained(what, batches, rate=5e-3):
+    """A network, new where a config is given, after one update for each batch, and the loss of each."""
     torch.manual_seed(0)
-    network = Transformer(config)
+    network = Transformer(what) if isinstance(what, ModelConfig) else what
     settings = TrainConfig(steps=len(batches), batch_size=4, optimizer=AdamW(learning_rate=rate))
     learner = Learner(network, settings, World.alone())
     losses = []
@@ -97,10 +100,15 @@ def test_d2_without_the_mask_the_loss_collapses_and_generation_fails():
     assert honest < 1.1 * chance < 1.5 * chance < surprise
 
 
-def test_d2_with_the_mask_generation_goes_on_as_the_text_did():
+def counting(num_batches, stride=1):
+    """Numbers that go up by `stride`, from another beginning in each batch."""
     start = torch.arange(4)[:, None] * 3
-    texts = [(start + step + torch.arange(13)) % VOCAB for step in range(200)]
-    network, losses = trained(language_model(), [Batch(tokens=text[:, :-1], targets=text[:, 1:]) for text in texts])
+    texts = [(start + step + torch.arange(13) * stride) % VOCAB for step in range(num_batches)]
+    return [Batch(tokens=text[:, :-1], targets=text[:, 1:]) for text in texts]
+
+
+def test_d2_with_the_mask_generation_goes_on_as_the_text_did():
+    network, losses = trained(language_model(), counting(200))
     assert losses[-1] < 0.3
     made = list(decode_plainly(network, [2, 3, 4, 5, 6], SamplingOptions(max_new_tokens=6)))
     assert made == [7, 8, 9, 10, 11, 12]
@@ -118,3 +126,40 @@ def test_d3_teacher_forcing_reads_the_right_answer_whatever_was_said():
     changed[:, 3] = (changed[:, 3] + 1) % VOCAB
     torch.testing.assert_close(network(source, changed)[:, :3], forced[:, :3])
     assert not torch.allclose(network(source, changed)[:, 3], forced[:, 3])
+
+
+def test_d3_what_was_trained_before_is_adapted_sooner():
+    """Pre-train, then fine-tune: counting by ones helps to count by threes."""
+    before, _ = trained(language_model(), counting(200))
+    _, tuned = trained(before.train(), counting(60, stride=3))
+    _, anew = trained(language_model(), counting(60, stride=3))
+    assert tuned[-1] < 0.6 * anew[-1]
+
+
+def sentences(seed, length, num_rows=32):
+    """To be said again letter by letter, as by `<L>` of the book's task."""
+    text = torch.randint(0, 8, (num_rows, length), generator=torch.Generator().manual_seed(seed))
+    return Batch(source=text, tokens=functional.pad(text[:, :-1], (1, 0), value=8), targets=text)
+
+
+def test_d4_without_attention_a_recurrent_network_meets_its_bottleneck():
+    """Short sentences pass through one state, long ones do not; with attention they do."""
+    sizes = {"source_vocab_size": 9, "target_vocab_size": 9, "embedding_width": 16, "width": 32, "context": 32}
+    right = {}
+    for attention, length in (("none", 3), ("none", 20), ("dot_product", 20)):
+        torch.manual_seed(0)
+        network = RecurrentTranslator(RecurrentConfig(cell="gru", attention=attention, **sizes))
+        trained(network, [sentences(seed, length) for seed in range(200)], rate=1e-2)
+        unseen = sentences(10**6, length, num_rows=256)
+        said = network(unseen.source, unseen.tokens).argmax(dim=-1)
+        right[attention, length] = float((said == unseen.targets).float().mean())
+    assert right["none", 3] > 0.95
+    assert right["none", 20] < 0.5
+    assert right["dot_product", 20] > 0.75
+
+
+def test_d4_the_transformer_writes_capitals_whatever_the_length():
+    asked = list(examples("capitals", 48, 48, num_examples=20, seed=2, held_out=True))
+    made = clearhead.load("capitals").generate_many([source for source, _ in asked], max_new_tokens=64)
+    assert [generation.text for generation in made] == [target for _, target in asked]
+    assert clearhead.load("capitals").generate("<U> I am a student").text == "I AM A STUDENT"

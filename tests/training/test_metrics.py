@@ -100,3 +100,9 @@ def test_without_matplotlib_a_run_still_ends_well(tmp_path, monkeypatch):
     run(tmp_path, {"train": {"steps": 2}})
     assert (tmp_path / "model").exists()
     assert not (tmp_path / "loss.png").exists()
+
+
+def test_a_damaged_line_is_one_sentence(tmp_path):
+    (tmp_path / metrics.METRICS).write_text('{"step": 1}\n{"step" 2}\n{"step": 3')
+    with pytest.raises(ClearheadError, match=r"a line of .* is not valid JSON"):
+        read_metrics(tmp_path)

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from clearhead.data.batch import IGNORED, Batch
+from clearhead.model.attend import fused
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.training import objective
 from clearhead.training.config import TrainConfig
 from clearhead.training.objective import InBfloat16, build_objective, network_of
 from tests.model.toys import VOCAB, decoder, some_tokens, toy, translator
@@ -78,6 +80,19 @@ def test_half_precision_is_the_network_in_bfloat16():
     settings = TrainConfig(steps=1, batch_size=2)
     expected = build_objective(half, settings)(PAIRS)
     torch.testing.assert_close(InBfloat16(build_objective(network, settings))(PAIRS), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("config", "batch", "num_attentions"), [(decoder(), BATCH, 2), (translator(), PAIRS, 6)])
+def test_a_processor_attends_in_float32(monkeypatch, config, batch, num_attentions):
+    seen = []
+
+    def watched(q, k, v, how):
+        seen.append({q.dtype, k.dtype, v.dtype})
+        return fused(q, k, v, how)
+
+    monkeypatch.setattr(objective, "fused", watched)
+    gradients(toy(config, torch.float32), batch, precision="bfloat16")
+    assert seen == [{torch.float32}] * num_attentions
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")

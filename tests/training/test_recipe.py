@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from clearhead.config import to_dict
 from clearhead.errors import ClearheadError
+from clearhead.training.beginning import check_same
 from clearhead.training.recipe import overlaid, parsed, read_recipe, resolve
 from tests.training.recipes import LANGUAGE, SMALL
 
@@ -52,13 +54,6 @@ def test_every_recipe_is_whole(path):
     assert "smoke" not in whole.origins.values()
 
 
-def test_there_are_the_promised_recipes():
-    assert {path.stem for path in CONFIGS.glob("*.toml")} == {
-        "books", "capitals", "finetune-lora", "g2p", "g2p-cpu", "gpt2-124m", "llama-1b", "multi30k-tiny",
-        "shakespeare-char", "shakespeare-cpu",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -74,12 +69,14 @@ def test_files_that_are_no_recipe(tmp_path, text, sentence):
         read_recipe(tmp_path / "x.toml")
 
 
-def test_a_recipe_that_is_not_there():
-    with pytest.raises(ClearheadError, match=r"no recipe 'configs/x\.toml'"):
-        read_recipe("configs/x.toml")
-
-
 def test_a_new_model_needs_a_tokenizer():
     layers = [("recipe", SMALL | {"tokenizer": None}), ("change", LANGUAGE)]
     with pytest.raises(ClearheadError, match=r"needs a \[tokenizer\]"):
         resolve([*layers, ("path", {"data": {"path": "x"}})])
+
+
+def test_of_another_recipe_the_kind_is_told_first(tmp_path):
+    """Not the first of all its values in the alphabet."""
+    old, new = (to_dict(read_recipe(name).recipe) for name in ("shakespeare-cpu", "capitals"))
+    with pytest.raises(ClearheadError, match=r"began with data\.kind 'text_data', the recipe now says 'syn"):
+        check_same(old, new, tmp_path)

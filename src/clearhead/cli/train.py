@@ -1,6 +1,6 @@
 """The command that trains: train.
 
-clearhead train configs/capitals.toml --out runs/capitals --train.steps 1000
+clearhead train capitals --out runs/capitals --train.steps 1000
 """
 
 from dataclasses import asdict
@@ -12,25 +12,41 @@ import typer
 from clearhead.cli.app import JsonOption, app, errors, print_json
 
 
+def print_recipes(asked: bool) -> None:
+    if asked:
+        from clearhead.training.shelf import heading, shelf
+
+        for name, path in shelf().items():
+            typer.echo("\n    ".join([name, *heading(path)]))
+        raise typer.Exit
+
+
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    epilog="Example: `clearhead train configs/capitals.toml --out runs/capitals --train.steps 1000`",
+    epilog="Example: `clearhead train capitals --out runs/capitals --train.steps 1000`",
 )
 def train(
     context: typer.Context,
-    recipe: Annotated[Path, typer.Argument(help="A TOML file, as those in configs/.")],
+    recipe: Annotated[str, typer.Argument(help="The name of a recipe (see --list), or a TOML file.")],
     out: Annotated[Path, typer.Option(help="The folder of the run; an interrupted run there goes on.")],
     smoke: Annotated[bool, typer.Option("--smoke", help="A very small version of it, to see that it runs.")] = False,
+    listed: Annotated[
+        bool, typer.Option("--list", callback=print_recipes, is_eager=True, help="Print the recipes and leave.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model by a recipe. Any value of it can be changed: --train.steps 100 --model.width 64."""
+    from clearhead.training.distributed import is_first_process
     from clearhead.training.loop import train as run
     from clearhead.training.recipe import read_recipe
 
     resolved = read_recipe(recipe, context.args, smoke)
-    for line in resolved.lines():
-        errors.print(line, markup=False, soft_wrap=True, style="dim")
+    if is_first_process():
+        for line in resolved.lines():
+            errors.print(line, markup=False, soft_wrap=True, style="dim")
     trained = run(resolved.recipe, out, errors)
+    if not is_first_process():
+        return
     if as_json:
         print_json(asdict(trained) | {"folder": str(trained.folder)})
     else:

@@ -8,4 +8,5 @@ Start at `batch.py` (the one thing that flows) and `open.py` (a [data] table to 
     objectives    ids to inputs and targets           packing     documents to rows
     readers       long texts to batches               datasets    what can be asked for a batch by row numbers
     loader        order, ranks, workers, resume       draws       randomness without state
+    cmudict       a dictionary of sounds as a table
 """

@@ -7,7 +7,6 @@ What cannot be read is an error that names the file and the place in it.
 """
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from clearhead.errors import ClearheadError, unknown
+from clearhead.files import parse_json
 
 SUFFIXES = (".txt", ".jsonl")  # of the files that are read in a folder, with or without .gz
 BYTE_ORDER_MARK = "\ufeff"  # which some editors write first
@@ -100,10 +100,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ClearheadError(f"line {number} of {path} is not JSON: {error}") from None
+        entry = parse_json(line, f"line {number} of {path} is ")
         if not isinstance(entry, dict):
             raise ClearheadError(f"line {number} of {path} is not a JSON object")
         yield number, entry

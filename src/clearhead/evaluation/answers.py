@@ -14,6 +14,8 @@ from typing import Any, Literal, get_args
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError, unknown
 from clearhead.evaluation.result import Measure, Progress, Result, measure, rate
+from clearhead.model.config import ModelConfig
+from clearhead.model.recurrent import RecurrentConfig
 
 BATCH_SIZE = 32
 MAX_NEW_TOKENS = 256
@@ -52,9 +54,18 @@ def translation(
     progress: Progress | None = None,
 ) -> Result:
     """BLEU and chrF from 0 to 100."""
+    check_translates(model.network.config)
     metrics = sacrebleu_metrics()
     made = answers(model, [source for source, _ in sentences], beams, max_new_tokens, progress)
     return judge_translation(made, [target for _, target in sentences], metrics, beams)
+
+
+def check_translates(config: ModelConfig | RecurrentConfig) -> None:
+    if isinstance(config, ModelConfig) and not config.is_encoder_decoder:
+        raise ClearheadError(
+            "translation is for an encoder-decoder, and this model has one half alone: a decoder would go on with the "
+            "sentence in its own language; perplexity and pairs can judge it"
+        )
 
 
 def sacrebleu_metrics() -> dict[str, Any]:

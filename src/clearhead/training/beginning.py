@@ -53,7 +53,7 @@ def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> Non
     """A run goes on with the recipe it began with."""
     old, new = flat(before), flat(now)
     free = {f"train.{name}" for name in FREE.split()}
-    for name in sorted(old.keys() | new.keys()):
+    for name in sorted(old.keys() | new.keys(), key=lambda name: (not name.endswith(".kind"), name)):
         if old.get(name) != new.get(name) and name not in free:
             raise ClearheadError(
                 f"the run in {folder} began with {name} {old.get(name)!r}, the recipe now says {new.get(name)!r}; "

@@ -233,6 +233,11 @@ class World:
 TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # its variables; without it, one process
 
 
+def is_first_process() -> bool:
+    """Before a world is there: the one of torchrun's processes, or the only one, that speaks."""
+    return int(os.environ.get(*TORCHRUN[0])) == 0
+
+
 def local_device(device: str | torch.device, local_rank: int) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from clearhead.errors import ClearheadError
+from clearhead.files import parse_json
 from clearhead.model.transformer import Transformer
 
 # Dense bfloat16 operations a second by a part of the device's name (the vendor's data sheets, without sparsity)
@@ -102,7 +103,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    return [parse_json(line, f"a line of {path} is ") for line in lines if line.endswith("}")]
 
 
 def open_tensorboard(folder: Path, first_step: int) -> Any:

