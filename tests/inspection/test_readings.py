@@ -44,7 +44,7 @@ def looking(rows):
     one_hot = torch.eye(length, dtype=torch.float64)[None, None].expand(1, 4, -1, -1)
     how = Scoring(mask=Mask(causal=True), scale=1.0)
     heads = Heads(weights.clamp(min=1e-300).log()[None, None].expand(1, 4, -1, -1), one_hot, one_hot, how)
-    states = [torch.zeros(length, 16)] * 3
+    states = dict.fromkeys(range(3), torch.zeros(length, 16))
     texts = [str(token) for token in range(length)]
     return Trace(decoder(), list(range(length)), texts, {"decoder": states}, heads={"decoder": [heads] * 2})
 

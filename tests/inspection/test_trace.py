@@ -58,7 +58,7 @@ def test_scores_weights_and_values_are_those_of_the_forward(model):
     spy, order = spied(model.network)
     for kind, numbers in order.items():
         stack = None if kind in ("self", "cross") else kind
-        for layer in range(len(traced.states[traced.stack_name(stack)]) - 1):
+        for layer in range(traced.num_layers_of(stack)):
             heard = spy.attended[numbers[layer]]
             if kind == "cross":
                 close(traced.cross_attention(layer), heard.weights[0])
@@ -94,20 +94,20 @@ def test_what_few_models_do_with_their_scores(twist):
 
 def test_branches_add_up_to_the_next_stream(model):
     traced = trace(model, TOKENS, source_for(model))
-    for stack, states in traced.states.items():
-        for layer in range(len(states) - 1):
-            block = traced.replay(layer, stack).block
+    for stack in traced.states:
+        for layer in range(traced.num_layers_of(stack)):
+            stream, block = traced.residual(layer, stack), traced.replay(layer, stack).block
             added = traced.attention_output(layer, stack)
             across = block.layer.cross_attention is not None
             if block.layer.placement == "post":
-                middle = block.attention_residual.norm(states[layer] + added)
+                middle = block.attention_residual.norm(stream + added)
                 if across:
                     middle = block.cross_attention_residual.norm(middle + traced.cross_attention_output(layer))
                 close(traced.middle(layer, stack), middle)
                 after = block.feed_forward_residual.norm(middle + traced.feed_forward(layer, stack))
             else:
                 added = added + traced.cross_attention_output(layer) if across else added
-                close(traced.middle(layer, stack), states[layer] + added)
+                close(traced.middle(layer, stack), stream + added)
                 after = traced.middle(layer, stack) + traced.feed_forward(layer, stack)
             close(after, traced.residual(layer + 1, stack))
 
@@ -228,7 +228,8 @@ def test_with_compile_on():
     before = len(graphs)
     for _ in range(2):
         traced = trace(Model(network), TOKENS)
-        close(torch.stack(traced.states["decoder"]), torch.stack(plain.states["decoder"]))
+        for depth in range(traced.num_layers + 1):
+            close(traced.residual(depth), plain.residual(depth))
         close(traced.attention(1), plain.attention(1))
         assert len(graphs) == before + 1
     assert sum("scaled_dot_product_attention" in call for call in graphs[-1]) == traced.num_layers
@@ -249,7 +250,7 @@ class Counter(TorchDispatchMode):
 
 @torch.no_grad()
 def test_an_unasked_layer_costs_not_one_operation():
-    """Beyond those of the forward, a trace takes the row out of the batch: a view of each stream."""
+    """Beyond those of the forward, a trace takes the row out of the batch: a view of each stream it keeps."""
     model, tokens = Model(toy(decoder(position=Rope()))), torch.tensor([TOKENS])
     with Counter() as plain:
         model.network.hidden(tokens)
@@ -257,9 +258,32 @@ def test_an_unasked_layer_costs_not_one_operation():
         record(model.network, Inputs(tokens))
     assert len(plain.operations) > 50
     assert traced.operations[: len(plain.operations)] == plain.operations
-    assert traced.operations[len(plain.operations) :] == [("aten.select.int", (10, 16))] * 3 + [
+    assert traced.operations[len(plain.operations) :] == [("aten.select.int", (10, 16))] * 2 + [
         ("aten.select.int", (10,))
     ]
+
+
+def test_what_is_made_anew_is_what_was(model):
+    """To the last bit, in whatever order it is asked for, and from as many streams as there are layers between."""
+    source = source_for(model)
+    traced, whole = trace(model, TOKENS, source), trace(model, TOKENS, source, keep_heads=True)
+    for stack, states in whole.states.items():
+        depths = range(whole.num_layers_of(stack) + 1)
+        assert list(states) == list(depths)
+        assert len(traced.states[stack]) < len(depths)
+        for depth in (*depths, *reversed(depths)):
+            assert torch.equal(traced.residual(depth, stack), states[depth])
+
+
+def test_few_streams_are_kept_of_many_layers():
+    config = decoder(position=Rope())
+    network = toy(replace(config, decoder=replace(config.decoder, layers=config.decoder.layers * 5)))
+    traced = trace(Model(network), TOKENS)
+    assert list(traced.states["decoder"]) == [0, 4, 8, 10]
+    with torch.no_grad(), listening(network) as heard:
+        network.hidden(torch.tensor([TOKENS]))
+    for depth in (7, 9, 1, 2, 3, 10, 6):
+        assert torch.equal(traced.residual(depth), heard["decoder"][depth][0][0])
 
 
 def test_the_network_is_left_as_it_was():

@@ -27,9 +27,9 @@ def test_what_is_saved_comes_back(name, tmp_path):
     for back in (Trace.load(path), Trace.load(path, model.network)):
         assert (back.tokens, back.token_texts, back.config) == (traced.tokens, traced.token_texts, traced.config)
         assert (back.source_tokens, back.source_texts) == (traced.source_tokens, traced.source_texts)
-        for stack, states in traced.states.items():
-            for layer in range(len(states) - 1):
-                assert torch.equal(back.residual(layer, stack), states[layer])
+        for stack in traced.states:
+            for layer in range(traced.num_layers_of(stack)):
+                assert torch.equal(back.residual(layer, stack), traced.residual(layer, stack))
                 assert torch.equal(back.attention(layer, stack=stack), traced.attention(layer, stack=stack))
                 assert torch.equal(back.scores(layer, 1, stack=stack), traced.scores(layer, 1, stack=stack))
                 assert torch.equal(back.values(layer, 1, stack), traced.values(layer, 1, stack))

@@ -53,7 +53,7 @@ def rollout(trace: Trace, stack: str | None = None) -> Tensor:
 
 
 def all_weights(trace: Trace, stack: str | None) -> list[Tensor]:
-    return [trace.attention(layer, stack=stack) for layer in range(len(trace.states[trace.stack_name(stack)]) - 1)]
+    return [trace.attention(layer, stack=stack) for layer in range(trace.num_layers_of(stack))]
 
 
 def tokens_of(trace: Trace, stack: str | None) -> list[int]:

@@ -66,6 +66,10 @@ class BlockReplay:
         self.block, self.x, self.sight = block, x, sight
         self.memory, self.memory_sight = memory, memory_sight
 
+    def output(self) -> Tensor:
+        """The stream after the block, as its own forward makes it."""
+        return cast(Tensor, self.block(self.x, self.sight, self.memory, self.memory_sight))
+
     @cached_property
     def normed(self) -> Tensor:
         return read(self.block.attention_residual, self.x)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from clearhead.config import from_dict, to_dict
 from clearhead.errors import ClearheadError
+from clearhead.files import parse_json
 from clearhead.inspection.heads import Heads
 from clearhead.inspection.record import Inputs
 from clearhead.inspection.trace import Trace
@@ -54,8 +55,9 @@ def save_trace(trace: Trace, path: Path) -> Path:
         raise ClearheadError(f"there is no folder {path.parent}; make it first")
     trace = trace if trace.heads else trace.with_heads()
     tensors: dict[str, Tensor | None] = {}
-    for name, states in trace.states.items():
-        tensors |= {f"{name}.states.{number}": state for number, state in enumerate(states)}
+    for name in trace.states:
+        depths = range(trace.num_layers_of(name) + 1)
+        tensors |= {f"{name}.states.{depth}": trace.residual(depth, name) for depth in depths}
         tensors |= {f"{name}.{part}": tensor for part, tensor in vars(trace.inputs[name]).items()}
     scorings = {}
     for name, layers in trace.heads.items():
@@ -101,9 +103,9 @@ class Reader:
             raise ClearheadError(f"there is no file {path}")
         try:
             with safe_open(path, framework="pt", device=device) as file:
-                described = json.loads((file.metadata() or {}).get("clearhead.trace", "null"))
+                described = parse_json((file.metadata() or {}).get("clearhead.trace", "null"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, ValueError, RecursionError) as error:
+        except (SafetensorError, ValueError) as error:
             raise ClearheadError(f"{path} is not a saved trace: {error}") from None
         if not isinstance(described, dict) or described.get("format") != FORMAT:
             raise ClearheadError(f"{path} is not a trace of format {FORMAT}; trace.save(path) writes one")
@@ -147,10 +149,10 @@ class Reader:
             self.need(same, f"{name}.{part} must be whole numbers, as many as tokens")
         return Inputs(**parts)
 
-    def states(self, name: str, length: int) -> list[Tensor]:
-        count = len(getattr(self.config, name).layers) + 1
-        found = [self.tensor(f"{name}.states.{number}") for number in range(count)]
-        fits = all(state.shape == (length, self.config.width) and state.is_floating_point() for state in found)
+    def states(self, name: str, length: int) -> dict[int, Tensor]:
+        depths = range(len(getattr(self.config, name).layers) + 1)
+        found = {depth: self.tensor(f"{name}.states.{depth}") for depth in depths}
+        fits = all(state.shape == (length, self.config.width) and state.is_floating_point() for state in found.values())
         self.need(fits, f"{name}.states have wrong shapes")
         return found
 

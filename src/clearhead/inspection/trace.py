@@ -2,8 +2,9 @@
 
     traced = trace(model, "The cat sat on the mat"); traced.attention(layer=3, head=2)   # (T, T), rows sum to 1
 
-Kept are the tokens and the stream before each block, L + 1 times (T, D). Scores and weights of one head, a branch's
-output, the logits are made anew from these by the network's own parts, for the layer, head and rows asked for.
+Kept are the tokens and the stream (T, D) before every √L-th block and after the last. What lies between, scores and
+weights of one head, a branch's output, the logits are made anew by the network's own parts, for the layer, head and
+rows asked for; what was made last is kept too, so that layer after layer costs one block each.
 """
 
 from collections.abc import Callable, Iterable
@@ -46,12 +47,13 @@ class Trace:
     config: ModelConfig
     tokens: list[int]
     token_texts: list[str]
-    states: dict[str, list[Tensor]]  # by stack: the stream (T, D) before each layer and after the last
+    states: dict[str, dict[int, Tensor]]  # by stack and depth: the stream (T, D) before that layer; L: after the last
     source_tokens: list[int] | None = None
     source_texts: list[str] | None = None
     heads: dict[str, list[Heads]] = field(default_factory=dict)  # by stack or "cross", where they were kept
     network: Transformer | None = None  # None: loaded without
     inputs: dict[str, Inputs] = field(default_factory=dict)  # by stack
+    recent: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # by stack: the stream that was made last
 
     def __repr__(self) -> str:
         source = "" if self.source_tokens is None else f" from {len(self.source_tokens)}"
@@ -65,7 +67,10 @@ class Trace:
     @property
     def num_layers(self) -> int:
         """Of the stack that answers."""
-        return len(self.config.output_stack.layers)
+        return self.num_layers_of(None)
+
+    def num_layers_of(self, stack: str | None) -> int:
+        return len(self.described_stack(stack).layers)
 
     def num_heads(self, layer: int = 0, stack: str | None = None) -> int:
         return self.described(layer, stack).attention.num_heads
@@ -119,11 +124,19 @@ class Trace:
 
     # --- the stream and what is added to it
 
+    @quiet
     def residual(self, layer: int, stack: str | None = None) -> Tensor:
         """(T, D): the stream before a layer; `num_layers`: after the last."""
         name = self.stack_name(stack)
-        states = self.states[name]
-        return states[index("layer", layer, len(states), " (the last: after all layers)")]
+        depth = index("layer", layer, self.num_layers_of(name) + 1, " (the last: after all layers)")
+        known = self.recent.get(name, {}) | self.states[name]
+        start = max(kept for kept in known if kept <= depth)
+        stream = known[start]
+        for between in range(start, depth):
+            stream = self.replay_from(stream, between, name).output()[0]
+        if depth not in self.states[name]:
+            self.recent[name] = {depth: stream}
+        return stream
 
     @quiet
     def middle(self, layer: int, stack: str | None = None) -> Tensor:
@@ -180,14 +193,16 @@ class Trace:
     # --- how it is computed
 
     def replay(self, layer: int, stack: str | None = None) -> BlockReplay:
-        """One block from its kept input."""
+        """One block from its input."""
         name, layer = self.place(layer, stack)
-        layers = self.layer_stack(name)
-        block, inputs = cast(Block, layers.layers[layer]), self.inputs[name]
-        x, sight = self.states[name][layer][None], sight_of(layers, layer, inputs)
+        return self.replay_from(self.residual(layer, name), layer, name)
+
+    def replay_from(self, stream: Tensor, layer: int, stack: str) -> BlockReplay:
+        layers, inputs = self.layer_stack(stack), self.inputs[stack]
+        block, x, sight = cast(Block, layers.layers[layer]), stream[None], sight_of(layers, layer, inputs)
         if block.layer.cross_attention is None:
             return BlockReplay(block, x, sight)
-        memory = self.layer_stack("encoder").final_norm(self.states["encoder"][-1][None])
+        memory = self.layer_stack("encoder").final_norm(self.residual(-1, "encoder")[None])
         return BlockReplay(block, x, sight, memory, sight_across(inputs, self.inputs["encoder"]))
 
     def layer_stack(self, stack: str | None) -> LayerStack:
@@ -200,11 +215,14 @@ class Trace:
 
     def described(self, layer: int, stack: str | None = None) -> Layer:
         name, layer = self.place(layer, stack)
-        return cast(Stack, getattr(self.config, name)).layers[layer]
+        return self.described_stack(name).layers[layer]
+
+    def described_stack(self, stack: str | None) -> Stack:
+        return cast(Stack, getattr(self.config, self.stack_name(stack)))
 
     def place(self, layer: int, stack: str | None) -> tuple[str, int]:
         name = self.stack_name(stack)
-        return name, index("layer", layer, len(self.states[name]) - 1)
+        return name, index("layer", layer, self.num_layers_of(name))
 
     def stack_name(self, stack: str | None) -> str:
         if stack is None:
@@ -217,7 +235,7 @@ class Trace:
     def with_heads(self) -> "Trace":
         """The same with queries, keys and values of all layers kept: quicker to ask, and saved as they are."""
         heads = {
-            name: [self.self_heads(layer, name) for layer in range(len(self.states[name]) - 1)] for name in self.states
+            name: [self.self_heads(layer, name) for layer in range(self.num_layers_of(name))] for name in self.states
         }
         if self.config.is_encoder_decoder:
             heads["cross"] = [self.cross_heads(layer) for layer in range(self.num_layers)]

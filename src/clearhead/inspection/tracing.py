@@ -57,7 +57,10 @@ def trace_generation(model: "Model", prompt: Prompt, **options: Any) -> Trace:
             raise ClearheadError(f"a trace follows one text, token by token; leave out {name}")
     with listening(model.network) as heard, torch.no_grad():
         made = model.generate(prompt, **options)
-    states = {name: [torch.cat(pieces, dim=1)[0] for pieces in layers if pieces] for name, layers in heard.items()}
+    states = {
+        name: {depth: torch.cat(pieces, dim=1)[0] for depth, pieces in depths.items() if pieces}
+        for name, depths in heard.items()
+    }
     if not states["decoder"]:
         raise ClearheadError("nothing was generated; max_new_tokens must be at least 1")
     across, device = model.config.is_encoder_decoder, model.network.device
@@ -110,11 +113,11 @@ def record(
     tokenizer: "Tokenizer | None" = None,
     keep_heads: bool = False,
 ) -> Trace:
-    """One forward on the fast path, with the streams kept."""
+    """One forward on the fast path. Where heads are kept, so are all streams: nothing then depends on later weights."""
     check_length(max(part.tokens.shape[1] for part in (inputs, source) if part is not None))
-    with listening(network) as heard, resting(network):
+    with listening(network, sparsely=not keep_heads) as heard, resting(network):
         run(network, inputs, source)
-    states = {name: [pieces[0][0] for pieces in layers] for name, layers in heard.items()}
+    states = {name: {depth: pieces[0][0] for depth, pieces in depths.items()} for name, depths in heard.items()}
     name = "encoder" if network.decoder is None else "decoder"
     both = {name: inputs} if source is None else {"decoder": inputs, "encoder": source}
     made = assemble(network, both, states, tokenizer)
@@ -129,7 +132,10 @@ def check_length(num_tokens: int) -> None:
 
 
 def assemble(
-    network: Transformer, inputs: dict[str, Inputs], states: dict[str, list[Tensor]], tokenizer: "Tokenizer | None"
+    network: Transformer,
+    inputs: dict[str, Inputs],
+    states: dict[str, dict[int, Tensor]],
+    tokenizer: "Tokenizer | None",
 ) -> Trace:
     tokens = {name: read.tokens[0].tolist() for name, read in inputs.items()}
     texts = {name: [text_of(token, tokenizer) for token in tokens[name]] for name in tokens}

@@ -40,7 +40,7 @@ def views_of(trace: Trace) -> list[View]:
     heads = [trace.num_heads(layer) for layer in range(trace.num_layers)]
     if trace.source_texts is None:
         return [View("self-attention", trace.token_texts, trace.token_texts, heads, partial(at_itself, trace, None))]
-    source_heads = [trace.num_heads(layer, "encoder") for layer in range(len(trace.states["encoder"]) - 1)]
+    source_heads = [trace.num_heads(layer, "encoder") for layer in range(trace.num_layers_of("encoder"))]
     return [
         View("decoder self-attention", trace.token_texts, trace.token_texts, heads, partial(at_itself, trace, None)),
         View("cross-attention", trace.token_texts, trace.source_texts, heads, partial(across, trace)),
