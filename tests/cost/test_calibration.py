@@ -16,19 +16,24 @@ from clearhead.cost.calibration import (
     load_calibration,
     save_calibration,
 )
-from clearhead.cost.counter import Kernel
+from clearhead.cost.counter import Counter, Kernel
 from clearhead.cost.curves import curves, draw
 from clearhead.cost.devices import device
 from clearhead.cost.layout import lay_out
 from clearhead.cost.measure import Comparison, compare
+from clearhead.cost.memory import cache_bytes, footprint
+from clearhead.cost.operations import operations
 from clearhead.cost.parameters import parameters
 from clearhead.cost.predict import predict_seconds
+from clearhead.cost.report import table_rows
+from clearhead.cost.running import build, in_graph
 from clearhead.cost.tables import print_comparisons
 from clearhead.errors import ClearheadError
 from tests.cost.cases import CASES
 from tests.cost.test_operations import workload_of
 
 RATES = [Rate((1, 1024, 1024), 1e9), Rate((1024, 1024, 1024), 1e11)]
+ROW_RATES = [Rate((count, 1024, 1024), count * 1e9) for count in (1, 2)]
 ATTENTION_RATES = [Rate((1, 64), 1e9), Rate((1024, 64), 1e11)]
 MACHINE = Calibration(
     device="cpu",
@@ -39,8 +44,11 @@ MACHINE = Calibration(
     products={"float32": RATES},
     attention={"float32": ATTENTION_RATES},
     attention_backward={"float32": ATTENTION_RATES},
+    optimizer={"float32": 2e8},
     kernel_seconds=1e-6,
     host_seconds={"train": 1e-6, "run": 2e-6},
+    row_products={"float32": ROW_RATES},
+    row_attention={"float32": [Rate((8, 1024, 64), 1e9)]},
 )
 
 
@@ -59,20 +67,51 @@ def test_a_kernel_takes_as_long_as_its_slower_side():
 
 
 def test_rates_between_the_measured_ones():
-    """On a point its own rate; half way, in powers of two, the geometric mean."""
-    assert between(RATES, (1, 1024, 1024)) == pytest.approx(1e9, rel=1e-3)
+    """On a point its own rate; half way, in powers of two, the geometric mean; beyond the grid that of its edge."""
+    assert between(RATES, (1, 1024, 1024)) == pytest.approx(1e9)
     assert between(RATES, (32, 1024, 1024)) == pytest.approx(math.sqrt(1e9 * 1e11))
+    assert between(RATES, (1 << 20, 1, 1 << 20)) == pytest.approx(1e11)
+    corners = [Rate((a, b), 10.0**power) for (a, b), power in {(1, 1): 0, (1, 4): 2, (4, 1): 4, (4, 4): 6}.items()]
+    assert between(corners, (2, 2)) == pytest.approx(10.0**3)
     assert MACHINE.bandwidth(1 << 15) == pytest.approx(2e9)
-    assert MACHINE.bandwidth(1) == 4e9
-    assert MACHINE.bandwidth(1 << 30) == 1e9
+    assert MACHINE.bandwidth(1) == pytest.approx(4e9)
+    assert MACHINE.bandwidth(1 << 30) == pytest.approx(1e9)
 
 
 def test_the_host_adds_on_a_cpu_and_hides_on_a_gpu():
-    kernels = [Kernel("mul", 8)] * 10
-    assert MACHINE.seconds(kernels, 20, "float32", "decode") == pytest.approx(10e-6 + 40e-6)
-    assert MACHINE.seconds(kernels, 20, "float32", "train") == pytest.approx(10e-6 + 20e-6)
+    run = Counter()
+    run.kernels, run.num_dispatches = [Kernel("mul", 8)] * 10, 20
+    assert MACHINE.seconds(run, "float32", "decode") == pytest.approx(10e-6 + 40e-6)
+    assert MACHINE.seconds(run, "float32", "train") == pytest.approx(10e-6 + 20e-6)
     graphics = replace(MACHINE, device="cuda")
-    assert graphics.seconds(kernels, 20, "float32", "decode") == pytest.approx(40e-6)
+    assert graphics.seconds(run, "float32", "decode") == pytest.approx(40e-6)
+
+
+def test_kernels_of_a_decoded_token_have_rates_of_their_own():
+    both = Kernel("multiply_row", 0, 2 * 1024 * 1024, shape=(2, 1, 512, 1024))
+    assert MACHINE.kernel_time(both, "float32") == pytest.approx(2 * 1024 * 1024 / 2e9)
+    attention = Kernel("attend_row", 1 << 20, 0, attention=(8, 1024, 64))
+    assert MACHINE.kernel_time(attention, "float32") == pytest.approx((1 << 20) / 1e9)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_graph_of_a_decoded_token_is_laid_out(batch):
+    """Every matrix read once and multiplied once, as the formulas say; the cache is as long as the context."""
+    workload = workload_of(CASES["llama-3.1-8b"], "decode", 24, batch=batch, device_type="cuda")
+    assert in_graph(workload)
+    run = lay_out(workload)
+    names = [kernel.name for kernel in run.kernels]
+    assert names.count("attend_row") == len(workload.config.decoder.layers)
+    assert ("multiply_row" in names) == (batch == 1)
+    assert run.flops == sum(row.flops for row in table_rows(operations(workload), workload))
+    longer = replace(workload, context=32)
+    assert footprint(longer).peak - footprint(workload).peak == cache_bytes(longer) - cache_bytes(workload)
+    assert predict_seconds(workload, replace(MACHINE, device="cuda")) > 0
+
+
+def test_other_models_decode_without_a_graph():
+    assert not in_graph(workload_of(CASES["gpt2"], "decode", 24, device_type="cuda"))
+    assert not in_graph(workload_of(CASES["llama-3.1-8b"], "decode", 24))
 
 
 def test_kept_in_a_file():
@@ -99,15 +138,13 @@ def test_measures_this_machine(monkeypatch):
     """With few and small points: what comes out is positive and predicts something."""
     for name, value in {
         "DTYPES": ("float32",),
-        "ROWS": (1, 16),
-        "INPUTS": (64, 128),
-        "OUTPUTS": (64,),
-        "LENGTHS": (1, 16),
+        "GRIDS": {"cpu": ((1, 16), (64,), (64, 128))},
+        "LENGTHS": {"cpu": (1, 16)},
         "TRAFFIC_BYTES": (1 << 12, 1 << 20),
-        "POINT_SECONDS": {"cpu": 0.001},
         "COLD_BYTES": {"cpu": 1 << 20},
     }.items():
         monkeypatch.setattr(calibrate, name, value)
+    monkeypatch.setattr("clearhead.cost.clock.POINT_SECONDS", {"cpu": 0.001})
     found = calibrate.measure_machine("cpu")
     rates = [rate for table in (found.products, found.attention, found.attention_backward) for rate in table["float32"]]
     assert all(rate.per_second > 0 for rate in rates)
@@ -132,13 +169,9 @@ def test_predicted_beside_measured():
 def test_a_training_step_ends_with_adamw():
     workload = workload_of(CASES["gpt2"], "train", 8)
     run = lay_out(workload)
-    backward = MACHINE.seconds(run.kernels, run.num_dispatches, "float32", "train")
-    weights = 4 * sum(calibrate.build(workload, "meta").get_parameter(name).numel() for name, _ in named(workload))
-    assert predict_seconds(workload, MACHINE) == pytest.approx(backward + 7 * weights / 1e9)
-
-
-def named(workload):
-    return calibrate.build(workload, "meta").named_parameters()
+    weights = 4 * sum(parameter.numel() for parameter in build(workload, "meta").parameters())
+    expected = MACHINE.seconds(run, "float32", "train") + weights / 2e8
+    assert predict_seconds(workload, MACHINE) == pytest.approx(expected)
 
 
 def test_only_what_runs_here_is_measured():

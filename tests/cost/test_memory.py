@@ -21,6 +21,7 @@ from clearhead.cost.operations import operations
 from clearhead.cost.report import table_rows
 from clearhead.cost.running import build, prepare, some_tokens
 from clearhead.families import preset
+from clearhead.fast.packed import pack
 from clearhead.model.branches import Experts
 from tests.cost.cases import CASES
 from tests.cost.test_operations import workload_of
@@ -124,8 +125,10 @@ def test_weights_are_shared_as_asked():
 
 
 def test_quantised_weights_are_smaller():
-    """GGUF's blocks of 32: 18, 20 and 34 bytes."""
+    """GGUF's blocks of 32: 18, 20 and 34 bytes; the others as they are packed."""
     plain = footprint(workload_of(decoder(), "decode", 8)).weights
-    for quant, block_bytes in (("q4_0", 18), ("q4_1", 20), ("q8_0", 34), ("int8", 32), ("int4", 20)):
+    block_bytes = {"q4_0": 18, "q4_1": 20, "q8_0": 34}
+    block_bytes |= {bits: pack(torch.randn(1, 64), bits).num_bytes // 2 for bits in ("int8", "int4")}
+    for quant, size in block_bytes.items():
         found = footprint(workload_of(decoder(), "decode", 8, quant=quant)).weights
-        assert found == pytest.approx(plain / 4 / 32 * block_bytes, abs=1)
+        assert found == pytest.approx(plain / 4 / 32 * size, abs=1)

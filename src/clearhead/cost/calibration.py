@@ -1,6 +1,6 @@
 """This machine as measured, kept in a file, and how long a list of kernels takes on it.
 
-calibration = load_calibration("cuda"); calibration.seconds(kernels, num_dispatches, "bfloat16", "decode")
+calibration = load_calibration("cuda"); calibration.seconds(lay_out(workload), "bfloat16", "decode")
 
 a kernel's time = max(FLOPs / rate of its shape, bytes / bandwidth at that size, the shortest there is)
 CPU: the host's work for each operation comes before its kernel, so both add up
@@ -9,21 +9,20 @@ GPU: the host runs ahead; the slower of the two, all host work or all kernels, i
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from itertools import pairwise
+from bisect import bisect_left
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from clearhead.cost.counter import Kernel
+from clearhead.cost.counter import Counter, Kernel
 from clearhead.errors import ClearheadError
 from clearhead.home import home
 
-TABLES = ("products", "attention", "attention_backward")
+TABLES = ("products", "attention", "attention_backward", "row_products", "row_attention")
 
 
 @dataclass(frozen=True)
 class Rate:
-    """FLOPs per second at one shape: (m, n, k) of a product, (queries, head width) of attention."""
+    """FLOPs per second at one point of a grid: (m, n, k) of a product, (queries, head width) of attention."""
 
     shape: tuple[int, ...]
     per_second: float
@@ -45,20 +44,29 @@ class Calibration:
     products: dict[str, list[Rate]]  # by precision
     attention: dict[str, list[Rate]]
     attention_backward: dict[str, list[Rate]]
+    optimizer: dict[str, float]  # by precision: bytes of parameters that AdamW changes in a second
     kernel_seconds: float  # the shortest that a kernel takes
     host_seconds: dict[str, float]  # for each operation, "train" or "run"
+    # CUDA: the kernels of a decoded token (graph_rates.py); of attention bytes per second, not FLOPs
+    row_products: dict[str, list[Rate]] = field(default_factory=dict)
+    row_attention: dict[str, list[Rate]] = field(default_factory=dict)
 
     @property
     def bytes_per_second(self) -> float:
         """To and from memory: at the largest size, which fits no cache."""
         return max(self.traffic, key=lambda point: point.num_bytes).per_second
 
-    def seconds(self, kernels: Iterable[Kernel], num_dispatches: int, dtype: str, phase: str) -> float:
-        on_device = sum(self.kernel_time(kernel, dtype) for kernel in kernels)
-        on_host = num_dispatches * self.host_seconds["train" if phase == "train" else "run"]
+    def seconds(self, run: Counter, dtype: str, phase: str) -> float:
+        on_device = sum(self.kernel_time(kernel, dtype) for kernel in run.kernels)
+        on_host = run.num_dispatches * self.host_seconds["train" if phase == "train" else "run"]
         return on_device + on_host if self.device == "cpu" else max(on_device, on_host)
 
     def kernel_time(self, kernel: Kernel, dtype: str) -> float:
+        if kernel.name == "multiply_row" and kernel.shape is not None:
+            count, _, outputs, inputs = kernel.shape
+            return kernel.flops / between(self.rates("row_products", dtype), (count, count * outputs, inputs))
+        if kernel.name == "attend_row" and kernel.attention is not None:
+            return kernel.num_bytes / between(self.rates("row_attention", dtype), kernel.attention)
         if kernel.shape is not None:
             rate = between(self.rates("products", dtype), kernel.shape[1:])
             return max(kernel.flops / rate, self.kernel_seconds)
@@ -70,14 +78,7 @@ class Calibration:
         return max(kernel.flops / between(self.rates(table, dtype), (queries, width)), moving, self.kernel_seconds)
 
     def bandwidth(self, num_bytes: int) -> float:
-        """Between the two measured sizes on either side, by the logarithm."""
-        points = sorted(self.traffic, key=lambda point: point.num_bytes)
-        size = min(max(num_bytes, points[0].num_bytes), points[-1].num_bytes)
-        for low, high in pairwise(points):
-            if size <= high.num_bytes:
-                part = math.log(size / low.num_bytes) / math.log(high.num_bytes / low.num_bytes)
-                return low.per_second ** (1 - part) * high.per_second**part
-        return points[-1].per_second
+        return between([Rate((point.num_bytes,), point.per_second) for point in self.traffic], (num_bytes,))
 
     def rates(self, table: str, dtype: str) -> list[Rate]:
         found: dict[str, list[Rate]] = getattr(self, table)
@@ -87,13 +88,24 @@ class Calibration:
 
 
 def between(table: list[Rate], shape: tuple[int, ...]) -> float:
-    """The mean of the measured logarithms, each weighed by 1 / distance⁴, with sizes as powers of two."""
-    weights, total = 0.0, 0.0
-    for point in table:
-        apart = sum(math.log2(one / other) ** 2 for one, other in zip(point.shape, shape, strict=True))
-        weight = (apart + 1e-3) ** -2
-        weights, total = weights + weight, total + weight * math.log(point.per_second)
-    return math.exp(total / weights)
+    """From the corners of the measured grid around it, linear in logarithms; beyond the grid the rate at its edge."""
+    rates = {point.shape: point.per_second for point in table}
+    corners: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
+    for axis, size in enumerate(shape):
+        around = neighbours(sorted({point.shape[axis] for point in table}), size)
+        corners = [((*place, point), share * part) for place, share in corners for point, part in around]
+    return math.exp(sum(share * math.log(rates[place]) for place, share in corners))
+
+
+def neighbours(points: list[int], size: int) -> list[tuple[int, float]]:
+    """The measured sizes on either side, with the share of each."""
+    size = min(max(size, points[0]), points[-1])
+    above = bisect_left(points, size)
+    if points[above] == size:
+        return [(size, 1.0)]
+    low, high = points[above - 1], points[above]
+    part = math.log(size / low) / math.log(high / low)
+    return [(low, 1 - part), (high, part)]
 
 
 def calibration_path(device: str) -> Path:

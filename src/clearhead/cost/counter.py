@@ -96,6 +96,8 @@ class Counter(TorchDispatchMode):
         if name in FREE or is_view(func):
             return
         moved = bytes_moved(name, inputs, outputs)
+        if not moved:  # a question about types
+            return
         if name in PRODUCTS:
             self.product(name, moved, *(args[place].shape for place in PRODUCTS[name]))
         elif name.removesuffix("_backward") in ATTENTION:

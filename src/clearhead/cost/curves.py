@@ -13,8 +13,9 @@ from pathlib import Path
 
 import torch
 
-from clearhead.cost.calibrate import clock, toy
+from clearhead.cost.calibrate import toy
 from clearhead.cost.calibration import Calibration
+from clearhead.cost.clock import clock
 from clearhead.cost.counter import Counter
 from clearhead.cost.operations import operations
 from clearhead.cost.predict import predict_seconds

@@ -15,14 +15,17 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from clearhead.cost.counter import Counter, bytes_moved
+from clearhead.cost.graphed import lay_out_graph
 from clearhead.cost.operations import num_visited
-from clearhead.cost.running import build, prepare
+from clearhead.cost.running import build, in_graph, prepare
 from clearhead.cost.workload import Workload
 from clearhead.model.attend import Scoring, fused
 
 
 def lay_out(workload: Workload, experts_at_most: int | None = None) -> Counter:
     """Memory does not depend on how many experts share the tokens; `experts_at_most` saves time where it is all."""
+    if in_graph(workload):
+        return lay_out_graph(workload)
     network = build(workload, "meta")
     counter = MetaCounter(experts_at_most)
 

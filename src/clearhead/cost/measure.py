@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from clearhead.cost.calibrate import clock, memory_of
+from clearhead.cost.calibrate import memory_of
 from clearhead.cost.calibration import Calibration
+from clearhead.cost.clock import clock
 from clearhead.cost.counter import Counter
 from clearhead.cost.layout import lay_out
 from clearhead.cost.memory import footprint
@@ -16,7 +17,7 @@ from clearhead.cost.operations import operations
 from clearhead.cost.parameters import parameters
 from clearhead.cost.predict import predict_seconds
 from clearhead.cost.report import table_rows
-from clearhead.cost.running import Step, build, prepare
+from clearhead.cost.running import Step, build, in_graph, prepare
 from clearhead.cost.workload import Workload
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
@@ -51,26 +52,32 @@ def compare(workload: Workload, calibration: Calibration | None = None) -> list[
     if workload.device_type == "cuda" and not torch.cuda.is_available():
         raise ClearheadError("there is no CUDA device here to measure on; say --device cpu")
     require_memory(workload)
-    laid_out = lay_out(workload)
     others = bytes_of_others() if workload.device_type == "cuda" else 0
-    network = build(workload, workload.device_type)
-    with Counter() as counter:
-        step = prepare(network, workload)
-        counter.restart()
-        step()
+    network, counter = build(workload, workload.device_type), Counter()
+    if in_graph(workload):  # into which the counter does not see
+        step, rows = prepare(network, workload), []
+    else:
+        with counter:
+            step = prepare(network, workload)
+            counter.restart()
+            step()
+        rows = counted(workload, counter)
     whole_step, made_before = with_optimizer(network, step) if workload.phase == "train" else (step, 0)
     made_before += sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
-    rows = [
-        Comparison("FLOPs", sum(row.flops for row in table_rows(operations(workload), workload)), counter.flops),
-        Comparison("bytes moved", laid_out.num_bytes, counter.num_bytes),
-        Comparison(
-            "peak bytes", footprint(workload).peak, peak_bytes(whole_step, workload, made_before, counter) - others
-        ),
-    ]
+    peak = peak_bytes(whole_step, workload, made_before, counter) - others
+    rows.append(Comparison("peak bytes", footprint(workload).peak, peak))
     if calibration is not None:
         measured = clock(whole_step, workload.device_type)
         rows.append(Comparison("seconds", predict_seconds(workload, calibration), measured))
     return rows
+
+
+def counted(workload: Workload, counter: Counter) -> list[Comparison]:
+    flops = sum(row.flops for row in table_rows(operations(workload), workload))
+    return [
+        Comparison("FLOPs", flops, counter.flops),
+        Comparison("bytes moved", lay_out(workload).num_bytes, counter.num_bytes),
+    ]
 
 
 def with_optimizer(network: Transformer, step: Step) -> tuple[Step, int]:

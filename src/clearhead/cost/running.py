@@ -4,7 +4,7 @@ step = prepare(network, workload); step()      # once or many times: every call 
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from clearhead.cache.cache import KeyValueCache
 from clearhead.cost.workload import Workload
+from clearhead.fast.cuda import GraphDecoder, why_not
 from clearhead.model.attend import Kernel, fused
+from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Memory, Transformer
 
 Step = Callable[[], None]
@@ -32,6 +34,8 @@ def prepare(network: Transformer, workload: Workload, kernel: Kernel = fused) ->
             return training(network, workload, kernel)
         case "prefill":
             return prefilling(network, workload, kernel)
+        case "decode" if in_graph(workload) and network.device.type == "cuda":
+            return decoding_in_graph(network, workload)
         case "decode":
             return decoding(network, workload, kernel)
 
@@ -107,6 +111,35 @@ def decoding(network: Transformer, workload: Workload, kernel: Kernel) -> Step:
         last_logits(network, token, kernel, cache, memory)
 
     return step
+
+
+def in_graph(workload: Workload) -> bool:
+    """Whether generation decodes this in the CUDA graph of fast/cuda.py."""
+    alone = workload.gpus == 1 and workload.quant is None
+    return workload.phase == "decode" and workload.device_type == "cuda" and alone and fits_graph(workload.config)
+
+
+@cache
+def fits_graph(config: ModelConfig) -> bool:
+    with torch.device("meta"):
+        return why_not(Transformer(config)) is None
+
+
+def decoding_in_graph(network: Transformer, workload: Workload) -> Step:
+    """The same place again and again; what the cache holds there makes no difference to the clock."""
+    decoder = GraphDecoder(network, workload.rows, workload.context, greedy)
+    decoder.position.fill_(workload.context - 1)
+    decoder.start(some_tokens(network, workload.rows, 1)[:, 0])
+
+    def step() -> None:
+        decoder.position.fill_(workload.context - 1)
+        decoder.next()
+
+    return step
+
+
+def greedy(logits: Tensor, steps: Tensor) -> Tensor:
+    return logits.argmax(-1)
 
 
 def last_logits(

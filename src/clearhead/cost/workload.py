@@ -21,9 +21,9 @@ Optimizer = Literal["adamw", "sgd"]
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
-# Bits for each weight of a matrix. int8: one scale a row, left out here; int4: scale and zero of 16 bits for each 32
-# weights; q4_0, q4_1, q8_0: the blocks of GGUF, 32 weights and one scale of 16 bits (q4_1: and a minimum).
-QUANT_BITS = {"int8": 8.0, "int4": 5.0, "q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5}
+# Bits for each weight of a matrix: blocks of 32 share a scale of 16 bits, those of int4 and q4_1 an offset too
+# (int…: fast/packed.py; q…: the blocks of GGUF).
+QUANT_BITS = {"int8": 8.5, "int4": 5.0, "q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5}
 
 # Numbers kept for each parameter beside its gradient; torch keeps them in the parameter's own precision.
 OPTIMIZER_NUMBERS = {"adamw": 2, "sgd": 0}
