@@ -11,14 +11,18 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from clearhead.bundle import Model, create
 from clearhead.checkpoint import store
 from clearhead.checkpoint.huggingface import save_folder
+from clearhead.checkpoint.native import save_native
 from clearhead.cli import main
 from clearhead.errors import ClearheadError
+from clearhead.evaluation.perplexity import perplexity
 from clearhead.families.gpt import gpt
 from clearhead.families.plain import multi_head
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.tiny import tiny_network
 
@@ -85,7 +89,7 @@ def test_a_wrong_input_to_a_real_process():
 # --- models
 
 
-@pytest.mark.parametrize("command", ["show", "get", "convert", "generate", "presets", "verify"])
+@pytest.mark.parametrize("command", ["show", "get", "convert", "generate", "presets", "verify", "score", "embed"])
 def test_every_command_has_help_with_an_example(clearhead, command):
     done = clearhead(command, "--help")
     assert done.returncode == 0
@@ -116,6 +120,11 @@ def test_convert(clearhead, folder, tmp_path, kind):
     assert done.returncode == 0
     assert json.loads(done.stdout)["format"] == kind
     assert json.loads(clearhead("show", tmp_path / "out", "--json").stdout)["config"]["width"] == 16
+    again = ("convert", folder, tmp_path / "out", "--to", kind)
+    refused = clearhead(*again)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "out exists already; give another folder, or --overwrite" in refused.stderr
+    assert clearhead(*again, "--overwrite").returncode == 0
 
 
 # --- wrong input
@@ -142,6 +151,12 @@ def test_convert(clearhead, folder, tmp_path, kind):
         (("generate", "SPEAKER", "x", "--length-penalty", "2"), "length_penalty has no effect without beams"),
         (("generate", "SPEAKER", "x", "--logprobs", "1"), "shown with --json only"),
         (("generate", "SPEAKER", "x", "--speculate", "no/such"), "no/such"),
+        (("generate", "SPEAKER", "x", "--speculate", "lokup"), "did you mean 'lookup'?"),
+        (("score", "SPEAKER"), "give one of the two"),
+        (("score", "SPEAKER", "x", "--file", "x"), "give one of the two"),
+        (("score", "SPEAKER", "--file", "no/such"), "no/such cannot be read"),
+        (("score", "SPEAKER", "x"), "a text of 1 tokens cannot be scored"),
+        (("embed", "SPEAKER", ""), "there is a text without tokens"),
         (("generate", "no-model", "x", "--top-k", "0"), "top_k is 0"),  # said before anything is loaded
         (("chat", "SPEAKER"), "no chat template"),
         (("chat", "SPEAKER", "--min-p", "2"), "min_p is 2"),
@@ -275,6 +290,46 @@ def test_the_end_of_the_context_is_told(clearhead, speaker, tmp_path):
     too_long = clearhead("generate", learned, "x" * 40)
     assert (too_long.returncode, too_long.stdout) == (1, "")
     assert "the text has 40 tokens; this model reads 32 at most" in too_long.stderr
+
+
+def test_a_recurrent_network_answers_as_text_and_as_json(clearhead, tmp_path):
+    tokenizer = byte_tokenizer()
+    sizes = {"source_vocab_size": tokenizer.vocab_size, "target_vocab_size": tokenizer.vocab_size, "context": 16}
+    torch.manual_seed(0)
+    network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="none", embedding_width=6, width=8, **sizes))
+    save_native(network, tmp_path, special_ids={"decoder_start_token_id": 1, "eos_token_id": 2})
+    tokenizer.save(tmp_path)
+    arguments = ("generate", tmp_path, "Hello", "--max-new-tokens", 5)
+    text = json.loads(clearhead(*arguments, "--json").stdout)["text"]
+    assert text
+    assert clearhead(*arguments).stdout == text + "\n"
+
+
+# --- score, embed
+
+
+def test_scores_are_those_of_the_model(clearhead, speaker, tmp_path):
+    model, folder = speaker
+    (tmp_path / "text.txt").write_text("café", encoding="utf-8")
+    told = json.loads(clearhead("score", folder, "--file", tmp_path / "text.txt", "--json").stdout)
+    expected = model.score("café")
+    assert [token["id"] for token in told["tokens"]] == expected.tokens
+    assert [token["logprob"] for token in told["tokens"][1:]] == pytest.approx(expected.logprobs, abs=1e-5)
+    assert "".join(token["text"] for token in told["tokens"][:3]) == "caf"
+    judged = {measure.name: measure.value for measure in perplexity(model, "café").measures}
+    assert judged == pytest.approx({name: told[name] for name in ("perplexity", "bits_per_byte")}, rel=1e-5)
+    piped = clearhead("score", folder, "-", stdin="café")
+    assert piped.stdout == f"perplexity: {expected.perplexity:,.4f}\nbits per byte: {told['bits_per_byte']:.4f}\n"
+
+
+def test_embeddings_are_those_of_the_model(clearhead, speaker):
+    model, folder = speaker
+    expected = model.embed(["to be", "or"])
+    told = json.loads(clearhead("embed", folder, "to be", "or", "--json").stdout)
+    assert [one["text"] for one in told] == ["to be", "or"]
+    torch.testing.assert_close(torch.tensor([one["embedding"] for one in told]), expected)
+    lines = clearhead("embed", folder, "to be", "or").stdout.splitlines()
+    torch.testing.assert_close(torch.tensor([[float(n) for n in line.split()] for line in lines]), expected)
 
 
 # --- demo

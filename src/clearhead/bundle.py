@@ -46,6 +46,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Model(Loaded):
     """What a checkpoint holds, and what can be done with it."""
 
+    in_graph: bool = True  # steps on an NVIDIA GPU in one CUDA graph, where it knows the model
+
     def __repr__(self) -> str:
         first = next(self.network.parameters())
         packed = [part.packed for part in self.network.modules() if isinstance(part, PackedMatrix)]
@@ -62,7 +64,7 @@ class Model(Loaded):
     @property
     def speaker(self) -> Speaker:
         """What turns prompts into texts."""
-        return Speaker(self.network, self.tokenizer, self.special_ids)
+        return Speaker(self.network, self.tokenizer, self.special_ids, self.in_graph)
 
     # --- generating
 
@@ -180,7 +182,7 @@ class RecurrentModel(Model):
 
     @property
     def speaker(self) -> Speaker:
-        raise ClearheadError("a recurrent network neither streams nor chats; generate, or --json, gives its text whole")
+        raise ClearheadError("a recurrent network neither streams nor chats; generate gives its text whole")
 
     def generate_many(
         self, prompts: Sequence[Prompt], n: int = 1, *, max_new_tokens: int = 64, **options: Any
@@ -227,11 +229,12 @@ def load(
             raise ClearheadError(f"{what} holds a recurrent network, which has full weights and no fast step")
         network, special_ids = load_recurrent(Path(what), precision, as_device(device))
         return RecurrentModel(network, folder_tokenizer(Path(what)), None, special_ids)
-    model = Model(**vars(open_model(what, precision, as_device(device), progress, keep_blocks=weights == "stored")))
+    loaded = open_model(what, precision, as_device(device), progress, keep_blocks=weights == "stored")
+    model = Model(**vars(loaded), in_graph=fast is not False)
     if weights in ("int8", "int4"):
         pack_network(model.network, weights)
     if model.network.device.type == "cuda":
-        reason = cuda.why_not(model.network)  # the graph needs no preparation
+        reason = cuda.why_not(model.network)  # a graph needs no preparation
     else:
         reason = None if fast is False or accelerate(model.network, build=bool(fast)) else why_not(model.network)
     if fast and reason:

@@ -225,7 +225,9 @@ def test_what_a_cache_cannot_take():
         network(tokens, documents=tokens, cache=cache)
     with torch.no_grad():
         run_cached(network, tokens, [3], cache)
-    with pytest.raises(ClearheadError, match="holds 2 rows, and 1 came in"):
-        network(tokens[:1], cache=cache)
+    for length in (3, 0):
+        cache.truncate(length)
+        with pytest.raises(ClearheadError, match="holds 2 rows, and 1 came in"):
+            network(tokens[:1], cache=cache)
     with pytest.raises(ClearheadError, match="cannot be cached"):
         KeyValueCache(decoder(reach=Everything()))

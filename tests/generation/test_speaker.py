@@ -2,15 +2,17 @@
 
 import math
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 
-from clearhead.bundle import Model
+from clearhead.bundle import Model, load
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
+from clearhead.generation import speaker
 from clearhead.generation.beam import BeamOptions, beam_search
 from clearhead.generation.prompts import enough_memory, read_sources
 from clearhead.generation.speculative import PromptLookup
@@ -280,3 +282,19 @@ def test_other_errors_stay_what_they_are():
         torch.ones(2, 3) @ torch.ones(2, 3)
     with pytest.raises(ClearheadError, match="not enough memory"), enough_memory():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+# --- the graph of a GPU
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_a_graph_is_used_only_where_it_may_be(monkeypatch, in_graph):
+    asked = []
+    monkeypatch.setattr(speaker, "fits", lambda network, rows: asked.append(rows) or False)
+    assert replace(speaking(), in_graph=in_graph).generate("Hello", max_new_tokens=2).tokens
+    assert bool(asked) == in_graph
+
+
+@pytest.mark.parametrize("fast", [None, False])
+def test_fast_false_keeps_a_model_from_its_graph(tmp_path, fast):
+    assert load(speaking().save(tmp_path / "model"), fast=fast).in_graph == (fast is not False)

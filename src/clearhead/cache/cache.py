@@ -63,7 +63,7 @@ class KeyValueCache:
 
     def begin(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         held = next(iter(self.stores[0].tensors().values()), None)
-        if self.length and held is not None and len(held) != len(tokens):
+        if held is not None and len(held) != len(tokens):
             raise ClearheadError(f"the cache holds {len(held)} rows, and {len(tokens)} came in; see cache.select")
         self.num_new, self.device = tokens.shape[1], tokens.device
         self.furthest = max(self.furthest, self.length + self.num_new)

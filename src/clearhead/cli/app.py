@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ app = typer.Typer(
 errors = Console(stderr=True, highlight=False)
 
 ModelArgument = Annotated[str, typer.Argument(help="Installed name, folder, .gguf file or hub id.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Write over what is there.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -61,6 +63,13 @@ def options(
     ] = False,
 ) -> None:
     """What holds for every command; `main` looks at --debug."""
+
+
+def check_absent(path: Path, overwrite: bool) -> None:
+    """Before long work: what stands there is written over only where that was asked for."""
+    taken = any(path.iterdir()) if path.is_dir() else path.exists()
+    if taken and not overwrite:
+        raise ClearheadError(f"{path} exists already; give another folder, or --overwrite")
 
 
 def print_json(data: Any) -> None:

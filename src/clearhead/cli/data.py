@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, app, print_json
+from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, print_json
 
 if TYPE_CHECKING:
     from clearhead.data.shards import Index
@@ -40,11 +40,13 @@ def train_tokenizer(
     extra_token: Annotated[list[str] | None, typer.Option(help="A special token to reserve; may be repeated.")] = None,
     unit: UnitOption = "file",
     field: FieldOption = "text",
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Learn a vocabulary from texts and write it as tokenizer.json."""
     from clearhead.tokenization import train
 
+    check_absent(out / "tokenizer.json", overwrite)
     texts = _texts(files, unit, field)
     tokenizer = train.train_tokenizer(texts, kind, vocab_size, extra_tokens=extra_token or ())  # type: ignore[arg-type]
     tokenizer.save(out)

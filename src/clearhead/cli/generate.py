@@ -5,13 +5,15 @@ clearhead generate smollm2 "The capital of France is"
 
 import sys
 from dataclasses import asdict
+from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, errors, loading_bar, print_json
 from clearhead.cli.sampling import takes_sampling
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unknown
 from clearhead.generation.options import CHAT, SamplingOptions
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text, printed as it comes; an encoder-decoder answers it."""
+    from clearhead.bundle import RecurrentModel
+
     if logprobs is not None and not as_json:
         raise ClearheadError("log-probabilities are shown with --json only")
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
@@ -65,8 +69,8 @@ def generate(
     asked = {"beams": beams, "length_penalty": length_penalty, "logprobs": logprobs}
     options = sampling | {name: value for name, value in asked.items() if value is not None}
     if speculate is not None:
-        options["speculate"] = speculate if speculate == "lookup" else load_model(speculate, dtype, device)
-    if beams is None and n == 1 and not as_json:
+        options["speculate"] = guesser(speculate, dtype, device)
+    if beams is None and n == 1 and not as_json and not isinstance(loaded, RecurrentModel):
         made = [print_stream(loaded.stream(text, **options))]
     else:
         made = loaded.generate_many([text], n, **options)
@@ -137,6 +141,14 @@ def load_model(
 
     with loading_bar(name) as progress:
         return load(name, dtype, device, progress, weights=weights, fast=fast)  # type: ignore[arg-type]
+
+
+def guesser(name: str, dtype: str | None, device: str | None) -> "Model | str":
+    if name == "lookup":
+        return name
+    if get_close_matches(name, ["lookup"]) and not Path(name).exists():
+        raise unknown("way to speculate", name, ["lookup"])
+    return load_model(name, dtype, device)
 
 
 def print_stream(stream: "Stream") -> "Generation":

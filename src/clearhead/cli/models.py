@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, loading_bar, print_json
+from clearhead.cli.app import (
+    JsonOption,
+    ModelArgument,
+    OverwriteOption,
+    app,
+    check_absent,
+    download_bar,
+    loading_bar,
+    print_json,
+)
 
 
 @app.command(epilog="Example: `clearhead presets --json`")
@@ -82,12 +91,14 @@ def convert(
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
     to: Annotated[str, typer.Option("--to", help="huggingface or native.")] = "huggingface",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")] = None,
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a model as a folder that transformers (huggingface) or Clearhead (native) reads."""
     from clearhead.bundle import check_format, load
 
     check_format(to)
+    check_absent(folder, overwrite)
     with loading_bar(source) as progress:
         model = load(source, dtype=dtype, progress=progress)
     model.save(folder, format=to)  # type: ignore[arg-type]

@@ -1,0 +1,60 @@
+"""Commands that read texts: score, embed.
+
+clearhead score smollm2 "The capital of France is Paris."
+"""
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.app import JsonOption, ModelArgument, app, print_json
+from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
+from clearhead.errors import ClearheadError
+
+
+@app.command(epilog='Example: `clearhead score smollm2 "The capital of France is Paris." --json`')
+def score(
+    model: ModelArgument,
+    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="A file with the text, in UTF-8.")] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say how likely a text is: perplexity and bits per byte; with --json, the log-probability of every token."""
+    from clearhead.evaluation.perplexity import bytes_unscored
+    from clearhead.files import read_text
+    from clearhead.generation.prompts import needed
+
+    if (text is None) == (file is None):
+        raise ClearheadError("score takes a text, or a file of one; give one of the two")
+    read = read_text(file) if file is not None else sys.stdin.read() if text == "-" else str(text)
+    loaded = load_model(model, dtype, device)
+    tokenizer, scored = needed(loaded.tokenizer), loaded.score(read)
+    num_bytes = len(read.encode()) - bytes_unscored(scored.tokens, [(0, 1, len(scored.tokens))], tokenizer)
+    bits_per_byte = -sum(scored.logprobs) / math.log(2) / num_bytes
+    if as_json:
+        told = zip(scored.tokens, [None, *scored.logprobs], strict=True)
+        tokens = [{"id": token, "text": tokenizer.token_text(token), "logprob": logprob} for token, logprob in told]
+        print_json({"perplexity": scored.perplexity, "bits_per_byte": bits_per_byte, "tokens": tokens})
+    else:
+        typer.echo(f"perplexity: {scored.perplexity:,.4f}\nbits per byte: {bits_per_byte:.4f}")
+
+
+@app.command(epilog='Example: `clearhead embed minilm "A cat sat." "The dog ran." --json`')
+def embed(
+    model: ModelArgument,
+    texts: Annotated[list[str], typer.Argument(help="One or several texts.")],
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn texts into vectors of length 1; the product of two says how alike they are. One line for each."""
+    vectors = load_model(model, dtype, device).embed(texts).tolist()
+    if as_json:
+        print_json([{"text": text, "embedding": vector} for text, vector in zip(texts, vectors, strict=True)])
+    for vector in () if as_json else vectors:
+        typer.echo(" ".join(f"{number:.7g}" for number in vector))
