@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from clearhead.cost import calibrate
+from clearhead.cost import calibrate, gpu_rates
 from clearhead.cost.calibration import (
     Calibration,
     Rate,
@@ -16,9 +16,11 @@ from clearhead.cost.calibration import (
     load_calibration,
     save_calibration,
 )
+from clearhead.cost.clock import measured
 from clearhead.cost.counter import Counter, Kernel
 from clearhead.cost.curves import curves, draw
 from clearhead.cost.devices import device
+from clearhead.cost.host import longer_seconds, toy
 from clearhead.cost.layout import lay_out
 from clearhead.cost.measure import Comparison, compare
 from clearhead.cost.memory import cache_bytes, footprint
@@ -46,10 +48,11 @@ MACHINE = Calibration(
     attention_backward={"float32": ATTENTION_RATES},
     optimizer={"float32": 2e8},
     kernel_seconds=1e-6,
-    host_seconds={"train": 1e-6, "run": 2e-6},
+    host_seconds={"train": {"each": 1e-6}, "prefill": {"each": 2e-6}, "decode": {"each": 2e-6}},
     row_products={"float32": ROW_RATES},
     row_attention={"float32": [Rate((8, 1024, 64), 1e9)]},
 )
+GPU = replace(MACHINE, device="cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -78,13 +81,60 @@ def test_rates_between_the_measured_ones():
     assert MACHINE.bandwidth(1 << 30) == pytest.approx(1e9)
 
 
+def test_a_point_that_fails_is_left_out():
+    """What is around it answers in its place; where nothing is, that is said."""
+
+    def fails():
+        raise RuntimeError("out of memory\nand a long trace")
+
+    with pytest.warns(UserWarning, match="skipped: out of memory$"):
+        found = measured([lambda: Rate((1, 1), 10.0), fails, lambda: Rate((4, 1), 1000.0), lambda: Rate((4, 4), 4.0)])
+    assert [point.shape for point in found] == [(1, 1), (4, 1), (4, 4)]
+    assert between(found, (2, 1)) == pytest.approx(100)
+    assert between(found, (1, 2)) == pytest.approx(10)
+    with pytest.raises(ClearheadError, match="nothing near a shape of \\(1, 4\\) was measured here"):
+        between(found, (1, 4))
+
+
 def test_the_host_adds_on_a_cpu_and_hides_on_a_gpu():
     run = Counter()
     run.kernels, run.num_dispatches = [Kernel("mul", 8)] * 10, 20
     assert MACHINE.seconds(run, "float32", "decode") == pytest.approx(10e-6 + 40e-6)
     assert MACHINE.seconds(run, "float32", "train") == pytest.approx(10e-6 + 20e-6)
-    graphics = replace(MACHINE, device="cuda")
-    assert graphics.seconds(run, "float32", "decode") == pytest.approx(40e-6)
+    assert GPU.seconds(run, "float32", "decode") == pytest.approx(40e-6)
+    run.in_graph = True
+    assert GPU.seconds(run, "float32", "decode") == pytest.approx(10e-6)
+
+
+def test_a_gpu_waits_where_the_host_has_not_come():
+    """A long kernel lets the host get ahead; before the first it cannot be, and after the last it is waited for."""
+    long, short = Kernel("mul", 1 << 20), Kernel("mul", 8)
+    run = Counter()
+    run.kernels = [replace(long, num_dispatches=5), replace(short, num_dispatches=10)]
+    run.num_dispatches = 20
+    assert GPU.seconds(run, "float32", "decode") == pytest.approx(5 * 2e-6 + (1 << 20) / 1e9 + 1e-6)
+    run.num_dispatches = 10_000
+    assert GPU.seconds(run, "float32", "decode") == pytest.approx(10_000 * 2e-6)
+
+
+def test_some_kernels_keep_the_host_longer():
+    slow = replace(GPU, host_seconds={"decode": {"each": 2e-6, "addmm": 30e-6, "attention": 50e-6}})
+    run = Counter()
+    flash = Kernel("flash", 8, 8, attention=(1, 8, 64), num_dispatches=2)
+    run.kernels = [Kernel("addmm", 8, 8, shape=(1, 1, 2, 2), num_dispatches=1), flash]
+    run.num_dispatches = 3
+    assert slow.seconds(run, "float32", "decode") == pytest.approx(3 * 2e-6 + 80e-6)
+
+
+def test_awkward_places_slow_a_gpu_down():
+    slow = replace(GPU, uneven={"float32": {"n": 1e10}}, scattered_per_second=1e6, passes={"mean": 1e3})
+    product = Kernel("mm", 0, 2 * 1024**3, shape=(1, 1024, 1024, 1024))
+    assert slow.kernel_time(product, "float32") == pytest.approx(2 * 1024**3 / 1e11, rel=1e-3)
+    assert slow.kernel_time(replace(product, uneven="kn"), "float32") == pytest.approx(2 * 1024**3 / 1e10, rel=1e-3)
+    one_row = Kernel("mm", 0, 2 * 1024**2, shape=(1, 1, 1024, 1024), uneven="n")
+    assert slow.kernel_time(one_row, "float32") == pytest.approx(2 * 1024**2 / 1e9)
+    assert slow.kernel_time(Kernel("mul", 8, num_scattered=1000), "float32") == pytest.approx(1e-3)
+    assert slow.kernel_time(Kernel("mean", 1000), "float32") == pytest.approx(1)
 
 
 def test_kernels_of_a_decoded_token_have_rates_of_their_own():
@@ -97,7 +147,7 @@ def test_kernels_of_a_decoded_token_have_rates_of_their_own():
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_graph_of_a_decoded_token_is_laid_out(batch):
     """Every matrix read once and multiplied once, as the formulas say; the cache is as long as the context."""
-    workload = workload_of(CASES["llama-3.1-8b"], "decode", 24, batch=batch, device_type="cuda")
+    workload = workload_of(toy(), "decode", 24, batch=batch, device_type="cuda")
     assert in_graph(workload)
     run = lay_out(workload)
     names = [kernel.name for kernel in run.kernels]
@@ -106,7 +156,9 @@ def test_the_graph_of_a_decoded_token_is_laid_out(batch):
     assert run.flops == sum(row.flops for row in table_rows(operations(workload), workload))
     longer = replace(workload, context=32)
     assert footprint(longer).peak - footprint(workload).peak == cache_bytes(longer) - cache_bytes(workload)
-    assert predict_seconds(workload, replace(MACHINE, device="cuda")) > 0
+    assert predict_seconds(workload, GPU) == pytest.approx(
+        sum(GPU.kernel_time(kernel, "float32") for kernel in run.kernels)
+    )
 
 
 def test_other_models_decode_without_a_graph():
@@ -149,11 +201,25 @@ def test_measures_this_machine(monkeypatch):
     rates = [rate for table in (found.products, found.attention, found.attention_backward) for rate in table["float32"]]
     assert all(rate.per_second > 0 for rate in rates)
     assert found.bytes_per_second > 1e8
-    assert 1e-7 < found.host_seconds["run"] < 1e-2
+    assert all(1e-7 < found.host_seconds[phase]["each"] < 1e-2 for phase in ("train", "prefill", "decode"))
     save_calibration(found)
     assert load_calibration("cpu") == found
     with pytest.raises(ClearheadError, match="unknown device to measure 'gpu'"):
         calibrate.measure_machine("gpu")
+
+
+def test_what_only_a_gpu_is_asked(monkeypatch):
+    """The same code on the CPU, where it says nothing about a GPU but runs."""
+    monkeypatch.setattr(gpu_rates, "HEAD_SIZES", (16, 33, 32))
+    monkeypatch.setattr(gpu_rates, "HEADS_SHAPE", (2, 8, 4, 32))
+    monkeypatch.setattr("clearhead.cost.clock.POINT_SECONDS", {"cpu": 0.001})
+    assert set(gpu_rates.measure_uneven("cpu", "float32")) == set("mnk")
+    assert gpu_rates.measure_scattered("cpu") > 0
+    names = {kernel.name for kernel in lay_out(workload_of(CASES["gpt2"], "train", 8)).kernels}
+    names |= {kernel.name for kernel in lay_out(workload_of(toy(), "train", 8)).kernels}
+    assert set(gpu_rates.measure_passes("cpu")) <= names
+    for num_queries in (1, 8):
+        assert set(longer_seconds("cpu", num_queries)) == {"mm", "addmm", "attention"}
 
 
 def test_predicted_beside_measured():

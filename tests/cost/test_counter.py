@@ -61,6 +61,31 @@ def test_views_cost_nothing_and_tables_are_not_read_whole():
     assert counter.num_dispatches > 1
 
 
+def test_rows_that_begin_between_aligned_places():
+    """A head of 7 words in float32: its logits are uneven, on another side of each product of the backward."""
+    head, x = nn.Linear(16, 7, bias=False), torch.randn(12, 16, requires_grad=True)
+    with Counter() as counter:
+        head(x).backward(torch.ones(12, 7))
+    found = {kernel.shape[1:]: kernel.uneven for kernel in counter.kernels if kernel.shape}
+    assert found == {(12, 7, 16): "n", (12, 16, 7): "k", (7, 16, 12): "m"}
+    with Counter() as counter:
+        nn.Linear(16, 8)(torch.randn(7, 16))
+        nn.Linear(16, 7)(torch.randn(1, 16))
+    assert {kernel.uneven for kernel in counter.kernels} == {""}
+
+
+def test_operands_that_lie_differently():
+    x, row = torch.randn(4, 6), torch.randn(6)
+    with Counter() as counter:
+        x * x + 1.0
+        x.to(torch.bfloat16)
+        x * row
+        x[:, :3] * x[:, 3:]
+        x.t().contiguous()
+    assert [kernel.num_scattered for kernel in counter.kernels] == [0, 0, 0, 24, 12, 24]
+    assert [kernel.num_dispatches for kernel in counter.kernels[:3]] == [1, 2, 3]
+
+
 def test_memory_comes_and_goes():
     with Counter() as counter:
         first = torch.ones(1000)

@@ -1,5 +1,6 @@
 """What a step must notice: modules, weights, caches and threads that are not what they were when it was planned."""
 
+import math
 from copy import deepcopy
 from dataclasses import replace
 from threading import Thread
@@ -225,8 +226,32 @@ def test_a_cache_of_another_batch_is_refused(fast):
     cache = KeyValueCache(fast.config)
     step(fast, TOKENS[:1, :1], cache)
     cache.truncate(0)
-    with pytest.raises(ClearheadError, match="cache"):
+    with pytest.raises(ClearheadError, match="the cache holds 1 rows, and 3 came in"):
         step(fast, torch.zeros(3, 1, dtype=torch.long), cache)
+
+
+def test_a_cache_in_the_place_of_a_longer_one(fast):
+    """Memory that was given back: it begins at the same address, and the heads stand closer together."""
+    longer, shorter = KeyValueCache(fast.config), KeyValueCache(fast.config)
+    step(fast, torch.zeros(2, 70, dtype=torch.long), longer)
+    expected = step(fast, TOKENS[:, :5], longer)
+    for old, new in zip(longer.stores, shorter.stores, strict=True):
+        batch, heads, _, width = old.key.shape
+        shape = (batch, heads, new.capacity, width)
+        new.key, new.value = (part.flatten()[: math.prod(shape)].view(shape) for part in (old.key, old.value))
+    torch.testing.assert_close(step(fast, TOKENS[:, :5], shorter), expected)
+    shorter.advance()
+    found = step(fast, TOKENS[:, 5:6], shorter)
+    torch.testing.assert_close(found, step(twin_of(fast), TOKENS[:, :6], None)[:, -1:], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("num_new", [1, 2])
+def test_a_key_that_is_no_number_is_not_overlooked(fast, num_new):
+    cache = KeyValueCache(fast.config)
+    step(fast, TOKENS[:, :4], cache)
+    cache.advance()
+    cache.stores[0].key[:, :, 1] = torch.nan
+    assert step(fast, TOKENS[:, 4 : 4 + num_new], cache).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -40,6 +40,7 @@ def cost(
     from clearhead.cost.tables import as_data, print_comparisons, print_report
     from clearhead.families import preset
     from clearhead.families import presets as names
+    from clearhead.training.learner import keep_freed_memory
 
     config = preset(model) if model in names() and not Path(model).exists() else read_config(model)
     report = reports.cost(
@@ -60,6 +61,8 @@ def cost(
     rows = []
     if measure:
         here = measured_device(device)
+        if here == "cpu" and phase == "train":
+            keep_freed_memory()
         with errors.status("measuring"):
             rows = compare(replace(report.workload, device_type=here), load_calibration(here))
     if as_json:

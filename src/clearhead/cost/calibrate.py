@@ -3,7 +3,7 @@
     calibration = measure_machine("cuda")
 
 Weights are taken in turn from more memory than any cache holds, as a network's are. On CUDA kernels run from a graph,
-so that the host does not hold them up; what the host costs is measured apart, on a toy network of this package.
+so that the host does not hold them up; what the host costs is measured apart (host.py).
 """
 
 import itertools
@@ -11,24 +11,21 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from clearhead.cost.calibration import Calibration, Rate, Traffic
-from clearhead.cost.clock import POINT_SECONDS, Run, clock, seconds_of
+from clearhead.cost.clock import POINT_SECONDS, Run, clock, measured, seconds_of
+from clearhead.cost.gpu_rates import measure_passes, measure_scattered, measure_uneven
 from clearhead.cost.graph_rates import measure_row_attention, measure_row_products
-from clearhead.cost.layout import lay_out
-from clearhead.cost.running import build, prepare
-from clearhead.cost.workload import Phase, Workload
+from clearhead.cost.host import host_seconds
+from clearhead.cost.workload import Phase
 from clearhead.errors import ClearheadError, unknown
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
-from clearhead.model.parts import RmsNorm, Rope
 
 DTYPES = ("float32", "bfloat16")
-PHASES: tuple[Phase, ...] = ("train", "prefill")
 # Sides of the products: rows m, outputs n, inputs k. Each grid ends where larger products are no faster.
 GRIDS = {
     "cpu": ((1, 8, 64, 128, 256, 512), (128, 512, 2048), (128, 512, 2048)),
@@ -36,6 +33,7 @@ GRIDS = {
 }
 LENGTHS = {"cpu": (1, 32, 128, 512, 2048), "cuda": (1, 128, 512, 2048, 8192)}
 HEAD_WIDTHS = (64, 128)
+MOST_HEADS = {"cpu": 64, "cuda": 8192}  # on a GPU a backward is to outlast the host's work for it
 TRAFFIC_BYTES = tuple(1 << power for power in (14, 17, 20, 22, 24, 26, 28))
 MOST_COPIES = 1000
 ROUND_FLOPS = {
@@ -44,6 +42,7 @@ ROUND_FLOPS = {
 }  # of all copies; then a weight is read so seldom that it may be a warm one
 MOST_SCORES = {"cpu": 1 << 22, "cuda": 1 << 29}
 COLD_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
+OPTIMIZED = {"cpu": (16, 1024), "cuda": (64, 2048)}  # square matrices: how many, of which side
 
 Tell = Callable[[str], object]
 
@@ -61,13 +60,7 @@ def measure_machine(device: str, tell: Tell = lambda what: None, dtypes: Sequenc
         tell("attention")
         attention = {dtype: measure_attention(device, dtype, backward=False) for dtype in dtypes}
     backward = {dtype: measure_attention(device, dtype, backward=True) for dtype in dtypes}
-    rows = {}
-    if device == "cuda":
-        tell("kernels of a decoded token")
-        with torch.no_grad():
-            rows["row_products"] = {dtype: measure_row_products(dtype) for dtype in dtypes}
-            rows["row_attention"] = {dtype: measure_row_attention(dtype) for dtype in dtypes}
-        torch.cuda.empty_cache()
+    found = measure_gpu(tell, dtypes) if device == "cuda" else {}
     tell("what an operation costs")
     return Calibration(
         device=device,
@@ -80,9 +73,25 @@ def measure_machine(device: str, tell: Tell = lambda what: None, dtypes: Sequenc
         attention_backward=backward,
         optimizer={dtype: measure_optimizer(device, dtype) for dtype in dtypes},
         kernel_seconds=shortest_kernel(device),
-        host_seconds={"train" if phase == "train" else "run": host_seconds(device, phase) for phase in PHASES},
-        **rows,
+        host_seconds={phase: host_seconds(device, phase) for phase in get_args(Phase)},
+        **found,
     )
+
+
+@torch.no_grad()
+def measure_gpu(tell: Tell, dtypes: Sequence[str]) -> dict[str, Any]:
+    """What makes no difference on a CPU, or does not exist there."""
+    tell("kernels in awkward places")
+    found: dict[str, Any] = {
+        "uneven": {dtype: measure_uneven("cuda", dtype) for dtype in dtypes},
+        "scattered_per_second": next(iter(measured([partial(measure_scattered, "cuda")])), None),
+        "passes": measure_passes("cuda"),
+    }
+    tell("kernels of a decoded token")
+    found["row_products"] = {dtype: measure_row_products(dtype) for dtype in dtypes}
+    found["row_attention"] = {dtype: measure_row_attention(dtype) for dtype in dtypes}
+    torch.cuda.empty_cache()
+    return found
 
 
 def measure_traffic(device: str, num_bytes: int) -> Traffic:
@@ -103,7 +112,8 @@ def scaling_seconds(device: str, num_bytes: int, copies: int) -> float:
 
 def measure_optimizer(device: str, dtype: str) -> float:
     """Bytes of parameters that a fused AdamW brings up to date in a second."""
-    parameters = [torch.zeros(1024, 1024, device=device, dtype=getattr(torch, dtype)) for _ in range(16)]
+    count, side = OPTIMIZED[device]
+    parameters = [torch.zeros(side, side, device=device, dtype=getattr(torch, dtype)) for _ in range(count)]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
@@ -114,7 +124,7 @@ def measure_optimizer(device: str, dtype: str) -> float:
 def measure_products(device: str, dtype: str) -> list[Rate]:
     kind = getattr(torch, dtype)
     pool = torch.randn(COLD_BYTES[device] // kind.itemsize, device=device, dtype=kind)
-    return [measure_product(pool, rows, outputs, inputs) for rows, outputs, inputs in itertools.product(*GRIDS[device])]
+    return measured(partial(measure_product, pool, *shape) for shape in itertools.product(*GRIDS[device]))
 
 
 def measure_product(pool: Tensor, rows: int, outputs: int, inputs: int) -> Rate:
@@ -123,25 +133,29 @@ def measure_product(pool: Tensor, rows: int, outputs: int, inputs: int) -> Rate:
     weights = pool[: copies * outputs * inputs].view(copies, outputs, inputs)
     x = torch.randn(rows, inputs, device=pool.device, dtype=pool.dtype)
     runs: list[Run] = [partial(linear, x, weight) for weight in weights]
-    return Rate((rows, outputs, inputs), flops / seconds_of(runs, pool.device.type))
+    return Rate((rows, outputs, inputs), flops / seconds_of(runs, pool.device.type, flops=flops))
 
 
 def measure_attention(device: str, dtype: str, backward: bool) -> list[Rate]:
-    found = []
-    for length, width in itertools.product(LENGTHS[device], HEAD_WIDTHS):
-        if backward and length == 1:
-            continue
-        num_keys = 2048 if length == 1 else length
-        heads = max(1, min(64, MOST_SCORES[device] // (length * num_keys)))
-        flops = round(2 * heads * length * num_keys * 2 * width * (2.5 if backward else 1.0))
-        query = torch.randn(1, heads, length, width, device=device, dtype=getattr(torch, dtype))
-        # Four query heads to one of keys, as most models have it, and keys from memory, as they come when decoding.
-        kv_heads, copies = (heads // 4, 8) if length == 1 else (heads, 1)
-        keys = torch.randn(copies, 2, 1, kv_heads, num_keys, width, device=device, dtype=query.dtype)
-        runs = [attention_run(query, key, value, backward) for key, value in keys]
-        seconds = seconds_of(runs, device, graph=not backward)
-        found.append(Rate((length, width), flops / seconds))
-    return found
+    shapes = itertools.product(LENGTHS[device], HEAD_WIDTHS)
+    return measured(
+        partial(measure_scores, device, dtype, backward, *shape) for shape in shapes if not (backward and shape[0] == 1)
+    )
+
+
+def measure_scores(device: str, dtype: str, backward: bool, length: int, width: int) -> Rate:
+    alone = length == 1
+    num_keys = 2048 if alone else length
+    heads = max(1, min(64 if alone else MOST_HEADS[device], MOST_SCORES[device] // (length * num_keys)))
+    flops = round(2 * heads * length * num_keys * 2 * width * (2.5 if backward else 1.0))
+    query = torch.randn(1, heads, length, width, device=device, dtype=getattr(torch, dtype))
+    # Four query heads to one of keys, as most models have it, and keys from memory, as they come when decoding.
+    kv_heads, copies = (heads // 4, 8) if alone else (heads, 1)
+    keys = torch.randn(copies, 2, 1, kv_heads, num_keys, width, device=device, dtype=query.dtype)
+    runs = [attention_run(query, key, value, backward) for key, value in keys]
+    if backward:  # without a graph, so that several must be under way for the host to be ahead
+        runs = runs * (1 if device == "cpu" else 8)
+    return Rate((length, width), flops / seconds_of(runs, device, graph=not backward, flops=flops))
 
 
 def attention_run(query: Tensor, key: Tensor, value: Tensor, backward: bool) -> Run:
@@ -162,34 +176,21 @@ def attention_run(query: Tensor, key: Tensor, value: Tensor, backward: bool) -> 
 
 
 def shortest_kernel(device: str) -> float:
-    """On the CPU the host's work is all there is to a tiny operation."""
+    """Of different ones in turn, as they come in a network: a kernel that follows itself starts sooner.
+
+    On the CPU the host's work is all there is to a tiny operation.
+    """
     if device == "cpu":
         return 0.0
-    tiny = torch.ones(64, device=device)
-    return seconds_of([lambda: tiny.mul_(1.0)] * 100, device)
-
-
-def host_seconds(device: str, phase: Phase) -> float:
-    """For each operation of a toy network, views included: there all time is the host's."""
-    workload = Workload(
-        config=toy(),
-        phase=phase,
-        context=8,
-        source=8,
-        dtype="float32",
-        device_type="cpu" if device == "cpu" else "cuda",
-    )
-    step = prepare(build(workload, device), workload)
-    return clock(step, device, seconds=1.5) / lay_out(workload).num_dispatches
-
-
-def toy() -> ModelConfig:
-    attention = GroupedAttention(num_heads=2, num_kv_heads=1, head_width=32, position=Rope())
-    inner = FeedForward(width=64, activation="silu", gated=True)
-    norm = RmsNorm(epsilon=1e-5)
-    layer = Layer(attention=attention, feed_forward=inner, norm=norm)
-    stack = Stack(embedding=Embedding(vocab_size=64), layers=(layer,) * 12, final_norm=norm)
-    return ModelConfig(width=64, context=64, decoder=stack, head=Head())
+    tiny = torch.ones(8, 64, device=device)
+    kinds: list[Run] = [
+        partial(torch.mul, tiny, 2.0),
+        partial(torch.add, tiny, tiny),
+        partial(torch.rsqrt, tiny),
+        partial(torch.mean, tiny, -1),
+        partial(tiny.to, torch.bfloat16),
+    ]
+    return seconds_of(kinds * 20, device)
 
 
 def machine_name(device: str) -> str:

@@ -4,7 +4,7 @@ calibration = load_calibration("cuda"); calibration.seconds(lay_out(workload), "
 
 a kernel's time = max(FLOPs / rate of its shape, bytes / bandwidth at that size, the shortest there is)
 CPU: the host's work for each operation comes before its kernel, so both add up
-GPU: the host runs ahead; the slower of the two, all host work or all kernels, is what one waits for
+GPU: a kernel begins when the host has come to it and the kernel before has ended
 """
 
 import json
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from clearhead.cost.counter import Counter, Kernel
 from clearhead.errors import ClearheadError
+from clearhead.files import read_object, write_text
 from clearhead.home import home
 
 TABLES = ("products", "attention", "attention_backward", "row_products", "row_attention")
@@ -46,10 +47,14 @@ class Calibration:
     attention_backward: dict[str, list[Rate]]
     optimizer: dict[str, float]  # by precision: bytes of parameters that AdamW changes in a second
     kernel_seconds: float  # the shortest that a kernel takes
-    host_seconds: dict[str, float]  # for each operation, "train" or "run"
+    host_seconds: dict[str, dict[str, float]]  # by phase: for "each" operation, and what some kernels take beyond that
     # CUDA: the kernels of a decoded token (graph_rates.py); of attention bytes per second, not FLOPs
     row_products: dict[str, list[Rate]] = field(default_factory=dict)
     row_attention: dict[str, list[Rate]] = field(default_factory=dict)
+    # CUDA: the most FLOPs per second where rows of a matrix are not aligned, by precision and side (see Kernel.uneven)
+    uneven: dict[str, dict[str, float]] = field(default_factory=dict)
+    scattered_per_second: float | None = None  # CUDA: numbers whose addresses are worked out one by one
+    passes: dict[str, float] = field(default_factory=dict)  # CUDA: the most bytes per second, by name of a kernel
 
     @property
     def bytes_per_second(self) -> float:
@@ -57,9 +62,16 @@ class Calibration:
         return max(self.traffic, key=lambda point: point.num_bytes).per_second
 
     def seconds(self, run: Counter, dtype: str, phase: str) -> float:
-        on_device = sum(self.kernel_time(kernel, dtype) for kernel in run.kernels)
-        on_host = run.num_dispatches * self.host_seconds["train" if phase == "train" else "run"]
-        return on_device + on_host if self.device == "cpu" else max(on_device, on_host)
+        host, times = self.host_seconds[phase], [self.kernel_time(kernel, dtype) for kernel in run.kernels]
+        if run.in_graph:
+            return sum(times)
+        if self.device == "cpu":
+            return sum(times) + run.num_dispatches * host["each"]
+        ended = longer = 0.0
+        for kernel, seconds in zip(run.kernels, times, strict=True):
+            longer += host.get(kernel.kind, 0.0)
+            ended = max(ended, kernel.num_dispatches * host["each"] + longer) + seconds
+        return max(ended, run.num_dispatches * host["each"] + longer)
 
     def kernel_time(self, kernel: Kernel, dtype: str) -> float:
         if kernel.name == "multiply_row" and kernel.shape is not None:
@@ -69,10 +81,13 @@ class Calibration:
             return kernel.num_bytes / between(self.rates("row_attention", dtype), kernel.attention)
         if kernel.shape is not None:
             rate = between(self.rates("products", dtype), kernel.shape[1:])
-            return max(kernel.flops / rate, self.kernel_seconds)
-        moving = kernel.num_bytes / self.bandwidth(kernel.num_bytes)
+            limits = [most for side, most in self.uneven.get(dtype, {}).items() if side in kernel.uneven]
+            return max(kernel.flops / min([rate, *limits]), self.kernel_seconds)
+        bandwidth = self.bandwidth(kernel.num_bytes)
+        moving = kernel.num_bytes / min(bandwidth, self.passes.get(kernel.name, bandwidth))
         if kernel.attention is None:
-            return max(moving, self.kernel_seconds)
+            finding = kernel.num_scattered / self.scattered_per_second if self.scattered_per_second else 0.0
+            return max(moving, finding, self.kernel_seconds)
         queries, _, width = kernel.attention
         table = "attention_backward" if kernel.name.endswith("_backward") else "attention"
         return max(kernel.flops / between(self.rates(table, dtype), (queries, width)), moving, self.kernel_seconds)
@@ -88,13 +103,19 @@ class Calibration:
 
 
 def between(table: list[Rate], shape: tuple[int, ...]) -> float:
-    """From the corners of the measured grid around it, linear in logarithms; beyond the grid the rate at its edge."""
+    """From the corners of the measured grid around it, linear in logarithms; beyond the grid the rate at its edge.
+
+    A corner that could not be measured leaves its share to the others.
+    """
     rates = {point.shape: point.per_second for point in table}
     corners: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     for axis, size in enumerate(shape):
         around = neighbours(sorted({point.shape[axis] for point in table}), size)
         corners = [((*place, point), share * part) for place, share in corners for point, part in around]
-    return math.exp(sum(share * math.log(rates[place]) for place, share in corners))
+    known = [(rates[place], share) for place, share in corners if place in rates]
+    if not known:
+        raise ClearheadError(f"nothing near a shape of {shape} was measured here; run clearhead calibrate again")
+    return math.exp(sum(share * math.log(rate) for rate, share in known) / sum(share for _, share in known))
 
 
 def neighbours(points: list[int], size: int) -> list[tuple[int, float]]:
@@ -115,7 +136,7 @@ def calibration_path(device: str) -> Path:
 def save_calibration(calibration: Calibration) -> Path:
     path = calibration_path(calibration.device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(asdict(calibration), indent=1), encoding="utf-8")
+    write_text(path, json.dumps(asdict(calibration), indent=1))
     return path
 
 
@@ -124,7 +145,7 @@ def load_calibration(device: str) -> Calibration | None:
     if not path.is_file():
         return None
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_object(path)
         for table in TABLES:
             data[table] = {
                 dtype: [Rate(tuple(row["shape"]), row["per_second"]) for row in rows]

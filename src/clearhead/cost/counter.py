@@ -10,7 +10,7 @@ torch.utils.flop_counter counts as nothing (torch 2.13). On the meta device it c
 import math
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ FREE = (
 )
 GATHERS = ("embedding", "index", "index_select", "gather")  # read as much as they write, not the whole table
 SCATTERS = ("index_put_", "index_put", "_index_put_impl_")
+COPIES = ("copy_", "_to_copy")  # number by number too, though torch does not call them pointwise
+ALIGNED_BYTES = 16  # what a GPU loads at once; matrices whose rows begin elsewhere take slower kernels
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,13 @@ class Kernel:
     flops: int = 0
     shape: tuple[int, int, int, int] | None = None  # of a product: how many, m, n, k
     attention: tuple[int, int, int] | None = None  # T, S, H
+    uneven: str = ""  # sides m, n, k of a product along which some matrix has rows that begin between aligned places
+    num_scattered: int = 0  # numbers written whose operands lie differently: each has its address worked out
+    num_dispatches: int = 0  # on the host until it was launched
+
+    @property
+    def kind(self) -> str:
+        return "attention" if self.attention is not None else self.name
 
 
 class Counter(TorchDispatchMode):
@@ -55,6 +64,7 @@ class Counter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels: list[Kernel] = []
         self.num_dispatches = 0  # views and allocations too: they cost time on the host alone
+        self.in_graph = False  # a CUDA graph launches its kernels itself, without the host
         self.allowed_flops = 0
         self.live_bytes = 0  # of what was made since the counter began
         self.peak_bytes = 0
@@ -99,18 +109,24 @@ class Counter(TorchDispatchMode):
         if not moved:  # a question about types
             return
         if name in PRODUCTS:
-            self.product(name, moved, *(args[place].shape for place in PRODUCTS[name]))
+            left, right = (args[place] for place in PRODUCTS[name])
+            self.product(name, moved, left, right, outputs[0])
         elif name.removesuffix("_backward") in ATTENTION:
             named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
             self.attention(name, moved, named | kwargs)
         else:
-            self.kernels.append(Kernel(name, moved))
+            by_number = name in COPIES or torch.Tag.pointwise in func.tags
+            scattered = outputs[0].numel() if by_number and not lie_alike([*inputs, *outputs]) else 0
+            self.launch(Kernel(name, moved, num_scattered=scattered))
 
-    def product(self, name: str, num_bytes: int, left: torch.Size, right: torch.Size) -> None:
-        batch = left[0] if len(left) == 3 else 1
-        shape = (batch, left[-2], right[-1], left[-1])
+    def launch(self, kernel: Kernel) -> None:
+        self.kernels.append(replace(kernel, num_dispatches=self.num_dispatches))
+
+    def product(self, name: str, num_bytes: int, left: Tensor, right: Tensor, out: Tensor) -> None:
+        batch = left.shape[0] if left.ndim == 3 else 1
+        shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
         flops = 2 * math.prod(shape)
-        self.kernels.append(Kernel(name, num_bytes, flops, shape=shape))
+        self.launch(Kernel(name, num_bytes, flops, shape=shape, uneven=uneven_sides(left, right, out)))
         self.allowed_flops += flops
 
     def attention(self, name: str, num_bytes: int, given: dict[str, Any]) -> None:
@@ -125,7 +141,7 @@ class Counter(TorchDispatchMode):
         if given.get("is_causal"):
             allowed = pairs * (num_keys + 1) // (2 * num_keys)
         kernel = Kernel(name, num_bytes, 2 * pairs * per_pair, attention=(num_queries, num_keys, width))
-        self.kernels.append(kernel)
+        self.launch(kernel)
         self.allowed_flops += 2 * allowed * per_pair
 
     def hold(self, tensor: Tensor) -> None:
@@ -166,6 +182,21 @@ def total(tensors: Iterable[Tensor]) -> int:
 
 def size_of(tensor: Tensor) -> int:
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def lie_alike(tensors: list[Tensor]) -> bool:
+    """Whether one address serves for all: the same shape, the same strides. A single number has no address to find."""
+    return len({(tensor.shape, tensor.stride()) for tensor in tensors if tensor.numel() > 1}) <= 1
+
+
+def uneven_sides(left: Tensor, right: Tensor, out: Tensor) -> str:
+    found = set()
+    for matrix, (down, across) in ((left, "mk"), (right, "kn"), (out, "mn")):
+        turned = matrix.stride(-1) != 1
+        rows, step = (-1, matrix.stride(-1)) if turned else (-2, matrix.stride(-2))
+        if matrix.shape[rows] > 1 and step * matrix.element_size() % ALIGNED_BYTES:
+            found.add(down if turned else across)
+    return "".join(sorted(found))
 
 
 def allowed_pairs(mask: Tensor, pairs: int) -> int:

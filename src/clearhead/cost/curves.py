@@ -13,10 +13,10 @@ from pathlib import Path
 
 import torch
 
-from clearhead.cost.calibrate import toy
 from clearhead.cost.calibration import Calibration
 from clearhead.cost.clock import clock
 from clearhead.cost.counter import Counter
+from clearhead.cost.host import toy
 from clearhead.cost.operations import operations
 from clearhead.cost.predict import predict_seconds
 from clearhead.cost.running import build, prepare

@@ -9,9 +9,10 @@ import itertools
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from clearhead.cost.calibration import Rate
-from clearhead.cost.clock import Run, seconds_of
+from clearhead.cost.clock import Run, measured, seconds_of
 from clearhead.cost.running import greedy
 from clearhead.fast.cuda import GraphDecoder
 from clearhead.fast.launch import Matrix, multiply
@@ -25,7 +26,8 @@ INPUTS = (1024, 2048, 4096, 8192, 16384)
 OUTPUTS = (1024, 4096, 16384, 65536)  # of both matrices together where there are two
 MOST_COPIES = 200
 COLD_BYTES = 1 << 30
-BATCHES, LENGTHS, HEAD_WIDTHS = (1, 8, 64), (512, 2048, 8192), (64, 128)
+# Up to 16 rows of 8 heads several programs share a head (`attention_workspace`), from there on each has its own.
+BATCHES, LENGTHS, HEAD_WIDTHS = (1, 8, 16, 32, 64), (512, 2048, 8192), (64, 128)
 NUM_HEADS, NUM_KV_HEADS = 32, 8
 NORM = RmsNorm(epsilon=1e-5)
 
@@ -34,26 +36,30 @@ def measure_row_products(dtype: str) -> list[Rate]:
     """One row times one matrix, or times gate and up together."""
     kind = getattr(torch, dtype)
     pool = torch.randn(OUTPUTS[-1] * INPUTS[-1], device="cuda", dtype=kind)
-    found = []
-    for count, outputs, inputs in itertools.product((1, 2), OUTPUTS, INPUTS):
-        size = outputs * inputs
-        matrices = pool[: pool.numel() // size * size].view(-1, outputs, inputs)
-        x = torch.randn(1, inputs, device="cuda", dtype=kind)
-        norm = RootMeanSquare(NORM, inputs).to(x)
-        run = partial(multiply, x, norm=norm, gated=count == 2, activation="silu" if count == 2 else "")
-        runs: list[Run] = [partial(run, matrix=Matrix(one, None)) for one in matrices[:MOST_COPIES]]
-        found.append(Rate((count, outputs, inputs), 2 * size / seconds_of(runs, "cuda")))
-    return found
+    shapes = itertools.product((1, 2), OUTPUTS, INPUTS)
+    return measured(partial(measure_row_product, pool, *shape) for shape in shapes)
+
+
+def measure_row_product(pool: Tensor, count: int, outputs: int, inputs: int) -> Rate:
+    size = outputs * inputs
+    matrices = pool[: pool.numel() // size * size].view(-1, outputs, inputs)
+    x = torch.randn(1, inputs, device=pool.device, dtype=pool.dtype)
+    norm = RootMeanSquare(NORM, inputs).to(x)
+    run = partial(multiply, x, norm=norm, gated=count == 2, activation="silu" if count == 2 else "")
+    runs: list[Run] = [partial(run, matrix=Matrix(one, None)) for one in matrices[:MOST_COPIES]]
+    return Rate((count, outputs, inputs), 2 * size / seconds_of(runs, "cuda"))
 
 
 def measure_row_attention(dtype: str) -> list[Rate]:
     """Bytes of keys and values per second, of (rows · key-value heads, keys, head width)."""
-    found = []
-    for batch, length, width in itertools.product(BATCHES, LENGTHS, HEAD_WIDTHS):
-        num_bytes = 2 * batch * NUM_KV_HEADS * length * width * getattr(torch, dtype).itemsize
-        decoder = attending(batch, length, width, dtype, num_layers=max(1, min(32, COLD_BYTES // num_bytes)))
-        found.append(Rate((batch * NUM_KV_HEADS, length, width), num_bytes / attending_seconds(decoder)))
-    return found
+    shapes = itertools.product(BATCHES, LENGTHS, HEAD_WIDTHS)
+    return measured(partial(measure_attending, dtype, *shape) for shape in shapes)
+
+
+def measure_attending(dtype: str, batch: int, length: int, width: int) -> Rate:
+    num_bytes = 2 * batch * NUM_KV_HEADS * length * width * getattr(torch, dtype).itemsize
+    decoder = attending(batch, length, width, dtype, num_layers=max(1, min(32, COLD_BYTES // num_bytes)))
+    return Rate((batch * NUM_KV_HEADS, length, width), num_bytes / attending_seconds(decoder))
 
 
 def attending(batch: int, length: int, width: int, dtype: str, num_layers: int) -> GraphDecoder:

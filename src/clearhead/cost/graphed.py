@@ -20,6 +20,7 @@ from clearhead.model.transformer import Transformer
 def lay_out_graph(workload: Workload) -> Counter:
     """Its memory begins with what the decoder holds beside the weights."""
     counter = Counter()
+    counter.in_graph = True
     decoder = Told(build(workload, "meta"), workload, counter)
     counter.live_bytes = decoder.num_bytes
     with torch.no_grad(), counter:

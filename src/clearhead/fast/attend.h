@@ -111,7 +111,7 @@ inline void join(float* y, const float* states, int64_t spans, int64_t stride, i
     sum += weight * part[1];
     for (int64_t h = 0; h < H; h++) y[h] += weight * part[2 + h];
   }
-  for (int64_t h = 0; h < H; h++) y[h] = sum > 0 ? y[h] / sum : 0;  // nothing to see: zeros, as in model/attend.py
+  for (int64_t h = 0; h < H; h++) y[h] = sum == 0 ? 0 : y[h] / sum;  // nothing to see: zeros, as in model/attend.py
 }
 
 // Key and value k of token t of row b; `row` ((N + 2K) H) is what was projected of it.

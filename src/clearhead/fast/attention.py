@@ -47,4 +47,5 @@ def is_known(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> bool:
     plain = (how.softcap, how.temperature, how.bias, how.dropout) == (None, None, None, 0.0)
     one_kind = q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16)
     shared = how.mask.allowed is None or how.mask.allowed.shape[1] == 1  # one mask for all heads
-    return plain and one_kind and shared and k.shape == v.shape
+    whole = not how.mask.causal or q.shape[2] == k.shape[2]
+    return plain and one_kind and shared and whole and k.shape == v.shape

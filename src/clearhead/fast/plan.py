@@ -172,8 +172,10 @@ class Plan:
             else:
                 blank = torch.zeros((), dtype=self.dtype).expand(batch, heads.num_kv_heads, num_new, heads.head_width)
                 places.append(Place(*store.write(cache.length, blank, blank), cache.length, cache.length + num_new))
-        # Shape and precision too: the memory of a cache that is gone is given to the next.
-        addresses = [(p.key.data_ptr(), p.value.data_ptr(), p.key.shape, p.key.dtype, batch) for p in places]
+        # Shape, strides and precision too: the memory of a cache that is gone is given to the next.
+        addresses = [
+            (p.key.data_ptr(), p.value.data_ptr(), p.key.shape, p.key.stride(), p.key.dtype, batch) for p in places
+        ]
         if addresses != self.addresses:
             self.addresses = []
             for block, kept, place in zip(self.blocks, self.kept, places, strict=True):

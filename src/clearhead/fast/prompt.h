@@ -221,6 +221,6 @@ struct Looks {
       meet_floats<BAND>(&out[h], whole(H), scores.data(), S, values + h, whole(H), furthest);
     for (int64_t r = 0; r < rows; r++)
       for (int64_t h = 0; h < H; h++)
-        y[((b * T + t + r) * heads.N + n) * H + h] = sums[r] > 0 ? out[r * whole(H) + h] / sums[r] : 0;
+        y[((b * T + t + r) * heads.N + n) * H + h] = sums[r] == 0 ? 0 : out[r * whole(H) + h] / sums[r];
   }
 };

@@ -7,8 +7,8 @@
 // 12 sums of integers and 12 of floats: with six rows and two vectors they just fit into 32 registers.
 constexpr int64_t BAND = 6, PANEL = 32;
 
-// What the compiler makes fit the processor: 16 numbers each.
-typedef float Vector __attribute__((vector_size(64), aligned(4)));
+// What the compiler makes fit the processor: 16 numbers each. Floats may lie in words too: W's do.
+typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(64), aligned(4)));
 typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
 

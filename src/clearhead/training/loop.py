@@ -1,6 +1,6 @@
 """The road, top to bottom: learning rate, batch, loss, backward, clip, step, log, validate, save. No callbacks.
 
-    train(read_recipe("configs/capitals.toml").recipe, Path("runs/capitals"))
+    train(read_recipe("capitals").recipe, Path("runs/capitals"))
 
 A run that was interrupted goes on from its last checkpoint, with the very same numbers.
 """

@@ -9,7 +9,6 @@ activations, the residual stream too, are bfloat16 and gradients come back in fl
 stream in float32: a third more memory on GPT-2.) Norms, softmax, routers and the loss compute in float32 anyway.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.data.batch import IGNORED, Batch
@@ -78,11 +78,10 @@ class InBfloat16(nn.Module):
         self.module = module
 
     def forward(self, *inputs: Any) -> Any:
-        weights = dict(self.module.named_parameters(remove_duplicate=False))
-        half = {id(weight): weight.bfloat16() for weight in weights.values()}  # a shared weight is cast once
-        cast = {name: weight if ".router." in name else half[id(weight)] for name, weight in weights.items()}
-        with holding(self.module, cast):
-            return self.module(*inputs)
+        weights = self.module.named_parameters()
+        half = {name: weight if ".router." in name else weight.bfloat16() for name, weight in weights}
+        # Not tied: weights are shared by sharing a module, which is then found in all its places.
+        return functional_call(self.module, half, inputs, tie_weights=False)
 
 
 @contextmanager
@@ -120,13 +119,11 @@ def build_objective(
     if config.checkpoint_activations:
         recompute_blocks(network)
     objective: nn.Module = Objective(network, config, routing)
+    if config.precision == "bfloat16" and cast:
+        objective = InBfloat16(objective)
     if config.compile:
         objective.compile()
-    if config.precision != "bfloat16" or not cast:
-        return objective
-    # Compiling asks the cast copies for their gradient; that they have none is as it should be.
-    warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not a leaf", UserWarning)
-    return InBfloat16(objective)
+    return objective
 
 
 def recompute_blocks(network: nn.Module) -> None:

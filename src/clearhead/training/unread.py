@@ -18,6 +18,8 @@ from clearhead.tokenization.base import Tokenizer
 from clearhead.training.ending import refuse
 from clearhead.training.metrics import Meter
 
+MOST_STEPS = 32  # their batches are kept on the device until then, to be written down if need be
+
 
 class Unread:
     def __init__(self, meter: Meter, tokenizer: Tokenizer, folder: Path):
@@ -27,6 +29,8 @@ class Unread:
 
     def add(self, step: int, batch: Batch, numbers: Tensor) -> None:
         """numbers (3,): loss, length of the gradient, number of targets."""
+        if len(self.steps) == MOST_STEPS:
+            self.look()
         self.steps.append((step, batch, numbers))
 
     def look(self) -> tuple[float, float]:
