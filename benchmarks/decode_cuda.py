@@ -1,8 +1,10 @@
-"""Decoding in a CUDA graph: tokens per second and peak memory, one row and many, in bfloat16 and int8.
+"""Decoding in a CUDA graph: tokens per second and peak memory, one row and many, in bfloat16, int8 and four bits.
 
     python benchmarks/decode_cuda.py llama-3.2-1b llama-3-8b
 
-Random weights of the named shape: the speed does not depend on them. One JSON line for each measurement.
+Random weights of the named shape: the speed does not depend on them. One JSON line for each measurement; `stated_bytes`
+are the weights, the cache, the kernels' workspace and the largest matrix, of which a second copy exists for as long as
+its parts are merged.
 """
 
 import json
@@ -12,12 +14,15 @@ import time
 
 import torch
 
+from clearhead.benchmark.traffic import weights_held
 from clearhead.families import preset
 from clearhead.fast.cuda import GraphDecoder
+from clearhead.fast.modules import pack_network
+from clearhead.fast.packed import Bits
 from clearhead.model.transformer import Transformer
 
 PROMPT, CAPACITY, NUM_TOKENS, ROUNDS = 128, 512, 100, 3
-CASES = ((1, None), (1, "int8"), (64, None))  # rows, bits
+CASES: tuple[tuple[int, Bits | None], ...] = ((1, None), (64, None), (1, "int8"), (1, "int4"))  # rows, bits
 
 
 def draw(name: str) -> Transformer:
@@ -30,7 +35,8 @@ def draw(name: str) -> Transformer:
     return network
 
 
-def measure(network: Transformer, batch: int, bits: str | None) -> dict[str, float]:
+def measure(network: Transformer, batch: int) -> dict[str, float]:
+    weight_bytes = weights_held(network)
     torch.cuda.reset_peak_memory_stats()
     decoder = GraphDecoder(network, batch, CAPACITY, lambda logits, steps: logits.argmax(-1))
     decoder.start(decoder.read(torch.randint(0, 1000, (batch, PROMPT)).tolist()).argmax(-1))
@@ -43,21 +49,21 @@ def measure(network: Transformer, batch: int, bits: str | None) -> dict[str, flo
             decoder.next()
         torch.cuda.synchronize()
         seconds.append((time.perf_counter() - start) / NUM_TOKENS)
+    largest = max(matrix.num_bytes for layer in decoder.layers for matrix in layer.matrices)
     return {
         "tokens_per_second": batch / statistics.median(seconds),
         "peak_bytes": torch.cuda.max_memory_allocated(),
-        "weight_bytes": sum(weight.numel() * weight.element_size() for weight in network.parameters()),
-        "cache_and_workspace_bytes": decoder.num_bytes,
+        "stated_bytes": weight_bytes + decoder.num_bytes + largest,
     }
 
 
 def main(names: list[str]) -> None:
     for name in names:
-        network = draw(name)
         for batch, bits in CASES:
-            print(json.dumps({"model": name, "batch": batch, "bits": bits} | measure(network, batch, bits)), flush=True)
-        del network
-        torch.cuda.empty_cache()
+            network = draw(name) if bits is None else pack_network(draw(name), bits)
+            torch.cuda.empty_cache()
+            print(json.dumps({"model": name, "batch": batch, "bits": bits} | measure(network, batch)), flush=True)
+            del network
 
 
 if __name__ == "__main__":

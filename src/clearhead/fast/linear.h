@@ -91,7 +91,7 @@ inline Rounded quantize_group(int8_t* quants, const float* part) {
   std::memcpy(&largest, &last, sizeof(last));
   const float inverse = largest > 0 ? 127 / largest : 0;
   for (int j = 0; j < 32; j++) bits[j] = int32_t(__builtin_rintf(part[j] * inverse));
-  for (int j = 0; j < 32; j++) quants[j] = int8_t(bits[j]), sum += bits[j];
+  for (int j = 0; j < 32; j++) quants[j] = int8_t(bits[j]), sum += quants[j];
   return {last < 0x7f800000 ? largest / 127 : NAN, sum};
 }
 

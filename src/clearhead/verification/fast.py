@@ -85,7 +85,7 @@ def packed(subject: Subject, bits: Bits) -> Comparison:
     # The median of the places: where a router's choice is near a tie, any rounding decides for another expert.
     error = (off.norm(dim=-1) / spread.norm(dim=-1)).median().item()
     agree = (found.argmax(-1) == full.argmax(-1)).float().mean().item()
-    detail = f"median relative error of logits; the likeliest token is the same at {agree:.0%} of {full.shape[1]} places"
+    detail = f"median error of logits; the likeliest token is the same at {agree:.0%} of {full.shape[1]} places"
     return Comparison([(torch.tensor([error]), torch.zeros(1))], detail, LARGEST_ERROR[bits])
 
 

@@ -1,0 +1,196 @@
+"""One optimizer step on an NVIDIA GPU, ours and a peer's in turns, all compiled: tokens per second, MFU, memory.
+
+    python benchmarks/train_cuda.py gpt2 --peer path/to/nanoGPT      # 124M, 64 rows of 1,024, beside nanoGPT
+    python benchmarks/train_cuda.py llama                            # 1B, 8 rows of 2,048, beside transformers
+
+`gpt2` has no biases, as nanoGPT trains it by default. nanoGPT computes under autocast; transformers has bfloat16
+weights and moments, the fastest it can do; ours keep float32 weights. MFU counts 6N + 12·L·D·T operations a token over
+989 TFLOP/s. Each has a process of its own, and all must fit in the memory together. The last line is JSON.
+"""
+
+import argparse
+import importlib.util
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from clearhead.data.batch import Batch
+from clearhead.families import preset
+from clearhead.model.config import Dropout, GroupedAttention, ModelConfig
+from clearhead.model.parts import LayerNorm
+from clearhead.model.transformer import Transformer
+from clearhead.training.config import TrainConfig
+from clearhead.training.distributed import World
+from clearhead.training.learner import Learner
+from clearhead.training.loop import accumulate
+from clearhead.training.metrics import flops_per_token
+from clearhead.training.optimizer import AdamW
+from clearhead.training.schedule import Constant
+
+PEAK_FLOPS = 989e12  # H100 and H200, dense bfloat16
+VOCAB_SIZE = 50304  # GPT-2's, up to a multiple of 128
+WARM_STEPS, TURN_STEPS, ROUNDS = 3, 8, 4
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    rows: int
+    length: int
+    peer: str
+
+
+WORK = {"gpt2": Work(64, 1024, "nanoGPT"), "llama": Work(8, 2048, "transformers")}
+
+
+def config_of(model: str) -> ModelConfig:
+    if model == "llama":
+        return preset("llama-3.2-1b")
+    whole = preset("gpt2")
+    stack = whole.output_stack
+    norm = replace(cast(LayerNorm, stack.final_norm), bias=False)
+    layers = [
+        replace(
+            layer,
+            attention=replace(cast(GroupedAttention, layer.attention), input_bias=False, output_bias=False),
+            feed_forward=replace(cast(Any, layer.feed_forward), bias=False),
+            norm=norm,
+        )
+        for layer in stack.layers
+    ]
+    embedding = replace(stack.embedding, vocab_size=VOCAB_SIZE)
+    decoder = replace(stack, embedding=embedding, layers=tuple(layers), final_norm=norm)
+    return replace(whole, decoder=decoder, dropout=Dropout())
+
+
+def our_step(model: str, tokens: Tensor) -> Step:
+    network = Transformer(config_of(model))
+    world = World.start(device="cuda")
+    settings = {"precision": "bfloat16", "compile": True, "device": "cuda", "schedule": Constant()}
+    config = TrainConfig(steps=1, batch_size=len(tokens), optimizer=AdamW(weight_decay=0.1), **settings)  # type: ignore[arg-type]
+    learner = Learner(network, config, world)
+    batch = Batch(tokens=tokens[:, :-1].contiguous(), targets=tokens[:, 1:].contiguous())
+    num_targets = torch.tensor(batch.num_targets, device="cuda")
+
+    def step() -> None:
+        loss = accumulate(learner, batch, num_targets)
+        norm = world.clip_gradients(network.parameters(), config.clip)
+        learner.update(0, torch.stack((loss, norm, num_targets)))
+
+    return step
+
+
+def nanogpt_step(folder: Path, tokens: Tensor) -> Step:
+    """As its train.py does it."""
+    spec = importlib.util.spec_from_file_location("peer_model", folder / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    peer = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = peer  # its dataclasses look themselves up
+    spec.loader.exec_module(peer)
+    shape = {"block_size": 1024, "vocab_size": VOCAB_SIZE, "n_layer": 12, "n_head": 12, "n_embd": 768}
+    network = peer.GPT(peer.GPTConfig(**shape, dropout=0.0, bias=False)).cuda()
+    optimizer = network.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")
+    forward, inputs, targets = torch.compile(network), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def loss() -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return cast(Tensor, forward(inputs, targets)[1])
+
+    return plain_step(network, optimizer, loss)
+
+
+def transformers_step(tokens: Tensor) -> Step:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "vocab_size": 128256}
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "rope_theta": 500000.0}
+    config = LlamaConfig(**shape, **heads, tie_word_embeddings=True, use_cache=False)
+    with torch.device("cuda"):
+        network = LlamaForCausalLM(config).to(torch.bfloat16).train()
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+    forward, inputs = torch.compile(network), tokens[:, :-1].contiguous()
+    return plain_step(network, optimizer, lambda: forward(input_ids=inputs, labels=inputs).loss)
+
+
+def plain_step(network: torch.nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> Step:
+    def step() -> None:
+        loss().backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def serve(line: Connection, name: str, model: str, folder: Path | None) -> None:
+    """The process of one: ready, then the seconds of a step and the peak of its memory for each call."""
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(0)
+    tokens = torch.randint(1000, (WORK[model].rows, WORK[model].length + 1), device="cuda")
+    if name == "clearhead":
+        step = our_step(model, tokens)
+    else:
+        step = transformers_step(tokens) if folder is None else nanogpt_step(folder, tokens)
+    for _ in range(WARM_STEPS):
+        step()
+    torch.cuda.synchronize()
+    line.send(True)
+    while line.recv():
+        torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        for _ in range(TURN_STEPS):
+            step()
+        torch.cuda.synchronize()
+        line.send(((time.perf_counter() - start) / TURN_STEPS, torch.cuda.max_memory_allocated()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=WORK)
+    parser.add_argument("--peer", type=Path, help="a checkout of nanoGPT, for gpt2")
+    asked = parser.parse_args()
+    work = WORK[asked.model]
+    names = ["clearhead"] if asked.model == "gpt2" and asked.peer is None else [work.peer, "clearhead"]
+    spawn = multiprocessing.get_context("spawn")
+    lines, processes = {}, []
+    for name in names:  # all compile at once
+        lines[name], theirs = spawn.Pipe()
+        processes.append(spawn.Process(target=serve, args=(theirs, name, asked.model, asked.peer)))
+        processes[-1].start()
+    for line in lines.values():
+        line.recv()
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+    for _ in range(ROUNDS):
+        for name, line in lines.items():
+            line.send(True)
+            found[name].append(line.recv())
+    for line in lines.values():
+        line.send(False)
+    for process in processes:
+        process.join()
+    with torch.device("meta"):
+        flops = flops_per_token(Transformer(config_of(asked.model)), work.length)
+    rows = {}
+    for name, turns in found.items():
+        seconds = statistics.median(turn[0] for turn in turns)
+        rate = work.rows * work.length / seconds
+        rows[name] = {"tokens_per_second": round(rate), "mfu": round(rate * flops / PEAK_FLOPS, 3)}
+        rows[name] |= {"peak_gigabytes": round(max(turn[1] for turn in turns) / 1e9, 1)}
+        print(f"{name:<13}{rate:>10,.0f} tokens/s  MFU {rows[name]['mfu']:.1%}  {rows[name]['peak_gigabytes']} GB")
+    print(json.dumps({"model": asked.model, "gpu": torch.cuda.get_device_name(), "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
