@@ -3,7 +3,7 @@
     attend_row[grid](...)      rotate, keep, softmax(q K) V
 
 Many programs share a head's slots (Flash-Decoding), so that all multiprocessors take part in a batch of one. Its twin
-is model/attend.py's `reference` (tests/fast/test_triton_kernels.py).
+is model/attend.py's `reference` (tests/fast/test_triton.py).
 """
 
 import triton

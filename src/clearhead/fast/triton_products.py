@@ -1,5 +1,5 @@
 """The products of one token on an NVIDIA GPU; what counts is to read every weight once, at the speed of the memory.
-The twin of each kernel is the same lines of model/ in PyTorch (tests/fast/test_triton_kernels.py).
+The twin of each kernel is the same lines of model/ in PyTorch (tests/fast/test_triton.py).
 
     multiply_row[grid](y, x, weight, ...)      y = residual + activation(W norm(x))
     multiply_packed_row[grid](...)             the same from weights in few bits (packed.py)
