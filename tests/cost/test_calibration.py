@@ -189,7 +189,7 @@ def test_a_damaged_file_is_named(text):
 def test_measures_this_machine(monkeypatch):
     """With few and small points: what comes out is positive and predicts something."""
     for name, value in {
-        "DTYPES": ("float32",),
+        "DTYPES": {"cpu": ("float32",)},
         "GRIDS": {"cpu": ((1, 16), (64,), (64, 128))},
         "LENGTHS": {"cpu": (1, 16)},
         "TRAFFIC_BYTES": (1 << 12, 1 << 20),

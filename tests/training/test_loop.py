@@ -1,9 +1,7 @@
 """The one loop: it learns, it goes on where it stopped, it stops where it must, and what it leaves can be used."""
 
 import json
-import math
 import signal
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,16 +10,9 @@ from safetensors.torch import load_file
 import clearhead
 from clearhead.data.batch import Batch
 from clearhead.errors import ClearheadError
-from clearhead.families import preset
-from clearhead.model.transformer import Transformer
 from clearhead.training import loop
-from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World
 from clearhead.training.loop import split
 from clearhead.training.metrics import read_metrics
-from clearhead.training.schedule import Constant
-from clearhead.training.unread import MOST_STEPS, Unread
-from tests.book.shrink import shrink
 from tests.training.recipes import LANGUAGE, quiet, recipe, run
 
 TEXT = "to be or not to be, that is the question: " * 20
@@ -131,58 +122,6 @@ def test_a_loss_that_is_no_number_stops_before_the_update(tmp_path):
     assert len(shown.read_text().splitlines()) == 8 * 3 - 1
     assert [row["step"] for row in read_metrics(tmp_path)] == list(range(1, step + 1))
     assert max(path.name for path in (tmp_path / "checkpoints").iterdir()) == f"step-{step:08d}"
-
-
-@pytest.fixture
-def late(monkeypatch):
-    """As on a GPU: several steps are looked at together. AdamW's kernel for a CPU skips an update too."""
-    monkeypatch.setattr(loop.Learner, "can_skip", True)
-
-
-def test_looking_late_changes_no_number(tmp_path, late, monkeypatch):
-    run(tmp_path / "late", {"train": {"log_every": 5}})
-    monkeypatch.undo()
-    run(tmp_path / "at_once", {"train": {"log_every": 5}})
-    assert losses_in(tmp_path / "late") == losses_in(tmp_path / "at_once")
-
-
-def test_looking_late_still_saves_nothing_after_a_loss_that_is_no_number(tmp_path, late):
-    poor = {"clip": None, "optimizer": {"kind": "adam_w", "learning_rate": 1e30}}
-    with pytest.raises(ClearheadError, match=r"at step 1 the loss is"):
-        run(tmp_path / "logged", {"train": poor | {"log_every": 4, "save_every": 8}})
-    assert not read_metrics(tmp_path / "logged")
-    with pytest.raises(ClearheadError, match=r"at step 1 the loss is"):
-        run(tmp_path / "saved", {"train": poor | {"log_every": 100, "save_every": 3, "validate_every": 100}})
-    for folder in ("logged", "saved"):
-        assert [path.name for path in (tmp_path / folder).glob("bad-batch-*")] == ["bad-batch-1.txt"]
-        assert not list((tmp_path / folder).glob("checkpoints/step-*"))
-
-
-def test_only_so_many_batches_wait_to_be_looked_at(tmp_path):
-    counted = []
-    unread = Unread(SimpleNamespace(count=counted.append), None, tmp_path)
-    for step in range(MOST_STEPS + 1):
-        unread.add(step, None, torch.tensor([2.0, 1.0, 8.0]))
-    assert counted == [8] * MOST_STEPS
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_nothing_is_learned_from_a_number_that_is_none(number, late):
-    network = Transformer(shrink(preset("llama-3.2-1b")))
-    learner = loop.Learner(network, TrainConfig(steps=1, batch_size=1, schedule=Constant()), World.alone())
-    before = {name: weight.detach().clone() for name, weight in network.named_parameters()}
-
-    def update(numbers):
-        for weight in network.parameters():
-            weight.grad = torch.ones_like(weight)
-        learner.update(0, torch.tensor(numbers))
-
-    numbers = [1.0, 1.0, 8.0]
-    numbers[number] = math.nan
-    update(numbers)
-    assert all(torch.equal(weight, before[name]) for name, weight in network.named_parameters())
-    update([1.0, 1.0, 8.0])
-    assert not any(torch.equal(weight, before[name]) for name, weight in network.named_parameters())
 
 
 def test_the_best_weights_are_kept(tmp_path):

@@ -109,7 +109,6 @@ def test_compiled_is_the_same(changes):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # the compiler looks at it
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 def test_compiled_half_precision_is_compiled_once():
     torch.compiler.reset()

@@ -14,7 +14,6 @@ from clearhead.config import to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.training.loop import train
-from clearhead.training.objective import build_objective
 from clearhead.training.setup import prepare
 from tests.training.crew import start_crew
 from tests.training.recipes import LANGUAGE, recipe, run
@@ -107,13 +106,3 @@ def test_a_recurrent_translator_is_saved_and_says_what_it_learnt(tmp_path):
     setup = prepare(recipe(RECURRENT, {"train": {"steps": 4}}), tmp_path / "fresh", False)
     fresh = dict(setup.network.named_parameters())
     assert not any(torch.equal(weight, fresh[name]) for name, weight in model.network.named_parameters())
-
-
-def test_a_cast_copy_without_gradient_is_no_news(tmp_path):
-    """torch warns whoever looks at the gradient of a copy, as its compiler does."""
-    weight = torch.nn.Parameter(torch.ones(2))
-    with pytest.warns(UserWarning, match="not a leaf"):
-        assert weight.bfloat16().grad is None
-    small = recipe({"train": {"precision": "bfloat16"}})
-    build_objective(prepare(small, tmp_path, False).network, small.train)
-    assert weight.bfloat16().grad is None

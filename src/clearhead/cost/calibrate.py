@@ -25,7 +25,7 @@ from clearhead.cost.host import host_seconds
 from clearhead.cost.workload import Phase
 from clearhead.errors import ClearheadError, unknown
 
-DTYPES = ("float32", "bfloat16")
+DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}  # what fits in a minute
 # Sides of the products: rows m, outputs n, inputs k. Each grid ends where larger products are no faster.
 GRIDS = {
     "cpu": ((1, 8, 64, 128, 256, 512), (128, 512, 2048), (128, 512, 2048)),
@@ -47,11 +47,12 @@ OPTIMIZED = {"cpu": (16, 1024), "cuda": (64, 2048)}  # square matrices: how many
 Tell = Callable[[str], object]
 
 
-def measure_machine(device: str, tell: Tell = lambda what: None, dtypes: Sequence[str] = DTYPES) -> Calibration:
+def measure_machine(device: str, tell: Tell = lambda what: None, dtypes: Sequence[str] | None = None) -> Calibration:
     if device not in ("cpu", "cuda"):
         raise unknown("device to measure", device, ["cpu", "cuda"])
     if device == "cuda" and not torch.cuda.is_available():
         raise ClearheadError("there is no CUDA device here; run: clearhead calibrate --device cpu")
+    dtypes = DTYPES[device] if dtypes is None else dtypes
     with torch.no_grad():
         tell("bandwidth")
         traffic = [measure_traffic(device, size) for size in TRAFFIC_BYTES]

@@ -27,7 +27,7 @@ SAMPLE_TOKENS, SHOWN_CHARACTERS = 256, 200
 
 
 def refuse(step: int, loss: float, norm: float, batch: Batch, tokenizer: Tokenizer, folder: Path) -> None:
-    """Stop where loss or gradient is not finite, which no weight has learned from; the batch is written down."""
+    """Stop before the update where loss or gradient is not finite; the batch is written down."""
     if math.isfinite(loss) and math.isfinite(norm):
         return
     path = folder / f"bad-batch-{step}.txt"

@@ -58,20 +58,9 @@ class Learner:
         trained = {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
         return trained | dict(self.network.named_buffers())
 
-    @property
-    def can_skip(self) -> bool:
-        """Whether an update looks by itself, on the device, if its numbers are finite: the fused AdamW alone does."""
-        fused = all(isinstance(optimizer, torch.optim.AdamW) for optimizer in self.optimizers)
-        return fused and self.world.size == 1 and self.world.device.type == "cuda"
-
-    def update(self, step: int, numbers: Tensor | None = None) -> None:
-        """One step of the optimizers along the gradients, which are then gone, and all that follows it.
-
-        numbers: where one is not finite the weights stay as they are, if the optimizers `can_skip`.
-        """
+    def update(self, step: int) -> None:
+        """One step of the optimizers along the gradients, which are then gone, and all that follows it."""
         for optimizer in self.optimizers:
-            if self.can_skip and numbers is not None:
-                optimizer.found_inf = (~numbers.isfinite().all()).float()  # type: ignore[attr-defined]
             optimizer.step()
             optimizer.zero_grad()
         if self.routing is not None and isinstance(self.config.balance, BalanceBias):

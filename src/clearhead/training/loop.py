@@ -18,7 +18,7 @@ from clearhead.data.batch import Batch
 from clearhead.training.beginning import begin
 from clearhead.training.display import Display
 from clearhead.training.distributed import Strategy, World
-from clearhead.training.ending import finish
+from clearhead.training.ending import finish, refuse
 from clearhead.training.learner import Learner
 from clearhead.training.metrics import Journal, Meter
 from clearhead.training.optimizer import set_rates
@@ -26,7 +26,6 @@ from clearhead.training.recipe import Recipe
 from clearhead.training.runs import RunFolder
 from clearhead.training.schedule import factor
 from clearhead.training.signals import Stopper
-from clearhead.training.unread import Unread
 from clearhead.training.validate import validate
 
 
@@ -47,7 +46,6 @@ def train(recipe: Recipe, out: Path, console: Console | None = None) -> Trained:
             setup, learner, loader, first_step = begin(recipe, run, world)
             journal = Journal(out, first_step, config.tensorboard) if world.is_main else None
             meter = Meter(setup.network, world.device)
-            unread = Unread(meter, setup.tokenizer, out)
             with Display(console, config.steps, first_step, silent=not world.is_main) as display:
                 if setup.num_left_out:
                     display.say(f"{setup.num_left_out} examples are longer than data.context and left out")
@@ -58,24 +56,22 @@ def train(recipe: Recipe, out: Path, console: Console | None = None) -> Trained:
                     set_rates(learner.optimizers, rate)
                     num_targets = world.sum(torch.tensor(batch.num_targets, device=world.device)).clamp(min=1)
                     batch = batch.to(world.device)
-                    step_loss = world.sum(accumulate(learner, batch, num_targets))
-                    step_norm = world.clip_gradients(setup.network.parameters(), config.clip)
-                    numbers = torch.stack((step_loss, step_norm, num_targets))
-                    unread.add(step, batch, numbers)
-                    if not learner.can_skip:
-                        unread.look()
-                    learner.update(step, numbers)
+                    total = world.sum(accumulate(learner, batch, num_targets))
+                    length = world.clip_gradients(setup.network.parameters(), config.clip)
+                    # The one wait for the device in a step: what is not finite must not be learned from.
+                    loss, norm, num_read = torch.stack((total, length, num_targets)).tolist()
+                    refuse(step, loss, norm, batch, setup.tokenizer, out)
+                    learner.update(step)
 
                     done = step + 1
+                    meter.count(int(num_read))
                     if done % config.log_every == 0 or done == config.steps:
-                        loss, norm = unread.look()
                         row = {"step": done, "loss": loss, "learning_rate": learner.rate, "gradient_norm": norm}
                         row |= meter.read(batch.tokens.shape[1], num_steps_left=config.steps - done)
                         display.show(row)
                         if journal is not None:
                             journal.write(row)
                     if done % config.validate_every == 0 or done == config.steps:
-                        unread.look()
                         validation_loss = validate(learner, setup.validation, config, world)
                         display.show({"step": done, "validation_loss": validation_loss})
                         if journal is not None:
@@ -83,7 +79,6 @@ def train(recipe: Recipe, out: Path, console: Console | None = None) -> Trained:
                         meter.restart()
                     asked_to_stop = world.any(stop.asked)
                     if done % config.save_every == 0 or done == config.steps or asked_to_stop:
-                        unread.look()
                         learner.save(run, done, {"loader": loader_state, "recipe": to_dict(recipe)})
                         meter.restart()
                     if asked_to_stop:
