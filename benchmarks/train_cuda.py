@@ -9,11 +9,9 @@ weights and moments, the fastest it can do; ours keep float32 weights. MFU count
 """
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,6 +21,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from train_step import nanogpt
 
 from clearhead.data.batch import Batch
 from clearhead.families import preset
@@ -94,12 +93,7 @@ def our_step(model: str, tokens: Tensor) -> Step:
 
 def nanogpt_step(folder: Path, tokens: Tensor) -> Step:
     """As its train.py does it."""
-    spec = importlib.util.spec_from_file_location("peer_model", folder / "model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    peer = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = peer  # its dataclasses look themselves up
-    spec.loader.exec_module(peer)
+    peer = nanogpt(folder)
     shape = {"block_size": 1024, "vocab_size": VOCAB_SIZE, "n_layer": 12, "n_head": 12, "n_embd": 768}
     network = peer.GPT(peer.GPTConfig(**shape, dropout=0.0, bias=False)).cuda()
     optimizer = network.configure_optimizers(0.1, 6e-4, (0.9, 0.95), "cuda")

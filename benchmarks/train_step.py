@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 import torch
@@ -82,14 +83,20 @@ def our_step(batch: Batch, model: str, **changes: Any) -> tuple[Step, int]:
     return step, sum(weight.numel() for weight in network.parameters())
 
 
-def peer_step(batch: Batch, folder: Path, compiled: bool) -> tuple[Step, int]:
-    """As nanoGPT's train.py does it, with its settings for a CPU."""
+def nanogpt(folder: Path) -> ModuleType:
+    """The model.py of a checkout."""
     spec = importlib.util.spec_from_file_location("peer_model", folder / "model.py")
     assert spec is not None
     assert spec.loader is not None
     peer = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = peer  # its dataclasses look themselves up
     spec.loader.exec_module(peer)
+    return peer
+
+
+def peer_step(batch: Batch, folder: Path, compiled: bool) -> tuple[Step, int]:
+    """As nanoGPT's train.py does it, with its settings for a CPU."""
+    peer = nanogpt(folder)
     shape = {"block_size": 64, "vocab_size": VOCAB_SIZE, "n_layer": 4, "n_head": 4, "n_embd": 128}
     network = peer.GPT(peer.GPTConfig(**shape, dropout=0.0, bias=False))
     optimizer = network.configure_optimizers(0.1, 1e-3, (0.9, 0.99), "cpu")
