@@ -4,6 +4,9 @@ run_crew(4, "fsdp", lambda world: ...)
 """
 
 import os
+import signal
+import socket
+import time
 import traceback
 
 import torch
@@ -22,23 +25,39 @@ LENGTH = 6
 def start_crew(size, action):
     """Each with the environment that torchrun would give it; all must end well.
 
-    As torchrun's agent does, the parent holds the store in which they meet: a port that is free when it is chosen may
-    be another's when the first of them opens it.
+    As under torchrun's agent the store in which they meet is another process's, but its port is opened here: one that
+    is free when it is chosen may be another's when it is opened. No thread may run here while they are forked: the
+    store's asks for the names of its guests, and who is forked meanwhile waits for the resolver's lock for ever.
+    RES_OPTIONS: where nobody answers such a question, ask once, for a second.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address, port = listening.getsockname()
+        meeting = {"MASTER_ADDR": address, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        meeting |= {"WORLD_SIZE": str(size), "RES_OPTIONS": "attempts:1 timeout:1"}
 
-    def work(rank):
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-        os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-        try:
-            return action()
-        except BaseException:
-            traceback.print_exc()
-            raise
+        parent = os.getpid()
 
-    children = [in_child(lambda rank=rank: work(rank)) for rank in range(size)]
-    assert [exit_code(child) for child in children] == [0] * size
+        def keep_store():
+            os.environ |= meeting
+            store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.fileno())
+            while store and os.getppid() == parent:
+                time.sleep(1)
+
+        def work(rank):
+            os.environ |= meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            try:
+                return action()
+            except BaseException:
+                traceback.print_exc()
+                raise
+
+        keeper = in_child(keep_store)
+        children = [in_child(lambda rank=rank: work(rank)) for rank in range(size)]
+    try:
+        assert [exit_code(child) for child in children] == [0] * size
+    finally:
+        os.kill(keeper, signal.SIGKILL)
+        os.waitpid(keeper, 0)
 
 
 def run_crew(size, kind, action):
