@@ -15,6 +15,7 @@ Without torchrun there is one process, and every strategy does nothing.
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -86,8 +87,13 @@ class World:
         return cls.start(Strategy(kind="single"), "cpu")
 
     def close(self) -> None:
-        if self.mesh is not None:
-            torch_distributed.destroy_process_group()
+        if self.mesh is None:
+            return
+        if self.device.type == "cpu":
+            # To let go of the last tensors sent gloo's thread needs the interpreter's lock, which the group's end holds
+            # while it waits for that thread (torch 2.13): a hang, unless the thread comes first.
+            time.sleep(0.2)
+        torch_distributed.destroy_process_group()
 
     def __enter__(self) -> Self:
         return self
@@ -161,10 +167,6 @@ class World:
     def any(self, flag: bool) -> bool:
         """Whether it is so in some process; all get the same answer."""
         return flag if self.mesh is None else bool(all_reduce(torch.tensor(float(flag), device=self.device)) > 0)
-
-    def barrier(self) -> None:
-        if self.mesh is not None:
-            torch_distributed.barrier()
 
     def together(self, action: Callable[[], Any]) -> list[Any]:
         """What the action gave in each process, as JSON values; where it failed in one, all raise its sentence."""
