@@ -14,8 +14,8 @@ from clearhead.model.parts import Causal, Rope
 from tests.book.golden import golden, plain
 from tests.model.toys import (
     close,
+    context_of,
     decoder,
-    sight_of,
     some_tokens,
     toy,
 )
@@ -75,7 +75,7 @@ def test_a1_row_form_equals_vector_form():
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a1_output_of_the_worked_example(kernel):
     """Keys are three wide and values two."""
-    output = worked_example(scale=1.0)(golden("qkv", "x")[None], sight_of(Mask(), kernel, 3))[0]
+    output = worked_example(scale=1.0)(golden("qkv", "x")[None], context_of(Mask(), kernel, 3))[0]
     close(output, golden("qkv", "output"))
     close(output[2], golden("qkv", "printed", "output_row3"), tolerance=7e-4)
 
@@ -99,7 +99,7 @@ def test_a2_the_scale_is_one_over_the_root_of_the_key_width():
     """2 and 8 and -20 over √3, through the module as it comes."""
     attention, x = worked_example(), golden("qkv", "x")[None]
     weights = (golden("qkv", "scores") / math.sqrt(3)).softmax(dim=-1)
-    close(attention(x, sight_of(Mask(), reference, 3))[0], weights @ golden("qkv", "v"))
+    close(attention(x, context_of(Mask(), reference, 3))[0], weights @ golden("qkv", "v"))
 
 
 def test_a2_row_i_of_the_output_is_the_sum_of_weighted_values(generator):

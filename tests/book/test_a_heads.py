@@ -18,11 +18,11 @@ from tests.book.golden import plain
 from tests.model.toys import (
     NORM,
     close,
+    context_of,
     decoder,
     encoder,
     grouped,
     redraw,
-    sight_of,
     some_tokens,
     toy,
     translator,
@@ -54,13 +54,13 @@ def head_alone(attention: Attention, number: int) -> Attention:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a7_multi_head_is_the_heads_one_by_one_concatenated_and_projected(kernel, generator):
     attention = multi_head(num_heads=4, num_kv_heads=4, head_width=4)
-    x, sight = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64), sight_of(Mask(), kernel, 6)
-    whole = attention(x, sight)
+    x, context = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64), context_of(Mask(), kernel, 6)
+    whole = attention(x, context)
     alone = [head_alone(attention, number) for number in range(4)]
-    close(whole, sum(head(x, sight) for head in alone))
+    close(whole, sum(head(x, context) for head in alone))
     for head in alone:
         head.output = nn.Identity()
-    concatenated = torch.cat([head(x, sight) for head in alone], dim=-1)
+    concatenated = torch.cat([head(x, context) for head in alone], dim=-1)
     close(whole, concatenated @ attention.output.weight.T)
 
 
@@ -70,7 +70,7 @@ def test_a7_equals_the_multi_head_attention_of_torch(generator):
         theirs.in_proj_weight.copy_(torch.cat([attention.query.weight, attention.key.weight, attention.value.weight]))
         theirs.out_proj.weight.copy_(attention.output.weight)
     x = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64)
-    close(attention(x, sight_of(Mask(), fused, 6)), theirs(x, x, x)[0])
+    close(attention(x, context_of(Mask(), fused, 6)), theirs(x, x, x)[0])
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
@@ -85,15 +85,15 @@ def test_a7_grouped_queries_share_the_key_and_value_of_their_group(num_kv_heads,
             by_head = getattr(few, name).weight.view(num_kv_heads, 4, 16)
             getattr(many, name).weight.copy_(by_head.repeat_interleave(4 // num_kv_heads, dim=0).flatten(0, 1))
     x = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64)
-    sight = sight_of(Mask(causal=True), kernel, 6)
-    close(few(x, sight), many(x, sight))
+    context = context_of(Mask(causal=True), kernel, 6)
+    close(few(x, context), many(x, context))
 
 
 def multiplications(attention: Attention, num_tokens: int) -> int:
     """Multiply-accumulates of one sequence, counted by torch as the reference kernel runs."""
     x = torch.zeros(1, num_tokens, attention.query.in_features, dtype=torch.float64)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        attention(x, sight_of(Mask(), reference, num_tokens))
+        attention(x, context_of(Mask(), reference, num_tokens))
     return counter.get_total_flops() // 2
 
 
@@ -132,8 +132,8 @@ def test_a8_attention_is_permutation_equivariant(generator):
     attention = multi_head(4, 2, 4)
     x = torch.randn(1, 7, 16, generator=generator, dtype=torch.float64)
     order = torch.randperm(7, generator=generator)
-    sight = sight_of(Mask(), fused, 7)
-    close(attention(x[:, order], sight), attention(x, sight)[:, order])
+    context = context_of(Mask(), fused, 7)
+    close(attention(x[:, order], context), attention(x, context)[:, order])
 
 
 def test_a8_so_is_a_whole_encoder_without_positions_but_no_causal_decoder(generator):
@@ -217,13 +217,13 @@ def test_a9_no_weights_see_more(num_heads, num_levels):
 def test_a10_self_causal_and_cross_are_three_uses_of_one_module(kernel, generator):
     attention = multi_head(4, 2, 4)
     x, memory = (torch.randn(2, length, 16, generator=generator, dtype=torch.float64) for length in (5, 9))
-    whole = attention(x, sight_of(Mask(), kernel, 5))
-    causal = attention(x, sight_of(Mask(causal=True), kernel, 5))
-    across = attention(x, sight_of(Mask(), kernel, 5), memory)
+    whole = attention(x, context_of(Mask(), kernel, 5))
+    causal = attention(x, context_of(Mask(causal=True), kernel, 5))
+    across = attention(x, context_of(Mask(), kernel, 5), memory)
     assert whole.shape == causal.shape == across.shape == x.shape
-    close(attention(x, sight_of(Mask(), kernel, 5), x), whole)
+    close(attention(x, context_of(Mask(), kernel, 5), x), whole)
     close(causal[:, -1], whole[:, -1])
-    close(attention(x[:, :1], sight_of(Mask(), kernel, 1), memory), across[:, :1])
+    close(attention(x[:, :1], context_of(Mask(), kernel, 1), memory), across[:, :1])
     assert (causal[:, 0] - whole[:, 0]).abs().max() > 1e-3
     assert (across - whole).abs().max() > 1e-3
 
@@ -286,4 +286,4 @@ def test_a10_query_heads_with_biases_and_wider_values_are_the_same_module(genera
     redraw(attention)
     attention.double()
     x = torch.randn(1, 5, 16, generator=generator, dtype=torch.float64)
-    close(attention(x, sight_of(Mask(), fused, 5)), attention(x, sight_of(Mask(), reference, 5)))
+    close(attention(x, context_of(Mask(), fused, 5)), attention(x, context_of(Mask(), reference, 5)))

@@ -24,12 +24,12 @@ from tests.model.toys import (
     POSITIONS,
     Spy,
     close,
+    context_of,
     decoder,
     encoder,
     grouped,
     latent,
     layer,
-    sight_of,
     some_tokens,
     stack,
     toy,
@@ -94,7 +94,7 @@ def test_b4_a_causal_head_without_positions_computes_one_over_t(seed):
         attention.key.weight[:, 0] = 1.0
         attention.value.weight[0, 1] = 1.0
         attention.output.weight.copy_(torch.eye(width))
-    output = attention(x, sight_of(Mask(causal=True), Spy(), num_tokens))[0]
+    output = attention(x, context_of(Mask(causal=True), Spy(), num_tokens))[0]
     close(output[:, 0], golden("nope", "expected_first_column"))
     assert not output[:, 1:].any()
 

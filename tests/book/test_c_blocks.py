@@ -29,12 +29,12 @@ from tests.model.toys import (
     VOCAB,
     WIDTH,
     close,
+    context_of,
     decoder,
     encoder,
     grouped,
     layer,
     redraw,
-    sight_of,
     some_tokens,
     toy,
     translator,
@@ -92,10 +92,10 @@ def test_c1_swiglu_multiplies_a_gate_by_the_other_projection():
 
 def straight_line(block: Block, x: Tensor, placement: str) -> Tensor:
     """The four equations of a block, each written as in its paper."""
-    sight = sight_of(Mask(causal=True), fused, x.shape[1])
+    context = context_of(Mask(causal=True), fused, x.shape[1])
 
     def attend(h: Tensor) -> Tensor:
-        return block.attention(h, sight)
+        return block.attention(h, context)
 
     norm1, feed_forward = block.attention_residual.norm, block.feed_forward
     if placement == "parallel":
@@ -115,7 +115,7 @@ def straight_line(block: Block, x: Tensor, placement: str) -> Tensor:
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "parallel"])
 def test_c1_block_follows_its_equations(placement):
     block, x = block_of(layer(grouped(), norm=LayerNorm(epsilon=1e-3), placement=placement)), random_input()
-    close(block(x, sight_of(Mask(causal=True), fused, 6)), straight_line(block, x, placement))
+    close(block(x, context_of(Mask(causal=True), fused, 6)), straight_line(block, x, placement))
 
 
 @torch.no_grad()
@@ -154,7 +154,7 @@ def test_c1_block_equals_the_encoder_layer_of_torch(placement):
     theirs = nn.TransformerEncoderLayer(**TORCH, batch_first=True, norm_first=placement == "pre").double().eval()
     copy_into_torch(block, theirs)
     x = random_input()
-    close(block(x, sight_of(Mask(), fused, 6)), theirs(x))
+    close(block(x, context_of(Mask(), fused, 6)), theirs(x))
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -165,7 +165,7 @@ def test_c1_block_equals_the_decoder_layer_of_torch(placement):
     copy_into_torch(block, theirs)
     x, memory = random_input(), random_input(seed=1, length=9)
     causal = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
-    found = block(x, sight_of(Mask(causal=True), fused, 6), memory, sight_of(Mask(), fused, 6))
+    found = block(x, context_of(Mask(causal=True), fused, 6), memory, context_of(Mask(), fused, 6))
     close(found, theirs(x, memory, tgt_mask=causal))
 
 
@@ -175,7 +175,7 @@ def test_c1_residual_passes_the_input_through_untouched():
         for linear in (block.attention.output, block.feed_forward.down):
             for parameter in linear.parameters():
                 parameter.zero_()
-    assert torch.equal(block(x, sight_of(Mask(), fused, 6)), x)
+    assert torch.equal(block(x, context_of(Mask(), fused, 6)), x)
 
 
 # --- C2

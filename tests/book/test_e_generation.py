@@ -14,9 +14,9 @@ from clearhead.generation.plain import decode_plainly
 from clearhead.model.attend import attend_in_steps, fused
 from clearhead.model.attention import Attention
 from clearhead.model.branches import FeedForward
+from clearhead.model.context import AttentionContext
 from clearhead.model.masks import Mask, make_mask
 from clearhead.model.parts import Causal
-from clearhead.model.sight import Sight
 from clearhead.model.transformer import Transformer
 from tests.book.golden import golden
 from tests.book.shrink import shrink
@@ -85,14 +85,14 @@ def test_e2_the_worked_example_token_by_token():
     config = decoder(num_heads=1, num_kv_heads=1, head_width=2)
     cache = KeyValueCache(config)
     x = golden("kv_cache", "x")[None]
-    whole = attention(x, Sight(Mask(causal=True), fused, torch.arange(3)[None]))
+    whole = attention(x, AttentionContext(Mask(causal=True), fused, torch.arange(3)[None]))
     assert (whole[0] - golden("kv_cache", "causal_scaled_output")).abs().max() <= 1e-12
     for step in range(3):
         cache.begin(torch.zeros(1, 1, dtype=torch.long))
         grid = cache.grid(Causal())
-        sight = Sight(make_mask(Causal(), grid), fused, grid.query_index)
-        sight = replace(sight, keep=lambda key, value: cache.write(0, key, value))
-        out = attention(x[:, step : step + 1], sight)
+        context = AttentionContext(make_mask(Causal(), grid), fused, grid.query_index)
+        context = replace(context, keep=lambda key, value: cache.write(0, key, value))
+        out = attention(x[:, step : step + 1], context)
         cache.advance()
         assert (out[0, 0] - golden("kv_cache", "causal_scaled_output")[step]).abs().max() <= 1e-12
     assert torch.equal(cache.stores[0].key[0, 0, :3], golden("kv_cache", "k"))

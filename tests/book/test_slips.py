@@ -17,7 +17,7 @@ from clearhead.model.masks import Mask
 from clearhead.model.parts import Rope, SinusoidalPositions
 from clearhead.model.positions import sinusoids
 from tests.book.golden import golden, plain
-from tests.model.toys import Spy, close, decoder, sight_of, some_tokens, toy, translator
+from tests.model.toys import Spy, close, context_of, decoder, some_tokens, toy, translator
 
 
 def test_slip_1_both_members_of_a_sinusoid_pair_share_the_exponent_2i_over_d():
@@ -135,7 +135,7 @@ def test_slip_9_inputs_of_an_attention_are_left_alone():
     attention = Attention(GroupedAttention(num_heads=2, num_kv_heads=1, head_width=4), 8)
     x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
     before = x.clone()
-    attention(x, sight_of(Mask(causal=True), fused, 5))
+    attention(x, context_of(Mask(causal=True), fused, 5))
     assert x._version == 0
     assert torch.equal(x, before)
 

@@ -1,10 +1,13 @@
 """Cached equals uncached, for every kind of model, however the tokens arrive; and what a cache can do."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from clearhead.cache import stores
 from clearhead.cache.cache import KeyValueCache
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore
 from clearhead.errors import ClearheadError
@@ -128,6 +131,21 @@ def test_a_contiguous_store_gives_views_and_doubles():
     assert torch.equal(store.key[:, :, :3], new)
 
 
+def test_a_store_is_as_before_where_memory_runs_out(monkeypatch):
+    """Otherwise a kernel would be given a place beyond its buffer."""
+    store = ContiguousStore(capacity=4)
+    new = torch.randn(1, 2, 4, 5)
+    store.write(0, new, new)
+    wanted = (4, (1, 2, 5), torch.float32, torch.device("cpu"))
+    with monkeypatch.context() as patched:
+        patched.setattr(stores, "grown", Mock(side_effect=RuntimeError("not enough memory")))
+        with pytest.raises(RuntimeError, match="not enough memory"):
+            store.reserve(*wanted)
+    place = store.reserve(*wanted)
+    assert place.key.shape[2] == 8
+    assert torch.equal(place.key[:, :, :4], new)
+
+
 def test_a_ring_names_what_it_holds():
     store = SlidingStore(window=3, slack=1)
     assert store.ring(2).tolist() == [0, 1, EMPTY, EMPTY]
@@ -188,6 +206,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path):
         (lambda t, about: about.update(length="4"), "4 tokens of at most 3"),
         (lambda t, about: about.update(length="4", furthest="9" * 30), "for 4 tokens|positions of shape"),
         (lambda t, about: about.update(length="three"), "invalid literal"),
+        (lambda t, about: about.update(slack="-4"), "slack is -4"),
         (lambda t, about: t.update({"0.key": t["0.key"][:, :1]}), "layer 0 has other heads"),
         (lambda t, about: t.update({"0.value": t["0.value"][..., :2]}), "layer 0 has other heads"),
         (lambda t, about: t.update({"1.key": t["1.key"].int()}), "layer 1 has other heads"),
@@ -231,3 +250,21 @@ def test_what_a_cache_cannot_take():
             network(tokens[:1], cache=cache)
     with pytest.raises(ClearheadError, match="cannot be cached"):
         KeyValueCache(decoder(reach=Everything()))
+
+
+def test_an_empty_cache_is_kept_too(tmp_path):
+    network, path = toy(decoder()), tmp_path / "past.safetensors"
+    KeyValueCache(network.config).save(path)
+    assert KeyValueCache.load(path, network.config).length == 0
+
+
+def test_a_file_without_slots_takes_tokens_again(tmp_path):
+    network, path = toy(decoder()), tmp_path / "past.safetensors"
+    cache = KeyValueCache(network.config)
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    with torch.no_grad():
+        run_cached(network, tokens, [3], cache)
+        cut = {f"{n}.{k}": t[:, :, :0].clone() for n, s in enumerate(cache.stores) for k, t in s.tensors().items()}
+        save_file(cut, path, metadata={"length": "0", "furthest": "0", "slack": "16"})
+        again = KeyValueCache.load(path, network.config)
+        assert torch.equal(run_cached(network, tokens, [3], again), network(tokens))

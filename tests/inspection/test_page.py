@@ -254,6 +254,10 @@ def test_a_wrong_ending_is_told_before_a_model_is_read(tmp_path):
 
 def test_book_command(tmp_path):
     assert run("book", "--out", tmp_path / "book.html").stdout.strip() == str(tmp_path / "book.html")
+    for command in (("book",), ("trace", "no-such-model", "text")):
+        with pytest.raises(ClearheadError, match=r"book\.html exists already; give another name, or --overwrite"):
+            run(*command, "--out", tmp_path / "book.html")
+    assert run("book", "--out", tmp_path / "book.html", "--overwrite").stdout
     with pytest.raises(ClearheadError, match=r"ends in \.html"):
         run("book", "--out", tmp_path / "book.txt")
     assert "Heatmap D" in Path(tmp_path / "book.html").read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ import clearhead
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
+from clearhead.fast.modules import pack_network
 from clearhead.inspection.ablation import ablate
 from clearhead.inspection.attribution import attribute
 from clearhead.inspection.effect import Effect
@@ -200,6 +201,15 @@ def test_without_a_head_is_as_with_zeros_in_the_last_matrix(name):
     effect = ablate(traced, layer=1, head=2)
     same_effect(effect, last_logits(traced.network), last_logits(without))
     assert effect.divergence > 1e-6
+
+
+def test_packed_weights_are_ablated_but_not_shared_out():
+    network = toy(shrink(preset("llama-3.1-8b")), torch.bfloat16)
+    pack_network(network, "int8")
+    traced = trace(Model(network), TOKENS)
+    assert ablate(traced, layer=1, head=2).divergence > 0
+    with pytest.raises(ClearheadError, match="the weights of this model are packed"):
+        attribute(traced, 5)
 
 
 @pytest.mark.parametrize("part", ["attention", "feed_forward"])

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clearhead.model.attend import Attended, Kernel, Scoring, attend_in_steps
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, Layer, ModelConfig, Stack
+from clearhead.model.context import AttentionContext
 from clearhead.model.masks import Mask
 from clearhead.model.parts import (
     Alibi,
@@ -26,7 +27,6 @@ from clearhead.model.parts import (
     Rope,
     SinusoidalPositions,
 )
-from clearhead.model.sight import Sight
 from clearhead.model.transformer import Transformer
 
 AnyPosition = Position | LearnedPositions | SinusoidalPositions
@@ -110,8 +110,8 @@ def some_tokens(batch: int = 2, length: int = 8, seed: int = 1) -> Tensor:
     return torch.randint(0, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def sight_of(mask: Mask, kernel: Kernel, length: int) -> Sight:
-    return Sight(mask=mask, kernel=kernel, query_index=torch.arange(length)[None])
+def context_of(mask: Mask, kernel: Kernel, length: int) -> AttentionContext:
+    return AttentionContext(mask=mask, kernel=kernel, query_index=torch.arange(length)[None])
 
 
 class Spy:

@@ -11,8 +11,8 @@ from clearhead.cache.paged import PageMemory
 from clearhead.cache.stores import ContiguousStore, SlidingStore
 from clearhead.fast import modules, plan
 from clearhead.generation import decode, speculative
-from clearhead.model import attend, positions, sight, transformer
-from clearhead.model.latent_attention import UnfoldedAttention
+from clearhead.model import attend, context, positions, transformer
+from clearhead.model.latent_attention import LatentAttentionLayer
 from clearhead.model.masks import Mask
 from clearhead.model.transformer import Transformer
 from clearhead.verification import reading
@@ -189,7 +189,7 @@ FORKED, TRUNCATED, GREEDY = "forked cache == fresh", "truncated cache == fresh",
 BATCHED, KERNELS = "batched == single", "kernel step == network"
 
 CONTROLS = [
-    (PREFIX, Control(wrapped(sight, "make_mask", all_seeing), BATCHED)),
+    (PREFIX, Control(wrapped(context, "make_mask", all_seeing), BATCHED)),
     (BATCHED, Control(wrapped(attend, "scaled_dot_product_attention", reads_its_neighbour), PREFIX)),
     (LEFT, Control(wrapped(transformer, "positions_from", counts_padding), RIGHT, "gpt2")),
     (RIGHT, Control(wrapped(transformer, "positions_from", counts_padding_behind), LEFT, "gpt2")),
@@ -199,13 +199,13 @@ CONTROLS = [
     ),
     (
         "absorbed latent == unfolded",
-        Control(wrapped(UnfoldedAttention, "absorbed", forgets_the_rotation), PREFIX, "deepseek"),
+        Control(wrapped(LatentAttentionLayer, "absorbed", forgets_the_rotation), PREFIX, "deepseek"),
     ),
     ("remembered source == read again", Control(wrapped(Transformer, "remember", swaps_layers), LEFT, "t5")),
     (CACHED, Control(wrapped(KeyValueCache, "begin", starts_at_zero), LEFT)),
     (
         CACHED,
-        Control(wrapped(UnfoldedAttention, "absorbed", forgets_the_rotation), LEFT, "deepseek"),
+        Control(wrapped(LatentAttentionLayer, "absorbed", forgets_the_rotation), LEFT, "deepseek"),
     ),
     (CONTIGUOUS, Control(wrapped(ContiguousStore, "write", gives_stale_keys), SLIDING, "mistral")),
     (SLIDING, Control(wrapped(SlidingStore, "ring", is_off_by_one), CONTIGUOUS, "mistral")),

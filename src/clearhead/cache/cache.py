@@ -46,6 +46,7 @@ class Ragged:
 class KeyValueCache:
     def __init__(self, config: ModelConfig, slack: int = 16, stores: list[Store] | None = None):
         assert config.decoder is not None
+        require(slack >= 0, f"slack is {slack}; it must be 0 or more")
         self.config, self.slack = config, slack
         self.stores = stores or [store_for(layer, slack) for layer in config.decoder.layers]
         # Layers of one reach keep the same tokens: any of them can say which.
@@ -59,7 +60,7 @@ class KeyValueCache:
         self.new: Ragged | None = None
         self.device: torch.device | None = None
 
-    # --- what the network asks for (model/sight.py)
+    # --- what the network asks for (model/context.py)
 
     def begin(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         held = next(iter(self.stores[0].tensors().values()), None)
@@ -178,6 +179,8 @@ class KeyValueCache:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take over what `save` wrote, if every shape is that of this model and this length."""
         require(0 <= self.length <= self.furthest, f"{self.length} tokens of at most {self.furthest}")
+        if not tensors and not self.length:
+            return
         layers = self.config.decoder.layers if self.config.decoder else ()
         for number, (layer, store) in enumerate(zip(layers, self.stores, strict=True)):
             key, value = tensors.pop(f"{number}.key"), tensors.pop(f"{number}.value")

@@ -65,29 +65,26 @@ class ContiguousStore(Buffers):
 
     def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         end = length + key.shape[2]
-        while self.capacity < end:
-            self.capacity *= 2
-        self.key, self.value = self.grown(self.key, key, length), self.grown(self.value, value, length)
-        self.key[:, :, length:end] = key
-        self.value[:, :, length:end] = value
-        return self.key[:, :, :end], self.value[:, :, :end]
+        held_key, held_value = self.room(length, end, key, value)
+        held_key[:, :, length:end] = key
+        held_value[:, :, length:end] = value
+        return held_key[:, :, :end], held_value[:, :, :end]
 
-    def grown(self, buffer: Tensor | None, new: Tensor, length: int) -> Tensor:
-        if buffer is not None and buffer.shape[2] == self.capacity:
-            return buffer
-        larger = new.new_zeros(*new.shape[:2], self.capacity, new.shape[3])
-        if buffer is not None:
-            larger[:, :, :length] = buffer[:, :, :length]
-        return larger
+    def room(self, length: int, end: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Buffers for `end` tokens; where memory runs out, both stay as they were."""
+        if self.key is not None and self.value is not None and end <= self.key.shape[2]:
+            return self.key, self.value
+        capacity = self.capacity
+        while capacity < end:
+            capacity *= 2
+        self.key, self.value = grown(self.key, key, length, capacity), grown(self.value, value, length, capacity)
+        self.capacity = capacity
+        return self.key, self.value
 
     def reserve(self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Place:
         """Room for one token of `shape` (B, K, H), for whoever writes it himself."""
-        if self.key is None or self.value is None or self.capacity <= length:
-            while self.capacity <= length:
-                self.capacity *= 2
-            like = torch.empty(*shape[:2], 0, shape[2], dtype=dtype, device=device)
-            self.key, self.value = self.grown(self.key, like, length), self.grown(self.value, like, length)
-        return Place(self.key, self.value, length, length + 1)
+        like = torch.empty(*shape[:2], 0, shape[2], dtype=dtype, device=device)
+        return Place(*self.room(length, length + 1, like, like), length, length + 1)
 
     def slots(self, length: int, num_new: int) -> Tensor:
         return torch.arange(length + num_new)
@@ -104,10 +101,18 @@ class ContiguousStore(Buffers):
     def restore(self, key: Tensor, value: Tensor, length: int) -> None:
         if key.ndim != 4 or value.ndim != 4 or not length <= key.shape[2] == value.shape[2]:
             raise ValueError(f"keys {tuple(key.shape)} and values {tuple(value.shape)} for {length} tokens")
-        self.key, self.value, self.capacity = key, value, key.shape[2]
+        self.key, self.value, self.capacity = key, value, max(key.shape[2], 1)
 
     def num_bytes(self, length: int) -> int:
         return self.bytes_of(length)
+
+
+def grown(buffer: Tensor | None, new: Tensor, length: int, capacity: int) -> Tensor:
+    """`capacity` slots for keys like `new`, the first `length` of them from `buffer`."""
+    larger = new.new_zeros(*new.shape[:2], capacity, new.shape[3])
+    if buffer is not None:
+        larger[:, :, :length] = buffer[:, :, :length]
+    return larger
 
 
 class SlidingStore(Buffers):

@@ -63,8 +63,8 @@ def decode(
 ) -> Iterator[None]:
     """One token more for every row that is not done, at each turn.
 
-    `memory`: of an encoder, one source for each row. `cache`: a past that all prompts follow. `chunk`: the prompts
-    are read in pieces of this many tokens, which bounds the memory of a long one.
+    `memory`: of an encoder, one source for each row. `cache`: the past of each row. `chunk`: the prompts are read in
+    pieces of this many tokens, which bounds the memory of a long one.
     """
     check(rows, network)
     cache = cache or KeyValueCache(network.config)
@@ -74,7 +74,7 @@ def decode(
         return
     state = Batch.of(network, active)
     prompts = [list(row.prompt) for row in active]
-    if memory is None:
+    if memory is None and past == 0:
         logits, cache = prefill_shared(network, prompts, cache, chunk)
     else:
         logits = prefill(network, prompts, cache, memory, chunk)
@@ -113,7 +113,7 @@ def prefill(
     chunk: int | None = None,
 ) -> Tensor:
     """Read all prompts into the cache; logits after the last token of each (B, V)."""
-    tokens, mask = pad_left(prompts, next(network.parameters()).device)
+    tokens, mask = pad_left(prompts, network.device)
     size = chunk or tokens.shape[1]
     for start in range(0, tokens.shape[1], size):
         piece = None if mask is None else mask[:, start : start + size]
@@ -154,7 +154,7 @@ class Batch:
 
     @staticmethod
     def of(network: Transformer, rows: Sequence[Row]) -> "Batch":
-        device, vocab_size = next(network.parameters()).device, network.config.vocab_size
+        device, vocab_size = network.device, network.config.vocab_size
         options = RowOptions.of([row.options for row in rows], vocab_size, device)
         counts = None
         if options.needs_counts:

@@ -120,6 +120,8 @@ def unembedding(network: Transformer, token: int) -> tuple[Tensor, float]:
     assert head is not None
     assert stack is not None
     table = stack.embedding.tokens.weight if head.weight is None else head.weight
+    if not isinstance(table, Tensor):
+        raise ClearheadError("the weights of this model are packed; load it with full ones to share a logit out")
     return table[token] * head.config.scale, 0.0 if head.bias is None else head.bias[token].item()
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.model.attend import Attended, Scoring, attend_in_steps
+from clearhead.model.context import AttentionContext
 from clearhead.model.masks import Mask
-from clearhead.model.sight import Sight
 
 MAX_SCORES = 2**29  # numbers computed for one request: 2 GiB in float32
 
@@ -76,7 +76,7 @@ def part_of(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     return tensor if tensor.shape[dim] == 1 else tensor.index_select(dim, index.to(tensor.device))
 
 
-def hear(attention: nn.Module, x: Tensor, sight: Sight, memory: Tensor | None = None) -> Heads:
+def hear(attention: nn.Module, x: Tensor, context: AttentionContext, memory: Tensor | None = None) -> Heads:
     """What an attention layer hands to its kernel for x (1, T, D), the kernel itself left out."""
     heard: list[Heads] = []
 
@@ -84,7 +84,7 @@ def hear(attention: nn.Module, x: Tensor, sight: Sight, memory: Tensor | None = 
         heard.append(Heads(q, k, v, how))
         return v.new_zeros(*q.shape[:-1], v.shape[-1])
 
-    attention(x, replace(sight, kernel=listen), *(() if memory is None else (memory,)))
+    attention(x, replace(context, kernel=listen), *(() if memory is None else (memory,)))
     return heard[0]
 
 

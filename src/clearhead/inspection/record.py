@@ -76,14 +76,13 @@ def listening(network: Transformer, sparsely: bool = False) -> Iterator[dict[str
 @contextmanager
 def resting(network: nn.Module) -> Iterator[None]:
     """Without dropout, also in the middle of training."""
-    if not network.training:
-        yield
-        return
+    training = [part for part in network.modules() if part.training]
     network.eval()
     try:
         yield
     finally:
-        network.train()
+        for part in training:
+            part.training = True
 
 
 def run(network: Transformer, inputs: Inputs, source: Inputs | None = None) -> Tensor:

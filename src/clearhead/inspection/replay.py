@@ -1,6 +1,6 @@
 """One block again, from the input that was kept of it: its heads, what each branch adds, where a router sends.
 
-    replay = BlockReplay(block, x, sight_of(stack, layer, inputs)); replay.heads(); replay.feed_forward
+    replay = BlockReplay(block, x, context_of(stack, layer, inputs)); replay.heads(); replay.feed_forward
 
 Each piece is computed when it is first asked for. The placement of norms is that of model/block.py:
 
@@ -20,9 +20,9 @@ from clearhead.inspection.heads import Heads, hear
 from clearhead.inspection.record import Inputs
 from clearhead.model.attend import fused
 from clearhead.model.block import Block, Residual
+from clearhead.model.context import AttentionContext, ForwardContext, contexts_for
 from clearhead.model.masks import Grid, memory_mask, positions_from
 from clearhead.model.mixture import MixtureLayer
-from clearhead.model.sight import Lighting, Sight, look
 from clearhead.model.transformer import LayerStack
 
 
@@ -34,7 +34,7 @@ class Routing:
     weights: Tensor  # (T, num_chosen)
 
 
-def sight_of(stack: LayerStack, layer: int, inputs: Inputs) -> Sight:
+def context_of(stack: LayerStack, layer: int, inputs: Inputs) -> AttentionContext:
     """What the stack's forward told the attention of this layer."""
     if inputs.positions is None:
         positions = positions_from(inputs.tokens, inputs.mask)
@@ -43,13 +43,13 @@ def sight_of(stack: LayerStack, layer: int, inputs: Inputs) -> Sight:
         positions = inputs.positions
         grid = Grid.of(inputs.tokens, inputs.mask, inputs.documents)
     dtype = stack.embedding.tokens.weight.dtype
-    light = Lighting(lambda reach: grid, positions, stack.width, dtype, fused, absorb=False)
+    forward = ForwardContext(lambda reach: grid, positions, stack.width, dtype, fused, absorb=False)
     described = stack.stack.layers[layer]
-    return look([described], light, stack.relative_bias)[described.attention]
+    return contexts_for([described], forward, stack.relative_bias)[described.attention]
 
 
-def sight_across(inputs: Inputs, source: Inputs) -> Sight:
-    return Sight(memory_mask(source.mask), fused, positions_from(inputs.tokens, inputs.mask))
+def context_across(inputs: Inputs, source: Inputs) -> AttentionContext:
+    return AttentionContext(memory_mask(source.mask), fused, positions_from(inputs.tokens, inputs.mask))
 
 
 class BlockReplay:
@@ -59,33 +59,33 @@ class BlockReplay:
         self,
         block: Block,
         x: Tensor,
-        sight: Sight,
+        context: AttentionContext,
         memory: Tensor | None = None,
-        memory_sight: Sight | None = None,
+        memory_context: AttentionContext | None = None,
     ):
-        self.block, self.x, self.sight = block, x, sight
-        self.memory, self.memory_sight = memory, memory_sight
+        self.block, self.x, self.context = block, x, context
+        self.memory, self.memory_context = memory, memory_context
 
     def output(self) -> Tensor:
         """The stream after the block, as its own forward makes it."""
-        return cast(Tensor, self.block(self.x, self.sight, self.memory, self.memory_sight))
+        return cast(Tensor, self.block(self.x, self.context, self.memory, self.memory_context))
 
     @cached_property
     def normed(self) -> Tensor:
         return read(self.block.attention_residual, self.x)
 
     def heads(self) -> Heads:
-        return hear(self.block.attention, self.normed, self.sight)
+        return hear(self.block.attention, self.normed, self.context)
 
     def cross_heads(self) -> Heads:
-        assert self.memory_sight is not None
+        assert self.memory_context is not None
         x = read(self.block.cross_attention_residual, self.after_attention)
-        return hear(self.block.cross_attention, x, self.memory_sight, self.memory)
+        return hear(self.block.cross_attention, x, self.memory_context, self.memory)
 
     @cached_property
     def attention(self) -> Tensor:
         """What attention adds to the stream."""
-        return self.block.attention_residual.branch_norm(self.block.attention(self.normed, self.sight))
+        return self.block.attention_residual.branch_norm(self.block.attention(self.normed, self.context))
 
     @cached_property
     def after_attention(self) -> Tensor:
@@ -95,7 +95,7 @@ class BlockReplay:
     def cross_attention(self) -> Tensor:
         residual = self.block.cross_attention_residual
         x = read(residual, self.after_attention)
-        return residual.branch_norm(self.block.cross_attention(x, self.memory_sight, self.memory))
+        return residual.branch_norm(self.block.cross_attention(x, self.memory_context, self.memory))
 
     @cached_property
     def middle(self) -> Tensor:

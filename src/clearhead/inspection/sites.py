@@ -22,6 +22,7 @@ from clearhead.errors import ClearheadError, unknown
 from clearhead.inspection.heads import index
 from clearhead.inspection.trace import Trace
 from clearhead.model.block import Block
+from clearhead.model.config import GroupedAttention
 
 Part = Literal["stream", "attention", "feed_forward", "layer"]
 Change = Callable[[Tensor], Tensor]
@@ -47,10 +48,10 @@ def site(trace: Trace, layer: int, part: Part, head: int | None = None, stack: s
     if head is not None:
         if part != "attention":
             raise ClearheadError(f"heads are parts of attention, not of {part}; leave out one of them")
-        output, num_heads = cast(nn.Linear, block.attention.output), trace.num_heads(layer, name)
-        width = output.in_features // num_heads
-        first = index("head", head, num_heads) * width
-        return Site(output, at_input=True, columns=slice(first, first + width))
+        config = block.layer.attention
+        width = config.value_width or cast(GroupedAttention, config).head_width
+        first = index("head", head, trace.num_heads(layer, name)) * width
+        return Site(cast(nn.Module, block.attention.output), at_input=True, columns=slice(first, first + width))
     if part in ("stream", "layer"):
         return Site(block, at_input=part == "stream", columns=slice(None))
     return Site(cast(nn.Module, getattr(block, part)), at_input=False, columns=slice(None))

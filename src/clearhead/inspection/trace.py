@@ -20,7 +20,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError, unknown
 from clearhead.inspection.heads import Heads, chosen, index
 from clearhead.inspection.record import Inputs, resting, run
-from clearhead.inspection.replay import BlockReplay, Routing, sight_across, sight_of
+from clearhead.inspection.replay import BlockReplay, Routing, context_across, context_of
 from clearhead.model.block import Block
 from clearhead.model.config import Layer, ModelConfig, Stack
 from clearhead.model.transformer import LayerStack, Transformer
@@ -199,11 +199,11 @@ class Trace:
 
     def replay_from(self, stream: Tensor, layer: int, stack: str) -> BlockReplay:
         layers, inputs = self.layer_stack(stack), self.inputs[stack]
-        block, x, sight = cast(Block, layers.layers[layer]), stream[None], sight_of(layers, layer, inputs)
+        block, x, context = cast(Block, layers.layers[layer]), stream[None], context_of(layers, layer, inputs)
         if block.layer.cross_attention is None:
-            return BlockReplay(block, x, sight)
+            return BlockReplay(block, x, context)
         memory = self.layer_stack("encoder").final_norm(self.residual(-1, "encoder")[None])
-        return BlockReplay(block, x, sight, memory, sight_across(inputs, self.inputs["encoder"]))
+        return BlockReplay(block, x, context, memory, context_across(inputs, self.inputs["encoder"]))
 
     def layer_stack(self, stack: str | None) -> LayerStack:
         return cast(LayerStack, getattr(self.need_network(), self.stack_name(stack)))

@@ -19,10 +19,10 @@ from clearhead.inspection.document import asset
 from clearhead.model.attend import Attended, Scoring, attend_in_steps, fused, masked_softmax
 from clearhead.model.attention import Attention
 from clearhead.model.config import GroupedAttention
+from clearhead.model.context import AttentionContext
 from clearhead.model.masks import Mask
 from clearhead.model.parts import SinusoidalPositions
 from clearhead.model.positions import sinusoids
-from clearhead.model.sight import Sight
 
 ALL = Mask()
 
@@ -232,7 +232,7 @@ def counting_without_positions() -> Example:
     keys, values = zeros.clone(), zeros.clone()
     keys[0], values[1, 0] = 1.0, 1.0
     attention = head_with(ones, keys, values)
-    output = attention(x[None], Sight(Mask(causal=True), fused, torch.arange(count)[None]))[0]
+    output = attention(x[None], AttentionContext(Mask(causal=True), fused, torch.arange(count)[None]))[0]
     panels = [Panel("x", x.T, rows=("every token", "first token")), Panel("output", output[:, :1].T)]
     words = (
         "Only the first token has a value. A causal head that looks at all tokens alike gives token t the mean of t "
@@ -245,11 +245,11 @@ def cached_decoding() -> Example:
     given = {name: tensor(rows) for name, rows in inputs("cache").items()}
     attention, x = head_with(given["W_q"], given["W_k"], given["W_v"]), given["x"][None]
     count = x.shape[1]
-    whole = attention(x, Sight(Mask(causal=True), fused, torch.arange(count)[None]))[0]
+    whole = attention(x, AttentionContext(Mask(causal=True), fused, torch.arange(count)[None]))[0]
     store, outputs, panels = ContiguousStore(), [], [Panel("x", given["x"])]
     for step in range(count):
-        sight = Sight(ALL, fused, torch.tensor([[step]]), keep=partial(store.write, step))
-        outputs.append(attention(x[:, step : step + 1], sight)[0])
+        context = AttentionContext(ALL, fused, torch.tensor([[step]]), keep=partial(store.write, step))
+        outputs.append(attention(x[:, step : step + 1], context)[0])
         kept = torch.cat([buffer[0, 0, : step + 1] for buffer in store.tensors().values()], dim=-1)
         panels.append(Panel(f"kept after token {step + 1}", kept, columns=("k", "k", "v", "v")))
     panels += [Panel("outputs, token by token", torch.cat(outputs)), Panel("outputs, in one pass", whole)]
@@ -272,7 +272,7 @@ def key_projections() -> Example:
         for step in range(length):
             keep = partial(store.write, step) if cached else None
             read = torch.zeros(1, 1 if cached else step + 1, 2, dtype=torch.float64)
-            attention(read, Sight(ALL, fused, torch.tensor([[step]]), keep=keep))
+            attention(read, AttentionContext(ALL, fused, torch.tensor([[step]]), keep=keep))
         return sum(counted)
 
     counts = tensor([[count(length, cached) for length in lengths] for cached in (False, True)])

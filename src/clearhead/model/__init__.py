@@ -4,7 +4,7 @@ The walk from ids to logits, one file each:
 
     transformer   encode, decode, forward: the table of contents
     embedding     ids -> vectors, and at the end vectors -> logits
-    sight         what each kind of layer is told: its mask (masks) and its positions (positions)
+    context       what each kind of layer is told: its mask (masks) and its positions (positions)
     block         norms, residuals, the order of the branches
     attention     queries, keys, values (latent_attention: DeepSeek's)
     attend        softmax(QKᵀ)V, the reference and the fused kernel

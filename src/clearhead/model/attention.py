@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from clearhead.model.attend import Scoring
 from clearhead.model.config import GroupedAttention, HeadNorm, QueryTemperature, RotatedHeadNorm, ScoreTemperature
+from clearhead.model.context import AttentionContext, Distances, KeyValue
 from clearhead.model.norms import build_norm, root_mean_square
 from clearhead.model.parts import RelativeSinusoid
-from clearhead.model.sight import Distances, KeyValue, Sight
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -46,32 +46,33 @@ class Attention(nn.Module):
         self.key_norm = build_norm(weighted, head) if weighted else nn.Identity()
         self.relative = RelativeTerm(config, width) if isinstance(config.position, RelativeSinusoid) else None
 
-    def forward(self, x: Tensor, sight: Sight, memory: Tensor | KeyValue | None = None) -> Tensor:
-        """x (B, T, D) -> (B, T, D). For cross-attention memory (B, S, D), or its keys and values from `remember`."""
-        q = self.place(self.heads(self.query, x, self.config.num_heads), self.query_norm, sight)
+    def forward(self, x: Tensor, context: AttentionContext, memory: Tensor | KeyValue | None = None) -> Tensor:
+        """x (B, T, D) -> (B, T, D). For cross-attention memory (B, S, D), or its `keys_and_values`."""
+        q = self.norm_and_rotate(self.heads(self.query, x, self.config.num_heads), self.query_norm, context)
         if isinstance(memory, tuple):
             k, v = memory
         else:
-            k, v = self.remember(x if memory is None else memory, sight)
-            if sight.keep is not None:
-                k, v = sight.keep(k, v)
-        bias = sight.bias
-        if self.relative is not None and sight.distances is not None:
-            q, bias = self.relative(q, sight.distances, self.scale)
+            k, v = self.keys_and_values(x if memory is None else memory, context)
+            if context.keep is not None:
+                k, v = context.keep(k, v)
+        bias = context.bias
+        if self.relative is not None and context.distances is not None:
+            q, bias = self.relative(q, context.distances, self.scale)
         how = Scoring(
-            mask=sight.mask,
+            mask=context.mask,
             scale=self.scale,
             softcap=self.config.softcap,
-            temperature=self.score_temperature(sight, q.dtype),
+            temperature=self.score_temperature(context, q.dtype),
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
         )
-        return self.output(merge_heads(sight.kernel(self.warmed(q, sight), k, v, how)))
+        return self.output(merge_heads(context.kernel(self.with_query_temperature(q, context), k, v, how)))
 
-    def remember(self, x: Tensor, sight: Sight) -> KeyValue:
+    def keys_and_values(self, x: Tensor, context: AttentionContext) -> KeyValue:
         """All that later queries need of x (B, S, D); values never carry position (book B2)."""
         kv_heads = self.config.num_kv_heads
-        return self.place(self.heads(self.key, x, kv_heads), self.key_norm, sight), self.heads(self.value, x, kv_heads)
+        key = self.norm_and_rotate(self.heads(self.key, x, kv_heads), self.key_norm, context)
+        return key, self.heads(self.value, x, kv_heads)
 
     def heads(self, projection: nn.Linear, x: Tensor, num_heads: int) -> Tensor:
         """(B, T, D) -> (B, N or K, T, H)."""
@@ -80,27 +81,27 @@ class Attention(nn.Module):
             projected = projected.clamp(-self.config.clip, self.config.clip)
         return split_heads(projected, num_heads)
 
-    def place(self, part: Tensor, norm: nn.Module, sight: Sight) -> Tensor:
-        """Norm and position of queries or keys."""
+    def norm_and_rotate(self, part: Tensor, norm: nn.Module, context: AttentionContext) -> Tensor:
+        """Of queries or keys."""
         part = norm(part)
-        if sight.rotation is not None:
-            part = sight.rotation.turn(part)
+        if context.rotation is not None:
+            part = context.rotation.turn(part)
         if isinstance(self.config.head_norm, RotatedHeadNorm):
             part = root_mean_square(part, self.config.head_norm.epsilon).to(part.dtype)
         return part
 
-    def warmed(self, q: Tensor, sight: Sight) -> Tensor:
+    def with_query_temperature(self, q: Tensor, context: AttentionContext) -> Tensor:
         if not isinstance(self.config.temperature, QueryTemperature):
             return q
-        steps = (sight.query_index[:, None, :, None] + 1) // self.config.temperature.floor
+        steps = (context.query_index[:, None, :, None] + 1) // self.config.temperature.floor
         growth = torch.log1p(steps.to(torch.promote_types(q.dtype, torch.float32)))
         return q * (1 + self.config.temperature.scale * growth).to(q.dtype)
 
-    def score_temperature(self, sight: Sight, dtype: torch.dtype) -> Tensor | None:
+    def score_temperature(self, context: AttentionContext, dtype: torch.dtype) -> Tensor | None:
         if not isinstance(self.config.temperature, ScoreTemperature):
             return None
         length = self.config.temperature.length
-        index = sight.query_index[:, None, :, None].clamp(min=length)  # 1 up to `length`
+        index = context.query_index[:, None, :, None].clamp(min=length)  # 1 up to `length`
         return torch.log2(index.to(torch.promote_types(dtype, torch.float32))) / math.log2(length)
 
 

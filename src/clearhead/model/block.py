@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from clearhead.model.attention import Attention
 from clearhead.model.branches import Experts, FeedForward
 from clearhead.model.config import Dropout, GroupedAttention, LatentAttention, Layer
+from clearhead.model.context import AttentionContext, KeyValue
 from clearhead.model.feed_forward import FeedForwardLayer
-from clearhead.model.latent_attention import UnfoldedAttention
+from clearhead.model.latent_attention import LatentAttentionLayer
 from clearhead.model.mixture import MixtureLayer
 from clearhead.model.norms import build_norm
-from clearhead.model.sight import KeyValue, Sight
 
 
 def build_attention(config: GroupedAttention | LatentAttention, width: int, dropout: float) -> nn.Module:
@@ -27,7 +27,7 @@ def build_attention(config: GroupedAttention | LatentAttention, width: int, drop
         case GroupedAttention():
             return Attention(config, width, dropout)
         case LatentAttention():
-            return UnfoldedAttention(config, width, dropout)
+            return LatentAttentionLayer(config, width, dropout)
 
 
 def build_feed_forward(config: FeedForward | Experts, width: int, dropout: float) -> nn.Module:
@@ -70,15 +70,15 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        sight: Sight,
+        context: AttentionContext,
         memory: Tensor | KeyValue | None = None,
-        memory_sight: Sight | None = None,
+        memory_context: AttentionContext | None = None,
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D); memory (B, S, D) is the encoder's last output, or what is remembered of it."""
         if self.layer.placement == "parallel":
-            return self.attention_residual(x, lambda h: self.attention(h, sight) + self.feed_forward(h))
-        x = self.attention_residual(x, partial(self.attention, sight=sight))
+            return self.attention_residual(x, lambda h: self.attention(h, context) + self.feed_forward(h))
+        x = self.attention_residual(x, partial(self.attention, context=context))
         if memory is not None:
-            look = partial(self.cross_attention, sight=memory_sight, memory=memory)
+            look = partial(self.cross_attention, context=memory_context, memory=memory)
             x = self.cross_attention_residual(x, look)
         return self.feed_forward_residual(x, self.feed_forward)

@@ -37,7 +37,7 @@ class TokenEmbedding(nn.Module):
         x = self.tokens(tokens)
         if self.config.scale != 1.0:
             # Rounded to the model's precision first: in bfloat16 Gemma's √3072 is 55.5.
-            x = x * torch.tensor(self.config.scale, dtype=x.dtype, device=x.device)
+            x = x * x.new_full((), self.config.scale)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(tokens) if token_types is None else token_types)
         match self.config.positions:

@@ -11,15 +11,15 @@ cache holds R + H_r numbers per token. Our p, r are the paper's q^C, q^R; `unfol
 import torch
 from torch import Tensor, nn
 
-from clearhead.model.attend import Scoring
+from clearhead.model.attend import Kernel, Scoring
 from clearhead.model.attention import merge_heads, split_heads
 from clearhead.model.config import LatentAttention
+from clearhead.model.context import AttentionContext
 from clearhead.model.norms import build_norm
 from clearhead.model.parts import RmsNorm
-from clearhead.model.sight import Sight
 
 
-class UnfoldedAttention(nn.Module):
+class LatentAttentionLayer(nn.Module):
     def __init__(self, config: LatentAttention, width: int, dropout: float = 0.0):
         super().__init__()
         self.config, self.dropout = config, dropout
@@ -42,17 +42,17 @@ class UnfoldedAttention(nn.Module):
         self.unfold = nn.Linear(config.latent_rank, heads * (plain + value), bias=False)
         self.output = nn.Linear(heads * value, width, bias=False)
 
-    def forward(self, x: Tensor, sight: Sight) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         """x (B, T, D) -> (B, T, D)."""
-        plain, rotary = self.queries(x, sight)
-        latent, rotary_key = self.compress(x, sight)
-        if sight.keep is not None:
-            latent, rotary_key = sight.keep(latent, rotary_key)
-        attend = self.absorbed if sight.absorb else self.plain
-        how = Scoring(mask=sight.mask, scale=self.scale, dropout=self.dropout if self.training else 0.0)
-        return self.output(merge_heads(attend(plain, rotary, latent, rotary_key, sight, how)))
+        plain, rotary = self.queries(x, context)
+        latent, rotary_key = self.compress(x, context)
+        if context.keep is not None:
+            latent, rotary_key = context.keep(latent, rotary_key)
+        attend = self.absorbed if context.absorb else self.plain
+        how = Scoring(mask=context.mask, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        return self.output(merge_heads(attend(plain, rotary, latent, rotary_key, context.kernel, how)))
 
-    def queries(self, x: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+    def queries(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """(B, N, T, plain) and (B, N, T, rotary), the second turned."""
         if self.config.query_rank is None:
             q = self.query(x)
@@ -60,24 +60,26 @@ class UnfoldedAttention(nn.Module):
             q = self.query_up(self.query_norm(self.query_down(x)))
         q = split_heads(q, self.config.num_heads)
         plain, rotary = q.split((self.config.plain_width, self.config.rotary_width), dim=-1)
-        assert sight.rotation is not None
-        return plain, sight.rotation.turn(rotary)
+        assert context.rotation is not None
+        return plain, context.rotation.turn(rotary)
 
-    def compress(self, x: Tensor, sight: Sight) -> tuple[Tensor, Tensor]:
+    def compress(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """All that later tokens need of this one: latent (B, 1, S, R), rotary key (B, 1, S, rotary)."""
         latent, rotary_key = self.latent(x).split((self.config.latent_rank, self.config.rotary_width), dim=-1)
-        assert sight.rotation is not None
-        return self.latent_norm(latent)[:, None], sight.rotation.turn(rotary_key[:, None])
+        assert context.rotation is not None
+        return self.latent_norm(latent)[:, None], context.rotation.turn(rotary_key[:, None])
 
-    def plain(self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, sight: Sight, how: Scoring) -> Tensor:
+    def plain(self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, kernel: Kernel, how: Scoring) -> Tensor:
         unfolded = split_heads(self.unfold(latent[:, 0]), self.config.num_heads)
         k, v = unfolded.split((self.config.plain_width, self.config.value_width), dim=-1)
         k = torch.cat((k, rotary_key.expand(-1, self.config.num_heads, -1, -1)), dim=-1)
-        return sight.kernel(torch.cat((p, r), dim=-1), k, v, how)
+        return kernel(torch.cat((p, r), dim=-1), k, v, how)
 
-    def absorbed(self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, sight: Sight, how: Scoring) -> Tensor:
+    def absorbed(
+        self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, kernel: Kernel, how: Scoring
+    ) -> Tensor:
         unfold = self.unfold.weight.view(self.config.num_heads, -1, self.config.latent_rank)  # (N, plain + value, R)
         to_key, to_value = unfold.split((self.config.plain_width, self.config.value_width), dim=1)
         key = torch.cat((latent, rotary_key), dim=-1)  # one key-value head, as in multi-query attention
-        out = sight.kernel(torch.cat((p @ to_key, r), dim=-1), key, latent, how)  # (B, N, T, R)
+        out = kernel(torch.cat((p @ to_key, r), dim=-1), key, latent, how)  # (B, N, T, R)
         return out @ to_value.transpose(-2, -1)

@@ -88,7 +88,7 @@ class MixtureLayer(nn.Module):
                 part = self.run_expert(expert, tokens[row] * weight)
             else:
                 part = self.run_expert(expert, tokens[row]) * weight
-            out = out.index_add(0, row, part)
+            out.index_add_(0, row, part)
         if self.shared is not None:
             out = out + self.shared(tokens)
         return (out / self.config.divisor if self.config.divisor != 1.0 else out).view_as(x)

@@ -20,12 +20,12 @@ from clearhead.model.attend import Kernel, fused
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block
 from clearhead.model.config import ModelConfig, Stack
+from clearhead.model.context import AttentionContext, Cache, ForwardContext, KeyValue, contexts_for
 from clearhead.model.embedding import LogitHead, TokenEmbedding, blank_table
 from clearhead.model.initialize import initialize
 from clearhead.model.masks import Grid, memory_mask, positions_from
 from clearhead.model.norms import build_norm
 from clearhead.model.parts import Reach, RelativeBuckets
-from clearhead.model.sight import Cache, KeyValue, Lighting, Sight, look
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class LayerStack(nn.Module):
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere to look is to wait
             self.embedding.check(tokens, positions, token_types)
         x = self.embedding(tokens, positions, token_types)
-        light = Lighting(grid, positions, self.width, x.dtype, kernel, absorb)
-        sights = look(self.stack.layers, light, self.relative_bias)
-        memory_sight = None if memory is None else Sight(memory_mask(memory.mask), kernel, positions)
+        forward = ForwardContext(grid, positions, self.width, x.dtype, kernel, absorb)
+        contexts = contexts_for(self.stack.layers, forward, self.relative_bias)
+        memory_context = None if memory is None else AttentionContext(memory_mask(memory.mask), kernel, positions)
         for number, (layer, block) in enumerate(zip(self.stack.layers, self.layers, strict=True)):
-            sight = sights[layer.attention]
+            context = contexts[layer.attention]
             if cache is not None:
-                sight = replace(sight, keep=partial(cache.write, number))
-            x = block(x, sight, None if memory is None else memory.of_layer(number), memory_sight)
+                context = replace(context, keep=partial(cache.write, number))
+            x = block(x, context, None if memory is None else memory.of_layer(number), memory_context)
         return self.final_norm(x)
 
 
@@ -186,9 +186,9 @@ class Transformer(nn.Module):
     def remember(self, memory: Memory) -> Memory:
         """The memory with every layer's cross-attention keys and values, so that decoding does not repeat them."""
         assert self.decoder is not None
-        sight = Sight(memory_mask(memory.mask), fused, torch.zeros(1, 1, device=memory.states.device))
+        context = AttentionContext(memory_mask(memory.mask), fused, torch.zeros(1, 1, device=memory.states.device))
         layers = [cast(Attention, block.cross_attention) for block in self.decoder.layers]
-        return replace(memory, remembered=tuple(layer.remember(memory.states, sight) for layer in layers))
+        return replace(memory, remembered=tuple(layer.keys_and_values(memory.states, context) for layer in layers))
 
     def decode(self, target: Tensor, memory: Memory, target_mask: Tensor | None = None, **options: Any) -> Tensor:
         """Every decoder layer looks at the encoder's last output (book C3)."""

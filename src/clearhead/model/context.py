@@ -1,6 +1,6 @@
 """What one kind of attention layer is told besides its input: made once per forward, used by all such layers.
 
-    sights = look(stack.layers, lighting, bucket_table); block(x, sights[layer.attention])
+    contexts = contexts_for(stack.layers, forward, bucket_table); block(x, contexts[layer.attention])
 
 Its mask and its positions; the kernel to use; and, with a cache, its layer's place there.
 """
@@ -47,7 +47,7 @@ class Cache(Protocol):
 
 
 @dataclass(frozen=True)
-class Sight:
+class AttentionContext:
     mask: Mask
     kernel: Kernel
     query_index: Tensor  # (B or 1, T)
@@ -59,8 +59,8 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Lighting:
-    """What all sights of a forward are made from."""
+class ForwardContext:
+    """What the contexts of all layers are made from."""
 
     grid: Callable[[Reach], Grid]
     positions: Tensor  # (B or 1, T)
@@ -70,35 +70,37 @@ class Lighting:
     absorb: bool
 
 
-def look(layers: Iterable[Layer], light: Lighting, bucket_table: nn.Embedding | None) -> dict[AttentionConfig, Sight]:
+def contexts_for(
+    layers: Iterable[Layer], forward: ForwardContext, bucket_table: nn.Embedding | None
+) -> dict[AttentionConfig, AttentionContext]:
     grids: dict[Reach, Grid] = {}
     masks: dict[Reach, Mask] = {}
-    sights: dict[AttentionConfig, Sight] = {}
+    contexts: dict[AttentionConfig, AttentionContext] = {}
     for attention in dict.fromkeys(layer.attention for layer in layers):
         reach = attention.reach
         if reach not in masks:
-            grids[reach] = light.grid(reach)
+            grids[reach] = forward.grid(reach)
             masks[reach] = make_mask(reach, grids[reach])
-        sights[attention] = see(attention, grids[reach], masks[reach], light, bucket_table)
-    return sights
+        contexts[attention] = context_for(attention, grids[reach], masks[reach], forward, bucket_table)
+    return contexts
 
 
-def see(
-    attention: AttentionConfig, grid: Grid, mask: Mask, light: Lighting, bucket_table: nn.Embedding | None
-) -> Sight:
+def context_for(
+    attention: AttentionConfig, grid: Grid, mask: Mask, forward: ForwardContext, bucket_table: nn.Embedding | None
+) -> AttentionContext:
     rotation, bias, distances = None, None, None
     match attention.position:
         case Rope() as rope:
             turned = attention.head_width if isinstance(attention, GroupedAttention) else attention.rotary_width
-            rotation = rotation_for(rope, light.positions, turned, light.dtype)
+            rotation = rotation_for(rope, forward.positions, turned, forward.dtype)
         case RelativeBuckets() as buckets:
             assert bucket_table is not None
             bias = bucket_table(bucket_of(distance(grid), buckets)).movedim(-1, 1)  # (B, T, S, N) -> (B, N, T, S)
         case Alibi() as alibi:
-            bias = alibi_bias(distance(grid), attention.num_heads, alibi, light.dtype)
+            bias = alibi_bias(distance(grid), attention.num_heads, alibi, forward.dtype)
         case RelativeSinusoid():
-            distances = every_distance(distance(grid), light.width, light.dtype)
-    return Sight(mask, light.kernel, grid.query_index, rotation, bias, distances, light.absorb)
+            distances = every_distance(distance(grid), forward.width, forward.dtype)
+    return AttentionContext(mask, forward.kernel, grid.query_index, rotation, bias, distances, forward.absorb)
 
 
 def distance(grid: Grid) -> Tensor:
