@@ -9,7 +9,10 @@ from torch.nn import functional
 
 from clearhead.errors import ClearheadError
 from clearhead.fast import cpu
+from clearhead.fast.attention import attend
 from clearhead.fast.packed import from_blocks, pack
+from clearhead.model.attend import Scoring
+from clearhead.model.masks import Mask
 from clearhead.model.parts import Rope
 from clearhead.model.positions import rotation_for
 
@@ -131,3 +134,18 @@ def test_older_kernels_are_removed(tmp_path):
         (tmp_path / name).touch()
     cpu.remove_older(tmp_path / "step-a-2.so")
     assert {path.name for path in tmp_path.iterdir()} == {"step-a-2.so", "step-b-1.so", "other.so"}
+
+
+def test_the_default_dtype_of_torch_is_not_the_kernels_business():
+    x, weight = torch.randn(3, 64), torch.randn(7, 64)
+    q, k, v = (torch.randn(1, 2, 5, 16) for _ in range(3))
+    how = Scoring(mask=Mask(causal=True), scale=0.25)
+    expected = cpu.apply(x, weight), attend(q, k, v, how)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad():
+            found = cpu.apply(x, weight), attend(q, k, v, how)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)

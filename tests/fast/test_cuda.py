@@ -9,6 +9,7 @@ from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.fast.cuda import GraphDecoder, why_not
 from clearhead.fast.modules import pack_network
+from clearhead.fast.support import merge
 from clearhead.generation import graph
 from clearhead.generation.decode import Row, decode
 from clearhead.generation.graph import decode_in_graph, fits
@@ -56,6 +57,7 @@ def test_the_graph_makes_the_tokens_of_the_loop(num_rows, temperature):
 @gpu
 @pytest.mark.parametrize("num_rows", [1, 3, 20])  # by_kernels, by_kernels, by_products
 @pytest.mark.parametrize("bits", ["int8", "int4"])
+@torch.no_grad()
 def test_packed_weights_give_the_logits_of_the_network(bits, num_rows):
     """But for x, which the kernels round to eight bits."""
     network = pack_network(network_of("llama-3.2-1b", "cuda", head_width=16), bits)
@@ -66,7 +68,11 @@ def test_packed_weights_give_the_logits_of_the_network(bits, num_rows):
     following = [[*prompt, token] for prompt, token in zip(prompts, decoder.token.tolist(), strict=True)]
     decoder.advance()
     expected = network(torch.tensor(following, device="cuda"))[:, -1]
-    assert (seen[-1] - expected).norm() / expected.norm() < 0.02
+    error = (seen[-1] - expected).norm() / expected.norm()
+    assert error < (0.04 if num_rows <= decoder.most_rows else 1e-4)  # PyTorch's products round nothing
+    step = seen[-1]
+    decoder.start(decoder.read(prompts).argmax(-1))  # the same step, captured
+    assert decoder.next().tolist() == step.argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "mistral-7b", "qwen3-8b", "t5-small", "gpt2", "bloom-7b1"])
@@ -93,7 +99,13 @@ def test_heads_beyond_a_tile_are_left_to_the_loop(change, sentence):
 
 
 def test_altered_networks_are_left_to_the_loop():
-    assert why_not(network_of("llama-3.2-1b", head_width=16).double()) == "float64"
+    assert "float64" in why_not(network_of("llama-3.2-1b", head_width=16).double())
+    mixed = network_of("llama-3.2-1b", head_width=16)
+    mixed.decoder.layers[1].bfloat16()
+    assert "several precisions" in why_not(mixed)
+    hooked = network_of("llama-3.2-1b", head_width=16)
+    hooked.decoder.final_norm.register_forward_hook(lambda *given: None)
+    assert "hooked into" in why_not(hooked)
     assert why_not(pack_network(network_of("llama-3.2-1b", head_width=16), "int8")) is None
     network = network_of("llama-3.2-1b", head_width=16)
     network.decoder.layers[0].register_forward_hook(lambda *given: None)
@@ -113,3 +125,54 @@ def test_a_row_that_is_done_has_room_until_the_last_one_is(monkeypatch):
     with pytest.raises(ClearheadError, match="no GPU here"):
         next(decode_in_graph(network_of("llama-3.2-1b", head_width=16), rows))
     assert asked == [50 + 40 + 2]
+
+
+class Counting:
+    """In the place of the graph: row r says 10 r, 10 r + 1, …"""
+
+    asked = 0
+
+    def __init__(self, network, batch, capacity, choose):
+        self.step = torch.zeros(batch, dtype=torch.long)
+
+    def read(self, prompts):
+        return torch.eye(VOCAB)[[10 * row for row in range(len(prompts))]]
+
+    def start(self, tokens):
+        self.token = tokens.clone()
+
+    def next(self):
+        Counting.asked += 1
+        self.token += 1
+        return self.token
+
+
+class Copied:
+    """In the place of a mailbox: what stood in the buffer when it was posted."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens.tolist()
+
+    def read(self):
+        return self.tokens
+
+
+def test_two_tokens_are_in_flight(monkeypatch):
+    monkeypatch.setattr(graph, "GraphDecoder", Counting)
+    monkeypatch.setattr(graph, "Mailbox", Copied)
+    rows = [Row([1, 2], SamplingOptions(max_new_tokens=4)), Row([3], SamplingOptions(max_new_tokens=2))]
+    for number, _ in enumerate(decode_in_graph(network_of("llama-3.2-1b", head_width=16), rows)):
+        assert Counting.asked == number + 2
+    assert [row.tokens for row in rows] == [[0, 1, 2, 3], [10, 11]]
+
+
+@pytest.mark.parametrize("bits", [None, "int8"])
+def test_matrices_are_merged_once(bits):
+    network = network_of("llama-3.2-1b", head_width=16)
+    if bits is not None:
+        pack_network(network, bits)
+    attention = network.decoder.layers[0].attention
+    first, second = (merge((attention.query, attention.key, attention.value)) for _ in range(2))
+    first, second = (first, second) if bits is None else (first.quants, second.quants)
+    assert first.data_ptr() == second.data_ptr()
+    assert torch.equal(first, second)

@@ -245,6 +245,21 @@ def test_a_cache_in_the_place_of_a_longer_one(fast):
     torch.testing.assert_close(found, step(twin_of(fast), TOKENS[:, :6], None)[:, -1:], atol=1e-4, rtol=1e-4)
 
 
+def test_buffers_that_are_exchanged_and_have_less_room_than_the_others(fast):
+    cache = KeyValueCache(fast.config)
+    step(fast, TOKENS[:, :5], cache)
+    cache.advance()
+    store = cache.stores[1]
+    old, store.capacity = (store.key, store.value), 6
+    store.key, store.value = (part[:, :, :6].clone() for part in old)
+    for place in range(5, 9):
+        found = step(fast, TOKENS[:, place : place + 1], cache)
+        cache.advance()
+    assert store.key.shape[2] == 12
+    assert not any(part[:, :, 5:].any() for part in old)  # nothing was written where it no longer is
+    torch.testing.assert_close(found, step(twin_of(fast), TOKENS[:, :9], None)[:, -1:], atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("num_new", [1, 2])
 def test_a_key_that_is_no_number_is_not_overlooked(fast, num_new):
     cache = KeyValueCache(fast.config)

@@ -82,23 +82,9 @@ class Graph(Engine):
         if num_tokens == 1:
             return
         self.decoder.start(token)
-        pending = Mailbox(self.decoder.next())
+        pending = cuda.Mailbox(self.decoder.next())
         for _ in range(num_tokens - 2):
-            coming = Mailbox(self.decoder.next())  # the GPU works on it while the host waits for the one before
-            hear(pending.read())
+            coming = cuda.Mailbox(self.decoder.next())  # the GPU works on it while the host waits for the one before
+            hear(*pending.read())
             pending = coming
-        hear(pending.read())
-
-
-class Mailbox:
-    """A token on its way from the GPU; reading it waits for that token and for nothing after it."""
-
-    def __init__(self, token: torch.Tensor):
-        self.letter = torch.empty(1, dtype=token.dtype, pin_memory=True)
-        self.letter.copy_(token, non_blocking=True)
-        self.arrived = torch.cuda.Event()
-        self.arrived.record()
-
-    def read(self) -> int:
-        self.arrived.synchronize()
-        return int(self.letter)
+        hear(*pending.read())

@@ -51,33 +51,40 @@ inline void place_head(float* y, const float* x, const Heads& heads, const Norm&
   }
 }
 
-// Scores of one key under `rows` queries.
-template <int rows, class Element>
-void score(float* scores, const float* q, const Element* key, int64_t H) {
-  Vector sums[rows] = {};
-  int64_t h = 0;
-  for (; h + 16 <= H; h += 16)
-    for (int r = 0; r < rows; r++) sums[r] += load(q + r * H + h) * load(key + h);
+// Scores of a few keys under `rows` queries.
+template <int rows, int keys, class Element>
+inline void score(float* scores, const float* q, const Element* key, int64_t slot_stride, int64_t H) {
+  Vector sums[rows][keys] = {};
+  CLEARHEAD_UNROLL
+  for (int k = 0; k < keys; k++)
+    for (int64_t h = 0; h + 16 <= H; h += 16) {
+      const Vector part = load(key + k * slot_stride + h);
+      CLEARHEAD_UNROLL
+      for (int r = 0; r < rows; r++) sums[r][k] += load(q + r * H + h) * part;
+    }
   for (int r = 0; r < rows; r++) {
-    float dot = total(sums[r]);
-    for (int64_t tail = h; tail < H; tail++) dot += q[r * H + tail] * read(key[tail]);
-    scores[r * LONGEST_SPAN] = dot;
+    float* row = scores + r * LONGEST_SPAN;
+    totals(row, sums[r]);
+    for (int64_t h = H / 16 * 16; h < H; h++)
+      for (int k = 0; k < keys; k++) row[k] += q[r * H + h] * read(key[k * slot_stride + h]);
   }
 }
 
 // `rows` query heads over `count` slots: maximum, sum and output of each. Values come to the second-level cache while
-// keys are read, and keys 9 KB before they are: left to itself the processor asks too late (linear.h).
+// keys are read; keys, one after the other, the processor sends for itself.
 template <int rows, class Element>
 void look(float* state, const float* q, const Element* keys, const Element* values, int64_t slot_stride, const Heads& heads,
           const uint8_t* allowed, int64_t count) {
-  const int64_t H = heads.H, ahead = 9216 / int64_t(sizeof(Element));
+  const int64_t H = heads.H;
   float scores[rows * LONGEST_SPAN];
-  for (int64_t i = 0; i < count; i++) {
-    for (int64_t h = 0; h < H; h += 64 / int64_t(sizeof(Element))) {
-      __builtin_prefetch(keys + i * slot_stride + h + ahead, 0, 2);
-      __builtin_prefetch(values + i * slot_stride + h, 0, 2);
-    }
-    score<rows>(scores + i, q, keys + i * slot_stride, H);
+  for (int64_t i = 0; i < count; i += 4) {
+    const int64_t end = std::min(i + 4, count);
+    for (int64_t j = i; j < end; j++)
+      for (int64_t h = 0; h < H; h += 64 / int64_t(sizeof(Element))) __builtin_prefetch(values + j * slot_stride + h, 0, 2);
+    if (end == i + 4)
+      score<rows, 4>(scores + i, q, keys + i * slot_stride, slot_stride, H);
+    else
+      for (int64_t j = i; j < end; j++) score<rows, 1>(scores + j, q, keys + j * slot_stride, slot_stride, H);
   }
   for (int r = 0; r < rows; r++) {
     float *row = scores + r * LONGEST_SPAN, *out = state + r * (H + 2), sum = 0;

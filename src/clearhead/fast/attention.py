@@ -23,7 +23,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
         k, v = k.contiguous(), v.contiguous()
     allowed = how.mask.allowed
     seen = None if allowed is None else allowed.expand(batch, 1, length, num_slots).contiguous()
-    queries, y = q.transpose(1, 2).float().contiguous(), torch.empty(batch, length, num_heads, width)
+    queries = q.transpose(1, 2).float().contiguous()
+    y = torch.empty_like(queries)
     heads = cpu.Heads(num_heads, num_kv_heads, width, scale=how.scale)
     kept = cpu.Kept(
         keys=k.data_ptr(),

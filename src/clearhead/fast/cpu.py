@@ -234,7 +234,7 @@ def apply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Ten
     rows = x.float().contiguous().view(-1, x.shape[-1])
     added = None if bias is None else bias.float().contiguous()
     weight = weight.contiguous() if isinstance(weight, Tensor) else weight
-    y = torch.empty(len(rows), weight.shape[0])
+    y = rows.new_empty(len(rows), weight.shape[0])
     kernels.clearhead_linear(
         y.data_ptr(), rows.data_ptr(), len(rows), byref(matrix_of(weight, added)), byref(Norm()), 0, 0, None
     )
@@ -246,6 +246,6 @@ def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:
     kernels = None if plain else library()
     if kernels is None or dtype not in (torch.float32, torch.bfloat16):
         return packed.unpack(dtype)
-    y = torch.empty(packed.shape, dtype=dtype)
+    y = torch.empty(packed.shape, dtype=dtype, device="cpu")
     kernels.clearhead_unpack(y.data_ptr(), byref(matrix_of(packed)), dtype == torch.bfloat16)
     return y

@@ -20,7 +20,7 @@ from clearhead.errors import ClearheadError
 from clearhead.fast.launch import Matrix, attend, attention_workspace, multiply
 from clearhead.fast.modules import PackedLinear, PackedMatrix
 from clearhead.fast.packed import Packed
-from clearhead.fast.support import are_plain, merge, unknown_in
+from clearhead.fast.support import are_plain, hooks_of, merge, unknown_in
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block
 from clearhead.model.branches import FeedForward
@@ -40,11 +40,13 @@ def why_not(network: Transformer) -> str | None:
     stack = network.decoder
     if stack is None or network.encoder is not None:
         return "only a decoder alone runs in a graph"
-    if next(network.parameters()).dtype == torch.float64:
-        return "float64"
+    dtypes = {parameter.dtype for parameter in network.parameters()}
+    if dtypes & {torch.float64} or len(dtypes) > 1:
+        return "float64, or several precisions"
     if reason := unknown_in(stack.stack):
         return reason
-    if not are_plain(list(stack.layers.modules())):
+    around = [stack.embedding, stack.final_norm] + ([] if network.head is None else [network.head])
+    if not are_plain(list(stack.layers.modules())) or any(hooks_of([m for part in around for m in part.modules()])):
         return "modules that were exchanged or hooked into"
     if isinstance(stack.stack.embedding.positions, LearnedPositions):
         return "a table of positions: the graph goes on where it ends"
@@ -201,7 +203,7 @@ class GraphDecoder:
                 self.restore(state)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # others may go on allocating
             self.advance()
         self.restore(state)
 
@@ -265,6 +267,20 @@ class GraphDecoder:
             (layer.cosine, layer.sine),
             self.workspace,
         )
+
+
+class Mailbox:
+    """Tokens on their way from the GPU; reading them waits for these, and for nothing after them."""
+
+    def __init__(self, tokens: Tensor):
+        self.letter = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self.letter.copy_(tokens, non_blocking=True)
+        self.arrived = torch.cuda.Event()
+        self.arrived.record()
+
+    def read(self) -> list[int]:
+        self.arrived.synchronize()
+        return self.letter.tolist()
 
 
 def merged(*modules: nn.Linear | PackedLinear) -> Matrix:

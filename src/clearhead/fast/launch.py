@@ -112,7 +112,7 @@ def attention_workspace(attention: Attention, batch: int, device: torch.device) 
     config, programs = attention.config, batch * attention.config.num_kv_heads
     # Enough programs for every multiprocessor of the largest GPUs, and no more: each span is joined at a price.
     num_spans = max(1, min(16, 128 // programs))
-    states = torch.empty(programs, num_spans, 16, config.head_width + 2, device=device)
+    states = torch.empty(programs, num_spans, 16, config.head_width + 2, dtype=torch.float32, device=device)
     return states, torch.zeros(programs, dtype=torch.int32, device=device)
 
 

@@ -5,7 +5,7 @@
 // offset. x is rounded to int8 under a scale for each of the same groups, so that 64 products are one instruction
 // (vpdpbusd: 16 sums of four u8 * s8). It wants one side unsigned; W plays it, with its zero point moved to 0:
 //
-//     sum (q - zero) x = sum q x - zero sum x        the second term is known before W is read: `start`
+//     sum (q - zero) x = sum q x - zero sum x        the sums of x are known before W is read
 #pragma once
 #include <omp.h>
 
@@ -47,10 +47,8 @@ struct Member {
 struct Row {
   std::vector<float> values;
   std::vector<uint16_t> halves;
-  std::vector<int8_t> quants;  // in the order in which W's values come out of the vector registers
-  std::vector<int32_t> start;  // (K/64, 16)
-  std::vector<float> scales;   // (K/64, 16): that of each of the 16 sums
-  std::vector<float> sums;     // (K/32): scale * sum of quants, for offsets
+  std::vector<int8_t> quants;       // in the order in which W's values come out of the vector registers
+  std::vector<float> scales, sums;  // (K/32), in whole vectors; sums are scale * sum of quants
 };
 
 inline void normalize(float* y, const float* x, int64_t K, const Norm& norm) {
@@ -99,20 +97,15 @@ inline Rounded quantize_group(int8_t* quants, const float* part) {
 inline int zero_of(const Matrix& w) { return w.kind == EIGHT ? 128 : w.offsets ? 0 : 8; }
 
 inline void quantize(Row& row, const Matrix& w) {
-  const int64_t padded = w.num_groups * 32;
-  row.quants.resize(padded);
-  row.start.assign(padded / 4, 0);
-  row.scales.resize(padded / 4);
-  row.sums.resize(w.num_groups);
+  row.quants.resize(w.num_groups * 32);
+  row.scales.assign((w.num_groups + 15) / 16 * 16, 0);
+  row.sums.assign(row.scales.size(), 0);
   for (int64_t g = 0; g < w.num_groups; g++) {
     int8_t quants[32];
     const auto [scale, sum] = quantize_group(quants, &row.values[g * 32]);
-    for (int j = 0; j < 32; j += 4) {
-      const int64_t place = place_of(g * 32 + j, w.kind);
-      std::copy(quants + j, quants + j + 4, &row.quants[place]);
-      row.start[place / 4] = -zero_of(w) * (quants[j] + quants[j + 1] + quants[j + 2] + quants[j + 3]);
-      row.scales[place / 4] = scale;
-    }
+    for (int half = 0; half < 32; half += 16)
+      std::copy(quants + half, quants + half + 16, &row.quants[place_of(g * 32 + half, w.kind)]);
+    row.scales[g] = scale;
     row.sums[g] = scale * sum;
   }
 }
@@ -127,50 +120,35 @@ inline void prepare(Row& row, const float* x, const Matrix& w, const Norm& norm)
   if (w.kind == EIGHT || w.kind == FOUR) quantize(row, w);
 }
 
-// --- a few rows of W against one x
+// --- rows of W against a few x
 
-constexpr int64_t SHARE = 8, TILE = 64;  // rows of W: what threads divide among themselves, what one does at a time
+constexpr int64_t FEW = 16;               // rows of x; with more prompt.h is faster
+constexpr int64_t SHARE = 16, TILE = 64;  // rows of W: what threads divide among themselves, what one does at a time
 
-template <int rows>
-inline void multiply(float* y, const Matrix& w, int64_t n, const Row& x) {
-  if (w.kind == FULL) return dot_full<rows>(y, (const float*)w.values + n * w.K, x.values.data(), w.K);
-  if (w.kind == HALF) return dot_half<rows>(y, (const uint16_t*)w.values + n * w.K, x.halves.data(), w.K);
-  const uint16_t* scales = w.scales + n * w.num_groups;
-  const Groups groups{x.quants.data(), x.start.data(), x.scales.data(), w.num_groups};
-  if (w.kind == EIGHT)
-    dot_eight<rows>(y, (const uint8_t*)w.values + n * w.num_groups * 32, scales, groups);
-  else
-    dot_four<rows>(y, (const uint8_t*)w.values + n * w.num_groups * 16, scales, groups);
-  if (w.offsets)
-    for (int r = 0; r < rows; r++) y[r] += dot_float16(w.offsets + (n + r) * w.num_groups, x.sums.data(), w.num_groups);
+inline float dot(const Matrix& w, int64_t n, const Row& x) {
+  if (w.kind == FULL) return dot_full((const float*)w.values + n * w.K, x.values.data(), w.K);
+  if (w.kind == HALF) return dot_half((const uint16_t*)w.values + n * w.K, x.halves.data(), w.K);
+  const int64_t first = n * w.num_groups;
+  const Groups groups{x.quants.data(), x.scales.data(), x.sums.data(), w.num_groups};
+  const GroupScales scales{w.scales + first, w.offsets ? w.offsets + first : nullptr, float(-zero_of(w))};
+  if (w.kind == EIGHT) return dot_eight((const uint8_t*)w.values + first * 32, scales, groups);
+  return dot_four((const uint8_t*)w.values + first * 16, scales, groups);
 }
 
 inline int64_t row_bytes(const Matrix& w) {
   return w.kind == FULL ? w.K * 4 : w.kind == HALF ? w.K * 2 : w.num_groups * (w.kind == EIGHT ? 32 : 16);
 }
 
-// Rows that are multiplied side by side: about 2 KB of W. What comes 9 KB later is sent for in one burst meanwhile, to
-// the second-level cache, which takes more requests at once than the first: on two cores of a Zen 4, 8-bit weights
-// give 203 tokens a second so, 156 with a burst to the first level, about 100 if the processor is left to itself.
-template <int rows>
-inline void multiply_and_fetch(float* y, const Matrix& w, int64_t n, const Row& x, int64_t bytes) {
-  const char* next = (const char*)w.values + n * bytes + 9216;
-  for (int64_t byte = 0; byte < rows * bytes; byte += 64) __builtin_prefetch(next + byte, 0, 2);
-  multiply<rows>(y, w, n, x);
-}
-
-inline void multiply(float* y, const Matrix& w, int64_t n, int64_t count, const Row& x) {
+// y (M, TILE) = rows [n, n + count) of W against M rows of x. W is read row after row, as the memory likes it best: two
+// rows side by side take a tenth to a fifth longer. What comes 5 KB later is sent for meanwhile, to the second-level
+// cache, which takes more requests at once than the first.
+inline void multiply(float (*y)[TILE], const Matrix& w, int64_t n, int64_t count, const Row* x, int64_t M) {
   const int64_t bytes = row_bytes(w);
-  int64_t r = 0;
-  if (bytes <= 400)
-    for (; r + 8 <= count; r += 8) multiply_and_fetch<8>(y + r, w, n + r, x, bytes);
-  if (bytes <= 800)
-    for (; r + 4 <= count; r += 4) multiply_and_fetch<4>(y + r, w, n + r, x, bytes);
-  if (w.kind != FULL)
-    for (; r + 2 <= count; r += 2) multiply_and_fetch<2>(y + r, w, n + r, x, bytes);
-  for (; r < count; r++) multiply_and_fetch<1>(y + r, w, n + r, x, bytes);
-  if (w.bias)
-    for (r = 0; r < count; r++) y[r] += w.bias[n + r];
+  for (int64_t r = 0; r < count; r++) {
+    const char* next = (const char*)w.values + (n + r) * bytes + 5120;
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(next + byte, 0, 2);
+    for (int64_t m = 0; m < M; m++) y[m][r] = dot(w, n + r, x[m]) + (w.bias ? w.bias[n + r] : 0);
+  }
 }
 
 inline void activate(float* x, int64_t count, Activation activation) {
@@ -191,14 +169,14 @@ inline void linear(const Member& me, float* y, const float* x, int64_t M, const 
   const int64_t end = std::min(N, me.last(shares) * SHARE);
   for (int64_t n = me.first(shares) * SHARE; n < end; n += TILE) {
     const int64_t count = std::min(TILE, end - n);
+    float parts[FEW][TILE], ups[FEW][TILE];
+    multiply(parts, w, n, count, prepared.data(), M);
+    if (gated) multiply(ups, w, N + n, count, prepared.data(), M);
     for (int64_t m = 0; m < M; m++) {
-      float part[TILE], up[TILE];
-      multiply(part, w, n, count, prepared[m]);
-      if (gated) multiply(up, w, N + n, count, prepared[m]);
-      activate(part, count, activation);
+      activate(parts[m], count, activation);
       for (int64_t r = 0; r < count; r++) {
         const int64_t place = m * N + n + r;
-        y[place] = part[r] * (gated ? up[r] : 1) + (residual ? residual[place] : 0);
+        y[place] = parts[m][r] * (gated ? ups[m][r] : 1) + (residual ? residual[place] : 0);
       }
     }
   }

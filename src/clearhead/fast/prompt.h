@@ -4,8 +4,6 @@
 #pragma once
 #include "attend.h"
 
-constexpr int64_t FEW = 16;  // rows of x; up to here linear.h is as fast
-
 // --- products
 
 inline int64_t words_of(const Matrix& w) {

@@ -3,6 +3,7 @@
 reason = unknown_in(stack); weight = merge((attention.query, attention.key, attention.value))
 """
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -82,19 +83,28 @@ def merge(modules: tuple[nn.Linear | PackedLinear, ...]) -> Tensor | Packed:
     if packed:  # in different ways: as numbers then
         return torch.cat([module.weight.detach() for module in modules])
     plain = [module for module in modules if isinstance(module, nn.Linear)]
-    whole = torch.cat([module.weight.detach() for module in plain])
+    whole = joined([module.weight.detach() for module in plain])
     for module, part in zip(plain, whole.split([len(module.weight) for module in plain]), strict=True):
         module.weight.data = part
     return whole
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """All their rows in one tensor: a copy, unless an earlier merge has left them one after the other."""
+    for part, following in pairwise(parts):
+        one_storage = part.untyped_storage().data_ptr() == following.untyped_storage().data_ptr()
+        if not one_storage or part.data_ptr() + part.nbytes != following.data_ptr() or not part.is_contiguous():
+            return torch.cat(parts)
+    return parts[0].as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
 
 
 def merge_packed(modules: list[PackedLinear]) -> Packed:
     parts = [module.packed for module in modules]
     offsets = [part.offsets for part in parts if part.offsets is not None]
     whole = Packed(
-        torch.cat([part.quants for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat(offsets) if offsets else None,
+        joined([part.quants for part in parts]),
+        joined([part.scales for part in parts]),
+        joined(offsets) if offsets else None,
         parts[0].columns,
     )
     start = 0

@@ -47,7 +47,7 @@ def attend_row(
     length = position + 1
     share = tl.cdiv(tl.cdiv(length, SPANS), BLOCK) * BLOCK
     first, last = span * share, tl.minimum((span + 1) * share, position)
-    place = b.to(tl.int64) * row_stride + head * head_stride
+    place = b.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
     slot = first + tl.arange(0, BLOCK)
     tile = place + slot[:, None] * H + h[None, :]
     k = tl.load(keys + tile, (slot < last)[:, None], 0.0)

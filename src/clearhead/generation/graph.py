@@ -2,7 +2,7 @@
 
     if fits(network, rows): turns = decode_in_graph(network, rows)
 
-The graph is asked for the next token before the last one is looked at, so that the GPU never waits for the host; what
+The graph is asked for two tokens before the first of them is looked at, so that the GPU never waits for the host; what
 it made beyond the end of a row is forgotten.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from clearhead.fast.cuda import GraphDecoder, why_not
+from clearhead.fast.cuda import GraphDecoder, Mailbox, why_not
 from clearhead.generation.decode import Row, room
 from clearhead.generation.rows import RowOptions
 from clearhead.generation.sampling import next_tokens
@@ -22,6 +22,8 @@ def fits(network: Transformer, rows: Sequence[Row]) -> bool:
     """Penalties look at all tokens so far and log-probabilities at all logits: those stay with decode.py."""
     if network.device.type != "cuda" or why_not(network):
         return False
+    if network.device.index not in (None, torch.cuda.current_device()):
+        return False  # graphs are captured, and Triton's kernels launched, on the current device
     options = RowOptions.of([row.options for row in rows], network.config.vocab_size, network.device)
     plain = not options.needs_counts and all(row.options.logprobs is None for row in rows)
     return plain and not any(row.earlier or row.source for row in rows)
@@ -42,13 +44,13 @@ def decode_in_graph(network: Transformer, rows: Sequence[Row]) -> Iterator[None]
     decoder = GraphDecoder(network, len(active), longest + 2, choose)
     first = choose(decoder.read([row.prompt for row in active]), torch.zeros_like(decoder.step))
     decoder.start(first)
-    ready = first.tolist()
+    ready, pending = first.tolist(), Mailbox(decoder.next())
     while True:
-        coming = decoder.next().clone()  # at work already while the host looks at the last
+        coming = Mailbox(decoder.next())
         for row, token in zip(active, ready, strict=True):
             if not row.done:
                 row.take(token, room(network, len(row.prompt)))
         yield
         if all(row.done for row in active):
             return
-        ready = coming.tolist()
+        ready, pending = pending.read(), coming
