@@ -6,8 +6,9 @@
 CUDA: shapes of 124M, 1B and 8B in bfloat16; where generation decodes in a CUDA graph, so does this. Training keeps
 weights, gradients and AdamW's moments in bfloat16, 8 bytes a parameter: 8B with its activations fits in 139 GiB.
 
-CPU: SmolLM2-135M in float32. A shared machine's speed moves within a minute, so it is measured before and after the
-runs, best phase by phase: what is predicted is the mean of both, and `moved` is the later over the earlier.
+CPU: SmolLM2-135M in float32, with freed memory kept, as `clearhead train` does. The speed of a shared machine moves
+within seconds, so calibration and runs take turns, and what counts is the fastest of each; `moved` is the median run
+over the fastest.
 """
 
 import gc
@@ -22,9 +23,10 @@ from typing import Any
 
 import torch
 
-from clearhead.cost.calibrate import measure_machine
-from clearhead.cost.calibration import Calibration
-from clearhead.cost.measure import compare
+from clearhead.cost.calibrate import measure_machine, measure_once
+from clearhead.cost.calibration import Calibration, fastest
+from clearhead.cost.clock import several_seconds
+from clearhead.cost.measure import Comparison, begin, compare
 from clearhead.cost.predict import predict_seconds
 from clearhead.cost.running import in_graph
 from clearhead.cost.workload import Workload
@@ -58,6 +60,7 @@ RUNS = {
     ),
 }
 PHASES = ("decode", "prefill", "train")
+TURNS_SECONDS, TURN_SECONDS = 60, 1.5
 COLUMNS = ("model", "phase", "batch", "context", "runs", "what", "predicted", "measured", "ratio", "moved")
 
 Row = dict[str, Any]
@@ -80,20 +83,44 @@ def workloads(device: str, phases: Sequence[str]) -> Iterator[tuple[Row, Workloa
         yield {"model": name, "phase": phase, "batch": batch, "context": context, "runs": runs}, workload
 
 
-def compared(workload: Workload, before: Calibration) -> list[Row]:
-    """A run that fails is a row too."""
-    try:
-        return [asdict(found) | {"ratio": found.ratio} for found in compare(workload, before)]
-    except (RuntimeError, ValueError) as error:  # out of memory, no kernel for a shape, a clear refusal
-        return [{"what": f"failed: {str(error).splitlines()[0]}"}]
+def one_by_one(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibration, list[Row]]:
+    calibration = measure_machine(device, dtypes=[DTYPES[device]])
+    found = []
+    for described, workload in planned:
+        try:
+            rows = [told(row) for row in compare(workload, calibration)]
+        except (RuntimeError, ValueError) as error:  # out of memory, no kernel for a shape, a clear refusal
+            rows = [{"what": f"failed: {str(error).splitlines()[0]}"}]
+        found += [described | row for row in rows]
+        print(described, file=sys.stderr, flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+    return calibration, found
 
 
-def predicted_again(row: Row, workload: Workload, after: Calibration) -> Row:
-    if row["what"] != "seconds":
-        return row
-    earlier, later = row["predicted"], predict_seconds(workload, after)
-    mean = statistics.geometric_mean((earlier, later))
-    return row | {"predicted": mean, "ratio": mean / row["measured"], "moved": later / earlier}
+def in_turns(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibration, list[Row]]:
+    trials = [begin(workload) for _, workload in planned]
+    passes: list[Calibration] = []
+    times: list[list[float]] = [[] for _ in trials]
+    started = time.perf_counter()
+    while time.perf_counter() - started < TURNS_SECONDS:
+        passes.append(measure_once(device, lambda what: None, [DTYPES[device]]))
+        for trial, taken in zip(trials, times, strict=True):
+            begun = time.perf_counter()
+            while time.perf_counter() - begun < TURN_SECONDS:
+                taken.append(several_seconds(trial.step, device, 1))
+        print(f"turn {len(passes)}", *(f"{min(taken):.4g} s" for taken in times), file=sys.stderr, flush=True)
+    calibration = fastest(passes)
+    found = []
+    for (described, workload), trial, taken in zip(planned, trials, times, strict=True):
+        clocked = Comparison("seconds", predict_seconds(workload, calibration), min(taken))
+        rows = [*map(told, trial.counted), told(clocked) | {"moved": statistics.median(taken) / min(taken)}]
+        found += [described | row for row in rows]
+    return calibration, found
+
+
+def told(found: Comparison) -> Row:
+    return asdict(found) | {"ratio": found.ratio}
 
 
 def markdown(found: list[Row], about: Row) -> str:
@@ -109,28 +136,20 @@ def markdown(found: list[Row], about: Row) -> str:
 
 def main(device: str, folder: Path, phases: Sequence[str]) -> None:
     started = time.perf_counter()
-    if "train" in phases:
-        keep_freed_memory()  # as training does
-    before = measure_machine(device, dtypes=[DTYPES[device]])
-    calibrated = time.perf_counter() - started
-    found: list[tuple[Row, Workload, list[Row]]] = []
-    for described, workload in workloads(device, phases):
-        found.append((described, workload, compared(workload, before)))
-        print(described, f"{time.perf_counter() - started:.0f} s", file=sys.stderr, flush=True)
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    after = measure_machine(device, dtypes=[DTYPES[device]]) if device == "cpu" else before
-    rows = [described | predicted_again(row, workload, after) for described, workload, rows in found for row in rows]
+    planned = list(workloads(device, phases))
+    if device == "cpu":
+        keep_freed_memory()
+        calibration, rows = in_turns(device, planned)
+    else:
+        calibration, rows = one_by_one(device, planned)
     about: Row = {
-        "machine": before.machine,
+        "machine": calibration.machine,
         "torch": torch.__version__,
-        "calibration_seconds": round(calibrated, 1),
         "all_seconds": round(time.perf_counter() - started, 1),
     }
     folder.mkdir(parents=True, exist_ok=True)
     name = "-".join(["predict", device, *(phases if len(phases) < len(PHASES) else ())])
-    data = about | {"rows": rows, "calibration": asdict(before)}
+    data = about | {"rows": rows, "calibration": asdict(calibration)}
     (folder / f"{name}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
     text = markdown(rows, about)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")

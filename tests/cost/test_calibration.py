@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from clearhead.cost import calibrate, gpu_rates
+from clearhead.cost import calibrate, gpu_rates, packed_rates
 from clearhead.cost.calibration import (
     Calibration,
     Rate,
     Traffic,
     between,
     calibration_path,
+    fastest,
     load_calibration,
     save_calibration,
 )
@@ -23,10 +24,10 @@ from clearhead.cost.devices import device
 from clearhead.cost.host import longer_seconds, toy
 from clearhead.cost.layout import lay_out
 from clearhead.cost.measure import Comparison, compare
-from clearhead.cost.memory import cache_bytes, footprint
+from clearhead.cost.memory import cache_bytes, footprint, weight_bytes
 from clearhead.cost.operations import operations
 from clearhead.cost.parameters import parameters
-from clearhead.cost.predict import predict_seconds
+from clearhead.cost.predict import is_predicted, predict_seconds
 from clearhead.cost.report import table_rows
 from clearhead.cost.running import build, in_graph
 from clearhead.cost.tables import print_comparisons
@@ -79,6 +80,25 @@ def test_rates_between_the_measured_ones():
     assert MACHINE.bandwidth(1 << 15) == pytest.approx(2e9)
     assert MACHINE.bandwidth(1) == pytest.approx(4e9)
     assert MACHINE.bandwidth(1 << 30) == pytest.approx(1e9)
+
+
+def test_of_several_passes_the_fastest_counts():
+    """Number by number: more FLOPs and bytes per second, fewer seconds."""
+    disturbed = replace(
+        MACHINE,
+        traffic=[Traffic(1 << 10, 3e9), Traffic(1 << 20, 2e9)],
+        products={"float32": [RATES[0], Rate((1024, 1024, 1024), 2e11)]},
+        kernel_seconds=3e-6,
+        host_seconds=MACHINE.host_seconds | {"train": {"each": 5e-7}},
+    )
+    both = fastest([MACHINE, disturbed])
+    assert both == fastest([disturbed, MACHINE])
+    assert both == replace(
+        MACHINE,
+        traffic=[Traffic(1 << 10, 4e9), Traffic(1 << 20, 2e9)],
+        products=disturbed.products,
+        host_seconds=disturbed.host_seconds,
+    )
 
 
 def test_a_point_that_fails_is_left_out():
@@ -197,6 +217,8 @@ def test_measures_this_machine(monkeypatch):
     }.items():
         monkeypatch.setattr(calibrate, name, value)
     monkeypatch.setattr("clearhead.cost.clock.POINT_SECONDS", {"cpu": 0.001})
+    monkeypatch.setattr("clearhead.cost.host.STEP_SECONDS", {"cpu": 0.01})
+    monkeypatch.setattr(calibrate, "measure_packed", lambda quant: {"layer_seconds": 1e-5})
     found = calibrate.measure_machine("cpu")
     rates = [rate for table in (found.products, found.attention, found.attention_backward) for rate in table["float32"]]
     assert all(rate.per_second > 0 for rate in rates)
@@ -241,8 +263,42 @@ def test_a_training_step_ends_with_adamw():
 
 
 def test_only_what_runs_here_is_measured():
-    with pytest.raises(ClearheadError, match="measured is one device with plain weights"):
-        compare(workload_of(CASES["gpt2"], "decode", 8, quant="int8"))
+    with pytest.raises(ClearheadError, match="with quant only one row decoded on a CPU in int8 or int4"):
+        compare(workload_of(CASES["llama-3.1-8b"], "prefill", 8, quant="int8"))
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "known"),
+    [
+        (toy(), {}, True),
+        (toy(), {"batch": 2}, False),
+        (toy(), {"quant": "q4_0"}, False),
+        (toy(), {"device_type": "cuda"}, False),
+        (CASES["deepseek-v3"], {}, False),
+    ],
+    ids=["decoded by kernels", "batch", "format", "device", "latent attention"],
+)
+def test_packed_weights_are_predicted_where_our_kernels_run_them(config, options, known):
+    workload = workload_of(config, "decode", 24, **({"quant": "int4", "batch": 1} | options))
+    rates = {"weight_bytes_per_second": 1e9, "layer_seconds": 1e-3, "cache_bytes_per_second": 1e6}
+    packed = replace(MACHINE, packed={"int4": rates, "q4_0": rates})
+    assert is_predicted(workload, packed) == known
+    assert not is_predicted(workload, MACHINE)
+    if known:
+        layers = 1e-3 * len(workload.config.decoder.layers)
+        expected = weight_bytes(workload) / 1e9 + layers + cache_bytes(workload) / 1e6
+        assert predict_seconds(workload, packed) == pytest.approx(expected)
+
+
+def test_packed_rates_of_this_machine(monkeypatch):
+    monkeypatch.undo()  # the kernels are built once, in the home of all tests
+    monkeypatch.setattr(packed_rates, "MEASURED_SECONDS", 0.05)
+    monkeypatch.setattr(packed_rates, "WIDE", (256, 1024))
+    rates = packed_rates.measure_packed("int4")
+    assert 1e-7 < rates["layer_seconds"] < 1e-2
+    assert rates["cache_bytes_per_second"] > 1e7
+    workload = workload_of(toy(), "decode", 24, quant="int4", batch=1)
+    assert [row.what for row in compare(workload, replace(MACHINE, packed={"int4": rates}))] == ["seconds"]
 
 
 def test_what_does_not_fit_is_not_begun(monkeypatch):
@@ -259,7 +315,8 @@ def test_what_does_not_fit_is_not_begun(monkeypatch):
 
 def test_predicted_and_measured_are_told_in_units(capsys):
     print_comparisons(
-        [Comparison("FLOPs", 3.1e7, 3.1e7), Comparison("peak bytes", 6e7, 6e7), Comparison("seconds", 0.013, 0.026)]
+        [Comparison("FLOPs", 3.1e7, 3.1e7), Comparison("peak bytes", 6e7, 6e7), Comparison("seconds", 0.013, 0.026)],
+        "cpu",
     )
     shown = capsys.readouterr().out
     assert all(words in shown for words in ("31 M", "60 MB", "13 ms", "26 ms", "0.500"))

@@ -1,6 +1,7 @@
 """The one answer: numbers known from elsewhere, the command line, and bad input in one sentence."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 from clearhead.cli.app import app
 from clearhead.cost.devices import DEVICES
 from clearhead.cost.report import cost
+from clearhead.cost.tables import legend
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from tests.cost.cases import CASES
@@ -26,8 +28,7 @@ def command(*arguments):
     [
         (("llama-3.1-8b", "--phase", "decode", "--context", 128), ("8,030,261,248 parameters", "131,072 bytes")),
         (("deepseek-v3", "--phase", "decode", "--context", 2), ("70,272 bytes for each token",)),
-        (("gpt2", "--phase", "train", "--tokens", "1e9", "--context", 64), ("PaLM: 6N", "by 6·N·D: 746.6 PFLOP")),
-        (("gpt2", "--phase", "decode", "--tokens", "1e9", "--context", 64), ("by 6·N·D: 746.6 PFLOP",)),
+        (("gpt2", "--tokens", "1e9", "--context", 64), ("PaLM: 6·P + 12·L·N·H·T", "1,000,000,000 tokens: 746.6 PFLOP")),
     ],
 )
 def test_known_numbers_from_the_command_line(arguments, expected):
@@ -111,6 +112,7 @@ def test_published_peaks_name_their_source():
         ({"gpus": 5, "parallel": "tp"}, "tp shares heads: 12 do not divide among 5 GPUs"),
         ({"phase": "train", "quant": "int8"}, "quant 'int8' is for running"),
         ({"phase": "decode", "recompute": True}, "recompute has no effect on decode; leave it out"),
+        ({"phase": "decode", "tokens": 9}, "tokens are those of a whole training; leave them out of phase 'decode'"),
     ],
 )
 def test_bad_input_is_one_sentence(options, sentence):
@@ -133,6 +135,21 @@ def test_the_room_is_its_own_door():
     import clearhead.cost.report
 
     assert clearhead.cost(CASES["gpt2"], context=8).total_parameters > 0
+
+
+@pytest.mark.parametrize("asked", ["h200", "cuda"])
+def test_only_this_machine_is_measured(asked, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    done = CliRunner().invoke(app, ["cost", "gpt2", "--context", "8", "--measure", "--device", asked])
+    sentence = f"--measure runs on this machine, which is cpu and not {asked}; say --device cpu"
+    assert str(done.exception) == sentence
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_every_symbol_is_explained(name):
+    rows = cost(CASES[name], context=16, source=16).rows
+    used = {symbol for row in rows for symbol in re.findall("[A-Za-z]+", f"{row.formula} {row.traffic}")}
+    assert used == {entry.split()[0] for entry in legend(rows).split(", ")}
 
 
 @pytest.mark.parametrize(("phase", "kept"), [("train", [True]), ("prefill", [])])

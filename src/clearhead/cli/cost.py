@@ -9,27 +9,30 @@ from typing import Annotated, Literal
 
 import typer
 
-from clearhead.cli.app import JsonOption, app, errors, print_json
+from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, errors, print_json
+from clearhead.errors import ClearheadError
 
 
 @app.command(epilog="Example: `clearhead cost llama-3.1-8b --phase decode --context 8192 --device h200`")
 def cost(
     model: Annotated[str, typer.Argument(help="A preset, an installed name, a folder or a .gguf file.")],
-    phase: Annotated[str, typer.Option(help="train, prefill or decode.")] = "prefill",
+    phase: Annotated[
+        str | None, typer.Option(help="train, prefill or decode; prefill, or train where --tokens is given.")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Rows at once.")] = 1,
     context: Annotated[int | None, typer.Option(help="Tokens of a row; what the model was made for otherwise.")] = None,
     source: Annotated[int | None, typer.Option(help="Tokens of an encoder's side; as context otherwise.")] = None,
     device: Annotated[
-        str | None, typer.Option(help="h200, h100, a100, rtx-4090; cpu or cuda: this machine, once calibrated.")
+        str | None, typer.Option(help="h200, h100, a100, rtx-4090, l40s; cpu or cuda: this machine, once calibrated.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")] = "bfloat16",
     quant: Annotated[str | None, typer.Option(help="Weights in int8, int4, q4_0, q4_1 or q8_0.")] = None,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
     recompute: Annotated[bool, typer.Option("--recompute", help="Training keeps block inputs only.")] = False,
-    tokens: Annotated[float | None, typer.Option(help="Of a whole training, as in 300e9.")] = None,
+    tokens: Annotated[float | None, typer.Option(help="train: tokens of the whole training, as in 300e9.")] = None,
     gpus: Annotated[int, typer.Option(help="How many share the work.")] = 1,
     parallel: Annotated[str, typer.Option(help="ddp, fsdp or tp.")] = "ddp",
-    measure: Annotated[bool, typer.Option("--measure", help="Run it here and compare.")] = False,
+    measure: Annotated[bool, typer.Option("--measure", help="Run it on this machine and compare.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Parameters, FLOPs, bytes, memory and time of a model, from its config alone."""
@@ -42,6 +45,7 @@ def cost(
     from clearhead.families import presets as names
     from clearhead.training.learner import keep_freed_memory
 
+    here = measured_device(device) if measure else None
     config = preset(model) if model in names() and not Path(model).exists() else read_config(model)
     report = reports.cost(
         config,
@@ -59,9 +63,8 @@ def cost(
         parallel=parallel,  # type: ignore[arg-type]
     )
     rows = []
-    if measure:
-        here = measured_device(device)
-        if here == "cpu" and phase == "train":
+    if here is not None:
+        if here == "cpu" and report.workload.phase == "train":
             keep_freed_memory()
         with errors.status("measuring"):
             rows = compare(replace(report.workload, device_type=here), load_calibration(here))
@@ -70,14 +73,17 @@ def cost(
         print_json(as_data(report) | measured)
         return
     print_report(report, model)
-    if measure:
-        print_comparisons(rows)
+    if here is not None:
+        print_comparisons(rows, here)
 
 
 def measured_device(asked: str | None) -> Literal["cpu", "cuda"]:
     import torch
 
-    return "cpu" if asked == "cpu" or not torch.cuda.is_available() else "cuda"
+    here: Literal["cpu", "cuda"] = "cpu" if asked == "cpu" or not torch.cuda.is_available() else "cuda"
+    if asked not in (None, here):
+        raise ClearheadError(f"--measure runs on this machine, which is {here} and not {asked}; say --device {here}")
+    return here
 
 
 @app.command(epilog="Example: `clearhead calibrate --device cpu`")
@@ -105,6 +111,7 @@ def calibrate(
 def curves(
     path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plot how work and time grow with length: O(n²) for a sequence, O(n) for a cached token and for an RNN."""
@@ -113,6 +120,7 @@ def curves(
     from clearhead.files import check_output
 
     check_output(path, [".png", ".svg"])
+    check_absent(path, overwrite, "name")
     with errors.status("measuring"):
         found = room.curves(find_device(device).calibration)
     room.draw(found, path)

@@ -7,7 +7,7 @@
     devices      peaks, and this machine as measured      report      all of it in one answer (tables: printed)
     counter      what PyTorch really runs                 layout      the same without running (running: the steps)
     calibration  kernels to seconds                       measure     predicted beside measured (curves: plotted)
-    calibrate    measures (host, gpu_rates, graph_rates)  clock       how long something takes
+    calibrate    measures (host, …_rates)                 clock       how long something takes
     graphed      a token in a CUDA graph                  predict     a workload to seconds
 
 The room is also its own door: Python puts every imported package on its parent under its name, so `clearhead.cost`

@@ -10,8 +10,10 @@ GPU: a kernel begins when the host has come to it and the kernel before has ende
 import json
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from clearhead.cost.counter import Counter, Kernel
 from clearhead.errors import ClearheadError
@@ -48,6 +50,7 @@ class Calibration:
     optimizer: dict[str, float]  # by precision: bytes of parameters that AdamW changes in a second
     kernel_seconds: float  # the shortest that a kernel takes
     host_seconds: dict[str, dict[str, float]]  # by phase: for "each" operation, and what some kernels take beyond that
+    packed: dict[str, dict[str, float]] = field(default_factory=dict)  # CPU, by format of the weights: packed_rates.py
     # CUDA: the kernels of a decoded token (graph_rates.py); of attention bytes per second, not FLOPs
     row_products: dict[str, list[Rate]] = field(default_factory=dict)
     row_attention: dict[str, list[Rate]] = field(default_factory=dict)
@@ -129,6 +132,26 @@ def neighbours(points: list[int], size: int) -> list[tuple[int, float]]:
     return [(low, 1 - part), (high, part)]
 
 
+def fastest(passes: Sequence[Calibration]) -> Calibration:
+    """Number by number the best of them: whoever shares a machine only slows it down, for seconds at a time."""
+    return from_data(best([asdict(one) for one in passes], "more"))
+
+
+def best(found: Sequence[Any], better: Literal["more", "less"]) -> Any:
+    match found[0]:
+        case dict() as first:
+            return {
+                name: best([one[name] for one in found], "less" if name.endswith("_seconds") else better)
+                for name in first
+            }
+        case list():
+            return [best(alike, better) for alike in zip(*found, strict=True)]
+        case float():
+            return max(found) if better == "more" else min(found)
+        case same:
+            return same
+
+
 def calibration_path(device: str) -> Path:
     return home() / "calibration" / f"{device}.json"
 
@@ -145,13 +168,16 @@ def load_calibration(device: str) -> Calibration | None:
     if not path.is_file():
         return None
     try:
-        data = read_object(path)
-        for table in TABLES:
-            data[table] = {
-                dtype: [Rate(tuple(row["shape"]), row["per_second"]) for row in rows]
-                for dtype, rows in data[table].items()
-            }
-        data["traffic"] = [Traffic(**row) for row in data["traffic"]]
-        return Calibration(**data)
+        return from_data(read_object(path))
     except (TypeError, ValueError, KeyError, AttributeError):
         raise ClearheadError(f"{path} is not a calibration of this version; run clearhead calibrate again") from None
+
+
+def from_data(data: dict[str, Any]) -> Calibration:
+    """The other way of `asdict`."""
+    for table in TABLES:
+        data[table] = {
+            dtype: [Rate(tuple(row["shape"]), row["per_second"]) for row in rows] for dtype, rows in data[table].items()
+        }
+    data["traffic"] = [Traffic(**row) for row in data["traffic"]]
+    return Calibration(**data)

@@ -70,7 +70,20 @@ DEVICES = (
         link_bytes_per_second=32e9,
         source="NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090, sums in float32; PCIe 4.0 x16",
     ),
+    Device(
+        name="l40s",
+        memory_bytes=48e9,
+        bytes_per_second=864e9,
+        flops_per_second=rates(362e12, 91.6e12, 1.43e12),
+        link_bytes_per_second=32e9,
+        source="NVIDIA L40S GPU datasheet; float64 at 1/64 of float32, as its architecture has it; PCIe 4.0 x16",
+    ),
 )
+
+
+def device_named(gpu: str) -> Device | None:
+    """By what the driver calls it, such as "NVIDIA GeForce RTX 4090"."""
+    return next((one for one in DEVICES if one.name in gpu.lower().replace(" ", "-")), None)
 
 
 def device(name: str) -> Device:

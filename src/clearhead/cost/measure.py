@@ -14,12 +14,14 @@ from clearhead.cost.counter import Counter
 from clearhead.cost.layout import lay_out
 from clearhead.cost.memory import footprint
 from clearhead.cost.operations import operations
+from clearhead.cost.packed_rates import build_packed, runs_packed
 from clearhead.cost.parameters import parameters
-from clearhead.cost.predict import predict_seconds
+from clearhead.cost.predict import is_predicted, predict_seconds
 from clearhead.cost.report import table_rows
-from clearhead.cost.running import Step, build, in_graph, prepare
+from clearhead.cost.running import Step, build, decoding, in_graph, prepare
 from clearhead.cost.workload import Workload
 from clearhead.errors import ClearheadError
+from clearhead.model.attend import fused
 from clearhead.model.transformer import Transformer
 
 
@@ -45,13 +47,32 @@ def require_memory(workload: Workload) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A workload that is ready to run here, and what one run under the counter has shown."""
+
+    workload: Workload
+    step: Step
+    counted: list[Comparison]
+
+
 def compare(workload: Workload, calibration: Calibration | None = None) -> list[Comparison]:
     """One run under the counter, then some against the clock; seconds only where the machine is calibrated."""
-    if workload.gpus > 1 or workload.quant is not None:
-        raise ClearheadError("measured is one device with plain weights; leave out gpus and quant")
+    trial = begin(workload)
+    if calibration is None or not is_predicted(workload, calibration):
+        return trial.counted
+    measured = clock(trial.step, workload.device_type)
+    return [*trial.counted, Comparison("seconds", predict_seconds(workload, calibration), measured)]
+
+
+def begin(workload: Workload) -> Trial:
+    if workload.gpus > 1 or (workload.quant is not None and not runs_packed(workload)):
+        raise ClearheadError("measured is one device, with quant only one row decoded on a CPU in int8 or int4")
     if workload.device_type == "cuda" and not torch.cuda.is_available():
         raise ClearheadError("there is no CUDA device here to measure on; say --device cpu")
     require_memory(workload)
+    if workload.quant is not None:
+        return Trial(workload, packed_step(workload), [])
     others = bytes_of_others() if workload.device_type == "cuda" else 0
     network, counter = build(workload, workload.device_type), Counter()
     if in_graph(workload):  # into which the counter does not see
@@ -65,11 +86,15 @@ def compare(workload: Workload, calibration: Calibration | None = None) -> list[
     whole_step, made_before = with_optimizer(network, step) if workload.phase == "train" else (step, 0)
     made_before += sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
     peak = peak_bytes(whole_step, workload, made_before, counter) - others
-    rows.append(Comparison("peak bytes", footprint(workload).peak, peak))
-    if calibration is not None:
-        measured = clock(whole_step, workload.device_type)
-        rows.append(Comparison("seconds", predict_seconds(workload, calibration), measured))
-    return rows
+    return Trial(workload, whole_step, [*rows, Comparison("peak bytes", footprint(workload).peak, peak)])
+
+
+def packed_step(workload: Workload) -> Step:
+    """In kernels of our own, of which the counter sees nothing."""
+    network = build_packed(workload)
+    if network is None:
+        raise ClearheadError("the kernels for packed weights cannot be built here; install a C++ compiler")
+    return decoding(network, workload, fused)
 
 
 def counted(workload: Workload, counter: Counter) -> list[Comparison]:

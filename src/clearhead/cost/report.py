@@ -12,7 +12,7 @@ from clearhead.cost.memory import Footprint, cache_bytes_per_token, footprint, l
 from clearhead.cost.operations import operations
 from clearhead.cost.parallel import Communication, communicate
 from clearhead.cost.parameters import active_parameters, parameters
-from clearhead.cost.predict import predict_seconds
+from clearhead.cost.predict import is_predicted, predict_seconds
 from clearhead.cost.product import Operation
 from clearhead.cost.workload import Optimizer, Parallel, Phase, Workload, longest_context
 from clearhead.errors import ClearheadError
@@ -39,9 +39,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Utilization:
-    """FLOPs of training for each token by the two conventions of MFU; N counts the matrices a token is multiplied by.
+    """FLOPs of training for each token by the two conventions of MFU; P counts the weights a token is multiplied by.
 
-    `palm`: 6N + 12·L·N·H·T, attention counted whole (Chowdhery et al. 2022, appendix B); `causal`: its attention
+    `palm`: 6·P + 12·L·N·H·T, attention counted whole (Chowdhery et al. 2022, appendix B); `causal`: its attention
     halved, as the mask allows half (Megatron). For each layer its own heads, and at most its window.
     """
 
@@ -75,7 +75,8 @@ class Report:
     memory: Footprint
     cache_bytes_per_token: int
     utilization: Utilization
-    training_flops: int | None  # 6·N·D for the tokens asked about, N all active parameters (Kaplan et al. 2020)
+    training_tokens: int | None
+    training_flops: int | None  # 6 for each of those tokens and each active parameter (Kaplan et al. 2020)
     communication: Communication | None
     bound: Bound | None
 
@@ -103,7 +104,7 @@ class Report:
 def cost(
     config: ModelConfig,
     *,
-    phase: Phase = "prefill",
+    phase: Phase | None = None,
     batch: int = 1,
     context: int | None = None,
     source: int | None = None,
@@ -116,14 +117,16 @@ def cost(
     gpus: int = 1,
     parallel: Parallel = "ddp",
 ) -> Report:
-    """Without weights and without running anything. `tokens`: of a whole training, for 6·N·D."""
+    """Without weights and without running anything. `tokens`: of a whole training; without them phase is "prefill"."""
     if not isinstance(config, ModelConfig):
         raise ClearheadError(f"config is {config!r}; it must be a ModelConfig: clearhead.preset(name), or model.config")
+    if tokens is not None and phase not in (None, "train"):
+        raise ClearheadError(f"tokens are those of a whole training; leave them out of phase {phase!r}")
     chosen = None if device is None else find_device(device)
     length = longest_context(config) if context is None else context
     workload = Workload(
         config=config,
-        phase=phase,
+        phase=phase or ("prefill" if tokens is None else "train"),
         batch=batch,
         context=length,
         source=length if source is None else source,
@@ -145,6 +148,7 @@ def cost(
         memory=footprint(workload),
         cache_bytes_per_token=cache_bytes_per_token(config, workload.num_bytes),
         utilization=utilization(workload),
+        training_tokens=tokens,
         training_flops=None if tokens is None else 6 * active_parameters(config) * tokens,
         communication=communication,
         bound=None if chosen is None else bound(workload, rows, chosen, communication),
@@ -204,7 +208,7 @@ def bound(workload: Workload, rows: list[Row], chosen: Device, communication: Co
     # Gradients and weights can travel while others are computed; a branch's sum is waited for.
     seconds = working + sending if workload.parallel == "tp" else max(working, sending)
     predicted = None
-    if chosen.calibration is not None and workload.gpus == 1 and workload.quant is None:
+    if chosen.calibration is not None and is_predicted(workload, chosen.calibration):
         predicted = predict_seconds(workload, chosen.calibration)
     return Bound(
         device=chosen.name,

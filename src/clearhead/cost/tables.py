@@ -3,7 +3,8 @@
 print_report(cost(preset("gpt2"), phase="decode"), "gpt2")
 """
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -21,6 +22,25 @@ TITLES = {
     "train": "one training step, forward and backward",
     "prefill": "a whole sequence (book F2)",
     "decode": "one decoded token of each row, with cache (book F3)",
+}
+# model/__init__.py and product.py
+SYMBOLS = {
+    "B": "batch rows",
+    "T": "tokens read",
+    "S": "tokens looked at",
+    "D": "width",
+    "N": "heads",
+    "K": "key-value heads",
+    "H": "head width",
+    "F": "feed-forward width",
+    "V": "vocabulary",
+    "E": "experts",
+    "k": "experts chosen",
+    "R": "latent rank",
+    "Rq": "rank of queries",
+    "p": "plain head width",
+    "r": "rotary head width",
+    "v": "value head width",
 }
 
 
@@ -45,20 +65,24 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
     console.print("by part: " + ", ".join(f"{part} {amount(n, '')}".strip() for part, n in report.parameters.items()))
     console.print(f"\n[bold]{TITLES[workload.phase]}[/bold]\n{sizes(workload)}")
     console.print(formula_table(report))
+    console.print(legend(report.rows), style="dim")
     console.print()
     console.print(number_table(report))
+    console.print(
+        "FLOPs: multiplications and additions of matrix products. By the mask: only of tokens that may look at each "
+        "other. Bytes: every operand read and every result written, once.",
+        style="dim",
+    )
+    console.print()
     if workload.phase == "train":
         print_training(report, console)
-    if report.training_flops is not None:
-        flops = amount(report.training_flops, "FLOP")
-        console.print(f"whole training by 6·N·D: {flops}, N = {report.active_parameters:,}")
     print_memory(report, console)
     if report.communication is not None:
         sent = report.communication
         took = f", {duration(report.bound.communication_seconds)}" if report.bound else ""
         console.print(f"between {workload.gpus} GPUs: {sent.what}, {amount(sent.bytes_each_way, 'B')} each way{took}")
     if report.bound is not None:
-        print_bound(report, report.bound, console)
+        print_bound(report.bound, console)
 
 
 def sizes(workload: Workload) -> str:
@@ -68,8 +92,13 @@ def sizes(workload: Workload) -> str:
     return f"batch {workload.batch:,}, context {workload.context:,}{source}, {workload.dtype}{quant}{gpus}"
 
 
+def legend(rows: Iterable[Row]) -> str:
+    used = {symbol for row in rows for symbol in re.findall("[A-Za-z]+", f"{row.formula} {row.traffic}")}
+    return ", ".join(f"{symbol} {words}" for symbol, words in SYMBOLS.items() if symbol in used)
+
+
 def formula_table(report: Report) -> Table:
-    table = plain_table("operation", "FLOPs of a layer", "numbers it moves")
+    table = plain_table("operation", "FLOPs of one layer, forward", "numbers it reads and writes")
     for row in report.rows:
         table.add_row(name_of(row, report), row.formula, row.traffic)
     return table
@@ -77,7 +106,8 @@ def formula_table(report: Report) -> Table:
 
 def number_table(report: Report) -> Table:
     sides = report.bound.sides if report.bound else None
-    table = plain_table("operation", "FLOPs", "by the mask", "bytes", "FLOPs/byte", *(["bound by"] if sides else []))
+    headings = ("in all layers", "FLOPs", "by the mask", "bytes", "FLOPs/byte")
+    table = plain_table(*headings, *(["bound by"] if sides else []))
     for number, row in enumerate(report.rows):
         numbers = (amount(row.flops, ""), amount(row.allowed_flops, ""), amount(row.num_bytes, "B"))
         side = [sides[number]] if sides else []
@@ -103,30 +133,40 @@ def print_training(report: Report, console: Console) -> None:
     """Both conventions by name, since a utilisation means nothing without one."""
     use = report.utilization
     console.print(
-        f"for MFU, FLOPs of a token: {amount(use.palm_flops_per_token, '')} (PaLM: 6N + 12·L·N·H·T), "
-        f"{amount(use.causal_flops_per_token, '')} (attention as the mask allows), N = {use.matrix_parameters:,}"
+        f"for MFU, FLOPs of a token: {amount(use.palm_flops_per_token, '')} (PaLM: 6·P + 12·L·N·H·T, L layers), "
+        f"{amount(use.causal_flops_per_token, '')} (attention as the mask allows); "
+        f"P = {use.matrix_parameters:,} weights that a token is multiplied by"
     )
+    if report.training_flops is not None and report.training_tokens is not None:
+        console.print(
+            f"whole training of {report.training_tokens:,} tokens: {amount(report.training_flops, 'FLOP')}, "
+            f"6 for each token and each of {report.active_parameters:,} parameters"
+        )
 
 
 def print_memory(report: Report, console: Console) -> None:
     parts = {name.replace("_", " "): size for name, size in asdict(report.memory).items() if name != "peak" and size}
     console.print("memory: " + ", ".join(f"{name} {amount(size, 'B')}" for name, size in parts.items()))
-    console.print(f"at the highest moment {amount(report.memory.peak, 'B')}")
-    if report.cache_bytes_per_token:
+    console.print(f"memory at the highest moment: {amount(report.memory.peak, 'B')}")
+    if report.cache_bytes_per_token and report.workload.phase != "train":
         console.print(f"cache: {report.cache_bytes_per_token:,} bytes for each token")
 
 
-def print_bound(report: Report, bound: Bound, console: Console) -> None:
+def print_bound(bound: Bound, console: Console) -> None:
     console.print(
-        f"\non {bound.device} ({escape(bound.source)}): at least {duration(bound.seconds)}; "
-        f"compute and memory balance at {bound.balance:.3g} FLOPs/byte"
+        f"\non {bound.device} ({escape(bound.source)})\n"
+        f"at least {duration(bound.seconds)}: every operation at its slower side, its FLOPs or its bytes, "
+        f"which take equally long at {bound.balance:.3g} FLOPs/byte"
     )
-    if bound.predicted_seconds is not None:
-        console.print(f"predicted: {duration(bound.predicted_seconds)}")
+    rate = f"{bound.tokens_per_second:,.4g} tokens/s"
+    if bound.predicted_seconds is None:
+        console.print(f"at most {rate}")
+    else:
+        console.print(f"predicted by what was measured here: {duration(bound.predicted_seconds)}, {rate}")
     console.print(
-        f"{'at most' if bound.predicted_seconds is None else 'about'} {bound.tokens_per_second:,.4g} tokens/s"
+        f"fits its memory: batch {bound.largest_batch:,} of this context, or context {bound.largest_context:,} "
+        "of this batch"
     )
-    console.print(f"largest batch {bound.largest_batch:,}, largest context {bound.largest_context:,}")
 
 
 COMPARED: dict[str, Callable[[float], str]] = {
@@ -137,12 +177,16 @@ COMPARED: dict[str, Callable[[float], str]] = {
 }
 
 
-def print_comparisons(rows: Iterable[Comparison], console: Console | None = None) -> None:
-    table = plain_table("", "predicted", "measured", "ratio")
+def print_comparisons(rows: Sequence[Comparison], device: str, console: Console | None = None) -> None:
+    console = console or Console()
+    table = plain_table(f"on this machine's {device}", "predicted", "measured", "ratio")
     for row in rows:
         told = COMPARED[row.what]
         table.add_row(row.what, told(row.predicted), told(row.measured), f"{row.ratio:.3f}")
-    (console or Console()).print(table)
+    console.print()
+    console.print(table)
+    if all(row.what != "seconds" for row in rows):
+        console.print(f"for seconds, measure the machine first: clearhead calibrate --device {device}")
 
 
 def as_data(report: Report) -> dict[str, Any]:
