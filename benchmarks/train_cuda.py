@@ -4,7 +4,7 @@
     python benchmarks/train_cuda.py llama                            # 1B, 8 rows of 2,048, beside transformers
 
 `gpt2` has no biases, as nanoGPT trains it by default. nanoGPT computes under autocast; transformers has bfloat16
-weights and moments, the fastest it can do; ours keep float32 weights. MFU counts 6N + 12·L·D·T operations a token over
+weights and moments, the fastest it can do; ours keep float32 weights. MFU counts 6P + 12·L·D·T operations a token over
 989 TFLOP/s. Each has a process of its own, and all must fit in the memory together. The last line is JSON.
 """
 
@@ -137,18 +137,30 @@ def serve(line: Connection, name: str, model: str, folder: Path | None) -> None:
     if name == "clearhead":
         step = our_step(model, tokens)
     else:
-        step = transformers_step(tokens) if folder is None else nanogpt_step(folder, tokens)
+        step = transformers_step(tokens) if model == "llama" else nanogpt_step(cast(Path, folder), tokens)
     for _ in range(WARM_STEPS):
         step()
     torch.cuda.synchronize()
     line.send(True)
-    while line.recv():
+    while True:
+        line.recv()  # its turn; the parent ends this process
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         for _ in range(TURN_STEPS):
             step()
         torch.cuda.synchronize()
         line.send(((time.perf_counter() - start) / TURN_STEPS, torch.cuda.max_memory_allocated()))
+
+
+def take_turns(lines: dict[str, Connection]) -> dict[str, list[tuple[float, int]]]:
+    for line in lines.values():
+        line.recv()
+    found: dict[str, list[tuple[float, int]]] = {name: [] for name in lines}
+    for _ in range(ROUNDS):
+        for name, line in lines.items():
+            line.send(True)
+            found[name].append(line.recv())
+    return found
 
 
 def main() -> None:
@@ -164,19 +176,13 @@ def main() -> None:
         lines[name], theirs = spawn.Pipe()
         processes.append(spawn.Process(target=serve, args=(theirs, name, asked.model, asked.peer)))
         processes[-1].start()
-    for line in lines.values():
-        line.recv()
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
-    for _ in range(ROUNDS):
-        for name, line in lines.items():
-            line.send(True)
-            found[name].append(line.recv())
-    for line in lines.values():
-        line.send(False)
-    for process in processes:
-        process.join()
-    with torch.device("meta"):
-        flops = flops_per_token(Transformer(config_of(asked.model)), work.length)
+        theirs.close()  # or the death of a process is never heard
+    try:
+        found = take_turns(lines)
+    finally:
+        for process in processes:
+            process.terminate()
+    flops = flops_per_token(config_of(asked.model), work.length)
     rows = {}
     for name, turns in found.items():
         seconds = statistics.median(turn[0] for turn in turns)

@@ -125,7 +125,8 @@ def serve(line: Connection, contender: Contender, compiled: bool, threads: int) 
     for _ in range(WARM_STEPS):
         step()
     line.send(num_parameters)
-    while line.recv():
+    while True:
+        line.recv()  # its turn; the parent ends this process
         start = time.perf_counter()
         for _ in range(TURN_STEPS):
             step()
@@ -136,20 +137,21 @@ def take_turns(contenders: dict[str, Contender], asked: argparse.Namespace) -> t
     """The number of parameters of each, and its milliseconds in each round."""
     spawn = multiprocessing.get_context("spawn")
     lines, processes, num_parameters = {}, [], {}
-    for name, contender in contenders.items():
-        lines[name], theirs = spawn.Pipe()
-        processes.append(spawn.Process(target=serve, args=(theirs, contender, asked.compile, asked.threads)))
-        processes[-1].start()
-        num_parameters[name] = lines[name].recv()  # one after the other, for each may compile
-    found: dict[str, list[float]] = {name: [] for name in lines}
-    for _ in range(asked.rounds):
-        for name, line in lines.items():
-            line.send(True)
-            found[name].append(line.recv())
-    for line in lines.values():
-        line.send(False)
-    for process in processes:
-        process.join()
+    try:
+        for name, contender in contenders.items():
+            lines[name], theirs = spawn.Pipe()
+            processes.append(spawn.Process(target=serve, args=(theirs, contender, asked.compile, asked.threads)))
+            processes[-1].start()
+            theirs.close()  # or the death of a process is never heard
+            num_parameters[name] = lines[name].recv()  # one after the other, for each may compile
+        found: dict[str, list[float]] = {name: [] for name in lines}
+        for _ in range(asked.rounds):
+            for name, line in lines.items():
+                line.send(True)
+                found[name].append(line.recv())
+    finally:
+        for process in processes:
+            process.terminate()
     return num_parameters, found
 
 

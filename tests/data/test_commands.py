@@ -36,6 +36,10 @@ def test_train_a_tokenizer_then_write_and_verify_shards(corpus, tmp_path):
     written = json.loads(clearhead("shards", "write", corpus, *arguments).stdout)
     assert written["documents"] == 50
     assert json.loads(clearhead("shards", "verify", tmp_path / "shards", "--json").stdout) == written
+    refused = clearhead("shards", "write", corpus, *arguments)
+    assert refused.returncode == 1
+    assert "index.json exists already; give another folder, or --overwrite" in refused.stderr
+    assert json.loads(clearhead("shards", "write", corpus, *arguments, "--overwrite").stdout) == written
     (tmp_path / "shards" / "00000.tokens").write_bytes(b"")
     done = clearhead("shards", "verify", tmp_path / "shards")
     assert done.returncode == 1

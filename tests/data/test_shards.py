@@ -144,6 +144,13 @@ def test_no_documents_and_a_folder_in_use(folder, tmp_path):
         write_shards(folder, DOCUMENTS, BYTES)
 
 
+def test_written_over_none_of_the_old_is_left(folder):
+    (folder / "notes.txt").write_text("of another hand")
+    write_shards(folder, [[1, 2, 3]], BYTES, overwrite=True)
+    assert {path.name for path in folder.iterdir()} == {"00000.tokens", "00000.lengths", "index.json", "notes.txt"}
+    assert verify_shards(folder).shards[0].num_tokens == 3
+
+
 def test_another_vocabulary(tmp_path):
     special = SpecialTokens(unknown="?")
     write_shards(tmp_path, DOCUMENTS, character_tokenizer("abc", special))

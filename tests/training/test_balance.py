@@ -1,17 +1,19 @@
 """Equally busy experts: the loss of transformers' Mixtral, and the moving bias of DeepSeek."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from clearhead.data.batch import Batch
+from clearhead.data.batch import IGNORED, Batch
 from clearhead.errors import ClearheadError
 from clearhead.model.branches import Experts, FeedForward, Router
 from clearhead.model.config import Head, ModelConfig
 from clearhead.training.balance import BalanceBias, BalanceLoss, Routing, balance_loss
 from clearhead.training.config import TrainConfig
 from clearhead.training.objective import build_objective
-from tests.model.toys import CONTEXT, WIDTH, decoder, grouped, some_tokens, stack, toy
+from tests.model.toys import CONTEXT, WIDTH, decoder, grouped, some_tokens, stack, toy, translator
 
 
 def mixture(**router):
@@ -97,3 +99,23 @@ def test_nothing_to_balance_is_said():
         Routing(toy(decoder()))
     with pytest.raises(ClearheadError, match="selection_bias"):
         Routing(mixture()).move_biases(0.1, lambda load: load)
+
+
+def test_each_stack_of_a_translator_leaves_its_own_padding_out():
+    experts, config = mixture().config.decoder.layers[0].feed_forward, translator()
+    with_experts = {
+        name: replace(part, layers=tuple(replace(layer, feed_forward=experts) for layer in part.layers))
+        for name, part in (("encoder", config.encoder), ("decoder", config.decoder))
+    }
+    network = toy(replace(config, **with_experts), torch.float32).train()
+    settings = TrainConfig(steps=1, batch_size=2, balance=BalanceLoss(weight=0.5))
+
+    def loss_of(num_sources, num_targets, **masks):
+        source, target = some_tokens(1, 7)[:, :num_sources], some_tokens(1, 6, seed=2)[:, :num_targets]
+        asked = target.clone()
+        asked[:, 3:] = IGNORED
+        objective = build_objective(network, settings, Routing(network))
+        return objective(Batch(tokens=target, targets=asked, source=source, **masks)).total
+
+    real = {"source_mask": torch.arange(7)[None] < 5, "mask": torch.arange(6)[None] < 3}
+    torch.testing.assert_close(loss_of(7, 6, **real), loss_of(5, 3))

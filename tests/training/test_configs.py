@@ -49,6 +49,7 @@ def test_from_the_command_line_to_a_text(tmp_path):
     assert ["train.batch_size", "12", "(recipe)"] in shown
     assert ["train.schedule.warmup_steps", "2", "(smoke)"] in shown
     assert ["train.steps", "3", "(command line)"] in shown
+    assert (done.stdout + done.stderr).count(str(run / "model")) == 1
     said = clearhead("generate", run / "model", "The ", "--max-new-tokens", "5")
     assert said.returncode == 0, said.stderr
     assert len(said.stdout) > 1
@@ -69,6 +70,24 @@ def test_a_wrong_key_is_one_sentence(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ("--data.kind", "text_data", "--data.path", "nowhere.txt", "--data.context", "8"),
+            "nowhere.txt does not exist",
+        ),
+        (("--train.schedule.warmup_steps", "900"), "train.schedule.warmup_steps 900"),
+    ],
+)
+def test_a_refused_run_is_one_sentence_and_leaves_nothing(tmp_path, arguments, sentence):
+    done = clearhead("train", "capitals", "--smoke", "--out", tmp_path / "run", *arguments)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert sentence in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_of_several_processes_one_speaks(tmp_path, monkeypatch, capfd):
     """As the second of torchrun's, which trains and leaves the talking to the first."""
     monkeypatch.setenv("RANK", "1")
@@ -76,7 +95,5 @@ def test_of_several_processes_one_speaks(tmp_path, monkeypatch, capfd):
     with pytest.raises(SystemExit) as left:
         main()
     assert not left.value.code
-    out, err = capfd.readouterr()
-    assert out == ""
-    assert "train.steps" not in err
+    assert capfd.readouterr().out == ""
     assert (tmp_path / "model").is_dir()

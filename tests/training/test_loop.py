@@ -11,6 +11,7 @@ import clearhead
 from clearhead.data.batch import Batch
 from clearhead.errors import ClearheadError
 from clearhead.training import loop
+from clearhead.training.ending import opening_of
 from clearhead.training.loop import split
 from clearhead.training.metrics import read_metrics
 from tests.training.recipes import LANGUAGE, quiet, recipe, run
@@ -173,14 +174,23 @@ def test_recurrent_networks_learn_by_the_same_loop(tmp_path):
 )
 def test_bad_recipes_are_answered_before_any_work(tmp_path, change, sentence):
     with pytest.raises(ClearheadError, match=sentence):
-        run(tmp_path, change)
-    assert not (tmp_path / "metrics.jsonl").exists()
+        run(tmp_path / "run", change)
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_corpus(tmp_path):
     (tmp_path / "text.txt").write_text("")
     with pytest.raises(ClearheadError, match="empty"):
         run(tmp_path / "run", LANGUAGE, {"data": {"path": str(tmp_path / "text.txt")}})
+
+
+def test_a_sample_begins_where_the_answer_does():
+    """A chat's row is read up to the first token that is asked for; a text's, of which all are, for some tokens."""
+    tokens = torch.arange(40).view(1, 40)
+    asked = tokens + 1
+    assert opening_of(Batch(tokens=tokens, targets=asked)) == list(range(16))
+    chat = torch.where(tokens < 21, -100, asked)
+    assert opening_of(Batch(tokens=tokens, targets=chat)) == list(range(22))
 
 
 def test_split_gives_all_rows_once():

@@ -7,9 +7,9 @@ import pytest
 import torch
 from rich.console import Console
 
+from clearhead.cost.devices import device_named
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.model.transformer import Transformer
 from clearhead.training import metrics
 from clearhead.training.curve import draw_curve
 from clearhead.training.display import Display, describe
@@ -22,10 +22,19 @@ from tests.training.recipes import run
     [("gpt2", 124_439_808 - 1024 * 768, 12, 768), ("llama-3.1-8b", 8_030_261_248 - 128_256 * 4096, 32, 4096)],
 )
 def test_operations_a_token_are_palms(name, num_weights, layers, width):
-    """Tied, the table multiplies as the head; untied, the input table only looks up."""
-    with torch.device("meta"):
-        network = Transformer(preset(name))
-    assert flops_per_token(network, 1024) == 6 * num_weights + 12 * layers * width * 1024
+    """Tied, the table multiplies as the head; untied, the input table only looks up. Norms and biases hardly count."""
+    expected = 6 * num_weights + 12 * layers * width * 1024
+    assert flops_per_token(preset(name), 1024) == pytest.approx(expected, rel=1e-3)
+
+
+def test_of_a_mixture_only_what_is_chosen_counts():
+    """Qwen3-30B-A3B: 3.3 billion active, 0.3 of them in the table that looks up."""
+    assert flops_per_token(preset("qwen3-30b-a3b"), 1) == pytest.approx(6 * 3.0e9, rel=0.05)
+
+
+def test_a_peak_is_found_by_the_name_of_the_card():
+    names = ("NVIDIA H200", "NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce GTX 1080")
+    assert [one and one.name for one in map(device_named, names)] == ["h200", "a100", "rtx-4090", None]
 
 
 def test_the_meter_counts_from_where_it_was_read(monkeypatch):
@@ -53,7 +62,7 @@ def test_a_row_as_words():
     row = {"step": 5, "loss": 1.23456, "learning_rate": 0.001, "gradient_norm": 0.5, "tokens_per_second": 12345.6}
     words = describe({**row, "mfu": 0.479, "memory_bytes": 2.84e10, "seconds_left": 65.0})
     assert words == (
-        "loss 1.2346  rate 1.00e-03  gradient 0.50  12,346 tokens/s  MFU 47.9% (6N+12LDT)  28.4 GB  1:05 left"
+        "loss 1.2346  rate 1.00e-03  gradient 0.50  12,346 tokens/s  MFU 47.9% (6P+12LDT)  28.4 GB  1:05 left"
     )
 
 

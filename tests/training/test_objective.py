@@ -2,14 +2,20 @@
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead.data.batch import IGNORED, Batch
-from clearhead.model.attend import fused
+from clearhead.model.attend import Scoring, fused, reference
+from clearhead.model.masks import Mask
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.training import objective
 from clearhead.training.config import TrainConfig
-from clearhead.training.objective import InBfloat16, build_objective, network_of
+from clearhead.training.distributed import World
+from clearhead.training.learner import Learner
+from clearhead.training.loop import train
+from clearhead.training.objective import InBfloat16, build_objective
 from tests.model.toys import VOCAB, decoder, some_tokens, toy, translator
+from tests.training.recipes import quiet, recipe
 
 BATCH = Batch(tokens=some_tokens(), targets=some_tokens(seed=2))
 PAIRS = Batch(
@@ -95,6 +101,57 @@ def test_a_processor_attends_in_float32(monkeypatch, config, batch, num_attentio
     assert seen == [{torch.float32}] * num_attentions
 
 
+@pytest.mark.parametrize(("has_it", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_auto_is_what_the_processor_multiplies_faster(tmp_path, monkeypatch, has_it, expected):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_it)
+    network, console = toy(decoder(), torch.float32), quiet()
+    learner = Learner(network, TrainConfig(steps=1, batch_size=2, precision="auto"), World.alone())
+    seen = []
+    network.decoder.layers[1].register_forward_hook(lambda block, inputs, output: seen.append(output.dtype))
+    learner.objective(BATCH)
+    assert seen == [getattr(torch, expected)]
+    train(recipe({"train": {"steps": 1, "precision": "auto"}}), tmp_path, console)
+    assert f"computes in {expected}\n" in console.file.getvalue()
+
+
+def heads(length, num_heads=4):
+    """Queries, keys and values that lie as a projection leaves them, in bfloat16."""
+    rows = torch.randn(3, 2, length, num_heads, 8).bfloat16().unbind()
+    return [part.transpose(1, 2).requires_grad_() for part in rows]
+
+
+def test_causal_rows_are_attended_to_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(objective, "fused", None)
+    torch.manual_seed(0)
+    inputs, above = heads(length=12), torch.randn(2, 4, 12, 8)
+    output = objective.on_processor(*inputs, Scoring(mask=Mask(causal=True), scale=0.3))
+    assert output.dtype == torch.bfloat16
+    precise = [part.detach().double().requires_grad_() for part in inputs]
+    expected = scaled_dot_product_attention(*precise, is_causal=True, scale=0.3)
+    torch.testing.assert_close(output.double(), expected, rtol=0.02, atol=0.02)
+    found = torch.autograd.grad(output, inputs, above.bfloat16())
+    for grad, wanted in zip(found, torch.autograd.grad(expected, precise, above.double()), strict=True):
+        torch.testing.assert_close(grad.double(), wanted, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("length", "num_key_heads", "changes"),
+    [
+        (8, 2, {}),
+        (objective.LONGEST_IN_PRODUCTS + 1, 4, {}),
+        (8, 4, {"mask": Mask()}),
+        (8, 4, {"bias": torch.ones(8, 8)}),
+        (8, 4, {"softcap": 1.0}),
+        (8, 4, {"temperature": torch.full((8, 1), 0.5)}),
+    ],
+)
+def test_what_is_more_than_causal_is_attended_to_in_float32(length, num_key_heads, changes):
+    how = Scoring(**{"mask": Mask(causal=True), "scale": 0.3} | changes)
+    inputs = [heads(length)[0], *heads(length, num_key_heads)[1:]]
+    expected = reference(*(part.float() for part in inputs), how).bfloat16()
+    torch.testing.assert_close(objective.on_processor(*inputs, how), expected, rtol=0.01, atol=1e-3)
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
 @pytest.mark.parametrize(
     "changes",
@@ -157,8 +214,3 @@ def test_nothing_is_asked_of_ignored_places():
     first, _ = gradients(network, Batch(tokens=BATCH.tokens[:, :3], targets=BATCH.targets[:, :3]))
     torch.testing.assert_close(part, first)
     assert part < whole
-
-
-def test_the_network_is_found_inside():
-    network = toy(decoder())
-    assert network_of(build_objective(network, TrainConfig(steps=1, batch_size=1, precision="bfloat16"))) is network

@@ -286,6 +286,26 @@ def test_a_foreign_manifest_is_refused(tmp_path, change):
 # --- one run at a time
 
 
+def fails(folder, *left):
+    with RunFolder(folder).lock():
+        for name in left:
+            (folder / name).write_text("x")
+        raise ClearheadError("no")
+
+
+def test_only_a_new_folder_without_a_step_goes_again(tmp_path):
+    with pytest.raises(ClearheadError, match="no"):
+        fails(tmp_path / "refused", "recipe.toml")
+    assert not (tmp_path / "refused").exists()
+    with pytest.raises(ClearheadError, match="no"):
+        fails(tmp_path / "begun", "bad-batch-0.txt")
+    assert (tmp_path / "begun" / "bad-batch-0.txt").exists()
+    (tmp_path / "older").mkdir()
+    with pytest.raises(ClearheadError, match="no"):
+        fails(tmp_path / "older", "recipe.toml")
+    assert (tmp_path / "older").exists()
+
+
 def test_two_runs_in_one_folder_are_refused_and_a_dead_owner_is_no_obstacle(tmp_path):
     reader, writer = os.pipe()
 

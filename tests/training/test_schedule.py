@@ -68,5 +68,6 @@ def test_all_are_between_zero_and_one():
 
 
 def test_a_schedule_longer_than_the_run_is_refused():
-    with pytest.raises(ClearheadError, match=r"take 60 steps; train\.steps is 50"):
+    sentence = "train.schedule.warmup_steps 20 and train.schedule.decay_steps 40 do not fit into train.steps 50"
+    with pytest.raises(ClearheadError, match=sentence):
         TrainConfig(steps=50, batch_size=1, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=40))

@@ -1,5 +1,6 @@
 """Recipes by name, in a checkout and in a wheel."""
 
+import json
 import re
 import subprocess
 import sys
@@ -59,12 +60,14 @@ def test_what_is_no_recipe(name, sentence):
 
 
 def test_they_are_listed_with_what_they_train():
-    done = subprocess.run(
-        [sys.executable, "-m", "clearhead", "train", "--list"], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-m", "clearhead", "train", "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert {line for line in done.stdout.splitlines() if not line.startswith(" ")} == NAMES
     for name in NAMES:
         assert f"clearhead train {name} --out runs/" in done.stdout
+    told = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert {one["name"] for one in told} == NAMES
+    assert all(f"clearhead train {one['name']} --out runs/" in " ".join(one["about"]) for one in told)
 
 
 def test_the_pages_name_recipes_there_are():

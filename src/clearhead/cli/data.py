@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, print_json
+from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, print_json, tell
 
 if TYPE_CHECKING:
     from clearhead.data.shards import Index
 
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Learn a vocabulary.")
-shards_app = typer.Typer(no_args_is_help=True, help="Token files for corpora larger than memory.")
+TRAIN = "Example: `clearhead tokenizer train corpus.txt --kind bpe --vocab-size 8000 --out my-tokenizer`"
+WRITE = "Example: `clearhead shards write books --tokenizer my-tokenizer --out corpus`"
+
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Learn a vocabulary.", epilog=TRAIN)
+shards_app = typer.Typer(no_args_is_help=True, help="Token files for corpora larger than memory.", epilog=WRITE)
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(shards_app, name="shards")
 
@@ -29,9 +32,7 @@ def tokenizer_group() -> None:
     """Keeps `train` a name of its own while it is the only command."""
 
 
-@tokenizer_app.command(
-    "train", epilog="Example: `clearhead tokenizer train corpus.txt --kind bpe --vocab-size 8000 --out my-tokenizer`"
-)
+@tokenizer_app.command("train", epilog=TRAIN)
 def train_tokenizer(
     files: FilesArgument,
     out: Annotated[Path, typer.Option(help="The folder to write.")],
@@ -50,29 +51,33 @@ def train_tokenizer(
     texts = _texts(files, unit, field)
     tokenizer = train.train_tokenizer(texts, kind, vocab_size, extra_tokens=extra_token or ())  # type: ignore[arg-type]
     tokenizer.save(out)
+    if vocab_size is not None and tokenizer.vocab_size < vocab_size:
+        tell("note", f"these texts hold no more than {tokenizer.vocab_size:,} of the {vocab_size:,} tokens asked for")
     if as_json:
         print_json({"folder": str(out), "kind": kind, "vocab_size": tokenizer.vocab_size})
     else:
         typer.echo(f"{out}: {tokenizer.vocab_size:,} tokens")
 
 
-@shards_app.command("write", epilog="Example: `clearhead shards write books --tokenizer my-tokenizer --out corpus`")
+@shards_app.command("write", epilog=WRITE)
 def write(
     files: FilesArgument,
     tokenizer: Annotated[Path, typer.Option(help="The folder or file of the tokenizer.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     unit: UnitOption = "file",
     field: FieldOption = "text",
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Tokenize texts into files that training reads in place."""
-    from clearhead.data.shards import write_shards
+    from clearhead.data.shards import INDEX, write_shards
     from clearhead.data.tokens import document_ids
     from clearhead.tokenization.load import load_tokenizer
 
+    check_absent(out / INDEX, overwrite)
     loaded = load_tokenizer(tokenizer)
     documents = (document_ids(text, loaded) for text in _texts(files, unit, field))
-    _tell(out, write_shards(out, documents, loaded), as_json)
+    _tell(out, write_shards(out, documents, loaded, overwrite=overwrite), as_json)
 
 
 @shards_app.command("verify", epilog="Example: `clearhead shards verify corpus`")

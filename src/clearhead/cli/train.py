@@ -9,16 +9,17 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, app, errors, print_json
+from clearhead.cli.app import JsonOption, UsageError, app, errors, print_json
 
 
-def print_recipes(asked: bool) -> None:
-    if asked:
-        from clearhead.training.shelf import heading, shelf
+def print_recipes(as_json: bool) -> None:
+    from clearhead.training.shelf import heading, shelf
 
-        for name, path in shelf().items():
-            typer.echo("\n    ".join([name, *heading(path)]))
-        raise typer.Exit
+    if as_json:
+        print_json([{"name": name, "path": str(path), "about": heading(path)} for name, path in shelf().items()])
+        return
+    for name, path in shelf().items():
+        typer.echo("\n    ".join([name, *heading(path)]))
 
 
 @app.command(
@@ -27,24 +28,24 @@ def print_recipes(asked: bool) -> None:
 )
 def train(
     context: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="The name of a recipe (see --list), or a TOML file.")],
-    out: Annotated[Path, typer.Option(help="The folder of the run; an interrupted run there goes on.")],
+    recipe: Annotated[str | None, typer.Argument(help="The name of a recipe (see --list), or a TOML file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The folder of the run; an interrupted run there goes on.")] = None,
     smoke: Annotated[bool, typer.Option("--smoke", help="A very small version of it, to see that it runs.")] = False,
-    listed: Annotated[
-        bool, typer.Option("--list", callback=print_recipes, is_eager=True, help="Print the recipes and leave.")
-    ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Print the recipes and leave.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model by a recipe. Any value of it can be changed: --train.steps 100 --model.width 64."""
+    if listed:
+        print_recipes(as_json)
+        return
+    if recipe is None or out is None:
+        raise UsageError("train needs a recipe and --out FOLDER; --list shows the recipes")
     from clearhead.training.distributed import is_first_process
     from clearhead.training.loop import train as run
     from clearhead.training.recipe import read_recipe
 
     resolved = read_recipe(recipe, context.args, smoke)
-    if is_first_process():
-        for line in resolved.lines():
-            errors.print(line, markup=False, soft_wrap=True, style="dim")
-    trained = run(resolved.recipe, out, errors)
+    trained = run(resolved.recipe, out, errors, "\n".join(resolved.lines()))
     if not is_first_process():
         return
     if as_json:

@@ -58,11 +58,14 @@ def write_shards(
     documents: Iterable[Sequence[int]],
     tokenizer: Tokenizer,
     max_shard_tokens: int = MAX_SHARD_TOKENS,
+    overwrite: bool = False,
 ) -> Index:
     """Write documents as they come; memory holds one shard."""
     folder = Path(folder)
     if (folder / INDEX).exists():
-        raise ClearheadError(f"{folder} holds token shards already; choose another folder or remove it")
+        if not overwrite:
+            raise ClearheadError(f"{folder} holds token shards already; give another folder, or overwrite=True")
+        _remove(folder)
     folder.mkdir(parents=True, exist_ok=True)
     width = 2 if tokenizer.vocab_size <= 2**16 else 4
     gathered = _gather(documents, max_shard_tokens)
@@ -130,6 +133,13 @@ def vocabulary_sha256(tokenizer: Tokenizer) -> str:
     """Of all tokens in order: two vocabularies of one size need not be the same."""
     texts = [tokenizer.token_text(token_id) for token_id in range(tokenizer.vocab_size)]
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
+
+
+def _remove(folder: Path) -> None:
+    """The index first, so that no half of the shards is ever taken for all."""
+    shards = [path for pattern in ("*.tokens", "*.lengths") for path in folder.glob(pattern) if path.stem.isdecimal()]
+    for path in (folder / INDEX, *shards):
+        path.unlink()
 
 
 def _gather(documents: Iterable[Sequence[int]], max_tokens: int) -> Iterator[list[Stored]]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.model.mixture import RouterLayer
 from clearhead.model.parts import Part
+from clearhead.model.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,10 @@ class Routing:
         self.routers = [part for part in network.modules() if isinstance(part, RouterLayer)]
         if not self.routers:
             raise ClearheadError("there are no experts to balance in this model; leave train.balance out")
+        encoder: set[nn.Module] = set()  # where it is not the only stack
+        if isinstance(network, Transformer) and network.encoder is not None and network.decoder is not None:
+            encoder = set(network.encoder.modules())
+        self.in_encoder = [router in encoder for router in self.routers]
         self.heard: dict[int, tuple[Tensor, Tensor]] = {}  # by router: scores (M, E), chosen (M, num_chosen)
         self.loads = [torch.zeros(len(router.weight), device=router.weight.device) for router in self.routers]
         for number, router in enumerate(self.routers):
@@ -51,9 +56,10 @@ class Routing:
         load = torch.bincount(chosen.flatten(), minlength=len(router.weight))
         self.loads[number] = self.loads[number] + load.to(self.loads[number])
 
-    def loss(self, mask: Tensor | None = None) -> Tensor:
-        """Mean over the layers of the last forward; mask (B, T) leaves padding out."""
-        parts = [balance_loss(scores, chosen, mask) for scores, chosen in self.heard.values()]
+    def loss(self, mask: Tensor | None = None, source_mask: Tensor | None = None) -> Tensor:
+        """Mean over the layers of the last forward; mask (B, T) leaves padding out, source_mask (B, S) a source's."""
+        masks = (mask, source_mask)
+        parts = [balance_loss(*scored, masks[self.in_encoder[number]]) for number, scored in self.heard.items()]
         self.heard.clear()
         return torch.stack(parts).mean()
 

@@ -27,7 +27,7 @@ class TrainConfig(Part):
     balance: BalanceLoss | BalanceBias | None = None  # of experts
     average: float | None = None  # what is kept and saved is an average: old · average + new · (1 - average) each step
     keep: Literal["last", "best"] = "last"  # best: the weights of the lowest validation loss
-    precision: Literal["float32", "bfloat16"] = "float32"  # of the computation; weights are float32
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"  # of the computation; weights are float32
     compile: bool = False
     chunk_tokens: int | None = None  # the loss looks at this many tokens at a time; None: at all
     checkpoint_activations: bool = False

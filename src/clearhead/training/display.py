@@ -55,7 +55,7 @@ FORMATS = {
     "learning_rate": "rate {:.2e}",
     "gradient_norm": "gradient {:.2f}",
     "tokens_per_second": "{:,.0f} tokens/s",
-    "mfu": "MFU {:.1%} (6N+12LDT)",
+    "mfu": "MFU {:.1%} (6P+12LDT)",
 }
 
 

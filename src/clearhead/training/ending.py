@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from clearhead.bundle import Model, RecurrentModel
 from clearhead.data.batch import Batch
@@ -23,14 +24,16 @@ from clearhead.training.recipe import Recipe
 from clearhead.training.setup import Setup, form_of
 from clearhead.training.state import restore_weights
 
-SAMPLE_TOKENS, SHOWN_CHARACTERS = 256, 200
+SAMPLE_TOKENS, OPENING_TOKENS, SHOWN_CHARACTERS = 256, 16, 200
 
 
-def refuse(step: int, loss: float, norm: float, batch: Batch, tokenizer: Tokenizer, folder: Path) -> None:
-    """Stop before the update where loss or gradient is not finite; the batch is written down."""
+def refuse(
+    step: int, loss: float, norm: float, batch: Batch, tokenizer: Tokenizer, folder: Path, rank: int = 0
+) -> None:
+    """Stop before the update where loss or gradient is not finite; each process writes its part of the batch down."""
     if math.isfinite(loss) and math.isfinite(norm):
         return
-    path = folder / f"bad-batch-{step}.txt"
+    path = folder / (f"bad-batch-{step}-{rank}.txt" if rank else f"bad-batch-{step}.txt")
     read = batch.tokens if batch.source is None else batch.source
     rows = [tokenizer.decode(row, skip_special_tokens=False) for row in read.tolist()]
     answers = [[token for token in row if token >= 0] for row in batch.targets.tolist()]
@@ -49,10 +52,6 @@ def finish(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, display
     network = whole_network(recipe, learner)
     if not learner.world.is_main:
         return
-    try:
-        draw_curve(folder)
-    except ClearheadError as error:
-        display.say(f"no picture of the loss: {error}")
     assert network is not None
     kept = (setup.tokenizer, setup.family, setup.special_ids)
     if isinstance(network, RecurrentTranslator):
@@ -61,7 +60,10 @@ def finish(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, display
         model = Model(network.eval(), *kept)
     model.save(folder / "model")
     (folder / "sample.txt").write_text("\n\n".join(samples(model, recipe, setup)) + "\n", encoding="utf-8")
-    display.say(f"model: {folder / 'model'}")
+    try:
+        draw_curve(folder)
+    except ClearheadError as error:
+        display.say(f"no picture of the loss: {error}")
 
 
 def whole_network(recipe: Recipe, learner: Learner) -> Network | None:
@@ -78,6 +80,12 @@ def whole_network(recipe: Recipe, learner: Learner) -> Network | None:
     return whole
 
 
+def opening_of(batch: Batch) -> list[int]:
+    """Of the first row: what comes before the first token that is asked for, or some tokens where all are."""
+    num_read = int((batch.targets[0] >= 0).int().argmax()) + 1
+    return batch.tokens[0, : num_read if num_read > 1 else OPENING_TOKENS].tolist()
+
+
 def samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
     """What the model says to the recipe's prompts, or to the first rows of the validation data."""
     form = form_of(setup.network.config)
@@ -88,11 +96,14 @@ def samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
     if not prompts:
         rows = np.arange(min(4, len(setup.validation)))
         batch = setup.validation.batch(rows, rows.astype(np.uint64))
-        beginning = batch.tokens[:1, :16] if batch.source is None else batch.source
-        prompts = [row.tolist() for row in beginning]
+        prompts = [*map(Tensor.tolist, batch.source)] if batch.source is not None else [opening_of(batch)]
     said = []
     for prompt in prompts:
-        ids = model.encode(prompt)
+        # Not by the model, which would refuse what the vocabulary of other data has no token for.
+        ids = setup.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        if not ids:
+            said.append(f"no token of this vocabulary is in {prompt!r}")
+            continue
         room = max(min(SAMPLE_TOKENS, context - (0 if answers else len(ids))), 1)
         chance: dict[str, float] = {"temperature": 0.0} if answers else {"temperature": 0.8, "seed": recipe.train.seed}
         made = model.generate(ids, max_new_tokens=room, **chance)

@@ -7,6 +7,7 @@ import ctypes
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from clearhead.training.balance import BalanceBias, Routing
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World
-from clearhead.training.objective import Network, build_objective
+from clearhead.training.objective import Network, build_objective, faster_precision
 from clearhead.training.optimizer import build_optimizers
 from clearhead.training.runs import RunFolder
 from clearhead.training.saved import Saved
@@ -35,6 +36,8 @@ KEPT_BYTES = 1 << 30
 
 class Learner:
     def __init__(self, network: Network, config: TrainConfig, world: World):
+        if config.precision == "auto":
+            config = replace(config, precision=faster_precision(world.device))
         self.network, self.config, self.world = network.to(world.device), config, world
         if world.device.type == "cpu":
             keep_freed_memory()
@@ -79,8 +82,10 @@ class Learner:
             return
         current = clones(self.weights)
         restore_weights(self.weights, self.average)
-        yield
-        restore_weights(self.weights, current)
+        try:
+            yield
+        finally:
+            restore_weights(self.weights, current)
 
     def consider(self, validation_loss: float) -> None:
         """Keep the judged weights where they are the best so far; call it inside `judged`."""

@@ -5,7 +5,7 @@
 A run that was interrupted goes on from its last checkpoint, with the very same numbers.
 """
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,16 +37,23 @@ class Trained:
     validation_loss: float | None  # of the last weights, or of the best where these are kept
 
 
-def train(recipe: Recipe, out: Path, console: Console | None = None) -> Trained:
+def train(recipe: Recipe, out: Path, console: Console | None = None, opening: str = "") -> Trained:
+    """`opening` is said once the recipe and its data have turned out to be sound."""
     config, console = recipe.train, console or Console(stderr=True, highlight=False)
     loss = validation_loss = None
-    with World.start(Strategy(kind=config.strategy), config.device) as world, Stopper() as stop:
+    with World.start(Strategy(kind=config.strategy), config.device) as world:
         run = RunFolder(out, world=world)
         with run.lock():
-            setup, learner, loader, first_step = begin(recipe, run, world)
-            journal = Journal(out, first_step, config.tensorboard) if world.is_main else None
+            with console.status("preparing") if world.is_main else nullcontext():
+                setup, learner, loader, first_step = begin(recipe, run, world)
             meter = Meter(setup.network, world.device)
-            with Display(console, config.steps, first_step, silent=not world.is_main) as display:
+            opened = closing(Journal(out, first_step, config.tensorboard)) if world.is_main else nullcontext()
+            shown = Display(console, config.steps, first_step, silent=not world.is_main)
+            with Stopper() as stop, opened as journal, shown as display:
+                if opening:
+                    display.say(opening)
+                if config.precision == "auto":
+                    display.say(f"computes in {learner.config.precision}")
                 if setup.num_left_out:
                     display.say(f"{setup.num_left_out} examples are longer than data.context and left out")
                 if first_step:
@@ -60,7 +67,7 @@ def train(recipe: Recipe, out: Path, console: Console | None = None) -> Trained:
                     length = world.clip_gradients(setup.network.parameters(), config.clip)
                     # The one wait for the device in a step: what is not finite must not be learned from.
                     loss, norm, num_read = torch.stack((total, length, num_targets)).tolist()
-                    refuse(step, loss, norm, batch, setup.tokenizer, out)
+                    refuse(step, loss, norm, batch, setup.tokenizer, out, world.rank)
                     learner.update(step)
 
                     done = step + 1

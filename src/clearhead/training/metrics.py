@@ -2,9 +2,8 @@
 
     journal = Journal(folder, first_step=0); journal.write({"step": 10, "loss": 2.5})     # metrics.jsonl
 
-MFU, the share of the device's peak that went into the model's own arithmetic, counts 6N + 12·L·D·T operations a token
-(PaLM, appendix B): N the weights that multiply, so without the input table unless it is the head too, and attention
-not halved for the causal mask.
+MFU is the share of the device's peak that went into the model's own arithmetic, counted as cost/report.py counts it by
+PaLM's convention: attention is not halved for the causal mask.
 """
 
 import json
@@ -14,32 +13,25 @@ from typing import Any
 
 import torch
 
+from clearhead.cost.devices import device_named
+from clearhead.cost.report import utilization
+from clearhead.cost.workload import Workload
 from clearhead.errors import ClearheadError
-from clearhead.files import parse_json
+from clearhead.files import parse_json, write_text
+from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 
-# Dense bfloat16 operations a second by a part of the device's name (the vendor's data sheets, without sparsity)
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "RTX 4090": 165e12, "L40S": 362e12}
 METRICS = "metrics.jsonl"
 
 
-def flops_per_token(network: Transformer, length: int) -> float:
-    """Of one training step of a decoder alone, forward and backward."""
-    config = network.config
-    tables = network.decoder.embedding if network.decoder is not None else None
-    assert tables is not None
-    num_weights = sum(parameter.numel() for parameter in network.parameters())
-    num_weights -= sum(part.weight.numel() for part in (tables.positions, tables.types) if part is not None)
-    if config.head is None or not config.head.tied:
-        num_weights -= tables.tokens.weight.numel()
-    return 6.0 * num_weights + 12.0 * len(config.output_stack.layers) * config.width * length
+def flops_per_token(config: ModelConfig, length: int) -> int:
+    """Of one training step, forward and backward, over rows of this length; of a mixture what its tokens choose."""
+    return utilization(Workload(config=config, phase="train", context=length, source=length)).palm_flops_per_token
 
 
 def peak_flops(device: torch.device) -> float | None:
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+    known = device_named(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return None if known is None else known.peak("bfloat16")
 
 
 class Meter:
@@ -47,8 +39,7 @@ class Meter:
 
     def __init__(self, network: torch.nn.Module, device: torch.device):
         self.device, self.peak = device, peak_flops(device)
-        alone = isinstance(network, Transformer) and network.encoder is None
-        self.network = network if alone and isinstance(network, Transformer) else None
+        self.config = network.config if isinstance(network, Transformer) and network.encoder is None else None
         self.restart()
 
     def restart(self) -> None:
@@ -66,8 +57,8 @@ class Meter:
             "tokens_per_second": self.num_tokens / seconds,
             "seconds_left": seconds / self.num_steps * num_steps_left,
         }
-        if self.peak is not None and self.network is not None:
-            row["mfu"] = row["tokens_per_second"] * flops_per_token(self.network, length) / self.peak
+        if self.peak is not None and self.config is not None:
+            row["mfu"] = row["tokens_per_second"] * flops_per_token(self.config, length) / self.peak
         if self.device.type == "cuda":
             row["memory_bytes"] = torch.cuda.max_memory_allocated(self.device)
         self.restart()
@@ -78,11 +69,10 @@ class Journal:
     """metrics.jsonl and, where asked for, TensorBoard. A resumed run forgets rows of steps it makes again."""
 
     def __init__(self, folder: Path, first_step: int, tensorboard: bool = False):
-        self.path = folder / METRICS
-        self.path.write_text(
-            "".join(f"{json.dumps(row)}\n" for row in read_metrics(folder) if row["step"] <= first_step)
-        )
         self.board = open_tensorboard(folder, first_step) if tensorboard else None
+        self.path = folder / METRICS
+        kept = [row for row in read_metrics(folder) if row["step"] <= first_step]
+        write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in kept))
 
     def write(self, row: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

@@ -12,11 +12,12 @@ stream in float32: a third more memory on GPT-2.) Norms, softmax, routers and th
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.data.batch import IGNORED, Batch
@@ -29,6 +30,8 @@ from clearhead.training.config import TrainConfig
 from clearhead.training.loss import Losses, chunked_cross_entropy, cross_entropy
 
 Network = Transformer | RecurrentTranslator
+
+LONGEST_IN_PRODUCTS = 512  # tokens, up to which the weights of a head take less memory than its other activations
 
 
 class Objective(nn.Module):
@@ -47,14 +50,14 @@ class Objective(nn.Module):
             to_logits = with_weights_of_now(network, network.to_logits)
             losses = chunked_cross_entropy(hidden, batch.targets, to_logits, smoothing, z_weight, config.chunk_tokens)
         if self.training and self.routing is not None and isinstance(config.balance, BalanceLoss):
-            penalty = config.balance.weight * self.routing.loss(batch.mask)
+            penalty = config.balance.weight * self.routing.loss(batch.mask, batch.source_mask)
             losses = losses._replace(total=losses.total + penalty * (batch.targets != IGNORED).sum())
         return losses
 
 
 def hidden_states(network: Network, batch: Batch) -> Tensor:
     """What the head reads (B, T, D)."""
-    kernel = fused_in_float32 if batch.tokens.device.type == "cpu" else fused
+    kernel = on_processor if batch.tokens.device.type == "cpu" else fused
     if batch.source is None:
         assert isinstance(network, Transformer)
         return network.hidden(batch.tokens, batch.mask, batch.positions, documents=batch.documents, kernel=kernel)
@@ -64,10 +67,27 @@ def hidden_states(network: Network, batch: Batch) -> Tensor:
     return network.hidden(batch.tokens, batch.mask, memory=memory, kernel=kernel)
 
 
-def fused_in_float32(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
-    """For a processor, where PyTorch's kernel goes backward five times as slowly in bfloat16 (2.13, AVX-512)."""
+def on_processor(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
+    """Where PyTorch's kernel goes backward five times as slowly in bfloat16 as in float32 (2.13, AVX-512).
+
+    Causal rows of moderate length in bfloat16 are two products and a softmax; all else is the kernel in float32.
+    """
+    only_causal = how.mask.causal and how.bias is None and how.softcap is None and how.temperature is None
+    if q.dtype == torch.bfloat16 and only_causal and q.shape == k.shape and q.shape[-2] <= LONGEST_IN_PRODUCTS:
+        hidden = q.new_full((q.shape[-2], k.shape[-2]), -torch.inf).triu(1)
+        weights = ((q * how.scale) @ k.transpose(-2, -1) + hidden).softmax(dim=-1)
+        return dropout(weights, how.dropout) @ v
     precise = torch.promote_types(q.dtype, torch.float32)
     return fused(q.to(precise), k.to(precise), v.to(precise), how).to(q.dtype)
+
+
+def faster_precision(device: torch.device) -> Literal["float32", "bfloat16"]:
+    """What `auto` is on this device: bfloat16 where its products are the faster ones. AMX comes with AVX-512 BF16."""
+    if device.type == "cuda":
+        faster = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        faster = device.type == "cpu" and torch.cpu._is_avx512_bf16_supported()
+    return "bfloat16" if faster else "float32"
 
 
 class InBfloat16(nn.Module):
@@ -135,8 +155,3 @@ def recompute_blocks(network: nn.Module) -> None:
 
 def recomputed(block: Block, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
     return checkpoint(with_weights_of_now(block, forward), *inputs, use_reentrant=False, **options)
-
-
-def network_of(objective: nn.Module) -> Network:
-    """The network inside whatever was put around it."""
-    return next(part for part in objective.modules() if isinstance(part, Transformer | RecurrentTranslator))

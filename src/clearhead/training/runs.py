@@ -33,6 +33,7 @@ from clearhead.training.files import Files, put, read_back, sync_folder, tensor_
 from clearhead.training.saved import FORMAT, MANIFEST, OF_EACH_PART, STATE, Saved, check_manifest, verify, weight_of
 
 PARTIAL = ".partial"  # a folder that is being written or removed
+BEFORE_ANY_STEP = {"lock", "checkpoints", "recipe.toml", "tokenizer"}
 
 
 def warn(sentence: str) -> None:
@@ -56,23 +57,32 @@ class RunFolder:
         self.files = files or Files()
         self.checkpoints = self.path / "checkpoints"
         self.damaged: set[Path] = set()
+        self.is_new = False
 
     # --- one run at a time
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Refused while another process has it; a process that died has not. Clears away what a killed save left."""
+        """Refused while another process has it; a process that died has not. Clears away what a killed save left.
+
+        A new folder goes again if an error comes before the first step.
+        """
         held: list[int] = []
         try:
             self.main(lambda: held.append(self.acquire()))
             self.main(self.clear_partials)
             yield
+        except ClearheadError:
+            if held and self.is_new and not self.has_begun():
+                shutil.rmtree(self.path)
+            raise
         finally:
             for descriptor in held:
                 os.close(descriptor)
 
     def acquire(self) -> int:
         with explained(f"{self.path} cannot be used as a run folder"):
+            self.is_new = not self.path.exists()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
             try:
@@ -85,6 +95,9 @@ class RunFolder:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         return descriptor
+
+    def has_begun(self) -> bool:
+        return bool(self.steps()) or any(entry.name not in BEFORE_ANY_STEP for entry in self.path.iterdir())
 
     def clear_partials(self) -> None:
         for leftover in self.checkpoints.glob(f"*{PARTIAL}"):

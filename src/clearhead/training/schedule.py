@@ -85,8 +85,9 @@ def gone(step: int, start: int, num_steps: int) -> float:
 
 def check(schedule: Schedule, num_steps: int) -> None:
     """The parts of a schedule fit into the steps there are."""
-    taken = schedule.warmup_steps
+    taken = {"warmup_steps": schedule.warmup_steps}
     if isinstance(schedule, WarmupStableDecay):
-        taken += schedule.decay_steps
-    fits = isinstance(schedule, Constant | Noam) or taken <= num_steps
-    require(fits, f"warm-up and decay of the schedule take {taken} steps; train.steps is {num_steps}")
+        taken["decay_steps"] = schedule.decay_steps
+    fits = isinstance(schedule, Constant | Noam) or sum(taken.values()) <= num_steps
+    named = " and ".join(f"train.schedule.{name} {count}" for name, count in taken.items())
+    require(fits, f"{named} do not fit into train.steps {num_steps}; lower the former or raise the latter")
