@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 
+from clearhead.checkpoint.gguf import GgufFile
 from clearhead.checkpoint.gguf_model import load_gguf
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.errors import ClearheadError
@@ -129,6 +130,18 @@ def test_every_kind_of_block_loads(tmp_path, kind):
     up = network.decoder.layers[1].feed_forward.up.weight
     assert up.dtype == {"F16": torch.float16, "BF16": torch.bfloat16}.get(kind, torch.float32)
     assert torch.equal(up.float(), expected)
+
+
+def test_loading_tells_its_length_first_and_reads_each_tensor_once(tmp_path, monkeypatch):
+    path, read, told = write_file(tmp_path / "model.gguf", "llama"), [], []
+    whole = GgufFile.read
+    monkeypatch.setattr(GgufFile, "read", lambda file, name: read.append(name) or whole(file, name))
+    num_threads = torch.get_num_threads()
+    load_gguf(path, progress=lambda name, done, total: told.append((done, total, torch.get_num_threads())))
+    assert told[0][:2] == (0, len(gguf.GGUFReader(path).tensors))
+    assert {threads for _, _, threads in told[1:]} == {1}
+    assert torch.get_num_threads() == num_threads
+    assert len(read) == len(set(read))
 
 
 def test_from_gguf_to_a_hugging_face_folder(tmp_path):

@@ -243,8 +243,9 @@ def test_float8_needs_its_scales(folder):
 
 
 def test_minus_one_is_no_token(folder):
-    edit_config(folder, pad_token_id=-1, eos_token_id=[2, 3])
-    assert load_folder(folder).special_ids == {"eos_token_id": [2, 3]}
+    for ids in ([2, 3], [2, None, -1, 3]):
+        edit_config(folder, pad_token_id=-1, eos_token_id=ids)
+        assert load_folder(folder).special_ids == {"eos_token_id": [2, 3]}
 
 
 def test_too_large_a_number(folder):

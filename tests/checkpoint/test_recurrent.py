@@ -96,9 +96,17 @@ def test_what_only_a_transformer_does_is_refused(folder):
         read_config(folder)
 
 
-def test_an_empty_prompt_is_refused(folder):
-    with pytest.raises(ClearheadError, match="empty"):
-        clearhead.load(folder).generate_many([[3], []])
+def test_bad_prompts_are_refused(folder):
+    model = clearhead.load(folder)
+    assert model.generate_many([]) == []
+    for call, sentence in (
+        (lambda: model.generate_many([[3], []]), "empty"),
+        (lambda: model.generate_many("abc"), "give a list of them"),
+        (lambda: model.generate_many([[3]], max_new_tokens=-3), "max_new_tokens is -3"),
+        (lambda: model.generate_many([[3]], max_new_tokens="5"), "max_new_tokens is '5'"),
+    ):
+        with pytest.raises(ClearheadError, match=sentence):
+            call()
 
 
 @pytest.mark.parametrize(

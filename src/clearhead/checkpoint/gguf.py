@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -105,7 +104,7 @@ class GgufFile:
 
     def read(self, name: str) -> Tensor:
         """The values: quantised blocks as float32, plain numbers in their own dtype."""
-        blocks, tensor = torch.from_numpy(self.raw(name)), self.tensors[name]
+        blocks, tensor = self.raw(name), self.tensors[name]
         return dequantize(blocks, tensor.block_type).reshape(tensor.shape)
 
 

@@ -17,19 +17,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 VALUES_PER_CHUNK = 2**18
-"""What `dequantize` does at a time: its temporaries stay in the processor's cache, for twice the speed."""
+"""What `dequantize` does at a time: its temporaries stay in the processor's cache."""
+
+Bytes = NDArray[np.uint8]
 
 
 class Parts(NamedTuple):
     """Blocks taken apart; the values are `quants * scales + offsets`."""
 
-    quants: Tensor  # (num_blocks, G, values per group) int8
-    scales: Tensor  # (num_blocks, G, 1) float32
-    offsets: Tensor | None  # (num_blocks, G, 1) float32
+    quants: NDArray[np.int8]  # (num_blocks, G, values per group)
+    scales: NDArray[np.float32]  # (num_blocks, G, 1)
+    offsets: NDArray[np.float32] | None  # (num_blocks, G, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,27 +43,36 @@ class BlockType:
     name: str
     values_per_block: int
     bytes_per_block: int
-    layout: torch.dtype | Callable[[Tensor], Parts]
+    layout: torch.dtype | Callable[[Bytes], Parts]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what `dequantize` gives."""
+        return self.layout if isinstance(self.layout, torch.dtype) else torch.float32
 
 
-def dequantize(blocks: Tensor, block_type: BlockType) -> Tensor:
-    """(num_blocks, bytes_per_block) uint8 -> (num_blocks, values_per_block) float32; plain numbers stay plain."""
-    assert blocks.dtype == torch.uint8
+def dequantize(blocks: Bytes, block_type: BlockType) -> Tensor:
+    """(num_blocks, bytes_per_block) -> (num_blocks, values_per_block) float32; plain numbers stay plain.
+
+    In NumPy: PyTorch's threads would wait for each other at every one of these small steps, which on cores with other
+    work took most of the time.
+    """
     assert blocks.shape[1:] == (block_type.bytes_per_block,)
     if isinstance(block_type.layout, torch.dtype):
-        return blocks.view(block_type.layout)
-    values = blocks.new_empty(len(blocks), block_type.values_per_block, dtype=torch.float32)
+        return torch.from_numpy(blocks).view(block_type.layout)
+    values = np.empty((len(blocks), block_type.values_per_block), dtype=np.float32)
     num_blocks = VALUES_PER_CHUNK // block_type.values_per_block
-    for some, result in zip(blocks.split(num_blocks), values.split(num_blocks), strict=True):
-        quants, scales, offsets = block_type.layout(some)
-        groups = result.view(quants.shape)
-        torch.mul(quants, scales, out=groups)
-        if offsets is not None:
-            groups += offsets
-    return values
+    with np.errstate(all="ignore"):  # a damaged file may hold any scale; who loads it looks at the values
+        for start in range(0, len(blocks), num_blocks):
+            quants, scales, offsets = block_type.layout(blocks[start : start + num_blocks])
+            groups = values[start : start + num_blocks].reshape(quants.shape)
+            np.multiply(quants, scales, out=groups)
+            if offsets is not None:
+                groups += offsets
+    return torch.from_numpy(values)
 
 
-def split_q4_0(blocks: Tensor) -> Parts:
+def split_q4_0(blocks: Bytes) -> Parts:
     """32 values of 4 bits around zero: scale * (q - 8).
 
     0       2                18
@@ -68,7 +81,7 @@ def split_q4_0(blocks: Tensor) -> Parts:
     return Parts(_one_group(_bit_planes(blocks[:, 2:18], 4)) - 8, _halves(blocks, 0), None)
 
 
-def split_q4_1(blocks: Tensor) -> Parts:
+def split_q4_1(blocks: Bytes) -> Parts:
     """32 values of 4 bits above a minimum: scale * q + minimum.
 
     0       2         4                20
@@ -77,7 +90,7 @@ def split_q4_1(blocks: Tensor) -> Parts:
     return Parts(_one_group(_bit_planes(blocks[:, 4:20], 4)), _halves(blocks, 0), _halves(blocks, 2))
 
 
-def split_q5_0(blocks: Tensor) -> Parts:
+def split_q5_0(blocks: Bytes) -> Parts:
     """32 values of 5 bits around zero: scale * (q - 16).
 
     0       2                             6                        22
@@ -87,7 +100,7 @@ def split_q5_0(blocks: Tensor) -> Parts:
     return Parts(quants - 16, _halves(blocks, 0), None)
 
 
-def split_q5_1(blocks: Tensor) -> Parts:
+def split_q5_1(blocks: Bytes) -> Parts:
     """32 values of 5 bits above a minimum: scale * q + minimum.
 
     0       2         4                             8                        24
@@ -97,30 +110,30 @@ def split_q5_1(blocks: Tensor) -> Parts:
     return Parts(quants, _halves(blocks, 0), _halves(blocks, 2))
 
 
-def split_q8_0(blocks: Tensor) -> Parts:
+def split_q8_0(blocks: Bytes) -> Parts:
     """32 signed bytes: scale * q.
 
     0       2       34
     | scale | q[j]  |
     """
-    return Parts(_one_group(blocks[:, 2:34].view(torch.int8)), _halves(blocks, 0), None)
+    return Parts(_one_group(blocks[:, 2:34].view(np.int8)), _halves(blocks, 0), None)
 
 
-def split_q2_k(blocks: Tensor) -> Parts:
+def split_q2_k(blocks: Bytes) -> Parts:
     """16 groups of 16 values of 2 bits: scale * s * q - minimum * m.
 
     0            16                                 80      82        84
     | s[j], m[j] | q[n], q[n+32], q[n+64], q[n+96]  | scale | minimum |     n: 0-31, then 128-159
     """
-    group_scales, group_minimums = _bit_planes(blocks[:, :16], 4).unbind(1)
+    group_scales, group_minimums = _bit_planes(blocks[:, :16], 4).swapaxes(0, 1)
     return Parts(
-        _two_bit_quants(blocks[:, 16:80]).view(-1, 16, 16),
-        _halves(blocks, 80) * group_scales.unsqueeze(-1),
-        -(_halves(blocks, 82) * group_minimums.unsqueeze(-1)),
+        _two_bit_quants(blocks[:, 16:80]).reshape(-1, 16, 16),
+        _halves(blocks, 80) * group_scales[..., None],
+        -(_halves(blocks, 82) * group_minimums[..., None]),
     )
 
 
-def split_q3_k(blocks: Tensor) -> Parts:
+def split_q3_k(blocks: Bytes) -> Parts:
     """16 groups of 16 values of 3 bits around zero: scale * (s - 32) * (q - 4).
 
     0                                       32                   96                     108     110
@@ -129,92 +142,92 @@ def split_q3_k(blocks: Tensor) -> Parts:
     96                      104                                         108
     | low 4 of s[j], s[j+8] | high 2 of s[j], s[j+4], s[j+8], s[j+12]   |
     """
-    low_bits = _bit_planes(blocks[:, 96:104], 4).flatten(1)
-    high_bits = _bit_planes(blocks[:, 104:108], 2).flatten(1)
+    low_bits = _bit_planes(blocks[:, 96:104], 4).reshape(-1, 16)
+    high_bits = _bit_planes(blocks[:, 104:108], 2).reshape(-1, 16)
     group_scales = (low_bits | (high_bits << 4)) - 32
-    quants = _two_bit_quants(blocks[:, 32:96]) | (_bit_planes(blocks[:, :32], 1).flatten(1) << 2)
-    return Parts(quants.view(-1, 16, 16) - 4, _halves(blocks, 108) * group_scales.unsqueeze(-1), None)
+    quants = _two_bit_quants(blocks[:, 32:96]) | (_bit_planes(blocks[:, :32], 1).reshape(-1, 256) << 2)
+    return Parts(quants.reshape(-1, 16, 16) - 4, _halves(blocks, 108) * group_scales[..., None], None)
 
 
-def split_q4_k(blocks: Tensor) -> Parts:
+def split_q4_k(blocks: Bytes) -> Parts:
     """8 groups of 32 values of 4 bits: scale * s * q - minimum * m.
 
     0       2         4                         16               144
     | scale | minimum | s, m: `_six_bit_pairs`  | q[n], q[n+32]  |     n: 0-31, 64-95, 128-159, 192-223
     """
     group_scales, group_minimums = _six_bit_pairs(blocks[:, 4:16])
-    quants = _bit_planes(blocks[:, 16:144].unflatten(1, (4, 32)), 4)
+    quants = _bit_planes(blocks[:, 16:144].reshape(-1, 4, 32), 4)
     return Parts(
         quants.reshape(-1, 8, 32),
-        _halves(blocks, 0) * group_scales.unsqueeze(-1),
-        -(_halves(blocks, 2) * group_minimums.unsqueeze(-1)),
+        _halves(blocks, 0) * group_scales[..., None],
+        -(_halves(blocks, 2) * group_minimums[..., None]),
     )
 
 
-def split_q5_k(blocks: Tensor) -> Parts:
+def split_q5_k(blocks: Bytes) -> Parts:
     """8 groups of 32 values of 5 bits: scale * s * q - minimum * m.
 
     0                  16                                     48                     176
     | first as in Q4_K | high bit of q[j], q[j+32]...q[j+224] | low 4 as q in Q4_K   |
     """
     group_scales, group_minimums = _six_bit_pairs(blocks[:, 4:16])
-    low_bits = _bit_planes(blocks[:, 48:176].unflatten(1, (4, 32)), 4)
+    low_bits = _bit_planes(blocks[:, 48:176].reshape(-1, 4, 32), 4)
     return Parts(
         low_bits.reshape(-1, 8, 32) | (_bit_planes(blocks[:, 16:48], 1) << 4),
-        _halves(blocks, 0) * group_scales.unsqueeze(-1),
-        -(_halves(blocks, 2) * group_minimums.unsqueeze(-1)),
+        _halves(blocks, 0) * group_scales[..., None],
+        -(_halves(blocks, 2) * group_minimums[..., None]),
     )
 
 
-def split_q6_k(blocks: Tensor) -> Parts:
+def split_q6_k(blocks: Bytes) -> Parts:
     """16 groups of 16 values of 6 bits around zero: scale * s * (q - 32).
 
     0                        128                      192           208     210
     | low 4 of q[n], q[n+64] | high 2 as q in Q2_K    | s[j]: int8  | scale |     n: 0-63, then 128-191
     """
-    low_bits = _bit_planes(blocks[:, :128].unflatten(1, (2, 64)), 4).flatten(1)
+    low_bits = _bit_planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
     quants = low_bits | (_two_bit_quants(blocks[:, 128:192]) << 4)
-    group_scales = blocks[:, 192:208].view(torch.int8)
-    return Parts(quants.view(-1, 16, 16) - 32, _halves(blocks, 208) * group_scales.unsqueeze(-1), None)
+    group_scales = blocks[:, 192:208].view(np.int8)
+    return Parts(quants.reshape(-1, 16, 16) - 32, _halves(blocks, 208) * group_scales[..., None], None)
 
 
-def _halves(blocks: Tensor, byte: int) -> Tensor:
-    """The float16 that starts at `byte` of every block, as (num_blocks, 1, 1) float32."""
-    return blocks[:, byte : byte + 2].view(torch.float16).float().unsqueeze(-1)
+def _halves(blocks: Bytes, byte: int) -> NDArray[np.float32]:
+    """The float16 that starts at `byte` of every block, as (num_blocks, 1, 1)."""
+    return blocks[:, byte : byte + 2].view(np.float16).astype(np.float32)[..., None]
 
 
-def _bit_planes(packed: Tensor, width: int) -> Tensor:
-    """(..., n) bytes -> (..., 8 // width, n) int8: every byte cut into `width`-bit fields, low bits first."""
-    shifts = torch.arange(0, 8, width, dtype=torch.uint8, device=packed.device).unsqueeze(-1)
-    return ((packed.unsqueeze(-2) >> shifts) & (2**width - 1)).view(torch.int8)
+def _bit_planes(packed: Bytes, width: int) -> NDArray[np.int8]:
+    """(..., n) bytes -> (..., 8 // width, n): every byte cut into `width`-bit fields, low bits first."""
+    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
+    return ((packed[..., None, :] >> shifts) & np.uint8(2**width - 1)).view(np.int8)
 
 
-def _one_group(quants: Tensor) -> Tensor:
+def _one_group(quants: NDArray[np.int8]) -> NDArray[np.int8]:
     """All values of a block as its only group: (num_blocks, ...) -> (num_blocks, 1, values)."""
-    return quants.flatten(1).unsqueeze(1)
+    return quants.reshape(len(quants), 1, -1)
 
 
-def _fifth_bits(packed: Tensor) -> Tensor:
+def _fifth_bits(packed: Bytes) -> NDArray[np.int8]:
     """(num_blocks, 4) bytes, a little-endian word with one bit per value -> (num_blocks, 1, 32): 0 or 16."""
-    return _one_group(_bit_planes(packed, 1).transpose(1, 2)) << 4
+    return _one_group(_bit_planes(packed, 1).swapaxes(1, 2)) << 4
 
 
-def _two_bit_quants(packed: Tensor) -> Tensor:
+def _two_bit_quants(packed: Bytes) -> NDArray[np.int8]:
     """(num_blocks, 64) bytes -> (num_blocks, 256), as Q2_K draws them."""
-    return _bit_planes(packed.unflatten(1, (2, 32)), 2).flatten(1)
+    return _bit_planes(packed.reshape(-1, 2, 32), 2).reshape(-1, 256)
 
 
-def _six_bit_pairs(packed: Tensor) -> tuple[Tensor, Tensor]:
+def _six_bit_pairs(packed: Bytes) -> tuple[Bytes, Bytes]:
     """The twelve bytes of Q4_K and Q5_K -> eight group scales s and eight group minimums m of 6 bits.
 
     0                     4                     8                            12
     | s[j], high 2 s[j+4] | m[j], high 2 m[j+4] | low 4 of s[j+4], of m[j+4] |
     """
-    scales, minimums, nibbles = packed.unflatten(1, (3, 4)).unbind(1)
-    low_scales, low_minimums = _bit_planes(nibbles, 4).view(torch.uint8).unbind(1)
+    scales, minimums, nibbles = packed.reshape(-1, 3, 4).swapaxes(0, 1)
+    low_scales, low_minimums = _bit_planes(nibbles, 4).view(np.uint8).swapaxes(0, 1)
     return (
-        torch.cat([scales & 63, (scales >> 6 << 4) | low_scales], dim=1),
-        torch.cat([minimums & 63, (minimums >> 6 << 4) | low_minimums], dim=1),
+        np.concatenate([scales & 63, (scales >> 6 << 4) | low_scales], axis=1),
+        np.concatenate([minimums & 63, (minimums >> 6 << 4) | low_minimums], axis=1),
     )
 
 

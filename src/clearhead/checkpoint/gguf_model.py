@@ -3,6 +3,8 @@
 loaded = load_gguf(Path("model.gguf"))
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,21 +37,35 @@ def load_gguf(
 ) -> Loaded:
     """`dtype` None: as the token table is stored, float32 where that is quantised."""
     file = open_gguf(path)
-    architecture = gguf.architecture_of(file.metadata)
-    network = fill(
-        config_of(file),
-        LazyTensors(file.tensors, file.read),
-        where=str(path),
-        names=architecture.names,
-        copies=gguf.COPIES,
-        dropped=gguf.DROPPED,
-        dtype=dtype,
-        device=device,
-        progress=progress,
-    )
+    architecture, table = gguf.architecture_of(file.metadata), file.tensors.get("token_embd.weight")
+    if progress is not None:
+        progress("", 0, len(file.tensors))
+    with one_thread():
+        network = fill(
+            config_of(file),
+            LazyTensors(file.tensors, file.read),
+            where=str(path),
+            names=architecture.names,
+            copies=gguf.COPIES,
+            dropped=gguf.DROPPED,
+            dtype=dtype or (None if table is None else table.block_type.dtype),
+            device=device,
+            progress=progress,
+        )
     ids = {name: file.metadata[key] for key, name in TOKENIZER_IDS.items() if key in file.metadata}
     family, special_ids = family_of_type(architecture.model_type), Settings(ids, str(path)).special_ids()
     return Loaded(network, family=family, special_ids=special_ids)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For many small steps: on busy cores PyTorch's threads wait for each other at each of them."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer:

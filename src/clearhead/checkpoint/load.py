@@ -30,6 +30,7 @@ from clearhead.tokenization.marian import load_marian, marian_files
 
 ON_THE_HUB = ("*.json", "*.safetensors", "*.model", "*.spm", "*.jinja")  # no pickle, no code
 ITS_CONFIG = (CONFIG, INDEX)
+MODELS_ARE_LISTED = "`clearhead get` lists models with weights, `clearhead presets` architectures without"
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer | None:
@@ -123,7 +124,8 @@ def locate(what: str | Path, wanted: tuple[str, ...]) -> Path:
         )
     if len(path.parts) > 1 or path.suffix in (".gguf", ".bin", ".safetensors", ".json"):
         raise ClearheadError(f"{name} does not exist")
-    raise unknown("model", name, known | set(presets()))
+    architectures = presets() if wanted == ITS_CONFIG else ()
+    raise unknown("model", name, known.union(architectures), MODELS_ARE_LISTED)
 
 
 def fetch_from_hub(hub_id: str, wanted: tuple[str, ...]) -> Path:
@@ -132,7 +134,7 @@ def fetch_from_hub(hub_id: str, wanted: tuple[str, ...]) -> Path:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError:
         raise ClearheadError(
-            f"{hub_id} is neither a path nor an installed name; to load it from the hub: pip install clearhead[hub]"
+            f'{hub_id} is neither a path nor an installed name; to load it from the hub: pip install "clearhead[hub]"'
         ) from None
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(wanted)))

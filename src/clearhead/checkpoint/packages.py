@@ -246,5 +246,5 @@ def lookup(name: str) -> Package:
     """The package called `name`, by its own name or an alias, in any case of letters."""
     by_name = {known: package for package in (*PACKAGES, *DATASETS) for known in (package.name, *package.aliases)}
     if name.lower() not in by_name:
-        raise unknown("model", name, by_name.keys() | EXAMPLES)
+        raise unknown("model", name, by_name.keys() | EXAMPLES, "`clearhead get` lists them")
     return by_name[name.lower()]

@@ -57,7 +57,7 @@ def preset(name: str) -> ModelConfig:
     for family in FAMILIES:
         if name in family.presets:
             return family.presets[name]()
-    raise unknown("preset", name, presets())
+    raise unknown("preset", name, presets(), "`clearhead presets` lists them")
 
 
 def family_of_type(model_type: str) -> Family:

@@ -92,14 +92,13 @@ class Settings:
         return Settings(self._value(name, {}, dict, "an object"), f"{self.where}: {name}")
 
     def token_ids(self, name: str) -> int | list[int] | None:
-        """One id or several, as transformers writes end tokens; None also for -1, which some files write for it."""
+        """One id or several, as transformers writes end tokens; null and -1, which some files write, are none."""
         value = self.data.get(name)
-        for number in value if isinstance(value, list) else [value]:
-            if number is not None and (
-                isinstance(number, bool) or not isinstance(number, int) or number > LARGEST_SIZE
-            ):
+        ids = [one for one in (value if isinstance(value, list) else [value]) if one is not None and one != -1]
+        for one in ids:
+            if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one <= LARGEST_SIZE:
                 raise ClearheadError(f"{self.where}: {name!r} must be a token id or a list of them, not {value!r}")
-        return None if value is None or value == -1 else value
+        return None if not ids else ids if isinstance(value, list) else ids[0]
 
     def special_ids(self) -> dict[str, int | list[int]]:
         """Settings that say nothing of the network; kept from load to save."""
