@@ -21,7 +21,7 @@ from clearhead.fast.modules import pack_network
 from clearhead.fast.packed import Bits
 from clearhead.model.transformer import Transformer
 
-PROMPT, CAPACITY, NUM_TOKENS, ROUNDS = 128, 512, 100, 3
+PROMPT, CAPACITY, NUM_TOKENS, ROUNDS = 128, 512, 100, 5
 CASES: tuple[tuple[int, Bits | None], ...] = ((1, None), (64, None), (1, "int8"), (1, "int4"))  # rows, bits
 
 

@@ -1,5 +1,7 @@
 """Model: load, create, generate, stream, embed, save."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -73,17 +75,25 @@ def test_stream_is_the_text():
     ("call", "sentence"),
     [
         (lambda m: m.generate("hi"), "has no tokenizer"),
-        (lambda m: m.generate([]), "prompt is empty"),
+        (lambda m: m.generate([]), "text is empty"),
         (lambda m: m.generate([99]), "token id 99 is out of range"),
         (lambda m: m.generate([1], max_new_tokens=-1), "max_new_tokens is -1"),
         (lambda m: m.generate([1], temperature=-1), "temperature is -1"),
         (lambda m: m.generate([1], temprature=1), "did you mean 'temperature'"),
+        (lambda m: m.stream([1], n=2), "a stream is one text"),
         (lambda m: m.save("x", format="pickle"), "unknown format 'pickle'"),
     ],
 )
 def test_wrong_use_is_one_sentence(call, sentence):
     with pytest.raises(ClearheadError, match=sentence):
         call(Model(tiny_network()))
+
+
+def test_without_a_head_there_is_nothing_to_say():
+    model = create(replace(tiny_config(), head=None), byte_tokenizer())
+    for call in (model.generate, model.score):
+        with pytest.raises(ClearheadError, match="has no head"):
+            call("abc")
 
 
 def test_wrong_names():
@@ -118,7 +128,7 @@ def test_a_folder_keeps_one_format(tmp_path):
 def test_empty_and_impossible_requests():
     with pytest.raises(ClearheadError, match="has no tokenizer"):
         Model(tiny_network()).generate([1], stop=["x"])
-    with pytest.raises(ClearheadError, match="a text without tokens"):
+    with pytest.raises(ClearheadError, match="the text is empty"):
         speaking_model().embed(["abc", ""])
     assert Model(tiny_network()).generate_many([]) == []
 

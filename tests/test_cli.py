@@ -5,25 +5,29 @@ Most of it runs in this process, from the entry point on; a few commands start o
 
 import io
 import json
+import math
 import resource
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
 
-from clearhead.bundle import Model, create
+from clearhead.bundle import Model, Weights, create
 from clearhead.checkpoint import store
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.checkpoint.native import save_native
 from clearhead.cli import main
+from clearhead.cli.app import print_json
+from clearhead.cli.generate import WEIGHTS
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.perplexity import perplexity
 from clearhead.families.gpt import gpt
 from clearhead.families.plain import multi_head
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
-from clearhead.tokenization.characters import byte_tokenizer
+from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
 from tests.checkpoint.tiny import tiny_network
 
 
@@ -89,7 +93,9 @@ def test_a_wrong_input_to_a_real_process():
 # --- models
 
 
-@pytest.mark.parametrize("command", ["show", "get", "convert", "generate", "presets", "verify", "score", "embed"])
+@pytest.mark.parametrize(
+    "command", ["show", "get", "convert", "generate", "presets", "verify", "score", "embed", "trace", "book"]
+)
 def test_every_command_has_help_with_an_example(clearhead, command):
     done = clearhead(command, "--help")
     assert done.returncode == 0
@@ -133,33 +139,45 @@ def test_convert(clearhead, folder, tmp_path, kind):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("show", "llama-3.1-8bb"), "unknown model 'llama-3.1-8bb'"),
+        (("show", "llama-3.1-8bb"), "unknown model 'llama-3.1-8bb'; did you mean 'llama-3.1-8b' or "),
+        (("generate", "llama-3.1-8bb", "x"), "'llama-3.1-8bb'; `clearhead get` lists models with weights"),
         (("show", "no/such/folder"), "no/such/folder does not exist"),
         (("get", "smolm2"), "did you mean 'smollm2'"),
         (("generate", "gpt2", "hello"), "gpt2 is a preset, an architecture without weights"),
-        (("generate", "SPEAKER", ""), "the prompt is empty"),
+        (("generate", "SPEAKER", ""), "the text is empty"),
         (("generate", "SPEAKER", "x", "--temperature", "nan"), "temperature is nan"),
         (("generate", "SPEAKER", "x", "--temperature", "-1"), "temperature is -1"),
-        (("generate", "SPEAKER", "x", "--top-p", "0"), "top_p is 0"),
-        (("generate", "SPEAKER", "x", "--max-new-tokens", "-1"), "max_new_tokens is -1"),
+        (("generate", "SPEAKER", "x", "--top-p", "0"), "--top-p is 0"),
+        (
+            ("generate", "SPEAKER", "x", "--top-p", "0.9"),
+            "--top-p has no effect at --temperature 0, which takes the likeliest token; --temperature 1 draws",
+        ),
+        (
+            ("generate", "SPEAKER", "x", "--n", "2"),
+            "n is 2, but at --temperature 0 all texts would be the same; --temperature 1 draws",
+        ),
+        (("chat", "SPEAKER", "--temperature", "0", "--seed", "1"), "seed has no effect at --temperature 0"),
+        (("generate", "SPEAKER", "x", "--weights", "int2"), "did you mean 'int8'? Known are: full, int4, int8, stored"),
+        (("chat", "SPEAKER", "--weights", "int2"), "unknown weights 'int2'"),
+        (("generate", "SPEAKER", "x", "--max-new-tokens", "-1"), "--max-new-tokens is -1"),
         (("generate", "SPEAKER", "x", "--stop", ""), "stop has ''"),
-        (("generate", "SPEAKER", "x", "--stop-id", "999"), "stop_ids names token 999"),
+        (("generate", "SPEAKER", "x", "--stop-id", "999"), "--stop-id names token 999"),
         (("generate", "SPEAKER", "x", "--logit-bias", "7"), "--logit-bias is '7'; it must be a token id and a number"),
-        (("generate", "SPEAKER", "x", "--logit-bias", "999=1"), "logit_bias names token 999"),
+        (("generate", "SPEAKER", "x", "--logit-bias", "999=1"), "--logit-bias names token 999"),
         (("generate", "SPEAKER", "x", "--n", "0"), "n is 0"),
-        (("generate", "SPEAKER", "x", "--beams", "2", "--top-k", "3"), "top_k has no effect with beams"),
-        (("generate", "SPEAKER", "x", "--length-penalty", "2"), "length_penalty has no effect without beams"),
+        (("generate", "SPEAKER", "x", "--beams", "2", "--top-k", "3"), "--top-k has no effect with beams"),
+        (("generate", "SPEAKER", "x", "--length-penalty", "2"), "--length-penalty has no effect without beams"),
         (("generate", "SPEAKER", "x", "--logprobs", "1"), "shown with --json only"),
         (("generate", "SPEAKER", "x", "--speculate", "no/such"), "no/such"),
         (("generate", "SPEAKER", "x", "--speculate", "lokup"), "did you mean 'lookup'?"),
         (("score", "SPEAKER"), "give one of the two"),
         (("score", "SPEAKER", "x", "--file", "x"), "give one of the two"),
         (("score", "SPEAKER", "--file", "no/such"), "no/such cannot be read"),
-        (("score", "SPEAKER", "x"), "a text of 1 tokens cannot be scored"),
-        (("embed", "SPEAKER", ""), "there is a text without tokens"),
-        (("generate", "no-model", "x", "--top-k", "0"), "top_k is 0"),  # said before anything is loaded
+        (("score", "SPEAKER", "x"), "a text of fewer than two tokens cannot be scored"),
+        (("embed", "SPEAKER", ""), "the text is empty"),
+        (("generate", "no-model", "x", "--top-k", "0"), "--top-k is 0"),  # said before anything is loaded
         (("chat", "SPEAKER"), "no chat template"),
-        (("chat", "SPEAKER", "--min-p", "2"), "min_p is 2"),
+        (("chat", "SPEAKER", "--min-p", "2"), "--min-p is 2"),
     ],
 )
 def test_a_wrong_input_is_one_sentence(clearhead, speaker, arguments, sentence):
@@ -175,12 +193,55 @@ def test_a_wrong_input_is_one_sentence(clearhead, speaker, arguments, sentence):
 
 def test_errors_of_use(clearhead, folder, tmp_path):
     assert clearhead("convert", folder, tmp_path / "out", "--to", "pickle").returncode == 1
-    assert clearhead("show").returncode == 2
-    assert clearhead("shwo").returncode == 2
-    assert clearhead("generate", folder, "x", "--temperature", "hot").returncode == 2
+    (tmp_path / "file").touch()
+    for options in ((), ("--overwrite",)):
+        assert (
+            "file is a file; give a folder to write" in clearhead("convert", folder, tmp_path / "file", *options).stderr
+        )
     no_text = clearhead("generate", folder, "hello")
     assert no_text.returncode == 1
     assert "this model has no tokenizer" in no_text.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("show",), "error: missing argument 'model' (see clearhead show --help)"),
+        (("shwo",), "error: no such command 'shwo'. Did you mean 'show'? (see clearhead --help)"),
+        (("show", "gpt2", "--jsn"), "(see clearhead show --help)"),
+        (("generate", "gpt2", "x", "--temperature", "hot"), "error: invalid value for '--temperature': "),
+        (("tokenizer", "trian"), "(see clearhead tokenizer --help)"),
+    ],
+)
+def test_a_command_that_cannot_be_understood_is_one_sentence_too(clearhead, arguments, words):
+    done = clearhead(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert words in done.stderr
+
+
+def test_nothing_asked_is_answered_with_the_help(clearhead):
+    done = clearhead()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "presets" in done.stdout
+
+
+def test_a_model_may_be_called_almost_as_the_other_way_to_speculate(clearhead, speaker, tmp_path, monkeypatch):
+    _, folder = speaker
+    monkeypatch.setattr("clearhead.checkpoint.load.fetch_from_hub", lambda name, wanted: folder)
+    assert clearhead("generate", folder, "x", "--max-new-tokens", 3, "--speculate", "me/lookup").returncode == 0
+
+
+def test_a_vocabulary_smaller_than_asked_is_a_note(clearhead, tmp_path):
+    (tmp_path / "corpus.txt").write_text("to be or not to be")
+    arguments = ("tokenizer", "train", tmp_path / "corpus.txt", "--out", tmp_path / "out")
+    assert clearhead(*arguments).stderr == "error: a bpe tokenizer needs a --vocab-size, such as 8000\n"
+    done = clearhead(*arguments, "--vocab-size", 9000, "--json")
+    size = json.loads(done.stdout)["vocab_size"]
+    assert done.stderr == f"note: these texts hold no more than {size} of the 9,000 tokens asked for\n"
+
+
+def test_the_weights_known_without_torch_are_those_there_are():
+    assert get_args(Weights) == WEIGHTS
 
 
 @pytest.mark.parametrize("arguments", [("--debug", "show", "nothing"), ("show", "nothing", "--debug")])
@@ -222,6 +283,14 @@ OPTIONS = {
     "max_new_tokens": 12,
     "seed": 5,
 }
+
+
+def test_characters_without_a_token_are_a_note(tmp_path):
+    tokenizer = character_tokenizer("helo")
+    folder = Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer).save(tmp_path / "letters")
+    done = process("generate", folder, "Hello", "--max-new-tokens", 3, "--json")
+    assert json.loads(done.stdout)["prompt"] == "Hello"
+    assert done.stderr == "note: this model has no token for 'H', and reads an unknown one in its place\n"
 
 
 def test_every_sampling_option_arrives(clearhead, speaker, monkeypatch):
@@ -282,6 +351,8 @@ def test_the_end_of_the_context_is_told(clearhead, speaker, tmp_path):
     beyond = clearhead("generate", folder, "x" * 50, "--max-new-tokens", 30, "--min-new-tokens", 30)
     assert inside.stderr == ""
     assert beyond.stderr.startswith("note: the text goes past the 64 tokens this model was made for")
+    assert clearhead("score", folder, "x" * 64).stderr == ""
+    assert clearhead("score", folder, "x" * 65).stderr == beyond.stderr
     tokenizer = byte_tokenizer()
     config = gpt(width=16, attentions=[multi_head(16, 4)], vocab_size=tokenizer.vocab_size, context=32)
     learned = create(config, tokenizer).save(tmp_path / "learned")
@@ -346,3 +417,8 @@ def test_the_demo_says_what_works_next(clearhead, monkeypatch):
     (following,) = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
     assert "clearhead get smollm2" in following
     assert "generate smollm2" not in following
+
+
+def test_json_has_neither_nan_nor_infinity(capsys):
+    print_json({"perplexity": math.inf, "rows": [(1.5, math.nan)], "text": "NaN"})
+    assert json.loads(capsys.readouterr().out) == {"perplexity": None, "rows": [[1.5, None]], "text": "NaN"}

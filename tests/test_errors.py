@@ -12,9 +12,22 @@ def test_it_is_a_value_error():
 
 
 def test_the_nearest_name_is_offered():
-    error = unknown("preset", "gtp2", ["llama-7b", "gpt2", "gpt1"])
+    error = unknown("preset", "gtp2", ["gpt2", *(f"llama-{number}b" for number in range(8))])
     assert isinstance(error, ClearheadError)
     assert str(error) == "unknown preset 'gtp2'; did you mean 'gpt2'?"
+
+
+def test_few_names_are_all_told_beside_the_nearest():
+    error = unknown("weights", "int2", ["full", "int4"])
+    assert str(error) == "unknown weights 'int2'; did you mean 'int4'? Known are: full, int4"
+
+
+def test_many_names_are_listed_elsewhere():
+    names = [f"llama-{number}b" for number in range(30)]
+    near = str(unknown("model", "lama-7b", names, "`get` lists them"))
+    assert near.startswith("unknown model 'lama-7b'; did you mean 'llama-7b' or 'llama-")
+    assert near.endswith("? `get` lists them")
+    assert str(unknown("model", "zzz", names, "`get` lists them")) == "unknown model 'zzz'; `get` lists them"
 
 
 def test_without_a_near_name_the_known_ones_are_listed_in_order():

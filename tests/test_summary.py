@@ -47,6 +47,7 @@ def test_words():
     assert spans([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
     assert count(1_235_814_400) == "1.24 B"
     assert count(999) == "999"
+    assert [count(number) for number in (999_999, 999_600_000_000, 1_500_000_000_000_000)] == ["1 M", "1 T", "1,500 T"]
     text = summarize(preset("llama-3.1-8b")).layers[0].attention
     assert text.startswith(
         "grouped-query, 32 heads of 128, 8 key-value heads; rope theta=500000, (llama3 scaling factor=8"

@@ -24,6 +24,7 @@ from clearhead.families import preset
 from clearhead.fast import cuda
 from clearhead.fast.modules import PackedMatrix, is_packed, pack_network
 from clearhead.fast.stack import accelerate, why_not
+from clearhead.generation.options import check_count
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, pad_right, token_ids
 from clearhead.generation.recurrent import translate
 from clearhead.generation.result import Generation, Stream
@@ -89,8 +90,7 @@ class Model(Loaded):
         `BeamOptions` (length_penalty, stop_when). `speculate`: the same text sooner, by guesses from the text itself
         ("lookup") or from a smaller model.
         """
-        if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-            raise ClearheadError(f"the prompts are {prompts!r}; give a list of them, or one to generate")
+        check_prompts(prompts)
         if beams is None:
             return self.speaker.sample(prompts, n, options, speculation_of(speculate))
         if speculate is not None:
@@ -99,6 +99,8 @@ class Model(Loaded):
 
     def stream(self, prompt: Prompt, *, speculate: "Speculation | Model | None" = None, **options: Any) -> Stream:
         """The text of one sample as it comes; iterate over it, then see its `generation`."""
+        if "n" in options:
+            raise ClearheadError("a stream is one text; generate_many([prompt], n=…) gives several")
         if "beams" in options:
             raise ClearheadError("beams know their text only at the end; they do not stream, so use generate")
         return self.speaker.stream(prompt, options, speculation_of(speculate))
@@ -122,7 +124,11 @@ class Model(Loaded):
     def score(self, text: Prompt) -> Score:
         """How likely a text is: the log-probability of each token after those before it, and the perplexity."""
         if self.config.decoder is None or self.config.is_encoder_decoder:
-            raise ClearheadError("only a decoder alone scores a text")
+            raise ClearheadError(
+                "only a decoder alone scores a text; a model with an encoder generates an answer to it, or embeds it"
+            )
+        if self.config.head is None:
+            raise ClearheadError("this model has no head: it embeds texts, and does not score them")
         ids = self.encode(text)
         check_tokens(ids, self.config.decoder)
         with enough_memory():
@@ -134,8 +140,8 @@ class Model(Loaded):
         if not isinstance(texts, Iterable):
             raise ClearheadError(f"the texts are {texts!r}; give one text or a list of them")
         rows = [self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
-        if not rows or not all(rows):
-            raise ClearheadError("there is a text without tokens; an embedding needs at least one")
+        if not rows:
+            raise ClearheadError("there is no text to embed; give at least one")
         stack = self.config.encoder or self.config.output_stack
         for row in rows:
             check_tokens(row, stack)
@@ -188,6 +194,8 @@ class RecurrentModel(Model):
         self, prompts: Sequence[Prompt], n: int = 1, *, max_new_tokens: int = 64, **options: Any
     ) -> list[Generation]:
         """The likeliest token at each step; there is nothing else to choose."""
+        check_prompts(prompts)
+        check_count("max_new_tokens", max_new_tokens)
         greedy = n == 1 and all(options[name] in (None, 0) for name in options)
         if not greedy or options.keys() - {"temperature", "beams", "speculate"}:
             raise ClearheadError("a recurrent network takes its likeliest token; give it max_new_tokens alone")
@@ -204,6 +212,11 @@ class RecurrentModel(Model):
     def told(self, source: list[int], answer: list[int], stop: int) -> Generation:
         text = "" if self.tokenizer is None else self.tokenizer.decode([token for token in answer if token != stop])
         return Generation(answer, text, source, "stop" if answer[-1:] == [stop] else "length")
+
+
+def check_prompts(prompts: object) -> None:
+    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
+        raise ClearheadError(f"the prompts are {prompts!r}; give a list of them, or one to generate")
 
 
 def load(

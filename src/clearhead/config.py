@@ -116,8 +116,8 @@ def _parse_tuple(inner: Any, data: Any, where: str) -> tuple[Any, ...]:
         if isinstance(entry, Mapping) and "times" in entry:
             times = _parse_scalar(int, entry["times"], f"{where}[{number}].times")
             entry = {k: v for k, v in entry.items() if k != "times"}
-        if not 1 <= times <= MAX_LAYERS - len(items):
-            raise ClearheadError(f"{where}[{number}].times is {times}; it must be from 1 to {MAX_LAYERS} in all")
+            if not 1 <= times <= MAX_LAYERS - len(items):
+                raise ClearheadError(f"{where}[{number}].times is {times}; it must be from 1 to {MAX_LAYERS} in all")
         items.extend([_parse(inner, entry, f"{where}[{number}]")] * times)
     return tuple(items)
 
@@ -129,6 +129,8 @@ def _parse_scalar(kind: Any, data: Any, where: str) -> Any:
         return float(data)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise ClearheadError(f"{where} must be {kind.__name__}, not {data!r}")
+    if kind is int and not -(2**63) <= data < 2**63:
+        raise ClearheadError(f"{where} is too large a number")
     return data
 
 

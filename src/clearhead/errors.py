@@ -8,16 +8,25 @@ Whatever goes wrong through a bug of ours stays an ordinary exception with its t
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+FEW = 8  # names that a sentence can hold
+
 
 class ClearheadError(ValueError):
     """Bad input: one clear sentence. The command line prints it without a traceback."""
 
 
-def unknown(kind: str, name: str, choices: Iterable[str]) -> ClearheadError:
-    """The error for a name that is not among `choices`, with the nearest right one or all of them."""
+def unknown(kind: str, name: str, choices: Iterable[str], lists: str = "") -> ClearheadError:
+    """The error for a name that is not among `choices`: the nearest right one, and all of them where they are few.
+
+    `lists` says where all are told, for choices that are too many to name.
+    """
     known = sorted(choices)
-    near = get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return ClearheadError(f"unknown {kind} {name!r}; did you mean {near[0]!r}?")
-    shown = ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
-    return ClearheadError(f"unknown {kind} {name!r}; known are: {shown or '(none)'}")
+    near = get_close_matches(name, known, n=3 if lists else 1, cutoff=0.6)
+    said = [f"did you mean {' or '.join(map(repr, near))}?"] if near else []
+    if lists:
+        said.append(lists)
+    elif not near:
+        said.append(f"known are: {', '.join(known[:12]) or '(none)'}{', …' * (len(known) > 12)}")
+    elif 1 < len(known) <= FEW:
+        said.append(f"Known are: {', '.join(known)}")
+    return ClearheadError(f"unknown {kind} {name!r}; {' '.join(said)}")

@@ -190,8 +190,8 @@ def describe(part: Any) -> str:
 def count(number: int) -> str:
     """1.24 B, 135 M."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number / size:,.0f} {unit}"
+        if number >= 0.9995 * size:  # as three digits show it
+            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:,.0f} {unit}"
     return str(number)
 
 

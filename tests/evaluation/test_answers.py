@@ -89,6 +89,12 @@ def test_pairs(model):
     assert isinstance(found, Result)
 
 
+def test_pairs_without_a_target(model):
+    for rows in ([], [("cab", "")]):
+        with pytest.raises(ClearheadError, match="no target, or all are empty"):
+            pairs(model, rows)
+
+
 def test_pairs_of_words(model):
     answer = answers(model, ["cab"], max_new_tokens=6)[0]
     found = pairs(model, [("cab", f"{answer}  and  more")], max_new_tokens=6)

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from clearhead.evaluation.result import Result, exponential, measure, rate
+from clearhead.errors import ClearheadError
+from clearhead.evaluation.result import Measure, Result, exponential, measure, rate
 
 
 def test_a_mean_and_its_standard_error():
@@ -46,3 +47,14 @@ def test_as_json():
     told = json.loads(json.dumps(result.as_dict()))
     assert told["measures"]["accuracy"]["value"] == result["accuracy"] == 0.75
     assert told["settings"] == {"shots": 0}
+
+
+def test_an_exponential_may_be_infinite():
+    assert exponential("perplexity", Measure("nats", 1000.0, None)).value == math.inf
+
+
+def test_a_measure_by_a_wrong_name():
+    result = Result("piqa", 2, (measure("accuracy", [True, False]),), {})
+    assert result["accuracy"] == 0.5
+    with pytest.raises(ClearheadError, match="did you mean 'accuracy'"):
+        result["acuracy"]

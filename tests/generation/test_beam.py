@@ -352,6 +352,6 @@ def test_impossible_options_are_refused(wrong, words):
 
 def test_impossible_calls_are_refused():
     options = BeamOptions(num_beams=2, stop_ids=[31])
-    for prompts, words in ([], "no prompt"), ([[]], "prompt is empty"), ([[1]], "stop_ids names token 31"):
+    for prompts, words in ([], "no prompt"), ([[]], "text is empty"), ([[1]], "stop_ids names token 31"):
         with pytest.raises(ClearheadError, match=words):
             beam_search(tiny_network(), prompts, options)

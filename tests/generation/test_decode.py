@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from clearhead.bundle import Model
+from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.generation.decode import Row, decode
+from clearhead.generation.decode import Row, decode, prefill
 from clearhead.generation.options import SamplingOptions
 from clearhead.generation.plain import decode_plainly
 from clearhead.generation.score import score
@@ -65,6 +66,15 @@ def test_chunked_reading_changes_nothing(network, chunk):
     options = SamplingOptions(max_new_tokens=8)
     rows = [Row(prompt, options) for prompt in PROMPTS]
     assert run(network, rows, chunk=chunk) == [run(network, [Row(prompt, options)])[0] for prompt in PROMPTS]
+
+
+def test_each_row_goes_on_from_its_own_past(network):
+    """Also where two go on in the same way."""
+    options, pasts, next_tokens = SamplingOptions(max_new_tokens=5), [[3, 1, 4], [1, 5, 9]], [2, 6]
+    cache = KeyValueCache(network.config)
+    prefill(network, pasts, cache)
+    found = run(network, [Row(next_tokens, options, earlier=past) for past in pasts], cache=cache)
+    assert found == [run(network, [Row(past + next_tokens, options)])[0] for past in pasts]
 
 
 def test_samples_of_one_prompt_share_its_reading():
@@ -132,7 +142,7 @@ def test_score_is_the_plain_forward(chunk):
     found = score(network, ids, chunk)
     assert found.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(ids[1:])], abs=1e-6)
     assert found.perplexity == pytest.approx(torch.tensor(found.logprobs).mean().neg().exp().item())
-    with pytest.raises(ClearheadError, match="takes two or more"):
+    with pytest.raises(ClearheadError, match="fewer than two tokens"):
         score(network, [1])
 
 

@@ -17,7 +17,7 @@ from clearhead.generation.beam import BeamOptions, beam_search
 from clearhead.generation.prompts import enough_memory, read_sources
 from clearhead.generation.speculative import PromptLookup
 from clearhead.model.parts import LearnedPositions
-from clearhead.tokenization.characters import byte_tokenizer
+from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
 from tests.book.shrink import shrink
 from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import decoder, encoder, toy, translator
@@ -109,8 +109,8 @@ def test_lookup_gives_what_its_own_loop_gives(how):
 
 def test_a_draft_model_changes_nothing():
     model, draft = speaking(), speaking(seed=1, num_layers=1)
-    plain = model.generate_many(["Hello", "to be"], n=2, max_new_tokens=20)
-    assert model.generate_many(["Hello", "to be"], n=2, max_new_tokens=20, speculate=draft) == plain
+    plain = model.generate_many(["Hello", "to be"], max_new_tokens=20)
+    assert model.generate_many(["Hello", "to be"], max_new_tokens=20, speculate=draft) == plain
 
 
 def test_a_draft_model_reads_the_source_for_itself():
@@ -145,13 +145,22 @@ WRONG = {
     "nothing": (lambda m: m.generate(None), "the prompt is None"),
     "bytes": (lambda m: m.generate(b"hello"), "the prompt is b'hello'"),
     "half a token": (lambda m: m.generate([1.5]), "neither a text nor a list of token ids"),
-    "empty": (lambda m: m.generate(""), "the prompt is empty"),
+    "empty": (lambda m: m.generate(""), "the text is empty"),
     "one text for many": (lambda m: m.generate_many("abc"), "give a list of them"),
     "a number for many": (lambda m: m.generate_many(7), "give a list of them"),
     "hot": (lambda m: m.generate("a", temperature="hot"), "temperature is 'hot'"),
     "cold": (lambda m: m.generate("a", temperature=-0.1), "temperature is -0.1"),
     "not a number": (lambda m: m.generate("a", temperature=math.nan), "temperature is nan"),
     "no mass": (lambda m: m.generate("a", top_p=0), "top_p is 0"),
+    "mass of nothing": (
+        lambda m: m.generate("a", top_p=0.9),
+        "top_p has no effect at temperature 0, .*temperature 1 draws",
+    ),
+    "seed of nothing": (lambda m: m.generate("a", seed=3), "seed has no effect at temperature 0"),
+    "the same twice": (
+        lambda m: m.generate_many(["a"], n=2),
+        "n is 2, but at temperature 0 all texts would be the same",
+    ),
     "negative length": (lambda m: m.generate("a", max_new_tokens=-1), "max_new_tokens is -1"),
     "unknown stop id": (lambda m: m.generate("a", stop_ids=[999]), "stop_ids names token 999"),
     "empty stop": (lambda m: m.generate("a", stop=""), "stop has ''"),
@@ -168,7 +177,7 @@ WRONG = {
     "guess": (lambda m: m.generate("a", speculate="guess"), "speculate is 'guess'; it must be 'lookup' or a draft"),
     "other tokens": (lambda m: m.generate("a", speculate=Model(tiny_network())), "the draft model has 31 tokens"),
     "mistyped beams": (lambda m: m.generate("a", beam=2), "did you mean 'beams'"),
-    "score of nothing": (lambda m: m.score(""), "the prompt is empty"),
+    "score of nothing": (lambda m: m.score(""), "the text is empty"),
     "one number": (lambda m: m.embed(3), "the texts are 3"),
     "embedding of a number": (lambda m: m.embed([1, 2]), "it must be a text or a list of token ids"),
 }
@@ -211,7 +220,7 @@ def test_an_encoder_alone_embeds():
 
 def test_a_source_is_checked_before_the_encoder_reads_it():
     model = translating()
-    with pytest.raises(ClearheadError, match="the prompt is empty"):
+    with pytest.raises(ClearheadError, match="the text is empty"):
         model.generate([])
     with pytest.raises(ClearheadError, match="token id 10000 is out of range"):
         model.generate([10000])
@@ -298,3 +307,25 @@ def test_a_graph_is_used_only_where_it_may_be(monkeypatch, in_graph):
 @pytest.mark.parametrize("fast", [None, False])
 def test_fast_false_keeps_a_model_from_its_graph(tmp_path, fast):
     assert load(speaking().save(tmp_path / "model"), fast=fast).in_graph == (fast is not False)
+
+
+# --- characters that no token stands for
+
+
+def lettered(special=None):
+    tokenizer = character_tokenizer("helo", special)
+    return Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
+
+
+def test_characters_without_a_token_are_named_once():
+    model = lettered()
+    for said in (lambda: model.generate("HHell!o", max_new_tokens=2), lambda: model.score("HHell!o")):
+        with pytest.warns(UserWarning, match=r"this model has no token for 'H', '!', and reads an unknown one"):
+            said()
+    with pytest.warns(UserWarning, match="'A', 'B', 'C', 'D', 'E', 'F', 'G', 'H', …, and"):
+        model.encode("hABCDEFGHIJ")
+
+
+def test_a_text_of_such_characters_alone_is_refused():
+    with pytest.raises(ClearheadError, match="has no token for any character of 'HALT'"):
+        lettered().generate("HALT")

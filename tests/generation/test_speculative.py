@@ -341,5 +341,5 @@ def test_impossible_drafters_are_refused():
             make()
     with pytest.raises(ClearheadError, match="the draft model has 30 tokens and the network 31; take one"):
         speculate(tiny_network(), DraftModel(tiny_network(vocab_size=30)), [1])
-    with pytest.raises(ClearheadError, match="prompt is empty"):
+    with pytest.raises(ClearheadError, match="text is empty"):
         speculate(tiny_network(), PromptLookup(), [])

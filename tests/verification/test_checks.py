@@ -191,6 +191,12 @@ def test_a_check_that_breaks_down_has_failed():
     assert finding == Finding("check", "fail", "ClearheadError: the cache holds 3 tokens")
 
 
+def test_a_check_that_breaks_in_any_way_does_not_lose_the_others():
+    finding = examine("check", lambda subject: subject.nothing_of_this_name, Subject.of(toy_model("llama")))
+    assert finding.verdict == "fail"
+    assert finding.detail.startswith("AttributeError: ")
+
+
 def test_without_transformers_the_comparison_is_left_out(monkeypatch):
     monkeypatch.setattr(reading, "find_spec", lambda name: None)
     finding = examine("theirs", reading.in_transformers, Subject.of(toy_model("llama")))

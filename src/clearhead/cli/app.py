@@ -6,7 +6,10 @@ Each file beside this one adds its commands to `app`; heavy imports stand inside
 """
 
 import json
+import math
+import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +29,7 @@ app = typer.Typer(
     help="Every Transformer works, in the clear. Start with `clearhead get smollm2`.",
 )
 errors = Console(stderr=True, highlight=False)
+UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # it has no public name in typer
 
 ModelArgument = Annotated[str, typer.Argument(help="Installed name, folder, .gguf file or hub id.")]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Write over what is there.")]
@@ -33,18 +37,42 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of 
 
 
 def main() -> None:
-    """The entry point: a wrong input is one sentence on stderr and exit code 1. --debug may stand anywhere."""
+    """The entry point: a wrong input is one sentence on stderr. --debug may stand anywhere.
+
+    Exit code 1, or 2 where the command itself could not be understood.
+    """
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    warnings.formatwarning = lambda message, *place, **line: f"note: {message}\n"
     try:
-        app(arguments)
-    except ClearheadError as error:
+        sys.exit(app(arguments, prog_name="clearhead", standalone_mode=False))
+    except UsageError as error:
+        if said := error.format_message():  # none where the help was asked for, and is printed by now
+            where = error.ctx.command_path if error.ctx else "clearhead"
+            tell("error", f"{said[0].lower()}{said[1:].rstrip('.')} (see {where} --help)")
+        sys.exit(2)
+    except (ClearheadError, OSError) as error:  # OSError: a full disk, a folder that may not be written
         if len(arguments) < len(sys.argv) - 1:
             raise
-        errors.print(f"error: {error}", markup=False, soft_wrap=True)
+        tell("error", as_typed(str(error), arguments))
         sys.exit(1)
-    except OSError as error:  # a full disk, a folder that may not be written
-        errors.print(f"error: {error}", markup=False, soft_wrap=True)
+    except typer.Abort:  # nobody at the other end of a question
         sys.exit(1)
+
+
+def tell(kind: str, said: str) -> None:
+    """One line on stderr: an error or a note."""
+    errors.print(f"{kind}: {said}", markup=False, soft_wrap=True)
+
+
+def as_typed(said: str, arguments: list[str]) -> str:
+    """With the options of the command as they are typed: top_p becomes --top-p, temperature 1 --temperature 1."""
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word, command)
+    for parameter in command.params:
+        ending = r"\b" if "_" in parameter.name else r"(?= \d)"  # a plain word is an option before a value only
+        said = re.sub(rf"(?<!-)\b{parameter.name}{ending}", parameter.opts[0], said)
+    return said
 
 
 def print_version(asked: bool) -> None:
@@ -65,15 +93,27 @@ def options(
     """What holds for every command; `main` looks at --debug."""
 
 
-def check_absent(path: Path, overwrite: bool) -> None:
+def check_absent(path: Path, overwrite: bool, kind: str = "folder") -> None:
     """Before long work: what stands there is written over only where that was asked for."""
     taken = any(path.iterdir()) if path.is_dir() else path.exists()
     if taken and not overwrite:
-        raise ClearheadError(f"{path} exists already; give another folder, or --overwrite")
+        raise ClearheadError(f"{path} exists already; give another {kind}, or --overwrite")
 
 
 def print_json(data: Any) -> None:
-    typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def finite(data: Any) -> Any:
+    """With null for what is no number or infinite: JSON has neither."""
+    match data:
+        case float():
+            return data if math.isfinite(data) else None
+        case dict():
+            return {name: finite(value) for name, value in data.items()}
+        case list() | tuple():
+            return [finite(value) for value in data]
+    return data
 
 
 @contextmanager

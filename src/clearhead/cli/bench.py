@@ -7,13 +7,14 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from clearhead.cli.app import JsonOption, app, errors, loading_bar, print_json
+from clearhead.cli.app import JsonOption, app, errors, loading_bar, print_json, tell
 from clearhead.errors import ClearheadError, unknown
 
 if TYPE_CHECKING:
@@ -58,22 +59,18 @@ def bench(
     with tempfile.TemporaryDirectory() as folder:
         subject = open_subject(model, device, kinds, max(lengths) + num_tokens, Path(folder))
         with errors.status("preparing"):
-            engines = line_up(subject, kinds, named(against), tell_note)
-        with turns_bar(num_steps(engines, len(lengths), rounds)) as tell:
+            engines = line_up(subject, kinds, named(against), partial(tell, "note"))
+        with turns_bar(num_steps(engines, len(lengths), rounds)) as turned:
             if contexts is None:
-                results = measure(engines, subject, lengths[0], num_tokens, rounds, tell)
+                results = measure(engines, subject, lengths[0], num_tokens, rounds, turned)
             else:
-                grown = measure_growth(engines, subject, lengths, num_tokens, rounds, tell)
+                grown = measure_growth(engines, subject, lengths, num_tokens, rounds, turned)
     if as_json:
         print_json([asdict(row) for row in (results if contexts is None else grown)])
     elif contexts is None:
         report.print_results(results, num_tokens)
     else:
         report.print_growth(grown)
-
-
-def tell_note(said: str) -> None:
-    errors.print(f"note: {said}", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -6,15 +6,14 @@ clearhead generate smollm2 "The capital of France is"
 import sys
 from dataclasses import asdict
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, errors, loading_bar, print_json
+from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, errors, loading_bar, print_json, tell
 from clearhead.cli.sampling import takes_sampling
 from clearhead.errors import ClearheadError, unknown
-from clearhead.generation.options import CHAT, SamplingOptions
+from clearhead.generation.options import CHAT, SamplingOptions, check_effect
 
 if TYPE_CHECKING:
     from clearhead.bundle import Model
@@ -34,6 +33,8 @@ FastOption = Annotated[
     ),
 ]
 SEARCH = {"rich_help_panel": "Search"}
+PAST_CONTEXT = "the text goes past the {context:,} tokens this model was made for; expect it to lose the thread there"
+WEIGHTS = ("full", "stored", "int8", "int4")  # those of bundle.py, known here without PyTorch
 
 
 @app.command(epilog='Example: `clearhead generate smollm2 "The capital of France is" --max-new-tokens 20`')
@@ -60,10 +61,13 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text, printed as it comes; an encoder-decoder answers it."""
-    from clearhead.bundle import RecurrentModel
-
+    check_weights(weights)
+    if beams is None:
+        check_effect(sampling, n)
     if logprobs is not None and not as_json:
         raise ClearheadError("log-probabilities are shown with --json only")
+    from clearhead.bundle import RecurrentModel
+
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     loaded = load_model(model, dtype, device, weights, fast)
     asked = {"beams": beams, "length_penalty": length_penalty, "logprobs": logprobs}
@@ -90,6 +94,8 @@ def chat(
     fast: FastOption = None,
 ) -> None:
     """Talk to a model. /help lists what else can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
+    check_weights(weights)
+    check_effect(sampling)
     from clearhead.terminal import talk
 
     talk(load_model(model, dtype, device, weights, fast).chat(system), sampling)
@@ -123,7 +129,7 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog="Example: `clearhead demo`")
 def demo() -> None:
     """See it work: fetch SmolLM2, continue a sentence, show how the model is built. Under two minutes."""
     from clearhead.demo import run
@@ -132,6 +138,11 @@ def demo() -> None:
 
 
 # --- what they share
+
+
+def check_weights(name: str) -> None:
+    if name not in WEIGHTS:
+        raise unknown("weights", name, WEIGHTS)
 
 
 def load_model(
@@ -146,9 +157,12 @@ def load_model(
 def guesser(name: str, dtype: str | None, device: str | None) -> "Model | str":
     if name == "lookup":
         return name
-    if get_close_matches(name, ["lookup"]) and not Path(name).exists():
-        raise unknown("way to speculate", name, ["lookup"])
-    return load_model(name, dtype, device)
+    try:
+        return load_model(name, dtype, device)
+    except ClearheadError:
+        if get_close_matches(name, ["lookup"]):
+            raise unknown("way to speculate", name, ["lookup"]) from None
+        raise
 
 
 def print_stream(stream: "Stream") -> "Generation":
@@ -171,9 +185,6 @@ def print_texts(prompt: str, made: "list[Generation]", as_json: bool) -> None:
 
 def warn_of_context(made: "list[Generation]", context: int) -> None:
     if any(one.num_past_context for one in made):
-        say = f"the text goes past the {context:,} tokens this model was made for; expect it to lose the thread there"
+        tell("note", PAST_CONTEXT.format(context=context))
     elif any(one.stopped_by == "context" for one in made):
-        say = f"the text ends where the model does, at {context:,} tokens"
-    else:
-        return
-    errors.print(f"note: {say}", soft_wrap=True)
+        tell("note", f"the text ends where the model does, at {context:,} tokens")

@@ -19,6 +19,7 @@ from clearhead.cli.app import (
     loading_bar,
     print_json,
 )
+from clearhead.errors import ClearheadError
 
 
 @app.command(epilog="Example: `clearhead presets --json`")
@@ -98,6 +99,8 @@ def convert(
     from clearhead.bundle import check_format, load
 
     check_format(to)
+    if folder.is_file():
+        raise ClearheadError(f"{folder} is a file; give a folder to write")
     check_absent(folder, overwrite)
     with loading_bar(source) as progress:
         model = load(source, dtype=dtype, progress=progress)

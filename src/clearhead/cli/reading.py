@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, app, print_json
-from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
+from clearhead.cli.app import JsonOption, ModelArgument, app, print_json, tell
+from clearhead.cli.generate import PAST_CONTEXT, DeviceOption, DtypeOption, load_model
 from clearhead.errors import ClearheadError
 
 
@@ -42,6 +42,8 @@ def score(
         print_json({"perplexity": scored.perplexity, "bits_per_byte": bits_per_byte, "tokens": tokens})
     else:
         typer.echo(f"perplexity: {scored.perplexity:,.4f}\nbits per byte: {bits_per_byte:.4f}")
+    if len(scored.tokens) > loaded.config.context:
+        tell("note", PAST_CONTEXT.format(context=loaded.config.context))
 
 
 @app.command(epilog='Example: `clearhead embed minilm "A cat sat." "The dog ran." --json`')

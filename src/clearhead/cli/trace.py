@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, app, loading_bar, print_json
+from clearhead.cli.app import JsonOption, ModelArgument, OverwriteOption, app, check_absent, loading_bar, print_json
 
 
 @app.command(epilog='Example: `clearhead trace smollm2 "The cat sat on the mat" --lens --out page.html`')
@@ -25,6 +25,7 @@ def trace(
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16.")] = "float32",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, mps.")] = None,
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """See where a model looks: as a heatmap in the terminal, a page with every head, a picture, or numbers."""
@@ -39,6 +40,7 @@ def trace(
     chosen = Chosen(layer, head)
     if out is not None:
         output.check_path(out, chosen, lens)
+        check_absent(out, overwrite, "name")
     read = sys.stdin.read() if text == "-" else text
     with loading_bar(model) as progress:
         loaded = load(model, dtype=dtype, device=device, progress=progress)
@@ -60,6 +62,7 @@ def trace(
 @app.command(epilog="Example: `clearhead book --out book.html`")
 def book(
     out: Annotated[Path | None, typer.Option(help="An .html file to write; nothing: print it here.")] = None,
+    overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Work out attention, masks, positions and the cache on small numbers, computed as you watch."""
@@ -70,6 +73,7 @@ def book(
 
     if out is not None:
         check_output(out, [".html"])
+        check_absent(out, overwrite, "name")
         out.write_text(book_page(), encoding="utf-8")
     if as_json:
         print_json(book_data())

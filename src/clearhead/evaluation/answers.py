@@ -109,6 +109,8 @@ def pairs(
     made = answers(model, list(wanted), beams, max_new_tokens, progress)
     judged = [nearest(answer, targets, unit) for answer, targets in zip(made, wanted.values(), strict=True)]
     edits, lengths = [num for num, _ in judged], [length for _, length in judged]
+    if not any(lengths):
+        raise ClearheadError("there is no target, or all are empty: nothing to compare answers with")
     measures = (measure("exact_match", [num == 0 for num in edits]), rate(f"{unit}_error_rate", edits, lengths))
     return Result("pairs", len(wanted), measures, {"beams": beams, "unit": unit})
 

@@ -75,7 +75,7 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness carries no types
             for start in range(0, len(numbers), BATCH_SIZE):
                 batch = numbers[start : start + BATCH_SIZE]
                 prompts = [self.prompt(requests[number].args[0], options["max_new_tokens"]) for number in batch]
-                made = self.model.generate_many(prompts, seed=0, **options)
+                made = self.model.generate_many(prompts, **options)
                 texts |= {number: one.text for number, one in zip(batch, made, strict=True)}
         return [texts[number] for number in range(len(requests))]
 
@@ -96,4 +96,4 @@ def generation_options(asked: Mapping[str, Any]) -> dict[str, Any]:
     chosen = {name: given.pop(name) for name in SAME_NAME if name in given}
     if given:
         raise ClearheadError(f"a task asks for {', '.join(given)}, which has no equal here")
-    return options | ({"temperature": 1.0} | chosen if samples else {})
+    return options | ({"temperature": 1.0, "seed": 0} | chosen if samples else {})

@@ -44,6 +44,8 @@ def perplexity(
     counts = [len(request.continuation) for request in requests]
     nats = rate("nats_per_token", [-one.logprob for one in found], counts)
     num_bytes = len(text.encode()) - bytes_unscored(ids, spans, tokenizer)
+    if num_bytes == 0:
+        raise ClearheadError("nothing of this text is scored: all after its first token are special tokens")
     tokens_per_byte = sum(counts) / num_bytes
     bits = Measure(
         "bits_per_byte",

@@ -4,9 +4,12 @@ Result("piqa", 100, (measure("accuracy", [True] * 68 + [False] * 32),), {})   # 
 """
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from clearhead.errors import unknown
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total), many times."""
@@ -28,7 +31,10 @@ class Result:
 
     def __getitem__(self, name: str) -> float:
         """The value of the measure `name`."""
-        return next(measure.value for measure in self.measures if measure.name == name)
+        values = {measure.name: measure.value for measure in self.measures}
+        if name not in values:
+            raise unknown(f"measure of {self.task}:", name, values)
+        return values[name]
 
     def as_dict(self) -> dict[str, Any]:
         measures = {one.name: {"value": one.value, "standard_error": one.standard_error} for one in self.measures}
@@ -53,7 +59,12 @@ def rate(name: str, sums: Sequence[float], counts: Sequence[float]) -> Measure:
     return Measure(name, value, math.sqrt(squares / (num * (num - 1))) * num / math.fsum(counts))
 
 
+def exponent(x: float) -> float:
+    """e^x, infinite where no float holds it."""
+    return math.exp(x) if x < math.log(sys.float_info.max) else math.inf
+
+
 def exponential(name: str, of: Measure) -> Measure:
     """exp(x); its standard error to first order is exp(x) times that of x."""
-    value = math.exp(of.value)
+    value = exponent(of.value)
     return Measure(name, value, None if of.standard_error is None else value * of.standard_error)

@@ -60,6 +60,19 @@ class SamplingOptions:
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
 
+def check_effect(options: Mapping[str, Any], n: int = 1) -> None:
+    """Unless a temperature is given nothing is drawn: a setting that is about drawing is refused then."""
+    if options.get("temperature") is not None:
+        return
+    idle = next((name for name in DRAWING if options.get(name) is not None), None)
+    if idle is not None:
+        raise ClearheadError(
+            f"{idle} has no effect at temperature 0, which takes the likeliest token; temperature 1 draws"
+        )
+    if n > 1:
+        raise ClearheadError(f"n is {n}, but at temperature 0 all texts would be the same; temperature 1 draws")
+
+
 def is_whole(value: object, least: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
 
@@ -87,6 +100,7 @@ RULES: dict[str, tuple[Callable[[object], bool], str]] = {
     "seed": (lambda value: is_whole(value, least=-(2**63)), "a whole number of 64 bits"),
     "logprobs": (is_whole, "a whole number, 0 or more"),
 }
+DRAWING = ("top_k", "top_p", "min_p", "seed")
 OPTIONAL = {field.name for field in fields(SamplingOptions) if field.default is None}
 
 

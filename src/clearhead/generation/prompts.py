@@ -6,6 +6,7 @@ On an accelerator the network does not look at values, so what is wrong with a p
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
@@ -24,7 +25,7 @@ Prompt = str | Sequence[int]
 
 def token_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     if isinstance(prompt, str):
-        return needed(tokenizer).encode(prompt)
+        return encoded(prompt, needed(tokenizer))
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
         raise ClearheadError(f"the prompt is {prompt!r}; it must be a text or a list of token ids")
     try:
@@ -33,6 +34,19 @@ def token_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
         raise ClearheadError(
             f"the prompt {prompt!s:.60} is neither a text nor a list of token ids; generate_many takes several"
         ) from None
+
+
+def encoded(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Its ids; characters that no token stands for are named, since the model does not see which they are."""
+    ids, unknown = tokenizer.encode(text), tokenizer.unknown_id
+    if unknown in ids:
+        lost = [one for one in dict.fromkeys(text) if unknown in tokenizer.encode(one, add_special_tokens=False)]
+        if lost and tokenizer.special_ids.issuperset(ids):
+            raise ClearheadError(f"this model has no token for any character of {text[:40]!r}")
+        if lost:
+            named = ", ".join(map(repr, lost[:8])) + ", …" * (len(lost) > 8)
+            warnings.warn(f"this model has no token for {named}, and reads an unknown one in its place", stacklevel=2)
+    return ids
 
 
 def needed(tokenizer: Tokenizer | None) -> Tokenizer:
@@ -44,7 +58,7 @@ def needed(tokenizer: Tokenizer | None) -> Tokenizer:
 def check_tokens(ids: Sequence[int], stack: Stack, num_before: int = 0) -> None:
     """That a stack can read them after `num_before` others."""
     if not ids:
-        raise ClearheadError("the prompt is empty; it takes at least one token")
+        raise ClearheadError("the text is empty; it takes at least one token")
     vocab_size, positions = stack.embedding.vocab_size, stack.embedding.positions
     wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
     if wrong is not None:

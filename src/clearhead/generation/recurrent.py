@@ -22,6 +22,8 @@ def translate(
     max_new_tokens: int,
 ) -> list[list[int]]:
     """The tokens of each answer, its stop token included."""
+    if not sources:
+        return []
     if not all(sources):
         raise ClearheadError("the prompt is empty; it takes at least one token")
     tokens, mask = pad_right(sources, network.head.weight.device)

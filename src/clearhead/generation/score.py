@@ -5,7 +5,6 @@
 The first token has none: nothing stands before it.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,13 +24,14 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(-sum(self.logprobs) / len(self.logprobs))
+        """Infinite where no number holds it."""
+        return torch.tensor(self.logprobs, dtype=torch.float64).mean().neg().exp().item()
 
 
 @torch.inference_mode()
 def score(network: Transformer, ids: Sequence[int], chunk: int = CHUNK) -> Score:
     if len(ids) < 2:
-        raise ClearheadError(f"a text of {len(ids)} tokens cannot be scored; it takes two or more")
+        raise ClearheadError("a text of fewer than two tokens cannot be scored: the first has nothing before it")
     tokens = torch.tensor([list(ids)], device=network.device)
     cache = KeyValueCache(network.config)
     logprobs: list[float] = []

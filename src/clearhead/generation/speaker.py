@@ -14,7 +14,7 @@ from clearhead.errors import ClearheadError, unknown
 from clearhead.generation.beam import Beam, BeamOptions, beam_search
 from clearhead.generation.decode import Row, check, decode
 from clearhead.generation.graph import decode_in_graph, fits
-from clearhead.generation.options import SamplingOptions, check_count
+from clearhead.generation.options import SamplingOptions, check_count, check_effect
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, needed, read_sources, token_ids
 from clearhead.generation.result import Generation, Stream
 from clearhead.generation.speculative import Speculation, check_speculation, decode_speculatively, drafter_for
@@ -95,6 +95,7 @@ class Speaker:
         check_names(options, SAMPLING, BEAMS, "without beams")
         check_count("n", n)
         asked = SamplingOptions(**options).seeded()
+        check_effect(options, n)
         if asked.stop:
             needed(self.tokenizer)  # a stop string is found in the text
         asked = replace(asked, stop_ids=(*asked.stop_ids, *self.stop_ids))
@@ -105,6 +106,8 @@ class Speaker:
         config, ids = self.network.config, token_ids(prompt, self.tokenizer)
         if config.decoder is None:
             raise ClearheadError("this model is an encoder alone: it embeds texts, and does not generate any")
+        if config.head is None:
+            raise ClearheadError("this model has no head: it embeds texts, and does not generate any")
         if config.encoder is None:
             return Row(ids, options)
         check_tokens(ids, config.encoder)

@@ -65,7 +65,8 @@ def _learn(
         library.train_from_iterator(texts, trainer)
     if library.get_vocab_size() > vocab_size:
         raise ClearheadError(
-            f"vocab_size is {vocab_size}; single characters and special tokens alone are {library.get_vocab_size()}"
+            f"vocab_size is {vocab_size}; it must be {library.get_vocab_size()} or more, "
+            "to hold the single characters and special tokens"
         )
     if kind == "wordpiece":  # a text as BERT reads it
         frame(library, special.bos, special.eos)
