@@ -43,6 +43,18 @@ def test_products(shape, rows):
         assert error < {"float32": 1e-6, "bfloat16": 4e-3}.get(name, 1e-2), name
 
 
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_packed_products_only_round_x(bits, rows):
+    """To eight bits under a scale for each group of 32; with x so rounded, the product is exact."""
+    packed, x = pack(torch.randn(200, 576) * 0.05, bits), torch.randn(rows, 576)
+    x[:, 5] *= 40
+    groups = x.double().view(rows, -1, 32)
+    scales = groups.abs().amax(dim=-1, keepdim=True) / 127
+    expected = ((groups / scales).round() * scales).view(rows, -1) @ packed.unpack().double().T
+    assert (cpu.apply(x, packed) - expected).norm() / expected.norm() < 1e-6
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere the plain loops are all there is")
 def test_the_plain_loops_are_the_vectors(tmp_path, monkeypatch):
     x, weight = torch.randn(20, 130), torch.randn(67, 130)
