@@ -305,9 +305,11 @@ def test_a_full_context_ends_the_text():
 def test_memory_is_unfolded_once_and_copied_only_when_rows_change(monkeypatch):
     network = toy(translator())
     remembered, copied = [], []
-    remember, select = Attention.remember, Memory.select
+    keys_and_values, select = Attention.keys_and_values, Memory.select
     across = [block.cross_attention for block in network.decoder.layers]
-    monkeypatch.setattr(Attention, "remember", lambda self, *given: remembered.append(self) or remember(self, *given))
+    monkeypatch.setattr(
+        Attention, "keys_and_values", lambda self, *given: remembered.append(self) or keys_and_values(self, *given)
+    )
     monkeypatch.setattr(Memory, "select", lambda self, rows: copied.append(rows.tolist()) or select(self, rows))
     memory = memory_of(network, [[3, 4, 5], [6, 7]])
     beam_search(network, [[1], [1]], BeamOptions(num_beams=3, max_new_tokens=8), memory)

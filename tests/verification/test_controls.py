@@ -164,7 +164,7 @@ def believes_every_guess(original):
 
 
 def turns_too_far(original):
-    return lambda self, number, layers, positions: original(self, number, layers, 2 * positions)
+    return lambda rope, positions, *rest: original(rope, 2 * positions, *rest)
 
 
 def looks_past_its_window(original):
@@ -221,7 +221,7 @@ CONTROLS = [
     ("greedy, batched == single", Control(wrapped(KeyValueCache, "select", mixes_rows), GREEDY)),
     ("greedy, batched == single", Control(wrapped(decode, "run", masks_nothing), GREEDY, "bloom")),
     ("speculative == greedy", Control(wrapped(speculative, "verify", believes_every_guess), GREEDY)),
-    (KERNELS, Control(wrapped(plan.Plan, "turn", turns_too_far), CACHED)),
+    (KERNELS, Control(wrapped(plan, "rotation_for", turns_too_far), CACHED)),
     (KERNELS, Control(wrapped(plan, "make_mask", looks_past_its_window), SLIDING, "mistral")),
     (KERNELS, Control(wrapped(plan, "memory_mask", masks_no_source), CACHED, "bart")),
     ("8-bit weights ~ full", Control(wrapped(modules, "pack", mistakes_the_zero_point), CACHED)),
