@@ -24,7 +24,7 @@ from clearhead.families import preset
 from clearhead.fast import cuda
 from clearhead.fast.modules import PackedMatrix, is_packed, pack_network
 from clearhead.fast.stack import accelerate, why_not
-from clearhead.generation.options import check_count
+from clearhead.generation.options import SamplingOptions
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, pad_right, token_ids
 from clearhead.generation.recurrent import translate
 from clearhead.generation.result import Generation, Stream
@@ -195,7 +195,7 @@ class RecurrentModel(Model):
     ) -> list[Generation]:
         """The likeliest token at each step; there is nothing else to choose."""
         check_prompts(prompts)
-        check_count("max_new_tokens", max_new_tokens)
+        SamplingOptions(max_new_tokens=max_new_tokens)  # refuses what is no such number
         greedy = n == 1 and all(options[name] in (None, 0) for name in options)
         if not greedy or options.keys() - {"temperature", "beams", "speculate"}:
             raise ClearheadError("a recurrent network takes its likeliest token; give it max_new_tokens alone")

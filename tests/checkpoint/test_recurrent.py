@@ -99,6 +99,7 @@ def test_what_only_a_transformer_does_is_refused(folder):
 def test_bad_prompts_are_refused(folder):
     model = clearhead.load(folder)
     assert model.generate_many([]) == []
+    assert model.generate_many([[3]], max_new_tokens=0)[0].tokens == []
     for call, sentence in (
         (lambda: model.generate_many([[3], []]), "empty"),
         (lambda: model.generate_many("abc"), "give a list of them"),
