@@ -5,6 +5,8 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
+from torch.nn.functional import nll_loss
 
 from clearhead.cost import calibrate, gpu_rates, packed_rates
 from clearhead.cost.calibration import (
@@ -21,7 +23,7 @@ from clearhead.cost.clock import measured
 from clearhead.cost.counter import Counter, Kernel
 from clearhead.cost.curves import curves, draw
 from clearhead.cost.devices import device
-from clearhead.cost.host import longer_seconds, toy
+from clearhead.cost.host import UNUSUAL, longer_seconds, plain_toy, told_apart, toy
 from clearhead.cost.layout import lay_out
 from clearhead.cost.measure import Comparison, compare
 from clearhead.cost.memory import cache_bytes, footprint, weight_bytes
@@ -32,6 +34,7 @@ from clearhead.cost.report import table_rows
 from clearhead.cost.running import build, in_graph
 from clearhead.cost.tables import print_comparisons
 from clearhead.errors import ClearheadError
+from clearhead.families import preset
 from tests.cost.cases import CASES
 from tests.cost.test_operations import workload_of
 
@@ -146,8 +149,44 @@ def test_some_kernels_keep_the_host_longer():
     assert slow.seconds(run, "float32", "decode") == pytest.approx(3 * 2e-6 + 80e-6)
 
 
+def test_two_toys_tell_launches_from_views():
+    """8.5 us for an operation and 18 more for a launch, as on an H200; a third network follows from the two."""
+    each, launch = 8.5e-6, 18e-6
+    counted = [(1068, 555), (554, 177)]
+    found = told_apart(*((*count, count[0] * each + count[1] * launch) for count in counted))
+    assert found == pytest.approx({"each": each, "launch": launch})
+    run = Counter()
+    run.kernels = [Kernel("mul", 8, num_dispatches=2), Kernel("mul", 8, num_dispatches=3)]
+    run.num_dispatches = 4
+    slow = replace(GPU, host_seconds={"decode": found})
+    assert slow.seconds(run, "float32", "decode") == pytest.approx(4 * each + 2 * launch)
+
+
+@pytest.mark.parametrize("other", [(500, 250, 9e-3), (1000, 100, 30e-3)])  # the same mixture; fewer kernels take longer
+def test_where_they_cannot_be_told_apart_operations_bear_it_all(other):
+    found = told_apart((1000, 500, 20e-3), other)
+    assert found == pytest.approx({"each": (20e-3 + other[2]) / (1000 + other[0]), "launch": 0.0})
+
+
+def test_the_toys_of_the_host_mix_launches_and_views_differently():
+    runs = [lay_out(workload_of(config, "decode", 8, device_type="cuda")) for config in (toy(UNUSUAL), plain_toy())]
+    assert not any(run.in_graph for run in runs)
+    shares = [len(run.kernels) / run.num_dispatches for run in runs]
+    assert shares[0] > 1.5 * shares[1]
+
+
+def test_a_loss_reads_one_number_of_each_row():
+    """And its backward none: 2 rows of 1,000 numbers, of which it writes all."""
+    logits = torch.randn(2, 1000, requires_grad=True)
+    with Counter() as counter:
+        nll_loss(logits, torch.zeros(2, dtype=torch.int64), reduction="sum").backward()
+    moved = {kernel.name: kernel.num_bytes for kernel in counter.kernels}
+    assert moved["nll_loss_forward"] == 2 * 8 + 2 * 4 + 2 * 4  # targets, numbers, the loss and the sum of weights
+    assert moved["nll_loss_backward"] == 4 + 2 * 8 + 4 + 2 * 1000 * 4
+
+
 def test_awkward_places_slow_a_gpu_down():
-    slow = replace(GPU, uneven={"float32": {"n": 1e10}}, scattered_per_second=1e6, passes={"mean": 1e3})
+    slow = replace(GPU, uneven={"float32": {"n": 1e10}}, scattered_per_second=1e6, passes={"mean": [Rate((8,), 1e3)]})
     product = Kernel("mm", 0, 2 * 1024**3, shape=(1, 1024, 1024, 1024))
     assert slow.kernel_time(product, "float32") == pytest.approx(2 * 1024**3 / 1e11, rel=1e-3)
     assert slow.kernel_time(replace(product, uneven="kn"), "float32") == pytest.approx(2 * 1024**3 / 1e10, rel=1e-3)
@@ -155,6 +194,8 @@ def test_awkward_places_slow_a_gpu_down():
     assert slow.kernel_time(one_row, "float32") == pytest.approx(2 * 1024**2 / 1e9)
     assert slow.kernel_time(Kernel("mul", 8, num_scattered=1000), "float32") == pytest.approx(1e-3)
     assert slow.kernel_time(Kernel("mean", 1000), "float32") == pytest.approx(1)
+    wide = replace(slow, passes={"sum": [Rate((8,), 1e3), Rate((32,), 4e3)]})
+    assert wide.kernel_time(Kernel("sum", 1000, width=16), "float32") == pytest.approx(0.5)
 
 
 def test_kernels_of_a_decoded_token_have_rates_of_their_own():
@@ -165,9 +206,10 @@ def test_kernels_of_a_decoded_token_have_rates_of_their_own():
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_the_graph_of_a_decoded_token_is_laid_out(batch):
+@pytest.mark.parametrize("config", [toy(), preset("gpt2")], ids=["toy", "gpt2"])
+def test_the_graph_of_a_decoded_token_is_laid_out(config, batch):
     """Every matrix read once and multiplied once, as the formulas say; the cache is as long as the context."""
-    workload = workload_of(toy(), "decode", 24, batch=batch, device_type="cuda")
+    workload = workload_of(config, "decode", 24, batch=batch, device_type="cuda")
     assert in_graph(workload)
     run = lay_out(workload)
     names = [kernel.name for kernel in run.kernels]
@@ -182,7 +224,7 @@ def test_the_graph_of_a_decoded_token_is_laid_out(batch):
 
 
 def test_other_models_decode_without_a_graph():
-    assert not in_graph(workload_of(CASES["gpt2"], "decode", 24, device_type="cuda"))
+    assert not in_graph(workload_of(preset("gpt3-125m"), "decode", 24, device_type="cuda"))
     assert not in_graph(workload_of(CASES["llama-3.1-8b"], "decode", 24))
 
 
@@ -234,12 +276,15 @@ def test_what_only_a_gpu_is_asked(monkeypatch):
     """The same code on the CPU, where it says nothing about a GPU but runs."""
     monkeypatch.setattr(gpu_rates, "HEAD_SIZES", (16, 33, 32))
     monkeypatch.setattr(gpu_rates, "HEADS_SHAPE", (2, 8, 4, 32))
+    monkeypatch.setattr(gpu_rates, "NUM_ROWS", 8)
     monkeypatch.setattr("clearhead.cost.clock.POINT_SECONDS", {"cpu": 0.001})
     assert set(gpu_rates.measure_uneven("cpu", "float32")) == set("mnk")
     assert gpu_rates.measure_scattered("cpu") > 0
     names = {kernel.name for kernel in lay_out(workload_of(CASES["gpt2"], "train", 8)).kernels}
     names |= {kernel.name for kernel in lay_out(workload_of(toy(), "train", 8)).kernels}
-    assert set(gpu_rates.measure_passes("cpu")) <= names
+    passes = gpu_rates.measure_passes("cpu")
+    assert set(passes) <= names
+    assert [rate.shape for rate in passes["sum"]] == [(width,) for width in gpu_rates.WIDTHS]
     for num_queries in (1, 8):
         assert set(longer_seconds("cpu", num_queries)) == {"mm", "addmm", "attention"}
 

@@ -1,4 +1,4 @@
-"""The CUDA graph against the plain loop, on a GPU; what it refuses, anywhere."""
+"""The CUDA graph against the plain loop, on a GPU; its step by Triton's interpreter and what it refuses, anywhere."""
 
 from dataclasses import replace
 
@@ -12,13 +12,16 @@ from clearhead.fast.modules import pack_network
 from clearhead.fast.support import merge
 from clearhead.generation import graph
 from clearhead.generation.decode import Row, decode
-from clearhead.generation.graph import decode_in_graph, fits
+from clearhead.generation.graph import decode_in_graph, fits, is_plain
 from clearhead.generation.options import SamplingOptions
+from clearhead.model.parts import LayerNorm, LearnedPositions, SinusoidalPositions
 from clearhead.model.transformer import Transformer
 from tests.book.shrink import shrink
-from tests.model.toys import VOCAB, redraw
+from tests.model.toys import CONTEXT, VOCAB, redraw
 
 gpu = pytest.mark.gpu
+ANY_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOYS = ("llama-3.2-1b", "gpt2", "opt", "bare")
 
 
 def network_of(name, device="cpu", **changes):
@@ -26,6 +29,26 @@ def network_of(name, device="cpu", **changes):
     network = Transformer(with_attention(shrink(preset(name)), **changes))
     redraw(network)
     return network.to(device).eval()
+
+
+def toy(name, device="cpu"):
+    """Two layers of a preset, of OPT, or without whatever may be left out."""
+    config = with_attention(shrink(preset("gpt2" if name in ("opt", "bare") else name)), head_width=16)
+    stack = config.decoder
+    if name == "opt":
+        positions = LearnedPositions(num_positions=CONTEXT, offset=2)
+        stack = changed(stack, positions, stack.layers[0].norm, stack.final_norm, "relu")
+    if name == "bare":
+        stack = changed(stack, SinusoidalPositions(), LayerNorm(epsilon=1e-5, bias=False), None, "gelu")
+    network = Transformer(replace(config, decoder=replace(stack, layers=stack.layers[:2])))
+    redraw(network)
+    return network.to(device).eval()
+
+
+def changed(stack, positions, norm, final_norm, activation):
+    feed_forward = replace(stack.layers[0].feed_forward, activation=activation)
+    layers = tuple(replace(layer, norm=norm, feed_forward=feed_forward) for layer in stack.layers)
+    return replace(stack, embedding=replace(stack.embedding, positions=positions), layers=layers, final_norm=final_norm)
 
 
 def with_attention(config, **changes):
@@ -40,11 +63,65 @@ def run(loop, network, prompts, options):
     return [row.tokens for row in rows]
 
 
+class Step:
+    """A decoder's logits, one advance after the other and without a graph."""
+
+    def __init__(self, network, prompts):
+        self.decoder = GraphDecoder(network, len(prompts), CONTEXT + 4, self.choose)
+        if network.device.type == "cpu":  # one span of the cache: the interpreter runs programs one by one
+            states, arrivals = self.decoder.workspace
+            self.decoder.workspace = states[:, :1].contiguous(), arrivals
+        self.texts = [list(prompt) for prompt in prompts]
+        self.decoder.token.copy_(self.decoder.read(prompts).argmax(-1))
+
+    def choose(self, logits, steps):
+        self.logits = logits
+        return logits.argmax(-1)
+
+    def advance(self):
+        self.texts = [[*text, token] for text, token in zip(self.texts, self.decoder.token.tolist(), strict=True)]
+        self.decoder.advance()
+        return self.logits
+
+    def error(self):
+        """Beside the network's own, relative."""
+        expected = self.decoder.network(torch.tensor(self.texts, device=self.logits.device))[:, -1]
+        return (self.logits - expected).norm() / expected.norm()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(("bits", "num_rows"), [(None, 1), (None, 3), ("int8", 1), ("int4", 3)])
+@pytest.mark.parametrize("name", TOYS)
+@torch.no_grad()
+def test_a_step_gives_the_logits_of_the_network(name, bits, num_rows):
+    """Packed, x may be rounded to eight bits on one side alone."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    network = toy(name, ANY_DEVICE)
+    assert why_not(network) is None
+    if bits is not None:
+        pack_network(network, bits)
+    step = Step(network, [[row, 1, 2, 3] for row in range(num_rows)])
+    step.advance()
+    assert step.error() < (1e-4 if bits is None else 0.04)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@torch.no_grad()
+def test_a_table_of_positions_is_not_read_beyond_its_end():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    step = Step(toy("opt", ANY_DEVICE), [[number % VOCAB for number in range(CONTEXT - 1)]])
+    step.advance()
+    assert step.error() < 1e-4
+    assert step.advance().isfinite().all()
+    assert step.decoder.position.tolist() == [CONTEXT + 1]
+
+
 @gpu
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("num_rows", [1, 3])
-def test_the_graph_makes_the_tokens_of_the_loop(num_rows, temperature):
-    network = network_of("llama-3.2-1b", "cuda", head_width=16)
+@pytest.mark.parametrize("name", TOYS)
+def test_the_graph_makes_the_tokens_of_the_loop(name, num_rows, temperature):
+    network = toy(name, "cuda")
     prompts = [[number % VOCAB for number in range(1 + row, 9 + 2 * row)] for row in range(num_rows)]
     options = [
         SamplingOptions(max_new_tokens=20 + row, temperature=temperature, top_p=0.95, seed=row)
@@ -55,27 +132,35 @@ def test_the_graph_makes_the_tokens_of_the_loop(num_rows, temperature):
 
 
 @gpu
+@pytest.mark.parametrize("lengths", [[10], [CONTEXT], [10, CONTEXT - 2, CONTEXT]])
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_rows_end_with_the_table_of_positions(name, lengths):
+    network = toy(name, "cuda")
+    prompts = [[number % VOCAB for number in range(length)] for length in lengths]
+    options = [SamplingOptions(max_new_tokens=1000)] * len(lengths)
+    made = run(decode_in_graph, network, prompts, options)
+    assert made == run(decode, network, prompts, options)
+    assert [len(tokens) for tokens in made] == [CONTEXT - length + 1 for length in lengths]
+
+
+@gpu
 @pytest.mark.parametrize("num_rows", [1, 3, 20])  # by_kernels, by_kernels, by_products
 @pytest.mark.parametrize("bits", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2", "opt"])
 @torch.no_grad()
-def test_packed_weights_give_the_logits_of_the_network(bits, num_rows):
+def test_packed_weights_give_the_logits_of_the_network(name, bits, num_rows):
     """But for x, which the kernels round to eight bits."""
-    network = pack_network(network_of("llama-3.2-1b", "cuda", head_width=16), bits)
     prompts = [[row, 1, 2, 3] for row in range(num_rows)]
-    seen = []
-    decoder = GraphDecoder(network, num_rows, 16, lambda logits, steps: (seen.append(logits), logits.argmax(-1))[1])
-    decoder.token.copy_(decoder.read(prompts).argmax(-1))
-    following = [[*prompt, token] for prompt, token in zip(prompts, decoder.token.tolist(), strict=True)]
-    decoder.advance()
-    expected = network(torch.tensor(following, device="cuda"))[:, -1]
-    error = (seen[-1] - expected).norm() / expected.norm()
-    assert error < (0.04 if num_rows <= decoder.most_rows else 1e-4)  # PyTorch's products round nothing
-    step = seen[-1]
-    decoder.start(decoder.read(prompts).argmax(-1))  # the same step, captured
-    assert decoder.next().tolist() == step.argmax(-1).tolist()
+    step = Step(pack_network(toy(name, "cuda"), bits), prompts)
+    chosen = step.advance().argmax(-1).tolist()
+    assert step.error() < (0.04 if num_rows <= step.decoder.most_rows else 1e-4)  # PyTorch's products round nothing
+    step.decoder.start(step.decoder.read(prompts).argmax(-1))  # the same step, captured
+    assert step.decoder.next().tolist() == chosen
 
 
-@pytest.mark.parametrize("name", ["deepseek-v3", "mistral-7b", "qwen3-8b", "t5-small", "gpt2", "bloom-7b1"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3", "mistral-7b", "qwen3-8b", "t5-small", "gpt1", "gpt3-125m", "bloom-7b1", "palm-8b"]
+)
 def test_other_models_are_left_to_the_loop(name):
     network = network_of(name)
     assert why_not(network)
@@ -84,7 +169,7 @@ def test_other_models_are_left_to_the_loop(name):
 
 
 def test_without_a_gpu_the_loop_is_used():
-    assert not fits(network_of("llama-3.2-1b", head_width=16), [Row([1], SamplingOptions())])
+    assert not fits(toy("llama-3.2-1b"), [Row([1], SamplingOptions())])
 
 
 @pytest.mark.parametrize(
@@ -99,15 +184,15 @@ def test_heads_beyond_a_tile_are_left_to_the_loop(change, sentence):
 
 
 def test_altered_networks_are_left_to_the_loop():
-    assert "float64" in why_not(network_of("llama-3.2-1b", head_width=16).double())
-    mixed = network_of("llama-3.2-1b", head_width=16)
+    assert "float64" in why_not(toy("llama-3.2-1b").double())
+    mixed = toy("llama-3.2-1b")
     mixed.decoder.layers[1].bfloat16()
     assert "several precisions" in why_not(mixed)
-    hooked = network_of("llama-3.2-1b", head_width=16)
+    hooked = toy("llama-3.2-1b")
     hooked.decoder.final_norm.register_forward_hook(lambda *given: None)
     assert "hooked into" in why_not(hooked)
-    assert why_not(pack_network(network_of("llama-3.2-1b", head_width=16), "int8")) is None
-    network = network_of("llama-3.2-1b", head_width=16)
+    assert why_not(pack_network(toy("llama-3.2-1b"), "int8")) is None
+    network = toy("llama-3.2-1b")
     network.decoder.layers[0].register_forward_hook(lambda *given: None)
     assert "hooked into" in why_not(network)
 
@@ -123,8 +208,38 @@ def test_a_row_that_is_done_has_room_until_the_last_one_is(monkeypatch):
     monkeypatch.setattr(graph, "GraphDecoder", refuse)
     rows = [Row([1] * 50, SamplingOptions(max_new_tokens=1)), Row([1], SamplingOptions(max_new_tokens=40))]
     with pytest.raises(ClearheadError, match="no GPU here"):
-        next(decode_in_graph(network_of("llama-3.2-1b", head_width=16), rows))
+        next(decode_in_graph(toy("llama-3.2-1b"), rows))
     assert asked == [50 + 40 + 2]
+
+
+def test_no_room_is_made_beyond_a_table_of_positions(monkeypatch):
+    asked = []
+
+    def refuse(network, batch, capacity, choose):
+        asked.append(capacity)
+        raise ClearheadError("no GPU here")
+
+    monkeypatch.setattr(graph, "GraphDecoder", refuse)
+    rows = [Row([1] * length, SamplingOptions(max_new_tokens=1000)) for length in (20, CONTEXT)]
+    with pytest.raises(ClearheadError, match="no GPU here"):
+        next(decode_in_graph(toy("gpt2"), rows))
+    assert asked == [CONTEXT + (CONTEXT - 20 + 1) + 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"temperature": 0.5, "top_p": 0.9, "seed": 1, "logit_bias": {3: 1.0}, "min_new_tokens": 2}, True),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"frequency_penalty": -0.1}, False),
+        ({"logprobs": 0}, False),
+    ],
+)
+def test_what_looks_back_is_left_to_the_loop(options, plain):
+    row = Row([1], SamplingOptions(**options))
+    assert is_plain(row) == plain
+    assert not is_plain(replace(row, earlier=[1]))
 
 
 class Counting:
@@ -161,14 +276,14 @@ def test_two_tokens_are_in_flight(monkeypatch):
     monkeypatch.setattr(graph, "GraphDecoder", Counting)
     monkeypatch.setattr(graph, "Mailbox", Copied)
     rows = [Row([1, 2], SamplingOptions(max_new_tokens=4)), Row([3], SamplingOptions(max_new_tokens=2))]
-    for number, _ in enumerate(decode_in_graph(network_of("llama-3.2-1b", head_width=16), rows)):
+    for number, _ in enumerate(decode_in_graph(toy("llama-3.2-1b"), rows)):
         assert Counting.asked == number + 2
     assert [row.tokens for row in rows] == [[0, 1, 2, 3], [10, 11]]
 
 
 @pytest.mark.parametrize("bits", [None, "int8"])
 def test_matrices_are_merged_once(bits):
-    network = network_of("llama-3.2-1b", head_width=16)
+    network = toy("llama-3.2-1b")
     if bits is not None:
         pack_network(network, bits)
     attention = network.decoder.layers[0].attention

@@ -30,14 +30,17 @@ def draw(*shape):
     return torch.randn(*shape, device=DEVICE)
 
 
-def multiply(x, weight, *, norm=None, bias=None, residual=None, gated=False, activation="", unit=False):
+def multiply(
+    x, weight, *, kind="rms", norm=None, shift=None, bias=None, residual=None, gated=False, activation="", unit=False
+):
     """As launch.multiply, in small tiles."""
     num_rows = weight.shape[0] // 2 if gated else weight.shape[0]
     y = torch.empty(num_rows, device=DEVICE)
-    ends = *(x if part is None else part for part in (norm, bias, residual)), num_rows, 1e-5
+    ends = *(x if part is None else part for part in (norm, shift, bias, residual)), num_rows, 1e-5
     about = {
-        "K": weight.shape[1], "NORM": norm is not None, "UNIT_OFFSET": unit, "GATED": gated, "ACTIVATION": activation,
-        "BIAS": bias is not None, "RESIDUAL": residual is not None, "BLOCK_N": 4, "PDL": False,
+        "K": weight.shape[1], "NORM": "" if norm is None else kind, "UNIT_OFFSET": unit, "NORM_BIAS": shift is not None,
+        "GATED": gated, "ACTIVATION": activation, "BIAS": bias is not None, "RESIDUAL": residual is not None,
+        "BLOCK_N": 4, "PDL": False,
     }  # fmt: skip
     grid = (-(-num_rows // 4),)
     if isinstance(weight, Packed):
@@ -65,9 +68,33 @@ def test_a_norm_stored_as_its_distance_from_one():
     torch.testing.assert_close(multiply(x, weight, norm=norm, unit=True), expected)
 
 
+@pytest.mark.parametrize("columns", [32, 70, 1100])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_product_with_layer_norm(columns, biased):
+    x, weight, norm, residual = draw(columns), draw(10, columns), draw(columns), draw(10)
+    shift = draw(columns) if biased else None
+    expected = residual + weight @ functional.layer_norm(x, (columns,), norm, shift)
+    found = multiply(x, weight, kind="layer", norm=norm, shift=shift, residual=residual)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [None, "int8", "int4"])
+def test_layer_norm_of_a_small_deviation_from_a_large_mean(kind):
+    """Around 3000, Σx² in float32 cannot tell a deviation of 1 from 0, nor can x in eight bits."""
+    x, norm, shift = 3000 + draw(96), draw(96), draw(96)
+    weight = draw(10, 96) if kind is None else packed_weight(kind, 10, 96)
+    exact = functional.layer_norm(x.double(), (96,), norm.double(), shift.double())
+    expected = (weight if kind is None else weight.unpack()).double() @ (
+        exact if kind is None else in_eight_bits(exact)
+    )
+    found = multiply(x, weight, kind="layer", norm=norm, shift=shift)
+    assert (found - expected).norm() < (1e-3 if kind is None else 1e-2) * expected.norm()
+
+
 @pytest.mark.parametrize(
     ("name", "function"),
     [
+        ("gelu", functional.gelu),
         ("silu", functional.silu),
         ("relu", functional.relu),
         ("gelu_tanh", lambda x: functional.gelu(x, approximate="tanh")),
@@ -103,6 +130,17 @@ def test_weights_in_few_bits(kind, columns):
     mean_square = x.square().mean() + 1e-5
     expected = residual + weight.unpack() @ in_eight_bits(x * norm) / mean_square.sqrt()
     torch.testing.assert_close(multiply(x, weight, norm=norm, residual=residual), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0"])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("columns", [64, 96, 320])
+def test_layer_norm_and_weights_in_few_bits(columns, biased, kind):
+    x, norm, residual, weight = draw(columns), draw(columns), draw(10), packed_weight(kind, 10, columns)
+    shift = draw(columns) if biased else None
+    normed = functional.layer_norm(x, (columns,), norm, shift)
+    found = multiply(x, weight, kind="layer", norm=norm, shift=shift, residual=residual)
+    torch.testing.assert_close(found, residual + weight.unpack() @ in_eight_bits(normed), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -20,12 +20,13 @@ from clearhead.errors import ClearheadError
 from clearhead.files import read_object, write_text
 from clearhead.home import home
 
-TABLES = ("products", "attention", "attention_backward", "row_products", "row_attention")
+TABLES = ("products", "attention", "attention_backward", "row_products", "row_attention", "passes")
 
 
 @dataclass(frozen=True)
 class Rate:
-    """FLOPs per second at one point of a grid: (m, n, k) of a product, (queries, head width) of attention."""
+    """FLOPs per second at one point of a grid: (m, n, k) of a product, (queries, head width) of attention; of passes
+    bytes per second at (width of a row,)."""
 
     shape: tuple[int, ...]
     per_second: float
@@ -49,7 +50,9 @@ class Calibration:
     attention_backward: dict[str, list[Rate]]
     optimizer: dict[str, float]  # by precision: bytes of parameters that AdamW changes in a second
     kernel_seconds: float  # the shortest that a kernel takes
-    host_seconds: dict[str, dict[str, float]]  # by phase: for "each" operation, and what some kernels take beyond that
+    host_seconds: dict[
+        str, dict[str, float]
+    ]  # by phase: for "each" operation; what a "launch" and kinds of kernels add
     packed: dict[str, dict[str, float]] = field(default_factory=dict)  # CPU, by format of the weights: packed_rates.py
     # CUDA: the kernels of a decoded token (graph_rates.py); of attention bytes per second, not FLOPs
     row_products: dict[str, list[Rate]] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class Calibration:
     # CUDA: the most FLOPs per second where rows of a matrix are not aligned, by precision and side (see Kernel.uneven)
     uneven: dict[str, dict[str, float]] = field(default_factory=dict)
     scattered_per_second: float | None = None  # CUDA: numbers whose addresses are worked out one by one
-    passes: dict[str, float] = field(default_factory=dict)  # CUDA: the most bytes per second, by name of a kernel
+    passes: dict[str, list[Rate]] = field(default_factory=dict)  # CUDA: the most bytes per second, by name of a kernel
 
     @property
     def bytes_per_second(self) -> float:
@@ -72,7 +75,7 @@ class Calibration:
             return sum(times) + run.num_dispatches * host["each"]
         ended = longer = 0.0
         for kernel, seconds in zip(run.kernels, times, strict=True):
-            longer += host.get(kernel.kind, 0.0)
+            longer += host.get("launch", 0.0) + host.get(kernel.kind, 0.0)
             ended = max(ended, kernel.num_dispatches * host["each"] + longer) + seconds
         return max(ended, run.num_dispatches * host["each"] + longer)
 
@@ -87,7 +90,9 @@ class Calibration:
             limits = [most for side, most in self.uneven.get(dtype, {}).items() if side in kernel.uneven]
             return max(kernel.flops / min([rate, *limits]), self.kernel_seconds)
         bandwidth = self.bandwidth(kernel.num_bytes)
-        moving = kernel.num_bytes / min(bandwidth, self.passes.get(kernel.name, bandwidth))
+        if kernel.name in self.passes:
+            bandwidth = min(bandwidth, between(self.passes[kernel.name], (kernel.width,)))
+        moving = kernel.num_bytes / bandwidth
         if kernel.attention is None:
             finding = kernel.num_scattered / self.scattered_per_second if self.scattered_per_second else 0.0
             return max(moving, finding, self.kernel_seconds)

@@ -52,6 +52,7 @@ class Kernel:
     attention: tuple[int, int, int] | None = None  # T, S, H
     uneven: str = ""  # sides m, n, k of a product along which some matrix has rows that begin between aligned places
     num_scattered: int = 0  # numbers written whose operands lie differently: each has its address worked out
+    width: int = 1  # numbers in a row of its first operand
     num_dispatches: int = 0  # on the host until it was launched
 
     @property
@@ -117,7 +118,8 @@ class Counter(TorchDispatchMode):
         else:
             by_number = name in COPIES or torch.Tag.pointwise in func.tags
             scattered = outputs[0].numel() if by_number and not lie_alike([*inputs, *outputs]) else 0
-            self.launch(Kernel(name, moved, num_scattered=scattered))
+            width = inputs[0].shape[-1] if inputs and inputs[0].ndim else 1
+            self.launch(Kernel(name, moved, num_scattered=scattered, width=width))
 
     def launch(self, kernel: Kernel) -> None:
         self.kernels.append(replace(kernel, num_dispatches=self.num_dispatches))
@@ -171,6 +173,10 @@ def bytes_moved(name: str, inputs: list[Tensor], outputs: list[Tensor]) -> int:
         return 2 * total(outputs)
     if name in SCATTERS:
         return 2 * size_of(inputs[-1])
+    if name == "nll_loss_forward":  # reads one number of each row
+        return total(inputs[1:]) + total(outputs) + len(inputs[0]) * inputs[0].element_size()
+    if name == "nll_loss_backward":  # reads none of them
+        return total(inputs) - size_of(inputs[1]) + total(outputs)
     if name == "copy_":
         return size_of(inputs[0]) + size_of(inputs[1])
     return total(inputs) + total(outputs)

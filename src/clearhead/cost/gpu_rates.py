@@ -8,10 +8,12 @@ from functools import partial
 import torch
 from torch.nn.functional import linear
 
+from clearhead.cost.calibration import Rate
 from clearhead.cost.clock import Run, measured, seconds_of
 from clearhead.cost.counter import Counter
 
 HEAD_SIZES = 4096, 32769, 2048  # rows, vocabulary, width of a logit head; an odd vocabulary
+NUM_ROWS, WIDTHS = 1 << 14, (512, 1024, 2048, 4096)
 HEADS_SHAPE = 8, 1 << 13, 32, 128  # copies, T, N, H
 
 
@@ -45,29 +47,37 @@ def measure_scattered(device: str) -> float:
     return targets[0].numel() / seconds
 
 
-def measure_passes(device: str) -> dict[str, float]:
-    """Bytes per second, as the counter counts them, of kernels that reduce, by name: the loss and the norms."""
+def measure_passes(device: str) -> dict[str, list[Rate]]:
+    """Bytes per second, as the counter counts them, of kernels that reduce, by name: the loss, the norms, sums."""
     aten = torch.ops.aten
     logits = torch.randn(HEAD_SIZES[:2], device=device)
     target = torch.zeros(len(logits), dtype=torch.int64, device=device)
     one = torch.ones((), device=device)
-    x = torch.randn(HEAD_SIZES[0] * 4, HEAD_SIZES[2], device=device, dtype=torch.bfloat16)
-    weight = x[0].clone()
-    norm = partial(aten.native_layer_norm, x, [x.shape[1]], weight, weight, 1e-5)
-    _, mean, deviation = norm()
-    runs: tuple[Run, ...] = (
+    runs: list[Run] = [
         partial(aten._log_softmax, logits, 1, False),
         partial(aten._log_softmax_backward_data, logits, logits, 1, logits.dtype),
         partial(aten.nll_loss_forward, logits, target, None, 1, -100),
         partial(aten.nll_loss_backward, one, logits, target, None, 1, -100, one),
-        partial(aten.mean, x.float(), [-1], True),
-        norm,
-        partial(aten.native_layer_norm_backward, x, x, [x.shape[1]], mean, deviation, weight, weight, [True] * 3),
-    )
-    return dict(measured(partial(rate_of, run, device) for run in runs))
+    ]
+    for width in WIDTHS:  # of few columns, sums over the rows keep few multiprocessors busy
+        x = torch.randn(NUM_ROWS, width, device=device, dtype=torch.bfloat16)
+        weight = x[0].clone()
+        norm = partial(aten.native_layer_norm, x, [width], weight, weight, 1e-5)
+        _, mean, deviation = norm()
+        runs += [
+            partial(aten.mean, x.float(), [-1], True),
+            partial(aten.sum, x, [0]),
+            norm,
+            partial(aten.native_layer_norm_backward, x, x, [width], mean, deviation, weight, weight, [True] * 3),
+        ]
+    found: dict[str, list[Rate]] = {}
+    for name, rate in measured(partial(rate_of, run, device) for run in runs):
+        found.setdefault(name, []).append(rate)
+    return found
 
 
-def rate_of(run: Run, device: str) -> tuple[str, float]:
+def rate_of(run: Run, device: str) -> tuple[str, Rate]:
     with Counter() as counter:
         run()
-    return counter.kernels[0].name, counter.num_bytes / seconds_of([run], device)
+    kernel = counter.kernels[0]
+    return kernel.name, Rate((kernel.width,), counter.num_bytes / seconds_of([run], device))

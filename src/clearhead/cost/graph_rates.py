@@ -22,8 +22,8 @@ from clearhead.model.norms import RootMeanSquare
 from clearhead.model.parts import RmsNorm, Rope
 from clearhead.model.transformer import Transformer
 
-INPUTS = (1024, 2048, 4096, 8192, 16384)
-OUTPUTS = (1024, 4096, 16384, 65536)  # of both matrices together where there are two
+INPUTS = (512, 1024, 2048, 4096, 8192, 16384)
+OUTPUTS = (512, 1024, 4096, 16384, 65536)  # of both matrices together where there are two
 MOST_COPIES = 200
 COLD_BYTES = 1 << 30
 # Up to 16 rows of 8 heads several programs share a head (`attention_workspace`), from there on each has its own.

@@ -5,15 +5,17 @@
 Nothing launches a Triton kernel there, so each is told to the counter by the sizes of its operands.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from clearhead.cost.counter import Counter, Kernel
+from clearhead.cost.counter import Counter, Kernel, size_of
 from clearhead.cost.running import build, greedy
 from clearhead.cost.workload import Workload
-from clearhead.fast.cuda import GraphDecoder, StaticLayer
-from clearhead.fast.launch import Matrix
-from clearhead.model.norms import RootMeanSquare
+from clearhead.fast.cuda import GraphDecoder
+from clearhead.fast.graph_layers import StaticLayer
+from clearhead.fast.launch import Matrix, Norm
 from clearhead.model.transformer import Transformer
 
 
@@ -35,19 +37,24 @@ class Told(GraphDecoder):
         super().__init__(network, workload.rows, workload.context, greedy)
         self.counter = counter
 
-    def by_kernels(self, layer: StaticLayer, x: Tensor) -> None:
-        self.multiply(layer.projected)
-        self.attend(layer, x)
-        self.multiply(layer.output)
-        self.multiply(layer.inner, count=2 if layer.gated else 1)
-        self.multiply(layer.down)
-
-    def multiply(self, matrix: Matrix, count: int = 1) -> None:
-        """count: of matrices of equal size that lie in this one."""
+    def multiply(
+        self,
+        x: Tensor,
+        matrix: Matrix,
+        *,
+        norm: Norm | None = None,
+        residual: Tensor | None = None,
+        gated: bool = False,
+        activation: str = "",
+    ) -> Tensor:
+        count = 2 if gated else 1
         outputs, inputs = matrix.shape
-        num_bytes = matrix.num_bytes + (outputs // count + inputs) * self.dtype.itemsize
-        shape = count, 1, outputs // count, inputs
-        self.counter.kernels.append(Kernel("multiply_row", num_bytes, 2 * outputs * inputs, shape))
+        y = x.new_empty(len(x), outputs // count) if residual is None else residual
+        vectors = [x, y, matrix.bias, residual, *(() if norm is None else norm.parameters())]
+        num_bytes = matrix.num_bytes + sum(size_of(vector) for vector in vectors if vector is not None)
+        shape = count, len(x), outputs // count, inputs
+        self.counter.kernels.append(Kernel("multiply_row", num_bytes, 2 * math.prod(shape), shape))
+        return y
 
     def attend(self, layer: StaticLayer, projected: Tensor) -> Tensor:
         batch, kv_heads, length, width = layer.keys.shape
@@ -56,9 +63,3 @@ class Told(GraphDecoder):
         flops = 4 * batch * num_heads * length * width
         self.counter.kernels.append(Kernel("attend_row", num_bytes, flops, attention=(batch * kv_heads, length, width)))
         return projected.new_empty(batch, num_heads * width)
-
-    def to_logits(self, x: Tensor, norm: RootMeanSquare | None = None) -> Tensor:
-        if len(x) > self.most_rows:
-            return super().to_logits(x, norm)
-        self.multiply(self.head)
-        return x.new_empty(1, self.head.shape[0], dtype=torch.float32)

@@ -1,9 +1,9 @@
-"""What the host spends on an operation, Python included: a toy network of this package, where all time is the host's.
+"""What the host spends on an operation, Python included: toy networks of this package, where all time is the host's.
 
     seconds = host_seconds("cuda", "prefill"); print(seconds["each"])
 
-On CUDA three kinds of kernel keep the host longer than others do: it asks a library which of many to launch. What they
-take beyond a plain one is timed apart, since models differ in how many of them they have.
+On CUDA a launch costs more than a view, and models differ in how many of each they have: two toys tell the two apart.
+Three kinds of kernel keep the host longer still, since it asks a library which of many to launch: they are timed apart.
 """
 
 from functools import partial
@@ -17,30 +17,50 @@ from clearhead.cost.running import build, prepare
 from clearhead.cost.workload import Phase, Workload
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
-from clearhead.model.parts import LayerNorm, Norm, RmsNorm, Rope
+from clearhead.model.parts import LayerNorm, LearnedPositions, RmsNorm, Rope
 
 NUM_CALLS = 100
 STEP_SECONDS = {"cpu": 0.3, "cuda": 1.0}  # of one pass
 LENGTH = 8
 NORM = RmsNorm(epsilon=1e-5)
+UNUSUAL = 24  # width of a head that no CUDA graph decodes
 
 
 def host_seconds(device: str, phase: Phase) -> dict[str, float]:
-    """ "each": for each operation, views included; other kinds: for each such kernel beyond that."""
-    on_cpu = device == "cpu"
+    """ "each": for each operation, views included; "launch": for each kernel beyond that; some kinds: beyond both."""
+    if device == "cpu":
+        num_dispatches, _, seconds = timed(toy(), device, phase, {})
+        return {"each": seconds / num_dispatches}
+    longer = longer_seconds(device, num_queries=1 if phase == "decode" else LENGTH)
+    return longer | told_apart(*(timed(config, device, phase, longer) for config in (toy(UNUSUAL), plain_toy())))
+
+
+def timed(config: ModelConfig, device: str, phase: Phase, longer: dict[str, float]) -> tuple[int, int, float]:
+    """How many operations and kernels there are, and how long the host takes for them, less what is known."""
+    dtype = "float32" if device == "cpu" else "bfloat16"
     workload = Workload(
-        config=toy(final_norm=LayerNorm(epsilon=1e-5)),  # a norm that no CUDA graph decodes
+        config=config,
         phase=phase,
         context=LENGTH,
         source=LENGTH,
-        dtype="float32" if on_cpu else "bfloat16",
-        device_type="cpu" if on_cpu else "cuda",
+        dtype=dtype,
+        device_type="cpu" if device == "cpu" else "cuda",
     )
-    longer = {} if on_cpu else longer_seconds(device, num_queries=1 if phase == "decode" else LENGTH)
-    step = prepare(build(workload, device), workload)
-    run = lay_out(workload)
+    step, run = prepare(build(workload, device), workload), lay_out(workload)
     known = sum(longer.get(kernel.kind, 0.0) for kernel in run.kernels)
-    return longer | {"each": max(0.0, clock(step, device, seconds=STEP_SECONDS[device]) - known) / run.num_dispatches}
+    return run.num_dispatches, len(run.kernels), max(0.0, clock(step, device, seconds=STEP_SECONDS[device]) - known)
+
+
+def told_apart(first: tuple[int, int, float], second: tuple[int, int, float]) -> dict[str, float]:
+    """seconds = operations · each + kernels · launch, of both; where that has no sensible answer, launches are free."""
+    (operations, kernels, seconds), (other_operations, other_kernels, other_seconds) = first, second
+    size = operations * other_kernels - other_operations * kernels
+    if size:
+        each = (seconds * other_kernels - other_seconds * kernels) / size
+        launch = (operations * other_seconds - other_operations * seconds) / size
+        if min(each, launch) >= 0.0:
+            return {"each": each, "launch": launch}
+    return {"each": (seconds + other_seconds) / (operations + other_operations), "launch": 0.0}
 
 
 @torch.no_grad()
@@ -65,9 +85,21 @@ def call_seconds(run: Run, device: str) -> float:
     return clock(calls, device, seconds=0.1) / NUM_CALLS
 
 
-def toy(final_norm: Norm = NORM) -> ModelConfig:
-    attention = GroupedAttention(num_heads=2, num_kv_heads=1, head_width=32, position=Rope())
-    inner = FeedForward(width=64, activation="silu", gated=True)
-    layer = Layer(attention=attention, feed_forward=inner, norm=NORM)
-    stack = Stack(embedding=Embedding(vocab_size=64), layers=(layer,) * 12, final_norm=final_norm)
+def toy(head_width: int = 32) -> ModelConfig:
+    """Rotated heads, RMS norms and a gate, made of many small kernels."""
+    attention = GroupedAttention(num_heads=2, num_kv_heads=1, head_width=head_width, position=Rope())
+    layer = Layer(attention=attention, feed_forward=FeedForward(width=64, activation="silu", gated=True), norm=NORM)
+    return of_layers(layer, Embedding(vocab_size=64))
+
+
+def plain_toy() -> ModelConfig:
+    """As GPT-2: a third of the kernels for half of the operations."""
+    attention = GroupedAttention(num_heads=2, num_kv_heads=2, head_width=UNUSUAL, input_bias=True, output_bias=True)
+    inner = FeedForward(width=64, activation="gelu_tanh", bias=True)
+    layer = Layer(attention=attention, feed_forward=inner, norm=LayerNorm(epsilon=1e-5))
+    return of_layers(layer, Embedding(vocab_size=64, positions=LearnedPositions(num_positions=64)))
+
+
+def of_layers(layer: Layer, embedding: Embedding) -> ModelConfig:
+    stack = Stack(embedding=embedding, layers=(layer,) * 12, final_norm=layer.norm)
     return ModelConfig(width=64, context=64, decoder=stack, head=Head())

@@ -8,7 +8,6 @@ weights, run in the kernels of triton_products.py; of more rows the products are
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -17,22 +16,18 @@ from torch.nn import functional
 
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.fast.launch import Matrix, attend, attention_workspace, multiply
-from clearhead.fast.modules import PackedLinear, PackedMatrix
+from clearhead.fast.graph_layers import StaticLayer, head_of, static_layer
+from clearhead.fast.launch import Norm, attend, attention_workspace, multiply
 from clearhead.fast.packed import Packed
-from clearhead.fast.support import are_plain, hooks_of, merge, unknown_in
-from clearhead.model.attention import Attention
-from clearhead.model.block import Block
+from clearhead.fast.support import are_plain, hooks_of, unknown_in
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import GroupedAttention, Layer
-from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
-from clearhead.model.norms import RootMeanSquare
-from clearhead.model.parts import Causal, LearnedPositions, RmsNorm, Rope
-from clearhead.model.positions import rotation_for
+from clearhead.model.feed_forward import ACTIVATIONS
+from clearhead.model.parts import Causal, LearnedPositions
 from clearhead.model.transformer import Transformer
 
 Choose = Callable[[Tensor, Tensor], Tensor]  # logits (B, V) and how many tokens there are (B,) -> the next (B,)
-KNOWN_ACTIVATIONS = ("silu", "gelu_tanh", "relu")
+KNOWN_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 def why_not(network: Transformer) -> str | None:
@@ -48,11 +43,6 @@ def why_not(network: Transformer) -> str | None:
     around = [stack.embedding, stack.final_norm] + ([] if network.head is None else [network.head])
     if not are_plain(list(stack.layers.modules())) or any(hooks_of([m for part in around for m in part.modules()])):
         return "modules that were exchanged or hooked into"
-    if isinstance(stack.stack.embedding.positions, LearnedPositions):
-        return "a table of positions: the graph goes on where it ends"
-    norms = [layer.norm for layer in stack.stack.layers]
-    if not all(isinstance(norm, RmsNorm) for norm in (stack.stack.final_norm, *norms)):
-        return "other norms than RMS"
     attentions = [cast(GroupedAttention, layer.attention) for layer in stack.stack.layers]
     if len({(attention.num_heads, attention.num_kv_heads, attention.head_width) for attention in attentions}) > 1:
         return "layers that differ in their heads"
@@ -72,29 +62,9 @@ def unknown_layer(layer: Layer) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class StaticLayer:
-    projected: Matrix
-    output: Matrix
-    inner: Matrix
-    down: Matrix
-    attention_norm: RootMeanSquare
-    feed_forward_norm: RootMeanSquare
-    attention: Attention
-    feed_forward: FeedForwardLayer
-    gated: bool
-    activation: str
-    keys: Tensor  # (B, K, capacity, H)
-    values: Tensor
-    cosine: Tensor  # (capacity, pairs)
-    sine: Tensor
-
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        return self.projected, self.output, self.inner, self.down
-
-
 class GraphDecoder:
+    multiply = staticmethod(multiply)
+
     def __init__(self, network: Transformer, batch: int, capacity: int, choose: Choose):
         if reason := why_not(network):
             raise ClearheadError(f"this model does not run in a CUDA graph: {reason}")
@@ -102,7 +72,7 @@ class GraphDecoder:
         self.network, self.choose, self.capacity = network, choose, capacity
         self.device, self.dtype = parameter.device, parameter.dtype
         assert network.decoder is not None
-        self.layers = [self.static_layer(block, batch) for block in network.decoder.layers]  # type: ignore[arg-type]
+        self.layers = [static_layer(block, batch, capacity) for block in network.decoder.layers]  # type: ignore[arg-type]
         self.head = head_of(network)
         matrices = [self.head, *(matrix for layer in self.layers for matrix in layer.matrices)]
         packed = all(isinstance(matrix.weight, Packed) for matrix in matrices)
@@ -113,37 +83,6 @@ class GraphDecoder:
         self.step = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.workspace = attention_workspace(self.layers[0].attention, batch, self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
-
-    def static_layer(self, block: Block, batch: int) -> StaticLayer:
-        attention, feed_forward = block.attention, block.feed_forward
-        assert isinstance(attention, Attention)
-        assert isinstance(feed_forward, FeedForwardLayer)
-        config = attention.config
-        inner = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
-        buffer = torch.zeros(
-            2, batch, config.num_kv_heads, self.capacity, config.head_width, dtype=self.dtype, device=self.device
-        )
-        cosine = sine = torch.zeros(0, 0, device=self.device)
-        if isinstance(config.position, Rope):
-            places = torch.arange(self.capacity, device=self.device)[None]
-            rotation = rotation_for(config.position, places, config.head_width, torch.float32)
-            cosine, sine = rotation.cosine[0, 0].contiguous(), rotation.sine[0, 0].contiguous()
-        return StaticLayer(
-            merged(attention.query, attention.key, attention.value),
-            merged(attention.output),
-            merged(*inner),
-            merged(feed_forward.down),
-            cast(RootMeanSquare, block.attention_residual.norm),
-            cast(RootMeanSquare, block.feed_forward_residual.norm),
-            attention,
-            feed_forward,
-            feed_forward.gate is not None,
-            cast(FeedForward, block.layer.feed_forward).activation,
-            buffer[0],
-            buffer[1],
-            cosine,
-            sine,
-        )
 
     @property
     def num_bytes(self) -> int:
@@ -216,30 +155,40 @@ class GraphDecoder:
     def advance(self) -> None:
         stack = self.network.decoder
         assert stack is not None
-        x = stack.embedding(self.token[:, None], self.position[:, None], None)[:, 0]
+        x = stack.embedding(self.token[:, None], self.place[:, None], None)[:, 0]
         run = self.by_kernels if len(x) <= self.most_rows else self.by_products
         x = x.contiguous()
         for layer in self.layers:
             run(layer, x)
-        logits = self.to_logits(x, cast(RootMeanSquare, stack.final_norm))
+        logits = self.to_logits(x, None if stack.stack.final_norm is None else cast(Norm, stack.final_norm))
         self.token.copy_(self.choose(logits, self.step))
         self.position += 1
         self.step += 1
 
+    @property
+    def place(self) -> Tensor:
+        """Where the embedding is to see the token. A row that is done goes on, though not beyond a table's end."""
+        positions = self.network.config.output_stack.embedding.positions
+        if isinstance(positions, LearnedPositions):
+            return self.position.clamp(max=positions.num_positions - 1)
+        return self.position
+
     def by_kernels(self, layer: StaticLayer, x: Tensor) -> None:
         """x (B, D), changed in place."""
-        projected = multiply(x, layer.projected, norm=layer.attention_norm)
+        projected = self.multiply(x, layer.projected, norm=layer.attention_norm)
         mixed = self.attend(layer, projected)
-        multiply(mixed, layer.output, residual=x)
-        inner = multiply(x, layer.inner, norm=layer.feed_forward_norm, gated=layer.gated, activation=layer.activation)
-        multiply(inner, layer.down, residual=x)
+        self.multiply(mixed, layer.output, residual=x)
+        inner = self.multiply(
+            x, layer.inner, norm=layer.feed_forward_norm, gated=layer.gated, activation=layer.activation
+        )
+        self.multiply(inner, layer.down, residual=x)
 
     def by_products(self, layer: StaticLayer, x: Tensor) -> None:
         """The same for many rows: what they cost is no longer to read the weights."""
         projected = functional.linear(layer.attention_norm(x), layer.projected.numbers(x.dtype), layer.projected.bias)
         x += functional.linear(self.attend(layer, projected), layer.output.numbers(x.dtype), layer.output.bias)
         inner = functional.linear(layer.feed_forward_norm(x), layer.inner.numbers(x.dtype), layer.inner.bias)
-        activation = ACTIVATIONS[layer.activation]  # type: ignore[index]
+        activation = ACTIVATIONS[layer.activation]
         if layer.gated:
             gate, up = inner.chunk(2, dim=-1)
             inner = activation(gate) * up
@@ -247,14 +196,14 @@ class GraphDecoder:
             inner = activation(inner)
         x += functional.linear(inner, layer.down.numbers(x.dtype), layer.down.bias)
 
-    def to_logits(self, x: Tensor, norm: RootMeanSquare | None = None) -> Tensor:
+    def to_logits(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         """x (B, D), through the norm where one is given -> (B, V)."""
         head = self.network.head
         plain = head is None or (
             isinstance(head.transform, nn.Identity) and head.config.scale == 1.0 and head.config.softcap is None
         )
         if plain and len(x) <= self.most_rows:
-            return multiply(x, self.head, norm=norm).float()
+            return self.multiply(x, self.head, norm=norm).float()
         return self.network.to_logits(x if norm is None else norm(x)).float()
 
     def attend(self, layer: StaticLayer, projected: Tensor) -> Tensor:
@@ -281,19 +230,3 @@ class Mailbox:
     def read(self) -> list[int]:
         self.arrived.synchronize()
         return self.letter.tolist()
-
-
-def merged(*modules: nn.Linear | PackedLinear) -> Matrix:
-    biases = [module.bias.detach() for module in modules if module.bias is not None]
-    return Matrix(merge(modules), torch.cat(biases) if biases else None)
-
-
-def head_of(network: Transformer) -> Matrix:
-    """The logit head's own matrix, or the token table that it is tied to."""
-    head, stack = network.head, network.decoder
-    assert stack is not None
-    own = stack.embedding.tokens.weight if head is None or head.weight is None else head.weight
-    weight: Tensor | PackedMatrix = own
-    return Matrix(
-        weight.packed if isinstance(weight, PackedMatrix) else weight.detach(), None if head is None else head.bias
-    )

@@ -8,12 +8,14 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.fast.packed import Packed
 from clearhead.model.attention import Attention
 from clearhead.model.norms import RootMeanSquare
 from clearhead.model.parts import Rope
+
+Norm = RootMeanSquare | nn.LayerNorm
 
 MANY_ROWS = 8192
 
@@ -42,7 +44,7 @@ def multiply(
     x: Tensor,
     matrix: Matrix,
     *,
-    norm: RootMeanSquare | None = None,
+    norm: Norm | None = None,
     residual: Tensor | None = None,
     gated: bool = False,
     activation: str = "",
@@ -53,17 +55,17 @@ def multiply(
     weight = matrix.weight
     num_rows, columns = matrix.shape[0] // (2 if gated else 1), matrix.shape[1]
     y = x.new_empty(len(x), num_rows) if residual is None else residual
-    nothing = x
-    ends = (
-        nothing if norm is None else norm.weight,
-        nothing if matrix.bias is None else matrix.bias,
-        nothing if residual is None else residual,
-        num_rows,
-        0.0 if norm is None else norm.config.epsilon,
-    )
+    gain, shift, epsilon, kind = None, None, 0.0, ""
+    match norm:
+        case RootMeanSquare():
+            gain, epsilon, kind = norm.weight, norm.config.epsilon, "rms"
+        case nn.LayerNorm():
+            gain, shift, epsilon, kind = norm.weight, norm.bias, norm.eps, "layer"
+    ends = *(x if part is None else part for part in (gain, shift, matrix.bias, residual)), num_rows, epsilon
     about: dict[str, Any] = {
-        "K": columns, "NORM": norm is not None, "UNIT_OFFSET": norm is not None and norm.config.unit_offset,
-        "GATED": gated, "ACTIVATION": activation, "BIAS": matrix.bias is not None, "RESIDUAL": residual is not None,
+        "K": columns, "NORM": kind, "UNIT_OFFSET": isinstance(norm, RootMeanSquare) and norm.config.unit_offset,
+        "NORM_BIAS": shift is not None, "GATED": gated, "ACTIVATION": activation, "BIAS": matrix.bias is not None,
+        "RESIDUAL": residual is not None,
     } | early(x.device)  # fmt: skip
     if isinstance(weight, Packed):
         bits = 8 if weight.quants.dtype == torch.int8 else 4

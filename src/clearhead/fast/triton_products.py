@@ -23,13 +23,43 @@ def gelu_tanh(x):
 
 
 @triton.jit
-def read_input(x, norm_weight, k, K: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr):
-    """x at k, times the norm's gain; and its squares. EVEN: no k lies beyond K."""
+def gelu(x):
+    return 0.5 * x * (1 + tl.erf(0.7071067812 * x))
+
+
+@triton.jit
+def moments(x, epsilon, K: tl.constexpr):
+    """The mean of x, and 1 / its deviation from a second look: what Σx² leaves of a small one is noise."""
+    k = tl.arange(0, 1024)
+    sums = tl.zeros((1024,), tl.float32)
+    for start in tl.static_range(0, K, 1024):
+        sums += tl.load(x + start + k, start + k < K, 0.0).to(tl.float32)
+    mean = tl.sum(sums) / K
+    squares = tl.zeros((1024,), tl.float32)
+    for start in tl.static_range(0, K, 1024):
+        away = tl.load(x + start + k, start + k < K, 0.0).to(tl.float32) - mean
+        squares += tl.where(start + k < K, away * away, 0.0)
+    return mean, tl.rsqrt(tl.sum(squares) / K + epsilon)
+
+
+@triton.jit
+def read_input(
+    x, gain, shift, mean, factor, k,
+    K: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, NORM_BIAS: tl.constexpr,
+):  # fmt: skip
+    """x at k through the norm, but for the factor of RMS, which `finish` knows; and its squares.
+
+    EVEN: no k lies beyond K.
+    """
     values = tl.load(x + k, None if EVEN else k < K, None if EVEN else 0.0).to(tl.float32)
     squares = values * values
-    if NORM:
-        gain = tl.load(norm_weight + k, None if EVEN else k < K, None if EVEN else 0.0).to(tl.float32)
-        values *= gain + 1 if UNIT_OFFSET else gain
+    if NORM == "layer":
+        values = (values - mean) * factor
+    if NORM != "":
+        scale = tl.load(gain + k, None if EVEN else k < K, None if EVEN else 0.0).to(tl.float32)
+        values *= scale + 1 if UNIT_OFFSET else scale
+    if NORM_BIAS:
+        values += tl.load(shift + k, None if EVEN else k < K, None if EVEN else 0.0).to(tl.float32)
     return values, squares
 
 
@@ -41,7 +71,7 @@ def finish(
 ):  # fmt: skip
     """From the sums of rows n to y. RMS norm costs no pass of its own: W (x · g) / rms(x), and rms(x) is known now."""
     inside = n < N
-    if NORM:
+    if NORM == "rms":
         factor = tl.rsqrt(squares / K + epsilon)
         total *= factor
         total_up *= factor
@@ -51,6 +81,8 @@ def finish(
             total_up += tl.load(bias + N + n, inside, 0.0).to(tl.float32)
     if ACTIVATION == "silu":
         total = silu(total)
+    if ACTIVATION == "gelu":
+        total = gelu(total)
     if ACTIVATION == "gelu_tanh":
         total = gelu_tanh(total)
     if ACTIVATION == "relu":
@@ -64,10 +96,11 @@ def finish(
 
 @triton.jit
 def multiply_row(
-    y, x, weight, norm_weight, bias, residual,
+    y, x, weight, gain, shift, bias, residual,
     N, epsilon,
-    K: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, NORM_BIAS: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x (K,), W (N, K), or with GATED (2N, K): the gate's rows and then the up rows; y (N,)."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -83,11 +116,14 @@ def multiply_row(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    mean, factor = 0.0, 0.0
+    if NORM == "layer":
+        mean, factor = moments(x, epsilon, K)
     for start in tl.static_range(0, K, BLOCK_K):
         within = inside[:, None] if EVEN else inside[:, None] & (start + k < K)[None, :]
         if start > 0:
             w = tl.load(rows + start, within, 0.0, eviction_policy="evict_first")
-        values, squared = read_input(x, norm_weight, start + k, K, EVEN, NORM, UNIT_OFFSET)
+        values, squared = read_input(x, gain, shift, mean, factor, start + k, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
         squares += squared
         sums += w.to(tl.float32) * values[None, :]
         if GATED:
@@ -101,11 +137,11 @@ def multiply_row(
 
 @triton.jit
 def multiply_packed_row(
-    y, x, quants, scales, offsets, norm_weight, bias, residual,
+    y, x, quants, scales, offsets, gain, shift, bias, residual,
     N, epsilon,
     K: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr,
-    NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, NORM_BIAS: tl.constexpr, GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, PDL: tl.constexpr, DP4A: tl.constexpr,
 ):  # fmt: skip
     """As multiply_row, of W in GROUPS groups of 32 to a row: scale · quant + offset, the quants in words of 32 bits.
@@ -126,14 +162,17 @@ def multiply_packed_row(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+    mean, factor = 0.0, 0.0
+    if NORM == "layer":
+        mean, factor = moments(x, epsilon, K)
     # A group's words: of eight bits all 32 quants, of four the first half in `low` and the last in `high`.
     EVEN: tl.constexpr = K == 32 * BLOCK_G
     k = group[:, None, None] * 32 + tl.arange(0, BITS)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    low, squares = read_input(x, norm_weight, k, K, EVEN, NORM, UNIT_OFFSET)
+    low, squares = read_input(x, gain, shift, mean, factor, k, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
     peak = tl.max(tl.max(tl.abs(low), 2), 1)
     high = low
     if BITS == 4:
-        high, more = read_input(x, norm_weight, k + 16, K, EVEN, NORM, UNIT_OFFSET)
+        high, more = read_input(x, gain, shift, mean, factor, k + 16, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
         squares += more
         peak = tl.maximum(peak, tl.max(tl.max(tl.abs(high), 2), 1))
     squares = tl.sum(squares)

@@ -19,14 +19,18 @@ from clearhead.model.transformer import Transformer
 
 
 def fits(network: Transformer, rows: Sequence[Row]) -> bool:
-    """Penalties look at all tokens so far and log-probabilities at all logits: those stay with decode.py."""
     if network.device.type != "cuda" or why_not(network):
         return False
     if network.device.index not in (None, torch.cuda.current_device()):
         return False  # graphs are captured, and Triton's kernels launched, on the current device
-    options = RowOptions.of([row.options for row in rows], network.config.vocab_size, network.device)
-    plain = not options.needs_counts and all(row.options.logprobs is None for row in rows)
-    return plain and not any(row.earlier or row.source for row in rows)
+    return all(is_plain(row) for row in rows)
+
+
+def is_plain(row: Row) -> bool:
+    """Penalties look at all tokens so far and log-probabilities at all logits: those stay with decode.py."""
+    options = row.options
+    penalties = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
+    return penalties == (1.0, 0.0, 0.0) and options.logprobs is None and not (row.earlier or row.source)
 
 
 @torch.no_grad()
@@ -40,16 +44,17 @@ def decode_in_graph(network: Transformer, rows: Sequence[Row]) -> Iterator[None]
         return next_tokens(logits, options, steps)
 
     # A row that is done goes on until the last one is; two more are made while the host looks.
-    longest = max(len(row.prompt) for row in active) + max(row.options.max_new_tokens for row in active)
-    decoder = GraphDecoder(network, len(active), longest + 2, choose)
+    rooms = [room(network, len(row.prompt)) for row in active]
+    most = max(min(row.options.max_new_tokens, limit) for row, limit in zip(active, rooms, strict=True))
+    decoder = GraphDecoder(network, len(active), max(len(row.prompt) for row in active) + most + 2, choose)
     first = choose(decoder.read([row.prompt for row in active]), torch.zeros_like(decoder.step))
     decoder.start(first)
     ready, pending = first.tolist(), Mailbox(decoder.next())
     while True:
         coming = Mailbox(decoder.next())
-        for row, token in zip(active, ready, strict=True):
+        for row, token, limit in zip(active, ready, rooms, strict=True):
             if not row.done:
-                row.take(token, room(network, len(row.prompt)))
+                row.take(token, limit)
         yield
         if all(row.done for row in active):
             return

@@ -1,0 +1,87 @@
+"""A network's layers as the CUDA graph reads them: matrices merged, the cache and the tables of angles in one place.
+
+layer = static_layer(block, batch=1, capacity=1024); head = head_of(network)
+"""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.fast.launch import Matrix, Norm
+from clearhead.fast.modules import PackedLinear, PackedMatrix
+from clearhead.fast.support import merge
+from clearhead.model.attention import Attention
+from clearhead.model.block import Block
+from clearhead.model.branches import Activation, FeedForward
+from clearhead.model.feed_forward import FeedForwardLayer
+from clearhead.model.parts import Rope
+from clearhead.model.positions import rotation_for
+from clearhead.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class StaticLayer:
+    projected: Matrix
+    output: Matrix
+    inner: Matrix
+    down: Matrix
+    attention_norm: Norm
+    feed_forward_norm: Norm
+    attention: Attention
+    gated: bool
+    activation: Activation
+    keys: Tensor  # (B, K, capacity, H)
+    values: Tensor
+    cosine: Tensor  # (capacity, pairs)
+    sine: Tensor
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        return self.projected, self.output, self.inner, self.down
+
+
+def static_layer(block: Block, batch: int, capacity: int) -> StaticLayer:
+    attention, feed_forward = block.attention, block.feed_forward
+    assert isinstance(attention, Attention)
+    assert isinstance(feed_forward, FeedForwardLayer)
+    config, like = attention.config, next(block.parameters())
+    inner = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
+    keys, values = like.new_zeros(2, batch, config.num_kv_heads, capacity, config.head_width)
+    cosine = sine = torch.zeros(0, 0, device=like.device)
+    if isinstance(config.position, Rope):
+        places = torch.arange(capacity, device=like.device)[None]
+        rotation = rotation_for(config.position, places, config.head_width, torch.float32)
+        cosine, sine = rotation.cosine[0, 0].contiguous(), rotation.sine[0, 0].contiguous()
+    return StaticLayer(
+        merged(attention.query, attention.key, attention.value),
+        merged(attention.output),
+        merged(*inner),
+        merged(feed_forward.down),
+        cast(Norm, block.attention_residual.norm),
+        cast(Norm, block.feed_forward_residual.norm),
+        attention,
+        feed_forward.gate is not None,
+        cast(FeedForward, block.layer.feed_forward).activation,
+        keys,
+        values,
+        cosine,
+        sine,
+    )
+
+
+def merged(*modules: nn.Linear | PackedLinear) -> Matrix:
+    biases = [module.bias.detach() for module in modules if module.bias is not None]
+    return Matrix(merge(modules), torch.cat(biases) if biases else None)
+
+
+def head_of(network: Transformer) -> Matrix:
+    """The logit head's own matrix, or the token table that it is tied to."""
+    head, stack = network.head, network.decoder
+    assert stack is not None
+    own = stack.embedding.tokens.weight if head is None or head.weight is None else head.weight
+    weight: Tensor | PackedMatrix = own
+    return Matrix(
+        weight.packed if isinstance(weight, PackedMatrix) else weight.detach(), None if head is None else head.bias
+    )
