@@ -76,11 +76,16 @@ class LogitHead(nn.Module):
 
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """x (B, T, D), table (V, D) the token table, used where tied -> (B, T, V)."""
-        x = self.transform(x)
-        if self.config.scale != 1.0:
-            x = x * self.config.scale
-        logits = functional.linear(x, table if self.weight is None else self.weight, self.bias)
+        logits = functional.linear(self.features(x), self.matrix(table), self.bias)
         return softcapped(logits, self.config.softcap)
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the matrix multiplies."""
+        x = self.transform(x)
+        return x if self.config.scale == 1.0 else x * self.config.scale
+
+    def matrix(self, table: Tensor) -> Tensor:
+        return table if self.weight is None else self.weight
 
 
 class HeadTransformLayer(nn.Module):

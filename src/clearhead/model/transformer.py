@@ -7,7 +7,7 @@ One class for three kinds: a decoder alone, an encoder alone, or both. The netwo
 positions are made anew in each call, and the attention kernel comes in as an argument.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -23,7 +23,7 @@ from clearhead.model.config import ModelConfig, Stack
 from clearhead.model.context import AttentionContext, Cache, ForwardContext, KeyValue, contexts_for
 from clearhead.model.embedding import LogitHead, TokenEmbedding, blank_table
 from clearhead.model.initialize import initialize
-from clearhead.model.masks import Grid, memory_mask, positions_from
+from clearhead.model.masks import Grid, memory_mask, places
 from clearhead.model.norms import build_norm
 from clearhead.model.parts import Reach, RelativeBuckets
 
@@ -76,8 +76,12 @@ class LayerStack(nn.Module):
         cache: Cache | None = None,
         kernel: Kernel = fused,
         absorb: bool = False,
+        heard: Mapping[int, list[Tensor]] | None = None,
     ) -> Tensor:
-        """tokens, mask, positions, token_types, documents (B, T) -> hidden states (B, T, D)."""
+        """tokens, mask, positions, token_types, documents (B, T) -> hidden states (B, T, D).
+
+        heard: takes the stream before the layers it names (their number: after the last).
+        """
         check_shapes(tokens, mask=mask, position_ids=positions, token_types=token_types, documents=documents)
         looks_across = self.stack.layers[0].cross_attention is not None
         if looks_across != (memory is not None):
@@ -87,22 +91,25 @@ class LayerStack(nn.Module):
             if positions is not None or documents is not None:
                 raise ClearheadError("with a cache, positions follow from it: give neither position_ids nor documents")
             positions, grid = cache.begin(tokens, mask), cache.grid
-        elif positions is None:
-            positions = positions_from(tokens, mask)
-            grid = constant(Grid.at(positions, mask, documents))
-        else:  # the caller's numbers turn and embed, but need not say who comes after whom
-            grid = constant(Grid.of(tokens, mask, documents))
+        else:
+            positions, whole = places(tokens, mask, positions, documents)
+            grid = constant(whole)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere to look is to wait
             self.embedding.check(tokens, positions, token_types)
         x = self.embedding(tokens, positions, token_types)
         forward = ForwardContext(grid, positions, self.width, x.dtype, kernel, absorb)
         contexts = contexts_for(self.stack.layers, forward, self.relative_bias)
         memory_context = None if memory is None else AttentionContext(memory_mask(memory.mask), kernel, positions)
+        heard = heard or {}
         for number, (layer, block) in enumerate(zip(self.stack.layers, self.layers, strict=True)):
+            if number in heard:
+                heard[number].append(x)
             context = contexts[layer.attention]
             if cache is not None:
                 context = replace(context, keep=partial(cache.write, number))
             x = block(x, context, None if memory is None else memory.of_layer(number), memory_context)
+        if len(self.layers) in heard:
+            heard[len(self.layers)].append(x)
         return self.final_norm(x)
 
 
@@ -199,9 +206,14 @@ class Transformer(nn.Module):
     def to_logits(self, hidden: Tensor) -> Tensor:
         if self.head is None:
             return hidden
+        return self.head(hidden, self.output_table)
+
+    @property
+    def output_table(self) -> Tensor:
+        """The token table (V, D) that a tied head shares."""
         stack = self.decoder or self.encoder
         assert stack is not None
-        return self.head(hidden, stack.embedding.tokens.weight)
+        return stack.embedding.tokens.weight
 
     def pool(self, hidden: Tensor) -> Tensor:
         """One vector per sequence from its first token: (B, T, D) -> (B, D)."""

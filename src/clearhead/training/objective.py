@@ -12,7 +12,7 @@ stream in float32: a third more memory on GPT-2.) Norms, softmax, routers and th
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,12 @@ from torch.utils.checkpoint import checkpoint
 from clearhead.data.batch import IGNORED, Batch
 from clearhead.model.attend import Scoring, fused
 from clearhead.model.block import Block
+from clearhead.model.embedding import LogitHead
 from clearhead.model.recurrent import RecurrentTranslator
 from clearhead.model.transformer import Transformer
 from clearhead.training.balance import BalanceLoss, Routing
 from clearhead.training.config import TrainConfig
+from clearhead.training.head_loss import head_loss, suits
 from clearhead.training.loss import Losses, chunked_cross_entropy, cross_entropy
 
 Network = Transformer | RecurrentTranslator
@@ -38,21 +40,28 @@ class Objective(nn.Module):
     def __init__(self, network: Network, config: TrainConfig, routing: Routing | None = None):
         super().__init__()
         self.network, self.config, self.routing = network, config, routing
+        self.fuses_head = suits(network)
 
     def forward(self, batch: Batch) -> Losses:
         """Sums over the batch's targets; in training a balance loss weighs as many tokens as the batch asks for."""
         config, network = self.config, self.network
-        smoothing, z_weight = (config.smoothing, config.z_weight) if self.training else (0.0, 0.0)
-        hidden = hidden_states(network, batch)
-        if config.chunk_tokens is None:
-            losses = cross_entropy(network.to_logits(hidden), batch.targets, smoothing, z_weight)
-        else:
-            to_logits = with_weights_of_now(network, network.to_logits)
-            losses = chunked_cross_entropy(hidden, batch.targets, to_logits, smoothing, z_weight, config.chunk_tokens)
+        losses = self.losses(hidden_states(network, batch), batch.targets)
         if self.training and self.routing is not None and isinstance(config.balance, BalanceLoss):
             penalty = config.balance.weight * self.routing.loss(batch.mask, batch.source_mask)
             losses = losses._replace(total=losses.total + penalty * (batch.targets != IGNORED).sum())
         return losses
+
+    def losses(self, hidden: Tensor, targets: Tensor) -> Losses:
+        network, chunk = self.network, self.config.chunk_tokens
+        extra = (self.config.smoothing, self.config.z_weight) if self.training else (0.0, 0.0)
+        if self.fuses_head:
+            head = cast(LogitHead, network.head)
+            matrix = head.matrix(cast(Transformer, network).output_table)
+            return head_loss(head.features(hidden), matrix, head.bias, targets, *extra, chunk)
+        if chunk is None:
+            return cross_entropy(network.to_logits(hidden), targets, *extra)
+        to_logits = with_weights_of_now(network, network.to_logits)
+        return chunked_cross_entropy(hidden, targets, to_logits, *extra, chunk)
 
 
 def hidden_states(network: Network, batch: Batch) -> Tensor:
