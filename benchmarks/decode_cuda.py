@@ -2,12 +2,15 @@
 
     python benchmarks/decode_cuda.py llama-3.2-1b llama-3-8b
 
-Random weights of the named shape: the speed does not depend on them. One JSON line for each measurement; `stated_bytes`
-are the weights, the cache, the kernels' workspace and the largest matrix, of which a second copy exists for as long as
-its parts are merged.
+Random weights of the named shape: the speed does not depend on them. One JSON line for each measurement. Peak memory
+stands beside what is stated for it, once until the prompt is read and once while decoding: the weights, the cache, the
+kernels' workspace, and what is there for a while. Before, that is the larger of a second copy of a matrix whose parts
+are merged, and what the cost model says of reading a prompt, with the largest packed matrix as numbers; then it is the
+logits in both precisions.
 """
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -15,9 +18,11 @@ import time
 import torch
 
 from clearhead.benchmark.traffic import weights_held
+from clearhead.cost.memory import footprint
+from clearhead.cost.workload import Workload
 from clearhead.families import preset
 from clearhead.fast.cuda import GraphDecoder
-from clearhead.fast.modules import pack_network
+from clearhead.fast.modules import PackedLinear, pack_network
 from clearhead.fast.packed import Bits
 from clearhead.model.transformer import Transformer
 
@@ -39,7 +44,10 @@ def measure(network: Transformer, batch: int) -> dict[str, float]:
     weight_bytes = weights_held(network)
     torch.cuda.reset_peak_memory_stats()
     decoder = GraphDecoder(network, batch, CAPACITY, lambda logits, steps: logits.argmax(-1))
-    decoder.start(decoder.read(torch.randint(0, 1000, (batch, PROMPT)).tolist()).argmax(-1))
+    first = decoder.read(torch.randint(0, 1000, (batch, PROMPT)).tolist()).argmax(-1)
+    reading_peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    decoder.start(first)
     seconds = []
     for _ in range(ROUNDS):
         decoder.position.fill_(PROMPT)
@@ -49,12 +57,26 @@ def measure(network: Transformer, batch: int) -> dict[str, float]:
             decoder.next()
         torch.cuda.synchronize()
         seconds.append((time.perf_counter() - start) / NUM_TOKENS)
-    largest = max(matrix.num_bytes for layer in decoder.layers for matrix in layer.matrices)
+    held = weight_bytes + decoder.num_bytes
     return {
         "tokens_per_second": batch / statistics.median(seconds),
-        "peak_bytes": torch.cuda.max_memory_allocated(),
-        "stated_bytes": weight_bytes + decoder.num_bytes + largest,
+        "reading_bytes": reading_peak,
+        "stated_reading_bytes": held + reading_bytes(decoder, batch),
+        "decoding_bytes": torch.cuda.max_memory_allocated(),
+        "stated_decoding_bytes": held + batch * network.config.vocab_size * (2 + 4),
     }
+
+
+def reading_bytes(decoder: GraphDecoder, batch: int) -> int:
+    merging = max(matrix.num_bytes for layer in decoder.layers for matrix in layer.matrices)
+    network = decoder.network
+    workload = Workload(
+        config=network.config, phase="prefill", batch=batch, context=PROMPT, source=PROMPT, device_type="cuda"
+    )
+    reading = footprint(workload)
+    packed = [module.packed for module in network.modules() if isinstance(module, PackedLinear)]
+    unpacked = max((2 * math.prod(matrix.shape) for matrix in packed), default=0)
+    return max(merging, reading.peak - reading.weights + unpacked)
 
 
 def main(names: list[str]) -> None:

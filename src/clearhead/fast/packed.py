@@ -16,6 +16,7 @@ from torch.nn import functional
 from clearhead.errors import ClearheadError
 
 GROUP = 32
+UNPACKED_AT_ONCE = 1 << 22
 Bits = Literal["int8", "int4"]
 
 
@@ -40,11 +41,19 @@ class Packed:
         return Packed(self.quants[index], self.scales[index], offsets, self.columns)
 
     def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """(N, K) numbers."""
+        """(N, K) numbers; some rows at a time, so that little is held beside them."""
+        numbers = torch.empty(self.shape, dtype=dtype, device=self.quants.device)
+        at_once = max(1, UNPACKED_AT_ONCE // self.columns)
+        for start in range(0, len(numbers), at_once):
+            rows = slice(start, start + at_once)
+            numbers[rows] = self.rows(rows).in_float32()
+        return numbers
+
+    def in_float32(self) -> Tensor:
         values = self.values().unflatten(-1, (-1, GROUP)).float() * self.scales.float()[..., None]
         if self.offsets is not None:
-            values = values + self.offsets.float()[..., None]
-        return values.flatten(-2)[..., : self.columns].to(dtype)
+            values += self.offsets.float()[..., None]
+        return values.flatten(-2)[..., : self.columns]
 
     def values(self) -> Tensor:
         """(N, K) int8, around zero where there is no offset."""
