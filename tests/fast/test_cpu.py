@@ -140,6 +140,22 @@ def test_attention_over_any_number_of_slots(kernels, num_slots, heads, kv_heads,
     torch.testing.assert_close(y, reference.transpose(1, 2).flatten(1), atol=tolerance, rtol=tolerance)
 
 
+def test_without_enough_memory_a_kernel_says_so(kernels):
+    far_more = 2**50  # rows or slots: no process can address them
+    heads, kept, norm = byref(cpu.Heads(1, 1, 64)), byref(cpu.Kept(num_slots=far_more)), byref(cpu.Norm())
+    wide = cpu.Matrix(num_rows=64, num_columns=64)
+    layers = (cpu.Layer * 1)(cpu.Layer(projected=wide, output=wide, inner=wide, down=wide))
+    calls = [
+        (kernels.clearhead_step, layers, 1, cpu.Kept(), None, cpu.Angles(), norm, None, far_more, 1),
+        (kernels.clearhead_linear, None, None, far_more, byref(wide), norm, 0, 0, None),
+        (kernels.clearhead_attend, None, None, 1, heads, kept, byref(cpu.Angles()), 0),
+        (kernels.clearhead_attend_many, None, None, 1, 1, heads, kept, 0),
+    ]
+    for kernel, *given in calls:
+        with pytest.raises(MemoryError, match="not enough memory"):
+            kernel(*given)
+
+
 def test_older_kernels_are_removed(tmp_path):
     names = ["step-a-1.so", "step-a-2.so", "step-b-1.so", "other.so"]
     for name in names:

@@ -168,9 +168,14 @@ def opened(path: Path) -> ctypes.CDLL | None:
     except OSError:
         return None
     for name, arguments in SIGNATURES.items():
-        getattr(kernels, name).argtypes = arguments
-        getattr(kernels, name).restype = None
+        function = getattr(kernels, name)
+        function.argtypes, function.restype, function.errcheck = arguments, c_int32, refuse
     return kernels
+
+
+def refuse(code: int, *about: object) -> None:
+    if code:
+        raise MemoryError("there is not enough memory for so many tokens at once")
 
 
 def compile_library(path: Path) -> None:

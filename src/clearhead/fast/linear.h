@@ -122,33 +122,79 @@ inline void prepare(Row& row, const float* x, const Matrix& w, const Norm& norm)
 
 // --- rows of W against a few x
 
-constexpr int64_t FEW = 16;               // rows of x; with more prompt.h is faster
-constexpr int64_t SHARE = 16, TILE = 64;  // rows of W: what threads divide among themselves, what one does at a time
-
-inline float dot(const Matrix& w, int64_t n, const Row& x) {
-  if (w.kind == FULL) return dot_full((const float*)w.values + n * w.K, x.values.data(), w.K);
-  if (w.kind == HALF) return dot_half((const uint16_t*)w.values + n * w.K, x.halves.data(), w.K);
-  const int64_t first = n * w.num_groups;
-  const Groups groups{x.quants.data(), x.scales.data(), x.sums.data(), w.num_groups};
-  const GroupScales scales{w.scales + first, w.offsets ? w.offsets + first : nullptr, float(-zero_of(w))};
-  if (w.kind == EIGHT) return dot_eight((const uint8_t*)w.values + first * 32, scales, groups);
-  return dot_four((const uint8_t*)w.values + first * 16, scales, groups);
-}
+constexpr int64_t FEW = 16;    // rows of x; with more prompt.h is faster
+constexpr int64_t SHARE = 16;  // rows of W: what threads divide among themselves
 
 inline int64_t row_bytes(const Matrix& w) {
   return w.kind == FULL ? w.K * 4 : w.kind == HALF ? w.K * 2 : w.num_groups * (w.kind == EIGHT ? 32 : 16);
 }
 
-// y (M, TILE) = rows [n, n + count) of W against M rows of x. W is read row after row, as the memory likes it best: two
-// rows side by side take a tenth to a fifth longer. What comes 5 KB later is sent for meanwhile, to the second-level
-// cache, which takes more requests at once than the first.
-inline void multiply(float (*y)[TILE], const Matrix& w, int64_t n, int64_t count, const Row* x, int64_t M) {
-  const int64_t bytes = row_bytes(w);
-  for (int64_t r = 0; r < count; r++) {
-    const char* next = (const char*)w.values + (n + r) * bytes + 5120;
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(next + byte, 0, 2);
-    for (int64_t m = 0; m < M; m++) y[m][r] = dot(w, n + r, x[m]) + (w.bias ? w.bias[n + r] : 0);
+inline Matrix rows_from(Matrix w, int64_t n) {
+  w.N -= n;
+  w.values = (const char*)w.values + n * row_bytes(w);
+  w.scales += n * w.num_groups;
+  if (w.offsets) w.offsets += n * w.num_groups;
+  if (w.bias) w.bias += n;
+  return w;
+}
+
+// Where products go: y (M, N) becomes one plus `residual`, which may be null or y, or with `scale` y times one.
+struct Products {
+  float* y;
+  int64_t N;
+  const float* residual;
+  bool scale;
+  void put(int64_t m, int64_t n, float product) const {
+    const int64_t place = m * N + n;
+    y[place] = scale ? y[place] * product : product + (residual ? residual[place] : 0);
   }
+};
+
+// Rows [first, last) of W, four that are far from each other at a time, a piece of each in turns: the processor sends for
+// what comes next in a page of memory but not for the next page, and has others to read until that is there. One core read
+// 22.8 GB/s so, and 17.6 row after row.
+template <class Element, std::vector<Element> Row::*numbers, float (*dot)(const Element*, const Element*, int64_t)>
+inline void multiply_plain(const Products& to, const Matrix& w, int64_t first, int64_t last, const Row* x, int64_t M) {
+  constexpr int64_t STREAMS = 4, PIECE = 512;
+  const int64_t apart = (last - first) / STREAMS;
+  auto meet = [&](int64_t n, int64_t streams) {
+    float sums[STREAMS][FEW] = {};
+    for (int64_t k = 0; k < w.K; k += PIECE)
+      for (int64_t s = 0; s < streams; s++) {
+        const Element* piece = (const Element*)w.values + (n + s * apart) * w.K + k;
+        for (int64_t m = 0; m < M; m++) sums[s][m] += dot(piece, &(x[m].*numbers)[k], std::min(PIECE, w.K - k));
+      }
+    for (int64_t s = 0; s < streams; s++)
+      for (int64_t m = 0; m < M; m++) to.put(m, n + s * apart, sums[s][m] + (w.bias ? w.bias[n + s * apart] : 0));
+  };
+  for (int64_t n = first; n < first + apart; n++) meet(n, STREAMS);
+  for (int64_t n = first + STREAMS * apart; n < last; n++) meet(n, 1);
+}
+
+// The same row after row: integers wait for less memory and more arithmetic. What comes 5 KB later is sent for meanwhile,
+// to the second-level cache, which takes more requests at once than the first.
+inline void multiply_packed(const Products& to, const Matrix& w, int64_t first, int64_t last, const Row* x, int64_t M) {
+  const int64_t bytes = row_bytes(w);
+  for (int64_t n = first; n < last; n++) {
+    const uint8_t* values = (const uint8_t*)w.values + n * bytes;
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(values + byte + 5120, 0, 2);
+    const int64_t group = n * w.num_groups;
+    const GroupScales scales{w.scales + group, w.offsets ? w.offsets + group : nullptr, float(-zero_of(w))};
+    for (int64_t m = 0; m < M; m++) {
+      const Groups groups{x[m].quants.data(), x[m].scales.data(), x[m].sums.data(), w.num_groups};
+      const float product = w.kind == EIGHT ? dot_eight(values, scales, groups) : dot_four(values, scales, groups);
+      to.put(m, n, product + (w.bias ? w.bias[n] : 0));
+    }
+  }
+}
+
+inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t last, const Row* x, int64_t M) {
+  if (w.kind == FULL)
+    multiply_plain<float, &Row::values, dot_full>(to, w, first, last, x, M);
+  else if (w.kind == HALF)
+    multiply_plain<uint16_t, &Row::halves, dot_half>(to, w, first, last, x, M);
+  else
+    multiply_packed(to, w, first, last, x, M);
 }
 
 inline void activate(float* x, int64_t count, Activation activation) {
@@ -159,25 +205,16 @@ inline void activate(float* x, int64_t count, Activation activation) {
   for (int64_t i = 0; activation == SILU && i < count; i++) x[i] /= 1 + exponential(-x[i]);
 }
 
-// gated: W holds the gate's rows and then the up rows; y = activation(gate) * up. `residual` (M, N) may be null or y.
+// gated: W holds the gate's rows and then the up rows; y = activation(gate) * up. `residual` (M, N) may be null or y, and
+// there is no activation with it.
 inline void linear(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
                    Activation activation, bool gated, const float* residual) {
   thread_local std::vector<Row> prepared;
   if (int64_t(prepared.size()) < M) prepared.resize(M);
   for (int64_t m = 0; m < M; m++) prepare(prepared[m], x + m * w.K, w, norm);
   const int64_t N = w.N / (gated ? 2 : 1), shares = (N + SHARE - 1) / SHARE;
-  const int64_t end = std::min(N, me.last(shares) * SHARE);
-  for (int64_t n = me.first(shares) * SHARE; n < end; n += TILE) {
-    const int64_t count = std::min(TILE, end - n);
-    float parts[FEW][TILE], ups[FEW][TILE];
-    multiply(parts, w, n, count, prepared.data(), M);
-    if (gated) multiply(ups, w, N + n, count, prepared.data(), M);
-    for (int64_t m = 0; m < M; m++) {
-      activate(parts[m], count, activation);
-      for (int64_t r = 0; r < count; r++) {
-        const int64_t place = m * N + n + r;
-        y[place] = parts[m][r] * (gated ? ups[m][r] : 1) + (residual ? residual[place] : 0);
-      }
-    }
-  }
+  const int64_t first = me.first(shares) * SHARE, last = std::min(N, me.last(shares) * SHARE);
+  multiply({y, N, residual, false}, w, first, last, prepared.data(), M);
+  for (int64_t m = 0; m < M; m++) activate(y + m * N + first, last - first, activation);
+  if (gated) multiply({y, N, nullptr, true}, rows_from(w, N), first, last, prepared.data(), M);
 }

@@ -95,9 +95,11 @@ static void run_layer(const Member& me, const Layer& layer, const Kept& kept, co
 
 extern "C" {
 
+// Each gives 0, or 1 where memory for what its threads share cannot be had; nothing is changed then.
+
 // x (B, T, D) in and out; kept, across, angles: one for each layer. `across` may be null, and else T is 1.
-void clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept, const Kept* across, const Angles* angles,
-                    const Norm* final_norm, float* x, int64_t B, int64_t T) {
+int32_t clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept, const Kept* across, const Angles* angles,
+                       const Norm* final_norm, float* x, int64_t B, int64_t T) try {
   static thread_local std::vector<float> small;  // kept for the next token; what a prompt takes is given back
   std::vector<float> large, &memory = B * T > FEW ? large : small;
   Rows rows;
@@ -129,27 +131,36 @@ void clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept, c
       run_layer(me, layers[i], kept[i], across ? across + i : nullptr, angles[i], space, B, T);
     for (int64_t m = me.first(M); m < me.last(M); m++) normalize(x + m * D, x + m * D, D, *final_norm);
   }
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
 }
 
 // The parts alone: the head, models that these layers do not describe, and tests.
-void clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, const Norm* norm, int32_t activation, int32_t gated,
-                      const float* residual) {
+int32_t clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, const Norm* norm, int32_t activation,
+                         int32_t gated, const float* residual) try {
   Rows rows;
   if (M > FEW) rows.reserve(M, words_of(*w));
 #pragma omp parallel
   product(Member(), y, x, M, *w, *norm, Activation(activation), gated, residual, rows);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
 }
 
-void clearhead_attend(float* y, const float* projected, int64_t B, const Heads* heads, const Kept* kept, const Angles* angles,
-                      int32_t across) {
+int32_t clearhead_attend(float* y, const float* projected, int64_t B, const Heads* heads, const Kept* kept,
+                         const Angles* angles, int32_t across) try {
   std::vector<float> states(state_size(*heads, *kept, B));
 #pragma omp parallel
   attend(Member(), y, states.data(), projected, B, *heads, *kept, *angles, across);
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
 }
 
 // q, y (B, T, N H)
-void clearhead_attend_many(float* y, const float* q, int64_t B, int64_t T, const Heads* heads, const Kept* kept,
-                           int32_t across) {
+int32_t clearhead_attend_many(float* y, const float* q, int64_t B, int64_t T, const Heads* heads, const Kept* kept,
+                              int32_t across) try {
   Seen seen;
   seen.reserve(B, *heads, *kept);
   const Looks looks{B, T, across != 0, *heads, *kept, seen};
@@ -160,10 +171,13 @@ void clearhead_attend_many(float* y, const float* q, int64_t B, int64_t T, const
     else
       looks.look<float>(Member(), y, q, heads->N * heads->H);
   }
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
 }
 
 // W as numbers, for the token table and for gradients; y (N, K) of bfloat16 or float32.
-void clearhead_unpack(void* y, const Matrix* w, int32_t as_bfloat16) {
+int32_t clearhead_unpack(void* y, const Matrix* w, int32_t as_bfloat16) {
 #pragma omp parallel
   {
     const Member me;
@@ -174,5 +188,6 @@ void clearhead_unpack(void* y, const Matrix* w, int32_t as_bfloat16) {
         unpack((float*)y + n * w->K, *w, n);
     }
   }
+  return 0;
 }
 }
