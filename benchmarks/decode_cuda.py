@@ -2,15 +2,17 @@
 
     python benchmarks/decode_cuda.py llama-3.2-1b llama-3-8b
 
-Random weights of the named shape: the speed does not depend on them. One JSON line for each measurement. Peak memory
-stands beside what is stated for it, once until the prompt is read and once while decoding: the weights, the cache, the
-kernels' workspace, and what is there for a while. Before, that is the larger of a second copy of a matrix whose parts
-are merged, and what the cost model says of reading a prompt, with the largest packed matrix as numbers; then it is the
-logits in both precisions.
+Random weights of the named shape: the speed does not depend on them. One JSON line for each measurement, which has a
+process of its own. Peak memory stands beside what is stated for it, once until the prompt is read and once while
+decoding: weights, cache, the kernels' workspace and cuBLAS' own, and what is there for a while. Before, that is the
+larger of a second copy of a matrix whose parts are merged, and what the cost model says of reading a prompt, with the
+largest packed matrix as numbers and those on their way there; then it is the logits in both precisions.
 """
 
+import itertools
 import json
 import math
+import multiprocessing
 import statistics
 import sys
 import time
@@ -23,11 +25,12 @@ from clearhead.cost.workload import Workload
 from clearhead.families import preset
 from clearhead.fast.cuda import GraphDecoder
 from clearhead.fast.modules import PackedLinear, pack_network
-from clearhead.fast.packed import Bits
+from clearhead.fast.packed import UNPACKED_AT_ONCE, Bits
 from clearhead.model.transformer import Transformer
 
 PROMPT, CAPACITY, NUM_TOKENS, ROUNDS = 128, 512, 100, 5
 CASES: tuple[tuple[int, Bits | None], ...] = ((1, None), (64, None), (1, "int8"), (1, "int4"))  # rows, bits
+CUBLAS_BYTES = 1 << 25  # that PyTorch keeps for each stream on Hopper
 
 
 def draw(name: str) -> Transformer:
@@ -58,12 +61,13 @@ def measure(network: Transformer, batch: int) -> dict[str, float]:
         torch.cuda.synchronize()
         seconds.append((time.perf_counter() - start) / NUM_TOKENS)
     held = weight_bytes + decoder.num_bytes
+    num_streams = 1 if batch <= decoder.most_rows else 3  # the prompt's; that of the warm-up, and the graph's
     return {
         "tokens_per_second": batch / statistics.median(seconds),
         "reading_bytes": reading_peak,
         "stated_reading_bytes": held + reading_bytes(decoder, batch),
         "decoding_bytes": torch.cuda.max_memory_allocated(),
-        "stated_decoding_bytes": held + batch * network.config.vocab_size * (2 + 4),
+        "stated_decoding_bytes": held + batch * network.config.vocab_size * (2 + 4) + num_streams * CUBLAS_BYTES,
     }
 
 
@@ -76,16 +80,21 @@ def reading_bytes(decoder: GraphDecoder, batch: int) -> int:
     reading = footprint(workload)
     packed = [module.packed for module in network.modules() if isinstance(module, PackedLinear)]
     unpacked = max((2 * math.prod(matrix.shape) for matrix in packed), default=0)
-    return max(merging, reading.peak - reading.weights + unpacked)
+    unpacked += 2 * 4 * UNPACKED_AT_ONCE if packed else 0
+    return max(merging, reading.peak - reading.weights + unpacked + CUBLAS_BYTES)
+
+
+def case(name: str, batch: int, bits: Bits | None) -> dict[str, float]:
+    network = draw(name) if bits is None else pack_network(draw(name), bits)
+    torch.cuda.empty_cache()
+    return measure(network, batch)
 
 
 def main(names: list[str]) -> None:
-    for name in names:
-        for batch, bits in CASES:
-            network = draw(name) if bits is None else pack_network(draw(name), bits)
-            torch.cuda.empty_cache()
-            print(json.dumps({"model": name, "batch": batch, "bits": bits} | measure(network, batch)), flush=True)
-            del network
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for name, (batch, bits) in itertools.product(names, CASES):
+            found = pool.apply(case, (name, batch, bits))
+            print(json.dumps({"model": name, "batch": batch, "bits": bits} | found), flush=True)
 
 
 if __name__ == "__main__":

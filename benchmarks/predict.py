@@ -4,7 +4,8 @@
     for phase in decode prefill train; do python benchmarks/predict.py cpu results $phase; done
 
 CUDA: shapes of 124M, 1B and 8B in bfloat16; where generation decodes in a CUDA graph, so does this. Training keeps
-weights, gradients and AdamW's moments in bfloat16, 8 bytes a parameter: 8B with its activations fits in 139 GiB.
+weights, gradients and AdamW's moments in bfloat16, 8 bytes a parameter: 8B with its activations fits in 139 GiB. The
+host, whose speed moves too, is measured again before each row that it launches.
 
 CPU: SmolLM2-135M in float32, with freed memory kept, as `clearhead train` does. The speed of a shared machine moves
 within seconds, so calibration and runs take turns, and what counts is the fastest of each; `moved` is the median run
@@ -26,6 +27,7 @@ import torch
 from clearhead.cost.calibrate import measure_machine, measure_once
 from clearhead.cost.calibration import Calibration, fastest
 from clearhead.cost.clock import several_seconds
+from clearhead.cost.host import host_seconds
 from clearhead.cost.measure import Comparison, begin, compare
 from clearhead.cost.predict import predict_seconds
 from clearhead.cost.running import in_graph
@@ -87,6 +89,8 @@ def one_by_one(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibr
     calibration = measure_machine(device, dtypes=[DTYPES[device]])
     found = []
     for described, workload in planned:
+        if described["runs"] == "eager":
+            calibration.host_seconds[workload.phase] = host_seconds(device, workload.phase)
         try:
             rows = [told(row) for row in compare(workload, calibration)]
         except (RuntimeError, ValueError) as error:  # out of memory, no kernel for a shape, a clear refusal

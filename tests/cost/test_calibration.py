@@ -201,6 +201,16 @@ def test_awkward_places_slow_a_gpu_down():
 def test_kernels_of_a_decoded_token_have_rates_of_their_own():
     both = Kernel("multiply_row", 0, 2 * 1024 * 1024, shape=(2, 1, 512, 1024))
     assert MACHINE.kernel_time(both, "float32") == pytest.approx(2 * 1024 * 1024 / 2e9)
+    moments = replace(MACHINE, passes={"moments": [Rate((64,), 1e9)]}, kernel_seconds=1.0)
+    assert moments.kernel_time(Kernel("moments", 1000, width=64), "float32") == pytest.approx(
+        1e-6
+    )  # no launch of its own
+    choosing = replace(MACHINE, chosen_per_second=1e6)  # of 64 rows as of one
+    assert choosing.kernel_time(Kernel("argmax", 64 * 4000, width=1000), "float32") == pytest.approx(1e-3)
+    run = Counter()
+    run.kernels, run.in_graph = [Kernel("multiply_row", 0, 2 * 1024 * 1024, shape=(2, 1, 512, 1024))], True
+    started = replace(MACHINE, graph_seconds=1.0).seconds(run, "float32", "decode")
+    assert started == pytest.approx(1 + MACHINE.seconds(run, "float32", "decode"))
     attention = Kernel("attend_row", 1 << 20, 0, attention=(8, 1024, 64))
     assert MACHINE.kernel_time(attention, "float32") == pytest.approx((1 << 20) / 1e9)
 
@@ -280,6 +290,7 @@ def test_what_only_a_gpu_is_asked(monkeypatch):
     monkeypatch.setattr("clearhead.cost.clock.POINT_SECONDS", {"cpu": 0.001})
     assert set(gpu_rates.measure_uneven("cpu", "float32")) == set("mnk")
     assert gpu_rates.measure_scattered("cpu") > 0
+    assert gpu_rates.measure_choice("cpu") > 0
     names = {kernel.name for kernel in lay_out(workload_of(CASES["gpt2"], "train", 8)).kernels}
     names |= {kernel.name for kernel in lay_out(workload_of(toy(), "train", 8)).kernels}
     passes = gpu_rates.measure_passes("cpu")

@@ -37,7 +37,7 @@ def test_the_products_read_every_weight_once(name, matrices):
     [
         ("llama-3.2-1b", "float32", {"embedding": 1}),
         ("llama-3.2-1b", "bfloat16", {"embedding": 1, "_to_copy": 1}),  # logits are chosen from in float32
-        ("gpt2", "float32", {"embedding": 2, "clamp": 1, "add": 2}),
+        ("gpt2", "float32", {"embedding": 2, "clamp": 1, "add": 2, "moments": 25}),  # of its layer norms
     ],
 )
 def test_what_a_graph_runs_beside_its_five_kernels_a_layer(name, dtype, others):

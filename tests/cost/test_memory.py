@@ -1,5 +1,7 @@
 """Memory by formula against caches, networks and allocations that exist."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from clearhead.cost.memory import (
     cache_bytes_per_token,
     cross_cache_bytes,
     footprint,
+    largest,
     largest_batch,
     largest_context,
     paged_cache_bytes,
@@ -108,6 +111,31 @@ def test_what_fits_fits(phase):
     context = largest_context(workload, room)
     assert footprint(workload_of(workload.config, phase, context)).peak <= room
     assert footprint(workload_of(workload.config, phase, context + 1 + context // 50)).peak > room
+
+
+def test_what_fits_where_buffers_grow_in_jumps():
+    """Between two jumps the peak of one of two GPUs falls as the context grows, and every line points back."""
+    workload = workload_of(CASES["t5-small"], "decode", 5, gpus=2, parallel="tp")
+    peaks = [footprint(replace(workload, context=context)).peak for context in (1100, 2000, 2100)]
+    assert peaks[1] < peaks[0] < peaks[2]
+    tried = []
+
+    def peak(context):
+        tried.append(context)
+        return footprint(replace(workload, context=context)).peak
+
+    context = largest(peak, 5, peaks[0])
+    assert footprint(replace(workload, context=context)).peak <= peaks[0]
+    assert len(tried) < 30
+
+
+def test_the_source_that_fits_an_encoder():
+    workload = replace(workload_of(CASES["t5-small"], "prefill", 5), source=24)
+    assert workload.tokens == 2 * 24
+    room = 4 * footprint(workload).peak
+    source = largest_context(workload, room)
+    assert footprint(replace(workload, source=source)).peak <= room
+    assert footprint(replace(workload, source=source + 1 + source // 50)).peak > room
 
 
 def test_what_does_not_fit():

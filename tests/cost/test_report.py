@@ -1,6 +1,7 @@
 """The one answer: numbers known from elsewhere, the command line, and bad input in one sentence."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -112,6 +113,10 @@ def test_published_peaks_name_their_source():
         ({"gpus": 5, "parallel": "tp"}, "tp shares heads: 12 do not divide among 5 GPUs"),
         ({"phase": "train", "quant": "int8"}, "quant 'int8' is for running"),
         ({"phase": "decode", "recompute": True}, "recompute has no effect on decode; leave it out"),
+        ({"source": 9}, "source is for an encoder-decoder; leave it out"),
+        ({"tokens": 0}, "tokens is 0; it must be from 1 to 1e\\+30"),
+        ({"tokens": math.nan}, "tokens is nan"),
+        ({"tokens": math.inf}, "tokens is inf"),
         ({"phase": "decode", "tokens": 9}, "tokens are those of a whole training; leave them out of phase 'decode'"),
     ],
 )
@@ -147,7 +152,7 @@ def test_only_this_machine_is_measured(asked, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_every_symbol_is_explained(name):
-    rows = cost(CASES[name], context=16, source=16).rows
+    rows = cost(CASES[name], context=16).rows
     used = {symbol for row in rows for symbol in re.findall("[A-Za-z]+", f"{row.formula} {row.traffic}")}
     assert used == {entry.split()[0] for entry in legend(rows).split(", ")}
 

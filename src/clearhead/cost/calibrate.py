@@ -21,8 +21,13 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from clearhead.cost.calibration import Calibration, Rate, Traffic, fastest
 from clearhead.cost.clock import POINT_SECONDS, Run, clock, measured, seconds_of
-from clearhead.cost.gpu_rates import measure_passes, measure_scattered, measure_uneven
-from clearhead.cost.graph_rates import measure_row_attention, measure_row_products
+from clearhead.cost.gpu_rates import measure_choice, measure_passes, measure_scattered, measure_uneven
+from clearhead.cost.graph_rates import (
+    measure_moments,
+    measure_row_attention,
+    measure_row_products,
+    measure_start,
+)
 from clearhead.cost.host import host_seconds
 from clearhead.cost.packed_rates import FORMATS, measure_packed
 from clearhead.cost.workload import Phase
@@ -98,9 +103,11 @@ def measure_gpu(tell: Tell, dtypes: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "uneven": {dtype: measure_uneven("cuda", dtype) for dtype in dtypes},
         "scattered_per_second": next(iter(measured([partial(measure_scattered, "cuda")])), None),
-        "passes": measure_passes("cuda"),
+        "chosen_per_second": measure_choice("cuda"),
     }
     tell("kernels of a decoded token")
+    found["graph_seconds"] = measure_start()
+    found["passes"] = measure_passes("cuda") | {"moments": measure_moments(dtypes[0])}
     found["row_products"] = {dtype: measure_row_products(dtype) for dtype in dtypes}
     found["row_attention"] = {dtype: measure_row_attention(dtype) for dtype in dtypes}
     torch.cuda.empty_cache()

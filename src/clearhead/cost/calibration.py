@@ -60,6 +60,8 @@ class Calibration:
     # CUDA: the most FLOPs per second where rows of a matrix are not aligned, by precision and side (see Kernel.uneven)
     uneven: dict[str, dict[str, float]] = field(default_factory=dict)
     scattered_per_second: float | None = None  # CUDA: numbers whose addresses are worked out one by one
+    chosen_per_second: float | None = None  # CUDA: numbers of a row whose largest is sought; rows go side by side
+    graph_seconds: float = 0.0  # CUDA: until a graph's first kernel begins
     passes: dict[str, list[Rate]] = field(default_factory=dict)  # CUDA: the most bytes per second, by name of a kernel
 
     @property
@@ -70,7 +72,7 @@ class Calibration:
     def seconds(self, run: Counter, dtype: str, phase: str) -> float:
         host, times = self.host_seconds[phase], [self.kernel_time(kernel, dtype) for kernel in run.kernels]
         if run.in_graph:
-            return sum(times)
+            return self.graph_seconds + sum(times)
         if self.device == "cpu":
             return sum(times) + run.num_dispatches * host["each"]
         ended = longer = 0.0
@@ -85,6 +87,10 @@ class Calibration:
             return kernel.flops / between(self.rates("row_products", dtype), (count, count * outputs, inputs))
         if kernel.name == "attend_row" and kernel.attention is not None:
             return kernel.num_bytes / between(self.rates("row_attention", dtype), kernel.attention)
+        if kernel.name == "moments" and kernel.name in self.passes:
+            return kernel.num_bytes / between(self.passes[kernel.name], (kernel.width,))
+        if kernel.name == "argmax" and self.chosen_per_second is not None:
+            return max(kernel.width / self.chosen_per_second, self.kernel_seconds)
         if kernel.shape is not None:
             rate = between(self.rates("products", dtype), kernel.shape[1:])
             limits = [most for side, most in self.uneven.get(dtype, {}).items() if side in kernel.uneven]

@@ -47,6 +47,12 @@ def measure_scattered(device: str) -> float:
     return targets[0].numel() / seconds
 
 
+def measure_choice(device: str) -> float:
+    """Numbers per second of one row whose largest is sought; others beside it take no longer."""
+    row = torch.randn(1, HEAD_SIZES[1], device=device)
+    return row.numel() / seconds_of([partial(torch.argmax, row, -1)], device)
+
+
 def measure_passes(device: str) -> dict[str, list[Rate]]:
     """Bytes per second, as the counter counts them, of kernels that reduce, by name: the loss, the norms, sums."""
     aten = torch.ops.aten

@@ -6,16 +6,17 @@ Matrices and caches are taken in turn from more memory than the GPU's own cache 
 """
 
 import itertools
+import statistics
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.cost.calibration import Rate
 from clearhead.cost.clock import Run, measured, seconds_of
 from clearhead.cost.running import greedy
 from clearhead.fast.cuda import GraphDecoder
-from clearhead.fast.launch import Matrix, multiply
+from clearhead.fast.launch import Matrix, Norm, multiply
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
 from clearhead.model.norms import RootMeanSquare
@@ -24,7 +25,7 @@ from clearhead.model.transformer import Transformer
 
 INPUTS = (512, 1024, 2048, 4096, 8192, 16384)
 OUTPUTS = (512, 1024, 4096, 16384, 65536)  # of both matrices together where there are two
-MOST_COPIES = 200
+MOST_COPIES, NUM_REPLAYS = 200, 100
 COLD_BYTES = 1 << 30
 # Up to 16 rows of 8 heads several programs share a head (`attention_workspace`), from there on each has its own.
 BATCHES, LENGTHS, HEAD_WIDTHS = (1, 8, 16, 32, 64), (512, 2048, 8192), (64, 128)
@@ -48,6 +49,48 @@ def measure_row_product(pool: Tensor, count: int, outputs: int, inputs: int) -> 
     run = partial(multiply, x, norm=norm, gated=count == 2, activation="silu" if count == 2 else "")
     runs: list[Run] = [partial(run, matrix=Matrix(one, None)) for one in matrices[:MOST_COPIES]]
     return Rate((count, outputs, inputs), 2 * size / seconds_of(runs, "cuda"))
+
+
+def measure_start() -> float:
+    """What a graph takes beyond its kernels: one of one kernel, less what each of eleven takes."""
+    one, eleven = (replay_seconds(num_kernels) for num_kernels in (1, 11))
+    return max(0.0, one - (eleven - one) / 10)
+
+
+def replay_seconds(num_kernels: int) -> float:
+    tiny, large = torch.ones(8, device="cuda"), torch.empty(COLD_BYTES, dtype=torch.uint8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(num_kernels):
+            tiny.add_(1.0)
+    rounds = []
+    for _ in range(5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(10):
+            large.fill_(0)  # keeps the GPU at work until the host has asked for all replays
+        begin.record()
+        for _ in range(NUM_REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        rounds.append(begin.elapsed_time(end) / 1e3 / NUM_REPLAYS)
+    return statistics.median(rounds)
+
+
+def measure_moments(dtype: str) -> list[Rate]:
+    """Bytes of x per second, of two looks at it: what a layer norm in a product takes beyond an RMS norm."""
+    return measured(partial(measure_two_looks, dtype, width) for width in INPUTS[::2])
+
+
+def measure_two_looks(dtype: str, width: int) -> Rate:
+    x = torch.randn(1, width, device="cuda", dtype=getattr(torch, dtype))
+    matrices = [Matrix(torch.randn(width, width, device="cuda", dtype=x.dtype), None) for _ in range(8)]
+
+    def seconds(norm: Norm) -> float:
+        return seconds_of([partial(multiply, x, matrix, norm=norm.to(x)) for matrix in matrices], "cuda")
+
+    longer = seconds(nn.LayerNorm(width)) - seconds(RootMeanSquare(NORM, width))
+    return Rate((width,), 2 * x.nbytes / max(longer, 1e-9))
 
 
 def measure_row_attention(dtype: str) -> list[Rate]:

@@ -8,7 +8,7 @@ Nothing launches a Triton kernel there, so each is told to the counter by the si
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.cost.counter import Counter, Kernel, size_of
 from clearhead.cost.running import build, greedy
@@ -54,6 +54,8 @@ class Told(GraphDecoder):
         num_bytes = matrix.num_bytes + sum(size_of(vector) for vector in vectors if vector is not None)
         shape = count, len(x), outputs // count, inputs
         self.counter.kernels.append(Kernel("multiply_row", num_bytes, 2 * math.prod(shape), shape))
+        if isinstance(norm, nn.LayerNorm):  # looks at x twice more, for its mean and its deviation
+            self.counter.kernels.append(Kernel("moments", 2 * size_of(x), width=inputs))
         return y
 
     def attend(self, layer: StaticLayer, projected: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ On CUDA a launch costs more than a view, and models differ in how many of each t
 Three kinds of kernel keep the host longer still, since it asks a library which of many to launch: they are timed apart.
 """
 
+import statistics
 from functools import partial
 
 import torch
@@ -13,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead.cost.clock import Run, clock
 from clearhead.cost.layout import lay_out
-from clearhead.cost.running import build, prepare
+from clearhead.cost.running import Step, build, prepare
 from clearhead.cost.workload import Phase, Workload
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
@@ -21,6 +22,7 @@ from clearhead.model.parts import LayerNorm, LearnedPositions, RmsNorm, Rope
 
 NUM_CALLS = 100
 STEP_SECONDS = {"cpu": 0.3, "cuda": 1.0}  # of one pass
+NUM_TURNS = 10
 LENGTH = 8
 NORM = RmsNorm(epsilon=1e-5)
 UNUSUAL = 24  # width of a head that no CUDA graph decodes
@@ -28,27 +30,32 @@ UNUSUAL = 24  # width of a head that no CUDA graph decodes
 
 def host_seconds(device: str, phase: Phase) -> dict[str, float]:
     """ "each": for each operation, views included; "launch": for each kernel beyond that; some kinds: beyond both."""
-    if device == "cpu":
-        num_dispatches, _, seconds = timed(toy(), device, phase, {})
-        return {"each": seconds / num_dispatches}
+    on_cpu = device == "cpu"
+    workloads = [
+        Workload(
+            config=config,
+            phase=phase,
+            context=LENGTH,
+            source=LENGTH,
+            dtype="float32" if on_cpu else "bfloat16",
+            device_type="cpu" if on_cpu else "cuda",
+        )
+        for config in ((toy(),) if on_cpu else (toy(UNUSUAL), plain_toy()))
+    ]
+    seconds = in_turns([prepare(build(workload, device), workload) for workload in workloads], device)
+    runs = [lay_out(workload) for workload in workloads]
+    if on_cpu:
+        return {"each": seconds[0] / runs[0].num_dispatches}
     longer = longer_seconds(device, num_queries=1 if phase == "decode" else LENGTH)
-    return longer | told_apart(*(timed(config, device, phase, longer) for config in (toy(UNUSUAL), plain_toy())))
+    known = [sum(longer.get(kernel.kind, 0.0) for kernel in run.kernels) for run in runs]
+    counts = [(run.num_dispatches, len(run.kernels)) for run in runs]
+    return longer | told_apart(*((*count, seconds[i] - known[i]) for i, count in enumerate(counts)))
 
 
-def timed(config: ModelConfig, device: str, phase: Phase, longer: dict[str, float]) -> tuple[int, int, float]:
-    """How many operations and kernels there are, and how long the host takes for them, less what is known."""
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    workload = Workload(
-        config=config,
-        phase=phase,
-        context=LENGTH,
-        source=LENGTH,
-        dtype=dtype,
-        device_type="cpu" if device == "cpu" else "cuda",
-    )
-    step, run = prepare(build(workload, device), workload), lay_out(workload)
-    known = sum(longer.get(kernel.kind, 0.0) for kernel in run.kernels)
-    return run.num_dispatches, len(run.kernels), max(0.0, clock(step, device, seconds=STEP_SECONDS[device]) - known)
+def in_turns(steps: list[Step], device: str) -> list[float]:
+    """Of each step. A host's speed moves within seconds, and each is to have its part of every moment."""
+    turns = [[clock(step, device, STEP_SECONDS[device] / NUM_TURNS) for step in steps] for _ in range(NUM_TURNS)]
+    return [statistics.median(times) for times in zip(*turns, strict=True)]
 
 
 def told_apart(first: tuple[int, int, float], second: tuple[int, int, float]) -> dict[str, float]:

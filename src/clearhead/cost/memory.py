@@ -8,6 +8,7 @@ read off the network laid out on the meta device. What the driver itself takes, 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import isqrt
 
 from clearhead.cost.attention import store_of
 from clearhead.cost.layout import lay_out
@@ -18,6 +19,7 @@ from clearhead.model.parts import LearnedPositions
 
 TRACED_EXPERTS = 2  # share the tokens as well as 256 would, for what is asked here
 SOMETHING_HUGE = 1 << 24
+MOST_LINES = 8  # tries; a peak without jumps takes fewer
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,7 @@ def footprint(workload: Workload) -> Footprint:
     optimizer = OPTIMIZER_NUMBERS[workload.optimizer] * weights if training else 0
     tensor_share = workload.gpus if workload.parallel == "tp" else 1
     running = not training and workload.config.decoder is not None
-    starts = workload.phase == "prefill" and workload.config.is_encoder_decoder  # the decoder has read nothing yet
-    cache = cache_bytes(workload) // tensor_share if running and not starts else 0
+    cache = cache_bytes(workload) // tensor_share if running and not workload.reads_source else 0
     cross = cross_cache_bytes(workload) // tensor_share if running else 0
     if training:
         run = lay_out(workload, TRACED_EXPERTS)
@@ -151,27 +152,35 @@ def largest_batch(workload: Workload, memory_bytes: float) -> int:
 
 
 def largest_context(workload: Workload, memory_bytes: float) -> int:
-    """At most what the model has learned positions for; 0 where not even one token fits."""
-    positions = workload.config.output_stack.embedding.positions
+    """Of the source, where that is what is read. At most what there are learned positions for; 0: no token fits."""
+    config, of_source = workload.config, workload.reads_source
+    stack = config.encoder if of_source and config.encoder is not None else config.output_stack
+    positions = stack.embedding.positions
     limit = positions.num_positions if isinstance(positions, LearnedPositions) else None
 
-    def peak(context: int) -> int:
-        return footprint(replace(workload, context=context)).peak
+    def peak(length: int) -> int:
+        return footprint(replace(workload, source=length) if of_source else replace(workload, context=length)).peak
 
-    return largest(peak, workload.context, memory_bytes, limit)
+    return largest(peak, workload.source if of_source else workload.context, memory_bytes, limit)
 
 
 def largest(peak: Callable[[int], int], start: int, memory_bytes: float, limit: int | None = None) -> int:
-    """The largest size whose peak fits, to a hundredth: along a line through the last two, between what is known."""
+    """The largest size whose peak fits, to a hundredth: along a line through the last two, between what is known.
+
+    Buffers that grow in jumps can lead such lines astray; then what is known is halved, by its logarithm.
+    """
     low, high, at = 0, (limit or SOMETHING_HUGE) + 1, start
     before: tuple[int, int] | None = None
+    tries = 0
     while high - low > max(1, low // 100):
-        now = at, peak(at)
+        now, tries = (at, peak(at)), tries + 1
         low, high = (at, high) if now[1] <= memory_bytes else (low, at)
         guess = 2 * at
         if before is not None and before[1] != now[1]:
             guess = at + int((memory_bytes - now[1]) * (at - before[0]) / (now[1] - before[1]))
         margin = max(1, low // 200)  # step over the solution, so that it lies between two that were tried
         guess += margin if low == at else -margin
+        if tries > MOST_LINES:
+            guess = isqrt(max(low, 1) * high)
         before, at = now, min(max(guess, low + 1), high - 1)
     return low

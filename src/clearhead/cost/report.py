@@ -18,6 +18,8 @@ from clearhead.cost.workload import Optimizer, Parallel, Phase, Workload, longes
 from clearhead.errors import ClearheadError
 from clearhead.model.config import ModelConfig
 
+MOST_TOKENS = 1e30
+
 
 @dataclass(frozen=True)
 class Row:
@@ -112,7 +114,7 @@ def cost(
     quant: str | None = None,
     optimizer: Optimizer = "adamw",
     recompute: bool = False,
-    tokens: int | None = None,
+    tokens: float | None = None,
     device: str | None = None,
     gpus: int = 1,
     parallel: Parallel = "ddp",
@@ -122,6 +124,10 @@ def cost(
         raise ClearheadError(f"config is {config!r}; it must be a ModelConfig: clearhead.preset(name), or model.config")
     if tokens is not None and phase not in (None, "train"):
         raise ClearheadError(f"tokens are those of a whole training; leave them out of phase {phase!r}")
+    if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
+        raise ClearheadError(f"tokens is {tokens:g}; it must be from 1 to {MOST_TOKENS:g}")
+    if source is not None and not config.is_encoder_decoder:
+        raise ClearheadError("source is for an encoder-decoder; leave it out, this model reads its context alone")
     chosen = None if device is None else find_device(device)
     length = longest_context(config) if context is None else context
     workload = Workload(
@@ -148,8 +154,8 @@ def cost(
         memory=footprint(workload),
         cache_bytes_per_token=cache_bytes_per_token(config, workload.num_bytes),
         utilization=utilization(workload),
-        training_tokens=tokens,
-        training_flops=None if tokens is None else 6 * active_parameters(config) * tokens,
+        training_tokens=None if tokens is None else int(tokens),
+        training_flops=None if tokens is None else 6 * active_parameters(config) * int(tokens),
         communication=communication,
         bound=None if chosen is None else bound(workload, rows, chosen, communication),
     )

@@ -82,7 +82,7 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
         took = f", {duration(report.bound.communication_seconds)}" if report.bound else ""
         console.print(f"between {workload.gpus} GPUs: {sent.what}, {amount(sent.bytes_each_way, 'B')} each way{took}")
     if report.bound is not None:
-        print_bound(report.bound, console)
+        print_bound(report.bound, report.workload, console)
 
 
 def sizes(workload: Workload) -> str:
@@ -152,7 +152,7 @@ def print_memory(report: Report, console: Console) -> None:
         console.print(f"cache: {report.cache_bytes_per_token:,} bytes for each token")
 
 
-def print_bound(bound: Bound, console: Console) -> None:
+def print_bound(bound: Bound, workload: Workload, console: Console) -> None:
     console.print(
         f"\non {bound.device} ({escape(bound.source)})\n"
         f"at least {duration(bound.seconds)}: every operation at its slower side, its FLOPs or its bytes, "
@@ -163,8 +163,9 @@ def print_bound(bound: Bound, console: Console) -> None:
         console.print(f"at most {rate}")
     else:
         console.print(f"predicted by what was measured here: {duration(bound.predicted_seconds)}, {rate}")
+    read = "source" if workload.reads_source else "context"
     console.print(
-        f"fits its memory: batch {bound.largest_batch:,} of this context, or context {bound.largest_context:,} "
+        f"fits its memory: batch {bound.largest_batch:,} of this {read}, or {read} {bound.largest_context:,} "
         "of this batch"
     )
 

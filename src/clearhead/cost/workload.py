@@ -11,9 +11,9 @@ decode    one token for each row; `context` tokens are held once it is, itself i
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, require, unknown
 from clearhead.model.config import ModelConfig
-from clearhead.model.parts import LearnedPositions, require
+from clearhead.model.parts import LearnedPositions
 
 Phase = Literal["train", "prefill", "decode"]
 Parallel = Literal["ddp", "fsdp", "tp"]
@@ -103,17 +103,22 @@ class Workload:
         return self.batch if self.parallel == "tp" else self.batch // self.gpus
 
     @property
+    def reads_source(self) -> bool:
+        """The prefill of an encoder-decoder is its encoder's; the decoder has read nothing yet."""
+        return self.phase == "prefill" and self.config.is_encoder_decoder
+
+    @property
     def logit_rows(self) -> int:
         """Hidden states that are turned into logits: all in training and of an encoder, otherwise a row's last."""
         config = self.config
-        if config.head is None or (self.phase == "prefill" and config.is_encoder_decoder):
+        if config.head is None or self.reads_source:
             return 0
         return self.rows * (self.context if self.phase == "train" or config.decoder is None else 1)
 
     @property
     def tokens(self) -> int:
         """That come out of one run, on all GPUs."""
-        return self.batch * (1 if self.phase == "decode" else self.context)
+        return self.batch * (1 if self.phase == "decode" else self.source if self.reads_source else self.context)
 
 
 def longest_context(config: ModelConfig) -> int:
