@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
 from clearhead.errors import ClearheadError
@@ -61,6 +62,14 @@ def test_a_small_matrix_has_a_line_for_each_row_and_two_columns_for_each_cell():
     shares = weight_shares(weights)
     for row, cells in enumerate(grounds(drawn)):
         assert cells == [(colour, colour) for share in shares[row] for colour in [mix(DARK, float(share))] * 2]
+
+
+@pytest.mark.parametrize(
+    "text", [" 你好", "한국어로 말하는 사람", "🙂🙂🙂🙂🙂🙂🙂", "e\u0301a\u0308", "plain", "words without end"]
+)
+def test_cells_stand_below_each_other_whatever_the_script(text):
+    lines = heatmap(causal(2), [text, "a"], [text, "a"], width=80).plain.split("\n")
+    assert cell_len(lines[1].rstrip("▀")) == cell_len(lines[2].rstrip("▀")) == LABEL_WIDTH
 
 
 def test_a_larger_one_has_two_rows_in_each_line():

@@ -245,6 +245,14 @@ def test_trace_of_a_translator_looks_across(opus_mt, tmp_path):
     assert len(PageReader((tmp_path / "page.html").read_text(encoding="utf-8")).data["views"]) == 3
 
 
+def test_an_answer_is_read_as_far_as_it_is_given(opus_mt):
+    """What comes after the whole answer is its end, which the tokenizer adds to a text."""
+    model = clearhead.load(opus_mt, dtype="float32")
+    traced = model.trace("I love you.", source="我爱你")
+    assert [*traced.tokens[1:], traced.logits_at(-1).argmax()] == model.encode("I love you.")
+    assert model.trace("", source="我爱你").tokens == [model.speaker.start_id]
+
+
 def test_a_wrong_ending_is_told_before_a_model_is_read(tmp_path):
     with pytest.raises(ClearheadError, match=r"page\.doc"):
         run("trace", "no-such-model", "text", "--out", tmp_path / "page.doc")

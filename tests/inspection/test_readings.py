@@ -165,6 +165,15 @@ def test_the_share_of_a_part_is_what_its_absence_takes_under_the_same_divisor():
     assert abs(largest[0].logit) >= abs(largest[1].logit) >= abs(largest[2].logit)
 
 
+def test_shares_of_a_stream_whose_squares_overflow_half_precision():
+    network = toy(decoder(position=Rope())).float()
+    with torch.no_grad():
+        network.decoder.layers[1].feed_forward.down.weight.mul_(2000.0)
+    traced = trace(Model(network.half()), TOKENS)
+    assert traced.residual(2).square().mean().isinf()
+    assert attribute(traced, 5, by_head=True).logit == pytest.approx(traced.logits[-1, 5].item(), rel=0.01)
+
+
 def test_where_logits_are_no_sum():
     post = Model(toy(replace(decoder(), decoder=stack(decoder().decoder.layers[0].attention, placement="post"))))
     with pytest.raises(ClearheadError, match="its stream is no sum"):

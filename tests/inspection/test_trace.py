@@ -1,5 +1,6 @@
 """A trace against the forward it was made of: every kind of attention, placement and text."""
 
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clearhead.bundle import Model
+from clearhead.bundle import Model, RecurrentBaseline
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.inspection.record import Inputs, listening
+from clearhead.inspection.ablation import ablate
+from clearhead.inspection.patching import patch
+from clearhead.inspection.record import Inputs, Listening
 from clearhead.inspection.recurrent import trace_recurrent
 from clearhead.inspection.tracing import MAX_TOKENS, record, trace, trace_generation, trace_row
 from clearhead.model.config import Dropout, QueryTemperature, ScoreTemperature
@@ -280,19 +283,45 @@ def test_few_streams_are_kept_of_many_layers():
     network = toy(replace(config, decoder=replace(config.decoder, layers=config.decoder.layers * 5)))
     traced = trace(Model(network), TOKENS)
     assert list(traced.states["decoder"]) == [0, 4, 8, 10]
-    with torch.no_grad(), listening(network) as heard:
-        network.hidden(torch.tensor([TOKENS]))
+    listening = Listening(network)
+    with torch.no_grad():
+        listening.hidden(torch.tensor([TOKENS]))
     for depth in (7, 9, 1, 2, 3, 10, 6):
-        assert torch.equal(traced.residual(depth), heard["decoder"][depth][0][0])
+        assert torch.equal(traced.residual(depth), listening.heard["decoder"][depth][0][0])
 
 
-def test_the_network_is_left_as_it_was():
-    network = toy(translator())
-    blocks = [*network.encoder.layers, *network.decoder.layers]
-    trace(Model(network), TOKENS, SOURCE)
-    with pytest.raises(ZeroDivisionError), listening(network):
-        1 / 0  # noqa: B018
-    assert [*network.encoder.layers, *network.decoder.layers] == blocks
+def test_who_else_runs_the_network_is_neither_heard_nor_changed():
+    """Another thread reads another text while this one is in the middle of its own."""
+    network = toy(decoder(position=Rope()))
+    others, heard = torch.tensor([SOURCE]), []
+    with torch.no_grad():
+        alone = network(others)
+    plain = trace(Model(network), TOKENS)
+    expected = plain.residual(0), plain.residual(2), plain.logits_at(-1), ablate(plain, layer=1, head=2).divergence
+
+    def meanwhile(module, given, out):
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=lambda: heard.append(read_by_another()))
+            other.start()
+            other.join()
+
+    @torch.no_grad()
+    def read_by_another():
+        return network(others)
+
+    network.decoder.layers[0].register_forward_hook(meanwhile)
+    traced = trace(Model(network), TOKENS)
+    found = traced.residual(0), traced.residual(2), traced.logits_at(-1)
+    for value, before in zip(found, expected[:3], strict=True):
+        close(value, before, 0.0)
+    made = trace_generation(Model(network), SOURCE, max_new_tokens=4, temperature=0.0)
+    assert len(made.residual(0)) == len(made.tokens) == len(SOURCE) + 3
+    with_change = len(heard)
+    assert ablate(traced, layer=1, head=2).divergence == expected[3] > 0
+    patch(traced, trace(Model(network), TOKENS[::-1]), layer=1, places=[2])
+    assert len(heard) > with_change
+    for read in heard:
+        close(read, alone, 0.0)
 
 
 def test_texts():
@@ -325,6 +354,8 @@ def test_alignments_of_the_recurrent_baseline(cell):
     network = RecurrentTranslator(RecurrentConfig(**sizes, cell=cell, attention="dot_product", dropout=0.5))
     redraw(network)
     traced = trace_recurrent(network, SOURCE, TOKENS)
+    with pytest.raises(ClearheadError, match="this model is a recurrent network"):
+        trace_generation(RecurrentBaseline(network), SOURCE)
     network.eval()
     memory = network.encode(torch.tensor([SOURCE]))
     states = network.hidden_states(torch.tensor([TOKENS]), memory)[0, :-1]
@@ -342,8 +373,8 @@ WRONG = {
     "row 10 is out of range": lambda traced: traced.attention(0, 1, rows=[10]),
     "no cross-attention": lambda traced: traced.cross_attention(0),
     "unknown stack 'encoder'": lambda traced: traced.attention(0, stack="encoder"),
-    "should end in .safetensors": lambda traced: traced.save("trace.bin"),
-    "there is no folder none": lambda traced: traced.save("none/trace.safetensors"),
+    "'trace.bin' says no kind of file; give a name that ends in .safetensors": lambda traced: traced.save("trace.bin"),
+    "there is no folder 'none'": lambda traced: traced.save("none/trace.safetensors"),
 }
 
 

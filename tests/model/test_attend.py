@@ -31,7 +31,7 @@ MASKS = {
     "all padded": make_mask(Everything(), Grid.of(TOKENS, padded_left())),
     "window": make_mask(Window(size=2), Grid.of(TOKENS)),
     "chunk padded": make_mask(Chunk(size=2), Grid.of(TOKENS, padded_left())),
-    "documents": make_mask(Causal(), Grid.of(TOKENS, documents=DOCUMENTS)),
+    "documents": make_mask(Causal(), Grid.at(torch.arange(LENGTH)[None], None, DOCUMENTS)),
     "nothing": Mask(torch.zeros(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)),
 }
 BIASES = {"none": None, "full": (BATCH, HEADS), "one batch": (1, HEADS), "one head": (BATCH, 1)}

@@ -31,7 +31,8 @@ def drawing() -> dict[str, Tensor]:
 def allowed(reach: Reach, real: Tensor | None = None, documents: Tensor | None = None, length: int = 5) -> Tensor:
     """(B, T, S), spelled out."""
     tokens = torch.zeros(1 if real is None else len(real), length)
-    mask = make_mask(reach, Grid.of(tokens, real, documents))
+    index = torch.arange(length)[None]
+    mask = make_mask(reach, Grid.of(tokens, real) if documents is None else Grid.at(index, real, documents))
     if mask.causal:
         assert mask.allowed is None
         return torch.ones(1, length, length, dtype=torch.bool).tril()

@@ -61,8 +61,8 @@ def test_config_survives_json_and_toml(config: RecurrentConfig) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"cell": "grru"}, "unknown cell 'grru'; did you mean 'gru'"),
-        ({"attention": "dot"}, "unknown attention 'dot'"),
+        ({"cell": "grru"}, "unknown RecurrentConfig.cell 'grru'; did you mean 'gru'"),
+        ({"attention": "dot"}, "unknown RecurrentConfig.attention 'dot'"),
         ({"width": 0}, "width is 0"),
         ({"width": 7, "bidirectional": True}, "width 7 must be even"),
         ({"num_layers": -1}, "num_layers is -1"),

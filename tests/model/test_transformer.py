@@ -90,7 +90,7 @@ def test_rows_of_different_length_in_one_batch(name):
     close(both[1:, 3:], network(short), 1e-11)
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "chunk"])  # chunks are counted along the row
+@pytest.mark.parametrize("name", KINDS)
 def test_packed_documents_are_computed_as_if_apart(name):
     network = toy(KINDS[name])
     parts = [some_tokens(1, length, seed=length) for length in (3, 5, 4)]

@@ -11,7 +11,7 @@ from clearhead.cache.paged import PageMemory
 from clearhead.cache.stores import ContiguousStore, SlidingStore
 from clearhead.fast import modules, plan
 from clearhead.generation import decode, speculative
-from clearhead.model import attend, context, positions, transformer
+from clearhead.model import attend, context, masks, positions, transformer
 from clearhead.model.latent_attention import LatentAttentionLayer
 from clearhead.model.masks import Mask
 from clearhead.model.transformer import Transformer
@@ -191,8 +191,8 @@ BATCHED, KERNELS = "batched == single", "kernel step == network"
 CONTROLS = [
     (PREFIX, Control(wrapped(context, "make_mask", all_seeing), BATCHED)),
     (BATCHED, Control(wrapped(attend, "scaled_dot_product_attention", reads_its_neighbour), PREFIX)),
-    (LEFT, Control(wrapped(transformer, "positions_from", counts_padding), RIGHT, "gpt2")),
-    (RIGHT, Control(wrapped(transformer, "positions_from", counts_padding_behind), LEFT, "gpt2")),
+    (LEFT, Control(wrapped(masks, "positions_from", counts_padding), RIGHT, "gpt2")),
+    (RIGHT, Control(wrapped(masks, "positions_from", counts_padding_behind), LEFT, "gpt2")),
     (
         "fused attention == reference",
         Control(wrapped(attend, "scaled_dot_product_attention", scales_by_another_width), CACHED),

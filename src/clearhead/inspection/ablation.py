@@ -41,6 +41,5 @@ def ablate(
         left = without.to(x).expand_as(x)
         return left + (x - left).mean(dim=1, keepdim=True) if by == "mean" else left
 
-    with changed(place, empty):
-        after = trace.run_again(position)
+    after = trace.run_again(position, changed(trace.need_network(), place, empty))
     return Effect.of(trace.logits_at(position), after)

@@ -52,7 +52,8 @@ def attribute(
     network = trace.need_network()
     check_sums(trace)
     position, vocab_size = index("position", position, len(trace.tokens)), trace.config.vocab_size
-    direction, bias = unembedding(network, index("token", token, vocab_size))
+    token = index("token", token, vocab_size)
+    direction, bias = unembedding(network, token)
     if against is not None:
         other, other_bias = unembedding(network, index("token", against, vocab_size))
         direction, bias = direction - other, bias - other_bias
@@ -96,10 +97,12 @@ class FrozenNorm:
     centred: bool
 
     def __call__(self, x: Tensor) -> Tensor:
+        x = wide(x)
         return self.gain * (x - x.mean(dim=-1, keepdim=True) if self.centred else x) / self.divisor
 
     @staticmethod
     def at(norm: nn.Module, x: Tensor) -> "FrozenNorm":
+        x = wide(x)
         zero, one = torch.zeros_like(x), x.new_ones(())
         match norm:
             case RootMeanSquare():
@@ -114,6 +117,11 @@ class FrozenNorm:
                 return FrozenNorm(torch.ones_like(x), zero, one, centred=False)
 
 
+def wide(x: Tensor) -> Tensor:
+    """In float32 at least: the squares of a stream do not fit into float16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def unembedding(network: Transformer, token: int) -> tuple[Tensor, float]:
     """The direction (D,) whose product with the normed stream is the token's logit, and what is added to it."""
     head, stack = network.head, network.decoder or network.encoder
@@ -122,7 +130,7 @@ def unembedding(network: Transformer, token: int) -> tuple[Tensor, float]:
     table = stack.embedding.tokens.weight if head.weight is None else head.weight
     if not isinstance(table, Tensor):
         raise ClearheadError("the weights of this model are packed; load it with full ones to share a logit out")
-    return table[token] * head.config.scale, 0.0 if head.bias is None else head.bias[token].item()
+    return wide(table[token]) * head.config.scale, 0.0 if head.bias is None else head.bias[token].item()
 
 
 def check_sums(trace: Trace) -> None:

@@ -62,8 +62,11 @@ def shade(share: float, count: int) -> Text:
 
 
 def row_label(row: int, num_shown: int, rows: Sequence[str]) -> str:
+    """Cut and filled up by the columns it takes: two for each Chinese character."""
     number = row * len(rows) // num_shown
-    return f"{number:>4} {visible(rows[number], LABEL_WIDTH - 6):<{LABEL_WIDTH - 5}}"
+    text = Text(visible(rows[number]))
+    text.truncate(LABEL_WIDTH - 6, overflow="ellipsis", pad=True)
+    return f"{number:>4} {text.plain} "
 
 
 def ruler(num_columns: int, num_shown: int, zoom: int) -> str:

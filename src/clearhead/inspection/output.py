@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.files import check_output
+from clearhead.files import check_output, write_text
 from clearhead.inspection.document import framed
 from clearhead.inspection.heads import index
 from clearhead.inspection.heatmap import has_colours, heatmap
@@ -68,7 +68,7 @@ def check_path(path: Path, chosen: Chosen, with_lens: bool) -> None:
 
 def write_page(trace: Trace, path: Path, chosen: Chosen, lens: Lens | None) -> None:
     subtitle = f"{trace.num_layers} layers, {len(trace.tokens)} tokens"
-    path.write_text(page(views_of(trace), heading(trace), subtitle, lens, in_range(trace, chosen)), encoding="utf-8")
+    write_text(path, page(views_of(trace), heading(trace), subtitle, lens, in_range(trace, chosen)))
 
 
 def notebook(trace: Trace) -> str | None:

@@ -39,8 +39,9 @@ def patch(
     put_in = heard_at(clean, layer, part, head)
     rows = range(length) if places is None else [index("place", number, length) for number in places]
     chosen = torch.tensor(list(rows), dtype=torch.long, device=put_in.device)
-    with changed(site(corrupted, layer, part, head), lambda x: x.index_copy(1, chosen, put_in[:, chosen])):
-        after = corrupted.run_again(position)
+    place = site(corrupted, layer, part, head)
+    patched = changed(corrupted.need_network(), place, lambda x: x.index_copy(1, chosen, put_in[:, chosen]))
+    after = corrupted.run_again(position, patched)
     return Effect.of(corrupted.logits_at(position), after)
 
 
@@ -62,8 +63,7 @@ def heard_at(trace: Trace, layer: int, part: Part, head: int | None) -> Tensor:
         heard.append(x)
         return x
 
-    with changed(site(trace, layer, part, head), keep):
-        trace.run_again(-1)
+    trace.run_again(-1, changed(trace.need_network(), site(trace, layer, part, head), keep))
     return heard[0]
 
 

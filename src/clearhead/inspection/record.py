@@ -1,10 +1,9 @@
 """Run a network as it is, fused kernel and compiled graph and all, and keep what some of its blocks were given.
 
-    with listening(network) as heard: network.hidden(tokens)
-    states = {depth: pieces[0] for depth, pieces in heard["decoder"].items()}   # (B, T, D) each
+    listening = Listening(network); listening.hidden(tokens)
+    states = {depth: pieces[0] for depth, pieces in listening.heard["decoder"].items()}   # (B, T, D) each
 
-A listener takes a block's place instead of hooking it: a compiled graph does not look at hooks added later, but it
-does see that another module stands there, and compiles once more, with the block inputs among its results.
+The network itself stays untouched, so that whoever else runs it meanwhile is neither heard nor held up.
 """
 
 import math
@@ -16,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from clearhead.model.attend import Scoring, fused
-from clearhead.model.transformer import Transformer
+from clearhead.model.transformer import Memory, Transformer
 
 
 @dataclass(frozen=True)
@@ -30,47 +29,29 @@ class Inputs:
     token_types: Tensor | None = None
 
 
-class Listener(nn.Module):
-    """A block that keeps what it is given in `before` and what it gives in `after`, where there are such."""
-
-    def __init__(self, block: nn.Module, before: list[Tensor] | None, after: list[Tensor] | None):
-        super().__init__()
-        self.block, self.before, self.after = block, before, after
-        for name, part in block.named_children():  # a block's parts stay where others look for them
-            self.add_module(name, part)
-
-    def forward(self, x: Tensor, *rest: Any, **named: Any) -> Tensor:
-        if self.before is not None:
-            self.before.append(x)
-        x = self.block(x, *rest, **named)
-        if self.after is not None:
-            self.after.append(x)
-        return x
-
-
-@contextmanager
-def listening(network: Transformer, sparsely: bool = False) -> Iterator[dict[str, dict[int, list[Tensor]]]]:
-    """By stack and depth the stream before that layer (L: after the last), once for each forward meanwhile.
+class Listening(Transformer):
+    """All parts of a network, and by stack and depth the stream before that layer (L: after the last), of each forward.
 
     sparsely: only every √L-th, so that at most √L layers lie between one that was heard and the next.
     """
-    stacks = {name: stack for name in ("encoder", "decoder") if (stack := getattr(network, name)) is not None}
-    blocks = {name: list(stack.layers) for name, stack in stacks.items()}
-    heard: dict[str, dict[int, list[Tensor]]] = {}
-    for name, layers in blocks.items():
-        step = math.ceil(math.sqrt(len(layers))) if sparsely else 1
-        heard[name] = {depth: [] for depth in (*range(0, len(layers), step), len(layers))}
-    try:
-        for name, stack in stacks.items():
-            last = len(blocks[name]) - 1
-            for number in {min(depth, last) for depth in heard[name]}:
-                after = heard[name][last + 1] if number == last else None
-                stack.layers[number] = Listener(blocks[name][number], heard[name].get(number), after)
-        yield heard
-    finally:
-        for name, stack in stacks.items():
-            for number, block in enumerate(blocks[name]):
-                stack.layers[number] = block
+
+    def __init__(self, network: Transformer, sparsely: bool = False):
+        nn.Module.__init__(self)
+        self.config, self.training = network.config, network.training
+        self.encoder, self.decoder = network.encoder, network.decoder
+        self.head, self.pooler = network.head, network.pooler
+        self.heard: dict[str, dict[int, list[Tensor]]] = {}
+        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            if stack is not None:
+                num_layers = len(stack.layers)
+                step = math.ceil(math.sqrt(num_layers)) if sparsely else 1
+                self.heard[name] = {depth: [] for depth in (*range(0, num_layers, step), num_layers)}
+
+    def hidden(self, *inputs: Any, **options: Any) -> Tensor:
+        return super().hidden(*inputs, **options, heard=self.heard["encoder" if self.decoder is None else "decoder"])
+
+    def encode(self, *inputs: Any, **options: Any) -> Memory:
+        return super().encode(*inputs, **options, heard=self.heard["encoder"])
 
 
 @contextmanager

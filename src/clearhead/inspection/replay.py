@@ -21,7 +21,7 @@ from clearhead.inspection.record import Inputs
 from clearhead.model.attend import fused
 from clearhead.model.block import Block, Residual
 from clearhead.model.context import AttentionContext, ForwardContext, contexts_for
-from clearhead.model.masks import Grid, memory_mask, positions_from
+from clearhead.model.masks import memory_mask, places, positions_from
 from clearhead.model.mixture import MixtureLayer
 from clearhead.model.transformer import LayerStack
 
@@ -36,12 +36,7 @@ class Routing:
 
 def context_of(stack: LayerStack, layer: int, inputs: Inputs) -> AttentionContext:
     """What the stack's forward told the attention of this layer."""
-    if inputs.positions is None:
-        positions = positions_from(inputs.tokens, inputs.mask)
-        grid = Grid.at(positions, inputs.mask, inputs.documents)
-    else:
-        positions = inputs.positions
-        grid = Grid.of(inputs.tokens, inputs.mask, inputs.documents)
+    positions, grid = places(inputs.tokens, inputs.mask, inputs.positions, inputs.documents)
     dtype = stack.embedding.tokens.weight.dtype
     forward = ForwardContext(lambda reach: grid, positions, stack.width, dtype, fused, absorb=False)
     described = stack.stack.layers[layer]

@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.config import from_dict, to_dict
 from clearhead.errors import ClearheadError
-from clearhead.files import parse_json
+from clearhead.files import check_output, parse_json, write_safetensors
 from clearhead.inspection.heads import Heads
 from clearhead.inspection.record import Inputs
 from clearhead.inspection.trace import Trace
@@ -49,10 +48,7 @@ class Scorings:
 
 
 def save_trace(trace: Trace, path: Path) -> Path:
-    if path.suffix != ".safetensors":
-        raise ClearheadError(f"{path} should end in .safetensors, the format of a saved trace")
-    if not path.parent.is_dir():
-        raise ClearheadError(f"there is no folder {path.parent}; make it first")
+    check_output(path, [".safetensors"])
     trace = trace if trace.heads else trace.with_heads()
     tensors: dict[str, Tensor | None] = {}
     for name in trace.states:
@@ -73,7 +69,7 @@ def save_trace(trace: Trace, path: Path) -> Path:
         "source_texts": trace.source_texts,
     }
     present = {name: tensor.contiguous().clone().cpu() for name, tensor in tensors.items() if tensor is not None}
-    save_file(present, path, metadata={"clearhead.trace": json.dumps(described)})
+    write_safetensors(path, present, {"clearhead.trace": json.dumps(described)})
     return path
 
 

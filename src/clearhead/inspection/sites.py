@@ -1,6 +1,6 @@
 """Places in a network where a value can be heard or changed while it runs.
 
-with changed(site(trace, layer=3, part="attention"), torch.zeros_like): logits = trace.run_again(-1)
+logits = trace.run_again(-1, changed(trace.network, site(trace, layer=3, part="attention"), torch.zeros_like))
 
 stream         what a block is given            (1, T, D)
 attention      what attention gives             (1, T, D)
@@ -9,20 +9,19 @@ feed_forward   what the feed-forward gives      (1, T, D)
 layer          what a block gives               (1, T, D)
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import OrderedDict
+from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
-import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError, unknown
 from clearhead.inspection.heads import index
 from clearhead.inspection.trace import Trace
-from clearhead.model.block import Block
 from clearhead.model.config import GroupedAttention
+from clearhead.model.transformer import Transformer
 
 Part = Literal["stream", "attention", "feed_forward", "layer"]
 Change = Callable[[Tensor], Tensor]
@@ -30,7 +29,7 @@ Change = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Site:
-    module: nn.Module
+    path: str  # of a module in the network, such as decoder.layers.3.attention
     at_input: bool
     columns: slice  # of the last dimension
 
@@ -42,24 +41,31 @@ class Site:
 
 def site(trace: Trace, layer: int, part: Part, head: int | None = None, stack: str | None = None) -> Site:
     name, layer = trace.place(layer, stack)
-    block = cast(Block, trace.layer_stack(name).layers[layer])
+    block = f"{name}.layers.{layer}"
     if part not in get_args(Part):
         raise unknown("part", part, get_args(Part))
     if head is not None:
         if part != "attention":
             raise ClearheadError(f"heads are parts of attention, not of {part}; leave out one of them")
-        config = block.layer.attention
+        config = trace.described(layer, name).attention
         width = config.value_width or cast(GroupedAttention, config).head_width
         first = index("head", head, trace.num_heads(layer, name)) * width
-        return Site(cast(nn.Module, block.attention.output), at_input=True, columns=slice(first, first + width))
+        return Site(f"{block}.attention.output", at_input=True, columns=slice(first, first + width))
     if part in ("stream", "layer"):
         return Site(block, at_input=part == "stream", columns=slice(None))
-    return Site(cast(nn.Module, getattr(block, part)), at_input=False, columns=slice(None))
+    return Site(f"{block}.{part}", at_input=False, columns=slice(None))
 
 
-@contextmanager
-def changed(place: Site, change: Change) -> Iterator[None]:
-    """`change` is given the value at the place, and what it gives takes its stead."""
+def changed(network: Transformer, place: Site, change: Change) -> Transformer:
+    """The network with another value at the place, which `change` gives for the one there.
+
+    Only the modules on the way there are copied. The network itself, all the weights and whoever runs them stay as
+    they are; a copy is not compiled, so it heeds its hook.
+    """
+    twin = at = own(network)
+    for name in place.path.split("."):
+        at._modules[name] = own(cast(nn.Module, at._modules[name]))
+        at = cast(nn.Module, at._modules[name])
 
     def at_input(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
         return place.change(given[0], change), *given[1:]
@@ -68,16 +74,16 @@ def changed(place: Site, change: Change) -> Iterator[None]:
         return place.change(out, change)
 
     if place.at_input:
-        hook = place.module.register_forward_pre_hook(at_input)
+        at.register_forward_pre_hook(at_input)
     else:
-        hook = place.module.register_forward_hook(at_output)
-    try:
-        with uncompiled():
-            yield
-    finally:
-        hook.remove()
+        at.register_forward_hook(at_output)
+    return cast(Transformer, twin)
 
 
-def uncompiled() -> AbstractContextManager[Any]:
-    """Compiled graphs do not look at hooks added later. Where nothing was compiled, its 2 s of import are saved."""
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+def own(module: nn.Module) -> nn.Module:
+    """A copy with the same weights, whose parts can be exchanged and whose hooks are its own."""
+    twin = copy(module)
+    twin._modules = dict(module._modules)
+    twin._forward_hooks = OrderedDict(module._forward_hooks)
+    twin._forward_pre_hooks = OrderedDict(module._forward_pre_hooks)
+    return twin

@@ -184,10 +184,10 @@ class Trace:
         return self.to_logits(self.residual(self.num_layers)[position])
 
     @quiet
-    def run_again(self, position: int) -> Tensor:
-        """The logits at one place (V,) from a new forward: for whoever has changed something in the network."""
+    def run_again(self, position: int, network: Transformer | None = None) -> Tensor:
+        """The logits at one place (V,) from a new forward, of a network with a change in it where one is given."""
         source = self.inputs["encoder"] if self.config.is_encoder_decoder else None
-        network = self.need_network()
+        network = network or self.need_network()
         return network.to_logits(run(network, self.inputs[self.stack_name(None)], source)[0, position])
 
     # --- how it is computed

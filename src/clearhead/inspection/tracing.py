@@ -3,6 +3,7 @@
 traced = trace(model, "The cat sat on the mat"); traced.attention(layer=3, head=2)   # (T, T), rows sum to 1
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.generation.prompts import Prompt, check_tokens
 from clearhead.inspection.heads import index
-from clearhead.inspection.record import Inputs, listening, resting, run
+from clearhead.inspection.record import Inputs, Listening, resting, run
 from clearhead.inspection.trace import Trace
 from clearhead.model.config import Stack
 from clearhead.model.transformer import Transformer
@@ -32,13 +33,21 @@ def trace(model: "Model", text: Prompt, source: Prompt | None = None, *, keep_he
         if source is None:
             raise ClearheadError("an encoder-decoder needs a source, what it answers; the text is its answer")
         raise ClearheadError("only an encoder-decoder takes a source; leave it out, this model reads the text alone")
-    starts = [model.speaker.start_id] if isinstance(text, str) and source is not None else []
-    inputs = inputs_of([*starts, *model.encode(text)], model.network, model.config.output_stack)
+    read = model.encode(text)
+    if source is not None and isinstance(text, str):
+        read = answer_so_far(model, read)
+    inputs = inputs_of(read, model.network, model.config.output_stack)
     encoded = None
     if source is not None:
         assert model.config.encoder is not None
         encoded = inputs_of(model.encode(source), model.network, model.config.encoder)
     return record(model.network, inputs, encoded, tokenizer=model.tokenizer, keep_heads=keep_heads)
+
+
+def answer_so_far(model: "Model", answer: list[int]) -> list[int]:
+    """What the decoder reads while it gives this answer: a start before it, and not the end that comes after it."""
+    ends = model.tokenizer is not None and answer[-1:] == [model.tokenizer.eos_id]
+    return [model.speaker.start_id, *(answer[:-1] if ends else answer)]
 
 
 def inputs_of(tokens: list[int], network: Transformer, stack: Stack) -> Inputs:
@@ -55,15 +64,15 @@ def trace_generation(model: "Model", prompt: Prompt, **options: Any) -> Trace:
     for name in ("n", "beams", "speculate"):
         if name in options:
             raise ClearheadError(f"a trace follows one text, token by token; leave out {name}")
-    with listening(model.network) as heard, torch.no_grad():
-        made = model.generate(prompt, **options)
+    across, device = model.config.is_encoder_decoder, model.network.device
+    listening = Listening(model.network)
+    made = replace(model, network=listening, in_graph=False).generate(prompt, **options)
     states = {
         name: {depth: torch.cat(pieces, dim=1)[0] for depth, pieces in depths.items() if pieces}
-        for name, depths in heard.items()
+        for name, depths in listening.heard.items()
     }
     if not states["decoder"]:
         raise ClearheadError("nothing was generated; max_new_tokens must be at least 1")
-    across, device = model.config.is_encoder_decoder, model.network.device
     tokens = [*([model.speaker.start_id] if across else made.prompt_tokens), *made.tokens]
     inputs = {"decoder": Inputs(torch.tensor([tokens[: len(states["decoder"][0])]], device=device))}
     if across:
@@ -115,9 +124,11 @@ def record(
 ) -> Trace:
     """One forward on the fast path. Where heads are kept, so are all streams: nothing then depends on later weights."""
     check_length(max(part.tokens.shape[1] for part in (inputs, source) if part is not None))
-    with listening(network, sparsely=not keep_heads) as heard, resting(network):
-        run(network, inputs, source)
-    states = {name: {depth: pieces[0][0] for depth, pieces in depths.items()} for name, depths in heard.items()}
+    listening = Listening(network, sparsely=not keep_heads)
+    with resting(network):
+        run(listening, inputs, source)
+    heard = listening.heard.items()
+    states = {name: {depth: pieces[0][0] for depth, pieces in depths.items()} for name, depths in heard}
     name = "encoder" if network.decoder is None else "decoder"
     both = {name: inputs} if source is None else {"decoder": inputs, "encoder": source}
     made = assemble(network, both, states, tokenizer)

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.model.parts import Causal, Chunk, Everything, Reach, Window, require
+from clearhead.errors import require
+from clearhead.model.parts import Causal, Chunk, Everything, Reach, Window
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ class Grid:
     whole: bool = True  # the keys are all tokens up to the last query, in their order
 
     @staticmethod
-    def of(tokens: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> "Grid":
+    def of(tokens: Tensor, attention_mask: Tensor | None = None) -> "Grid":
         """A whole sequence looking at itself, counted in slots; tokens (B, T)."""
         index = torch.arange(tokens.shape[1], device=tokens.device)[None]
         if attention_mask is None:
-            return Grid(index, index, None, documents, documents)
+            return Grid(index, index)
         real = attention_mask.bool()
-        return Grid(index, index, real, documents, documents, first_index=real.int().argmax(dim=1, keepdim=True))
+        return Grid(index, index, real, first_index=real.int().argmax(dim=1, keepdim=True))
 
     @staticmethod
     def at(positions: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> "Grid":
@@ -97,6 +98,19 @@ def reach_mask(reach: Reach, grid: Grid) -> Tensor:
 def memory_mask(source_mask: Tensor | None) -> Mask:
     """Cross-attention sees every real token of the source (B, S)."""
     return Mask(None if source_mask is None else source_mask.bool()[:, None, None, :])
+
+
+def places(
+    tokens: Tensor, attention_mask: Tensor | None, positions: Tensor | None, documents: Tensor | None
+) -> tuple[Tensor, Grid]:
+    """The positions of a whole sequence (B or 1, T), its own or the caller's, and where its tokens stand to each other.
+
+    The caller's turn and embed, but need not say who comes after whom; those of packed documents do, from 0 in each.
+    """
+    if positions is not None and documents is None:
+        return positions, Grid.of(tokens, attention_mask)
+    positions = positions_from(tokens, attention_mask) if positions is None else positions
+    return positions, Grid.at(positions, attention_mask, documents)
 
 
 def positions_from(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
