@@ -1,12 +1,28 @@
-"""Small files: what is wrong with one is a sentence that names it."""
+"""Files: what is wrong with one is a sentence that names it, and one is written whole or not at all."""
 
+import errno
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from clearhead import files
 from clearhead.errors import ClearheadError
-from clearhead.files import check_output, parse_json, read_json, read_object, read_text, write_text
+from clearhead.files import (
+    check_output,
+    parse_json,
+    read_json,
+    read_object,
+    read_text,
+    write_bytes,
+    write_safetensors,
+    write_text,
+    written_whole,
+)
 
 
 def test_what_is_written_is_read(tmp_path):
@@ -15,11 +31,42 @@ def test_what_is_written_is_read(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_file(tmp_path):
     write_text(tmp_path / "a.json", "old")
     with pytest.raises(UnicodeEncodeError):
         write_text(tmp_path / "a.json", "half a character: \ud800")
     assert read_text(tmp_path / "a.json") == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_name_stands_for_bytes_that_are_on_the_disk(tmp_path, monkeypatch):
+    def fails(descriptor):
+        assert os.fstat(descriptor).st_size == 3
+        raise OSError(errno.EIO, "the disk is failing")
+
+    write_bytes(tmp_path / "a", b"old")
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="the disk is failing"):
+        write_bytes(tmp_path / "a", b"new")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"old")]
+
+
+def test_two_processes_may_write_one_file(tmp_path):
+    theirs = "import sys, pathlib, clearhead.files; clearhead.files.write_text(pathlib.Path(sys.argv[1]), 'theirs')"
+    with written_whole(tmp_path / "a") as partial:
+        partial.write_text("ours")
+        subprocess.run([sys.executable, "-c", theirs, tmp_path / "a"], check=True)
+        assert read_text(tmp_path / "a") == "theirs"
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "ours")]
+
+
+def test_tensors_are_readable_as_other_files_are(tmp_path):
+    tensors = {"a": torch.arange(3)}
+    write_text(tmp_path / "text", "")
+    write_safetensors(tmp_path / "tensors", tensors, {"kind": "test"})
+    assert (tmp_path / "tensors").stat().st_mode == (tmp_path / "text").stat().st_mode
+    assert torch.equal(load_file(tmp_path / "tensors")["a"], tensors["a"])
+    assert {path.name for path in tmp_path.iterdir()} == {"text", "tensors"}
 
 
 def test_no_file_is_an_empty_object_only_where_one_may_be_missing(tmp_path):

@@ -1,4 +1,4 @@
-"""Machinery only: frozen dataclasses to plain data and back, strictly; JSON and TOML.
+"""Machinery only: frozen dataclasses that check themselves, to plain data and back, strictly; JSON and TOML.
 
     from_json(ModelConfig, to_json(config)) == config
 
@@ -7,20 +7,24 @@ A choice between types is written with its `kind`; equal neighbours in a tuple o
 """
 
 import json
+import math
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
 from itertools import groupby
 from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, require, unknown
 from clearhead.files import parse_json
 
 T = TypeVar("T")
 MAX_LAYERS = 1000  # the deepest released model has 126
+
+hints_of: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # a model has hundreds of parts of a dozen types
 
 
 def kind_of(part: type) -> str:
@@ -35,11 +39,31 @@ def choices_of(hint: Any) -> tuple[list[type], bool]:
     return parts, NoneType in options
 
 
+class Checked:
+    """A choice is one of its choices; a number is finite and above 0, or 0 where it may be; a share is below 1 too."""
+
+    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        hints = hints_of(type(self))
+        for name, value in vars(self).items():
+            where = f"{type(self).__name__}.{name}"
+            if get_origin(hints[name]) is Literal:
+                if value not in get_args(hints[name]):
+                    raise unknown(where, str(value), get_args(hints[name]))
+            elif name in self.MAY_BE_ZERO and value is not None:
+                require(0 <= value < math.inf, f"{where} is {value}; it must be 0 or more")
+            elif name.endswith("share"):
+                require(0 < value < 1, f"{where} is {value}; it must be between 0 and 1")
+            elif type(value) in (int, float):
+                require(0 < value < math.inf, f"{where} is {value}; it must be finite and greater than 0")
+
+
 # --- to plain data
 
 
 def to_dict(part: Any) -> dict[str, Any]:
-    hints = get_type_hints(type(part))
+    hints = hints_of(type(part))
     pairs = ((item.name, getattr(part, item.name)) for item in fields(part))
     return {name: _plain(value, hints[name]) for name, value in pairs if value is not None}
 
@@ -66,7 +90,7 @@ def from_dict(part: type[T], data: Any, where: str = "") -> T:
     where = where or kind_of(part)
     if not isinstance(data, Mapping):
         raise ClearheadError(f"{where} must be a table of named values, not {data!r}")
-    hints = get_type_hints(part)
+    hints = hints_of(part)
     known = {item.name: item for item in fields(part)}  # type: ignore[arg-type]
     for key in data:
         if key not in known:

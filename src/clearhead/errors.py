@@ -15,6 +15,11 @@ class ClearheadError(ValueError):
     """Bad input: one clear sentence. The command line prints it without a traceback."""
 
 
+def require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ClearheadError(sentence)
+
+
 def unknown(kind: str, name: str, choices: Iterable[str], lists: str = "") -> ClearheadError:
     """The error for a name that is not among `choices`: the nearest right one, and all of them where they are few.
 

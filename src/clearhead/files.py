@@ -1,17 +1,21 @@
-"""Small files whole: of a size that can be, in UTF-8, sound as JSON; a clear sentence for one that is not.
+"""Files: small ones read whole, in UTF-8 and sound as JSON or with a clear sentence; all of them written whole.
 
     settings = read_object(Path("config.json")); write_text(Path("config.json"), to_json(settings))
 
-Nothing here needs torch, so that a tokenizer is read without it.
+Only tensors need torch, so that a tokenizer is read and written without it.
 """
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.errors import ClearheadError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_BYTES = 1 << 27  # Gemma 3's tokenizer.json, the largest of the common ones, has 33 million
 
@@ -55,11 +59,38 @@ def parse_json(text: str, subject: str = "") -> Any:
         raise ClearheadError(f"{subject}not valid JSON: {error}") from None
 
 
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Another name to write a file under; it gets its own once all of it is on the disk, and goes after an error."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # several processes may write it at once
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
-    """All of it or nothing."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    with written_whole(path) as partial:
+        partial.write_bytes(content)
+
+
+def write_safetensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str] | None = None) -> None:
+    """Readable by whoever may read the folder's other files; safetensors itself would leave it to its owner alone."""
+    from safetensors.torch import save_file
+
+    with written_whole(path) as partial:
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file(tensors, partial, metadata=metadata)
+        partial.chmod(mode)
 
 
 def check_output(path: Path, kinds: Iterable[str]) -> None:

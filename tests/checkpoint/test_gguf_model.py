@@ -8,6 +8,7 @@ import transformers
 from clearhead.checkpoint.gguf import GgufFile
 from clearhead.checkpoint.gguf_model import load_gguf
 from clearhead.checkpoint.huggingface import save_folder
+from clearhead.checkpoint.load import open_model
 from clearhead.errors import ClearheadError
 from clearhead.model.parts import Llama3Scaling
 from tests.checkpoint.tiny import tiny_network
@@ -120,6 +121,41 @@ def test_logits_equal_those_of_transformers(tmp_path, architecture, tied):
         assert (network(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
 
 
+def neighbours(rows, num_heads):
+    """Rotary halves to pairs, as llama.cpp's converter does for weights and biases."""
+    return rows.reshape(num_heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
+
+
+def test_biases_of_llama(tmp_path):
+    """transformers' reader leaves them out, so the file is made from its model, under the names of the gguf package."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "intermediate_size": INNER}
+    heads = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "rope_theta": 5000.0, "rms_norm_eps": 1e-3}
+    config = transformers.LlamaConfig(**sizes, **heads, attention_bias=True, mlp_bias=True)
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    names, tensors = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS), {}
+    for name, tensor in theirs.state_dict().items():
+        tensor = tensor.copy_(drawn(name, tensor.shape))
+        turned = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
+        tensors[names.get_name(name, (".weight", ".bias"))] = neighbours(tensor, turned) if turned else tensor
+    network = load_gguf(write_file(tmp_path / "model.gguf", "llama", extra=tensors)).network
+    tokens = torch.randint(0, VOCAB, (2, 20))
+    with torch.no_grad():
+        assert (network(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
+
+
+def test_a_gpt2_with_its_table_written_twice(tmp_path):
+    """As some converters write it."""
+    path = write_file(tmp_path / "once.gguf", "gpt2")
+    tied = load_gguf(path).network
+    table = tied.decoder.embedding.tokens.weight.detach()
+    twice = load_gguf(write_file(tmp_path / "twice.gguf", "gpt2", extra={"output.weight": table})).network
+    other = load_gguf(write_file(tmp_path / "other.gguf", "gpt2", extra={"output.weight": 2 * table})).network
+    tokens = torch.randint(0, VOCAB, (2, 20))
+    with torch.no_grad():
+        assert torch.equal(twice(tokens), tied(tokens))
+        assert torch.equal(other(tokens), 2 * tied(tokens))
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])
 def test_every_kind_of_block_loads(tmp_path, kind):
     """The weights are those that the gguf package itself dequantises."""
@@ -192,6 +228,14 @@ def test_a_missing_tensor_is_named(tmp_path):
         load_gguf(path)
 
 
+def test_a_file_without_a_vocabulary_takes_ids(tmp_path, monkeypatch):
+    for name in ("add_tokenizer_model", "add_token_list", "add_token_merges"):
+        monkeypatch.setattr(gguf.GGUFWriter, name, lambda writer, value: None)
+    loaded = open_model(write_file(tmp_path / "model.gguf", "llama"))
+    assert loaded.tokenizer is None
+    assert loaded.special_ids == {"eos_token_id": 1}
+
+
 def test_tiny_is_not_a_gguf(tmp_path):
     save_folder(tiny_network(), tmp_path)
     with pytest.raises(ClearheadError, match="GGUF"):
@@ -207,7 +251,7 @@ def test_tiny_is_not_a_gguf(tmp_path):
         ("llama.final_logit_softcapping", 30.0, "'llama.final_logit_softcapping' is 30.0"),
     ],
 )
-def test_keys_that_change_the_computation_are_refused(tmp_path, key, value, sentence):
+def test_keys_that_change_the_computation_are_refused(key, value, sentence):
     from clearhead.families.gguf import settings_from
 
     metadata = {"general.architecture": "llama", "llama.embedding_length": 64, "llama.attention.head_count": 4}

@@ -240,6 +240,9 @@ def test_float8_needs_its_scales(folder):
         load_folder(folder)
     edit_weights(folder, lambda t: t.update({f"{name}_scale_inv": torch.ones(1, 1)}))
     load_folder(folder)
+    edit_weights(folder, lambda t: t.update({name: t[name][None]}))
+    with pytest.raises(ClearheadError, match="belong to matrices, not to 3 dimensions"):
+        load_folder(folder)
 
 
 def test_minus_one_is_no_token(folder):

@@ -100,6 +100,11 @@ def test_the_folder_of_a_run_names_its_model(tmp_path):
         format_of(tmp_path)
 
 
+def test_the_folder_of_nobody_is_no_traceback():
+    with pytest.raises(ClearheadError, match="unknown model '~no-such-user'"):
+        open_model("~no-such-user")
+
+
 def test_a_missing_file_is_not_looked_for_on_the_hub():
     with pytest.raises(ClearheadError, match=r"^models/lama\.gguf does not exist$"):
         open_model("models/lama.gguf")

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import clearhead
-from clearhead.bundle import RecurrentModel
+from clearhead.bundle import RecurrentBaseline
 from clearhead.checkpoint.load import read_config
 from clearhead.checkpoint.native import save_native
 from clearhead.errors import ClearheadError
@@ -37,10 +37,17 @@ def test_the_same_logits_come_back(tmp_path, cell, options):
     network = network_of(cell, **options)
     save_native(network, tmp_path)
     loaded = clearhead.load(tmp_path)
-    assert isinstance(loaded, RecurrentModel)
+    assert isinstance(loaded, RecurrentBaseline)
     assert loaded.network.config == network.config
     source, target = torch.tensor([[3, 4, 5]]), torch.tensor([[1, 6]])
     assert torch.equal(loaded.network(source, target), network(source, target))
+
+
+def test_a_path_from_the_users_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    RecurrentBaseline(network_of(), None, None, {}).save("~/model")
+    assert (tmp_path / "model").is_dir()
+    assert isinstance(clearhead.load("~/model"), RecurrentBaseline)
 
 
 def test_answers_are_those_of_teacher_forcing(folder):
@@ -66,7 +73,7 @@ def test_text_goes_in_and_comes_out(tmp_path):
     size = tokenizer.vocab_size
     special_ids = {"decoder_start_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
     network = network_of(source_vocab_size=size, target_vocab_size=size)
-    RecurrentModel(network, tokenizer, None, special_ids).save(tmp_path / "model")
+    RecurrentBaseline(network, tokenizer, None, special_ids).save(tmp_path / "model")
     made = clearhead.load(tmp_path / "model").generate("abc", max_new_tokens=5)
     words = [token for token in made.tokens if token != tokenizer.eos_id]
     assert made.text == tokenizer.decode(words)

@@ -188,6 +188,17 @@ def test_words_after_the_last_answer_are_not_read():
     assert supervised(tokenizer, MESSAGES[:4]) == supervised(tokenizer, MESSAGES[:3])
 
 
+def test_a_greeting_of_the_assistant_is_read_and_not_asked_for():
+    tokenizer = chat_tokenizer(CHAT)
+    greeting = {"role": "assistant", "content": "Welcome."}
+    inputs, targets = supervised(tokenizer, [greeting, *MESSAGES[1:3]])
+    assert "Welcome.<|im_end|>" in tokenizer.decode(inputs, skip_special_tokens=False)
+    asked = [token for token in targets if token != IGNORED]
+    assert tokenizer.decode(asked, skip_special_tokens=False) == "Hello, you.<|im_end|>"
+    with pytest.raises(ClearheadError, match="no answer of the assistant"):
+        supervised(tokenizer, [greeting])
+
+
 def test_a_chat_without_answer_and_a_template_that_rewrites():
     with pytest.raises(ClearheadError, match="no answer of the assistant"):
         supervised(chat_tokenizer(CHAT), MESSAGES[:2])

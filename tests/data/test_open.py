@@ -155,6 +155,18 @@ def test_multi30k_pairs_with_little_padding(multi30k):
     assert real / sum(batch.targets.numel() for batch in batches) > 0.85
 
 
+def test_pairs_with_an_empty_source_are_left_out(tmp_path):
+    (tmp_path / "source").write_text("a\n\n\nb\n")
+    (tmp_path / "target").write_text("A\nlost\n\n\n")
+    files = ParallelFiles(source=str(tmp_path / "source"), target=str(tmp_path / "target"))
+    train, _ = open_data(PairData(train=files, validation=files, context=8), BYTES)
+    batch = first(train, len(train))
+    assert [read(row) for row in batch.source] == ["a", "b"]
+    assert [read(row) for row in batch.targets] == ["A</s>", "</s>"]
+    alone, _ = open_data(PairData(train=files, validation=files, context=8, form="continuation"), BYTES)
+    assert len(alone) == 4
+
+
 def test_a_table_holds_out_whole_questions(tmp_path):
     path = tmp_path / "words.tsv"
     rows = [f"word{number}\t{answer}" for number in range(300) for answer in ("one", "two")]
@@ -248,13 +260,15 @@ def test_tables_that_cannot_be(make, message):
 
 
 def test_data_that_cannot_be_opened(tmp_path):
-    empty, short, few = (tmp_path / name for name in ("empty.txt", "short.txt", "few.tsv"))
+    empty, short, few, long = (tmp_path / name for name in ("empty.txt", "short.txt", "few.tsv", "long.txt"))
     empty.write_text("\n \n")
     short.write_text("short")
+    long.write_text("x" * 100)
     few.write_text("a\tb\n")
     for data, message in (
         (TextData(path=str(empty), context=8), r"empty.txt is empty; there is nothing to train on"),
         (TextData(path=str(short), context=64), "the text has 5 tokens; a row of context 64 takes 65"),
+        (TextData(path=str(long), context=20), "for validation, the text has 11 tokens; a row of context 20 takes 21"),
         (TextData(path=str(tmp_path / "absent"), context=8), "absent does not exist"),
         (PairData(train=PairTable(path=str(few)), context=8), "1 pairs are too few to hold 0.1 of them out"),
     ):

@@ -151,6 +151,18 @@ def test_written_over_none_of_the_old_is_left(folder):
     assert verify_shards(folder).shards[0].num_tokens == 3
 
 
+def test_what_was_there_stays_until_the_new_shards_are_whole(tmp_path):
+    def broken():
+        yield [4, 5]
+        raise OSError("the disk went away")
+
+    write_shards(tmp_path, [[1, 2, 3]], BYTES)
+    with pytest.raises(OSError, match="went away"):
+        write_shards(tmp_path, broken(), BYTES, max_shard_tokens=1, overwrite=True)
+    assert verify_shards(tmp_path).shards[0].num_tokens == 3
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".tokens", ".lengths"}
+
+
 def test_another_vocabulary(tmp_path):
     special = SpecialTokens(unknown="?")
     write_shards(tmp_path, DOCUMENTS, character_tokenizer("abc", special))

@@ -80,6 +80,8 @@ def test_tables(tmp_path):
     assert read_table(path, 1, 2) == [("hello", "HH AH"), ("world", "W ER")]
     with pytest.raises(ClearheadError, match=r"line 1 of .*table.tsv has 3 tab-separated columns"):
         read_table(path, 1, 3)
+    path.write_bytes(b"\xef\xbb\xbfa\tb\r\n\r\n\tc\r\n")
+    assert read_table(path) == [("a", "b"), ("", "c")]
 
 
 def test_chats(tmp_path):
@@ -96,6 +98,7 @@ def test_chats(tmp_path):
         ("[1]", "line 1 of .* is not a JSON object"),
         ("[" * 100_000, "line 1 of .* is not valid JSON"),
         ('{"body": "x"}', "line 1 of .* has no text under 'text'; its keys are: body"),
+        (r'{"text": "cut \uD83D"}', "line 1 of .* has half a character"),
     ],
 )
 def test_json_lines_that_cannot_be_read(tmp_path, line, message):
@@ -110,3 +113,9 @@ def test_chats_without_messages(tmp_path):
     path.write_text('{"messages": [{"role": "user"}]}\n')
     with pytest.raises(ClearheadError, match=r'line 1 of .* has no "messages"'):
         read_chats(path)
+
+
+def test_names_of_files_may_be_in_capitals_and_both_halves_make_a_character(tmp_path):
+    (tmp_path / "A.JSONL").write_text('{"text": "\\ud83d\\ude42"}\n')
+    (tmp_path / "B.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "b"}\n'))
+    assert list(read_texts(tmp_path)) == ["\N{SLIGHTLY SMILING FACE}", "b"]

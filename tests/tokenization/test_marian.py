@@ -12,8 +12,10 @@ import pytest
 import sentencepiece
 from transformers import MarianTokenizer as TheirTokenizer
 
+from clearhead.checkpoint.load import folder_tokenizer
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.base import StreamDecoder
+from clearhead.tokenization.characters import byte_tokenizer
 from clearhead.tokenization.fast import SpecialTokens
 from clearhead.tokenization.marian import MarianTokenizer, load_marian, marian_files, read_vocabulary
 from tests.tokenization.samples import CORPUS, SENTENCES, sentencepiece_model, varied_strings
@@ -276,3 +278,15 @@ def test_a_real_vocabulary(opus_mt: Path, tmp_path: Path) -> None:
     for text in [*SENTENCES, *rare]:
         assert tokenizer.encode(text) == theirs(text).input_ids
     assert tokenizer.decode(tokenizer.encode(rare[0])) == rare[0]
+
+
+def test_a_folder_holds_the_tokenizer_that_was_saved_last(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    marian, plain = load_marian(tmp_path), byte_tokenizer()
+    for saved in (plain, marian, plain):
+        saved.save(tmp_path)
+        found = folder_tokenizer(tmp_path)
+        assert found is not None
+        assert (found.vocab_size, found.pad_id, found.chat_template) == (saved.vocab_size, saved.pad_id, None)

@@ -46,7 +46,6 @@ def load_gguf(
             LazyTensors(file.tensors, file.read),
             where=str(path),
             names=architecture.names,
-            copies=gguf.COPIES,
             dropped=gguf.DROPPED,
             dtype=dtype or (None if table is None else table.block_type.dtype),
             device=device,
@@ -68,8 +67,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def gguf_tokenizer(path: Path) -> Tokenizer:
-    return from_gguf(open_gguf(path).metadata)
+def gguf_tokenizer(path: Path) -> Tokenizer | None:
+    metadata = open_gguf(path).metadata
+    return from_gguf(metadata) if "tokenizer.ggml.model" in metadata else None
 
 
 def gguf_config(path: Path) -> ModelConfig:

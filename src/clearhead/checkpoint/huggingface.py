@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint.fill import Loaded, Progress, fill, slots
-from clearhead.checkpoint.tensors import read_safetensors, write_safetensors
+from clearhead.checkpoint.tensors import read_safetensors
 from clearhead.errors import ClearheadError
 from clearhead.families import family_for, family_of_type
 from clearhead.families.family import Family
 from clearhead.families.names import Row, expand, parse_target
 from clearhead.families.settings import Settings
-from clearhead.files import read_json, write_text
+from clearhead.files import read_json, write_safetensors, write_text
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 
@@ -125,7 +125,9 @@ def save_folder(
     rows = dict(expand(family.names, network.config, set(own)))
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(own.values())).dtype).removeprefix("torch.")
-    config = family.write(network.config) | {"dtype": dtype} | (special_ids or {})
+    # Of an id that is not named, transformers takes its class's own, which the vocabulary may not even have.
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | (special_ids or {})
+    config = family.write(network.config) | {"dtype": dtype} | ids
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     write_shards(folder, rows, own, network, shard_bytes)
     return family

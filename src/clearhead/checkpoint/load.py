@@ -23,6 +23,7 @@ from clearhead.checkpoint.native import DESCRIPTION, load_native, native_config
 from clearhead.checkpoint.packages import PACKAGES
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import presets
+from clearhead.home import in_full
 from clearhead.model.config import ModelConfig
 from clearhead.tokenization.base import Tokenizer
 from clearhead.tokenization.load import load_tokenizer
@@ -105,7 +106,7 @@ def format_of(path: Path) -> Format:
 
 def locate(what: str | Path, wanted: tuple[str, ...]) -> Path:
     """A path as it is; else an installed name; else the folder of a hub id, with its `wanted` files."""
-    path = Path(what).expanduser()
+    path = in_full(what)
     if path.exists():
         return path
     name = str(what)

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from clearhead.checkpoint.fill import Loaded, Progress, fill, slots
-from clearhead.checkpoint.tensors import read_safetensors, write_safetensors
+from clearhead.checkpoint.tensors import read_safetensors
 from clearhead.config import from_dict, kind_of, to_dict
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import FAMILIES
 from clearhead.families.settings import Settings
-from clearhead.files import read_json, write_text
+from clearhead.files import read_json, write_safetensors, write_text
 from clearhead.model.config import ModelConfig
 from clearhead.model.recurrent import RecurrentTranslator
 from clearhead.model.transformer import Transformer

@@ -15,11 +15,12 @@ from clearhead.checkpoint.native import DESCRIPTION, RECURRENT, WEIGHTS, describ
 from clearhead.checkpoint.tensors import read_safetensors
 from clearhead.config import from_dict
 from clearhead.errors import ClearheadError
+from clearhead.home import in_full
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 
 
 def is_recurrent(folder: str | Path) -> bool:
-    path = Path(folder).expanduser()
+    path = in_full(folder)
     return (path / DESCRIPTION).is_file() and kind_in(describe(path)) == RECURRENT
 
 

@@ -1,11 +1,10 @@
-"""A checkpoint's tensors as a mapping: name to tensor, each read when it is asked for; safetensors both ways.
+"""A checkpoint's tensors as a mapping: name to tensor, each read when it is asked for.
 
     tensors = read_safetensors([Path("model.safetensors")], where="model.safetensors"); tensors["lm_head.weight"]
 
 Only safetensors are read here: a pickle is never opened, whatever it is called.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
@@ -78,6 +76,8 @@ def read_tensor(holders: Mapping[str, Any], where: str, name: str) -> Tensor:
 
 def dequantize_float8(tensor: Tensor, scale: Tensor) -> Tensor:
     """Square blocks with one scale each (DeepSeek-V3, §3.3.2)."""
+    if tensor.ndim != 2:
+        raise RuntimeError(f"scales of blocks belong to matrices, not to {tensor.ndim} dimensions")
     rows, columns = tensor.shape
     blocks = (-(-rows // FLOAT8_BLOCK), -(-columns // FLOAT8_BLOCK))
     if scale.shape != blocks:
@@ -85,13 +85,3 @@ def dequantize_float8(tensor: Tensor, scale: Tensor) -> Tensor:
     by_row = scale.float().repeat_interleave(FLOAT8_BLOCK, 0)[:rows]
     spread = by_row.repeat_interleave(FLOAT8_BLOCK, 1)[:, :columns]
     return (tensor.float() * spread).to(torch.bfloat16)
-
-
-def write_safetensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """All of it or nothing, and readable by whoever may read the folder's other files."""
-    partial_path = path.with_name(path.name + ".partial")
-    partial_path.touch()
-    mode = partial_path.stat().st_mode
-    save_file(tensors, partial_path, metadata=metadata)
-    partial_path.chmod(mode)
-    os.replace(partial_path, path)

@@ -8,33 +8,15 @@
 `open.py` makes the datasets. Paths are taken from the folder in which the program runs.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
+from clearhead.config import Checked
 from clearhead.data.sources import Unit
 from clearhead.data.synthetic import Task
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import require
 
 Form = Literal["translation", "continuation"]  # the answer comes from a decoder, or goes on where the question ends
-
-
-MAY_BE_ZERO = ("seed", "source_column", "target_column")
-
-
-class Checked:
-    """Base of all tables: a choice is one of its choices, a share is between 0 and 1, other numbers are above 0."""
-
-    def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for name, value in vars(self).items():
-            where = f"{type(self).__name__}.{name}"
-            if get_origin(hints[name]) is Literal and value not in get_args(hints[name]):
-                raise unknown(where, str(value), get_args(hints[name]))
-            if name.endswith("share") and not 0 < value < 1:
-                raise ClearheadError(f"{where} is {value}; it must be between 0 and 1")
-            if type(value) in (int, float) and not (0 < value < math.inf or (value == 0 and name in MAY_BE_ZERO)):
-                raise ClearheadError(f"{where} is {value}; it must be finite and greater than 0")
 
 
 # --- what is asked of a long text
@@ -63,10 +45,10 @@ class SpanCorruption(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if "{}" not in self.sentinel or self.mean_length < 1:
-            raise ClearheadError(
-                "SpanCorruption needs a sentinel with {} for its number and a mean_length of 1 or more"
-            )
+        require(
+            "{}" in self.sentinel and self.mean_length >= 1,
+            "SpanCorruption needs a sentinel with {} for its number and a mean_length of 1 or more",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +64,14 @@ class LongText(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rows == "packed" and self.objective != Causal():
-            raise ClearheadError("packed rows are for the causal objective; take windows or chunks")
-        if isinstance(self.objective, SpanCorruption) and self.context < 2:
-            raise ClearheadError("span corruption needs a context of 2 tokens or more: one to hide, one to show")
+        require(
+            self.rows != "packed" or self.objective == Causal(),
+            "packed rows are for the causal objective; take windows or chunks",
+        )
+        require(
+            self.context >= 2 or not isinstance(self.objective, SpanCorruption),
+            "span corruption needs a context of 2 tokens or more: one to hide, one to show",
+        )
 
 
 # --- where data come from
@@ -113,6 +99,8 @@ class ParallelFiles:
 @dataclass(frozen=True, kw_only=True)
 class PairTable(Checked):
     """A tab-separated file; columns count from 0."""
+
+    MAY_BE_ZERO = ("source_column", "target_column")
 
     path: str
     source_column: int = 0
@@ -142,6 +130,8 @@ class ChatData(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticData(Checked):
+    MAY_BE_ZERO = ("seed",)
+
     task: Task
     min_length: int = 1
     max_length: int = 16  # of the question, in characters; of each number in digits
@@ -153,8 +143,9 @@ class SyntheticData(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.min_length > self.max_length:
-            raise ClearheadError(f"min_length {self.min_length} is above max_length {self.max_length}")
+        require(
+            self.min_length <= self.max_length, f"min_length {self.min_length} is above max_length {self.max_length}"
+        )
 
 
 Data = TextData | ShardData | PairData | ChatData | SyntheticData

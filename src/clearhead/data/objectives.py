@@ -93,13 +93,13 @@ def supervised(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]]) -
     """A chat in its template, of which the assistant's words and the end of its turn are asked for: inputs, targets.
 
     Every answer is cut where generation would start and stop, so that the network reads in training what it will
-    read then.
+    read then. A chat may open with words of the assistant: they answer nothing, and are only read.
     """
     ids: list[int] = []
     asked: list[bool] = []
     written = ""
     for number, message in enumerate(messages):
-        if message.get("role") != "assistant":
+        if message.get("role") != "assistant" or number == 0:
             continue
         prompt = render_chat(tokenizer, messages[:number], add_generation_prompt=True)
         answered = render_chat(tokenizer, messages[: number + 1], add_generation_prompt=False)

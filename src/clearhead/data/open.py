@@ -85,11 +85,18 @@ def _open_long_text(data: LongText, tokenizer: Tokenizer, start: int | None) -> 
         train, validation = tokens.split(data.validation_share)
     else:
         train, validation = tokens, _read_tokens(data, data.validation_path, tokenizer)
-    if data.rows == "packed":
-        return Packed(train, data.context), Packed(validation, data.context)
-    reader = _reader(data, tokenizer, start)
-    rows = Windows if data.rows == "windows" else Chunks
-    return rows(train, data.context, reader), Chunks(validation, data.context, reader)
+    training = _rows(train, data.rows, data, tokenizer, start)
+    try:
+        # Windows lie elsewhere in each epoch; what is validated with stays the same.
+        return training, _rows(validation, "chunks" if data.rows == "windows" else data.rows, data, tokenizer, start)
+    except ClearheadError as error:
+        raise ClearheadError(f"for validation, {error}; validation_share or validation_path can give more") from None
+
+
+def _rows(tokens: Tokens, rows: str, data: LongText, tokenizer: Tokenizer, start: int | None) -> Dataset:
+    if rows == "packed":
+        return Packed(tokens, data.context)
+    return (Windows if rows == "windows" else Chunks)(tokens, data.context, _reader(data, tokenizer, start))
 
 
 def _read_tokens(data: LongText, path: str, tokenizer: Tokenizer) -> Tokens:
@@ -164,7 +171,8 @@ def _pair_examples(
             return Example(*translation(target, first, end), source=source)
         return Example(*continuation(source, target, first, end))
 
-    return Examples(map(example, pairs), _pad_id(tokenizer), data.context)
+    rows = (row for row in map(example, pairs) if row.source != [])  # an encoder cannot read nothing
+    return Examples(rows, _pad_id(tokenizer), data.context)
 
 
 def _open_chats(data: ChatData) -> tuple[list[Chat], list[Chat]]:

@@ -14,10 +14,10 @@ The index is written last, so that an unfinished folder has none. Opening compar
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy as np
 from clearhead.config import from_json, to_json
 from clearhead.data.tokens import Stored, Tokens
 from clearhead.errors import ClearheadError
+from clearhead.files import write_bytes, write_text
 from clearhead.tokenization.base import Tokenizer
 
 INDEX = "index.json"
@@ -60,12 +61,17 @@ def write_shards(
     max_shard_tokens: int = MAX_SHARD_TOKENS,
     overwrite: bool = False,
 ) -> Index:
-    """Write documents as they come; memory holds one shard."""
+    """Write documents as they come; memory holds one shard. Those that were there stay until the new ones are whole."""
     folder = Path(folder)
     if (folder / INDEX).exists():
         if not overwrite:
             raise ClearheadError(f"{folder} holds token shards already; give another folder, or overwrite=True")
-        _remove(folder)
+        with TemporaryDirectory(dir=folder, prefix="partial-") as beside:
+            index = write_shards(beside, documents, tokenizer, max_shard_tokens)
+            _remove(folder)
+            for path in sorted(Path(beside).iterdir(), key=lambda path: path.name == INDEX):  # the index last
+                path.replace(folder / path.name)
+        return index
     folder.mkdir(parents=True, exist_ok=True)
     width = 2 if tokenizer.vocab_size <= 2**16 else 4
     gathered = _gather(documents, max_shard_tokens)
@@ -79,7 +85,7 @@ def write_shards(
         vocabulary_sha256=vocabulary_sha256(tokenizer),
         shards=shards,
     )
-    _write_whole(folder / INDEX, to_json(index).encode())
+    write_text(folder / INDEX, to_json(index))
     return index
 
 
@@ -159,7 +165,7 @@ def _write_shard(folder: Path, name: str, documents: list[Stored], bytes_per_tok
     tokens = np.concatenate(documents).astype(DTYPES[bytes_per_token]).tobytes()
     lengths = np.array([len(document) for document in documents], DTYPES[4]).tobytes()
     for path, content in zip(_paths(folder, name), (tokens, lengths), strict=True):
-        _write_whole(path, content)
+        write_bytes(path, content)
     return Shard(
         name=name,
         num_tokens=len(tokens) // bytes_per_token,
@@ -167,16 +173,6 @@ def _write_shard(folder: Path, name: str, documents: list[Stored], bytes_per_tok
         tokens_sha256=hashlib.sha256(tokens).hexdigest(),
         lengths_sha256=hashlib.sha256(lengths).hexdigest(),
     )
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Under another name first: a file of this name is complete."""
-    unfinished = path.with_suffix(path.suffix + ".part")
-    with unfinished.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def _paths(folder: Path, name: str) -> tuple[Path, Path]:

@@ -7,6 +7,8 @@ What cannot be read is an error that names the file and the place in it.
 """
 
 import gzip
+import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +21,7 @@ from clearhead.files import parse_json
 
 SUFFIXES = (".txt", ".jsonl")  # of the files that are read in a folder, with or without .gz
 BYTE_ORDER_MARK = "\ufeff"  # which some editors write first
+HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # JSON can spell it, no tokenizer can read it
 T = TypeVar("T")
 Unit = Literal["file", "paragraph", "line"]
 Pair = tuple[str, str]
@@ -70,9 +73,11 @@ def read_parallel(source: str | Path, target: str | Path) -> list[Pair]:
 
 
 def read_table(path: str | Path, source_column: int = 0, target_column: int = 1) -> list[Pair]:
-    """Two columns of a tab-separated file, counted from 0."""
+    """Two columns of a tab-separated file, counted from 0; empty lines are left out."""
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
+        if not line:
+            continue
         cells = line.split("\t")
         if len(cells) <= max(source_column, target_column):
             raise ClearheadError(
@@ -103,6 +108,8 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         entry = parse_json(line, f"line {number} of {path} is ")
         if not isinstance(entry, dict):
             raise ClearheadError(f"line {number} of {path} is not a JSON object")
+        if "\\ud" in line.lower() and HALF_CHARACTER.search(json.dumps(entry, ensure_ascii=False)):
+            raise ClearheadError(f"line {number} of {path} has half a character (\\ud800 to \\udfff); mend it")
         yield number, entry
 
 
@@ -142,12 +149,12 @@ def _readable(path: str | Path) -> Iterator[BufferedIOBase]:
 
 
 def _open(path: Path) -> AbstractContextManager[BufferedIOBase]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
 
 
 def _kind(path: Path) -> str:
-    """The suffix, .gz apart."""
-    return Path(path.name.removesuffix(".gz")).suffix
+    """The suffix in small letters, .gz apart."""
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _paragraphs(lines: Iterator[str]) -> Iterator[str]:

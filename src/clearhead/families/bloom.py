@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from clearhead.families.family import Family, said_whole
-from clearhead.families.names import LAYER, FusedPerHead, Table
+from clearhead.families.names import LAYER, QKV_BIASES, QKV_WEIGHTS, FusedPerHead, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import Settings
 from clearhead.model.branches import FeedForward
@@ -97,12 +97,8 @@ NAMES: Table = {
     "transformer.word_embeddings.weight": "decoder.embedding.tokens.weight",
     "transformer.word_embeddings_layernorm.weight": "decoder.embedding.norm.weight",
     "transformer.word_embeddings_layernorm.bias": "decoder.embedding.norm.bias",
-    "transformer.h.{layer}.self_attention.query_key_value.weight": FusedPerHead(
-        tuple(f"{LAYER}.attention.{part}.weight" for part in ("query", "key", "value"))
-    ),
-    "transformer.h.{layer}.self_attention.query_key_value.bias": FusedPerHead(
-        tuple(f"{LAYER}.attention.{part}.bias" for part in ("query", "key", "value"))
-    ),
+    "transformer.h.{layer}.self_attention.query_key_value.weight": FusedPerHead(QKV_WEIGHTS),
+    "transformer.h.{layer}.self_attention.query_key_value.bias": FusedPerHead(QKV_BIASES),
     "transformer.h.{layer}.self_attention.dense.weight": f"{LAYER}.attention.output.weight",
     "transformer.h.{layer}.self_attention.dense.bias": f"{LAYER}.attention.output.bias",
     "transformer.h.{layer}.mlp.dense_h_to_4h.weight": f"{LAYER}.feed_forward.up.weight",

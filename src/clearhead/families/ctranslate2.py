@@ -18,7 +18,7 @@ from clearhead.families.names import Fused, Table
 from clearhead.model.branches import Activation
 from clearhead.model.config import ModelConfig
 
-Settings = Mapping[str, int | float]
+Numbers = Mapping[str, int | float]
 Shapes = Mapping[str, tuple[int, ...]]
 
 TABLE, LOGIT_BIAS = "decoder/embeddings/weight", "decoder/projection/bias"
@@ -52,7 +52,7 @@ WITHOUT_EFFECT = (
 SHARED = {"decoder/projection/weight": TABLE, "encoder/embeddings_0/weight": TABLE}  # must be aliases of one tensor
 
 
-def marian_config(settings: Settings, shapes: Shapes, where: str) -> ModelConfig:
+def marian_config(settings: Numbers, shapes: Shapes, where: str) -> ModelConfig:
     """`shapes` of the stored tensors, of which the biases alone are needed."""
     check_settings(settings, where)
     width = size_of("encoder/layer_0/ffn/linear_1/bias", shapes, where)
@@ -68,7 +68,7 @@ def marian_config(settings: Settings, shapes: Shapes, where: str) -> ModelConfig
     )
 
 
-def check_settings(settings: Settings, where: str) -> None:
+def check_settings(settings: Numbers, where: str) -> None:
     for name, (needed, default) in FIXED.items():
         if settings.get(name, default) != needed:
             raise ClearheadError(f"{where}: {name} is {settings.get(name, default)}; Marian models have {needed}")
@@ -78,7 +78,7 @@ def check_settings(settings: Settings, where: str) -> None:
             raise ClearheadError(f"{where}: {name} is {value}, which Marian models do not have")
 
 
-def stack_size(stack: str, settings: Settings, shapes: Shapes, where: str) -> Size:
+def stack_size(stack: str, settings: Numbers, shapes: Shapes, where: str) -> Size:
     num_layers = 0
     while f"{stack}/layer_{num_layers}/ffn/linear_0/bias" in shapes:
         num_layers += 1
@@ -95,14 +95,14 @@ def size_of(name: str, shapes: Shapes, where: str) -> int:
     return shapes[name][0]
 
 
-def whole(name: str, settings: Settings, where: str) -> int:
+def whole(name: str, settings: Numbers, where: str) -> int:
     value = settings.get(name)
     if not isinstance(value, int):
         raise ClearheadError(f"{where} must have a whole number as {name}, not {value}")
     return value
 
 
-def activation_of(settings: Settings, where: str) -> Activation:
+def activation_of(settings: Numbers, where: str) -> Activation:
     numbers = {whole(f"{stack}/activation", settings, where) for stack in ("encoder", "decoder")}
     if len(numbers) > 1 or not numbers <= set(ACTIVATIONS):
         shown = " and ".join(map(str, sorted(numbers)))
@@ -110,7 +110,7 @@ def activation_of(settings: Settings, where: str) -> Activation:
     return ACTIVATIONS[numbers.pop()]
 
 
-def is_scaled(settings: Settings, width: int, where: str) -> bool:
+def is_scaled(settings: Numbers, width: int, where: str) -> bool:
     """A whole number says yes or no to the factor √width; any other is the factor itself."""
     given = [settings.get(f"{stack}/scale_embeddings", 1) for stack in ("encoder", "decoder")]
     factors = {(math.sqrt(width) if scale else 1.0) if isinstance(scale, int) else scale for scale in given}

@@ -19,6 +19,7 @@ from clearhead.families.settings import Settings
 from clearhead.families.trunk import (
     MIXTURE_NAMES,
     activation_name,
+    check_heads,
     dense_of,
     experts_of,
     gated,
@@ -186,6 +187,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
     stack = narrow(Stack, config.decoder)
     attention, experts = narrow(LatentAttention, stack.layers[0].attention), experts_of(stack)
     second = experts is not None and experts.router.score == "softmax"
+    if second:
+        check_heads(config, attention.num_heads)
     data = write_sizes(config) | write_latent(attention)
     data |= {
         "architectures": ["DeepseekV2ForCausalLM" if second else "DeepseekV3ForCausalLM"],

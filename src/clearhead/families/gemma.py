@@ -14,7 +14,16 @@ from clearhead.families.family import Family, chosen, grouped_of, narrow, said_w
 from clearhead.families.names import LAYER, Table
 from clearhead.families.rope import read_scaling, write_rope
 from clearhead.families.settings import Settings
-from clearhead.families.trunk import TRUNK, activation_name, dense_of, gated, language_model, write_grouped, write_sizes
+from clearhead.families.trunk import (
+    TRUNK,
+    activation_name,
+    check_heads,
+    dense_of,
+    gated,
+    language_model,
+    write_grouped,
+    write_sizes,
+)
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import GroupedAttention, Head, HeadNorm, ModelConfig, Stack
 from clearhead.model.parts import Causal, LinearScaling, RmsNorm, Rope, Window
@@ -139,6 +148,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     windowed = next((one for one in attentions if isinstance(one.reach, Window)), None)
     full = next((one for one in attentions if isinstance(one.reach, Causal)), None)
     ropes = {WINDOWED: windowed, FULL: full}
+    check_heads(config, attentions[0].num_heads)
     data = write_sizes(config) | write_grouped(attentions[0])
     data |= {
         "architectures": ["Gemma3ForCausalLM"],

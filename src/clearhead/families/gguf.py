@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.errors import ClearheadError, unknown
-from clearhead.families.names import LAYER, Fused, Interleaved, PlusOne, Row, Table
+from clearhead.families.names import LAYER, QKV_BIASES, QKV_WEIGHTS, Fused, Interleaved, PlusOne, Row, Table
 from clearhead.families.settings import Settings
 from clearhead.model.parts import Llama3Scaling
 from clearhead.model.positions import llama3_frequencies
@@ -48,6 +48,15 @@ GPT2_KEYS = {
     "attention.head_count": "n_head",
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
 }
+PROJECTIONS = {
+    "attn_q": "attention.query",
+    "attn_k": "attention.key",
+    "attn_v": "attention.value",
+    "attn_output": "attention.output",
+    "ffn_gate": "feed_forward.gate",
+    "ffn_up": "feed_forward.up",
+    "ffn_down": "feed_forward.down",
+}
 
 
 def projections(query_and_key: Callable[[tuple[str, ...]], Row] | None = None) -> Table:
@@ -55,20 +64,15 @@ def projections(query_and_key: Callable[[tuple[str, ...]], Row] | None = None) -
     table: dict[str, str | Row] = {
         "token_embd.weight": "decoder.embedding.tokens.weight",
         "blk.{layer}.attn_norm.weight": f"{LAYER}.attention_residual.norm.weight",
-        "blk.{layer}.attn_v.weight": f"{LAYER}.attention.value.weight",
-        "blk.{layer}.attn_v.bias": f"{LAYER}.attention.value.bias",
-        "blk.{layer}.attn_output.weight": f"{LAYER}.attention.output.weight",
         "blk.{layer}.ffn_norm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
-        "blk.{layer}.ffn_gate.weight": f"{LAYER}.feed_forward.gate.weight",
-        "blk.{layer}.ffn_up.weight": f"{LAYER}.feed_forward.up.weight",
-        "blk.{layer}.ffn_down.weight": f"{LAYER}.feed_forward.down.weight",
         "output_norm.weight": "decoder.final_norm.weight",
         "output.weight": "head.weight",
     }
-    for theirs, ours in (("attn_q", "query"), ("attn_k", "key")):
+    for theirs, ours in PROJECTIONS.items():
         for part in ("weight", "bias"):
-            own = f"{LAYER}.attention.{ours}.{part}"
-            table[f"blk.{{layer}}.{theirs}.{part}"] = query_and_key((own,)) if query_and_key else own
+            own = f"{LAYER}.{ours}.{part}"
+            turned = query_and_key if theirs in ("attn_q", "attn_k") else None
+            table[f"blk.{{layer}}.{theirs}.{part}"] = turned((own,)) if turned else own
     return table
 
 
@@ -85,14 +89,13 @@ GEMMA_NORMS: Table = {
     "blk.{layer}.attn_k_norm.weight": PlusOne((f"{LAYER}.attention.key_norm.weight",)),
     "output_norm.weight": PlusOne(("decoder.final_norm.weight",)),
 }
-QKV = tuple(f"{LAYER}.attention.{part}" for part in ("query", "key", "value"))
 GPT2_NAMES: Table = {
     "token_embd.weight": "decoder.embedding.tokens.weight",
     "position_embd.weight": "decoder.embedding.positions.weight",
     "blk.{layer}.attn_norm.weight": f"{LAYER}.attention_residual.norm.weight",
     "blk.{layer}.attn_norm.bias": f"{LAYER}.attention_residual.norm.bias",
-    "blk.{layer}.attn_qkv.weight": Fused(tuple(f"{part}.weight" for part in QKV)),
-    "blk.{layer}.attn_qkv.bias": Fused(tuple(f"{part}.bias" for part in QKV)),
+    "blk.{layer}.attn_qkv.weight": Fused(QKV_WEIGHTS),
+    "blk.{layer}.attn_qkv.bias": Fused(QKV_BIASES),
     "blk.{layer}.attn_output.weight": f"{LAYER}.attention.output.weight",
     "blk.{layer}.attn_output.bias": f"{LAYER}.attention.output.bias",
     "blk.{layer}.ffn_norm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
@@ -103,6 +106,7 @@ GPT2_NAMES: Table = {
     "blk.{layer}.ffn_down.bias": f"{LAYER}.feed_forward.down.bias",
     "output_norm.weight": "decoder.final_norm.weight",
     "output_norm.bias": "decoder.final_norm.bias",
+    "output.weight": "head.weight",  # some converters write the token table twice
 }
 
 
@@ -122,7 +126,6 @@ ARCHITECTURES = {
 }
 # llama3 scaling travels as a tensor of divisors; see llama3_scaling
 DROPPED = (r"rope_freqs\.weight",)
-COPIES = {"output.weight": "token_embd.weight"}
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
@@ -149,6 +152,7 @@ def settings_from(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     data |= {"model_type": architecture.model_type, "vocab_size": vocab_size}
     data["tie_word_embeddings"] = "output.weight" not in shapes
     data["attention_bias"] = "blk.0.attn_output.bias" in shapes
+    data["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     scaling = metadata.get(prefix + "rope.scaling.type", "none")
     if scaling != "none":
         data["rope_scaling"] = {

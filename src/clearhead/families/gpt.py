@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from clearhead.errors import unknown
 from clearhead.families.family import Family, said_whole
-from clearhead.families.names import LAYER, Copy, Fused, Table
+from clearhead.families.names import LAYER, QKV_BIASES, QKV_WEIGHTS, Copy, Fused, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
 from clearhead.model.branches import Activation, FeedForward
@@ -194,12 +194,8 @@ def write_gpt2(config: ModelConfig) -> dict[str, Any]:
 # --- names; matrices are stored (in, out)
 
 LAYER_NAMES: Table = {
-    "transformer.h.{layer}.attn.c_attn.weight": Fused(
-        tuple(f"{LAYER}.attention.{part}.weight" for part in ("query", "key", "value")), transposed=True
-    ),
-    "transformer.h.{layer}.attn.c_attn.bias": Fused(
-        tuple(f"{LAYER}.attention.{part}.bias" for part in ("query", "key", "value"))
-    ),
+    "transformer.h.{layer}.attn.c_attn.weight": Fused(QKV_WEIGHTS, transposed=True),
+    "transformer.h.{layer}.attn.c_attn.bias": Fused(QKV_BIASES),
     "transformer.h.{layer}.attn.c_proj.weight": Copy((f"{LAYER}.attention.output.weight",), transposed=True),
     "transformer.h.{layer}.attn.c_proj.bias": f"{LAYER}.attention.output.bias",
     "transformer.h.{layer}.mlp.c_fc.weight": Copy((f"{LAYER}.feed_forward.up.weight",), transposed=True),

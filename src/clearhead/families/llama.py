@@ -14,7 +14,7 @@ from clearhead.families.family import Family, grouped_of, narrow, said_whole
 from clearhead.families.names import LAYER, Interleaved, Table
 from clearhead.families.rope import read_rope, write_rope
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.families.trunk import TRUNK, write_grouped, write_sizes
+from clearhead.families.trunk import TRUNK, check_heads, write_grouped, write_sizes
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
 from clearhead.model.parts import Causal, Llama3Scaling, NoPosition, RmsNorm, Rope, Window
@@ -184,7 +184,7 @@ PRESETS = {
 
 # --- transformers' words
 
-
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "smollm3": "SmolLM3ForCausalLM"}
 # What a key that is not there means, where transformers' classes differ from LLaMA's; null means none
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -216,6 +216,8 @@ def read(settings: Settings) -> ModelConfig:
         window=settings.whole("sliding_window", 0) if kind == "mistral" else None,
         rotated=read_rotated(settings, num_layers) if kind == "smollm3" else None,
     )
+    if kind == "mistral":  # in transformers without biases, whatever config.json says
+        return config
     return with_biases(config, attention=bias, feed_forward=settings.flag("mlp_bias", False))
 
 
@@ -243,18 +245,17 @@ def write(config: ModelConfig) -> dict[str, Any]:
     attentions, inner = grouped_of(stack), narrow(FeedForward, stack.layers[0].feed_forward)
     rotated = [isinstance(attention.position, Rope) for attention in attentions]
     rope = next((attention.position for attention in attentions if isinstance(attention.position, Rope)), None)
-    kind, architecture = "llama", "LlamaForCausalLM"
-    more: dict[str, Any] = {}
+    kind, more = "llama", dict[str, Any]()
     if isinstance(attentions[0].reach, Window):
-        kind, architecture = "mistral", "MistralForCausalLM"
-        more = {"sliding_window": attentions[0].reach.size}
+        kind, more = "mistral", {"sliding_window": attentions[0].reach.size}
     elif not all(rotated):
-        kind, architecture = "smollm3", "SmolLM3ForCausalLM"
-        more = {"no_rope_layers": [int(turns) for turns in rotated], "use_sliding_window": False}
+        kind, more = "smollm3", {"no_rope_layers": [int(turns) for turns in rotated], "use_sliding_window": False}
+    else:
+        check_heads(config, attentions[0].num_heads)
     data = write_sizes(config) | write_grouped(attentions[0]) | more
     data |= {
         "model_type": kind,
-        "architectures": [architecture],
+        "architectures": [ARCHITECTURES[kind]],
         "intermediate_size": inner.width,
         "rope_parameters": write_rope(narrow(Rope, rope)),
         "hidden_act": ACTIVATION_NAMES_BACK[inner.activation],
@@ -289,7 +290,7 @@ DROPPED = (r".*\.rotary_emb\.inv_freq",)  # recomputed from the config
 FAMILY = Family(
     name="llama",
     presets=PRESETS,
-    model_types=("llama", "mistral", "smollm3"),
+    model_types=tuple(ARCHITECTURES),
     read=read,
     write=write,
     names=NAMES,

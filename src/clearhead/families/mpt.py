@@ -7,7 +7,7 @@ Sources: MosaicML's release notes and the config.json of each size. Where transf
 from typing import Any
 
 from clearhead.families.family import Family, said_whole
-from clearhead.families.names import LAYER, Fused, Table
+from clearhead.families.names import LAYER, QKV_WEIGHTS, Fused, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import Settings
 from clearhead.model.branches import FeedForward
@@ -107,7 +107,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": config.head is not None and config.head.tied,
         "attn_config": {
             "alibi": True,
-            "alibi_bias_max": int(max_bias) if float(max_bias).is_integer() else max_bias,
+            "alibi_bias_max": int(max_bias),
             "clip_qkv": attention.clip,
             "softmax_scale": attention.scale,
         },
@@ -117,9 +117,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 NAMES: Table = {
     "transformer.wte.weight": "decoder.embedding.tokens.weight",
-    "transformer.blocks.{layer}.attn.Wqkv.weight": Fused(
-        tuple(f"{LAYER}.attention.{part}.weight" for part in ("query", "key", "value"))
-    ),
+    "transformer.blocks.{layer}.attn.Wqkv.weight": Fused(QKV_WEIGHTS),
     "transformer.blocks.{layer}.attn.out_proj.weight": f"{LAYER}.attention.output.weight",
     "transformer.blocks.{layer}.ffn.up_proj.weight": f"{LAYER}.feed_forward.up.weight",
     "transformer.blocks.{layer}.ffn.down_proj.weight": f"{LAYER}.feed_forward.down.weight",

@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # who only asks for presets need not wait for torch
     from torch import Size, Tensor
 
 LAYER = "decoder.layers.{layer}"
+QKV_WEIGHTS = tuple(f"{LAYER}.attention.{part}.weight" for part in ("query", "key", "value"))
+QKV_BIASES = tuple(f"{LAYER}.attention.{part}.bias" for part in ("query", "key", "value"))
 AFTER_LAST = "{after_last}"  # in a pattern: the number that one layer more would have
 
 

@@ -7,6 +7,7 @@ data = write_sizes(config) | write_grouped(attention)   # hidden_size, num_hidde
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from clearhead.errors import ClearheadError
 from clearhead.families.family import narrow
 from clearhead.families.names import LAYER, Table
 from clearhead.families.settings import ACTIVATION_NAMES_BACK
@@ -78,6 +79,12 @@ def write_sizes(config: ModelConfig) -> dict[str, Any]:
         "rms_norm_eps": narrow(RmsNorm, stack.final_norm).epsilon,
         "tie_word_embeddings": head.tied,
     }
+
+
+def check_heads(config: ModelConfig, num_heads: int) -> None:
+    """transformers asks this of LLaMA, Gemma and DeepSeek-V2, though their heads have a width of their own."""
+    if config.width % num_heads:
+        raise ClearheadError(f"the width is {config.width}; transformers needs a multiple of the {num_heads} heads")
 
 
 def write_grouped(attention: GroupedAttention) -> dict[str, Any]:

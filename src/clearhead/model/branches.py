@@ -6,13 +6,14 @@ Experts(num_experts=8, num_chosen=2, expert=FeedForward(width=64, activation="si
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.model.parts import Part, require
+from clearhead.config import Checked
+from clearhead.errors import require
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "tanh"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedForward(Part):
+class FeedForward(Checked):
     """down(act(up x)), or down(act(gate x) · up x) where gated. Book C1."""
 
     width: int
@@ -22,7 +23,7 @@ class FeedForward(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertGroups(Part):
+class ExpertGroups(Checked):
     """Choose only among the experts of the `num_kept` best of `num_groups` groups (DeepSeek)."""
 
     num_groups: int
@@ -35,7 +36,7 @@ class ExpertGroups(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Router(Part):
+class Router(Checked):
     """Scores for all experts, the best few chosen, their weights."""
 
     MAY_BE_ZERO = ("renormalize_epsilon",)
@@ -50,7 +51,7 @@ class Router(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experts(Part):
+class Experts(Checked):
     """Mixture of experts: each token goes through `num_chosen` of `num_experts`, and `shared` always."""
 
     num_experts: int

@@ -9,6 +9,8 @@ attention, a feed-forward and a norm. All are frozen and checked at birth. The f
 from dataclasses import dataclass, field
 from typing import Literal
 
+from clearhead.config import Checked
+from clearhead.errors import require
 from clearhead.model.branches import Activation, Experts, FeedForward
 from clearhead.model.parts import (
     Causal,
@@ -16,14 +18,12 @@ from clearhead.model.parts import (
     LearnedPositions,
     NoPosition,
     Norm,
-    Part,
     Position,
     Reach,
     RelativeBuckets,
     RmsNorm,
     Rope,
     SinusoidalPositions,
-    require,
 )
 
 # --- attention
@@ -37,14 +37,14 @@ class HeadNorm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RotatedHeadNorm(Part):
+class RotatedHeadNorm(Checked):
     """RMS norm of each query and key head without weight, after the rotation (Llama 4)."""
 
     epsilon: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryTemperature(Part):
+class QueryTemperature(Checked):
     """Queries grow with the index t: 1 + scale · ln(1 + floor((t + 1) / floor)) (Llama 4)."""
 
     floor: int
@@ -52,7 +52,7 @@ class QueryTemperature(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreTemperature(Part):
+class ScoreTemperature(Checked):
     """Scores, after the cap, times log2(t) / log2(length) where the index t exceeds length (Grok 2)."""
 
     length: int
@@ -63,7 +63,7 @@ class ScoreTemperature(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedAttention(Part):
+class GroupedAttention(Checked):
     """num_kv_heads = num_heads: multi-head; 1: multi-query; between: grouped-query. Book A1-A7, A10."""
 
     num_heads: int
@@ -91,7 +91,7 @@ class GroupedAttention(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttention(Part):
+class LatentAttention(Checked):
     """Keys and values unfolded from one small vector per token; position in a few entries apart (DeepSeek-V2)."""
 
     num_heads: int
@@ -122,7 +122,7 @@ class LatentAttention(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer(Part):
+class Layer(Checked):
     """One block. Placement of the norm: see model/block.py."""
 
     attention: GroupedAttention | LatentAttention
@@ -143,7 +143,7 @@ class Layer(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedding(Part):
+class Embedding(Checked):
     MAY_BE_ZERO = ("num_token_types",)
 
     vocab_size: int
@@ -172,7 +172,7 @@ class Stack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadTransform(Part):
+class HeadTransform(Checked):
     """norm(act(W h + b)) before the vocabulary (BERT)."""
 
     activation: Activation
@@ -180,7 +180,7 @@ class HeadTransform(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Head(Part):
+class Head(Checked):
     """Hidden states to logits: cap(transform(h) · Wᵀ · scale + bias). Tied: W is the token table (book C2)."""
 
     tied: bool = True
@@ -205,7 +205,7 @@ class Dropout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NormalInitial(Part):
+class NormalInitial(Checked):
     """Matrices from N(0, deviation²); the last matrix of each branch divided by √(2L) where residual_scaled."""
 
     deviation: float = 0.02
@@ -218,7 +218,7 @@ class XavierInitial:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(Part):
+class ModelConfig(Checked):
     """Decoder alone: a language model. Encoder alone: BERT. Both: translation. Head None: hidden states come out."""
 
     width: int

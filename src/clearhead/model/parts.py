@@ -3,47 +3,17 @@
 Rope(theta=5e5, scaling=LinearScaling(factor=8.0))
 """
 
-import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args, get_type_hints
+from typing import Literal
 
-from clearhead.errors import ClearheadError, unknown
-
-
-def require(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise ClearheadError(sentence)
-
-
-def require_positive(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not 0 < value < math.inf:
-            raise ClearheadError(f"{type(owner).__name__}.{name} is {value}; it must be finite and greater than 0")
-
-
-class Part:
-    """Base of all configs: a choice is one of its choices; a number is finite and above 0, or 0 where it may be."""
-
-    MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, str):
-                choices = get_args(get_type_hints(type(self))[name])
-                if choices and value not in choices:
-                    raise unknown(f"{type(self).__name__}.{name}", value, choices)
-            elif name in self.MAY_BE_ZERO and value is not None:
-                require(0 <= value < math.inf, f"{type(self).__name__}.{name} is {value}; it must be 0 or more")
-            elif type(value) in (int, float):
-                require_positive(self, name)
-
+from clearhead.config import Checked
+from clearhead.errors import require
 
 # --- norms
 
 
 @dataclass(frozen=True, kw_only=True)
-class RmsNorm(Part):
+class RmsNorm(Checked):
     """x / sqrt(mean(x²) + epsilon) · weight (Zhang & Sennrich 2019)."""
 
     epsilon: float
@@ -52,7 +22,7 @@ class RmsNorm(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNorm(Part):
+class LayerNorm(Checked):
     """(x - mean) / sqrt(variance + epsilon) · weight + bias (Ba et al. 2016)."""
 
     epsilon: float
@@ -60,7 +30,7 @@ class LayerNorm(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeviationNorm(Part):
+class DeviationNorm(Checked):
     """(x - mean) / (deviation + epsilon) · weight + bias, the unbiased deviation (Annotated Transformer)."""
 
     epsilon: float
@@ -73,7 +43,7 @@ Norm = RmsNorm | LayerNorm | DeviationNorm
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedPositions(Part):
+class LearnedPositions(Checked):
     """One trained vector per position; `offset` unused rows stand first (2 in BART)."""
 
     MAY_BE_ZERO = ("offset",)
@@ -83,7 +53,7 @@ class LearnedPositions(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinusoidalPositions(Part):
+class SinusoidalPositions(Checked):
     """Fixed sines and cosines of position / 10000^(2k/D) (Vaswani et al. 2017, §3.5).
 
     `interleaved`: sin, cos alternate (the paper); `halves`: all sines, then all cosines (Marian, Transformer-XL);
@@ -97,12 +67,12 @@ class SinusoidalPositions(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearScaling(Part):
+class LinearScaling(Checked):
     factor: float
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicScaling(Part):
+class DynamicScaling(Checked):
     """Frequencies stretched by the length at hand, beyond `original_context` only ("NTK-aware")."""
 
     factor: float
@@ -110,7 +80,7 @@ class DynamicScaling(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Llama3Scaling(Part):
+class Llama3Scaling(Checked):
     """Long waves divided by `factor`, short ones kept, a linear blend between."""
 
     factor: float
@@ -120,7 +90,7 @@ class Llama3Scaling(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class YarnScaling(Part):
+class YarnScaling(Checked):
     """YaRN (Peng et al. 2023); `attention_factor` multiplies cosine and sine."""
 
     factor: float
@@ -132,7 +102,7 @@ class YarnScaling(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rope(Part):
+class Rope(Checked):
     """Rotary positions (Su et al. 2021): pairs of q and k entries turned by position · theta^(-2j/width).
 
     Pairs are (j, j + width/2) with `half`, (2j, 2j + 1) with `interleaved`.
@@ -161,7 +131,7 @@ class Rope(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelativeBuckets(Part):
+class RelativeBuckets(Checked):
     """One learned number per head and bucket of key - query distance, shared by the layers of a stack (T5)."""
 
     num_buckets: int = 32
@@ -179,7 +149,7 @@ class RelativeBuckets(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alibi(Part):
+class Alibi(Checked):
     """Score minus slope · distance, one fixed slope per head (Press et al. 2021)."""
 
     max_bias: float = 8.0
@@ -212,14 +182,14 @@ class Causal:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Window(Part):
+class Window(Checked):
     """Itself and the size - 1 tokens before."""
 
     size: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chunk(Part):
+class Chunk(Checked):
     """Itself and those before in the same chunk of `size` tokens (Llama 4)."""
 
     size: int

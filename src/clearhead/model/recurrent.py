@@ -17,24 +17,23 @@ Of several layers, h and s in these lines are the last one's.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.config import Checked
+from clearhead.errors import ClearheadError, require
 from clearhead.model.attend import Attended, Scoring, attend_in_steps
 from clearhead.model.embedding import check_range
 from clearhead.model.masks import memory_mask
-from clearhead.model.parts import require, require_positive
 
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"tanh": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
-Attention = Literal["dot_product", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentConfig:
+class RecurrentConfig(Checked):
     """One step from state s to s′ under the input x; torch stacks the gates in the order given here.
 
     tanh   s′ = tanh(W x + U s + b)                                               Elman 1990
@@ -48,26 +47,23 @@ class RecurrentConfig:
     the state before U, torch after it; their h is our s, their h̃ our n.
     """
 
+    MAY_BE_ZERO = ("dropout",)
+
     source_vocab_size: int
     target_vocab_size: int
     embedding_width: int
     width: int  # of the states; a bidirectional encoder gives half of it to each direction
     num_layers: int = 1
     cell: Literal["tanh", "gru", "lstm"]
-    attention: Attention
+    attention: Literal["dot_product", "none"]
     bidirectional: bool = False  # the encoder; the decoder cannot be
     dropout: float = 0.0  # on every connection but those through time (Zaremba et al. 2014), in training only
     context: int  # longest sequence it was made for; never a hard limit
 
     def __post_init__(self) -> None:
-        sizes = ("source_vocab_size", "target_vocab_size", "embedding_width", "width", "num_layers", "context")
-        require_positive(self, *sizes)
-        if self.cell not in CELLS:
-            raise unknown("cell", self.cell, CELLS)
-        if self.attention not in get_args(Attention):
-            raise unknown("attention", self.attention, get_args(Attention))
+        super().__post_init__()
         require(not self.bidirectional or self.width % 2 == 0, f"width {self.width} must be even to be bidirectional")
-        require(0.0 <= self.dropout < 1.0, f"dropout is {self.dropout}; it must be at least 0 and below 1")
+        require(self.dropout < 1, f"dropout is {self.dropout}; it must be below 1")
 
 
 @dataclass(frozen=True)

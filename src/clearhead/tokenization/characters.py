@@ -11,7 +11,7 @@ from tokenizers import decoders, models
 
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.byte_level import BYTE_ALPHABET, byte_level_bpe
-from clearhead.tokenization.fast import FastTokenizer, SpecialTokens, mark_special
+from clearhead.tokenization.fast import FastTokenizer, SpecialTokens, library_errors, mark_special
 
 
 def byte_tokenizer(special: SpecialTokens | None = None) -> FastTokenizer:
@@ -34,9 +34,9 @@ def character_tokenizer(characters: Iterable[str], special: SpecialTokens | None
     ordered = sorted(set(characters))
     if any(len(character) != 1 for character in ordered):
         raise ClearheadError("a character tokenizer is made from single characters")
-    library = tokenizers.Tokenizer(
-        models.BPE(_numbered([*ordered, *special.present()]), merges=[], unk_token=special.unknown)
-    )
+    vocabulary = _numbered([*ordered, *special.present()])
+    with library_errors("these characters make no vocabulary"):  # one of them may be half a character
+        library = tokenizers.Tokenizer(models.BPE(vocabulary, merges=[], unk_token=special.unknown))
     library.decoder = decoders.Fuse()
     mark_special(library, special.present())
     return FastTokenizer(library, special)

@@ -14,6 +14,7 @@ import tokenizers
 from tokenizers import AddedToken, NormalizedString, decoders, normalizers, processors
 
 from clearhead.errors import ClearheadError
+from clearhead.files import write_text
 from clearhead.tokenization.base import StreamDecoder
 from clearhead.tokenization.byte_level import from_byte_alphabet
 
@@ -21,6 +22,8 @@ from clearhead.tokenization.byte_level import from_byte_alphabet
 # Names: llama.cpp, src/llama-vocab.cpp, its end-of-generation tokens.
 ENDS_OF_TEXT = frozenset(("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>"))
 ENDS_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"))
+# Of a tokenizer that was here before: readers would take them for this one's.
+FILES_BEFORE = ("source.spm", "special_tokens_map.json", "chat_template.jinja")
 # Stands for any text before a token; decoders leave a plain letter as it is.
 SOME_TEXT = "a"
 # Byte tokens that are no character on their own.
@@ -132,11 +135,11 @@ class FastTokenizer:
             config["text_normalizer"] = self._normalizer.settings()
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "tokenizer.json").write_text(self._portable_json(), encoding="utf-8")
-        (folder / "tokenizer_config.json").write_text(
-            json.dumps({key: value for key, value in config.items() if value not in (None, [])}, indent=2),
-            encoding="utf-8",
-        )
+        write_text(folder / "tokenizer.json", self._portable_json())
+        present = {key: value for key, value in config.items() if value not in (None, [])}
+        write_text(folder / "tokenizer_config.json", json.dumps(present, indent=2))
+        for name in FILES_BEFORE:
+            (folder / name).unlink(missing_ok=True)
 
     def _portable_json(self) -> str:
         working = self._library.normalizer

@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import models
 
 from clearhead.errors import ClearheadError
-from clearhead.files import read_bytes, read_json, read_object
+from clearhead.files import read_bytes, read_json, read_object, write_bytes, write_text
 from clearhead.tokenization.base import StreamDecoder
 from clearhead.tokenization.charsmap import Charsmap
 from clearhead.tokenization.fast import SpecialTokens, library_errors
@@ -94,10 +94,12 @@ class MarianTokenizer:
         config = {"tokenizer_class": "MarianTokenizer"} | {
             f"{key}_token": token for key, token in self._special.items()
         }
-        (folder / SOURCE_MODEL).write_bytes(self._source_model)
-        (folder / TARGET_MODEL).write_bytes(self._target_model)
-        (folder / VOCABULARY).write_text(json.dumps(self._ids, ensure_ascii=False, indent=2), encoding="utf-8")
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        write_bytes(folder / SOURCE_MODEL, self._source_model)
+        write_bytes(folder / TARGET_MODEL, self._target_model)
+        write_text(folder / VOCABULARY, json.dumps(self._ids, ensure_ascii=False, indent=2))
+        write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2))
+        for name in ("tokenizer.json", "special_tokens_map.json"):
+            (folder / name).unlink(missing_ok=True)  # of a tokenizer that was here before
 
     def _special_id(self, role: str, token: str | None) -> int:
         if not token or token not in self._ids:

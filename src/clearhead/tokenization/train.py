@@ -60,8 +60,8 @@ def _learn(
     texts: Iterator[str], kind: str, vocab_size: int, special: SpecialTokens, reserved: list[str]
 ) -> FastTokenizer:
     build = {"bpe": _bpe, "unigram": _unigram, "wordpiece": _wordpiece}[kind]
-    library, trainer = build(special, vocab_size, [AddedToken(token, special=True) for token in reserved])
     with library_errors(f"a {kind} vocabulary of {vocab_size} tokens cannot be learnt from these texts"):
+        library, trainer = build(special, vocab_size, [AddedToken(token, special=True) for token in reserved])
         library.train_from_iterator(texts, trainer)
     if library.get_vocab_size() > vocab_size:
         raise ClearheadError(
