@@ -6,7 +6,9 @@ Most of it runs in this process, from the entry point on; a few commands start o
 import io
 import json
 import math
+import os
 import resource
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -88,6 +90,22 @@ def test_a_wrong_input_to_a_real_process():
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: gpt2 is a preset")
     assert done.stderr.count("\n") == 1
+
+
+def test_bytes_that_are_no_text_are_one_sentence(speaker, tmp_path):
+    (tmp_path / "latin.txt").write_bytes("déjà vu\n".encode("latin-1"))
+    with (tmp_path / "latin.txt").open() as file:
+        strictly = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+        done = process("generate", speaker[1], "-", stdin=file, env=strictly)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(r"error: the text 'd\udce9j\udce0 vu' cannot be encoded: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_characters_that_the_terminal_lacks_are_spelled_out():
+    done = process("book", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2212" in done.stdout  # the minus sign
 
 
 # --- models
@@ -173,8 +191,10 @@ def test_convert(clearhead, folder, tmp_path, kind):
         (("score", "SPEAKER"), "give one of the two"),
         (("score", "SPEAKER", "x", "--file", "x"), "give one of the two"),
         (("score", "SPEAKER", "--file", "no/such"), "no/such cannot be read"),
+        (("score", "SPEAKER", "--file", "no:100:such"), "no:100:such cannot be read"),  # not an emoji's name
         (("score", "SPEAKER", "x"), "a text of fewer than two tokens cannot be scored"),
         (("embed", "SPEAKER", ""), "the text is empty"),
+        (("trace", "SPEAKER", "x", "--head", "-9"), "--head -9 is out of range"),
         (("generate", "no-model", "x", "--top-k", "0"), "--top-k is 0"),  # said before anything is loaded
         (("chat", "SPEAKER"), "no chat template"),
         (("chat", "SPEAKER", "--min-p", "2"), "--min-p is 2"),
@@ -225,7 +245,7 @@ def test_nothing_asked_is_answered_with_the_help(clearhead):
     assert "presets" in done.stdout
 
 
-def test_a_model_may_be_called_almost_as_the_other_way_to_speculate(clearhead, speaker, tmp_path, monkeypatch):
+def test_a_model_may_be_called_almost_as_the_other_way_to_speculate(clearhead, speaker, monkeypatch):
     _, folder = speaker
     monkeypatch.setattr("clearhead.checkpoint.load.fetch_from_hub", lambda name, wanted: folder)
     assert clearhead("generate", folder, "x", "--max-new-tokens", 3, "--speculate", "me/lookup").returncode == 0
@@ -391,6 +411,22 @@ def test_scores_are_those_of_the_model(clearhead, speaker, tmp_path):
     assert judged == pytest.approx({name: told[name] for name in ("perplexity", "bits_per_byte")}, rel=1e-5)
     piped = clearhead("score", folder, "-", stdin="café")
     assert piped.stdout == f"perplexity: {expected.perplexity:,.4f}\nbits per byte: {told['bits_per_byte']:.4f}\n"
+
+
+def test_a_score_of_special_tokens_alone_is_refused(clearhead, speaker, tmp_path):
+    """As a tokenizer may leave of one letter: the letter, and the end that it adds."""
+    folder = shutil.copytree(speaker[1], tmp_path / "ending")
+    described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    end = next(token for token in described["added_tokens"] if token["special"])
+    name, text = end["content"], {"Sequence": {"id": "A", "type_id": 0}}
+    described["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [text, {"SpecialToken": {"id": name, "type_id": 0}}],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {name: {"id": name, "ids": [end["id"]], "tokens": [name]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
+    assert "nothing of this text is scored" in clearhead("score", folder, "a").stderr
 
 
 def test_embeddings_are_those_of_the_model(clearhead, speaker):

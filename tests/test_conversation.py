@@ -110,6 +110,27 @@ def test_a_turn_never_listened_to_leaves_no_trace():
     assert chat.messages == []
 
 
+@pytest.mark.parametrize("afterwards", [lambda chat: chat.say("Go on", max_new_tokens=4), lambda chat: chat.reset()])
+def test_an_answer_left_open_ends_when_the_conversation_goes_on(afterwards):
+    """As in a notebook: the loop over the pieces was left, and their name still stands."""
+    chat, closed = model().chat(), model().chat()
+    left, ended = (listener.stream("Tell me", max_new_tokens=30) for listener in (chat, closed))
+    assert [next(left), next(left)] == [next(ended), next(ended)]
+    ended.close()
+    for listener in (chat, closed):
+        afterwards(listener)
+    assert list(left) == []
+    assert chat.messages == closed.messages
+    assert len(chat.held) == chat.cache.length
+    assert chat.say("Why?", max_new_tokens=4) == closed.say("Why?", max_new_tokens=4)
+
+
+@pytest.mark.parametrize("option", ["n", "beams", "speculate"])
+def test_options_of_generate_alone_are_refused_by_name(option):
+    with pytest.raises(ClearheadError, match=f"a chat takes no {option}; generate_many does"):
+        model().chat().say("Hi", **{option: 2})
+
+
 def test_a_conversation_ends_with_learned_positions():
     tokenizer = Templated()
     config = gpt(width=16, attentions=[multi_head(16, 4)], vocab_size=tokenizer.vocab_size, context=64)

@@ -54,6 +54,12 @@ def test_history_reset_help_and_unknown_commands(typed):
     assert out.count("\n") >= 1
 
 
+def test_history_shows_what_was_typed(typed):
+    """Console markup and names of emoji are words like others."""
+    _, _, err = typed("10:100:1 [bold]now[/bold]", "/history")
+    assert "user: 10:100:1 [bold]now[/bold]" in err
+
+
 def test_a_wrong_option_does_not_end_the_chat(typed):
     chat, _, err = typed("Hello", "Again", top_p=0)
     assert err.count("error: top_p is 0") == 2

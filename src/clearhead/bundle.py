@@ -31,6 +31,7 @@ from clearhead.generation.result import Generation, Stream
 from clearhead.generation.score import Score, score
 from clearhead.generation.speaker import Speaker
 from clearhead.generation.speculative import Speculation
+from clearhead.home import in_full
 from clearhead.model.config import ModelConfig
 from clearhead.model.recurrent import RecurrentTranslator
 from clearhead.model.transformer import Transformer
@@ -159,7 +160,7 @@ class Model(Loaded):
     def save(self, folder: str | Path, format: Literal["huggingface", "native"] = "native") -> Path:
         """A folder that `clearhead.load` reads again; as `huggingface` also transformers."""
         check_format(format)
-        folder = Path(folder)
+        folder = in_full(folder)
         if is_packed(self.network):
             raise ClearheadError("packed weights are not saved: load the model with full weights to save it")
         if folder.exists() and not folder.is_dir():
@@ -177,7 +178,7 @@ class Model(Loaded):
 
 
 @dataclass(frozen=True, repr=False)
-class RecurrentModel(Model):
+class RecurrentBaseline(Model):
     """The baseline before the Transformer. It answers texts; whoever asks for a Transformer's config is told so."""
 
     network: RecurrentTranslator  # type: ignore[assignment]  # its own config is network.config
@@ -240,8 +241,9 @@ def load(
     if is_recurrent(what):
         if fast or weights != "full":
             raise ClearheadError(f"{what} holds a recurrent network, which has full weights and no fast step")
-        network, special_ids = load_recurrent(Path(what), precision, as_device(device))
-        return RecurrentModel(network, folder_tokenizer(Path(what)), None, special_ids)
+        folder = in_full(what)
+        network, special_ids = load_recurrent(folder, precision, as_device(device))
+        return RecurrentBaseline(network, folder_tokenizer(folder), None, special_ids)
     loaded = open_model(what, precision, as_device(device), progress, keep_blocks=weights == "stored")
     model = Model(**vars(loaded), in_graph=fast is not False)
     if weights in ("int8", "int4"):

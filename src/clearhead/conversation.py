@@ -14,7 +14,7 @@ from clearhead.errors import ClearheadError
 from clearhead.generation.decode import Row, check
 from clearhead.generation.prompts import needed
 from clearhead.generation.result import Generation
-from clearhead.generation.speaker import Speaker
+from clearhead.generation.speaker import OTHERS, Speaker
 from clearhead.generation.transcript import Transcript
 from clearhead.tokenization.chat import render_chat
 
@@ -30,10 +30,12 @@ class Chat:
         self.tokenizer = needed(speaker.tokenizer)
         if self.tokenizer.chat_template is None:
             raise ClearheadError("this model has no chat template: it was not taught to chat, but can generate")
+        self.speaking: Generator[str, None, None] | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forget the conversation."""
+        self.hush()
         self.messages: list[dict[str, str]] = []
         if self.system is not None:
             self.messages.append({"role": "system", "content": self.system})
@@ -45,18 +47,31 @@ class Chat:
         self.held: list[int] = []  # the tokens in the cache
         self.num_read = 0  # tokens of the last turn that were not in it
 
+    def hush(self) -> None:
+        """End the answer that is still being given: it must not come back later, into another conversation."""
+        if self.speaking is not None:
+            self.speaking.close()
+
     def say(self, text: str, **options: Any) -> str:
         return "".join(self.stream(text, **options))
 
     def stream(self, text: str, **options: Any) -> Generator[str, None, None]:
-        """The answer in pieces. Whoever stops listening keeps what was said so far as the answer, if anything was."""
+        """The answer in pieces. Whoever stops listening keeps what was said so far as the answer, if anything was.
+
+        So does whoever asks again before an answer has come to its end.
+        """
         if not isinstance(text, str):
             raise ClearheadError(f"the message is {text!r}; it must be a text")
+        separate = next((name for name in OTHERS if name in options), None)
+        if separate is not None:
+            raise ClearheadError(f"a chat takes no {separate}; generate_many does")
+        self.hush()
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.tokenizer.encode(render_chat(self.tokenizer, messages), add_special_tokens=False)
         (row,) = self.speaker.rows(ids, 1, options)
         check([row], self.speaker.network)
-        return self.answer(messages, row)
+        self.speaking = self.answer(messages, row)
+        return self.speaking
 
     def answer(self, messages: list[dict[str, str]], whole: Row) -> Generator[str, None, None]:
         kept = self.rewind(ids := list(whole.prompt))

@@ -75,7 +75,7 @@ def test_contexts(bench):
     assert "cache alone" in bench(*options).stdout
 
 
-def test_a_preset_runs_at_random_weights(monkeypatch, tmp_path):
+def test_a_preset_runs_at_random_weights(monkeypatch):
     monkeypatch.setattr(measure, "PAUSE_SECONDS", 0)
     monkeypatch.setattr("clearhead.families.preset", lambda name: tiny_network().config)
     options = ("--weights", "bfloat16", "--prompt", "4", "--tokens", "3", "--rounds", "1", "--json")

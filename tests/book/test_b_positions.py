@@ -212,7 +212,7 @@ def test_b2_dynamic_scaling_slows_the_turning_beyond_the_trained_length():
     rope = Rope(scaling=DynamicScaling(factor=2.0, original_context=16))
 
     def frequencies(length: int) -> Tensor:
-        return rope_frequencies(rope, torch.arange(length)[None], 8, torch.float64)
+        return rope_frequencies(rope, torch.arange(length)[None], 8, torch.float64).flatten()
 
     plain_frequencies = rope_frequencies(Rope(), torch.arange(16)[None], 8, torch.float64)
     close(frequencies(16), plain_frequencies)

@@ -49,6 +49,13 @@ def test_bleu_and_chrf_are_those_of_sacrebleu(model):
     assert again == found
 
 
+def test_resamples_in_which_nothing_matches(model):
+    made = answers(model, SENTENCES[:2], 1, max_new_tokens=9)
+    found = translation(model, [(SENTENCES[0], made[0]), (SENTENCES[1], "§")], beams=1, max_new_tokens=9)
+    assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(made, [[made[0], "§"]]).score)
+    assert found.measures[1].standard_error > 0
+
+
 def test_the_spread_of_bleu_is_that_of_resampled_sentences(model):
     made = answers(model, SENTENCES, 1, max_new_tokens=9)
     wanted = [text if number % 2 else text[:4] + " a b" for number, text in enumerate(made)]

@@ -54,7 +54,7 @@ def test_perplexity(run, folder, tmp_path):
     assert "stride: 8" in shown
 
 
-def test_questions(run, folder, tmp_path, monkeypatch):
+def test_questions(run, tmp_path, monkeypatch):
     rows = [
         {"doc_id": number, "label": 1, "doc": {"query": "A"}, "request": {"context": "A", "continuation": choice}}
         for number in range(3)

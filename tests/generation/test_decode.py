@@ -10,6 +10,7 @@ from clearhead.families import preset
 from clearhead.generation.decode import Row, decode, prefill
 from clearhead.generation.options import SamplingOptions
 from clearhead.generation.plain import decode_plainly
+from clearhead.generation.prompts import read_sources
 from clearhead.generation.score import score
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.book.shrink import shrink
@@ -114,6 +115,15 @@ def test_an_encoder_decoder_answers_in_batches():
         assert one.prompt_tokens == source
 
 
+def test_a_row_that_asks_for_no_token_leaves_its_neighbours_their_sources():
+    network = toy(translator())
+    rows = [Row([2], SamplingOptions(max_new_tokens=n), source=[3 + n, 9, 1]) for n in (0, 6, 0, 4)]
+    run(network, rows, memory=read_sources(network, [row.source for row in rows]))
+    for row in rows:
+        memory = network.encode(torch.tensor([row.source]))
+        assert row.tokens == list(decode_plainly(network, row.prompt, row.options, memory))
+
+
 def test_the_cross_attention_is_remembered_once():
     network = toy(translator())
     model = Model(network, special_ids={"decoder_start_token_id": 2})
@@ -170,6 +180,15 @@ def test_minimum_length_holds_for_stop_strings(speaker):
     free = speaker.generate("Hello", max_new_tokens=40, temperature=1.0, seed=2)
     late = speaker.generate("Hello", max_new_tokens=40, min_new_tokens=40, temperature=1.0, seed=2, stop=[free.text[5]])
     assert late.tokens == free.tokens
+
+
+def test_a_stop_string_that_begins_before_the_minimum_length_ends_the_text(speaker):
+    free = speaker.generate("Hello", max_new_tokens=40, temperature=1.0, seed=2)
+    decode = speaker.tokenizer.decode
+    place = next(n for n in range(5, 38) if decode(free.tokens[n : n + 2]).isascii())
+    stop = decode(free.tokens[place : place + 2])
+    asked = {"max_new_tokens": 40, "min_new_tokens": place + 2, "temperature": 1.0, "seed": 2, "stop": stop}
+    assert speaker.generate("Hello", **asked).text == decode(free.tokens[:place])
 
 
 def test_options_are_checked_by_name(speaker):

@@ -105,7 +105,7 @@ def test_draws_follow_softmax(over, generator):
     assert chi_square(counts[possible], logits.softmax(-1)[possible]) < chi_square_bound(10)
 
 
-def test_successive_draws_are_independent(generator):
+def test_successive_draws_are_independent():
     logits = torch.tensor([0.5, -0.3, 0.1, -1.0])
     tokens = draw(logits.expand(100_000, 4), torch.full((100_000,), 9), torch.arange(100_000))
     law = logits.softmax(-1)

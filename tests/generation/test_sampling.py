@@ -254,7 +254,7 @@ def test_cuda_gives_the_tokens_of_the_cpu_in_any_batch_and_without_waiting_for_t
         assert torch.equal(run(chosen, "cuda"), expected[chosen])
 
 
-def test_a_seed_gives_the_same_tokens_again_and_other_seeds_others(generator):
+def test_a_seed_gives_the_same_tokens_again_and_other_seeds_others():
     logits = torch.zeros(1, 1000)
 
     def sequence(seed: int) -> list[int]:

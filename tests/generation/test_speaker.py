@@ -205,6 +205,13 @@ def test_a_stream_says_what_is_wrong_before_it_begins():
         Model(tiny_network()).stream([1])
 
 
+def test_the_largest_seed_serves_several_texts():
+    model, hot = speaking(), {"temperature": 1.0, "max_new_tokens": 8}
+    first, second = model.generate_many(["Hello"], n=2, seed=2**63 - 1, **hot)
+    assert first.tokens == model.generate("Hello", seed=2**63 - 1, **hot).tokens
+    assert second.tokens == model.generate("Hello", seed=-(2**63), **hot).tokens != first.tokens
+
+
 def test_no_new_tokens_are_none():
     made = speaking().generate("Hello", max_new_tokens=0)
     assert (made.tokens, made.text, made.stopped_by) == ([], "", "length")

@@ -1,6 +1,7 @@
 """Speculative text is the text of plain decoding: greedy token for token, sampled by its exact law."""
 
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -285,6 +286,17 @@ def test_whoever_reads_may_end_the_row_at_any_token():
     for _ in decode_speculatively(network, row, PromptLookup()):
         row.done = len(row.tokens) == 33
     assert row.tokens == plain(network, [5, 6, 7], max_new_tokens=33)
+
+
+def test_a_draft_model_that_was_interrupted_serves_again(monkeypatch):
+    network, drafter = tiny_network(), DraftModel(tiny_network(seed=1))
+    drafter.draft(Row([5, 6, 7], SamplingOptions()), 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter.cache, "advance", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            drafter.draft(Row([5, 6, 7, 8, 9], SamplingOptions()), 3)
+    options = {"max_new_tokens": 12}
+    assert speculate(network, drafter, [5, 6, 7, 8, 9], **options) == plain(network, [5, 6, 7, 8, 9], **options)
 
 
 def test_a_long_prompt_is_read_in_pieces():

@@ -74,6 +74,13 @@ def test_of_overlapping_stops_the_first_to_be_complete_ends_the_text():
     assert StopWatcher(["b", "ab"]).push("xab") == ("x", True)
 
 
+def test_an_early_stop_is_text_but_its_beginning_still_counts():
+    watcher = StopWatcher(["END", "N"])
+    assert watcher.push("END EN", early=True) == ("END ", False)
+    assert watcher.push("D", early=False) == ("", True)
+    assert StopWatcher("END").push("END", early=True) == ("END", False)
+
+
 def test_no_stops_hold_nothing():
     watcher = StopWatcher([])
     assert watcher.push("abc") == ("abc", False)

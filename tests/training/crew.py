@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 from torch.nn import functional
 
 from clearhead.model.transformer import Transformer
-from clearhead.training.distributed import Strategy, World
+from clearhead.training.distributed import World
 from tests.model.toys import VOCAB, redraw
 from tests.training.faults import exit_code, in_child
 
@@ -62,7 +62,7 @@ def start_crew(size, action):
 
 def run_crew(size, kind, action):
     def in_world():
-        with World.start(Strategy(kind=kind), "cpu") as world:
+        with World.start(kind, "cpu") as world:
             return action(world)
 
     start_crew(size, in_world)

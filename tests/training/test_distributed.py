@@ -10,7 +10,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model.branches import Experts, FeedForward, Router
 from clearhead.model.config import Dropout, HeadNorm
 from clearhead.model.parts import Alibi, Rope
-from clearhead.training.distributed import Strategy, World
+from clearhead.training.distributed import World
 from clearhead.training.runs import RunFolder
 from clearhead.training.state import flatten_optimizer, restore_optimizer, restore_weights
 from clearhead.training.tensor_parallel import Part, divide
@@ -232,7 +232,7 @@ def test_what_tensor_parallel_cannot_divide_is_said(config, count, sentence):
 def test_one_process_where_torchrun_started_several_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ClearheadError, match="torchrun started 2 processes"):
-        World.start(Strategy(kind="single"))
+        World.start("single")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -2,16 +2,21 @@
 
 import json
 import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import clearhead
+from clearhead.config import to_dict
 from clearhead.data.batch import Batch
 from clearhead.errors import ClearheadError
+from clearhead.families.gpt import gpt
+from clearhead.families.plain import multi_head
 from clearhead.training import loop
-from clearhead.training.ending import opening_of
+from clearhead.training.ending import opening_of, sources_of
 from clearhead.training.loop import split
 from clearhead.training.metrics import read_metrics
 from tests.training.recipes import LANGUAGE, quiet, recipe, run
@@ -97,6 +102,18 @@ def test_a_finished_run_is_not_trained_again(tmp_path):
     assert all(torch.equal(weight, before[name]) for name, weight in weights_in(tmp_path).items())
 
 
+def test_fewer_steps_than_were_made_are_refused(tmp_path):
+    run(tmp_path)
+    with pytest.raises(ClearheadError, match=r"has made 12 steps, more than train\.steps 5; raise it, or begin elsew"):
+        run(tmp_path, {"train": {"steps": 5}})
+
+
+def test_a_run_in_another_thread(tmp_path):
+    """There no signal can be heard, and none is needed."""
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(run, tmp_path, {"train": {"steps": 2}}).result().num_steps == 2
+
+
 def test_another_recipe_in_the_same_folder_is_refused(tmp_path):
     run(tmp_path)
     with pytest.raises(ClearheadError, match=r"began with model\.width 16, the recipe now says 8; give another folder"):
@@ -167,6 +184,7 @@ def test_recurrent_networks_learn_by_the_same_loop(tmp_path):
         ({"train": {"balance": {"kind": "balance_loss"}}}, "no experts to balance"),
         ({"train": {"accumulation": 3}}, "does not divide into 3 parts"),
         ({"train": {"stesp": 3}}, "did you mean 'steps'"),
+        ({"train": {"num_workers": 10**6}}, r"train\.num_workers is 1000000; 256 at most"),
         ({"train": {"optimizer": {"kind": "adam"}}}, "adam_w"),
         ({"data": {"kind": "text_data", "path": "nothing.txt", "context": 8}}, r"nothing\.txt does not exist"),
     ],
@@ -191,6 +209,34 @@ def test_a_sample_begins_where_the_answer_does():
     assert opening_of(Batch(tokens=tokens, targets=asked)) == list(range(16))
     chat = torch.where(tokens < 21, -100, asked)
     assert opening_of(Batch(tokens=tokens, targets=chat)) == list(range(22))
+
+
+def test_a_sample_asks_for_sources_without_their_padding():
+    source = torch.tensor([[5, 6, 7], [8, 0, 0]])
+    batch = Batch(tokens=source, targets=source, source=source, source_mask=source > 0)
+    assert sources_of(batch) == [[5, 6, 7], [8]]
+    assert sources_of(replace(batch, source_mask=None)) == [[5, 6, 7], [8, 0, 0]]
+
+
+def test_samples_are_what_the_model_says_to_each_prompt_alone(tmp_path):
+    """Of the validation data the first are of unequal length, and are read in one padded batch."""
+    done = run(tmp_path)
+    model = clearhead.load(done.folder / "model")
+    texts = [line.partition(" => ") for line in (tmp_path / "sample.txt").read_text().split("\n\n")]
+    assert len({len(source) for source, _, _ in texts}) > 1
+    for source, _, answer in texts:
+        assert model.generate(source, max_new_tokens=32).text == answer.removesuffix("\n")
+
+
+@pytest.mark.parametrize("prompt", ["", "to be " * 30])
+def test_a_prompt_that_cannot_be_asked_does_not_spoil_the_end(tmp_path, prompt):
+    config = to_dict(gpt(width=16, attentions=[multi_head(16, 2)], vocab_size=40, context=32))  # learned positions
+    (tmp_path / "text.txt").write_text(TEXT)
+    model = {"model": {"kind": "whole_model", "config": config}, "train": {"steps": 1, "samples": [prompt, "to be"]}}
+    run(tmp_path / "run", LANGUAGE | model, {"data": {"path": str(tmp_path / "text.txt")}})
+    refused, said = (tmp_path / "run" / "sample.txt").read_text().split("\n\n")
+    assert refused.startswith(f"{prompt!r} was not asked: ")
+    assert said.startswith("to be")
 
 
 def test_split_gives_all_rows_once():

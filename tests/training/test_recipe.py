@@ -1,5 +1,6 @@
 """Recipes: TOML, what the command line changes, and where each value comes from."""
 
+from itertools import permutations
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,13 @@ def test_arguments_become_a_table():
         "train": {"steps": 100, "compile": True, "samples": ["a", "b"]},
         "model": {"name": "gpt2"},
     }
+
+
+def test_the_order_of_arguments_does_not_matter():
+    arguments = ["--data.train.kind=pair_table", "--data.kind=pair_data", "--data.context=8", "--data.train.path=x"]
+    whole = {"data": {"kind": "pair_data", "context": 8, "train": {"kind": "pair_table", "path": "x"}}}
+    assert all(parsed(order) == whole for order in permutations(arguments))
+    assert parsed(["--train.steps", "1", "--train.steps", "2"]) == {"train": {"steps": 2}}  # the last one counts
 
 
 @pytest.mark.parametrize("argument", ["steps", "--steps", "-x.y"])

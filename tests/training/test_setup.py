@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 import clearhead
-from clearhead.bundle import RecurrentModel
+from clearhead.bundle import RecurrentBaseline
 from clearhead.config import to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
@@ -66,6 +66,12 @@ def test_muon_is_refused_under_tensor_parallel():
         recipe({"train": {"strategy": "tp", "optimizer": {"kind": "muon"}}})
 
 
+def test_low_rank_additions_are_refused_under_tensor_parallel():
+    loaded = {"model": {"kind": "loaded_model", "name": "x"}, "tokenizer": None, "lora": {"rank": 2}}
+    with pytest.raises(ClearheadError, match=r"\[lora\] adds to whole matrices"):
+        recipe(loaded, {"train": {"strategy": "tp"}})
+
+
 def small_bert(vocab_size):
     bert = preset("bert-base")
     (layer,) = set(bert.encoder.layers)
@@ -101,7 +107,7 @@ def test_examples_left_out_are_counted_aloud(tmp_path):
 def test_a_recurrent_translator_is_saved_and_says_what_it_learnt(tmp_path):
     done = run(tmp_path, RECURRENT, {"train": {"steps": 4}})
     model = clearhead.load(done.folder / "model")
-    assert isinstance(model, RecurrentModel)
+    assert isinstance(model, RecurrentBaseline)
     assert " => " in (tmp_path / "sample.txt").read_text()
     setup = prepare(recipe(RECURRENT, {"train": {"steps": 4}}), tmp_path / "fresh", False)
     fresh = dict(setup.network.named_parameters())

@@ -7,7 +7,7 @@ It speaks in strings, so each token is called by its number, and no tokenizer is
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from clearhead.benchmark.engine import Engine, Hear
@@ -24,7 +24,7 @@ class CTranslate2(Engine):
         package = needed("ctranslate2", "ctranslate2")
         needed("transformers", "transformers")  # its converter reads by it
         self.weights, self.last_id = weights, subject.model.config.vocab_size - 1
-        folder = convert(package, subject.huggingface_folder(), subject.folder / f"ctranslate2-{weights}", weights)
+        folder = convert(subject.huggingface_folder(), subject.folder / f"ctranslate2-{weights}", weights)
         self.generator = package.Generator(
             str(folder),
             device=subject.device.type,
@@ -50,7 +50,7 @@ class CTranslate2(Engine):
         )
 
 
-def convert(package: ModuleType, source: Path, target: Path, weights: str) -> Path:
+def convert(source: Path, target: Path, weights: str) -> Path:
     """`source`: a folder of transformers."""
     converters = needed("ctranslate2.converters", "ctranslate2")
     converter = type("Converter", (converters.TransformersConverter,), {"load_tokenizer": numbers_as_words})

@@ -18,6 +18,7 @@ from clearhead.benchmark.engine import Engine, Hear
 from clearhead.benchmark.subject import Subject, needed
 from clearhead.benchmark.traffic import weights_held, weights_read
 from clearhead.errors import ClearheadError
+from clearhead.files import written_whole
 from clearhead.home import home
 
 KINDS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
@@ -66,7 +67,7 @@ class LlamaCpp(Engine):
 
 
 def quantised(package: ModuleType, source: Path, kind: str, num_threads: int) -> Path:
-    """The model in this type of block; made once, unfinished under another name."""
+    """The model in this type of block; made once."""
     found = source.stat()
     told = f"{source.resolve()} {found.st_size} {found.st_mtime_ns} {package.__version__}"
     digest = hashlib.sha256(told.encode()).hexdigest()[:12]
@@ -74,12 +75,11 @@ def quantised(package: ModuleType, source: Path, kind: str, num_threads: int) ->
     if target.is_file():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_suffix(f".{os.getpid()}")
     settings = package.llama_model_quantize_default_params()
     settings.ftype = getattr(package, f"LLAMA_FTYPE_MOSTLY_{kind}")
     settings.allow_requantize, settings.nthread = True, num_threads
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # or it tells of every tensor
-    if package.llama_model_quantize(os.fsencode(source), os.fsencode(unfinished), settings):
-        unfinished.unlink(missing_ok=True)
-        raise ClearheadError(f"it cannot quantise {source.name} to {kind}")
-    return unfinished.rename(target)
+    with written_whole(target) as unfinished:
+        if package.llama_model_quantize(os.fsencode(source), os.fsencode(unfinished), settings):
+            raise ClearheadError(f"it cannot quantise {source.name} to {kind}")
+    return target

@@ -1,6 +1,6 @@
 """Results for people to read.
 
-print_results(results, Console())
+print_results(results, num_tokens=128, console=Console())
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,8 @@ from rich.table import Table
 
 from clearhead.benchmark.measure import Growth, Result
 
-PIPE_WIDTH = 120  # characters; rich takes 80 where there is no terminal, and would fold the rows
 
-
-def print_results(results: Sequence[Result], num_tokens: int, console: Console | None = None) -> None:
+def print_results(results: Sequence[Result], num_tokens: int, console: Console) -> None:
     decodes = results[0].tokens_per_second is not None
     table = blank_table("engine", "weights")
     heads = ["first token", "prefill tokens/s", "spread"]
@@ -32,14 +30,14 @@ def print_results(results: Sequence[Result], num_tokens: int, console: Console |
             same = "" if row.tokens_equal_to_ours is None else f"{row.tokens_equal_to_ours} of {num_tokens}"
             numbers = [*speed, *numbers, same]
         table.add_row(row.engine, row.weights, *numbers)
-    show(table, console)
+    console.print(table)
     told = f"Medians of rounds in turns; spread: slowest less fastest round over the median. {bandwidth_of(results)}"
     if decodes:
         told += " Same tokens: as ours in the same weights, up to the first that differs."
-    show(told, console)
+    console.print(told)
 
 
-def print_growth(rows: Sequence[Growth], console: Console | None = None) -> None:
+def print_growth(rows: Sequence[Growth], console: Console) -> None:
     table = blank_table("engine", "weights")
     for head in ("context", "ms/token", "spread", "cache MB/token", "grown", "cache alone"):
         table.add_column(head, justify="right", no_wrap=True)
@@ -54,8 +52,8 @@ def print_growth(rows: Sequence[Growth], console: Console | None = None) -> None
             f"{row.grown_seconds * 1e3:+,.2f} ms",
             f"{row.predicted_seconds * 1e3:+,.2f} ms",
         )
-    show(table, console)
-    show("Grown: over the shortest context. Cache alone: its bytes more, at the bandwidth measured here.", console)
+    console.print(table)
+    console.print("Grown: over the shortest context. Cache alone: its bytes more, at the bandwidth measured here.")
 
 
 def blank_table(*names: str) -> Table:
@@ -67,10 +65,3 @@ def blank_table(*names: str) -> Table:
 
 def bandwidth_of(results: Sequence[Result]) -> str:
     return f"This machine reads {results[0].bandwidth_bytes_per_second / 1e9:,.1f} GB/s."
-
-
-def show(what: Table | str, console: Console | None) -> None:
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = max(console.width, PIPE_WIDTH)
-    console.print(what, highlight=False)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore, Store
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require
+from clearhead.files import write_safetensors
 from clearhead.model.config import GroupedAttention, LatentAttention, Layer, ModelConfig
 from clearhead.model.masks import Grid
-from clearhead.model.parts import Chunk, Everything, Reach, Window, require
+from clearhead.model.parts import Chunk, Everything, Reach, Window
 
 
 def store_for(layer: Layer, slack: int) -> Store:
@@ -151,14 +152,12 @@ class KeyValueCache:
     # --- kept on disk
 
     def save(self, path: str | Path) -> None:
-        from safetensors.torch import save_file
-
         tensors = {f"{n}.{name}": t for n, store in enumerate(self.stores) for name, t in store.tensors().items()}
         if self.past is not None:
             tensors |= {"positions": self.past.positions, "real": self.past.real}
         contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         numbers = {"length": self.length, "furthest": self.furthest, "slack": self.slack}
-        save_file(contiguous, path, metadata={name: str(number) for name, number in numbers.items()})
+        write_safetensors(Path(path), contiguous, {name: str(number) for name, number in numbers.items()})
 
     @staticmethod
     def load(path: str | Path, config: ModelConfig, device: torch.device | str = "cpu") -> "KeyValueCache":

@@ -5,6 +5,7 @@
 Each file beside this one adds its commands to `app`; heavy imports stand inside them, so that --help answers at once.
 """
 
+import io
 import json
 import math
 import re
@@ -17,7 +18,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TransferSpeedColumn,
+)
 
 from clearhead.errors import ClearheadError
 
@@ -28,7 +37,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Every Transformer works, in the clear. Start with `clearhead get smollm2`.",
 )
-errors = Console(stderr=True, highlight=False)
+errors = Console(stderr=True, highlight=False, emoji=False)
+PIPE_WIDTH = 120  # characters
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # it has no public name in typer
 
 ModelArgument = Annotated[str, typer.Argument(help="Installed name, folder, .gguf file or hub id.")]
@@ -42,6 +52,10 @@ def main() -> None:
     Exit code 1, or 2 where the command itself could not be understood.
     """
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal's encoding lacks is spelled out
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are refused where the text is encoded
+        sys.stdin.reconfigure(errors="surrogateescape")
     warnings.formatwarning = lambda message, *place, **line: f"note: {message}\n"
     try:
         sys.exit(app(arguments, prog_name="clearhead", standalone_mode=False))
@@ -70,7 +84,7 @@ def as_typed(said: str, arguments: list[str]) -> str:
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
     for parameter in command.params:
-        ending = r"\b" if "_" in parameter.name else r"(?= \d)"  # a plain word is an option before a value only
+        ending = r"\b" if "_" in parameter.name else r"(?= -?\d)"  # a plain word is an option before a value only
         said = re.sub(rf"(?<!-)\b{parameter.name}{ending}", parameter.opts[0], said)
     return said
 
@@ -116,19 +130,30 @@ def finite(data: Any) -> Any:
     return data
 
 
+def table_console() -> Console:
+    console = Console(highlight=False, emoji=False)
+    if not console.is_terminal:  # there rich takes 80 characters, and would fold the rows
+        console.width = max(console.width, PIPE_WIDTH)
+    return console
+
+
+def progress_bar(*columns: ProgressColumn) -> Progress:
+    """On stderr and only on a terminal."""
+    shown = (TextColumn("{task.description}"), BarColumn(), *columns)
+    return Progress(*shown, console=errors, transient=True, disable=not errors.is_terminal)
+
+
 @contextmanager
 def loading_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar over the tensors of a checkpoint, on stderr and only on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    """Over the tensors of a checkpoint."""
+    with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task(f"loading {what}", total=None)
         yield lambda name, done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
 def download_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress_bar(DownloadColumn(), TransferSpeedColumn()) as bar:
         task = bar.add_task(what, total=None)
         yield lambda stage, done, total: bar.update(
             task, description=f"{stage} {what}", completed=done, total=total or None

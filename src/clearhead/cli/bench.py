@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import MofNCompleteColumn
 
-from clearhead.cli.app import JsonOption, app, errors, loading_bar, print_json, tell
+from clearhead.cli.app import JsonOption, app, errors, loading_bar, print_json, progress_bar, table_console, tell
 from clearhead.errors import ClearheadError, unknown
 
 if TYPE_CHECKING:
@@ -68,16 +68,15 @@ def bench(
     if as_json:
         print_json([asdict(row) for row in (results if contexts is None else grown)])
     elif contexts is None:
-        report.print_results(results, num_tokens)
+        report.print_results(results, num_tokens, table_console())
     else:
-        report.print_growth(grown)
+        report.print_growth(grown, table_console())
 
 
 @contextmanager
 def turns_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Over the turns of all engines, on stderr and only on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    """Over the turns of all engines."""
+    with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("", total=total)
         yield lambda said: bar.update(task, description=said, advance=1)
 

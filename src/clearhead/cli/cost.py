@@ -57,7 +57,7 @@ def cost(
         quant=quant,
         optimizer=optimizer,  # type: ignore[arg-type]
         recompute=recompute,
-        tokens=None if tokens is None else int(tokens),
+        tokens=tokens,
         device=device,
         gpus=gpus,
         parallel=parallel,  # type: ignore[arg-type]

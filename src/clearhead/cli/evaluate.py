@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, errors, loading_bar, print_json
+from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, loading_bar, print_json, progress_bar
 from clearhead.errors import ClearheadError, unknown
 
 if TYPE_CHECKING:
@@ -124,9 +124,7 @@ def run(
 
 @contextmanager
 def examples_bar(task: str) -> Iterator[Callable[[int, int], None]]:
-    """On stderr and only on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+    with progress_bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         number = bar.add_task(task, total=None)
         yield lambda done, total: bar.update(number, completed=done, total=total)
 
@@ -139,7 +137,7 @@ def print_result(result: "Result", model: str) -> None:
     for one in result.measures:
         error = "" if one.standard_error is None else f"{one.standard_error:,.4f}"
         shown.add_row(one.name.replace("_", " "), f"{one.value:,.4f}", error)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     console.print(shown)
     for name, value in result.settings.items():
         console.print(f"{name.replace('_', ' ')}: {value}", markup=False)

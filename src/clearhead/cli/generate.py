@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, errors, loading_bar, print_json, tell
+from clearhead.cli.app import (
+    JsonOption,
+    ModelArgument,
+    app,
+    download_bar,
+    errors,
+    loading_bar,
+    print_json,
+    table_console,
+    tell,
+)
 from clearhead.cli.sampling import takes_sampling
 from clearhead.errors import ClearheadError, unknown
 from clearhead.generation.options import CHAT, SamplingOptions, check_effect
@@ -66,7 +76,7 @@ def generate(
         check_effect(sampling, n)
     if logprobs is not None and not as_json:
         raise ClearheadError("log-probabilities are shown with --json only")
-    from clearhead.bundle import RecurrentModel
+    from clearhead.bundle import RecurrentBaseline
 
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     loaded = load_model(model, dtype, device, weights, fast)
@@ -74,7 +84,7 @@ def generate(
     options = sampling | {name: value for name, value in asked.items() if value is not None}
     if speculate is not None:
         options["speculate"] = guesser(speculate, dtype, device)
-    if beams is None and n == 1 and not as_json and not isinstance(loaded, RecurrentModel):
+    if beams is None and n == 1 and not as_json and not isinstance(loaded, RecurrentBaseline):
         made = [print_stream(loaded.stream(text, **options))]
     else:
         made = loaded.generate_many([text], n, **options)
@@ -124,7 +134,7 @@ def verify(
     if as_json:
         print_json([finding.as_data() for finding in findings])
     else:
-        print_findings(findings, loaded)
+        print_findings(findings, loaded, table_console())
     if any(finding.verdict == "fail" for finding in findings):
         raise typer.Exit(1)
 

@@ -25,7 +25,7 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Say how likely a text is: perplexity and bits per byte; with --json, the log-probability of every token."""
-    from clearhead.evaluation.perplexity import bytes_unscored
+    from clearhead.evaluation.perplexity import bytes_scored
     from clearhead.files import read_text
     from clearhead.generation.prompts import needed
 
@@ -34,7 +34,7 @@ def score(
     read = read_text(file) if file is not None else sys.stdin.read() if text == "-" else str(text)
     loaded = load_model(model, dtype, device)
     tokenizer, scored = needed(loaded.tokenizer), loaded.score(read)
-    num_bytes = len(read.encode()) - bytes_unscored(scored.tokens, [(0, 1, len(scored.tokens))], tokenizer)
+    num_bytes = bytes_scored(read, scored.tokens, [(0, 1, len(scored.tokens))], tokenizer)
     bits_per_byte = -sum(scored.logprobs) / math.log(2) / num_bytes
     if as_json:
         told = zip(scored.tokens, [None, *scored.logprobs], strict=True)

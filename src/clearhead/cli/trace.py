@@ -68,13 +68,13 @@ def book(
     """Work out attention, masks, positions and the cache on small numbers, computed as you watch."""
     from rich.console import Console
 
-    from clearhead.files import check_output
+    from clearhead.files import check_output, write_text
     from clearhead.inspection.book import book_data, book_page, print_book
 
     if out is not None:
         check_output(out, [".html"])
         check_absent(out, overwrite, "name")
-        out.write_text(book_page(), encoding="utf-8")
+        write_text(out, book_page())
     if as_json:
         print_json(book_data())
     elif out is not None:

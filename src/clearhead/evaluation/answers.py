@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 from clearhead.bundle import Model
+from clearhead.data.sources import Pair
 from clearhead.errors import ClearheadError, unknown
 from clearhead.evaluation.result import Measure, Progress, Result, measure, rate
 from clearhead.model.config import ModelConfig
@@ -21,7 +22,6 @@ BATCH_SIZE = 32
 MAX_NEW_TOKENS = 256
 NUM_RESAMPLES = 1000
 NORMAL_95 = 1.96  # standard errors from the middle to the end of a 95 % interval
-Pair = tuple[str, str]
 Unit = Literal["word", "character"]
 
 
@@ -74,7 +74,14 @@ def sacrebleu_metrics() -> dict[str, Any]:
         from sacrebleu.metrics.chrf import CHRF
     except ModuleNotFoundError:
         raise ClearheadError('BLEU and chrF need sacrebleu: pip install "clearhead[eval]"') from None
-    return {"bleu": BLEU(), "chrf": CHRF()}
+    return {"bleu": in_floats(BLEU()), "chrf": in_floats(CHRF())}
+
+
+def in_floats(metric: Any) -> Any:
+    """sacrebleu 2.6 resamples in float32, scores 0.0 where nothing matches, and has no mean of the two kinds."""
+    of_counts = metric._compute_score_from_stats
+    metric._compute_score_from_stats = lambda counts: of_counts([float(count) for count in counts])
+    return metric
 
 
 def judge_translation(made: Sequence[str], wanted: Sequence[str], metrics: dict[str, Any], beams: int) -> Result:

@@ -43,9 +43,7 @@ def perplexity(
     found = log_likelihoods(model.network, requests, batch_tokens, progress)
     counts = [len(request.continuation) for request in requests]
     nats = rate("nats_per_token", [-one.logprob for one in found], counts)
-    num_bytes = len(text.encode()) - bytes_unscored(ids, spans, tokenizer)
-    if num_bytes == 0:
-        raise ClearheadError("nothing of this text is scored: all after its first token are special tokens")
+    num_bytes = bytes_scored(text, ids, spans, tokenizer)
     tokens_per_byte = sum(counts) / num_bytes
     bits = Measure(
         "bits_per_byte",
@@ -75,10 +73,12 @@ def windows(num_tokens: int, context: int, stride: int) -> Iterator[tuple[int, i
         previous_end = end
 
 
-def bytes_unscored(ids: Sequence[int], spans: Sequence[tuple[int, int, int]], tokenizer: Tokenizer) -> int:
+def bytes_scored(text: str, ids: Sequence[int], spans: Sequence[tuple[int, int, int]], tokenizer: Tokenizer) -> int:
     scored = {place for _, first, end in spans for place in range(first, end)}
-    num_bytes = 0
+    num_bytes = len(text.encode())
     for place, token in enumerate(ids):
         if place not in scored and token not in tokenizer.special_ids:
-            num_bytes += len(tokenizer.token_bytes(token, after=ids[place - 1] if place else None))
+            num_bytes -= len(tokenizer.token_bytes(token, after=ids[place - 1] if place else None))
+    if num_bytes == 0:
+        raise ClearheadError("nothing of this text is scored: all after its first token are special tokens")
     return num_bytes

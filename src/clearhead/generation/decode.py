@@ -69,9 +69,10 @@ def decode(
     check(rows, network)
     cache = cache or KeyValueCache(network.config)
     past = cache.length
-    active = [row for row in rows if row.options.max_new_tokens > 0]
-    if not active:
+    asked = [number for number, row in enumerate(rows) if row.options.max_new_tokens > 0]
+    if not asked:
         return
+    active, cache, memory = staying(rows, asked, cache, memory)
     state = Batch.of(network, active)
     prompts = [list(row.prompt) for row in active]
     if memory is None and past == 0:
@@ -87,12 +88,19 @@ def decode(
         if not kept:
             return
         if len(kept) < len(active):
-            places = torch.tensor(kept, device=tokens.device)
-            active = [active[number] for number in kept]
-            cache, tokens = cache.select(places), tokens[places]
-            memory = None if memory is None else memory.select(places)
-            state = Batch.of(network, active)
+            active, cache, memory = staying(active, kept, cache, memory)
+            tokens, state = tokens[kept], Batch.of(network, active)
         logits = run(network, tokens[:, None], None, cache, memory)
+
+
+def staying(
+    rows: Sequence[Row], kept: list[int], cache: KeyValueCache, memory: Memory | None
+) -> tuple[list[Row], KeyValueCache, Memory | None]:
+    """The rows of these numbers with all that is kept for them; nothing is copied where all stay."""
+    if len(kept) < len(rows):
+        places = torch.tensor(kept, device=cache.device)
+        cache, memory = cache.select(places), None if memory is None else memory.select(places)
+    return [rows[number] for number in kept], cache, memory
 
 
 def run(

@@ -16,6 +16,7 @@ from clearhead.generation.decode import Row, check, decode
 from clearhead.generation.graph import decode_in_graph, fits
 from clearhead.generation.options import SamplingOptions, check_count, check_effect
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, needed, read_sources, token_ids
+from clearhead.generation.randomness import signed
 from clearhead.generation.result import Generation, Stream
 from clearhead.generation.speculative import Speculation, check_speculation, decode_speculatively, drafter_for
 from clearhead.generation.transcript import Transcript
@@ -100,7 +101,8 @@ class Speaker:
             needed(self.tokenizer)  # a stop string is found in the text
         asked = replace(asked, stop_ids=(*asked.stop_ids, *self.stop_ids))
         ids = token_ids(prompt, self.tokenizer)
-        return [self.row(ids, replace(asked, seed=(asked.seed or 0) + number)) for number in range(n)]
+        seeds = [signed(((asked.seed or 0) + number) % 2**64) for number in range(n)]
+        return [self.row(ids, replace(asked, seed=seed)) for seed in seeds]
 
     def row(self, prompt: Prompt, options: SamplingOptions) -> Row:
         config, ids = self.network.config, token_ids(prompt, self.tokenizer)

@@ -207,9 +207,11 @@ class DraftModel:
             self.forget()
             same = 0
         self.cache.truncate(same)
-        self.held = text
+        self.held = text[:same]
         new = torch.tensor([text[same:]], device=self.network.device)
-        return run(self.network, new, None, self.cache, self.memory)
+        logits = run(self.network, new, None, self.cache, self.memory)
+        self.held = text
+        return logits
 
 
 Speculation = Literal["lookup"] | Transformer | Drafter

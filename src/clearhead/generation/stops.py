@@ -17,13 +17,17 @@ class StopWatcher:
         self.held = ""  # the longest end of the text that may still become a stop string
         self.finished = False
 
-    def push(self, piece: str) -> tuple[str, bool]:
-        """The text that is now safe to show, and whether a stop string has ended it; what follows is dropped."""
+    def push(self, piece: str, early: bool = False) -> tuple[str, bool]:
+        """The text that is now safe to show, and whether a stop string has ended it; what follows is dropped.
+
+        `early`: none that this piece completes may end it.
+        """
         if self.finished:
             return "", True
-        text = self.held + piece
-        found = [(place + len(stop), place) for stop in self.stops if (place := text.find(stop)) >= 0]
-        if found:
+        text, num_old = self.held + piece, len(self.held)
+        places = [(text.find(stop, max(num_old - len(stop) + 1, 0)), stop) for stop in self.stops]
+        found = [(place + len(stop), place) for place, stop in places if place >= 0]
+        if found and not early:
             _, start = min(found)
             self.held, self.finished = "", True
             return text[:start], True

@@ -33,9 +33,8 @@ class Transcript:
         return piece
 
     def watch(self, text: str) -> str:
-        if self.num_read < self.row.options.min_new_tokens:
-            return self.watcher.finish() + text  # too early to stop
-        shown, stopped = self.watcher.push(text)
+        early = self.num_read < self.row.options.min_new_tokens
+        shown, stopped = self.watcher.push(text, early)
         self.row.done = self.row.done or stopped
         return shown
 

@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.config import Checked
 from clearhead.errors import ClearheadError
 from clearhead.model.mixture import RouterLayer
-from clearhead.model.parts import Part
 from clearhead.model.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalanceLoss(Part):
+class BalanceLoss(Checked):
     weight: float = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class BalanceBias(Part):
+class BalanceBias(Checked):
     speed: float = 0.001
 
 

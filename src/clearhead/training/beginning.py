@@ -10,7 +10,8 @@ import torch
 
 from clearhead.config import to_dict, to_toml
 from clearhead.data.loader import Loader
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, require
+from clearhead.files import write_text
 from clearhead.training.distributed import World
 from clearhead.training.learner import Learner
 from clearhead.training.lora import add_lora
@@ -28,9 +29,11 @@ def begin(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Learner,
     config, saved = recipe.train, run.latest()
     if saved is not None:
         check_same(saved.state["recipe"], to_dict(recipe), run.path)
+        more = f"{run.path} has made {saved.step} steps, more than train.steps {config.steps}"
+        require(saved.step <= config.steps, f"the run in {more}; raise it, or begin elsewhere")
     setup = prepare(recipe, run.path, resumed=saved is not None)
     if world.is_main:
-        (run.path / "recipe.toml").write_text(to_toml(recipe), encoding="utf-8")
+        write_text(run.path / "recipe.toml", to_toml(recipe))
     if recipe.lora is not None:
         add_lora(setup.network, recipe.lora)
     learner = Learner(setup.network, config, world)

@@ -6,14 +6,17 @@ TrainConfig(steps=5000, batch_size=64, optimizer=AdamW(learning_rate=1e-3), sche
 from dataclasses import dataclass, field
 from typing import Literal
 
-from clearhead.model.parts import Part, require
+from clearhead.config import Checked
+from clearhead.errors import require
 from clearhead.training.balance import BalanceBias, BalanceLoss
 from clearhead.training.optimizer import AdamW, Muon
 from clearhead.training.schedule import Constant, Cosine, Linear, Noam, WarmupStableDecay, check
 
+MOST_WORKERS = 256  # each is a process
+
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig(Part):
+class TrainConfig(Checked):
     MAY_BE_ZERO = ("num_workers", "seed", "smoothing", "z_weight")
 
     steps: int
@@ -54,4 +57,5 @@ class TrainConfig(Part):
             self.strategy != "tp" or not isinstance(self.optimizer, Muon),
             "Muon looks at whole matrices, of which strategy 'tp' leaves a process a slice; take adam_w, ddp or fsdp",
         )
+        require(self.num_workers <= MOST_WORKERS, f"train.num_workers is {self.num_workers}; {MOST_WORKERS} at most")
         check(self.schedule, self.steps)

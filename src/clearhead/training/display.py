@@ -4,7 +4,6 @@ with Display(console, num_steps=5000, first_step=0) as display: display.show({"s
 """
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -28,9 +27,7 @@ class Display:
         self.bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
     def show(self, row: Mapping[str, float]) -> None:

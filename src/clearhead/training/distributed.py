@@ -1,6 +1,6 @@
 """Several processes as one: the only file that knows of ranks, torchrun and torch.distributed.
 
-    with World.start(Strategy(kind="fsdp")) as world:              # torchrun --nproc-per-node 4 ...
+    with World.start("fsdp") as world:                             # torchrun --nproc-per-node 4 ...
         wrapped = world.wrap(objective)                            # its forward goes all the way to the loss
         (wrapped(batch) / world.sum(num_targets)).backward()
         world.clip_gradients(objective.parameters(), 1.0)
@@ -38,10 +38,7 @@ from clearhead.training.tensor_parallel import Part, divide
 
 EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
 
-
-@dataclass(frozen=True, kw_only=True)
-class Strategy:
-    kind: Literal["single", "ddp", "fsdp", "tp"] = "ddp"
+Strategy = Literal["single", "ddp", "fsdp", "tp"]
 
 
 @dataclass(frozen=True)
@@ -63,14 +60,13 @@ class World:
     divided: dict[Tensor, int] = field(default_factory=dict)  # tensor parallel: along which axis
 
     @classmethod
-    def start(cls, strategy: Strategy | None = None, device: str | torch.device = "auto") -> "World":
+    def start(cls, strategy: Strategy = "ddp", device: str | torch.device = "auto") -> "World":
         """Reads what torchrun puts in the environment. `device` auto: this process's CUDA device where there is one."""
-        strategy = strategy or Strategy()
         rank, size, local = (int(os.environ.get(name, default)) for name, default in TORCHRUN)
         here = local_device(device, local)
         if size == 1:
             return cls(strategy, 0, 1, here)
-        if strategy.kind == "single":
+        if strategy == "single":
             raise ClearheadError(
                 f"the strategy is 'single', but torchrun started {size} processes; use ddp, fsdp or tp"
             )
@@ -84,7 +80,7 @@ class World:
     @classmethod
     def alone(cls) -> "World":
         """One process on the CPU; under torchrun an error, since each would take itself for the only one."""
-        return cls.start(Strategy(kind="single"), "cpu")
+        return cls.start("single", "cpu")
 
     def close(self) -> None:
         if self.mesh is None:
@@ -108,11 +104,11 @@ class World:
     @property
     def data_rank(self) -> int:
         """Which of the `data_size` parts of every batch this process reads."""
-        return 0 if self.strategy.kind == "tp" else self.rank
+        return 0 if self.strategy == "tp" else self.rank
 
     @property
     def data_size(self) -> int:
-        return 1 if self.strategy.kind == "tp" else self.size
+        return 1 if self.strategy == "tp" else self.size
 
     # --- the network
 
@@ -123,7 +119,7 @@ class World:
         """
         if self.mesh is None:
             return network
-        match self.strategy.kind:
+        match self.strategy:
             case "ddp":
                 wrapped = DistributedDataParallel(network)
                 wrapped.register_comm_hook(None, summed_bucket)

@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from torch import Tensor
+import torch
 
-from clearhead.bundle import Model, RecurrentModel
+from clearhead.bundle import Model, RecurrentBaseline
 from clearhead.data.batch import Batch
 from clearhead.errors import ClearheadError
+from clearhead.files import write_text
 from clearhead.model.recurrent import RecurrentTranslator
 from clearhead.tokenization.base import Tokenizer
 from clearhead.training.curve import draw_curve
@@ -39,7 +40,7 @@ def refuse(
     answers = [[token for token in row if token >= 0] for row in batch.targets.tolist()]
     asked = [tokenizer.decode(row, skip_special_tokens=False) for row in answers]
     pairs = zip(rows, asked, strict=True)
-    path.write_text("\n".join(f"reads: {row!r}\nasked: {answer!r}\n" for row, answer in pairs), encoding="utf-8")
+    write_text(path, "\n".join(f"reads: {row!r}\nasked: {answer!r}\n" for row, answer in pairs))
     raise ClearheadError(
         f"at step {step} the loss is {loss} and the gradient's length {norm}; nothing was updated, and the last "
         f"checkpoint stands. The batch is in {path} and begins {rows[0][:SHOWN_CHARACTERS]!r}"
@@ -55,11 +56,11 @@ def finish(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, display
     assert network is not None
     kept = (setup.tokenizer, setup.family, setup.special_ids)
     if isinstance(network, RecurrentTranslator):
-        model: Model = RecurrentModel(network.eval(), *kept)
+        model: Model = RecurrentBaseline(network.eval(), *kept)
     else:
         model = Model(network.eval(), *kept)
     model.save(folder / "model")
-    (folder / "sample.txt").write_text("\n\n".join(samples(model, recipe, setup)) + "\n", encoding="utf-8")
+    write_text(folder / "sample.txt", "\n\n".join(samples(model, recipe, setup)) + "\n")
     try:
         draw_curve(folder)
     except ClearheadError as error:
@@ -86,6 +87,13 @@ def opening_of(batch: Batch) -> list[int]:
     return batch.tokens[0, : num_read if num_read > 1 else OPENING_TOKENS].tolist()
 
 
+def sources_of(batch: Batch) -> list[list[int]]:
+    """What the encoder reads in each row, without padding."""
+    assert batch.source is not None
+    real = torch.ones_like(batch.source) if batch.source_mask is None else batch.source_mask
+    return [row[kept.bool()].tolist() for row, kept in zip(batch.source, real, strict=True)]
+
+
 def samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
     """What the model says to the recipe's prompts, or to the first rows of the validation data."""
     form = form_of(setup.network.config)
@@ -96,13 +104,14 @@ def samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
     if not prompts:
         rows = np.arange(min(4, len(setup.validation)))
         batch = setup.validation.batch(rows, rows.astype(np.uint64))
-        prompts = [*map(Tensor.tolist, batch.source)] if batch.source is not None else [opening_of(batch)]
+        prompts = [*sources_of(batch)] if answers else [opening_of(batch)]
     said = []
     for prompt in prompts:
         # Not by the model, which would refuse what the vocabulary of other data has no token for.
         ids = setup.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-        if not ids:
-            said.append(f"no token of this vocabulary is in {prompt!r}")
+        if not 1 <= len(ids) <= context:
+            why = f"it has more than the model's {context} tokens" if ids else "no token of this vocabulary is in it"
+            said.append(f"{prompt!r} was not asked: {why}")
             continue
         room = max(min(SAMPLE_TOKENS, context - (0 if answers else len(ids))), 1)
         chance: dict[str, float] = {"temperature": 0.0} if answers else {"temperature": 0.8, "seed": recipe.train.seed}

@@ -2,6 +2,7 @@
 
     written = put(Files(), path, tensor_chunks({"weight": tensor}, {}))      # a safetensors file, its size and sha256
 
+A checkpoint gets its name as a folder, so a file here needs no other name first, as `clearhead.files` gives it.
 Tensors are written one after another, so that a save needs the memory of one tensor and not of a second copy of all.
 """
 

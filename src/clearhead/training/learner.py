@@ -42,7 +42,7 @@ class Learner:
         if world.device.type == "cpu":
             keep_freed_memory()
         self.routing = Routing(network) if config.balance is not None else None
-        sharded = world.size > 1 and world.strategy.kind == "fsdp"
+        sharded = world.size > 1 and world.strategy == "fsdp"
         half = torch.bfloat16 if config.precision == "bfloat16" else None
         self.objective = world.wrap(build_objective(network, config, self.routing, cast=not sharded), half)
         self.optimizers = build_optimizers(network, config.optimizer)

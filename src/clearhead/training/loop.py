@@ -17,7 +17,7 @@ from clearhead.config import to_dict
 from clearhead.data.batch import Batch
 from clearhead.training.beginning import begin
 from clearhead.training.display import Display
-from clearhead.training.distributed import Strategy, World
+from clearhead.training.distributed import World
 from clearhead.training.ending import finish, refuse
 from clearhead.training.learner import Learner
 from clearhead.training.metrics import Journal, Meter
@@ -39,9 +39,9 @@ class Trained:
 
 def train(recipe: Recipe, out: Path, console: Console | None = None, opening: str = "") -> Trained:
     """`opening` is said once the recipe and its data have turned out to be sound."""
-    config, console = recipe.train, console or Console(stderr=True, highlight=False)
+    config, console = recipe.train, console or Console(stderr=True, highlight=False, emoji=False)
     loss = validation_loss = None
-    with World.start(Strategy(kind=config.strategy), config.device) as world:
+    with World.start(config.strategy, config.device) as world:
         run = RunFolder(out, world=world)
         with run.lock():
             with console.status("preparing") if world.is_main else nullcontext():

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import ClearheadError
-from clearhead.model.parts import Part, require
+from clearhead.config import Checked
+from clearhead.errors import ClearheadError, require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora(Part):
+class Lora(Checked):
     rank: int = 8
     alpha: float = 16.0  # the addition is scaled by alpha / rank, so that a rate found for one rank serves another
     dropout: float | None = None  # of what the addition reads

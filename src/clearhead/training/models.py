@@ -7,7 +7,8 @@ A preset by name, a model to fine-tune, a small decoder or translator by its siz
 
 from dataclasses import dataclass, replace
 
-from clearhead.errors import ClearheadError
+from clearhead.config import Checked
+from clearhead.errors import ClearheadError, require
 from clearhead.families import preset
 from clearhead.families.transformer import transformer
 from clearhead.model.branches import FeedForward
@@ -22,7 +23,7 @@ from clearhead.model.config import (
     NormalInitial,
     Stack,
 )
-from clearhead.model.parts import Part, RmsNorm, Rope, require
+from clearhead.model.parts import RmsNorm, Rope
 from clearhead.model.recurrent import RecurrentConfig
 
 NORM = RmsNorm(epsilon=1e-6)
@@ -46,7 +47,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderModel(Part):
+class DecoderModel(Checked):
     """A language model of today's kind: RMS norm first, rotary positions, gated SiLU, no biases, tied head."""
 
     MAY_BE_ZERO = ("dropout",)
@@ -64,7 +65,7 @@ class DecoderModel(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslatorModel(Part):
+class TranslatorModel(Checked):
     """The encoder-decoder of Vaswani et al. with one table for source, target and head, and the norms first."""
 
     MAY_BE_ZERO = ("dropout", "weight_dropout")
@@ -79,7 +80,7 @@ class TranslatorModel(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentModel(Part):
+class RecurrentModel(Checked):
     """The RNN encoder-decoder of model/recurrent.py, its two vocabularies being the tokenizer's."""
 
     MAY_BE_ZERO = ("dropout",)

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from clearhead.model.parts import Part, require
+from clearhead.config import Checked
+from clearhead.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(Part):
+class AdamW(Checked):
     """Loshchilov & Hutter 2019."""
 
     MAY_BE_ZERO = ("weight_decay",)
@@ -32,7 +33,7 @@ class AdamW(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon(Part):
+class Muon(Checked):
     """Momentum made orthogonal by Newton-Schulz steps (Jordan et al. 2024), scaled so that an AdamW rate serves.
 
     The scale is 0.2 · √max(rows, columns), which gives updates the size of AdamW's (Liu et al. 2025, §2.2).

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from clearhead.config import from_dict, to_dict
+from clearhead.config import Checked, from_dict, to_dict
 from clearhead.data.config import Data
-from clearhead.errors import ClearheadError
-from clearhead.model.parts import Part, require
+from clearhead.errors import ClearheadError, require
 from clearhead.training.config import TrainConfig
 from clearhead.training.lora import Lora
 from clearhead.training.models import LoadedModel, ModelChoice
@@ -37,7 +36,7 @@ class ByteTokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedTokenizer(Part):
+class LearnedTokenizer(Checked):
     """A vocabulary learnt from the training data."""
 
     algorithm: Literal["bpe", "unigram", "wordpiece"] = "bpe"
@@ -64,6 +63,10 @@ class Recipe:
         require(loaded or self.tokenizer is not None, "a new model needs a [tokenizer]; try kind = 'byte_tokenizer'")
         require(not loaded or self.tokenizer is None, "a loaded model has its tokenizer; leave [tokenizer] out")
         require(loaded or self.lora is None, "[lora] adds to trained weights; it needs a model of kind loaded_model")
+        require(
+            self.lora is None or self.train.strategy != "tp",
+            "[lora] adds to whole matrices, of which strategy 'tp' leaves a process a slice; take ddp or fsdp",
+        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def parsed(arguments: Sequence[str]) -> dict[str, Any]:
     """["--train.steps", "100", "--train.compile"] -> {"train": {"steps": 100, "compile": True}}."""
-    table: dict[str, Any] = {}
+    given: list[tuple[str, str]] = []
     waiting = list(arguments)
     while waiting:
         argument = waiting.pop(0)
@@ -137,6 +140,10 @@ def parsed(arguments: Sequence[str]) -> dict[str, Any]:
         if not equals:
             has_value = waiting and not waiting[0].startswith("--")
             text = waiting.pop(0) if has_value else "true"
+        given.append((name, text))
+    table: dict[str, Any] = {}
+    # Outer tables first, and of each its kind: one of another kind takes the place of what was there.
+    for name, text in sorted(given, key=lambda pair: (pair[0].count("."), not pair[0].endswith(".kind"))):
         value: Any = toml_value(text)
         for part in reversed(name.split(".")):
             value = {part: value}

@@ -8,18 +8,19 @@ Steps are counted from 0: the first update already moves, and the fall would end
 import math
 from dataclasses import dataclass
 
-from clearhead.model.parts import Part, require
+from clearhead.config import Checked
+from clearhead.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant(Part):
+class Constant(Checked):
     MAY_BE_ZERO = ("warmup_steps",)
 
     warmup_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear(Part):
+class Linear(Checked):
     """Straight down from 1 after the warm-up to `final`."""
 
     MAY_BE_ZERO = ("final", "warmup_steps")
@@ -29,7 +30,7 @@ class Linear(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine(Part):
+class Cosine(Checked):
     """Half a wave from 1 after the warm-up to `final` (Loshchilov & Hutter 2017, without restarts)."""
 
     MAY_BE_ZERO = ("final", "warmup_steps")
@@ -39,7 +40,7 @@ class Cosine(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmupStableDecay(Part):
+class WarmupStableDecay(Checked):
     """Level until the last `decay_steps`, then straight down to `final` (Hu et al. 2024, §4)."""
 
     MAY_BE_ZERO = ("final", "warmup_steps")
@@ -50,7 +51,7 @@ class WarmupStableDecay(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noam(Part):
+class Noam(Checked):
     """width^-½ · min(s^-½, s · warmup^-3/2) with s = step + 1 (Vaswani et al. 2017, §5.3); its rate is 1."""
 
     warmup_steps: int = 4000

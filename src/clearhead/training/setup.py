@@ -36,7 +36,7 @@ from clearhead.training.recipe import (
     TokenizerFile,
 )
 
-Form = Literal["a decoder", "an encoder", "an encoder-decoder"]
+NetworkForm = Literal["a decoder", "an encoder", "an encoder-decoder"]
 FRAME = SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>")
 
 
@@ -97,13 +97,13 @@ def prepare_loaded(recipe: Recipe, choice: LoadedModel) -> Setup:
     return Setup(network, model.tokenizer, train, validation, model.family, model.special_ids)
 
 
-def form_of(config: ModelConfig | RecurrentConfig) -> Form:
+def form_of(config: ModelConfig | RecurrentConfig) -> NetworkForm:
     if isinstance(config, RecurrentConfig) or config.is_encoder_decoder:
         return "an encoder-decoder"
     return "a decoder" if config.encoder is None else "an encoder"
 
 
-def form_for(data: Data) -> Form:
+def form_for(data: Data) -> NetworkForm:
     """What can learn from these data."""
     match data:
         case LongText(objective=Masked()):

@@ -9,7 +9,8 @@ with Stopper() as stop:
 
 import os
 import signal
-from types import FrameType, TracebackType
+import threading
+from types import FrameType
 from typing import Any, Self
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -30,12 +31,11 @@ class Stopper:
         return 128 + (self.number or signal.SIGTERM)
 
     def __enter__(self) -> Self:
-        self.former = {number: signal.signal(number, self.hear) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():  # Python lets no other hear signals
+            self.former = {number: signal.signal(number, self.hear) for number in SIGNALS}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self.former.items():
             signal.signal(number, handler)
 

@@ -14,14 +14,10 @@ from clearhead.bundle import Model
 from clearhead.verification.finding import TOLERANCES, Finding
 from clearhead.verification.subject import dtype_of
 
-PIPE_WIDTH = 120  # characters; rich takes 80 where there is no terminal, and would fold the rows
 STYLES = {"pass": "green", "fail": "bold red", "skipped": "dim"}
 
 
-def print_findings(findings: Sequence[Finding], model: Model, console: Console | None = None) -> None:
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = max(console.width, PIPE_WIDTH)
+def print_findings(findings: Sequence[Finding], model: Model, console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("verdict", no_wrap=True)
     table.add_column("difference", justify="right", no_wrap=True)
@@ -38,6 +34,5 @@ def print_findings(findings: Sequence[Finding], model: Model, console: Console |
     dtype = dtype_of(model.network)
     console.print(
         f"{told}; in {str(dtype).removeprefix('torch.')}. A difference is the largest between two logits; its "
-        f"tolerance is {TOLERANCES[dtype]:g} times the logit of the likeliest token, or times 1 where that is less.",
-        highlight=False,
+        f"tolerance is {TOLERANCES[dtype]:g} times the logit of the likeliest token, or times 1 where that is less."
     )
