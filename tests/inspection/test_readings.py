@@ -13,6 +13,7 @@ from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.fast.modules import pack_network
+from clearhead.fast.stack import accelerate
 from clearhead.inspection.ablation import ablate
 from clearhead.inspection.attribution import attribute
 from clearhead.inspection.effect import Effect
@@ -26,6 +27,7 @@ from clearhead.model.attend import Scoring
 from clearhead.model.masks import Mask
 from clearhead.model.parts import LayerNorm, Rope
 from clearhead.model.transformer import Transformer
+from clearhead.training.objective import recompute_blocks
 from tests.book.shrink import shrink
 from tests.model.toys import close, decoder, encoder, stack, toy, translator
 
@@ -254,12 +256,24 @@ def test_a_mean_takes_away_what_differs_between_tokens():
     assert ablate(varied, 1, part="feed_forward", by="mean").divergence > 1e-6
 
 
-def test_ablation_sees_through_compile():
-    traced = trace(Model(toy(decoder(position=Rope()))), TOKENS)
+@pytest.mark.parametrize("fast", [False, True])
+def test_ablation_sees_through_compile(fast):
+    network = toy(decoder(position=Rope()), torch.float32)
+    assert not fast or accelerate(network, build=True)
+    traced = trace(Model(network), TOKENS)
     expected = ablate(traced, 0, head=1)
+    assert expected.divergence > 1e-4
     traced.network.decoder.compile(backend="eager")
     traced.run_again(-1)
     close(ablate(traced, 0, head=1).after, expected.after, 1e-6)
+
+
+@pytest.mark.parametrize("part", ["stream", "attention", "feed_forward"])
+def test_ablation_of_a_network_that_is_trained_by_recomputing(part):
+    traced = trace(Model(toy(decoder(position=Rope()))), TOKENS)
+    expected = ablate(traced, 0, part=part)
+    recompute_blocks(traced.network)
+    close(ablate(traced, 0, part=part).after, expected.after, 1e-6)
 
 
 def test_the_encoder_of_a_translator():

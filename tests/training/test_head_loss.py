@@ -79,6 +79,29 @@ def test_large_logits_do_not_overflow():
     assert all(part.isfinite().all() for part in torch.autograd.grad(losses.total, parts[:2]))
 
 
+def test_logits_that_a_bias_rules_out():
+    (hidden, matrix, bias), targets = draw()
+    with torch.no_grad():
+        bias[:100] = -torch.inf  # the first of three blocks is nothing else
+    parts, targets = (hidden, matrix, bias), targets.clamp(min=100)
+    total, wanted = head_loss(*parts, targets).total, expected(parts, targets, 0.0, 0.0)
+    torch.testing.assert_close(total, wanted)
+    torch.testing.assert_close(torch.autograd.grad(total, parts), torch.autograd.grad(wanted, parts))
+
+
+def test_targets_with_gaps_between_them():
+    (hidden, *head), targets = draw()
+    hidden, column = hidden[:, 1:2], targets[:, 1:2]
+    torch.testing.assert_close(head_loss(hidden, *head, column).total, expected([hidden, *head], column, 0.0, 0.0))
+
+
+def test_a_bias_is_trained_though_its_matrix_is_frozen():
+    (hidden, matrix, bias), targets = draw()
+    parts = hidden.detach(), matrix.detach(), bias
+    (wanted,) = torch.autograd.grad(expected(parts, targets, 0.0, 0.0), bias)
+    torch.testing.assert_close(torch.autograd.grad(head_loss(*parts, targets).total, bias), (wanted,))
+
+
 def test_what_is_frozen_gets_no_gradient():
     (hidden, matrix, bias), targets = draw()
     head_loss(hidden, matrix.detach(), bias.detach(), targets).total.backward()

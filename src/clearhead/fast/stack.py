@@ -64,7 +64,8 @@ class FastStack(LayerStack):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "plan": None}  # a copy has tensors of its own
+        # A copy has tensors of its own, and is not compiled.
+        return {**super().__getstate__(), "plan": None}  # type: ignore[no-untyped-call]
 
     def forward(
         self,

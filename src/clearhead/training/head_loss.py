@@ -43,12 +43,12 @@ def head_loss(
         hidden.flatten(0, -2),
         matrix,
         bias,
-        targets.flatten(),
+        targets.flatten().contiguous(),  # of one column, flattened, is still a view with gaps
         smoothing,
         z_weight,
         chunk_tokens or targets.numel(),
         asked and hidden.requires_grad,
-        asked and matrix.requires_grad,
+        asked and (matrix.requires_grad or (bias is not None and bias.requires_grad)),
     )
     return Losses(total, plain.detach())
 
@@ -73,11 +73,12 @@ def lose(
     for start in range(0, len(hidden), chunk_tokens):
         part = slice(start, start + chunk_tokens)
         logits = linear(hidden[part], matrix, bias)
-        lose_rows[len(logits),](
-            totals[part], plains[part], logits, targets[part], smoothing, z_weight,
-            V=len(matrix), IGNORED=IGNORED, SMOOTHED=smoothing > 0, GRADIENT=of_hidden or of_matrix,
-            BLOCK=BLOCK, num_warps=NUM_WARPS,
-        )  # fmt: skip
+        with torch.cuda.device_of(logits):  # Triton launches on the current device
+            lose_rows[len(logits),](
+                totals[part], plains[part], logits, targets[part], smoothing, z_weight,
+                V=len(matrix), IGNORED=IGNORED, SMOOTHED=smoothing > 0, GRADIENT=of_hidden or of_matrix,
+                BLOCK=BLOCK, num_warps=NUM_WARPS,
+            )  # fmt: skip
         if of_hidden:
             torch.mm(logits, matrix, out=of_all[part])
         if of_matrix:  # summed in float32, where there is more than one

@@ -25,7 +25,7 @@ def lose_rows(
     # Before the first sum, where all threads meet: below, its place is overwritten.
     wanted = tl.load(logits + target, asked, 0.0).to(tl.float32)
     places = tl.arange(0, BLOCK)
-    highest, weight, whole = -float("inf"), 0.0, 0.0
+    highest, weight, whole = -3e38, 0.0, 0.0  # not -inf, which a block of logits may be and cannot be taken from
     for start in range(0, V, BLOCK):
         within = start + places < V
         x = tl.load(logits + start + places, within, -float("inf")).to(tl.float32)
