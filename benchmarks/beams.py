@@ -106,7 +106,7 @@ def by_transformers(model: Model, folder: Path) -> Translate:
 
 
 def by_ctranslate2(folder: Path, target: Path) -> Translate:
-    convert(ctranslate2, folder, target, "float32")
+    convert(folder, target, "float32")
     theirs = ctranslate2.Translator(
         str(target), compute_type="float32", inter_threads=1, intra_threads=torch.get_num_threads()
     )

@@ -42,6 +42,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 def test_a_name_stands_for_bytes_that_are_on_the_disk(tmp_path, monkeypatch):
     def fails(descriptor):
         assert os.fstat(descriptor).st_size == 3
+        os.write(descriptor, b"")  # fails where it is open for reading only
         raise OSError(errno.EIO, "the disk is failing")
 
     write_bytes(tmp_path / "a", b"old")

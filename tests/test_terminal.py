@@ -113,6 +113,11 @@ def read_until(screen, wanted, seconds=60):
 ENDLESS = ("--max-new-tokens", "1000000", "--min-new-tokens", "1000000")
 
 
+def hear_interrupts():
+    """A shell in the background has its children ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_at_a_real_terminal(tmp_path):
     """Line editing, Ctrl-C in the middle of an answer, then another answer, then Ctrl-D."""
     tokenizer = Templated()
@@ -121,7 +126,8 @@ def test_at_a_real_terminal(tmp_path):
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "clearhead", "chat", str(folder), *ENDLESS]
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "200"}
-    with subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment) as process:
+    ends = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    with subprocess.Popen(command, **ends, env=environment, preexec_fn=hear_interrupts) as process:
         os.close(terminal)
         try:
             read_until(screen, "> ")

@@ -65,7 +65,7 @@ def written_whole(path: Path) -> Iterator[Path]:
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # several processes may write it at once
     try:
         yield partial
-        with partial.open("rb") as file:
+        with partial.open("r+b") as file:  # Windows flushes only what is open for writing
             os.fsync(file.fileno())
         partial.replace(path)
     finally:

@@ -81,8 +81,9 @@ def changed(network: Transformer, place: Site, change: Change) -> Transformer:
 
 
 def own(module: nn.Module) -> nn.Module:
-    """A copy with the same weights, whose parts can be exchanged and whose hooks are its own."""
+    """A copy with the same weights, without dropout, whose parts can be exchanged and whose hooks are its own."""
     twin = copy(module)
+    twin.training = False
     vars(twin).pop("forward", None)  # put there to recompute it in training, which runs the module, not the copy
     twin._modules = dict(module._modules)
     twin._forward_hooks = OrderedDict(module._forward_hooks)
