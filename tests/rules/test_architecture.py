@@ -34,7 +34,7 @@ ARROWS = {
     "data": {"tokenization"},
     "cost": {"cache", "families", "fast", "model"},
     "evaluation": {"bundle", "cache", "data", "generation", "model", "tokenization"},
-    "training": {"bundle", "checkpoint", "cost", "data", "evaluation", "families", "model", "tokenization"},
+    "training": {"bundle", "checkpoint", "cost", "data", "evaluation", "families", "fast", "model", "tokenization"},
     "inspection": {"bundle", "cache", "generation", "model", "tokenization"},  # bundle for its type only
     "benchmark": {"bundle", "cache", "checkpoint", "fast", "generation", "model"},
     "cli": {

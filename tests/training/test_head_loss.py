@@ -13,6 +13,7 @@ from clearhead.training.objective import build_objective
 from tests.model.toys import VOCAB, decoder, some_tokens, toy
 
 pytest.importorskip("triton", reason="Triton is not installed")
+from clearhead.fast import launch
 from clearhead.training import head_loss as fused
 from clearhead.training.head_loss import head_loss, suits
 
@@ -139,10 +140,26 @@ def test_training_learns_the_same(head, precision, chunk_tokens, monkeypatch):
 
 @pytest.mark.parametrize("head", [Head(softcap=30.0), None], ids=str)
 def test_other_heads_are_left_to_autograd(head, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(fused, "triton_runs", lambda device: True)
     assert suits(toy(decoder(), torch.float32))
     assert not suits(toy(decoder(), torch.float64))
     assert not suits(toy(replace(decoder(), head=head), torch.float32))
+
+
+def test_a_machine_on_which_triton_does_not_run(monkeypatch):
+    network = toy(decoder(), torch.float32)
+    assert not suits(network)  # on a processor
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    assert launch.triton_runs(torch.device("cuda", 1))
+    monkeypatch.setattr(launch, "find_spec", lambda name: None)
+    assert not launch.triton_runs(torch.device("cuda", 2))
+    monkeypatch.undo()
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (6, 1))
+    assert not launch.triton_runs(torch.device("cuda", 3))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 0))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert not launch.triton_runs(torch.device("cuda", 4))
 
 
 @pytest.mark.gpu

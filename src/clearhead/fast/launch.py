@@ -3,8 +3,11 @@
 y = multiply(x, Matrix(weight, None), norm=norm)        # (1, K) -> (1, N)
 """
 
+import os
+import shutil
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -141,6 +144,14 @@ def packed_tiling(num_rows: int, num_groups: int) -> dict[str, int]:
 @lru_cache
 def num_processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@lru_cache
+def triton_runs(device: torch.device) -> bool:
+    """Whether Triton is there, has the C compiler that it calls, and knows the GPU: Volta and later."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    found = find_spec("triton") is not None and compiler is not None
+    return found and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
 
 
 def early(device: torch.device) -> dict[str, bool]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.fast.cuda import GraphDecoder, Mailbox, why_not
+from clearhead.fast.launch import triton_runs
 from clearhead.generation.decode import Row, room
 from clearhead.generation.rows import RowOptions
 from clearhead.generation.sampling import next_tokens
@@ -19,7 +20,7 @@ from clearhead.model.transformer import Transformer
 
 
 def fits(network: Transformer, rows: Sequence[Row]) -> bool:
-    if network.device.type != "cuda" or why_not(network):
+    if not triton_runs(network.device) or why_not(network):
         return False
     if network.device.index not in (None, torch.cuda.current_device()):
         return False  # graphs are captured, and Triton's kernels launched, on the current device

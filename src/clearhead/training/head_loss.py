@@ -7,7 +7,6 @@ logits, which nobody reads again, and what is kept for the backward is what come
 step is 3 % shorter than with autograd's own, and chunks of tokens compute nothing twice.
 """
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from clearhead.data.batch import IGNORED
+from clearhead.fast.launch import triton_runs
 from clearhead.model.embedding import LogitHead
 from clearhead.training.loss import Losses
 
@@ -22,10 +22,10 @@ BLOCK, NUM_WARPS = 4096, 4  # the fastest of 19 on an H200, for GPT-2's vocabula
 
 
 def suits(network: nn.Module) -> bool:
-    """On an NVIDIA GPU with Triton, a head that ends in its product; float64 would be lost in the kernel."""
+    """Where Triton runs, a head that ends in its product; float64 would be lost in the kernel."""
     head, weight = getattr(network, "head", None), next(network.parameters())
     plain = type(head) is LogitHead and head.config.softcap is None
-    return plain and weight.is_cuda and weight.dtype != torch.float64 and find_spec("triton") is not None
+    return plain and weight.dtype != torch.float64 and triton_runs(weight.device)
 
 
 def head_loss(
