@@ -36,7 +36,7 @@ def test_answers_go_to_stdout_and_their_speed_to_stderr(typed):
     chat, out, err = typed("Hello", "", "Why?", chat=model(context=128).chat())
     assert [message["role"] for message in chat.messages] == ["user", "assistant"] * 2
     assert out == "".join(f"{message['content']}\n" for message in chat.messages[1::2])
-    assert len(re.findall(r"^8 tokens, [\d.]+ per second; \d+ read, \d+ kept; cut off at", err, re.MULTILINE)) == 2
+    assert len(re.findall(r"^8 tokens, [\d.]+ per second; \d+ read, \d+ cached; cut off at", err, re.MULTILINE)) == 2
 
 
 def test_the_end_of_the_input_and_quit_leave(typed):

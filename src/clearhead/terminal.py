@@ -75,7 +75,7 @@ def answer(chat: Chat, line: str, options: dict[str, Any], messages: Console) ->
 def told(chat: Chat, seconds: float) -> str:
     assert chat.last is not None
     num_made, context = len(chat.last.tokens), chat.speaker.network.config.context
-    words = f"{num_made} tokens, {num_made / seconds:.1f} per second; {chat.num_read} read, {chat.cache.length} kept"
+    words = f"{num_made} tokens, {num_made / seconds:.1f} per second; {chat.num_read} read, {chat.cache.length} cached"
     if chat.last.num_past_context:
         words += f"\nThe conversation has passed the {context:,} tokens this model was made for; /reset starts anew."
     elif chat.last.stopped_by == "context":

@@ -131,3 +131,9 @@ def test_in_the_terminal_it_prints_every_example():
     print_book(console)
     assert all(title in console.file.getvalue() for title in EXAMPLES)
     assert "0.3333" in console.file.getvalue()
+
+
+def test_no_number_is_cut_short_in_a_narrow_terminal():
+    console = Console(file=io.StringIO(), width=80)
+    print_book(console)
+    assert "…" not in console.file.getvalue()

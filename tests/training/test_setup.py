@@ -14,6 +14,7 @@ from clearhead.config import to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.training.loop import train
+from clearhead.training.recipe import read_recipe
 from clearhead.training.setup import prepare
 from tests.training.crew import start_crew
 from tests.training.recipes import LANGUAGE, recipe, run
@@ -40,6 +41,22 @@ def test_data_for_another_kind_of_model_are_refused(tmp_path):
         with pytest.raises(ClearheadError, match=complaint):
             train(recipe(*layers), tmp_path / "run", Console(file=StringIO()))
         assert not (tmp_path / "run" / "recipe.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("shakespeare-cpu", ["--data.path", "absent"]),
+        ("shakespeare-cpu", ["--data.path", ".", "--data.validation_path", "absent"]),
+        ("g2p-cpu", ["--data.train.path", "absent"]),
+        ("multi30k-tiny", ["--data.train.source", ".", "--data.train.target", "absent"]),
+        ("finetune-lora", ["--data.path", "absent"]),
+        ("gpt2-124m", ["--data.path", ".", "--tokenizer.path", "absent"]),
+    ],
+)
+def test_a_file_that_is_missing_is_told_by_its_name_in_the_recipe(tmp_path, name, arguments):
+    with pytest.raises(ClearheadError, match=f"{arguments[-2][2:]} absent does not exist; give {arguments[-2]}, or"):
+        prepare(read_recipe(name, arguments).recipe, tmp_path, False)
 
 
 def test_continuations_are_for_a_decoder(tmp_path):

@@ -200,7 +200,7 @@ def test_a_check_that_breaks_in_any_way_does_not_lose_the_others():
 def test_without_transformers_the_comparison_is_left_out(monkeypatch):
     monkeypatch.setattr(reading, "find_spec", lambda name: None)
     finding = examine("theirs", reading.in_transformers, Subject.of(toy_model("llama")))
-    assert (finding.verdict, finding.detail) == ("skipped", "transformers is not installed")
+    assert (finding.verdict, finding.detail) == ("skipped", "transformers is not installed; pip install transformers")
 
 
 def test_toys_are_what_they_are_named():

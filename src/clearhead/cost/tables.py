@@ -20,8 +20,8 @@ from clearhead.cost.workload import Workload
 
 TITLES = {
     "train": "one training step, forward and backward",
-    "prefill": "a whole sequence (book F2)",
-    "decode": "one decoded token of each row, with cache (book F3)",
+    "prefill": "a whole sequence",
+    "decode": "one decoded token of each row, with cache",
 }
 # model/__init__.py and product.py
 SYMBOLS = {
@@ -155,8 +155,8 @@ def print_memory(report: Report, console: Console) -> None:
 def print_bound(bound: Bound, workload: Workload, console: Console) -> None:
     console.print(
         f"\non {bound.device} ({escape(bound.source)})\n"
-        f"at least {duration(bound.seconds)}: every operation at its slower side, its FLOPs or its bytes, "
-        f"which take equally long at {bound.balance:.3g} FLOPs/byte"
+        f"at least {duration(bound.seconds)}: each operation takes the longer of its FLOPs and its bytes, "
+        f"which are equal at {bound.balance:.3g} FLOPs/byte"
     )
     rate = f"{bound.tokens_per_second:,.4g} tokens/s"
     if bound.predicted_seconds is None:

@@ -5,7 +5,7 @@ Path("book.html").write_text(book_page(), encoding="utf-8")
 
 import html
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ TITLE = "Attention, worked out"
 LEAD = "Every number on this page was computed by Clearhead as the page was made, with the parts its networks use."
 
 WIDE = 4  # columns: from here on a table may scroll on a telephone, also by the keyboard
+CROWDED = 12  # columns: 80 characters hold no more than three decimals of each
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,15 @@ def print_book(console: Console) -> None:
 
 
 def terminal_table(panel: Panel) -> Table:
-    drawn = Table(box=None, show_header=bool(panel.columns), pad_edge=False, min_width=len(panel.name))
+    drawn = Table(box=None, show_header=bool(panel.columns), padding=(0, 1, 0, 0), min_width=len(panel.name))
     drawn.title, drawn.title_justify = panel.name, "left"
     if panel.rows:
         drawn.add_column(style="dim")
     for number in range(panel.values.shape[1]):
         drawn.add_column(panel.columns[number] if panel.columns else "", justify="right")
     for number, cells in enumerate(cells_of(panel)):
+        if len(cells) >= CROWDED:
+            cells = [replace(cell, value=round(cell.value, 3)) for cell in cells]
         texts = [Text(str(cell), cell.terminal_style) for cell in cells]
         drawn.add_row(*([panel.rows[number]] if panel.rows else []), *texts)
     return drawn

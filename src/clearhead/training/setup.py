@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from clearhead.bundle import load
-from clearhead.config import kind_of
+from clearhead.config import kind_of, to_dict
 from clearhead.data.config import Data, LongText, Masked, PairData, SpanCorruption, SyntheticData
 from clearhead.data.datasets import Examples
 from clearhead.data.loader import Dataset
@@ -34,10 +34,12 @@ from clearhead.training.recipe import (
     LearnedTokenizer,
     Recipe,
     TokenizerFile,
+    flat,
 )
 
 NetworkForm = Literal["a decoder", "an encoder", "an encoder-decoder"]
 FRAME = SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>")
+NAMES_OF_FILES = ("path", "validation_path", "source", "target")  # in [data] and [tokenizer]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Setup:
 
 def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     """All that can be wrong with a recipe and its files is found here, before any training."""
+    check_files(recipe, resumed)
     if isinstance(recipe.model, LoadedModel):
         setup = prepare_loaded(recipe, recipe.model)
     else:
@@ -64,6 +67,17 @@ def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     if isinstance(setup.network, Transformer) and setup.network.pooler is not None:
         setup.network.pooler.requires_grad_(False)  # no objective asks it, and DDP waits for what is never asked
     return setup
+
+
+def check_files(recipe: Recipe, resumed: bool) -> None:
+    """Here and not by the readers, which do not know what a path is called in the recipe."""
+    parts = {"data"} if resumed else {"data", "tokenizer"}  # a run keeps its tokenizer
+    read = {name: value for name, value in to_dict(recipe).items() if name in parts}
+    for name, value in flat(read).items():
+        if name.rpartition(".")[2] in NAMES_OF_FILES and not Path(value).exists():
+            raise ClearheadError(
+                f"{name} {value} does not exist; give --{name}, or see what each recipe reads: clearhead train --list"
+            )
 
 
 def prepare_new(recipe: Recipe, folder: Path, resumed: bool) -> Setup:

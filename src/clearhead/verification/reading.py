@@ -102,7 +102,7 @@ def compiled(subject: Subject) -> Comparison:
 def in_transformers(subject: Subject) -> Comparison:
     """Through the disk: the model saved as a Hugging Face folder, and read by the class its config names."""
     if find_spec("transformers") is None:
-        raise Skipped("transformers is not installed")
+        raise Skipped("transformers is not installed; pip install transformers")
     if subject.dtype == torch.float64:
         raise Skipped("transformers computes norms and positions in float32")
     with TemporaryDirectory() as folder:
