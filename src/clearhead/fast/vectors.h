@@ -41,7 +41,8 @@ inline float from_float16(uint16_t x) {
 
 // e^x in plain arithmetic, so that a loop of them becomes vectors: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2],
 // right to 2e-7. Coefficients: Taylor's, the range is small enough.
-inline float exponential(float x) {
+// Always inside its loop, which is no vectors where it is called: attention to 8,000 slots took a third longer.
+[[gnu::always_inline]] inline float exponential(float x) {
   x = x < -87 ? -87 : x > 88 ? 88 : x;
   const float n = __builtin_rintf(x * 1.44269504f), r = x - n * 0.693359375f + n * 2.12194440e-4f;
   const float p = 1 + r * (1 + r * (0.5f + r * (1 / 6.f + r * (1 / 24.f + r * (1 / 120.f + r * (1 / 720.f))))));
