@@ -150,51 +150,52 @@ struct Products {
   }
 };
 
-// Rows [first, last) of W, four that are far from each other at a time, a piece of each in turns: the processor sends for
-// what comes next in a page of memory but not for the next page, and has others to read until that is there. One core read
-// 22.8 GB/s so, and 17.6 row after row.
-template <class Element, std::vector<Element> Row::*numbers, float (*dot)(const Element*, const Element*, int64_t)>
-inline void multiply_plain(const Products& to, const Matrix& w, int64_t first, int64_t last, const Row* x, int64_t M) {
+inline float dot(const Matrix& w, int64_t n, const Row& x) {
+  if (w.kind == FULL) return dot_full((const float*)w.values + n * w.K, x.values.data(), w.K);
+  if (w.kind == HALF) return dot_half((const uint16_t*)w.values + n * w.K, x.halves.data(), w.K);
+  const int64_t first = n * w.num_groups;
+  const Groups groups{x.quants.data(), x.scales.data(), x.sums.data(), w.num_groups};
+  const GroupScales scales{w.scales + first, w.offsets ? w.offsets + first : nullptr, float(-zero_of(w))};
+  if (w.kind == EIGHT) return dot_eight((const uint8_t*)w.values + first * 32, scales, groups);
+  return dot_four((const uint8_t*)w.values + first * 16, scales, groups);
+}
+
+// Rows [first, last) of W one after the other. What comes 5 KB later is sent for meanwhile, to the second-level cache,
+// which takes more requests at once than the first.
+inline void multiply_in_order(const Products& to, const Matrix& w, int64_t first, int64_t last, const Row* x, int64_t M) {
+  const int64_t bytes = row_bytes(w);
+  for (int64_t n = first; n < last; n++) {
+    const char* next = (const char*)w.values + n * bytes + 5120;
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(next + byte, 0, 2);
+    for (int64_t m = 0; m < M; m++) to.put(m, n, dot(w, n, x[m]) + (w.bias ? w.bias[n] : 0));
+  }
+}
+
+// The same of plain numbers against one x, four rows that are far from each other at a time, a piece of each in turns: the
+// processor sends for what comes next in a page of memory but not for the next page, and has others to read until that is
+// there. One core read 22.8 GB/s so, and 17.6 row after row. Several x, and integers, wait for arithmetic instead.
+template <class Element, float (*dot)(const Element*, const Element*, int64_t)>
+inline void multiply_in_turns(const Products& to, const Matrix& w, int64_t first, int64_t last, const Element* x) {
   constexpr int64_t STREAMS = 4, PIECE = 512;
   const int64_t apart = (last - first) / STREAMS;
   auto meet = [&](int64_t n, int64_t streams) {
-    float sums[STREAMS][FEW] = {};
+    float sums[STREAMS] = {};
     for (int64_t k = 0; k < w.K; k += PIECE)
-      for (int64_t s = 0; s < streams; s++) {
-        const Element* piece = (const Element*)w.values + (n + s * apart) * w.K + k;
-        for (int64_t m = 0; m < M; m++) sums[s][m] += dot(piece, &(x[m].*numbers)[k], std::min(PIECE, w.K - k));
-      }
-    for (int64_t s = 0; s < streams; s++)
-      for (int64_t m = 0; m < M; m++) to.put(m, n + s * apart, sums[s][m] + (w.bias ? w.bias[n + s * apart] : 0));
+      for (int64_t s = 0; s < streams; s++)
+        sums[s] += dot((const Element*)w.values + (n + s * apart) * w.K + k, x + k, std::min(PIECE, w.K - k));
+    for (int64_t s = 0; s < streams; s++) to.put(0, n + s * apart, sums[s] + (w.bias ? w.bias[n + s * apart] : 0));
   };
   for (int64_t n = first; n < first + apart; n++) meet(n, STREAMS);
   for (int64_t n = first + STREAMS * apart; n < last; n++) meet(n, 1);
 }
 
-// The same row after row: integers wait for less memory and more arithmetic. What comes 5 KB later is sent for meanwhile,
-// to the second-level cache, which takes more requests at once than the first.
-inline void multiply_packed(const Products& to, const Matrix& w, int64_t first, int64_t last, const Row* x, int64_t M) {
-  const int64_t bytes = row_bytes(w);
-  for (int64_t n = first; n < last; n++) {
-    const uint8_t* values = (const uint8_t*)w.values + n * bytes;
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(values + byte + 5120, 0, 2);
-    const int64_t group = n * w.num_groups;
-    const GroupScales scales{w.scales + group, w.offsets ? w.offsets + group : nullptr, float(-zero_of(w))};
-    for (int64_t m = 0; m < M; m++) {
-      const Groups groups{x[m].quants.data(), x[m].scales.data(), x[m].sums.data(), w.num_groups};
-      const float product = w.kind == EIGHT ? dot_eight(values, scales, groups) : dot_four(values, scales, groups);
-      to.put(m, n, product + (w.bias ? w.bias[n] : 0));
-    }
-  }
-}
-
 inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t last, const Row* x, int64_t M) {
-  if (w.kind == FULL)
-    multiply_plain<float, &Row::values, dot_full>(to, w, first, last, x, M);
-  else if (w.kind == HALF)
-    multiply_plain<uint16_t, &Row::halves, dot_half>(to, w, first, last, x, M);
+  if (M == 1 && w.kind == FULL)
+    multiply_in_turns<float, dot_full>(to, w, first, last, x->values.data());
+  else if (M == 1 && w.kind == HALF)
+    multiply_in_turns<uint16_t, dot_half>(to, w, first, last, x->halves.data());
   else
-    multiply_packed(to, w, first, last, x, M);
+    multiply_in_order(to, w, first, last, x, M);
 }
 
 inline void activate(float* x, int64_t count, Activation activation) {
