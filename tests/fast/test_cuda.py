@@ -197,29 +197,28 @@ def test_altered_networks_are_left_to_the_loop():
     assert "hooked into" in why_not(network)
 
 
-def test_a_row_that_is_done_has_room_until_the_last_one_is(monkeypatch):
-    """A long prompt with one token beside a short one with many: both take as many steps."""
-    asked = []
+@pytest.fixture
+def asked(monkeypatch):
+    """How much room a decoder is asked to have, of which there is none here."""
+    found = []
 
     def refuse(network, batch, capacity, choose):
-        asked.append(capacity)
+        found.append(capacity)
         raise ClearheadError("no GPU here")
 
     monkeypatch.setattr(graph, "GraphDecoder", refuse)
+    return found
+
+
+def test_a_row_that_is_done_has_room_until_the_last_one_is(asked):
+    """A long prompt with one token beside a short one with many: both take as many steps."""
     rows = [Row([1] * 50, SamplingOptions(max_new_tokens=1)), Row([1], SamplingOptions(max_new_tokens=40))]
     with pytest.raises(ClearheadError, match="no GPU here"):
         next(decode_in_graph(toy("llama-3.2-1b"), rows))
     assert asked == [50 + 40 + 2]
 
 
-def test_no_room_is_made_beyond_a_table_of_positions(monkeypatch):
-    asked = []
-
-    def refuse(network, batch, capacity, choose):
-        asked.append(capacity)
-        raise ClearheadError("no GPU here")
-
-    monkeypatch.setattr(graph, "GraphDecoder", refuse)
+def test_no_room_is_made_beyond_a_table_of_positions(asked):
     rows = [Row([1] * length, SamplingOptions(max_new_tokens=1000)) for length in (20, CONTEXT)]
     with pytest.raises(ClearheadError, match="no GPU here"):
         next(decode_in_graph(toy("gpt2"), rows))
