@@ -5,7 +5,8 @@
 
 CUDA: shapes of 124M, 1B and 8B in bfloat16; where generation decodes in a CUDA graph, so does this. Training keeps
 weights, gradients and AdamW's moments in bfloat16, 8 bytes a parameter: 8B with its activations fits in 139 GiB. The
-host, whose speed moves too, is measured again before each row that it launches.
+host's speed moves too: where it launches the kernels, it is measured in turns with the runs, and the fastest of each
+counts.
 
 CPU: SmolLM2-135M in float32, with freed memory kept, as `clearhead train` does. The speed of a shared machine moves
 within seconds, so calibration and runs take turns, and what counts is the fastest of each; `moved` is the median run
@@ -26,9 +27,9 @@ import torch
 
 from clearhead.cost.calibrate import measure_machine, measure_once
 from clearhead.cost.calibration import Calibration, fastest
-from clearhead.cost.clock import several_seconds
+from clearhead.cost.clock import clock, several_seconds
 from clearhead.cost.host import host_seconds
-from clearhead.cost.measure import Comparison, begin, compare
+from clearhead.cost.measure import Comparison, begin
 from clearhead.cost.predict import predict_seconds
 from clearhead.cost.running import in_graph
 from clearhead.cost.workload import Workload
@@ -62,7 +63,8 @@ RUNS = {
     ),
 }
 PHASES = ("decode", "prefill", "train")
-TURNS_SECONDS, TURN_SECONDS = 60, 1.5
+TURNS_SECONDS, TURN_SECONDS = 60, 1.5  # CPU
+NUM_TURNS, CLOCK_SECONDS = 3, 1.0  # CUDA
 COLUMNS = ("model", "phase", "batch", "context", "runs", "what", "predicted", "measured", "ratio", "moved")
 
 Row = dict[str, Any]
@@ -89,10 +91,8 @@ def one_by_one(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibr
     calibration = measure_machine(device, dtypes=[DTYPES[device]])
     found = []
     for described, workload in planned:
-        if described["runs"] == "eager":
-            calibration.host_seconds[workload.phase] = host_seconds(device, workload.phase)
         try:
-            rows = [told(row) for row in compare(workload, calibration)]
+            rows = [told(row) for row in compare_in_turns(workload, calibration, described["runs"] == "eager")]
         except (RuntimeError, ValueError) as error:  # out of memory, no kernel for a shape, a clear refusal
             rows = [{"what": f"failed: {str(error).splitlines()[0]}"}]
         found += [described | row for row in rows]
@@ -100,6 +100,18 @@ def one_by_one(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibr
         gc.collect()
         torch.cuda.empty_cache()
     return calibration, found
+
+
+def compare_in_turns(workload: Workload, calibration: Calibration, by_host: bool) -> list[Comparison]:
+    """As `compare`, but where the host launches each kernel, it is measured again before each of some runs."""
+    trial = begin(workload)
+    predicted, measured = [], []
+    for _ in range(NUM_TURNS if by_host else 1):
+        if by_host:
+            calibration.host_seconds[workload.phase] = host_seconds(workload.device_type, workload.phase)
+        predicted.append(predict_seconds(workload, calibration))
+        measured.append(clock(trial.step, workload.device_type, CLOCK_SECONDS))
+    return [*trial.counted, Comparison("seconds", min(predicted), min(measured))]
 
 
 def in_turns(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibration, list[Row]]:
