@@ -1,6 +1,6 @@
 """Time and memory predicted from the config against what this machine does: a table of both, nothing left out.
 
-    python benchmarks/predict.py cuda results              # writes results/predict-cuda.json and .md, in two minutes
+    python benchmarks/predict.py cuda results              # writes results/predict-cuda.json and .md, in three minutes
     for phase in decode prefill train; do python benchmarks/predict.py cpu results $phase; done
 
 CUDA: shapes of 124M, 1B and 8B in bfloat16; where generation decodes in a CUDA graph, so does this. Training keeps
