@@ -204,7 +204,7 @@ def test_a_damaged_file_is_one_sentence(tmp_path):
     [
         (lambda t, about: about.update(length="-1"), "-1 tokens of at most 3"),
         (lambda t, about: about.update(length="4"), "4 tokens of at most 3"),
-        (lambda t, about: about.update(length="4", furthest="9" * 30), "for 4 tokens|positions of shape"),
+        (lambda t, about: about.update(length="4", furthest="9" * 30), "for 4 tokens|padding of shape"),
         (lambda t, about: about.update(length="three"), "invalid literal"),
         (lambda t, about: about.update(slack="-4"), "slack is -4"),
         (lambda t, about: t.update({"0.key": t["0.key"][:, :1]}), "layer 0 has other heads"),
@@ -212,9 +212,8 @@ def test_a_damaged_file_is_one_sentence(tmp_path):
         (lambda t, about: t.update({"1.key": t["1.key"].int()}), "layer 1 has other heads"),
         (lambda t, about: t.update({"1.key": t["1.key"][0]}), "layer 1 has other heads"),
         (lambda t, about: t.update({f"1.{part}": t[f"1.{part}"][:1] for part in ("key", "value")}), "numbers of rows"),
-        (lambda t, about: t.update(real=t["real"][:, :2]), "positions of shape"),
-        (lambda t, about: t.update(real=t["real"].long()), "positions of another type"),
-        (lambda t, about: t.pop("real"), "real"),
+        (lambda t, about: t.update(real=t["real"][:, :2]), "padding of shape"),
+        (lambda t, about: t.update(real=t["real"].long()), "padding of another type"),
         (lambda t, about: t.update({"7.key": t["1.key"].clone()}), "it holds 7.key besides"),
     ],
 )

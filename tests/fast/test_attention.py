@@ -64,5 +64,6 @@ def test_what_is_not_known_is_computed_elsewhere():
         capped = Scoring(mask=Mask(causal=True), scale=0.3, softcap=2.0)
         torch.testing.assert_close(attend(q, k, v, capped), reference(q, k, v, capped))
         assert not is_known(q, k, v[..., :8], how)
-        fewer = k[:, :, :5], v[:, :, :5]
-        torch.testing.assert_close(attend(q, *fewer, how), reference(q, *fewer, how))
+        for fewer in ((k[:, :, :5], v[:, :, :5]), (k[:1], v[:1])):
+            assert not is_known(q, *fewer, how)
+            torch.testing.assert_close(attend(q, *fewer, how), reference(q, *fewer, how))

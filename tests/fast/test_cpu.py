@@ -79,6 +79,11 @@ def test_what_is_no_number_does_not_become_one(bits, wrong, rows):
     assert finite[1:].all()
 
 
+def test_no_rows_are_no_rows():
+    for weight in (torch.randn(7, 64), pack(torch.randn(7, 64), "int8")):
+        assert cpu.apply(torch.empty(2, 0, 64), weight).shape == (2, 0, 7)
+
+
 def test_a_weight_may_be_a_view_and_must_fit():
     weight, x = torch.randn(40, 30).t(), torch.randn(1, 40)
     torch.testing.assert_close(cpu.apply(x, weight), functional.linear(x, weight), atol=1e-5, rtol=1e-5)

@@ -7,6 +7,7 @@ from threading import Thread
 
 import pytest
 import torch
+from torch import nn
 
 import clearhead
 from clearhead.cache.cache import KeyValueCache
@@ -126,6 +127,40 @@ def test_a_change_of_what_the_plan_copies_is_seen(name):
     assert not torch.allclose(logits_of(network, TOKENS[:, :8])[0], before)
 
 
+def take_the_place(layer):
+    layer.feed_forward.up.weight = nn.Parameter(2 * layer.feed_forward.up.weight.detach())
+
+
+def move_the_data(layer):
+    layer.attention.query.weight.data = 2 * layer.attention.query.weight.data
+
+
+def there_and_back(layer):
+    layer.double().float()
+    layer.feed_forward.down.weight.data.mul_(2)
+
+
+@pytest.mark.parametrize("change", [take_the_place, move_the_data, there_and_back])
+def test_a_weight_elsewhere_is_seen(fast, change):
+    change(fast.decoder.layers[0])
+    assert_same(fast, twin_of(fast))
+
+
+def test_weights_that_are_assigned_are_seen(fast):
+    other = {name: 1.3 * tensor for name, tensor in twin_of(fast).state_dict().items()}
+    fast.load_state_dict(other, assign=True)
+    assert_same(fast, twin_of(fast))
+
+
+def test_another_last_norm_and_other_layers_are_seen(fast):
+    twin = twin_of(fast)
+    for network in (fast, twin):
+        network.decoder.final_norm = nn.Identity()
+        network.decoder.layers = nn.ModuleList(reversed(network.decoder.layers))
+    assert_same(fast, twin)
+    assert fast.decoder.plan is not None
+
+
 def test_an_optimizer_made_before_the_first_step_still_trains_the_network():
     network = network_of("llama-3.1-8b")
     accelerate(network)
@@ -147,9 +182,12 @@ def test_with_gradients_a_step_has_them(fast):
     assert fast.decoder.layers[0].attention.query.weight.grad is not None
 
 
-def test_dropout_is_not_left_out(fast):
-    fast.train()
-    fast.decoder.layers[0].attention_residual.dropout.p = 0.5
+@pytest.mark.parametrize("whole", [True, False])
+def test_dropout_is_not_left_out(fast, whole):
+    """Also where it alone is in training, as those do who ask how sure a model is."""
+    dropout = fast.decoder.layers[0].attention_residual.dropout
+    (fast if whole else dropout).train()
+    dropout.p = 0.5
     with torch.no_grad():
         first, second = (fast(TOKENS[:, :1], cache=KeyValueCache(fast.config)) for _ in range(2))
     assert not torch.equal(first, second)
@@ -278,6 +316,9 @@ def test_a_cache_of_another_precision_is_refused(fast, dtype):
         store.key, store.value = store.key.to(dtype), store.value.to(dtype)
     with pytest.raises(ClearheadError, match="start with a new cache"):
         step(fast, TOKENS[:, 1:2], cache)
+    fresh = KeyValueCache(fast.config)
+    step(fast, TOKENS[:, :1], fresh)
+    assert fresh.stores[0].key is not None  # written there, not where the refused cache was
 
 
 def test_a_decoder_without_its_memory_is_refused():

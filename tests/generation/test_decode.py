@@ -104,6 +104,17 @@ def test_learned_positions_end_a_text():
     assert rows[0].stopped_by == "context"
 
 
+def test_learned_positions_end_a_text_after_its_own_past():
+    """However long the past of its neighbour is."""
+    network = toy(shrink(preset("gpt2")))
+    options, pasts, new = SamplingOptions(max_new_tokens=99), [[3] * 4, [1] * 20], [2, 6]
+    cache = KeyValueCache(network.config)
+    prefill(network, pasts, cache)
+    found = run(network, [Row(new, options, earlier=past) for past in pasts], cache=cache)
+    assert found == [run(network, [Row(past + new, options)])[0] for past in pasts]
+    assert [len(tokens) for tokens in found] == [32 - 6 + 1, 32 - 22 + 1]
+
+
 def test_an_encoder_decoder_answers_in_batches():
     network = toy(translator())
     model = Model(network, special_ids={"decoder_start_token_id": 2})

@@ -3,6 +3,7 @@
 import math
 import resource
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,7 @@ WRONG = {
     "penalty alone": (lambda m: m.generate("a", length_penalty=2), "length_penalty has no effect without beams"),
     "both": (lambda m: m.generate("a", beams=2, speculate="lookup"), "exclude each other"),
     "guess": (lambda m: m.generate("a", speculate="guess"), "speculate is 'guess'; it must be 'lookup' or a draft"),
+    "a module": (lambda m: m.generate("a", speculate=torch.nn.Linear(2, 2)), "speculate is a Linear; it must be"),
     "other tokens": (lambda m: m.generate("a", speculate=Model(tiny_network())), "the draft model has 31 tokens"),
     "mistyped beams": (lambda m: m.generate("a", beam=2), "did you mean 'beams'"),
     "score of nothing": (lambda m: m.score(""), "the text is empty"),
@@ -291,6 +293,34 @@ def test_out_of_memory_is_one_sentence(little_memory):
         with pytest.raises(ClearheadError, match="there is not enough memory"):
             call()
     assert len(model.generate("Hello", max_new_tokens=4).tokens) == 4
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 3, "top_p": 0.9, "min_p": 0.1},
+        {"beams": 3},
+        {"speculate": "lookup"},
+        {"speculate": "lookup", "temperature": 1.0},
+    ],
+    ids=str,
+)
+def test_logits_that_are_no_numbers_are_one_sentence(monkeypatch, number, options):
+    """Also where they come up in the middle of a text."""
+    model, calls = speaking(), count()
+    to_logits = model.network.to_logits
+
+    def broken(hidden):
+        logits = to_logits(hidden)
+        logits[0, 5] = number if next(calls) == 1 else 0
+        return logits
+
+    monkeypatch.setattr(model.network, "to_logits", broken)
+    with pytest.raises(ClearheadError, match=r"the network's logits are not numbers: .* float32 is wide enough"):
+        model.generate("abab", max_new_tokens=30, **options)
 
 
 def test_other_errors_stay_what_they_are():

@@ -126,6 +126,6 @@ def test_positions_without_a_mask_are_one_row_for_all():
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32], ids=str)
 def test_a_mask_may_be_of_any_kind_of_number(kind):
-    real = torch.tensor([[0, 0, 1, 1, 1]]).to(kind)
+    real = torch.tensor([[0, 0, 1, 3, 1]]).to(kind)
     assert torch.equal(allowed(Causal(), real)[0], drawing()["padded left by 2 (causal)"])
     assert positions_from(torch.zeros(1, 5), real).tolist() == [[0, 0, 0, 1, 2]]

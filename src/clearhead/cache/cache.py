@@ -7,7 +7,6 @@
 Rows of a batch share their slots; a shorter one is padded on the left, and padding is never seen.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore, Store
 from clearhead.errors import ClearheadError, require
 from clearhead.files import write_safetensors
 from clearhead.model.config import GroupedAttention, LatentAttention, Layer, ModelConfig
-from clearhead.model.masks import Grid
+from clearhead.model.masks import Grid, positions_from
 from clearhead.model.parts import Chunk, Everything, Reach, Window
 
 
@@ -28,20 +27,6 @@ def store_for(layer: Layer, slack: int) -> Store:
         case Everything():
             raise ClearheadError("a layer that sees what comes after cannot be cached: its past would change")
     return ContiguousStore()
-
-
-@dataclass(frozen=True)
-class Ragged:
-    """Where the tokens of a padded batch stand; without padding slots and positions are the same."""
-
-    positions: Tensor  # (B, S)
-    real: Tensor  # (B, S) bool
-
-    def followed_by(self, other: "Ragged") -> "Ragged":
-        return Ragged(torch.cat((self.positions, other.positions), 1), torch.cat((self.real, other.real), 1))
-
-    def until(self, length: int) -> "Ragged":
-        return Ragged(self.positions[:, :length], self.real[:, :length])
 
 
 class KeyValueCache:
@@ -57,8 +42,7 @@ class KeyValueCache:
         self.length = 0
         self.furthest = 0  # the most tokens ever written: a ring has lost those that lie too far behind
         self.num_new = 0
-        self.past: Ragged | None = None
-        self.new: Ragged | None = None
+        self.real: Tensor | None = None  # (B, S) bool, of the past and what is new; None: no padding
         self.device: torch.device | None = None
 
     # --- what the network asks for (model/context.py)
@@ -69,37 +53,31 @@ class KeyValueCache:
             raise ClearheadError(f"the cache holds {len(held)} rows, and {len(tokens)} came in; see cache.select")
         self.num_new, self.device = tokens.shape[1], tokens.device
         self.furthest = max(self.furthest, self.length + self.num_new)
-        if mask is None and self.past is None:
-            self.new = None
+        if mask is None and self.real is None:
             return torch.arange(self.length, self.length + self.num_new, device=tokens.device)[None]
-        real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
-        past = self.past or self.all_real(len(tokens))
-        self.check_padding(past, real)
-        seen = past.real.sum(dim=1, keepdim=True)
-        self.past, self.new = past, Ragged((seen + real.long().cumsum(dim=1) - 1).clamp(min=0), real)
-        return self.new.positions
+        new = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+        past = new.new_ones(len(new), self.length) if self.real is None else self.real[:, : self.length]
+        real = torch.cat((past, new), dim=1)
+        self.check_padding(real)
+        self.real = real
+        return positions_from(tokens, real)[:, self.length :]
 
-    def all_real(self, batch: int) -> Ragged:
-        positions = torch.arange(self.length, device=self.device).expand(batch, -1)
-        return Ragged(positions, torch.ones_like(positions, dtype=torch.bool))
-
-    def check_padding(self, past: Ragged, real: Tensor) -> None:
+    def check_padding(self, real: Tensor) -> None:
         """A window counts real tokens, a ring counts slots: padding in the middle would push tokens out too early."""
         slides = any(isinstance(store, SlidingStore) for store in self.stores)
-        if slides and (torch.cat((past.real, real), dim=1).int().diff(dim=1) < 0).any():
+        if slides and (real.int().diff(dim=1) < 0).any():
             raise ClearheadError("a model with windows takes padding on the left only when it generates")
 
     def grid(self, reach: Reach) -> Grid:
         store = self.by_reach[reach]
         slots = store.slots(self.length, self.num_new).to(self.device)
         whole = isinstance(store, ContiguousStore)
-        if self.new is None or self.past is None:
+        if self.real is None:
             query = torch.arange(self.length, self.length + self.num_new, device=self.device)[None]
             return Grid(query, slots[None], None if whole else (slots != EMPTY)[None], whole=whole)
-        everything = self.past.followed_by(self.new)
-        held = slots.clamp(min=0)
-        real = everything.real[:, held] & (slots != EMPTY)
-        return Grid(self.new.positions, everything.positions[:, held], real, whole=whole)
+        positions, held = positions_from(self.real, self.real), slots.clamp(min=0)
+        real = self.real[:, held] & (slots != EMPTY)
+        return Grid(positions[:, self.length :], positions[:, held], real, whole=whole)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         return self.stores[layer].write(self.length, key, value)
@@ -108,9 +86,6 @@ class KeyValueCache:
 
     def advance(self) -> None:
         """The tokens last run are now the past."""
-        if self.new is not None:
-            assert self.past is not None
-            self.past, self.new = self.past.followed_by(self.new), None
         for store in self.stores:
             store.advance()
         self.length, self.num_new = self.length + self.num_new, 0
@@ -122,16 +97,15 @@ class KeyValueCache:
         furthest = self.furthest if length < self.length else length
         for store in self.stores:
             store.truncate(furthest, length)
-        self.past = None if self.past is None else self.past.until(length)
+        self.real = None if self.real is None else self.real[:, :length]
         self.furthest = self.furthest if length else 0
-        self.length, self.num_new, self.new = length, 0, None
+        self.length, self.num_new = length, 0
 
     def select(self, rows: Tensor) -> "KeyValueCache":
         """A cache of these rows of the batch, in this order and as often as they are named; a copy."""
         other = KeyValueCache(self.config, self.slack, [store.select(rows) for store in self.stores])
         other.length, other.furthest, other.device = self.length, self.furthest, self.device
-        if self.past is not None:
-            other.past = Ragged(self.past.positions[rows], self.past.real[rows])
+        other.real = None if self.real is None else self.real[rows, : self.length]
         return other
 
     def fork(self) -> "KeyValueCache":
@@ -153,8 +127,8 @@ class KeyValueCache:
 
     def save(self, path: str | Path) -> None:
         tensors = {f"{n}.{name}": t for n, store in enumerate(self.stores) for name, t in store.tensors().items()}
-        if self.past is not None:
-            tensors |= {"positions": self.past.positions, "real": self.past.real}
+        if self.real is not None:
+            tensors["real"] = self.real[:, : self.length]
         contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
         numbers = {"length": self.length, "furthest": self.furthest, "slack": self.slack}
         write_safetensors(Path(path), contiguous, {name: str(number) for name, number in numbers.items()})
@@ -190,11 +164,10 @@ class KeyValueCache:
         rows = {len(tensor) for store in self.stores for tensor in store.tensors().values()}
         require(len(rows) == 1, "its layers hold different numbers of rows")
         if tensors:
-            past = Ragged(tensors.pop("positions"), tensors.pop("real"))
-            shapes = {past.positions.shape, past.real.shape}
-            require(shapes == {(*rows, self.length)}, f"positions of shape {tuple(past.positions.shape)}")
-            require(past.positions.dtype == torch.int64 and past.real.dtype == torch.bool, "positions of another type")
-            self.past = past
+            real = tensors.pop("real")
+            require(real.shape == (*rows, self.length), f"padding of shape {tuple(real.shape)}")
+            require(real.dtype == torch.bool, "padding of another type")
+            self.real = real
         require(not tensors, f"it holds {', '.join(tensors)} besides")
 
 

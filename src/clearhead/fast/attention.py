@@ -49,4 +49,5 @@ def is_known(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> bool:
     one_kind = q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16)
     shared = how.mask.allowed is None or how.mask.allowed.shape[1] == 1  # one mask for all heads
     whole = not how.mask.causal or q.shape[2] == k.shape[2]
-    return plain and one_kind and shared and whole and k.shape == v.shape
+    fits = k.shape == v.shape and k.shape[::3] == q.shape[::3]  # one memory may serve many rows
+    return plain and one_kind and shared and whole and fits

@@ -187,7 +187,7 @@ def compile_library(path: Path) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             unfinished = Path(folder) / "kernels.so"
             command = [*compiler, *FLAGS, str(SOURCES[0]), "-o", str(unfinished)]
-            made = subprocess.run(command, capture_output=True, text=True, check=False)
+            made = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
             if made.returncode:
                 raise ClearheadError(f"{compiler[0]} cannot build the fast step: {made.stderr.strip()[-500:]}")
             unfinished.rename(path)
@@ -243,7 +243,7 @@ def apply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Ten
     kernels.clearhead_linear(
         y.data_ptr(), rows.data_ptr(), len(rows), byref(matrix_of(weight, added)), byref(Norm()), 0, 0, None
     )
-    return y.view(*x.shape[:-1], -1)
+    return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def unpacked(packed: Packed, dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,8 @@
 
     pack_network(network, "int4")
 
-Linear layers, the token table and the logit head are packed; norms, biases, routers and positions stay as they are.
+Linear layers, the token table and the logit head are packed; norms, biases and positions stay as they are, and so does
+the greater part of a mixture, its experts.
 """
 
 from collections.abc import Callable

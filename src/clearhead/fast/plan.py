@@ -1,14 +1,13 @@
 """A decoder's layers as the kernels of step.cpp see them, and the call that runs new tokens through them.
 
-    plan = Plan(stack.layers, stack.final_norm); plan.run(x, positions, memory, cache)
+    plan = Plan(stack); plan.run(x, positions, memory, cache)
 
 Built once: matrices that are read together are merged, and the modules' own become views of them. For every call only
 the numbers that change are set: slots, angles, and the cache's addresses when its buffers have moved. Norms and biases
-are copies, and modules may be exchanged: `is_current` tells whether the plan still says what the modules say.
+are copies, and modules may be exchanged: `watch` tells whether the plan still says what the modules say.
 """
 
 from ctypes import byref
-from itertools import chain
 from typing import Any, cast
 from weakref import ref
 
@@ -21,7 +20,8 @@ from clearhead.cache.stores import ContiguousStore, Place
 from clearhead.errors import ClearheadError
 from clearhead.fast import cpu
 from clearhead.fast.modules import PackedLinear
-from clearhead.fast.support import ACTIVATIONS, PLACEMENTS, are_plain, hooks_of, merge
+from clearhead.fast.support import ACTIVATIONS, PLACEMENTS, are_plain, merge
+from clearhead.fast.watch import Watch, droppers_in, planned
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block, Residual
 from clearhead.model.branches import FeedForward
@@ -31,22 +31,22 @@ from clearhead.model.masks import make_mask, memory_mask
 from clearhead.model.norms import RootMeanSquare
 from clearhead.model.parts import Causal, Rope
 from clearhead.model.positions import Rotation, rotation_for
-from clearhead.model.transformer import Memory
+from clearhead.model.transformer import LayerStack, Memory
 
 
 class Plan:
     @staticmethod
-    def suits(blocks: nn.ModuleList, final_norm: nn.Module) -> bool:
-        """Plain modules that nothing hooks into, in a precision the kernels have."""
-        modules = [*blocks.modules(), *final_norm.modules()]
-        kinds = {(tensor.dtype, tensor.device.type) for tensor in (*blocks.parameters(), *final_norm.parameters())}
+    def suits(stack: LayerStack) -> bool:
+        """Plain modules that nothing hooks into and that drop nothing, in a precision the kernels have."""
+        modules, tensors = planned(stack), (*stack.layers.parameters(), *stack.final_norm.parameters())
+        kinds = {(tensor.dtype, tensor.device.type) for tensor in tensors}
         precise = kinds in ({(torch.float32, "cpu")}, {(torch.bfloat16, "cpu")})
-        return precise and are_plain(modules)
+        return precise and are_plain(modules) and not any(module.training for module in droppers_in(modules))
 
-    def __init__(self, blocks: nn.ModuleList, final_norm: nn.Module):
+    def __init__(self, stack: LayerStack):
         self.held: list[Any] = []  # whatever the structures point to
-        self.blocks = [cast(Block, block) for block in blocks]
-        self.dtype = next(blocks.parameters()).dtype
+        self.blocks = [cast(Block, block) for block in stack.layers]
+        self.dtype = next(stack.layers.parameters()).dtype
         # Configs compare by value, thirty times a token; their numbers do not.
         attentions = [cast(Attention, block.attention).config for block in self.blocks]
         self.kinds = [
@@ -57,29 +57,13 @@ class Plan:
         ]
         self.bound: list[ref[Tensor]] = []  # the buffers that `kept` points to,
         self.room = 0  # and how many tokens all of them can take where none is a ring
-        self.final_norm = self.norm(final_norm)
+        self.final_norm = self.norm(stack.final_norm)
         self.layers = (cpu.Layer * len(self.blocks))(*(self.layer(block) for block in self.blocks))
         self.angles = (cpu.Angles * len(self.blocks))()
         self.kept = (cpu.Kept * len(self.blocks))()
         self.across = (cpu.Kept * len(self.blocks))()
         self.numbers, self.turns = np.ctypeslib.as_array(self.kept), np.ctypeslib.as_array(self.angles)
-        modules = [*blocks.modules(), *final_norm.modules()]
-        self.children = [module._modules for module in modules if module._modules]
-        self.hooks = hooks_of(modules)
-        tensors = [*blocks.parameters(), *blocks.buffers(), *final_norm.parameters()]
-        self.watched = [tensor for tensor in tensors if not tensor.is_inference()]  # those do not count their changes
-        self.modules, self.versions = self.modules_now(), self.versions_now()
-
-    def is_current(self) -> bool:
-        """No module exchanged or hooked into, no tensor changed in place: 0.2 to 0.4 ms for 30 layers in decoding."""
-        same = self.versions_now() == self.versions and self.modules_now() == self.modules
-        return same and not any(self.hooks)
-
-    def modules_now(self) -> list[nn.Module | None]:
-        return list(chain.from_iterable(children.values() for children in self.children))
-
-    def versions_now(self) -> list[int]:
-        return [tensor._version for tensor in self.watched]
+        self.watch = Watch(stack)
 
     # --- building
 
@@ -174,7 +158,7 @@ class Plan:
         same = len(held) == len(self.bound) and all(bound() is h for bound, h in zip(self.bound, held, strict=True))
         if same and cache.length + num_new <= self.room:
             return [(cache.length, cache.length + num_new)] * len(self.blocks)
-        self.bound, places = [], []
+        self.bound, self.room, places = [], 0, []  # whatever goes wrong from here on, nothing is bound
         for block, kept, store in zip(self.blocks, self.kept, cache.stores, strict=True):
             heads = cast(GroupedAttention, block.layer.attention)
             if num_new == 1:
@@ -209,7 +193,7 @@ class Plan:
         layers, attention = self.kinds[number]
         self.numbers["slot"][layers], self.numbers["num_slots"][layers] = slot, num_slots
         alive = self.turn(number, positions, cache) if self.tables[number] is not None else []
-        if cache.new is None and isinstance(attention.reach, Causal):  # no padding and no window: all may be seen
+        if cache.real is None and isinstance(attention.reach, Causal):  # no padding and no window: all may be seen
             self.numbers["allowed"][layers] = 0
             return alive
         allowed = make_mask(attention.reach, cache.grid(attention.reach)).allowed
@@ -226,7 +210,7 @@ class Plan:
         assert table is not None
         if furthest >= table.cosine.shape[2]:
             table = self.tables[number] = self.angle_table(attention, 2 * furthest)
-        rows = slice(cache.length, furthest + 1) if cache.new is None else positions
+        rows = slice(cache.length, furthest + 1) if cache.real is None else positions
         cosine, sine = (part[0, 0, rows] for part in (table.cosine, table.sine))
         self.turns["cosine"][layers], self.turns["sine"][layers] = cosine.data_ptr(), sine.data_ptr()
         self.turns["row_stride"][layers] = cosine.stride(0) if len(positions) > 1 else 0

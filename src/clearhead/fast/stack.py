@@ -101,12 +101,12 @@ class FastStack(LayerStack):
 
     def current_plan(self) -> Plan | None:
         """Of the modules as they stand; None where others have taken their place."""
-        if self.plan is None or not self.plan.is_current():
+        if self.plan is None or not self.plan.watch.sees_no_change():
             self.plan = None
-            if Plan.suits(self.layers, self.final_norm):
+            if Plan.suits(self):
                 # What is merged stays what it was: weights that can be trained again, unless they never could.
                 with torch.inference_mode(next(self.layers.parameters()).is_inference()), torch.no_grad():
-                    self.plan = Plan(self.layers, self.final_norm)
+                    self.plan = Plan(self)
         return self.plan
 
     def step(

@@ -25,6 +25,7 @@ from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError, unknown
 from clearhead.generation.decode import Row, check, prefill, room, run
 from clearhead.generation.options import SamplingOptions, check_count, checked_ids, is_number
+from clearhead.generation.sampling import check_numbers
 from clearhead.model.transformer import Memory, Transformer
 
 StopWhen = Literal["full", "unlikely", "impossible"]
@@ -145,6 +146,7 @@ def extend(searches: Sequence[Search], logits: Tensor) -> None:
     logprobs = logits.double().log_softmax(dim=-1) + so_far[:, None]
     # No more of one beam can matter: every end it has, and num_beams that go on.
     top = logprobs.topk(min(options.num_beams + len(set(options.stop_ids)), logits.shape[-1]), dim=-1)
+    check_numbers(logprobs, top.indices[:, 0])
     places = zip(beams, top.indices.tolist(), top.values.tolist(), strict=True)
     continuations = iter([continued(*place, row) for row, place in enumerate(places)])
     for search in searches:

@@ -21,7 +21,7 @@ from clearhead.generation.options import SamplingOptions
 from clearhead.generation.penalties import TokenCounts
 from clearhead.generation.prompts import check_tokens
 from clearhead.generation.rows import RowOptions, check_vocabulary
-from clearhead.generation.sampling import TokenLogprobs, next_tokens, token_logprobs
+from clearhead.generation.sampling import TokenLogprobs, check_numbers, next_tokens, token_logprobs
 from clearhead.model.parts import LearnedPositions
 from clearhead.model.transformer import Memory, Transformer
 
@@ -33,7 +33,7 @@ class Row:
     prompt: Sequence[int]
     options: SamplingOptions
     source: Sequence[int] = ()  # what an encoder has read for it
-    earlier: Sequence[int] = ()  # tokens before the prompt that a given cache holds; penalties see them
+    earlier: Sequence[int] = ()  # the tokens before the prompt, where a given cache holds some
     tokens: list[int] = field(default_factory=list)  # new ones, a stop token included
     logprobs: list[TokenLogprobs] = field(default_factory=list)  # one for each, where the options ask for them
     done: bool = False
@@ -63,26 +63,25 @@ def decode(
 ) -> Iterator[None]:
     """One token more for every row that is not done, at each turn.
 
-    `memory`: of an encoder, one source for each row. `cache`: the past of each row. `chunk`: the prompts are read in
-    pieces of this many tokens, which bounds the memory of a long one.
+    `memory`: of an encoder, one source for each row. `cache`: of what the rows have `earlier`. `chunk`: the prompts are
+    read in pieces of this many tokens, which bounds the memory of a long one.
     """
     check(rows, network)
     cache = cache or KeyValueCache(network.config)
-    past = cache.length
     asked = [number for number, row in enumerate(rows) if row.options.max_new_tokens > 0]
     if not asked:
         return
     active, cache, memory = staying(rows, asked, cache, memory)
     state = Batch.of(network, active)
     prompts = [list(row.prompt) for row in active]
-    if memory is None and past == 0:
+    if memory is None and cache.length == 0:
         logits, cache = prefill_shared(network, prompts, cache, chunk)
     else:
         logits = prefill(network, prompts, cache, memory, chunk)
     while True:
         tokens = state.choose(logits)
         for row, token in zip(active, tokens.tolist(), strict=True):
-            row.take(token, room(network, past + len(row.prompt)))
+            row.take(token, room(network, len(row.earlier) + len(row.prompt)))
         yield
         kept = [number for number, row in enumerate(active) if not row.done]
         if not kept:
@@ -173,6 +172,7 @@ class Batch:
     def choose(self, logits: Tensor) -> Tensor:
         """(B, V) -> (B,)."""
         tokens = next_tokens(logits, self.options, self.steps, self.counts)
+        check_numbers(logits, tokens)
         self.steps = self.steps + 1
         self.counts = None if self.counts is None else self.counts.add(tokens)
         for number, row in enumerate(self.rows):

@@ -15,7 +15,7 @@ from clearhead.fast.cuda import GraphDecoder, Mailbox, why_not
 from clearhead.fast.launch import triton_runs
 from clearhead.generation.decode import Row, room
 from clearhead.generation.rows import RowOptions
-from clearhead.generation.sampling import next_tokens
+from clearhead.generation.sampling import check_numbers, next_tokens
 from clearhead.model.transformer import Transformer
 
 
@@ -48,7 +48,9 @@ def decode_in_graph(network: Transformer, rows: Sequence[Row]) -> Iterator[None]
     rooms = [room(network, len(row.prompt)) for row in active]
     most = max(min(row.options.max_new_tokens, limit) for row, limit in zip(active, rooms, strict=True))
     decoder = GraphDecoder(network, len(active), max(len(row.prompt) for row in active) + most + 2, choose)
-    first = choose(decoder.read([row.prompt for row in active]), torch.zeros_like(decoder.step))
+    logits = decoder.read([row.prompt for row in active])
+    first = choose(logits, torch.zeros_like(decoder.step))
+    check_numbers(logits, first)
     decoder.start(first)
     ready, pending = first.tolist(), Mailbox(decoder.next())
     while True:

@@ -8,7 +8,7 @@ The order is that of transformers' LogitsProcessors, with OpenAI's two penalties
     bias -> penalties -> min_new_tokens -> argmax                                           if greedy
                                         -> temperature -> top_k -> top_p -> min_p -> draw   otherwise
 
-Every function is pure and runs on the device alone: nothing waits for a number to come back to the host.
+`next_tokens` is pure and runs on the device alone: nothing waits for a number to come back to the host.
 """
 
 import math
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
 from clearhead.generation.penalties import TokenCounts, penalize_frequency, penalize_presence, penalize_repetition
 from clearhead.generation.randomness import draw
 from clearhead.generation.rows import Entries, RowOptions
@@ -29,6 +30,15 @@ def next_tokens(logits: Tensor, rows: RowOptions, steps: Tensor, counts: TokenCo
     if rows.all_greedy:
         return likeliest
     return torch.where(rows.greedy, likeliest, draw(truncate(logits, rows), rows.seeds, steps))
+
+
+def check_numbers(logits: Tensor, tokens: Tensor) -> None:
+    """That the network gave any: a NaN or infinity is taken for the largest, so it was chosen; (B, V), (B,)."""
+    if not logits.gather(1, tokens[:, None]).isfinite().all():
+        raise ClearheadError(
+            "the network's logits are not numbers: its weights are damaged, or its dtype is too narrow for them; "
+            "float32 is wide enough"
+        )
 
 
 # --- what may change the likeliest token

@@ -26,7 +26,7 @@ from clearhead.generation.decode import Batch, Row, check, prefill, room, run
 from clearhead.generation.options import check_count
 from clearhead.generation.prompts import read_sources
 from clearhead.generation.randomness import draw, splitmix, uniforms
-from clearhead.generation.sampling import adjust, token_logprobs, truncate
+from clearhead.generation.sampling import adjust, check_numbers, token_logprobs, truncate
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Memory, Transformer
 
@@ -117,6 +117,7 @@ def verify(network: Transformer, row: Row, draft: Draft, logits: Tensor) -> list
     drawn from max(0, p - q), normalised: x or not, its law is p (Leviathan et al. 2023, appendix A.1). If none falls,
     the token after them is drawn from p, which is the same with q = 0.
     """
+    check_numbers(logits, logits.argmax(dim=-1))
     count = len(draft.tokens)
     batch = Batch.of(network, [replace(row, tokens=[*row.tokens, *draft.tokens[:n]]) for n in range(count + 1)])
     p = law(logits, batch)
@@ -229,13 +230,14 @@ def drafter_for(speculation: Speculation, row: Row) -> Drafter:
 # --- refused
 
 
-def check_speculation(network: Transformer, speculation: Speculation) -> None:
+def check_speculation(network: Transformer, speculation: object) -> None:
     if isinstance(speculation, DraftModel):
         speculation = speculation.network
     if isinstance(speculation, Transformer):
         check_draft(speculation.config, network.config)
     elif speculation != "lookup" and not isinstance(speculation, Drafter):
-        raise ClearheadError(f"speculate is {speculation!r}; it must be 'lookup' or a draft model")
+        given = repr(speculation) if isinstance(speculation, str) else f"a {type(speculation).__name__}"
+        raise ClearheadError(f"speculate is {given}; it must be 'lookup' or a draft model")
 
 
 def check_draft(draft: ModelConfig, config: ModelConfig) -> None:

@@ -117,4 +117,4 @@ def positions_from(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Position of each token among the real ones of its row (B, T): padding never moves a token."""
     if attention_mask is None:
         return torch.arange(tokens.shape[1], device=tokens.device)[None]
-    return (attention_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+    return (attention_mask.bool().cumsum(dim=1) - 1).clamp(min=0)

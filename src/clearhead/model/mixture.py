@@ -76,7 +76,11 @@ class MixtureLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, D) -> (B, T, D); tokens are taken as one list of M = B·T."""
+        """x (B, T, D) -> (B, T, D); tokens are taken as one list of M = B·T.
+
+        Who runs is read from the numbers, so torch.compile breaks its graph here: sizes that are known beforehand would
+        mean every expert for every token.
+        """
         tokens = x.flatten(0, 1)
         weights, chosen = self.router(tokens)
         weights = weights.to(x.dtype)
