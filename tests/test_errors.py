@@ -17,6 +17,11 @@ def test_the_nearest_name_is_offered():
     assert str(error) == "unknown preset 'gtp2'; did you mean 'gpt2'?"
 
 
+def test_capital_letters_are_near():
+    assert "did you mean 'gpt2'?" in str(unknown("preset", "GPT2", ["gpt2", "Q4_K"]))
+    assert "did you mean 'Q4_K'?" in str(unknown("preset", "q4-k", ["gpt2", "Q4_K"]))
+
+
 def test_few_names_are_all_told_beside_the_nearest():
     error = unknown("weights", "int2", ["full", "int4"])
     assert str(error) == "unknown weights 'int2'; did you mean 'int4'? Known are: full, int4"

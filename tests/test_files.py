@@ -61,6 +61,18 @@ def test_two_processes_may_write_one_file(tmp_path):
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "ours")]
 
 
+def test_two_threads_may_write_one_file(tmp_path):
+    with written_whole(tmp_path / "a") as ours, written_whole(tmp_path / "a") as theirs:
+        ours.write_text("ours")
+        theirs.write_text("theirs")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "ours")]
+
+
+def test_the_mark_of_windows_editors_is_no_text(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": "\ufeff"}', encoding="utf-8-sig")
+    assert read_object(tmp_path / "a.json") == {"a": "\ufeff"}
+
+
 def test_tensors_are_readable_as_other_files_are(tmp_path):
     tensors = {"a": torch.arange(3)}
     write_text(tmp_path / "text", "")

@@ -1,6 +1,7 @@
 """The printed architecture says what the network is."""
 
 import io
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from rich.console import Console
 from clearhead.families import preset, presets
 from clearhead.model.transformer import Transformer
 from clearhead.summary import count, print_summary, spans, summarize
+from tests.parity.mutants import mutants
 
 
 @pytest.mark.parametrize(
@@ -35,12 +37,34 @@ def test_active_parameters_of_a_mixture():
     assert round(summary.active_parameters / 1e9) in (37, 38)  # 37.55 with embedding and head
 
 
+def cut(stack):
+    return stack and replace(stack, layers=tuple(dict.fromkeys(stack.layers)))
+
+
+def words(config):
+    """All but the counts."""
+    summary = summarize(config)
+    layers = [replace(group, parameters=0) for group in summary.layers]
+    return replace(summary, parameters=0, active_parameters=0, parts={}, layers=layers)
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2", "gemma-3-1b", "deepseek-v3", "llama-4-scout", "grok-2", "bert-base", "t5-small", "mpt-7b"]
+)
+def test_what_computes_otherwise_is_told_otherwise(name):
+    config = preset(name)
+    config = replace(config, encoder=cut(config.encoder), decoder=cut(config.decoder))
+    told = words(config)
+    assert not [path for path, other in mutants(config) if words(other) == told]
+
+
 def test_every_preset_can_be_shown():
     for name in presets():
         out = io.StringIO()
         print_summary(summarize(preset(name)), name, Console(file=out, width=100))
         assert name in out.getvalue()
         assert "…" not in out.getvalue()
+        assert ("\nhead " in out.getvalue()) == (preset(name).head is not None)
 
 
 def test_words():

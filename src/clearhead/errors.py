@@ -26,7 +26,8 @@ def unknown(kind: str, name: str, choices: Iterable[str], lists: str = "") -> Cl
     `lists` says where all are told, for choices that are too many to name.
     """
     known = sorted(choices)
-    near = get_close_matches(name, known, n=3 if lists else 1, cutoff=0.6)
+    spelled = {choice.lower(): choice for choice in known}
+    near = [spelled[match] for match in get_close_matches(name.lower(), spelled, n=3 if lists else 1, cutoff=0.6)]
     said = [f"did you mean {' or '.join(map(repr, near))}?"] if near else []
     if lists:
         said.append(lists)

@@ -31,8 +31,9 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
+    """Without the mark that some editors put before UTF-8."""
     try:
-        return read_bytes(path).decode()
+        return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ClearheadError(f"{path} is not UTF-8 text") from None
 
@@ -62,7 +63,7 @@ def parse_json(text: str, subject: str = "") -> Any:
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """Another name to write a file under; it gets its own once all of it is on the disk, and goes after an error."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")  # several processes may write it at once
+    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")  # several may write it at once
     try:
         yield partial
         with partial.open("r+b") as file:  # Windows flushes only what is open for writing

@@ -16,14 +16,12 @@ from rich.table import Table
 
 from clearhead.config import kind_of
 from clearhead.model.branches import Experts, FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, LatentAttention, Layer, ModelConfig, Stack
+from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, Layer, ModelConfig, Stack
 from clearhead.model.parts import NoPosition
 from clearhead.model.transformer import Transformer
 
 # Part of the network a parameter belongs to, by the first of these that its name holds
 PARTS = (
-    ("router", "feed-forward"),
-    ("cross_attention_residual", "norms"),
     ("attention_residual", "norms"),
     ("feed_forward_residual", "norms"),
     ("cross_attention", "cross-attention"),
@@ -62,6 +60,8 @@ class Summary:
     parts: dict[str, int]
     embeddings: dict[str, str]  # of each stack
     layers: list[LayerGroup]
+    final_norms: dict[str, str]  # of the stacks that have one
+    head: str | None
 
 
 def summarize(config: ModelConfig) -> Summary:
@@ -73,27 +73,23 @@ def summarize(config: ModelConfig) -> Summary:
         part = next(part for piece, part in PARTS if piece in name)
         parts[part] = parts.get(part, 0) + size
     assert sum(parts.values()) == sum(sizes.values())
-    groups = [
-        group
-        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
-        if stack is not None
-        for group in layer_groups(name, stack, sizes)
-    ]
-    kinds = {(True, True): "encoder-decoder", (True, False): "encoder", (False, True): "decoder"}
+    named = {"encoder": config.encoder, "decoder": config.decoder}
+    stacks = {name: stack for name, stack in named.items() if stack is not None}
+    embeddings = {name: describe_embedding(stack.embedding) for name, stack in stacks.items()}
+    if config.share_embeddings:
+        embeddings["decoder"] += "; the table of the encoder"
     return Summary(
-        kind=kinds[config.encoder is not None, config.decoder is not None],
+        kind="-".join(stacks),
         width=config.width,
         context=config.context,
         vocab_size=config.vocab_size,
         parameters=sum(sizes.values()),
         active_parameters=sum(sizes.values()) - idle_parameters(config),
         parts=parts,
-        embeddings={
-            name: describe_embedding(stack.embedding)
-            for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
-            if stack is not None
-        },
-        layers=groups,
+        embeddings=embeddings,
+        layers=[group for name, stack in stacks.items() for group in layer_groups(name, stack, sizes)],
+        final_norms={name: describe(stack.final_norm) for name, stack in stacks.items() if stack.final_norm},
+        head=None if config.head is None else describe_head(config.head),
     )
 
 
@@ -135,15 +131,19 @@ def idle_parameters(config: ModelConfig) -> int:
 
 def describe_attention(attention: GroupedAttention | LatentAttention) -> str:
     if isinstance(attention, LatentAttention):
-        words = f"latent, {attention.num_heads} heads, rank {attention.latent_rank}"
+        words = f"latent of rank {attention.latent_rank}, epsilon {attention.latent_epsilon:g}"
+        words += f", {attention.num_heads} heads of {attention.plain_width} + {attention.rotary_width}"
+        words += f", values of {attention.value_width}"
+        words += f", queries of rank {attention.query_rank}" if attention.query_rank else ""
     else:
         heads, kv_heads = attention.num_heads, attention.num_kv_heads
         sharing = "multi-head" if kv_heads == heads else "multi-query" if kv_heads == 1 else "grouped-query"
         words = f"{sharing}, {heads} heads of {attention.head_width}"
-        if kv_heads not in (1, heads):
-            words += f", {kv_heads} key-value heads"
+        words += f", {kv_heads} key-value heads" if kv_heads not in (1, heads) else ""
+        words += f", values of {attention.value_width}" if attention.value_width else ""
+    extras = [name.replace("_", " ") for name in ("input_bias", "output_bias") if getattr(attention, name, False)]
     numbers = {name: getattr(attention, name, None) for name in ("scale", "softcap", "clip")}
-    extras = [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
+    extras += [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
     parts = (getattr(attention, "head_norm", None), getattr(attention, "temperature", None))
     extras += [describe(part) for part in parts if part is not None]
     place = [] if isinstance(attention.position, NoPosition) else [describe(attention.position)]
@@ -162,9 +162,26 @@ def describe_embedding(embedding: Embedding) -> str:
 
 def describe_feed_forward(part: FeedForward | Experts) -> str:
     if isinstance(part, FeedForward):
-        return f"{'gated ' if part.gated else ''}{part.activation}, {part.width}"
-    words = f"{part.num_chosen} of {part.num_experts} experts, each {describe_feed_forward(part.expert)}"
-    return f"{words}; shared {describe_feed_forward(part.shared)}" if part.shared else words
+        return f"{'gated ' if part.gated else ''}{part.activation}, {part.width}{', bias' if part.bias else ''}"
+    words = [f"{part.num_chosen} of {part.num_experts} experts, each {describe_feed_forward(part.expert)}"]
+    if part.shared:
+        words.append(f"shared {describe_feed_forward(part.shared)}")
+    if part.divisor != 1.0:
+        words.append(f"divided by {part.divisor:g}")
+    return "; ".join([*words, describe(part.router)])
+
+
+def describe_head(head: Head) -> str:
+    words = ["the token table" if head.tied else "a table of its own"]
+    if head.transform:
+        words.append(describe(head.transform))
+    if head.scale != 1.0:
+        words.append(f"times {head.scale:g}")
+    if head.bias:
+        words.append("bias")
+    if head.softcap:
+        words.append(f"softcap {head.softcap:g}")
+    return "; ".join(words)
 
 
 def describe(part: Any) -> str:
@@ -221,6 +238,11 @@ def print_summary(summary: Summary, title: str, console: Console | None = None) 
             rows.add_row("  cross-attention", group.cross_attention)
         rows.add_row("  feed-forward", group.feed_forward)
         rows.add_row("  norm", group.norm)
+    for stack, words in summary.final_norms.items():
+        rows.add_row(stack, "after the last layer", style="bold")
+        rows.add_row("  norm", words)
+    if summary.head:
+        rows.add_row("head", summary.head, style="bold")
     console.print(rows)
     parts = ", ".join(f"{part} {count(size)}" for part, size in summary.parts.items())
     console.print(f"by part: {parts}")

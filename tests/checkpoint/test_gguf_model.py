@@ -1,6 +1,7 @@
 """GGUF files of every architecture we read, written by the gguf package and read by transformers beside us."""
 
 import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -249,6 +250,11 @@ def test_tiny_is_not_a_gguf(tmp_path):
         ("llama.attention.sliding_window", 32, "'llama.attention.sliding_window' is 32"),
         ("llama.logit_scale", 0.5, "'llama.logit_scale' is 0.5"),
         ("llama.final_logit_softcapping", 30.0, "'llama.final_logit_softcapping' is 30.0"),
+        ("llama.rope.scaling.attn_factor", 1.5, "'llama.rope.scaling.attn_factor' is 1.5"),
+        ("llama.attention.causal", False, "'llama.attention.causal' is False"),
+        ("llama.logit_scale", np.array([1.0, 2.0]), r"'llama.logit_scale' is \[1.0, 2.0\]"),
+        ("llama.rope.scaling.type", np.array([1, 2]), r"'llama.rope.scaling.type' must be a string, not \[1, 2\]"),
+        ("split.count", 3, "model.gguf is one part of a split model; join its parts first"),
     ],
 )
 def test_keys_that_change_the_computation_are_refused(key, value, sentence):
@@ -258,3 +264,55 @@ def test_keys_that_change_the_computation_are_refused(key, value, sentence):
     settings_from(metadata, {}, "model.gguf")
     with pytest.raises(ClearheadError, match=sentence):
         settings_from(metadata | {key: value}, {}, "model.gguf")
+
+
+def test_a_factor_alone_scales_positions():
+    """As it does for llama.cpp, under its older key too."""
+    from clearhead.families.gguf import settings_from
+
+    for key, kind in (("rope.scaling.factor", "linear"), ("rope.scale_linear", "linear"), ("rope.scaling.type", None)):
+        metadata = {"general.architecture": "llama", f"llama.{key}": "linear" if kind is None else 4.0}
+        scaling = settings_from(metadata, {}, "model.gguf").table("rope_scaling").data
+        assert (scaling.get("rope_type"), scaling.get("factor")) == (kind, kind and 4.0)
+
+
+LINEAR, YARN = ("rope.scaling.type", "linear"), ("rope.scaling.type", "yarn")
+FACTOR = ("rope.scaling.factor", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "pairs"),
+    [
+        ("llama", []),
+        ("llama", [LINEAR]),
+        ("llama", [FACTOR]),
+        ("llama", [("rope.scale_linear", 4.0)]),
+        ("llama", [LINEAR, FACTOR]),
+        ("llama", [("rope.scaling.type", "none"), FACTOR]),
+        ("llama", [YARN, FACTOR, ("rope.scaling.original_context_length", 16)]),
+        ("gemma3", [LINEAR, FACTOR]),
+        ("gemma3", [("rope.freq_base_swa", 77.0)]),
+        ("gemma3", [("attention.sliding_window_pattern", 3)]),
+    ],
+)
+def test_keys_mean_what_they_mean_to_llama_cpp(tmp_path, monkeypatch, architecture, pairs):
+    """Its activations are rounded to 16 bits: another meaning moves the logits by more than 1."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+
+    def add_types(writer, merges):
+        gguf.GGUFWriter.add_array(writer, "tokenizer.ggml.merges", ["t0 t1"])  # it reads no file without merges
+        writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
+        writer.add_tokenizer_pre("gpt-2")
+        for key, value in pairs:
+            add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
+            add(f"{architecture}.{key}", value)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", add_types)
+    path = write_file(tmp_path / "model.gguf", architecture)
+    tokens = torch.randint(0, VOCAB, (20,))
+    theirs = llama_cpp.Llama(str(path), n_ctx=CONTEXT, n_threads=1, logits_all=True, verbose=False)
+    theirs.eval(tokens.tolist())
+    with torch.no_grad():
+        ours = load_gguf(path).network(tokens[None])[0]
+    assert (ours - torch.tensor(theirs.scores[: len(tokens)])).abs().max() < 0.02
+    theirs.close()

@@ -111,6 +111,19 @@ def test_nan_weights_are_named(folder, value):
         load_folder(folder)
 
 
+def test_numbers_that_the_asked_dtype_cannot_hold_are_named(folder):
+    """As infinite ones they would spoil every logit."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.self_attn.q_proj.weight"][0, 0] = 1e5
+    save_file(tensors, folder / "model.safetensors")
+    for dtype in (None, torch.float32, torch.bfloat16, torch.float64):
+        assert load_folder(folder, dtype).network.decoder.layers[0].attention.query.weight.isfinite().all()
+    with pytest.raises(
+        ClearheadError, match=r"q_proj\.weight holds numbers from .* to 100000, too large for torch\.float16"
+    ):
+        load_folder(folder, torch.float16)
+
+
 def test_whole_numbers_are_no_weights(folder):
     edit_weights(folder, lambda t: t.update({"model.norm.weight": torch.ones(16, dtype=torch.int64)}))
     with pytest.raises(ClearheadError, match=r"model\.norm\.weight holds torch\.int64"):
@@ -172,6 +185,7 @@ def test_a_tensor_in_two_shards(folder):
         ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu', which this family does not compute"),
         ({"vocab_size": 30}, r"embed_tokens.weight is \(31, 16\); the config asks for \(30, 16\)"),
         ({"eos_token_id": "end"}, "'eos_token_id' must be a token id"),
+        ({"decoder_start_token_id": [1, 2]}, r"'decoder_start_token_id' must be a token id, not \[1, 2\]"),
         ({"vocab_size": 10**9, "hidden_size": 10**9, "intermediate_size": 10**9}, r"\(31, 16\); the config asks for"),
         (
             {"num_attention_heads": 10**9, "num_key_value_heads": 10**9, "head_dim": 10**9, "hidden_size": 10**9},
@@ -286,3 +300,40 @@ def test_too_large_a_token_id(folder):
     edit_config(folder, eos_token_id=10**10)
     with pytest.raises(ClearheadError, match="'eos_token_id' must be a token id"):
         load_folder(folder)
+
+
+# --- generation_config.json
+
+
+def generated(folder):
+    """Where transformers' own loop ends, of a model whose token is always 7."""
+    model = transformers.LlamaForCausalLM.from_pretrained(folder)
+    return model.generate(torch.tensor([[3]]), max_new_tokens=3, do_sample=False)[0, 1:].tolist()
+
+
+def test_ids_of_generation_overrule_those_of_the_config_and_are_saved(tmp_path):
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+    theirs = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        theirs.lm_head.weight[7] = 10 * theirs.model(torch.tensor([[3]])).last_hidden_state[0, 0]
+    theirs.save_pretrained(tmp_path / "one_end")
+    theirs.generation_config.eos_token_id = [2, 7]
+    theirs.save_pretrained(tmp_path / "two_ends")
+    assert len(generated(tmp_path / "one_end")) == 3
+    assert generated(tmp_path / "two_ends") == [7]
+
+    one, two = load_folder(tmp_path / "one_end"), load_folder(tmp_path / "two_ends")
+    assert (one.special_ids["eos_token_id"], two.special_ids["eos_token_id"]) == (2, [2, 7])
+    save_folder(two.network, tmp_path / "saved", two.family, two.special_ids)
+    assert generated(tmp_path / "saved") == [7]
+    save_folder(one.network, tmp_path / "two_ends", one.family, one.special_ids)
+    assert len(generated(tmp_path / "two_ends")) == 3
+
+
+def test_ids_of_a_model_that_also_sees(folder):
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({"text_config": config | {"bos_token_id": 1, "eos_token_id": 2}, "eos_token_id": 3}))
+    assert load_folder(folder).special_ids == {"bos_token_id": 1, "eos_token_id": 3}

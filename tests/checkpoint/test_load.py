@@ -43,6 +43,11 @@ def test_the_config_is_that_of_the_loaded_model(tmp_path, kind):
     assert read_config(path) == format_of(path).load(path, None, None, None).network.config
 
 
+def test_the_ending_of_a_file_may_be_written_in_capitals(tmp_path):
+    path = written("gguf", tmp_path / "model").rename(tmp_path / "MODEL.GGUF")
+    assert read_config(path).decoder
+
+
 def test_a_folder_with_only_its_config_is_shown_but_not_loaded(tmp_path):
     save_folder(tiny_network(), tmp_path)
     (tmp_path / WEIGHTS).unlink()

@@ -97,7 +97,6 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def offer(monkeypatch: pytest.MonkeyPatch, package: Package, client: FakeClient | None = None) -> None:
     monkeypatch.setattr(packages, "PACKAGES", (package,))
-    monkeypatch.setattr(store, "PACKAGES", (package,))
     if client is not None:
         monkeypatch.setattr(store, "run_client", client)
 
@@ -116,7 +115,6 @@ def test_get_installs_the_named_files_and_nothing_else(client: FakeClient, model
     assert store.find("tiny") is None
     path = store.get("Tiny-1M", lambda *call: calls.append(call))
     assert path == store.find("tiny") == models / "tiny"
-    assert store.installed() == {"tiny": path}
     kept = sorted(file.relative_to(models).as_posix() for file in models.rglob("*") if file.is_file())
     assert kept == ["tiny/notes/read.txt", "tiny/weights.bin"]
     assert (path / "weights.bin").read_bytes() == WEIGHTS
@@ -268,14 +266,6 @@ def test_a_damaged_copy_is_replaced(client: FakeClient, models: Path) -> None:
     assert os.listdir(models) == ["tiny"]
 
 
-def test_remove(client: FakeClient, models: Path) -> None:
-    store.get("tiny")
-    assert store.remove("tiny")
-    assert store.installed() == {}
-    assert not store.remove("tiny")
-    assert os.listdir(models) == []
-
-
 def test_work_folders_of_killed_fetches_are_swept(client: FakeClient, models: Path) -> None:
     old, running = models / f"{store.WORK_PREFIX}old", models / f"{store.WORK_PREFIX}running"
     for folder in (old, running):
@@ -287,7 +277,7 @@ def test_work_folders_of_killed_fetches_are_swept(client: FakeClient, models: Pa
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:
-    for function in (store.find, store.get, store.remove):
+    for function in (store.find, store.get):
         with pytest.raises(ClearheadError, match="did you mean 'smollm2'"):
             function("smolm2")
 

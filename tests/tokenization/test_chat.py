@@ -137,12 +137,12 @@ def test_a_chat_needs_a_template_and_messages():
 
 
 def failure(template, limit_seconds=0.3, **variables):
-    """The words of the error that a template ends in, and the seconds until then."""
-    start_seconds = time.monotonic()
+    """The words of the error that a template ends in, and the seconds of computing until then."""
+    start_seconds = time.process_time()
     with pytest.raises(ClearheadError) as raised:
         render_chat(tokenizer_with(template), MESSAGES, variables=variables, limit_seconds=limit_seconds)
     assert "\n" not in str(raised.value)
-    return str(raised.value), time.monotonic() - start_seconds
+    return str(raised.value), time.process_time() - start_seconds
 
 
 LOOP = "{% for i in range(99999) %}"
@@ -161,7 +161,7 @@ ENDLESS = [
 def test_endless_templates_are_stopped(template):
     words, seconds = failure(template)
     assert "longer than 0.3 seconds" in words or "characters in all" in words or "recursion" in words
-    assert seconds < 10  # on a busy machine; none of them would ever end
+    assert seconds < 10  # none of them would ever end
 
 
 HUGE = "more than 8388608 characters"
@@ -208,9 +208,9 @@ GREEDY = {
 
 @pytest.mark.parametrize(("template", "complaint"), GREEDY.items(), ids=range(len(GREEDY)))
 def test_greedy_templates_are_stopped(template, complaint):
-    words, seconds = failure(template, limit_seconds=5.0)
+    words, seconds = failure(template, limit_seconds=60.0)  # on a busy machine
     assert complaint in words
-    assert seconds < 10  # on a busy machine; none of them would ever end
+    assert seconds < 10  # none of them would ever end
 
 
 NOSY = [

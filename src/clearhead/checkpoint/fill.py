@@ -26,7 +26,7 @@ LANGUAGE_HALF = "language_model."  # before every name of a model's language par
 Progress = Callable[[str, int, int], None]  # foreign name, how many are done, how many there are
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Loaded:
     """All that a checkpoint holds of a model."""
 
@@ -183,8 +183,14 @@ class Placement:
             raise ClearheadError(f"{self.where}: {name} holds {foreign.dtype}, not floating-point numbers")
         if foreign.element_size() == 1:
             raise ClearheadError(f"{self.where}: {name} holds {foreign.dtype} without scales; convert it first")
-        if foreign.numel() and not all(edge.isfinite() for edge in torch.aminmax(foreign)):
+        if not foreign.numel():
+            return
+        edges = torch.stack(torch.aminmax(foreign))
+        if not edges.isfinite().all():
             raise ClearheadError(f"{self.where}: {name} holds NaN or infinite numbers; the file is damaged")
+        if not edges.to(dtype=self.dtype).isfinite().all():
+            held = f"numbers from {edges.min():g} to {edges.max():g}"
+            raise ClearheadError(f"{self.where}: {name} holds {held}, too large for {self.dtype}; give a wider dtype")
 
     def misshapen(self, name: str, foreign: Tensor, shapes: list[torch.Size]) -> ClearheadError:
         expected = " + ".join(str(tuple(shape)) for shape in shapes)

@@ -51,7 +51,7 @@ def load_gguf(
             device=device,
             progress=progress,
         )
-    ids = {name: file.metadata[key] for key, name in TOKENIZER_IDS.items() if key in file.metadata}
+    ids = {name: gguf.as_list(file.metadata.get(key)) for key, name in TOKENIZER_IDS.items()}
     family, special_ids = family_of_type(architecture.model_type), Settings(ids, str(path)).special_ids()
     return Loaded(network, family=family, special_ids=special_ids)
 

@@ -20,11 +20,12 @@ from clearhead.families import family_for, family_of_type
 from clearhead.families.family import Family
 from clearhead.families.names import Row, expand, parse_target
 from clearhead.families.settings import Settings
-from clearhead.files import read_json, write_safetensors, write_text
+from clearhead.files import read_json, read_object, write_safetensors, write_text
 from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION = "generation_config.json"
 SHARD_BYTES = 5 * 10**9  # the shard size the Hub's own tools write
 
 
@@ -53,7 +54,7 @@ def load_folder(
         device=device,
         progress=progress,
     )
-    return Loaded(network, family=family, special_ids=settings.special_ids())
+    return Loaded(network, family=family, special_ids=special_ids_of(folder, settings))
 
 
 def folder_config(folder: Path) -> ModelConfig:
@@ -69,6 +70,12 @@ def folder_config(folder: Path) -> ModelConfig:
 
 def read_settings(folder: Path) -> Settings:
     return Settings(read_json(folder / CONFIG), str(folder / CONFIG))
+
+
+def special_ids_of(folder: Path, settings: Settings) -> dict[str, int | list[int]]:
+    """Of an id that several places give, the last one's, as in transformers."""
+    generation = Settings(read_object(folder / GENERATION), str(folder / GENERATION))
+    return language_half(settings).special_ids() | settings.special_ids() | generation.special_ids()
 
 
 def language_half(settings: Settings) -> Settings:
@@ -129,6 +136,7 @@ def save_folder(
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | (special_ids or {})
     config = family.write(network.config) | {"dtype": dtype} | ids
     write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+    (folder / GENERATION).unlink(missing_ok=True)  # of a model that was here before: it would overrule these ids
     write_shards(folder, rows, own, network, shard_bytes)
     return family
 

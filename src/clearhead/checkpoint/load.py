@@ -55,7 +55,7 @@ class Format:
 
 # The first that holds a path reads it.
 FORMATS = (
-    Format(lambda path: path.is_file() and path.suffix == ".gguf", gguf_config, load_gguf, gguf_tokenizer),
+    Format(lambda path: path.is_file() and path.suffix.lower() == ".gguf", gguf_config, load_gguf, gguf_tokenizer),
     Format(
         lambda path: path.is_file() and path.suffix == ".bin" and is_llama2c(path),
         llama2c_config,

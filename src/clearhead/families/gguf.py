@@ -27,18 +27,22 @@ KEYS = {
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.sliding_window": "sliding_window",
+    "attention.sliding_window_pattern": "sliding_window_pattern",
     "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
 }
 # Keys that change what is computed and that none of these architectures has, with the values that change nothing
 REFUSED: dict[str, tuple[Any, ...]] = {
     "logit_scale": (1.0,),
     "attention.scale": (),
+    "attention.causal": (True,),
     "attention.clamp_kqv": (0.0,),
     "attention.max_alibi_bias": (0.0,),
     "use_parallel_residual": (False,),
     "final_logit_softcapping": (0.0,),
     "attn_logit_softcapping": (0.0,),
     "expert_count": (0,),
+    "rope.scaling.attn_factor": (1.0,),
 }
 GPT2_KEYS = {
     "context_length": "n_positions",
@@ -138,31 +142,46 @@ def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
 def settings_from(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> Settings:
     """What transformers' config.json of the same model would say; `shapes` of the stored tensors."""
     architecture, prefix = architecture_of(metadata), f"{metadata['general.architecture']}."
+    own = (prefix, "split.")  # not the vocabulary, which may be long
+    stored = Settings({key: as_list(value) for key, value in metadata.items() if key.startswith(own)}, where)
+    if stored.whole("split.count", 1) > 1:
+        raise ClearheadError(f"{where} is one part of a split model; join its parts first (llama-gguf-split --merge)")
     data: dict[str, Any] = {
-        setting: metadata[prefix + key] for key, setting in architecture.keys.items() if prefix + key in metadata
+        setting: stored.data[prefix + key] for key, setting in architecture.keys.items() if prefix + key in stored
     }
     for key, harmless in REFUSED.items():
-        Settings(metadata, where).refuse(prefix + key, *harmless)
-    rotated, head = metadata.get(prefix + "rope.dimension_count"), head_width_of(data)
+        stored.refuse(prefix + key, *harmless)
+    rotated, head = stored.data.get(prefix + "rope.dimension_count"), head_width_of(data)
     if rotated is not None and head is not None and rotated != head:
         raise ClearheadError(f"{where}: {rotated} of {head} entries of a head are rotated, which is not computed here")
     if architecture.model_type == "llama":
-        Settings(metadata, where).refuse(prefix + "attention.sliding_window", 0)
+        stored.refuse(prefix + "attention.sliding_window", 0)
     vocab_size, *_ = shapes.get("token_embd.weight", (None,))
     data |= {"model_type": architecture.model_type, "vocab_size": vocab_size}
     data["tie_word_embeddings"] = "output.weight" not in shapes
     data["attention_bias"] = "blk.0.attn_output.bias" in shapes
     data["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
-    scaling = metadata.get(prefix + "rope.scaling.type", "none")
-    if scaling != "none":
-        data["rope_scaling"] = {
-            "rope_type": scaling,
-            "factor": metadata.get(prefix + "rope.scaling.factor"),
-            "original_max_position_embeddings": metadata.get(prefix + "rope.scaling.original_context_length"),
-        }
+    data["rope_scaling"] = rope_scaling(stored, prefix + "rope.")
     if architecture.model_type == "gemma3_text":
         data |= gemma3_settings(data)
     return Settings(data, where)
+
+
+def as_list(value: Any) -> Any:
+    """Arrays of numbers as lists, which can be compared with a number."""
+    if isinstance(value, list):
+        return [as_list(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def rope_scaling(stored: Settings, prefix: str) -> dict[str, Any]:
+    """As llama.cpp reads it: a factor alone, which once had another name, is linear; without one nothing is scaled."""
+    factor = stored.data.get(prefix + "scaling.factor", stored.data.get(prefix + "scale_linear"))
+    kind = stored.text(prefix + "scaling.type", "linear")
+    if factor is None or kind == "none":
+        return {}
+    original = stored.data.get(prefix + "scaling.original_context_length")
+    return {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
 
 
 def head_width_of(data: Mapping[str, Any]) -> int | None:
@@ -174,13 +193,9 @@ def head_width_of(data: Mapping[str, Any]) -> int | None:
 
 
 def gemma3_settings(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama.cpp knows of Gemma 3 by heart: the local base, and the 27B's width / heads as score scale."""
+    """What llama.cpp knows of Gemma 3 by heart: the 27B's width / heads as score scale."""
     by_width = head_width_of({key: value for key, value in data.items() if key != "head_dim"})
-    return {
-        "rope_local_base_freq": 10000.0,
-        "query_pre_attn_scalar": by_width if data.get("num_hidden_layers") == 62 else data.get("head_dim"),
-        "sliding_window_pattern": 6,
-    }
+    return {"query_pre_attn_scalar": by_width if data.get("num_hidden_layers") == 62 else data.get("head_dim")}
 
 
 def llama3_scaling(divisors: Any, theta: float) -> Llama3Scaling | None:

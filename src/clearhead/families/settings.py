@@ -92,12 +92,13 @@ class Settings:
         return Settings(self._value(name, {}, dict, "an object"), f"{self.where}: {name}")
 
     def token_ids(self, name: str) -> int | list[int] | None:
-        """One id or several, as transformers writes end tokens; null and -1, which some files write, are none."""
-        value = self.data.get(name)
-        ids = [one for one in (value if isinstance(value, list) else [value]) if one is not None and one != -1]
+        """One id; of end tokens also a list of them. Null and -1, which some files write, are none."""
+        value, several = self.data.get(name), name == "eos_token_id"
+        ids = [one for one in (value if isinstance(value, list) and several else [value]) if one not in (None, -1)]
         for one in ids:
             if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one <= LARGEST_SIZE:
-                raise ClearheadError(f"{self.where}: {name!r} must be a token id or a list of them, not {value!r}")
+                right = "a token id or a list of them" if several else "a token id"
+                raise ClearheadError(f"{self.where}: {name!r} must be {right}, not {value!r}")
         return None if not ids else ids if isinstance(value, list) else ids[0]
 
     def special_ids(self) -> dict[str, int | list[int]]:

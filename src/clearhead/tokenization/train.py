@@ -20,6 +20,7 @@ from clearhead.tokenization.fast import FastTokenizer, SpecialTokens, frame, lib
 from clearhead.tokenization.splits import GPT2
 
 Kind = Literal["bpe", "unigram", "wordpiece", "byte", "character"]
+MAX_VOCAB_SIZE = 2**22  # the largest released, XLM-V's, has a million; the library makes room for all at once
 
 # As the model that made each kind known has them: GPT-2, T5 and ALBERT, BERT.
 USUAL_SPECIAL_TOKENS = {
@@ -46,6 +47,8 @@ def train_tokenizer(
     if kind not in USUAL_SPECIAL_TOKENS:
         raise unknown("kind of tokenizer", kind, get_args(Kind))
     special = special_tokens or USUAL_SPECIAL_TOKENS[kind]
+    if "" in (*special.present(), *extra_tokens):
+        raise ClearheadError("a special token is empty; it must have a text")
     texts = _with_content(texts)
     if kind in ("byte", "character"):
         if vocab_size is not None or extra_tokens:
@@ -53,6 +56,8 @@ def train_tokenizer(
         return byte_tokenizer(special) if kind == "byte" else character_tokenizer(chain.from_iterable(texts), special)
     if vocab_size is None:
         raise ClearheadError(f"a {kind} tokenizer needs a vocab_size, such as 8000")
+    if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
+        raise ClearheadError(f"vocab_size is {vocab_size}; it must be from 1 to {MAX_VOCAB_SIZE}")
     return _learn(texts, kind, vocab_size, special, [*special.present(), *extra_tokens])
 
 
