@@ -121,12 +121,15 @@ def test_alike_rows_stand_together_in_every_epoch(count, epoch):
 
 
 @settings(deadline=None)
-@given(DATASETS, st.integers(1, 12), st.sampled_from([1, 2, 3]))
-def test_in_order_every_row_once_and_equally_many_batches(dataset, batch_size, world_size):
-    ranks = [list(in_order(dataset, batch_size, rank=rank, world_size=world_size)) for rank in range(world_size)]
-    assert len({len(batches) for batches in ranks}) == 1
-    rows = [row for batches in ranks for batch in batches if batch.num_targets for row in batch.tokens[:, 0].tolist()]
+@given(DATASETS, st.integers(1, 12), st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 5]))
+def test_in_order_every_row_once_and_equally_many_parts(dataset, batch_size, world_size, num_parts):
+    many = {"world_size": world_size, "num_parts": num_parts}
+    ranks = [list(in_order(dataset, batch_size, rank=rank, **many)) for rank in range(world_size)]
+    assert {len(parts) for parts in ranks} == {-(-len(dataset) // batch_size) * num_parts}
+    parts = [part for parts in ranks for part in parts]
+    rows = [row for part in parts if part.num_targets for row in part.tokens[:, 0].tolist()]
     assert sorted(rows) == list(range(len(dataset)))
+    assert max(len(part.tokens) for part in parts) <= -(-batch_size // (world_size * num_parts))
 
 
 def test_the_first_batches_of_an_evaluation_are_a_fair_sample():

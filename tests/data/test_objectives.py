@@ -15,6 +15,7 @@ from clearhead.data.objectives import (
     masked,
     noise_of,
     span_corruption,
+    span_lengths,
     supervised,
     translation,
 )
@@ -126,6 +127,7 @@ def test_the_two_sides_make_the_text_again(length, key, share, mean_length):
     ids = np.arange(length) + 2000
     inputs, answer = span_corruption(ids, row_keys(0, 0, np.array([key]))[0], SENTINELS, 1, share, mean_length)
     assert inputs[-1] == answer[-1] == 1
+    assert (len(inputs), len(answer)) == span_lengths(length, share, mean_length)
     assert refill(inputs.tolist(), answer.tolist()) == ids.tolist()
     used = [token for token in answer.tolist() if token in SENTINELS]
     assert used == SENTINELS[: len(used)] == [token for token in inputs.tolist() if token in SENTINELS]

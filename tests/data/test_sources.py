@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 
@@ -60,6 +61,15 @@ def test_broken_gzip_missing_files_and_empty_folders(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ClearheadError, match="holds no file to read"):
         list(read_texts(tmp_path / "empty"))
+
+
+def test_what_another_program_writes_is_read_as_it_comes():
+    """As `<(zcat …)` of a shell gives it."""
+    end, other = os.pipe()
+    os.write(other, b"a b\nc\n")
+    os.close(other)
+    assert list(read_texts(f"/dev/fd/{end}", "line")) == ["a b", "c"]
+    os.close(end)
 
 
 def test_parallel_files(tmp_path):

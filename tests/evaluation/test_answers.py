@@ -36,6 +36,15 @@ def test_answers_in_their_order(model, beams):
     assert answers(model, SENTENCES, beams, max_new_tokens=9) == alone
 
 
+def test_what_cannot_be_read_does_not_end_the_evaluation(model):
+    """An empty line of a test set, and characters that the vocabulary has no token for."""
+    empty, unknown, plain = answers(model, ["", "ÖÖ", "cab"], max_new_tokens=9)
+    assert (empty, plain) == ("", model.generate("cab", max_new_tokens=9).text)
+    assert unknown == model.generate(model.tokenizer.encode("ÖÖ"), max_new_tokens=9).text
+    assert answers(model, [""]) == [""]
+    assert answers(model, []) == []
+
+
 def test_bleu_and_chrf_are_those_of_sacrebleu(model):
     made = answers(model, SENTENCES, 2, max_new_tokens=9)
     wanted = [text if number % 2 else text + " a" for number, text in enumerate(made)]

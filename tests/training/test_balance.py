@@ -33,7 +33,8 @@ def test_the_loss_is_mixtrals(masked):
     logits = 2 * torch.randn(3 * 5, 4)
     mask = torch.arange(5)[None] < torch.tensor([[5], [2], [3]]) if masked else None
     scores = logits.softmax(-1)
-    found = balance_loss(scores, scores.topk(2).indices, mask)
+    real = slice(None) if mask is None else mask.flatten()
+    found = balance_loss(scores[real], scores.topk(2).indices[real])
     expected = load_balancing_loss_func((logits,), 4, 2, None if mask is None else mask.long())
     torch.testing.assert_close(found, expected)
 
@@ -55,7 +56,7 @@ def test_the_loss_reaches_the_routers(recomputed):
         settings = TrainConfig(
             steps=1, batch_size=2, balance=BalanceLoss(weight=weight), checkpoint_activations=recomputed
         )
-        objective = build_objective(network, settings, Routing(network))
+        objective = build_objective(network, settings, Routing(network, settings.balance))
         objective(Batch(tokens=some_tokens(), targets=some_tokens(seed=2))).total.backward()
         grads.append(network.decoder.layers[0].feed_forward.router.weight.grad)
     assert not torch.allclose(*grads)
@@ -64,7 +65,7 @@ def test_the_loss_reaches_the_routers(recomputed):
 def test_no_balance_loss_outside_training():
     network = mixture()
     config = TrainConfig(steps=1, batch_size=2, balance=BalanceLoss(weight=0.5))
-    objective = build_objective(network, config, Routing(network))
+    objective = build_objective(network, config, Routing(network, config.balance))
     batch = Batch(tokens=some_tokens(), targets=some_tokens(seed=2))
     assert objective.train()(batch).total > objective(batch).cross_entropy
     assert torch.equal(objective.eval()(batch).total, objective(batch).cross_entropy)
@@ -75,10 +76,11 @@ def test_the_bias_evens_out_the_load():
     router = network.decoder.layers[0].feed_forward.router
     with torch.no_grad():
         router.weight[0] += 0.8 * torch.randn(WIDTH)
-    routing, tokens = Routing(network), some_tokens(16, 16)
+    routing, tokens = Routing(network, BalanceBias()), some_tokens(16, 16)
     spread = []
     for _ in range(60):
         network(tokens)
+        routing.count()
         spread.append(float(routing.loads[0].std()))
         routing.move_biases(0.02, lambda load: load)
     assert spread[-1] < 0.5 * spread[0]
@@ -87,18 +89,32 @@ def test_the_bias_evens_out_the_load():
 
 def test_the_bias_goes_up_for_idle_experts():
     network = mixture(score="sigmoid", selection_bias=True)
-    routing = Routing(network)
+    routing = Routing(network, BalanceBias())
     routing.loads[0] = torch.tensor([9.0, 1.0, 5.0, 5.0])
     routing.move_biases(BalanceBias().speed, lambda load: load)
     bias = network.decoder.layers[0].feed_forward.router.selection_bias
     torch.testing.assert_close(bias, torch.tensor([-0.001, 0.001, 0.0, 0.0]))
 
 
+def test_padding_is_no_load():
+    network, settings = (
+        mixture(score="sigmoid", selection_bias=True),
+        TrainConfig(steps=1, batch_size=2, balance=BalanceBias(), checkpoint_activations=True),
+    )
+    routing = Routing(network, BalanceBias())
+    mask = torch.arange(6)[None] < torch.tensor([[6], [2]])
+    objective = build_objective(network, settings, routing)
+    objective(Batch(tokens=some_tokens(2, 6), targets=some_tokens(2, 6, seed=2), mask=mask)).total.backward()
+    assert [float(load.sum()) for load in routing.loads] == [8 * 2] * len(routing.loads)
+    objective.eval()(Batch(tokens=some_tokens(2, 6), targets=some_tokens(2, 6, seed=2)))
+    assert [float(load.sum()) for load in routing.loads] == [8 * 2] * len(routing.loads)
+
+
 def test_nothing_to_balance_is_said():
     with pytest.raises(ClearheadError, match=r"no experts to balance"):
-        Routing(toy(decoder()))
+        Routing(toy(decoder()), BalanceLoss())
     with pytest.raises(ClearheadError, match="selection_bias"):
-        Routing(mixture()).move_biases(0.1, lambda load: load)
+        Routing(mixture(), BalanceBias())
 
 
 def test_each_stack_of_a_translator_leaves_its_own_padding_out():
@@ -114,7 +130,7 @@ def test_each_stack_of_a_translator_leaves_its_own_padding_out():
         source, target = some_tokens(1, 7)[:, :num_sources], some_tokens(1, 6, seed=2)[:, :num_targets]
         asked = target.clone()
         asked[:, 3:] = IGNORED
-        objective = build_objective(network, settings, Routing(network))
+        objective = build_objective(network, settings, Routing(network, settings.balance))
         return objective(Batch(tokens=target, targets=asked, source=source, **masks)).total
 
     real = {"source_mask": torch.arange(7)[None] < 5, "mask": torch.arange(6)[None] < 3}

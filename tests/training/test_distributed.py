@@ -210,6 +210,14 @@ def test_gradients_are_clipped_as_torch_clips_them():
         torch.testing.assert_close(one.grad, other.grad)
 
 
+def test_gradients_of_any_length_are_left_as_they_are():
+    network = toy(PLAIN)
+    network(torch.arange(8)[None]).square().sum().backward()
+    before = [weight.grad.clone() for weight in network.parameters()]
+    assert World.alone().clip_gradients(network.parameters(), 0) > 0
+    assert all(torch.equal(weight.grad, old) for weight, old in zip(network.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize(
     ("config", "count", "sentence"),
     [

@@ -19,6 +19,7 @@ from clearhead.training import loop
 from clearhead.training.ending import opening_of, sources_of
 from clearhead.training.loop import split
 from clearhead.training.metrics import read_metrics
+from clearhead.training.objective import Objective
 from tests.training.recipes import LANGUAGE, quiet, recipe, run
 
 TEXT = "to be or not to be, that is the question: " * 20
@@ -131,8 +132,18 @@ def test_accumulation_does_not_change_the_losses(tmp_path):
         assert four[name] == pytest.approx(one[name], rel=1e-6)
 
 
+def test_no_more_rows_are_read_at_once_than_a_part_has(tmp_path, monkeypatch):
+    """In validation neither, where logits take as much memory."""
+    read, forward = [], Objective.forward
+    monkeypatch.setattr(
+        Objective, "forward", lambda self, batch: read.append(len(batch.tokens)) or forward(self, batch)
+    )
+    run(tmp_path, {"train": {"accumulation": 4}})
+    assert max(read) == 8 // 4
+
+
 def test_a_loss_that_is_no_number_stops_before_the_update(tmp_path):
-    settings = {"clip": None, "save_every": 1, "optimizer": {"kind": "adam_w", "learning_rate": 1e30}}
+    settings = {"clip": 0, "save_every": 1, "optimizer": {"kind": "adam_w", "learning_rate": 1e30}}
     with pytest.raises(ClearheadError, match=r"nothing was updated.*begins '[a-z]"):
         run(tmp_path, {"train": settings})
     (shown,) = tmp_path.glob("bad-batch-*.txt")
@@ -209,6 +220,8 @@ def test_a_sample_begins_where_the_answer_does():
     assert opening_of(Batch(tokens=tokens, targets=asked)) == list(range(16))
     chat = torch.where(tokens < 21, -100, asked)
     assert opening_of(Batch(tokens=tokens, targets=chat)) == list(range(22))
+    short = tokens < 5  # an answer to nothing, beside longer ones
+    assert opening_of(Batch(tokens=tokens, targets=torch.where(short, asked, -100), mask=short)) == list(range(5))
 
 
 def test_a_sample_asks_for_sources_without_their_padding():

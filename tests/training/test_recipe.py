@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.config import to_dict
+from clearhead.config import to_dict, to_toml
 from clearhead.errors import ClearheadError
 from clearhead.training.beginning import check_same
+from clearhead.training.optimizer import AdamW
 from clearhead.training.recipe import overlaid, parsed, read_recipe, resolve
+from clearhead.training.schedule import Noam
 from tests.training.recipes import LANGUAGE, SMALL
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -52,6 +54,27 @@ def test_the_origin_of_each_value_is_told():
     replaced = resolve([("recipe", SMALL | {"data": {"kind": "text_data", "context": 8}}), ("smoke", other)])
     assert replaced.origins["data.context"] == "default"
     assert any(line.split() == ["train.steps", "7", "(command", "line)"] for line in resolved.lines())
+
+
+def test_what_is_left_to_its_default_needs_no_kind_to_be_changed():
+    resolved = resolve([("recipe", SMALL), ("command line", parsed(["--train.optimizer.beta2", "0.98"]))])
+    assert resolved.recipe.train.optimizer == AdamW(beta2=0.98)
+    assert resolved.origins["train.optimizer.kind"] == "default"
+    assert (
+        resolve([("recipe", SMALL), ("x", {"train": {"schedule": {"kind": "noam"}}})]).recipe.train.schedule == Noam()
+    )
+
+
+def test_small_is_only_what_says_how(tmp_path):
+    (tmp_path / "x.toml").write_text(to_toml(resolve([("recipe", SMALL)]).recipe))
+    with pytest.raises(ClearheadError, match=r"x\.toml has no \[smoke\]"):
+        read_recipe(tmp_path / "x.toml", smoke=True)
+
+
+def test_as_windows_writes_it(tmp_path):
+    recipe = resolve([("recipe", SMALL)]).recipe
+    (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf" + to_toml(recipe).replace("\n", "\r\n").encode())
+    assert read_recipe(tmp_path / "x.toml").recipe == recipe
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -41,6 +42,24 @@ def test_data_for_another_kind_of_model_are_refused(tmp_path):
         with pytest.raises(ClearheadError, match=complaint):
             train(recipe(*layers), tmp_path / "run", Console(file=StringIO()))
         assert not (tmp_path / "run" / "recipe.toml").exists()
+
+
+def test_rows_of_span_corruption_fit_the_model(tmp_path):
+    """Both sides have a sentinel for each span; T5 fills 512 tokens with what is left of 568."""
+    for context, model_context, share, complaint in (
+        (8, 8, 0.15, "data.context is 8, of which span corruption makes rows of 9, the model is made for 8"),
+        (32, 32, 0.9, "data.context is 32, of which span corruption makes rows of 33, the model"),
+        (32, 30, 0.15, None),
+    ):
+        spans = {"objective": {"kind": "span_corruption", "share": share}, "context": context}
+        layers = {"tokenizer": {"kind": "learned_tokenizer", "vocab_size": 300}, "model": {"context": model_context}}
+        asked = recipe(layers, language(tmp_path, **spans))
+        if complaint is None:
+            batch = prepare(asked, tmp_path, False).train.batch(np.arange(2), np.arange(2, dtype=np.uint64))
+            assert max(batch.source.shape[1], batch.tokens.shape[1]) == model_context
+        else:
+            with pytest.raises(ClearheadError, match=complaint):
+                prepare(asked, tmp_path, False)
 
 
 @pytest.mark.parametrize(

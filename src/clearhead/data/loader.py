@@ -11,7 +11,7 @@ its number: any number of workers makes the same ones, and to resume is to start
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from typing import Any, Protocol
 
 import numpy as np
@@ -146,18 +146,20 @@ def sample_digest(dataset: Dataset) -> str:
     return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16]
 
 
-def in_order(dataset: Dataset, batch_size: int, *, rank: int = 0, world_size: int = 1) -> Iterator[Batch]:
-    """Every row once, for evaluation, with the same draws each time; one batch may be smaller.
+def in_order(
+    dataset: Dataset, batch_size: int, *, rank: int = 0, world_size: int = 1, num_parts: int = 1
+) -> Iterator[Batch]:
+    """Every row once, for evaluation, with the same draws each time; each batch in `num_parts`, one may be smaller.
 
     Where lengths differ, rows of alike length are together and the batches come in a mixed order, so that the first
-    few are a fair sample. All ranks get equally many batches: one that would be empty holds a row of which nothing is
+    few are a fair sample. All ranks get equally many parts: one that would be empty holds a row of which nothing is
     asked.
     """
     order, starts = np.arange(len(dataset)), np.arange(0, len(dataset), batch_size)
     if dataset.lengths is not None:
         order, starts = np.argsort(dataset.lengths, kind="stable"), starts[shuffled(0, len(starts))]
-    for start in starts:
-        rows = order[start : start + batch_size][rank::world_size]
+    for start, part in product(starts, range(num_parts)):
+        rows = order[start : start + batch_size][part * world_size + rank :: num_parts * world_size]
         if len(rows):
             yield dataset.batch(rows, row_keys(0, 0, rows))
         else:

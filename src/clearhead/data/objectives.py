@@ -83,6 +83,12 @@ def noise_of(num_tokens: int, share: float = 0.15, mean_length: float = 3.0) -> 
     return num_noise, min(max(round(num_noise / mean_length), 1), num_noise, num_tokens - num_noise)
 
 
+def span_lengths(num_tokens: int, share: float, mean_length: float) -> tuple[int, int]:
+    """Tokens of the inputs and of the answer: each has a sentinel for each span, and an end."""
+    num_noise, num_spans = noise_of(num_tokens, share, mean_length)
+    return num_tokens - num_noise + num_spans + 1, num_noise + num_spans + 1
+
+
 def _parts(key: Numbers, total: int, count: int) -> Ids:
     """`total` cut at random into `count` parts of at least one."""
     borders = np.sort(shuffled(key, total - 1)[: count - 1]) + 1

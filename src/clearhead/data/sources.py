@@ -31,10 +31,10 @@ Chat = Sequence[Mapping[str, object]]
 def find_files(path: str | Path) -> list[Path]:
     """The file itself, or all text files below a folder, in the order of their names."""
     path = Path(path)
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
+    if not path.exists():
         raise ClearheadError(f"{path} does not exist; give a text file or a folder of text files")
+    if not path.is_dir():  # a pipe too
+        return [path]
     found = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) in SUFFIXES)
     if not found:
         raise ClearheadError(f"{path} holds no file to read; looked for {', '.join(SUFFIXES)} and the same with .gz")

@@ -15,6 +15,7 @@ from clearhead.bundle import Model
 from clearhead.data.sources import Pair
 from clearhead.errors import ClearheadError, unknown
 from clearhead.evaluation.result import Measure, Progress, Result, measure, rate
+from clearhead.generation.prompts import needed
 from clearhead.model.config import ModelConfig
 from clearhead.model.recurrent import RecurrentConfig
 
@@ -32,11 +33,15 @@ def answers(
     max_new_tokens: int = MAX_NEW_TOKENS,
     progress: Progress | None = None,
 ) -> list[str]:
-    """The best text of `beams` for each source, greedy with one; sources of similar length go together."""
-    ids = [model.encode(source) for source in sources]
-    ordered = sorted(range(len(ids)), key=lambda number: (-len(ids[number]), number))
+    """The best text of `beams` for each source, greedy with one; sources of similar length go together.
+
+    To a source without tokens the answer is as empty.
+    """
+    tokenizer = needed(model.tokenizer)  # not model.encode, which refuses a text of unknown characters alone
+    ids = [tokenizer.encode(source) for source in sources]
+    ordered = sorted((number for number in range(len(ids)) if ids[number]), key=lambda number: -len(ids[number]))
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens} | ({"beams": beams} if beams != 1 else {})
-    texts: dict[int, str] = {}
+    texts = {number: "" for number in range(len(ids)) if not ids[number]}
     for start in range(0, len(ordered), BATCH_SIZE):
         batch = ordered[start : start + BATCH_SIZE]
         made = model.generate_many([ids[number] for number in batch], **options)

@@ -17,14 +17,14 @@ MOST_WORKERS = 256  # each is a process
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Checked):
-    MAY_BE_ZERO = ("num_workers", "seed", "smoothing", "z_weight")
+    MAY_BE_ZERO = ("clip", "num_workers", "seed", "smoothing", "z_weight")
 
     steps: int
     batch_size: int  # rows of one update, over all ranks
-    accumulation: int = 1  # parts that a rank reads its rows in, one after the other; the update is the same
+    accumulation: int = 1  # parts that a rank reads its rows in, one after the other; only balance_loss tells
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     schedule: Constant | Linear | Cosine | WarmupStableDecay | Noam = field(default_factory=Cosine)
-    clip: float | None = 1.0  # longest gradient, as one vector over all weights
+    clip: float = 1.0  # longest gradient, as one vector over all weights; 0: of any length
     smoothing: float = 0.0  # of the labels
     z_weight: float = 0.0  # 1e-4 in PaLM
     balance: BalanceLoss | BalanceBias | None = None  # of experts

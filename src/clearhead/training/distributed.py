@@ -137,8 +137,8 @@ class World:
         return unsynced(wrapped) if isinstance(wrapped, FSDPModule) else nullcontext()
 
     @torch.no_grad()
-    def clip_gradients(self, parameters: Iterable[Tensor], largest_norm: float | None) -> Tensor:
-        """The length of all gradients as one vector; where it exceeds `largest_norm`, they are scaled down to it."""
+    def clip_gradients(self, parameters: Iterable[Tensor], largest_norm: float) -> Tensor:
+        """The length of all gradients as one vector; where it exceeds `largest_norm`, not 0, they are scaled to it."""
         slices: list[Tensor] = []
         wholes: list[Tensor] = []
         for parameter in parameters:
@@ -148,7 +148,7 @@ class World:
         norm, of_slices = (torch.nn.utils.get_total_norm(part).to(self.device) for part in (wholes, slices))
         if self.mesh is not None:
             norm = (norm.square() + all_reduce(of_slices.square())).sqrt()
-        if largest_norm is not None:
+        if largest_norm > 0:
             scale = (largest_norm / (norm + EPSILON)).clamp(max=1.0)
             for gradients in filter(None, (slices, wholes)):
                 torch._foreach_mul_(gradients, scale)

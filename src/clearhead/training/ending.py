@@ -83,8 +83,9 @@ def whole_network(recipe: Recipe, learner: Learner) -> Network | None:
 
 def opening_of(batch: Batch) -> list[int]:
     """Of the first row: what comes before the first token that is asked for, or some tokens where all are."""
+    row = batch.tokens[0] if batch.mask is None else batch.tokens[0][batch.mask[0]]
     num_read = int((batch.targets[0] >= 0).int().argmax()) + 1
-    return batch.tokens[0, : num_read if num_read > 1 else OPENING_TOKENS].tolist()
+    return row[: num_read if num_read > 1 else OPENING_TOKENS].tolist()
 
 
 def sources_of(batch: Batch) -> list[list[int]]:

@@ -41,7 +41,7 @@ class Learner:
         self.network, self.config, self.world = network.to(world.device), config, world
         if world.device.type == "cpu":
             keep_freed_memory()
-        self.routing = Routing(network) if config.balance is not None else None
+        self.routing = None if config.balance is None else Routing(network, config.balance)
         sharded = world.size > 1 and world.strategy == "fsdp"
         half = torch.bfloat16 if config.precision == "bfloat16" else None
         self.objective = world.wrap(build_objective(network, config, self.routing, cast=not sharded), half)

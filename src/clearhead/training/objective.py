@@ -46,10 +46,13 @@ class Objective(nn.Module):
         """Sums over the batch's targets; in training a balance loss weighs as many tokens as the batch asks for."""
         config, network = self.config, self.network
         losses = self.losses(hidden_states(network, batch), batch.targets)
-        if self.training and self.routing is not None and isinstance(config.balance, BalanceLoss):
-            penalty = config.balance.weight * self.routing.loss(batch.mask, batch.source_mask)
-            losses = losses._replace(total=losses.total + penalty * (batch.targets != IGNORED).sum())
-        return losses
+        if not self.training or self.routing is None:
+            return losses
+        if not isinstance(config.balance, BalanceLoss):
+            self.routing.count(batch.mask, batch.source_mask)
+            return losses
+        penalty = config.balance.weight * self.routing.loss(batch.mask, batch.source_mask)
+        return losses._replace(total=losses.total + penalty * (batch.targets != IGNORED).sum())
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Losses:
         network, chunk = self.network, self.config.chunk_tokens

@@ -1,6 +1,6 @@
 """A recipe: a TOML file that says what is trained on what, and how; any value can be changed on the command line.
 
-resolved = read_recipe("capitals", ["--train.steps", "100"]); train(resolved.recipe, "runs/x")
+resolved = read_recipe("capitals", ["--train.steps", "100"]); train(resolved.recipe, Path("runs/x"))
 
 [model]      a preset, a model to go on with, or the sizes of a new one (models.py)
 [tokenizer]  characters, bytes, a vocabulary to learn, or a file; none for a loaded model
@@ -12,11 +12,11 @@ resolved = read_recipe("capitals", ["--train.steps", "100"]); train(resolved.rec
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from clearhead.config import Checked, from_dict, to_dict
+from clearhead.config import Checked, from_dict, kind_of, to_dict
 from clearhead.data.config import Data
 from clearhead.errors import ClearheadError, require
 from clearhead.training.config import TrainConfig
@@ -69,6 +69,16 @@ class Recipe:
         )
 
 
+# So that a value of what is left to its default can be changed without naming its kind: --train.optimizer.beta2 0.98.
+DEFAULT_KINDS = {
+    "train": {
+        item.name: {"kind": kind_of(type(item.default_factory()))}
+        for item in fields(TrainConfig)
+        if item.default_factory is not MISSING
+    }
+}
+
+
 @dataclass(frozen=True)
 class Resolved:
     """A recipe and where each of its values comes from."""
@@ -86,20 +96,23 @@ def read_recipe(name: str | Path, overrides: Sequence[str] = (), smoke: bool = F
     """By name or from a file; `overrides` as the command line has them: ["--train.steps", "100", "--train.compile"]."""
     path = find_recipe(name)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
+    except (ValueError, RecursionError) as error:
         raise ClearheadError(f"{path} is not valid TOML: {error}") from None
-    small = table.pop("smoke", {})
-    if not isinstance(small, dict):
+    small = table.pop("smoke", None)
+    if not isinstance(small, dict | None):
         raise ClearheadError(f"{path}: smoke must be a table")
-    return resolve([("recipe", table), *([("smoke", small)] if smoke else []), ("command line", parsed(overrides))])
+    if smoke and small is None:
+        raise ClearheadError(f"{path} has no [smoke], which would say what to make small; leave --smoke out")
+    chosen = small if smoke and small else {}
+    return resolve([("recipe", table), ("smoke", chosen), ("command line", parsed(overrides))])
 
 
 def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Resolved:
     """Tables over one another, each named by where it comes from."""
     whole: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for origin, layer in layers:
+    for origin, layer in (("default", DEFAULT_KINDS), *layers):
         whole = overlaid(whole, layer)
         names = flat(whole)  # without those of a table that this layer replaced
         origins = {name: old for name, old in origins.items() if name in names} | dict.fromkeys(flat(layer), origin)
@@ -155,5 +168,5 @@ def toml_value(text: str) -> Any:
     """As TOML reads it, otherwise the text itself: quotes may be left out."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text

@@ -14,7 +14,7 @@ from clearhead.config import kind_of, to_dict
 from clearhead.data.config import Data, LongText, Masked, PairData, SpanCorruption, SyntheticData
 from clearhead.data.datasets import Examples
 from clearhead.data.loader import Dataset
-from clearhead.data.objectives import noise_of
+from clearhead.data.objectives import noise_of, span_lengths
 from clearhead.data.open import open_data, start_id, texts_of
 from clearhead.errors import ClearheadError
 from clearhead.families.family import Family
@@ -84,7 +84,7 @@ def prepare_new(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     tokenizer = load_tokenizer(folder / "tokenizer") if resumed else make_tokenizer(recipe)
     config = model_config(recipe.model, tokenizer.vocab_size)
     check_form(recipe.data, config)
-    check_context(recipe, config.context)
+    check_context(recipe.data, config.context)
     train, validation = open_data(recipe.data, tokenizer)
     torch.manual_seed(recipe.train.seed)
     network = RecurrentTranslator(config) if isinstance(config, RecurrentConfig) else Transformer(config)
@@ -101,7 +101,7 @@ def prepare_loaded(recipe: Recipe, choice: LoadedModel) -> Setup:
     if model.tokenizer is None:
         raise ClearheadError(f"{choice.name} has no tokenizer, so that no text can be read for it")
     check_form(recipe.data, model.config)
-    check_context(recipe, model.config.context)
+    check_context(recipe.data, model.config.context)
     train, validation = open_data(recipe.data, model.tokenizer, model.special_ids.get("decoder_start_token_id"))
     network = model.network
     if choice.dropout is not None:
@@ -138,10 +138,14 @@ def check_form(data: Data, config: ModelConfig | RecurrentConfig) -> None:
         raise ClearheadError("the model has no head, so that it cannot name the tokens it is asked for")
 
 
-def check_context(recipe: Recipe, context: int) -> None:
-    if recipe.data.context > context:
+def check_context(data: Data, context: int) -> None:
+    longest = data.context
+    if isinstance(data, LongText) and isinstance(data.objective, SpanCorruption):
+        longest = max(span_lengths(data.context, data.objective.share, data.objective.mean_length))
+    if longest > context:
+        rows = "" if longest == data.context else f", of which span corruption makes rows of {longest}"
         raise ClearheadError(
-            f"data.context is {recipe.data.context}, the model is made for {context}; lower the one or raise the other"
+            f"data.context is {data.context}{rows}, the model is made for {context}; lower the one or raise the other"
         )
 
 
