@@ -31,6 +31,26 @@ def test_create_is_seeded_and_leaves_the_generator_alone():
     )
 
 
+def test_create_leaves_the_generators_of_gpus_alone(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    create(tiny_config(), seed=1)
+    assert seeded == []
+
+
+def test_a_model_is_itself_and_can_be_a_key():
+    first, second = speaking_model(), speaking_model()
+    assert {first: "first", second: "second"}[first] == "first"
+    assert first != second
+
+
+def test_embeddings_can_be_learnt_from():
+    vectors = speaking_model().embed(["a cat", "a dog"])
+    probe = torch.nn.Linear(vectors.shape[1], 1)
+    probe(vectors).sum().backward()
+    assert torch.allclose(probe.weight.grad[0], vectors.sum(dim=0))
+
+
 @pytest.mark.parametrize("kind", ["native", "huggingface"])
 def test_saved_and_loaded_speaks_the_same(tmp_path, kind):
     model = speaking_model()
@@ -165,8 +185,9 @@ def test_create_takes_dtype_and_device():
     assert all(torch.equal(one, other) for one, other in pairs)
     with pytest.raises(ClearheadError, match="there is no device"):
         create(tiny_config(), device="cuda:99")
-    with pytest.raises(ClearheadError, match="unknown dtype"):
-        create(tiny_config(), dtype="float23")
+    for wrong in ("float23", torch.int8, torch.complex64, 32):
+        with pytest.raises(ClearheadError, match="unknown dtype"):
+            create(tiny_config(), dtype=wrong)
 
 
 def test_the_face_is_small():

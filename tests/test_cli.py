@@ -92,6 +92,21 @@ def test_a_wrong_input_to_a_real_process():
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code", "err"),
+    [
+        ("<&-", ["-"], 1, "error: the text is empty; it takes at least one token\n"),
+        (">&-", ["Hello"], 0, ""),
+        ("2>&-", ["Hello", "--stop", ""], 1, ""),
+    ],
+)
+def test_a_stream_that_is_closed_is_an_empty_one(speaker, closed, arguments, code, err):
+    command = [sys.executable, "-m", "clearhead", "generate", str(speaker[1]), *arguments, "--max-new-tokens", "3"]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", err)
+
+
 def test_bytes_that_are_no_text_are_one_sentence(speaker, tmp_path):
     (tmp_path / "latin.txt").write_bytes("déjà vu\n".encode("latin-1"))
     with (tmp_path / "latin.txt").open() as file:

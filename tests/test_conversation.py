@@ -89,6 +89,12 @@ def test_a_turn_that_cannot_start_leaves_no_trace(text, options):
     assert chat.messages == []
 
 
+@pytest.mark.parametrize("system", [5, ["Be kind."]])
+def test_a_system_message_is_a_text(system):
+    with pytest.raises(ClearheadError, match="it must be a text"):
+        model().chat(system=system)
+
+
 def test_a_turn_without_a_token_leaves_no_trace(monkeypatch):
     chat = model().chat()
     first = chat.say("Hello", max_new_tokens=6)

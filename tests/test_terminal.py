@@ -55,9 +55,10 @@ def test_history_reset_help_and_unknown_commands(typed):
 
 
 def test_history_shows_what_was_typed(typed):
-    """Console markup and names of emoji are words like others."""
-    _, _, err = typed("10:100:1 [bold]now[/bold]", "/history")
-    assert "user: 10:100:1 [bold]now[/bold]" in err
+    """Console markup and names of emoji are words like others, and a long line stays one."""
+    long = "10:100:1 [bold]now[/bold]" + " and then" * 20
+    _, _, err = typed(long, "/history")
+    assert f"user: {long}\n" in err
 
 
 def test_a_wrong_option_does_not_end_the_chat(typed):

@@ -44,7 +44,7 @@ Weights = Literal["full", "stored", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Model(Loaded):
     """What a checkpoint holds, and what can be done with it."""
 
@@ -135,7 +135,7 @@ class Model(Loaded):
         with enough_memory():
             return score(self.network, ids)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def embed(self, texts: str | Sequence[Prompt]) -> torch.Tensor:
         """One vector of length 1 per text: the mean of the last hidden states (B, D)."""
         if not isinstance(texts, Iterable):
@@ -267,7 +267,7 @@ def create(
     """A new model with random weights, from a config or the name of a preset; a seed gives the same on any device."""
     config, dtype, device = preset(config) if isinstance(config, str) else config, as_dtype(dtype), as_device(device)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU's too
         network = Transformer(config).eval()
     return Model(network.to(device=device, dtype=dtype), tokenizer)
 
@@ -293,8 +293,7 @@ def check_format(name: str) -> None:
 
 
 def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    if isinstance(dtype, str):
-        if dtype not in DTYPES:
-            raise unknown("dtype", dtype, DTYPES)
-        return DTYPES[dtype]
-    return dtype
+    name = str(dtype).removeprefix("torch.")
+    if dtype is not None and name not in DTYPES:
+        raise unknown("dtype", name, DTYPES)
+    return DTYPES.get(name)

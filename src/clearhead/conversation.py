@@ -26,6 +26,8 @@ class Chat:
         config = speaker.network.config
         if config.decoder is None or config.is_encoder_decoder:
             raise ClearheadError("only a decoder alone chats; this model has an encoder")
+        if system is not None:
+            check_text(system)
         self.speaker, self.system = speaker, system
         self.tokenizer = needed(speaker.tokenizer)
         if self.tokenizer.chat_template is None:
@@ -60,8 +62,7 @@ class Chat:
 
         So does whoever asks again before an answer has come to its end.
         """
-        if not isinstance(text, str):
-            raise ClearheadError(f"the message is {text!r}; it must be a text")
+        check_text(text)
         separate = next((name for name in OTHERS if name in options), None)
         if separate is not None:
             raise ClearheadError(f"a chat takes no {separate}; generate_many does")
@@ -100,3 +101,8 @@ class Chat:
             return 0
         self.held = self.held[:shared]
         return shared
+
+
+def check_text(message: object) -> None:
+    if not isinstance(message, str):
+        raise ClearheadError(f"the message is {message!r}; it must be a text")

@@ -20,7 +20,7 @@ HELP = "/reset starts anew, /history shows the conversation, /quit leaves, /help
 
 def talk(chat: Chat, options: dict[str, Any]) -> None:
     """Until /quit or the end of the input (Ctrl-D)."""
-    messages = Console(stderr=True, highlight=False, emoji=False)
+    messages = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
     prompt = ""
     if sys.stdin.isatty():
         with suppress(ImportError):  # Windows has no readline, and edits lines by itself

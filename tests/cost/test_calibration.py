@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import nll_loss
 
 from clearhead.cost import calibrate, gpu_rates, packed_rates
+from clearhead.cost import curves as curve_room
 from clearhead.cost.calibration import (
     Calibration,
     Rate,
@@ -17,6 +18,7 @@ from clearhead.cost.calibration import (
     calibration_path,
     fastest,
     load_calibration,
+    machine_name,
     save_calibration,
 )
 from clearhead.cost.clock import measured
@@ -43,8 +45,8 @@ ROW_RATES = [Rate((count, 1024, 1024), count * 1e9) for count in (1, 2)]
 ATTENTION_RATES = [Rate((1, 64), 1e9), Rate((1024, 64), 1e11)]
 MACHINE = Calibration(
     device="cpu",
-    machine="made up",
-    torch="0",
+    machine=machine_name("cpu"),
+    torch=torch.__version__,
     memory_bytes=10**9,
     traffic=[Traffic(1 << 10, 4e9), Traffic(1 << 20, 1e9)],
     products={"float32": RATES},
@@ -249,6 +251,21 @@ def test_kept_in_a_file():
         device("cpu").peak("bfloat16")
 
 
+@pytest.mark.parametrize("other", [{"machine": "abacus, 64 threads"}, {"torch": "0.1"}])
+def test_what_was_measured_otherwise_is_told_of(other):
+    save_calibration(replace(MACHINE, **other))
+    sentence = (
+        f"{next(iter(other.values()))}.*, and this is {MACHINE.machine}, torch .*clearhead calibrate --device cpu"
+    )
+    with pytest.warns(UserWarning, match=sentence):
+        assert load_calibration("cpu") == replace(MACHINE, **other)
+
+
+def test_a_precision_that_was_not_measured_keeps_what_was_counted():
+    counted = compare(workload_of(CASES["gpt2"], "decode", 8, dtype="float64"), MACHINE)
+    assert [row.what for row in counted] == ["FLOPs", "bytes moved", "peak bytes"]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"traffic": [1]})])
 def test_a_damaged_file_is_named(text):
     path = calibration_path("cpu")
@@ -391,3 +408,14 @@ def test_curves_have_their_slopes(tmp_path, monkeypatch):
     assert recurrent[1] == 2 * recurrent[0]
     draw(drawn, tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_curves_of_a_gpu_are_in_what_is_measured_there(phase, monkeypatch):
+    """Run on the CPU here: in bfloat16, and in kernels that the counter sees."""
+    monkeypatch.setattr(curve_room, "build", lambda workload, device: build(workload, "cpu"))
+    monkeypatch.setattr(curve_room, "clock", lambda *step: 1.0)
+    tables = {name: {"bfloat16": getattr(GPU, name)["float32"]} for name in ("products", "attention")}
+    point = curve_room.transformer_point(phase, 16, replace(GPU, **tables))
+    assert point.flops == point.counted_flops > 0
+    assert point.seconds > 0

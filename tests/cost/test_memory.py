@@ -21,6 +21,7 @@ from clearhead.cost.memory import (
     paged_cache_bytes,
 )
 from clearhead.cost.operations import operations
+from clearhead.cost.parameters import parameters
 from clearhead.cost.report import table_rows
 from clearhead.cost.running import build, prepare, some_tokens
 from clearhead.families import preset
@@ -98,7 +99,34 @@ def test_a_mixture_laid_out_multiplies_as_much(name, phase):
     workload = workload_of(CASES[name], phase, 24)
     expected = sum(row.flops for row in table_rows(operations(workload), workload))
     assert lay_out(workload).flops == expected
-    assert lay_out(workload, experts_at_most=2).flops == expected
+    if phase == "train":
+        assert lay_out(workload, experts_at_most=2).flops == expected
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("name", ["deepseek-v3", "llama-4-scout", "grok-1"])
+def test_a_few_experts_tell_of_the_highest_moment_of_all(name, phase):
+    workload = workload_of(CASES[name], phase, 24)
+    assert lay_out(workload, experts_at_most=2).peak_bytes == lay_out(workload).peak_bytes
+
+
+def test_gpus_that_share_heads_have_the_rest_whole():
+    """Embedding and head, and of the cache what heads have in common: fewer key-value heads than GPUs, a latent."""
+    config = CASES["llama-3.1-8b"]
+    alone, shared = (footprint(workload_of(config, "decode", 24, gpus=gpus, parallel="tp")) for gpus in (1, 4))
+    blocks = sum(parameters(config)[part] for part in ("attention", "feed-forward")) * 4
+    assert shared.weights == alone.weights - blocks + blocks // 4
+    kv_heads = config.decoder.layers[0].attention.num_kv_heads
+    assert shared.cache == alone.cache // min(kv_heads, 4)
+    latent = [footprint(workload_of(CASES["deepseek-v3"], "decode", 24, gpus=n, parallel="tp")).cache for n in (1, 2)]
+    assert latent[0] == latent[1]
+
+
+def test_a_long_context_is_not_laid_out_in_numbers():
+    """Nor in positions: a thousand billion of them would be 8 TB."""
+    workload = workload_of(preset("llama-3.1-8b"), "decode", 10**12, batch=1)
+    assert cache_bytes(workload) == 10**12 * cache_bytes_per_token(workload.config, workload.num_bytes)
+    assert operations(workload)
 
 
 @pytest.mark.parametrize("phase", ["train", "decode"])

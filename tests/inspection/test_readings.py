@@ -116,6 +116,7 @@ def test_the_lens_always_keeps_the_last_layer():
     for every, layers in {1: list(range(8)), 3: [1, 4, 7], 5: [2, 7], 100: [7]}.items():
         assert [row.layer for row in logit_lens(traced, every=every, rows=[-1])] == [n for n in layers for _ in "ab"]
     assert logit_lens(traced, top=2, rows=[-1, 0])[0].top_ids.shape == (2, 2)
+    assert logit_lens(traced, top=2, rows=[])[0].top_ids.shape == (0, 2)
     for wrong in ({"top": 0}, {"top": 30}, {"every": 0}, {"rows": [8]}):
         with pytest.raises(ClearheadError):
             logit_lens(traced, **wrong)
@@ -289,6 +290,8 @@ def test_the_likeliest_before_and_after():
     assert effect.gain(2) == pytest.approx(math.log(6 / 9) - math.log(1 / 6))
     expected = sum(p * math.log(p / q) for p, q in zip((3 / 6, 2 / 6, 1 / 6), (1 / 9, 2 / 9, 6 / 9), strict=True))
     assert effect.divergence == pytest.approx(expected)
+    with pytest.raises(ClearheadError, match="token 3 is out of range"):
+        effect.gain(3)
 
 
 WRONG = {

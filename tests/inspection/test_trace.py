@@ -371,6 +371,8 @@ WRONG = {
     "head 4 is out of range: there are 4, from 0 to 3": lambda traced: traced.attention(0, 4),
     "head 9 is out of range": lambda traced: traced.values(0, 9),
     "row 10 is out of range": lambda traced: traced.attention(0, 1, rows=[10]),
+    "position 10 is out of range": lambda traced: traced.logits_at(10),
+    "position -11 is out of range": lambda traced: traced.run_again(-11),
     "no cross-attention": lambda traced: traced.cross_attention(0),
     "unknown stack 'encoder'": lambda traced: traced.attention(0, stack="encoder"),
     "'trace.bin' says no kind of file; give a name that ends in .safetensors": lambda traced: traced.save("trace.bin"),

@@ -93,6 +93,8 @@ def test_other_files(saved, tmp_path):
         Trace.load(tmp_path / "none.safetensors")
     with pytest.raises(ClearheadError, match="another model"):
         Trace.load(saved, toy(decoder()))
+    with pytest.raises(ClearheadError, match=r"float64; load the model in that precision, not in torch\.bfloat16"):
+        Trace.load(saved, toy(translator(), torch.bfloat16))
     whole = saved.read_bytes()
     for broken in (b"", b"\x00" * 64, whole[:-5], whole[:300]):
         saved.write_bytes(broken)

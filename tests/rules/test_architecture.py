@@ -32,7 +32,7 @@ ARROWS = {
     "verification": {"bundle", "cache", "fast", "generation", "model"},
     "fast": {"cache", "model"},
     "data": {"tokenization"},
-    "cost": {"cache", "families", "fast", "model"},
+    "cost": {"cache", "fast", "model"},
     "evaluation": {"bundle", "cache", "data", "generation", "model", "tokenization"},
     "training": {"bundle", "checkpoint", "cost", "data", "evaluation", "families", "fast", "model", "tokenization"},
     "inspection": {"bundle", "cache", "generation", "model", "tokenization"},  # bundle for its type only

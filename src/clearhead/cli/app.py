@@ -8,6 +8,7 @@ Each file beside this one adds its commands to `app`; heavy imports stand inside
 import io
 import json
 import math
+import os
 import re
 import sys
 import warnings
@@ -52,6 +53,7 @@ def main() -> None:
     Exit code 1, or 2 where the command itself could not be understood.
     """
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal's encoding lacks is spelled out
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are refused where the text is encoded
@@ -71,6 +73,13 @@ def main() -> None:
         sys.exit(1)
     except typer.Abort:  # nobody at the other end of a question
         sys.exit(1)
+
+
+def open_streams() -> None:
+    """Whoever started this may have closed some (`<&-`): nothing comes in then, and what goes out is dropped."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (until the end)
 
 
 def tell(kind: str, said: str) -> None:

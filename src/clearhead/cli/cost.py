@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, errors, print_json
+from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, errors, print_json, table_console
 from clearhead.errors import ClearheadError
 
 
@@ -72,9 +72,9 @@ def cost(
         measured = {"measured": [asdict(row) | {"ratio": row.ratio} for row in rows]} if measure else {}
         print_json(as_data(report) | measured)
         return
-    print_report(report, model)
+    print_report(report, model, table_console())
     if here is not None:
-        print_comparisons(rows, here)
+        print_comparisons(rows, here, table_console())
 
 
 def measured_device(asked: str | None) -> Literal["cpu", "cuda"]:
@@ -82,7 +82,7 @@ def measured_device(asked: str | None) -> Literal["cpu", "cuda"]:
 
     here: Literal["cpu", "cuda"] = "cpu" if asked == "cpu" or not torch.cuda.is_available() else "cuda"
     if asked not in (None, here):
-        raise ClearheadError(f"--measure runs on this machine, which is {here} and not {asked}; say --device {here}")
+        raise ClearheadError(f"what is measured is this machine, which is {here} and not {asked}; say --device {here}")
     return here
 
 
@@ -121,8 +121,10 @@ def curves(
 
     check_output(path, [".png", ".svg"])
     check_absent(path, overwrite, "name")
+    calibration = find_device(measured_device(device)).calibration
+    assert calibration is not None
     with errors.status("measuring"):
-        found = room.curves(find_device(device).calibration)
+        found = room.curves(calibration)
     room.draw(found, path)
     if as_json:
         print_json({"path": str(path), "curves": [asdict(curve) for curve in found]})

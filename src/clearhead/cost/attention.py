@@ -8,8 +8,9 @@ Keys handed to the kernel are those its store gives back: a ring gives all its s
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import torch
+
 from clearhead.cache.cache import KeyValueCache
-from clearhead.cache.stores import Store
 from clearhead.cost.product import Operation, Size, linear
 from clearhead.cost.workload import Workload
 from clearhead.model.config import GroupedAttention, LatentAttention, Layer, ModelConfig, ScoreTemperature
@@ -36,13 +37,15 @@ def keys_for(layer: Layer, workload: Workload, length: int, decodes: bool) -> Ke
     pairs = allowed_pairs(layer.attention.reach, start, length)
     if not decodes or workload.phase == "train":
         return Keys(length, length, pairs)
-    return Keys(length, len(store_of(layer, workload.config).slots(start, length)), pairs)
+    return Keys(length, num_slots(layer, workload.config, start, length), pairs)
 
 
-def store_of(layer: Layer, config: ModelConfig) -> Store:
-    """Where a cache made for this model keeps this layer's keys and values."""
+def num_slots(layer: Layer, config: ModelConfig, start: int, length: int) -> int:
+    """That a cache made for this model hands this layer's kernel for `length` tokens after `start` others."""
     assert config.decoder is not None
-    return dict(zip(config.decoder.layers, KeyValueCache(config).stores, strict=True))[layer]
+    store = KeyValueCache(config).stores[config.decoder.layers.index(layer)]
+    with torch.device("meta"):  # only their number counts, and a context may be long
+        return len(store.slots(start, length))
 
 
 def allowed_pairs(reach: Reach, start: int, length: int) -> int:

@@ -9,7 +9,6 @@ times over: products on a shared one were seen to take 1.4 times as long for sec
 
 import itertools
 import os
-import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from clearhead.cost.calibration import Calibration, Rate, Traffic, fastest
+from clearhead.cost.calibration import Calibration, Rate, Traffic, fastest, machine_name
 from clearhead.cost.clock import POINT_SECONDS, Run, clock, measured, seconds_of
 from clearhead.cost.gpu_rates import measure_choice, measure_passes, measure_scattered, measure_uneven
 from clearhead.cost.graph_rates import (
@@ -212,12 +211,6 @@ def shortest_kernel(device: str) -> float:
         partial(tiny.to, torch.bfloat16),
     ]
     return seconds_of(kinds * 20, device)
-
-
-def machine_name(device: str) -> str:
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def memory_of(device: str) -> int:

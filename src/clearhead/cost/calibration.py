@@ -9,11 +9,15 @@ GPU: a kernel begins when the host has come to it and the kernel before has ende
 
 import json
 import math
+import platform
+import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from clearhead.cost.counter import Counter, Kernel
 from clearhead.errors import ClearheadError
@@ -179,9 +183,28 @@ def load_calibration(device: str) -> Calibration | None:
     if not path.is_file():
         return None
     try:
-        return from_data(read_object(path))
+        found = from_data(read_object(path))
     except (TypeError, ValueError, KeyError, AttributeError):
         raise ClearheadError(f"{path} is not a calibration of this version; run clearhead calibrate again") from None
+    if device == "cpu" or torch.cuda.is_available():
+        check_machine(found)
+    return found
+
+
+def check_machine(found: Calibration) -> None:
+    """Its times are those of other hardware, threads or kernels, where these are not what was measured."""
+    made, here = f"{found.machine}, torch {found.torch}", f"{machine_name(found.device)}, torch {torch.__version__}"
+    if made != here:
+        warnings.warn(
+            f"measured was {made}, and this is {here}; to measure it: clearhead calibrate --device {found.device}",
+            stacklevel=1,  # told once, whoever asks
+        )
+
+
+def machine_name(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def from_data(data: dict[str, Any]) -> Calibration:

@@ -16,7 +16,7 @@ import torch
 from clearhead.cost.calibration import Calibration
 from clearhead.cost.clock import clock
 from clearhead.cost.counter import Counter
-from clearhead.cost.host import toy
+from clearhead.cost.host import UNUSUAL, toy
 from clearhead.cost.operations import operations
 from clearhead.cost.predict import predict_seconds
 from clearhead.cost.running import build, prepare
@@ -43,11 +43,10 @@ class Curve:
     points: list[Point]
 
 
-def curves(calibration: Calibration | None, lengths: Sequence[int] = LENGTHS) -> list[Curve]:
-    device = "cpu" if calibration is None else calibration.device
-    whole = [transformer_point("prefill", length, device, calibration) for length in lengths]
-    token = [transformer_point("decode", length, device, calibration) for length in lengths]
-    recurrent = [recurrent_point(length, device) for length in lengths]
+def curves(calibration: Calibration, lengths: Sequence[int] = LENGTHS) -> list[Curve]:
+    whole = [transformer_point("prefill", length, calibration) for length in lengths]
+    token = [transformer_point("decode", length, calibration) for length in lengths]
+    recurrent = [recurrent_point(length, calibration.device) for length in lengths]
     return [
         Curve("Transformer, whole sequence: O(n²)", whole),
         Curve("Transformer, one cached token: O(n)", token),
@@ -55,19 +54,20 @@ def curves(calibration: Calibration | None, lengths: Sequence[int] = LENGTHS) ->
     ]
 
 
-def transformer_point(phase: Phase, length: int, device: str, calibration: Calibration | None) -> Point:
+def transformer_point(phase: Phase, length: int, calibration: Calibration) -> Point:
+    """In PyTorch's own kernels: the counter sees nothing of a CUDA graph."""
+    on_cpu = calibration.device == "cpu"
     workload = Workload(
-        config=replace(toy(), context=length),
+        config=replace(toy(UNUSUAL), context=length),
         phase=phase,
         context=length,
         source=length,
-        dtype="float32",
-        device_type="cpu" if device == "cpu" else "cuda",
+        dtype="float32" if on_cpu else "bfloat16",
+        device_type="cpu" if on_cpu else "cuda",
     )
     flops = sum(operation.flops * operation.times for operation in operations(workload))
-    step = prepare(build(workload, device), workload)
-    seconds = None if calibration is None else predict_seconds(workload, calibration)
-    return measured_point(length, flops, seconds, step, device)
+    step = prepare(build(workload, calibration.device), workload)
+    return measured_point(length, flops, predict_seconds(workload, calibration), step, calibration.device)
 
 
 @torch.no_grad()

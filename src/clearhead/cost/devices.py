@@ -21,10 +21,6 @@ class Device:
     source: str
     calibration: Calibration | None = None  # None: nominal
 
-    @property
-    def type(self) -> str:
-        return "cpu" if self.name == "cpu" else "cuda"
-
     def peak(self, dtype: str) -> float:
         if dtype not in self.flops_per_second:
             raise ClearheadError(

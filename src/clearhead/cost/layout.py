@@ -23,11 +23,15 @@ from clearhead.model.attend import Scoring, fused
 
 
 def lay_out(workload: Workload, experts_at_most: int | None = None) -> Counter:
-    """Memory does not depend on how many experts share the tokens; `experts_at_most` saves time where it is all."""
+    """`experts_at_most`: of a mixture only so many are run, which is sooner, and tells of memory alone.
+
+    In training they share all tokens, since all that is kept for the backward counts. Otherwise each has its own share
+    of them, and lets go of it before the next.
+    """
     if in_graph(workload):
         return lay_out_graph(workload)
     network = build(workload, "meta")
-    counter = MetaCounter(experts_at_most)
+    counter = MetaCounter(experts_at_most, keeps=workload.phase == "train")
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
         with FusedAttention(workload.device_type, counter):
@@ -43,9 +47,9 @@ def lay_out(workload: Workload, experts_at_most: int | None = None) -> Counter:
 class MetaCounter(Counter):
     """Answers what depends on data: which experts are chosen, and by which rows."""
 
-    def __init__(self, experts_at_most: int | None = None) -> None:
+    def __init__(self, experts_at_most: int | None, keeps: bool) -> None:
         super().__init__()
-        self.experts_at_most = experts_at_most
+        self.experts_at_most, self.keeps = experts_at_most, keeps
         self.num_experts = 0
         self.shares: Iterator[int] = iter(())
 
@@ -57,10 +61,10 @@ class MetaCounter(Counter):
                 self.num_experts = args[0].shape[-1]
             case "_unique2":  # the experts that some row has chosen
                 num_tokens, num_chosen = args[0].shape
-                count = num_visited(self.num_experts, num_chosen, num_tokens)
-                count = min(count, self.experts_at_most or count)
-                self.shares = even_shares(num_tokens * num_chosen, count)
-                return torch.arange(count, device="cpu"), args[0].new_empty(0), args[0].new_empty(0)
+                visited = num_visited(self.num_experts, num_chosen, num_tokens)
+                run = min(visited, self.experts_at_most or visited)
+                self.shares = even_shares(num_tokens * num_chosen, run if self.keeps else visited)
+                return torch.arange(run, device="cpu"), args[0].new_empty(0), args[0].new_empty(0)
             case "nonzero":  # where one expert is chosen
                 return args[0].new_empty((next(self.shares), args[0].ndim), dtype=torch.int64)
         return super().__torch_dispatch__(func, types, args, kwargs)

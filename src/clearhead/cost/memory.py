@@ -1,6 +1,6 @@
 """How much memory a run needs on one GPU, and the largest batch and context that fit.
 
-    footprint(workload).peak_bytes
+    footprint(workload).peak
 
 Weights, optimizer and cache are formulas; what training keeps for its backward, and the highest moment of a run, are
 read off the network laid out on the meta device. What the driver itself takes, and gaps between tensors, are extra.
@@ -10,14 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isqrt
 
-from clearhead.cost.attention import store_of
+from clearhead.cost.attention import num_slots
 from clearhead.cost.layout import lay_out
 from clearhead.cost.parameters import parameters
 from clearhead.cost.workload import OPTIMIZER_NUMBERS, Workload
-from clearhead.model.config import LatentAttention, Layer, ModelConfig
+from clearhead.model.config import GroupedAttention, LatentAttention, Layer, ModelConfig
 from clearhead.model.parts import LearnedPositions
 
-TRACED_EXPERTS = 2  # share the tokens as well as 256 would, for what is asked here
+SHARED_PARTS = ("attention", "cross-attention", "feed-forward")  # by tensor parallel GPUs
+TRACED_EXPERTS = 2  # what they leave is what 256 would
 SOMETHING_HUGE = 1 << 24
 MOST_LINES = 8  # tries; a peak without jumps takes fewer
 
@@ -38,20 +39,17 @@ class Footprint:
 
 def footprint(workload: Workload) -> Footprint:
     training = workload.phase == "train"
-    share = 1 if workload.parallel == "ddp" else workload.gpus
-    weights = weight_bytes(workload) // share
+    weights = held_weight_bytes(workload)
     gradients = weights if training else 0
     optimizer = OPTIMIZER_NUMBERS[workload.optimizer] * weights if training else 0
-    tensor_share = workload.gpus if workload.parallel == "tp" else 1
-    running = not training and workload.config.decoder is not None
-    cache = cache_bytes(workload) // tensor_share if running and not workload.reads_source else 0
-    cross = cross_cache_bytes(workload) // tensor_share if running else 0
+    cache = cross = 0
     if training:
         run = lay_out(workload, TRACED_EXPERTS)
         saved = run.saved_bytes or 0
-        highest = max(run.peak_bytes - gradients * (share - 1), gradients, saved)
+        highest = max(run.peak_bytes - (weight_bytes(workload) - gradients), gradients, saved)
     else:
-        highest = running_peak(workload) - (cache + cross) * (tensor_share - 1)
+        cache, cross = cache_parts(workload, workload.gpus if workload.parallel == "tp" else 1)
+        highest = running_peak(workload) - sum(cache_parts(workload)) + cache + cross
         saved = highest - cache - cross
     return Footprint(
         weights=weights,
@@ -89,6 +87,19 @@ def weight_bytes(workload: Workload) -> int:
     return round(sum(parameters(workload.config).values()) * workload.weight_bytes)
 
 
+def held_weight_bytes(workload: Workload) -> int:
+    """On one GPU. Those that share heads and inner widths have embedding, norms and head whole."""
+    whole, counts = weight_bytes(workload), parameters(workload.config)
+    match workload.parallel:
+        case "ddp":
+            return whole
+        case "fsdp":
+            return whole // workload.gpus
+        case "tp":
+            shared = round(sum(counts.get(part, 0) for part in SHARED_PARTS) * workload.weight_bytes)
+            return whole - shared + shared // workload.gpus
+
+
 def logit_bytes(workload: Workload) -> int:
     return workload.logit_rows * workload.config.vocab_size * workload.num_bytes
 
@@ -96,14 +107,21 @@ def logit_bytes(workload: Workload) -> int:
 # --- the cache
 
 
-def cache_bytes(workload: Workload) -> int:
+def cache_parts(workload: Workload, gpus: int = 1) -> tuple[int, int]:
+    """Keys and values of the tokens and of the source that a run holds; on one of so many that share the heads."""
+    if workload.config.decoder is None:
+        return 0, 0
+    return 0 if workload.reads_source else cache_bytes(workload, gpus), cross_cache_bytes(workload, gpus)
+
+
+def cache_bytes(workload: Workload, gpus: int = 1) -> int:
     """Equal to KeyValueCache.num_bytes after `context` tokens."""
     config, held = workload.config, 0
     assert config.decoder is not None
     for layer in dict.fromkeys(config.decoder.layers):
         times = config.decoder.layers.count(layer)
-        slots = len(store_of(layer, config).slots(workload.context - 1, 1))
-        held += times * kept_numbers(layer) * min(workload.context, slots)
+        slots = num_slots(layer, config, workload.context - 1, 1)
+        held += times * kept_numbers(layer, gpus) * min(workload.context, slots)
     return workload.rows * held * workload.num_bytes
 
 
@@ -120,21 +138,27 @@ def paged_cache_bytes(workload: Workload, page_size: int) -> int:
     return workload.rows * pages * page_size * numbers * workload.num_bytes
 
 
-def kept_numbers(layer: Layer) -> int:
-    """Of one token: keys and values, or the latent and the rotary key."""
+def kept_numbers(layer: Layer, gpus: int = 1) -> int:
+    """Of one token: keys and values, or the latent and the rotary key, which GPUs that share the heads all need."""
     attention = layer.attention
     if isinstance(attention, LatentAttention):
         return attention.latent_rank + attention.rotary_width
-    return attention.num_kv_heads * (attention.head_width + (attention.value_width or attention.head_width))
+    return kept_of_heads(attention, gpus)
 
 
-def cross_cache_bytes(workload: Workload) -> int:
+def kept_of_heads(attention: GroupedAttention, gpus: int) -> int:
+    """Fewer key-value heads than GPUs are on several of them."""
+    kv_heads = -(-attention.num_kv_heads // gpus)
+    return kv_heads * (attention.head_width + (attention.value_width or attention.head_width))
+
+
+def cross_cache_bytes(workload: Workload, gpus: int = 1) -> int:
     """Equal to Memory.num_bytes once remembered."""
     numbers = 0
     for layer in workload.config.decoder.layers if workload.config.decoder else ():
         cross = layer.cross_attention
         if cross is not None:
-            numbers += cross.num_kv_heads * (cross.head_width + (cross.value_width or cross.head_width))
+            numbers += kept_of_heads(cross, gpus)
     return workload.rows * workload.source * numbers * workload.num_bytes
 
 

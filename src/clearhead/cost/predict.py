@@ -13,7 +13,7 @@ from clearhead.cost.workload import Workload
 def is_predicted(workload: Workload, calibration: Calibration) -> bool:
     if workload.quant is not None:
         return runs_packed(workload) and bool(calibration.packed.get(workload.quant))
-    return workload.gpus == 1
+    return workload.gpus == 1 and workload.dtype in calibration.products
 
 
 def predict_seconds(workload: Workload, calibration: Calibration) -> float:

@@ -19,6 +19,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model.config import ModelConfig
 
 MOST_TOKENS = 1e30
+MOST_BYTES = 1 << 62  # of one tensor, whose size is a number of 64 bits
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ def cost(
         gpus=gpus,
         parallel=parallel,
     )
+    check_size(workload)
     rows = table_rows(operations(workload), workload)
     communication = communicate(workload) if gpus > 1 else None
     return Report(
@@ -161,11 +163,20 @@ def cost(
     )
 
 
+def check_size(workload: Workload) -> None:
+    """Before anything is laid out: logits, and the scores of one layer, wherever they are written out."""
+    config, length = workload.config, max(workload.context, workload.source)
+    num_heads = max(layer.attention.num_heads for layer in config.output_stack.layers)
+    if workload.batch * length * max(config.vocab_size, num_heads * length) * workload.num_bytes > MOST_BYTES:
+        asked = f"{workload.batch:,} rows of {length:,} tokens"
+        raise ClearheadError(f"{asked} are more than can be addressed; ask for fewer")
+
+
 def table_rows(found: Iterable[Operation], workload: Workload) -> list[Row]:
     rows: dict[tuple[str, str, str, str], Row] = {}
-    share = workload.gpus if workload.parallel == "tp" else 1
     for operation in found:
         times = operation.times
+        share = workload.gpus if workload.parallel == "tp" and operation.stack != "head" else 1
         key = operation.stack, operation.name, operation.formula, operation.traffic
         before = rows.get(key, Row(*key, 0, 0, 0))
         rows[key] = Row(

@@ -62,7 +62,7 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
     workload = report.workload
     active = "" if report.active_parameters == report.total_parameters else f", {report.active_parameters:,} active"
     console.print(f"[bold]{escape(title)}[/bold]: {report.total_parameters:,} parameters{active}")
-    console.print("by part: " + ", ".join(f"{part} {amount(n, '')}".strip() for part, n in report.parameters.items()))
+    console.print("by part: " + "; ".join(f"{part} {count:,}" for part, count in report.parameters.items()))
     console.print(f"\n[bold]{TITLES[workload.phase]}[/bold]\n{sizes(workload)}")
     console.print(formula_table(report))
     console.print(legend(report.rows), style="dim")
@@ -187,7 +187,7 @@ def print_comparisons(rows: Sequence[Comparison], device: str, console: Console 
     console.print()
     console.print(table)
     if all(row.what != "seconds" for row in rows):
-        console.print(f"for seconds, measure the machine first: clearhead calibrate --device {device}")
+        console.print(f"for seconds, measure the machine in this precision: clearhead calibrate --device {device}")
 
 
 def as_data(report: Report) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class Workload:
             ("parallel", self.parallel, get_args(Parallel)),
         ):
             if value is not None and value not in choices:
-                raise unknown(kind, value, choices)
+                raise unknown(kind, str(value), choices)
         for name in ("batch", "context", "source", "gpus"):
             value = getattr(self, name)
             require(value >= 1, f"{name} is {value}; it must be 1 or more")

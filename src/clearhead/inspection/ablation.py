@@ -10,7 +10,6 @@ from torch import Tensor
 
 from clearhead.errors import unknown
 from clearhead.inspection.effect import Effect
-from clearhead.inspection.heads import index
 from clearhead.inspection.sites import Part, changed, site
 from clearhead.inspection.trace import Trace
 
@@ -33,7 +32,7 @@ def ablate(
     if by not in ("zero", "mean"):
         raise unknown("way to ablate", by, ("zero", "mean"))
     part = part or ("layer" if head is None else "attention")
-    place, position = site(trace, layer, part, head, stack), index("position", position, len(trace.tokens))
+    place, position = site(trace, layer, part, head, stack), trace.position(position)
     name, layer = trace.place(layer, stack)
     without = trace.residual(layer, name) if part == "layer" else torch.zeros(())
 

@@ -51,7 +51,7 @@ def attribute(
     """The logit of `token` after `position`, or its lead over the logit of `against`; attention by heads if asked."""
     network = trace.need_network()
     check_sums(trace)
-    position, vocab_size = index("position", position, len(trace.tokens)), trace.config.vocab_size
+    position, vocab_size = trace.position(position), trace.config.vocab_size
     token = index("token", token, vocab_size)
     direction, bias = unembedding(network, token)
     if against is not None:

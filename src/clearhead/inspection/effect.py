@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional
 
+from clearhead.inspection.heads import index
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -35,6 +37,7 @@ class Effect:
 
     def gain(self, token: int) -> float:
         """How much likelier a token has become, as a difference of log-probabilities."""
+        token = index("token", token, len(self.before))
         return (self.after[token] - self.before[token]).item()
 
 

@@ -35,7 +35,8 @@ def logit_lens(trace: Trace, top: int = 5, every: int = 1, rows: Iterable[int] |
     if every < 1:
         raise ClearheadError(f"every is {every}; it must be at least 1")
     length, last = len(trace.tokens), trace.num_layers - 1
-    places = torch.arange(length) if rows is None else torch.tensor([index("row", row, length) for row in rows])
+    numbers = range(length) if rows is None else [index("row", row, length) for row in rows]
+    places = torch.tensor(list(numbers), dtype=torch.long)
     found = []
     for layer in range(last % every, last + 1, every):
         found.append(lens_row(trace, layer, "attention", trace.middle(layer)[places], top))

@@ -34,7 +34,7 @@ def patch(
     """
     check_pair(clean, corrupted)
     length = len(corrupted.tokens)
-    position = index("position", position, length)
+    position = corrupted.position(position)
     part = part or ("stream" if head is None else "attention")
     put_in = heard_at(clean, layer, part, head)
     rows = range(length) if places is None else [index("place", number, length) for number in places]
@@ -47,7 +47,6 @@ def patch(
 
 def restoration(clean: Trace, corrupted: Trace, token: int, *, position: int = -1) -> Tensor:
     """Patch the stream at each layer and token in turn: the log-probability that `token` gains (L, T)."""
-    token = index("token", token, clean.config.vocab_size)
     layers, places = range(corrupted.num_layers), range(len(corrupted.tokens))
     gains = [[patch(clean, corrupted, one, [at], position=position).gain(token) for at in places] for one in layers]
     return torch.tensor(gains)

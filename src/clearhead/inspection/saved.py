@@ -115,6 +115,8 @@ class Reader:
     def trace(self, network: Transformer | None) -> Trace:
         if network is not None and network.config != self.config:
             raise ClearheadError(f"{self.path} was traced from another model than the one given")
+        if network is not None:
+            self.check_precision(next(network.parameters()).dtype)
         names = [name for name in ("encoder", "decoder") if getattr(self.config, name) is not None]
         inputs = {name: self.inputs(name) for name in names}
         tokens = {name: inputs[name].tokens[0].tolist() for name in names}
@@ -134,6 +136,11 @@ class Reader:
         self.need(len(made.token_texts) == len(made.tokens), "token_texts must have one text for each token")
         self.need(len(made.source_texts or ()) == len(made.source_tokens or ()), "source_texts must do the same")
         return made
+
+    def check_precision(self, dtype: torch.dtype) -> None:
+        for name, tensor in self.tensors.items():
+            same = tensor.dtype == dtype or ".states." not in name
+            self.need(same, f"{name} is of {tensor.dtype}; load the model in that precision, not in {dtype}")
 
     def inputs(self, name: str) -> Inputs:
         tokens = self.tensor(f"{name}.tokens")

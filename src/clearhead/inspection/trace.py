@@ -181,13 +181,13 @@ class Trace:
 
     def logits_at(self, position: int) -> Tensor:
         """(V,)."""
-        return self.to_logits(self.residual(self.num_layers)[position])
+        return self.to_logits(self.residual(self.num_layers)[self.position(position)])
 
     @quiet
     def run_again(self, position: int, network: Transformer | None = None) -> Tensor:
         """The logits at one place (V,) from a new forward, of a network with a change in it where one is given."""
+        position, network = self.position(position), network or self.need_network()
         source = self.inputs["encoder"] if self.config.is_encoder_decoder else None
-        network = network or self.need_network()
         return network.to_logits(run(network, self.inputs[self.stack_name(None)], source)[0, position])
 
     # --- how it is computed
@@ -223,6 +223,9 @@ class Trace:
     def place(self, layer: int, stack: str | None) -> tuple[str, int]:
         name = self.stack_name(stack)
         return name, index("layer", layer, self.num_layers_of(name))
+
+    def position(self, position: int) -> int:
+        return index("position", position, len(self.tokens))
 
     def stack_name(self, stack: str | None) -> str:
         if stack is None:

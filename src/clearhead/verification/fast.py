@@ -20,6 +20,7 @@ from clearhead.fast.packed import Bits
 from clearhead.fast.stack import FastStack, accelerate, why_not
 from clearhead.model.transformer import Memory, Transformer
 from clearhead.verification.finding import Comparison, Skipped
+from clearhead.verification.generating import need_decoder
 from clearhead.verification.subject import Subject
 
 LARGEST_ERROR: dict[Bits, float] = {"int8": 0.1, "int4": 0.8}
@@ -27,6 +28,7 @@ LARGEST_ERROR: dict[Bits, float] = {"int8": 0.1, "int4": 0.8}
 
 def kernel_step(subject: Subject) -> Comparison:
     """One row from its second token on, and the later half of a padded batch."""
+    need_decoder(subject)
     fast = with_network(subject, accelerated(subject.network))
     tokens, mask = fast.padded(fast.rows, "left")
     half = tokens.shape[1] // 2
@@ -80,8 +82,10 @@ def packed(subject: Subject, bits: Bits) -> Comparison:
         raise Skipped("its weights are packed already")
     small = with_network(subject, pack_network(deepcopy(subject.network), bits))
     found, full = small.expected[0].float(), subject.expected[0].float()
-    real = full.isfinite() & (full > full.amax() - 1000)  # a padding token ruled out at -10000 says nothing
-    off, spread = (found - full) * real, (full - full.mean(-1, keepdim=True)) * real
+    ruled_out = full < full.amax() - 1000  # as the padding of Marian is, at -10000; it says nothing
+    off = (found - full).masked_fill(ruled_out, 0.0)
+    spread = full - full.masked_fill(ruled_out, torch.nan).nanmean(dim=-1, keepdim=True)
+    spread = spread.masked_fill(ruled_out, 0.0)
     # The median of the places: where a router's choice is near a tie, any rounding decides for another expert.
     error = (off.norm(dim=-1) / spread.norm(dim=-1)).median().item()
     agree = (found.argmax(-1) == full.argmax(-1)).float().mean().item()
