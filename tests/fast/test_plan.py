@@ -112,6 +112,14 @@ def test_a_change_in_place_is_seen(fast):
     assert_same(fast, twin_of(fast))
 
 
+def test_a_change_within_a_text_is_seen_when_it_reads_on(fast):
+    _, cache = logits_of(fast, TOKENS[:, :8])
+    with torch.no_grad():
+        fast.decoder.final_norm.weight.mul_(2.0)
+        found, expected = (network(TOKENS[:, 8:10], cache=cache.fork()) for network in (fast, twin_of(fast)))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["gemma-3-1b", "gpt2"])
 def test_a_change_of_what_the_plan_copies_is_seen(name):
     """Gemma's norms are stored as their distance from 1, GPT-2's biases stand together."""

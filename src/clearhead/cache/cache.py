@@ -44,6 +44,7 @@ class KeyValueCache:
         self.num_new = 0
         self.real: Tensor | None = None  # (B, S) bool, of the past and what is new; None: no padding
         self.device: torch.device | None = None
+        self.written_by: object = None  # a mark of whoever ran the last tokens and would know that their text goes on
 
     # --- what the network asks for (model/context.py)
 
@@ -105,6 +106,7 @@ class KeyValueCache:
         """A cache of these rows of the batch, in this order and as often as they are named; a copy."""
         other = KeyValueCache(self.config, self.slack, [store.select(rows) for store in self.stores])
         other.length, other.furthest, other.device = self.length, self.furthest, self.device
+        other.written_by = self.written_by
         other.real = None if self.real is None else self.real[rows, : self.length]
         return other
 

@@ -64,6 +64,7 @@ class Plan:
         self.across = (cpu.Kept * len(self.blocks))()
         self.numbers, self.turns = np.ctypeslib.as_array(self.kept), np.ctypeslib.as_array(self.angles)
         self.watch = Watch(stack)
+        self.mark = object()  # of this plan, on the caches that it wrote
 
     # --- building
 

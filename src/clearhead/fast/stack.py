@@ -3,7 +3,8 @@
     accelerate(network)      # in place; network(...), decode(network, ...) and beam search stay as they are
 
 What the kernels do not know (no cache, a prompt into a ring of the last tokens) goes through the modules themselves,
-which are also the oracle.
+which are also the oracle. Weights, modules or hooks that change are seen when a text begins or several tokens are read,
+not between two single tokens of one text.
 """
 
 from threading import Lock
@@ -79,7 +80,7 @@ class FastStack(LayerStack):
     ) -> Tensor:
         if positions is None and self.is_step(tokens, memory, cache, options):
             with ONE_AT_A_TIME:
-                if plan := self.current_plan():
+                if plan := self.plan_for(tokens, cache):
                     return self.step(plan, tokens, mask, memory, cache)
         if options.get("kernel", fused) is fused:
             options["kernel"] = attend
@@ -98,6 +99,12 @@ class FastStack(LayerStack):
             return one and memory is not None and memory.remembered is not None and len(memory.states) == len(tokens)
         # A ring gives back a copy of what it keeps when many tokens come at once; the kernels write in place.
         return memory is None and (one or all(isinstance(store, ContiguousStore) for store in cache.stores))
+
+    def plan_for(self, tokens: Tensor, cache: KeyValueCache) -> Plan | None:
+        """To look at the modules for every token took up to a tenth of its time."""
+        if self.plan is not None and cache.written_by is self.plan.mark and tokens.shape[1] == 1:
+            return self.plan
+        return self.current_plan()
 
     def current_plan(self) -> Plan | None:
         """Of the modules as they stand; None where others have taken their place."""
@@ -118,4 +125,5 @@ class FastStack(LayerStack):
         self.embedding.check(tokens, positions, None)
         x = self.embedding(tokens, positions, None).float().contiguous()
         plan.run(x, positions, memory, cache)
+        cache.written_by = plan.mark
         return x

@@ -30,7 +30,10 @@ class Watch:
         self.numbers = self.numbers_now()
 
     def sees_no_change(self) -> bool:
-        """Nothing exchanged, changed in place, hooked into or told to drop out: 0.1 ms for 30 layers."""
+        """Nothing exchanged, changed in place, hooked into or told to drop out.
+
+        0.1 ms for 30 layers, and 1 ms between tokens, whose weights leave none of this in the processor's caches.
+        """
         members = self.members_now()
         same = len(members) == len(self.members) and all(map(operator.is_, members, self.members))
         unheard = not any(self.hooks) and not any(module.training for module in self.droppers)

@@ -34,7 +34,7 @@ def next_tokens(logits: Tensor, rows: RowOptions, steps: Tensor, counts: TokenCo
 
 def check_numbers(logits: Tensor, tokens: Tensor) -> None:
     """That the network gave any: a NaN or infinity is taken for the largest, so it was chosen; (B, V), (B,)."""
-    if not logits.gather(1, tokens[:, None]).isfinite().all():
+    if not math.isfinite(logits.gather(1, tokens[:, None]).sum()):
         raise ClearheadError(
             "the network's logits are not numbers: its weights are damaged, or its dtype is too narrow for them; "
             "float32 is wide enough"
