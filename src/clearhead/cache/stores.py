@@ -18,6 +18,9 @@ EMPTY = -1  # a slot that holds no token yet
 
 
 class Store(Protocol):
+    key: Tensor | None
+    value: Tensor | None
+
     def reserve(
         self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     ) -> "Place": ...

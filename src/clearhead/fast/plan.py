@@ -7,6 +7,7 @@ the numbers that change are set: slots, angles, and the cache's addresses when i
 are copies, and modules may be exchanged: `watch` tells whether the plan still says what the modules say.
 """
 
+import operator
 from ctypes import byref
 from typing import Any, cast
 from weakref import ref
@@ -156,7 +157,7 @@ class Plan:
     def bind(self, cache: KeyValueCache, batch: int, num_new: int) -> list[tuple[int, int]]:
         """Point to the buffers of this cache, with room for the new tokens: each layer's slot and slots in use."""
         held = buffers_of(cache)
-        same = len(held) == len(self.bound) and all(bound() is h for bound, h in zip(self.bound, held, strict=True))
+        same = len(held) == len(self.bound) and all(map(operator.is_, map(operator.call, self.bound), held))
         if same and cache.length + num_new <= self.room:
             return [(cache.length, cache.length + num_new)] * len(self.blocks)
         self.bound, self.room, places = [], 0, []  # whatever goes wrong from here on, nothing is bound
@@ -211,8 +212,13 @@ class Plan:
         assert table is not None
         if furthest >= table.cosine.shape[2]:
             table = self.tables[number] = self.angle_table(attention, 2 * furthest)
-        rows = slice(cache.length, furthest + 1) if cache.real is None else positions
-        cosine, sine = (part[0, 0, rows] for part in (table.cosine, table.sine))
+        if cache.real is None:  # one row of angles for each position, the same for the whole batch: no tensor is made
+            begin = cache.length * table.cosine.shape[-1] * table.cosine.element_size()
+            self.turns["cosine"][layers] = table.cosine.data_ptr() + begin
+            self.turns["sine"][layers] = table.sine.data_ptr() + begin
+            self.turns["row_stride"][layers] = 0
+            return []
+        cosine, sine = table.cosine[0, 0, positions], table.sine[0, 0, positions]
         self.turns["cosine"][layers], self.turns["sine"][layers] = cosine.data_ptr(), sine.data_ptr()
         self.turns["row_stride"][layers] = cosine.stride(0) if len(positions) > 1 else 0
         return [cosine, sine]
@@ -238,7 +244,7 @@ class Plan:
 
 
 def buffers_of(cache: KeyValueCache) -> list[Tensor]:
-    return [buffer for store in cache.stores for buffer in store.tensors().values()]
+    return [buffer for store in cache.stores for buffer in (store.key, store.value) if buffer is not None]
 
 
 def put(kept: cpu.Kept, key: Tensor, value: Tensor) -> None:
