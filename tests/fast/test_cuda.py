@@ -1,6 +1,7 @@
 """The CUDA graph against the plain loop, on a GPU; its step by Triton's interpreter and what it refuses, anywhere."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,8 +67,8 @@ def run(loop, network, prompts, options):
 class Step:
     """A decoder's logits, one advance after the other and without a graph."""
 
-    def __init__(self, network, prompts):
-        self.decoder = GraphDecoder(network, len(prompts), CONTEXT + 4, self.choose)
+    def __init__(self, network, prompts, capacity=CONTEXT + 4):
+        self.decoder = GraphDecoder(network, len(prompts), capacity, self.choose)
         if network.device.type == "cpu":  # one span of the cache: the interpreter runs programs one by one
             states, arrivals = self.decoder.workspace
             self.decoder.workspace = states[:, :1].contiguous(), arrivals
@@ -129,6 +130,36 @@ def test_the_graph_makes_the_tokens_of_the_loop(name, num_rows, temperature):
     ]
     assert fits(network, [Row(prompt, option) for prompt, option in zip(prompts, options, strict=True)])
     assert run(decode_in_graph, network, prompts, options) == run(decode, network, prompts, options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@torch.no_grad()
+def test_a_cache_that_is_full_grows():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    step = Step(toy("llama-3.2-1b", ANY_DEVICE), [[5, 1, 2, 3], [6, 4, 7, 2]], capacity=5)
+    step.decoder.capture = lambda: setattr(step.decoder, "graph", SimpleNamespace(replay=step.advance))
+    step.decoder.start(step.decoder.token.clone())
+    for used in (5, 6):
+        step.decoder.next()
+        assert step.error() < 1e-4
+        assert step.decoder.used == used
+    assert {(layer.keys.shape[2], len(layer.cosine)) for layer in step.decoder.layers} == {(10, 10)}
+
+
+@gpu
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_a_text_longer_than_expected_is_that_of_the_loop(num_rows, monkeypatch):
+    monkeypatch.setattr(graph, "FIRST_ROOM", 3)
+    network = toy("llama-3.2-1b", "cuda")
+    prompts = [[number % VOCAB for number in range(1 + row, 9 + 2 * row)] for row in range(num_rows)]
+    options = [SamplingOptions(max_new_tokens=60, temperature=0.8, seed=row) for row in range(num_rows)]
+    assert run(decode_in_graph, network, prompts, options) == run(decode, network, prompts, options)
+
+
+def test_a_text_that_may_be_long_has_room_for_a_short_one(asked):
+    with pytest.raises(ClearheadError, match="no GPU here"):
+        next(decode_in_graph(toy("llama-3.2-1b"), [Row([1] * 5, SamplingOptions(max_new_tokens=10**6))]))
+    assert asked == [5 + graph.FIRST_ROOM + 2]
 
 
 @gpu

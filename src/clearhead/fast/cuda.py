@@ -16,10 +16,11 @@ from torch.nn import functional
 
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.fast.graph_layers import StaticLayer, head_of, static_layer
+from clearhead.fast.graph_layers import Angles, StaticLayer, head_of, static_layer, with_room
 from clearhead.fast.launch import Norm, attend, attention_workspace, multiply
 from clearhead.fast.packed import Packed
 from clearhead.fast.support import are_plain, hooks_of, unknown_in
+from clearhead.model.block import Block
 from clearhead.model.branches import FeedForward
 from clearhead.model.config import GroupedAttention, Layer
 from clearhead.model.feed_forward import ACTIVATIONS
@@ -72,7 +73,8 @@ class GraphDecoder:
         self.network, self.choose, self.capacity = network, choose, capacity
         self.device, self.dtype = parameter.device, parameter.dtype
         assert network.decoder is not None
-        self.layers = [static_layer(block, batch, capacity) for block in network.decoder.layers]  # type: ignore[arg-type]
+        blocks, angles = cast(list[Block], list(network.decoder.layers)), Angles()
+        self.layers = [static_layer(block, batch, capacity, angles) for block in blocks]
         self.head = head_of(network)
         matrices = [self.head, *(matrix for layer in self.layers for matrix in layer.matrices)]
         packed = all(isinstance(matrix.weight, Packed) for matrix in matrices)
@@ -83,6 +85,7 @@ class GraphDecoder:
         self.step = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.workspace = attention_workspace(self.layers[0].attention, batch, self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.used = 0  # slots of the cache that the longest row has
 
     @property
     def num_bytes(self) -> int:
@@ -99,6 +102,7 @@ class GraphDecoder:
     @torch.no_grad()
     def read(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Prompts through the network, their keys and values into the static cache; logits after the last (B, V)."""
+        self.used = max(len(prompt) for prompt in prompts)
         together = len({len(prompt) for prompt in prompts}) == 1
         batches = [range(len(prompts))] if together else [range(row, row + 1) for row in range(len(prompts))]
         return torch.cat([self.read_some([prompts[row] for row in rows], rows) for rows in batches])
@@ -127,9 +131,19 @@ class GraphDecoder:
 
     def next(self) -> Tensor:
         """The token after the last (B,), a buffer that the next call changes. The GPU may still be at work on it."""
+        if self.used == self.capacity:
+            self.grow(2 * self.capacity)
         assert self.graph is not None
         self.graph.replay()
+        self.used += 1
         return self.token
+
+    def grow(self, capacity: int) -> None:
+        """Room for so many tokens, layer after layer; the graph that wrote into the old one goes first."""
+        self.graph, self.capacity, angles = None, capacity, Angles()
+        for number, layer in enumerate(self.layers):
+            self.layers[number] = with_room(layer, capacity, angles)
+        self.capture()
 
     @torch.no_grad()
     def capture(self) -> None:

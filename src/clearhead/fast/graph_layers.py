@@ -1,9 +1,9 @@
 """A network's layers as the CUDA graph reads them: matrices merged, the cache and the tables of angles in one place.
 
-layer = static_layer(block, batch=1, capacity=1024); head = head_of(network)
+layer = static_layer(block, batch=1, capacity=1024, angles={}); head = head_of(network)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -15,6 +15,7 @@ from clearhead.fast.support import merge
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block
 from clearhead.model.branches import Activation, FeedForward
+from clearhead.model.config import GroupedAttention
 from clearhead.model.feed_forward import FeedForwardLayer
 from clearhead.model.parts import Rope
 from clearhead.model.positions import rotation_for
@@ -42,18 +43,16 @@ class StaticLayer:
         return self.projected, self.output, self.inner, self.down
 
 
-def static_layer(block: Block, batch: int, capacity: int) -> StaticLayer:
+Angles = dict[GroupedAttention, tuple[Tensor, Tensor]]  # cosines and sines, of layers that turn alike
+
+
+def static_layer(block: Block, batch: int, capacity: int, angles: Angles) -> StaticLayer:
     attention, feed_forward = block.attention, block.feed_forward
     assert isinstance(attention, Attention)
     assert isinstance(feed_forward, FeedForwardLayer)
     config, like = attention.config, next(block.parameters())
     inner = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
     keys, values = like.new_zeros(2, batch, config.num_kv_heads, capacity, config.head_width)
-    cosine = sine = torch.zeros(0, 0, device=like.device)
-    if isinstance(config.position, Rope):
-        places = torch.arange(capacity, device=like.device)[None]
-        rotation = rotation_for(config.position, places, config.head_width, torch.float32)
-        cosine, sine = rotation.cosine[0, 0].contiguous(), rotation.sine[0, 0].contiguous()
     return StaticLayer(
         merged(attention.query, attention.key, attention.value),
         merged(attention.output),
@@ -66,9 +65,27 @@ def static_layer(block: Block, batch: int, capacity: int) -> StaticLayer:
         cast(FeedForward, block.layer.feed_forward).activation,
         keys,
         values,
-        cosine,
-        sine,
+        *angles_of(config, capacity, like.device, angles),
     )
+
+
+def with_room(layer: StaticLayer, capacity: int, angles: Angles) -> StaticLayer:
+    """The same layer and what it holds, in a cache of this many tokens."""
+    batch, num_heads, held, width = layer.keys.shape
+    keys, values = layer.keys.new_zeros(2, batch, num_heads, capacity, width)
+    keys[:, :, :held], values[:, :, :held] = layer.keys, layer.values
+    cosine, sine = angles_of(layer.attention.config, capacity, keys.device, angles)
+    return replace(layer, keys=keys, values=values, cosine=cosine, sine=sine)
+
+
+def angles_of(config: GroupedAttention, capacity: int, device: torch.device, known: Angles) -> tuple[Tensor, Tensor]:
+    if not isinstance(config.position, Rope):
+        return torch.zeros(0, 0, device=device), torch.zeros(0, 0, device=device)
+    if config not in known:
+        places = torch.arange(capacity, device=device)[None]
+        rotation = rotation_for(config.position, places, config.head_width, torch.float32)
+        known[config] = rotation.cosine[0, 0].contiguous(), rotation.sine[0, 0].contiguous()
+    return known[config]
 
 
 def merged(*modules: nn.Linear | PackedLinear) -> Matrix:

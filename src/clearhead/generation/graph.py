@@ -18,6 +18,8 @@ from clearhead.generation.rows import RowOptions
 from clearhead.generation.sampling import check_numbers, next_tokens
 from clearhead.model.transformer import Transformer
 
+FIRST_ROOM = 1024  # new tokens; a text that may go on for longer mostly ends before, and the cache doubles if not
+
 
 def fits(network: Transformer, rows: Sequence[Row]) -> bool:
     if not triton_runs(network.device) or why_not(network):
@@ -47,7 +49,8 @@ def decode_in_graph(network: Transformer, rows: Sequence[Row]) -> Iterator[None]
     # A row that is done goes on until the last one is; two more are made while the host looks.
     rooms = [room(network, len(row.prompt)) for row in active]
     most = max(min(row.options.max_new_tokens, limit) for row, limit in zip(active, rooms, strict=True))
-    decoder = GraphDecoder(network, len(active), max(len(row.prompt) for row in active) + most + 2, choose)
+    capacity = max(len(row.prompt) for row in active) + min(most, FIRST_ROOM) + 2
+    decoder = GraphDecoder(network, len(active), capacity, choose)
     logits = decoder.read([row.prompt for row in active])
     first = choose(logits, torch.zeros_like(decoder.step))
     check_numbers(logits, first)
