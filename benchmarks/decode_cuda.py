@@ -81,7 +81,7 @@ def reading_bytes(decoder: GraphDecoder, batch: int) -> int:
     packed = [module.packed for module in network.modules() if isinstance(module, PackedLinear)]
     unpacked = max((2 * math.prod(matrix.shape) for matrix in packed), default=0)
     unpacked += 2 * 4 * UNPACKED_AT_ONCE if packed else 0
-    return max(merging, reading.peak - reading.weights + unpacked + CUBLAS_BYTES)
+    return max(merging, reading.peak - reading.weights - reading.cache + unpacked + CUBLAS_BYTES)
 
 
 def case(name: str, batch: int, bits: Bits | None) -> dict[str, float]:

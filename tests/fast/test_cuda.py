@@ -1,19 +1,23 @@
 """The CUDA graph against the plain loop, on a GPU; its step by Triton's interpreter and what it refuses, anywhere."""
 
+import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
+from clearhead.fast import cuda
 from clearhead.fast.cuda import GraphDecoder, why_not
+from clearhead.fast.launch import attention_workspace
 from clearhead.fast.modules import pack_network
 from clearhead.fast.support import merge
 from clearhead.generation import graph
 from clearhead.generation.decode import Row, decode
-from clearhead.generation.graph import decode_in_graph, fits, is_plain
+from clearhead.generation.graph import decode_in_graph, fits, is_plain, past_fits
 from clearhead.generation.options import SamplingOptions
 from clearhead.model.parts import LayerNorm, LearnedPositions, SinusoidalPositions
 from clearhead.model.transformer import Transformer
@@ -137,13 +141,79 @@ def test_the_graph_makes_the_tokens_of_the_loop(name, num_rows, temperature):
 def test_a_cache_that_is_full_grows():
     pytest.importorskip("triton", reason="Triton is not installed")
     step = Step(toy("llama-3.2-1b", ANY_DEVICE), [[5, 1, 2, 3], [6, 4, 7, 2]], capacity=5)
-    step.decoder.capture = lambda: setattr(step.decoder, "graph", SimpleNamespace(replay=step.advance))
-    step.decoder.start(step.decoder.token.clone())
-    for used in (5, 6):
-        step.decoder.next()
-        assert step.error() < 1e-4
-        assert step.decoder.used == used
+    step.advance()
+    step.decoder.capture = lambda: None
+    step.decoder.grow()
+    step.advance()
+    assert step.error() < 1e-4
     assert {(layer.keys.shape[2], len(layer.cosine)) for layer in step.decoder.layers} == {(10, 10)}
+
+
+def turn(loop, network, cache, earlier, prompt, **options):
+    """What a chat does: go on with a cache, and listen to the end or not."""
+    heard = options.pop("heard", None)
+    row = Row(prompt, SamplingOptions(**options), earlier=earlier)
+    turns = loop(network, [row], cache=cache)
+    for _ in itertools.islice(turns, heard):
+        pass
+    turns.close()
+    return row.tokens
+
+
+@pytest.fixture
+def anywhere(monkeypatch):
+    """The loop around the graph without a GPU: steps as they are asked for, by Triton's interpreter."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    if ANY_DEVICE == "cpu":
+        monkeypatch.setattr(graph, "Mailbox", Copied)
+        monkeypatch.setattr(
+            GraphDecoder, "capture", lambda self: setattr(self, "graph", SimpleNamespace(replay=self.advance))
+        )
+        monkeypatch.setattr(cuda, "attention_workspace", one_span)
+
+
+def one_span(attention, batch, device):
+    states, arrivals = attention_workspace(attention, batch, device)
+    return states[:, :1].contiguous(), arrivals
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2"])
+def test_turns_of_a_chat_go_on_with_its_cache(name, anywhere, monkeypatch):
+    """Heard to the end, left in the middle, cut back, and in between one that the loop has to take."""
+    monkeypatch.setattr(graph, "FIRST_ROOM", 1)
+    network = toy(name, ANY_DEVICE)
+    caches = [KeyValueCache(network.config) for _ in range(2)]
+    text = []
+    for number, heard in enumerate([None, 2, 1, None]):
+        loops = (decode, decode if number == 2 else decode_in_graph)
+        prompt = [1 + number, 2, 3]
+        assert past_fits(network, [Row(prompt, SamplingOptions(), earlier=text)], caches[1])
+        given = {"max_new_tokens": 3, "temperature": 0.7, "seed": number, "heard": heard}
+        expected, made = (
+            turn(loop, network, cache, text, prompt, **given) for loop, cache in zip(loops, caches, strict=True)
+        )
+        assert made == expected
+        assert caches[1].length == caches[0].length == len(text) + len(prompt) + len(made) - 1
+        text = [*text, *prompt, *made][: caches[0].length - (number == 1)]
+        for cache in caches:
+            cache.truncate(len(text))
+    for ours, theirs in zip(caches[1].stores, caches[0].stores, strict=True):
+        for part, other in ((ours.key, theirs.key), (ours.value, theirs.value)):
+            torch.testing.assert_close(part[:, :, : len(text)], other[:, :, : len(text)], atol=1e-4, rtol=1e-4)
+
+
+def test_a_past_that_the_graph_does_not_hold_is_left_to_the_loop():
+    network = toy("llama-3.2-1b")
+    row, cache = Row([1], SamplingOptions(), earlier=[2, 3]), KeyValueCache(network.config)
+    assert not past_fits(network, [row], None)
+    assert not past_fits(network, [row], cache)
+    with torch.no_grad():
+        network(torch.tensor([[2, 3]]), cache=cache)
+    cache.advance()
+    assert past_fits(network, [row], cache)
+    assert not past_fits(network, [row, row], cache)
+    assert not past_fits(network.bfloat16(), [row], cache)
 
 
 @gpu
@@ -233,7 +303,7 @@ def asked(monkeypatch):
     """How much room a decoder is asked to have, of which there is none here."""
     found = []
 
-    def refuse(network, batch, capacity, choose):
+    def refuse(network, batch, capacity, choose, cache):
         found.append(capacity)
         raise ClearheadError("no GPU here")
 
@@ -269,7 +339,6 @@ def test_no_room_is_made_beyond_a_table_of_positions(asked):
 def test_what_looks_back_is_left_to_the_loop(options, plain):
     row = Row([1], SamplingOptions(**options))
     assert is_plain(row) == plain
-    assert not is_plain(replace(row, earlier=[1]))
 
 
 class Counting:
@@ -277,8 +346,8 @@ class Counting:
 
     asked = 0
 
-    def __init__(self, network, batch, capacity, choose):
-        self.step = torch.zeros(batch, dtype=torch.long)
+    def __init__(self, network, batch, capacity, choose, cache):
+        self.step, self.capacity = torch.zeros(batch, dtype=torch.long), capacity
 
     def read(self, prompts):
         return torch.eye(VOCAB)[[10 * row for row in range(len(prompts))]]

@@ -172,3 +172,21 @@ def test_scores_far_apart_do_not_overflow():
     scores = torch.tensor([[1e4, -1e4, 0.0]])
     allowed = torch.tensor([[False, True, True]])
     assert torch.equal(masked_softmax(scores, allowed), torch.tensor([[0.0, 0.0, 1.0]]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_kv_heads", [HEADS, 2, 1])
+@pytest.mark.parametrize("kind", ["one query", "masked", "biased"])
+def test_a_text_that_grows_is_attended_without_plans(kind: str, num_kv_heads: int, dtype: torch.dtype) -> None:
+    num_queries, num_keys, width = 1 if kind == "one query" else 5, 37, 64
+    q = draw(BATCH, HEADS, num_queries, width, dtype=dtype, seed=1).cuda()
+    k, v = (draw(BATCH, num_kv_heads, num_keys, width, dtype=dtype, seed=seed).cuda() for seed in (2, 3))
+    allowed = torch.ones(BATCH, 1, num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+    allowed[1, :, :2] = False  # padding, which sees nothing
+    bias = draw(1, HEADS, num_queries, num_keys, dtype=dtype).cuda() if kind == "biased" else None
+    how = Scoring(Mask(None if kind == "one query" else allowed.cuda()), scale=0.125, bias=bias)
+    with torch.no_grad():
+        found = fused(q, k, v, how)
+    torch.testing.assert_close(found, reference(q, k, v, how), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -91,6 +91,11 @@ class KeyValueCache:
             store.advance()
         self.length, self.num_new = self.length + self.num_new, 0
 
+    def wrote(self, num_new: int) -> None:
+        """So many tokens more are there, written by a kernel into the stores' own buffers."""
+        self.num_new, self.furthest = num_new, max(self.furthest, self.length + num_new)
+        self.advance()
+
     def truncate(self, length: int) -> None:
         """Forget all after the first `length` tokens."""
         if not 0 <= length <= self.length:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clearhead.cache.cache import KeyValueCache
+from clearhead.cache.stores import ContiguousStore
 from clearhead.errors import ClearheadError
 from clearhead.fast.graph_layers import Angles, StaticLayer, head_of, static_layer, with_room
 from clearhead.fast.launch import Norm, attend, attention_workspace, multiply
@@ -66,15 +67,23 @@ def unknown_layer(layer: Layer) -> str | None:
 class GraphDecoder:
     multiply = staticmethod(multiply)
 
-    def __init__(self, network: Transformer, batch: int, capacity: int, choose: Choose):
+    def __init__(
+        self, network: Transformer, batch: int, capacity: int, choose: Choose, cache: KeyValueCache | None = None
+    ):
+        """`capacity`: tokens of the longest row, with those in the `cache` that is gone on with, where there is one."""
         if reason := why_not(network):
             raise ClearheadError(f"this model does not run in a CUDA graph: {reason}")
         parameter = next(network.parameters())
-        self.network, self.choose, self.capacity = network, choose, capacity
+        self.network, self.choose = network, choose
         self.device, self.dtype = parameter.device, parameter.dtype
         assert network.decoder is not None
         blocks, angles = cast(list[Block], list(network.decoder.layers)), Angles()
-        self.layers = [static_layer(block, batch, capacity, angles) for block in blocks]
+        self.cache = cache or KeyValueCache(network.config, stores=[ContiguousStore(capacity) for _ in blocks])
+        self.kept = self.cache.length
+        self.layers = [
+            static_layer(block, store, self.kept, (batch, capacity), angles)
+            for block, store in zip(blocks, self.stores, strict=True)
+        ]
         self.head = head_of(network)
         matrices = [self.head, *(matrix for layer in self.layers for matrix in layer.matrices)]
         packed = all(isinstance(matrix.weight, Packed) for matrix in matrices)
@@ -85,7 +94,14 @@ class GraphDecoder:
         self.step = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.workspace = attention_workspace(self.layers[0].attention, batch, self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.used = 0  # slots of the cache that the longest row has
+
+    @property
+    def stores(self) -> list[ContiguousStore]:
+        return cast(list[ContiguousStore], self.cache.stores)
+
+    @property
+    def capacity(self) -> int:
+        return min(layer.keys.shape[2] for layer in self.layers)  # some may have grown when memory ran out
 
     @property
     def num_bytes(self) -> int:
@@ -101,24 +117,32 @@ class GraphDecoder:
 
     @torch.no_grad()
     def read(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Prompts through the network, their keys and values into the static cache; logits after the last (B, V)."""
-        self.used = max(len(prompt) for prompt in prompts)
-        together = len({len(prompt) for prompt in prompts}) == 1
-        batches = [range(len(prompts))] if together else [range(row, row + 1) for row in range(len(prompts))]
-        return torch.cat([self.read_some([prompts[row] for row in rows], rows) for rows in batches])
+        """Prompts through the network, their keys and values into the cache; logits after the last (B, V)."""
+        if len({len(prompt) for prompt in prompts}) == 1:
+            self.cache.truncate(self.kept)
+            return self.read_some(prompts, slice(None), self.cache)
+        assert not self.kept, "a cache that is gone on with has no padding"
+        return torch.cat([self.read_alone(prompt, row) for row, prompt in enumerate(prompts)])
 
-    def read_some(self, prompts: Sequence[Sequence[int]], rows: range) -> Tensor:
-        """Of one length, into these rows of the cache."""
-        tokens = torch.tensor([list(prompt) for prompt in prompts], device=self.device)
-        length, here = tokens.shape[1], slice(rows.start, rows.stop)
-        if length >= self.capacity:
-            raise ClearheadError(f"the prompt has {length} tokens; this decoder was made for {self.capacity}")
-        cache = KeyValueCache(self.network.config)
-        hidden = self.network.hidden(tokens, cache=cache)
+    def read_alone(self, prompt: Sequence[int], row: int) -> Tensor:
+        """One that is longer or shorter than the others."""
+        here, cache = slice(row, row + 1), KeyValueCache(self.network.config)
+        logits = self.read_some([prompt], here, cache)
         for layer, store in zip(self.layers, cache.stores, strict=True):
             kept = store.tensors()
-            layer.keys[here, :, :length] = kept["key"][:, :, :length]
-            layer.values[here, :, :length] = kept["value"][:, :, :length]
+            layer.keys[here, :, : cache.length] = kept["key"][:, :, : cache.length]
+            layer.values[here, :, : cache.length] = kept["value"][:, :, : cache.length]
+        return logits
+
+    def read_some(self, prompts: Sequence[Sequence[int]], here: slice, cache: KeyValueCache) -> Tensor:
+        """Of one length, for these rows."""
+        tokens = torch.tensor([list(prompt) for prompt in prompts], device=self.device)
+        length = cache.length + tokens.shape[1]
+        if length >= self.capacity:
+            raise ClearheadError(f"the text has {length} tokens; this decoder was made for {self.capacity}")
+        with torch.inference_mode():  # as decode.py, which may have made the cache
+            hidden = self.network.hidden(tokens, cache=cache)
+        cache.advance()
         self.position[here] = length
         return self.to_logits(hidden[:, -1].contiguous())
 
@@ -131,18 +155,15 @@ class GraphDecoder:
 
     def next(self) -> Tensor:
         """The token after the last (B,), a buffer that the next call changes. The GPU may still be at work on it."""
-        if self.used == self.capacity:
-            self.grow(2 * self.capacity)
         assert self.graph is not None
         self.graph.replay()
-        self.used += 1
         return self.token
 
-    def grow(self, capacity: int) -> None:
-        """Room for so many tokens, layer after layer; the graph that wrote into the old one goes first."""
-        self.graph, self.capacity, angles = None, capacity, Angles()
-        for number, layer in enumerate(self.layers):
-            self.layers[number] = with_room(layer, capacity, angles)
+    def grow(self) -> None:
+        """Double a cache that is full, layer after layer; the graph that writes into the old one goes first."""
+        self.graph, used, angles = None, self.capacity, Angles()
+        for number, (layer, store) in enumerate(zip(self.layers, self.stores, strict=True)):
+            self.layers[number] = with_room(layer, store, used, 2 * used, angles)
         self.capture()
 
     @torch.no_grad()

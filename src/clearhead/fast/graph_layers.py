@@ -1,6 +1,6 @@
 """A network's layers as the CUDA graph reads them: matrices merged, the cache and the tables of angles in one place.
 
-layer = static_layer(block, batch=1, capacity=1024, angles={}); head = head_of(network)
+layer = static_layer(block, ContiguousStore(), kept=0, shape=(1, 1024), angles={}); head = head_of(network)
 """
 
 from dataclasses import dataclass, replace
@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from clearhead.cache.stores import ContiguousStore
 from clearhead.fast.launch import Matrix, Norm
 from clearhead.fast.modules import PackedLinear, PackedMatrix
 from clearhead.fast.support import merge
@@ -46,13 +47,17 @@ class StaticLayer:
 Angles = dict[GroupedAttention, tuple[Tensor, Tensor]]  # cosines and sines, of layers that turn alike
 
 
-def static_layer(block: Block, batch: int, capacity: int, angles: Angles) -> StaticLayer:
+def static_layer(
+    block: Block, store: ContiguousStore, kept: int, shape: tuple[int, int], angles: Angles
+) -> StaticLayer:
+    """With a cache of at least this `shape` (rows, tokens), of which the store holds the first `kept` tokens."""
     attention, feed_forward = block.attention, block.feed_forward
     assert isinstance(attention, Attention)
     assert isinstance(feed_forward, FeedForwardLayer)
     config, like = attention.config, next(block.parameters())
     inner = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
-    keys, values = like.new_zeros(2, batch, config.num_kv_heads, capacity, config.head_width)
+    blank = like.new_empty(shape[0], config.num_kv_heads, 0, config.head_width)
+    keys, values = store.room(kept, shape[1], blank, blank)
     return StaticLayer(
         merged(attention.query, attention.key, attention.value),
         merged(attention.output),
@@ -65,24 +70,23 @@ def static_layer(block: Block, batch: int, capacity: int, angles: Angles) -> Sta
         cast(FeedForward, block.layer.feed_forward).activation,
         keys,
         values,
-        *angles_of(config, capacity, like.device, angles),
+        *angles_of(config, keys, angles),
     )
 
 
-def with_room(layer: StaticLayer, capacity: int, angles: Angles) -> StaticLayer:
-    """The same layer and what it holds, in a cache of this many tokens."""
-    batch, num_heads, held, width = layer.keys.shape
-    keys, values = layer.keys.new_zeros(2, batch, num_heads, capacity, width)
-    keys[:, :, :held], values[:, :, :held] = layer.keys, layer.values
-    cosine, sine = angles_of(layer.attention.config, capacity, keys.device, angles)
+def with_room(layer: StaticLayer, store: ContiguousStore, used: int, capacity: int, angles: Angles) -> StaticLayer:
+    """The same layer, its cache with room for so many tokens; the first `used` are there."""
+    keys, values = store.room(used, capacity, layer.keys, layer.values)
+    cosine, sine = angles_of(layer.attention.config, keys, angles)
     return replace(layer, keys=keys, values=values, cosine=cosine, sine=sine)
 
 
-def angles_of(config: GroupedAttention, capacity: int, device: torch.device, known: Angles) -> tuple[Tensor, Tensor]:
+def angles_of(config: GroupedAttention, keys: Tensor, known: Angles) -> tuple[Tensor, Tensor]:
+    """For as many places as these keys have."""
     if not isinstance(config.position, Rope):
-        return torch.zeros(0, 0, device=device), torch.zeros(0, 0, device=device)
+        return torch.zeros(0, 0, device=keys.device), torch.zeros(0, 0, device=keys.device)
     if config not in known:
-        places = torch.arange(capacity, device=device)[None]
+        places = torch.arange(keys.shape[2], device=keys.device)[None]
         rotation = rotation_for(config.position, places, config.head_width, torch.float32)
         known[config] = rotation.cosine[0, 0].contiguous(), rotation.sine[0, 0].contiguous()
     return known[config]

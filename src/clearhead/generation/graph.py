@@ -1,6 +1,6 @@
 """The decode loop on an NVIDIA GPU: the same rows, the same turns as decode.py, the step in one CUDA graph.
 
-    if fits(network, rows): turns = decode_in_graph(network, rows)
+    if fits(network, rows, cache): turns = decode_in_graph(network, rows, cache)
 
 The graph is asked for two tokens before the first of them is looked at, so that the GPU never waits for the host; what
 it made beyond the end of a row is forgotten.
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from clearhead.cache.cache import KeyValueCache
 from clearhead.fast.cuda import GraphDecoder, Mailbox, why_not
 from clearhead.fast.launch import triton_runs
 from clearhead.generation.decode import Row, room
@@ -21,23 +22,34 @@ from clearhead.model.transformer import Transformer
 FIRST_ROOM = 1024  # new tokens; a text that may go on for longer mostly ends before, and the cache doubles if not
 
 
-def fits(network: Transformer, rows: Sequence[Row]) -> bool:
+def fits(network: Transformer, rows: Sequence[Row], cache: KeyValueCache | None = None) -> bool:
     if not triton_runs(network.device) or why_not(network):
         return False
     if network.device.index not in (None, torch.cuda.current_device()):
         return False  # graphs are captured, and Triton's kernels launched, on the current device
-    return all(is_plain(row) for row in rows)
+    return all(is_plain(row) for row in rows) and past_fits(network, rows, cache)
 
 
 def is_plain(row: Row) -> bool:
     """Penalties look at all tokens so far and log-probabilities at all logits: those stay with decode.py."""
     options = row.options
     penalties = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
-    return penalties == (1.0, 0.0, 0.0) and options.logprobs is None and not (row.earlier or row.source)
+    return penalties == (1.0, 0.0, 0.0) and options.logprobs is None and not row.source
+
+
+def past_fits(network: Transformer, rows: Sequence[Row], cache: KeyValueCache | None) -> bool:
+    """None, or that of one row, as of a chat, held as the graph would hold it."""
+    if cache is None:
+        return not any(row.earlier for row in rows)
+    like = next(network.parameters())
+    held = [tensor for store in cache.stores for tensor in store.tensors().values()]
+    same = all((len(part), part.dtype, part.device) == (1, like.dtype, like.device) for part in held)
+    return same and len(rows) == 1 and cache.real is None and len(rows[0].earlier) == cache.length
 
 
 @torch.no_grad()
-def decode_in_graph(network: Transformer, rows: Sequence[Row]) -> Iterator[None]:
+def decode_in_graph(network: Transformer, rows: Sequence[Row], cache: KeyValueCache | None = None) -> Iterator[None]:
+    """`cache`: of what the one row has `earlier`; the new tokens join it."""
     active = [row for row in rows if row.options.max_new_tokens > 0]
     if not active:
         return
@@ -47,17 +59,26 @@ def decode_in_graph(network: Transformer, rows: Sequence[Row]) -> Iterator[None]
         return next_tokens(logits, options, steps)
 
     # A row that is done goes on until the last one is; two more are made while the host looks.
-    rooms = [room(network, len(row.prompt)) for row in active]
+    lengths = [len(row.earlier) + len(row.prompt) for row in active]
+    rooms = [room(network, length) for length in lengths]
     most = max(min(row.options.max_new_tokens, limit) for row, limit in zip(active, rooms, strict=True))
-    capacity = max(len(row.prompt) for row in active) + min(most, FIRST_ROOM) + 2
-    decoder = GraphDecoder(network, len(active), capacity, choose)
+    used = max(lengths)
+    decoder = GraphDecoder(network, len(active), used + min(most, FIRST_ROOM) + 2, choose, cache)
+
+    def begin_next() -> Mailbox:
+        nonlocal used
+        if used == decoder.capacity:
+            decoder.grow()
+        used += 1
+        return Mailbox(decoder.next())
+
     logits = decoder.read([row.prompt for row in active])
     first = choose(logits, torch.zeros_like(decoder.step))
     check_numbers(logits, first)
     decoder.start(first)
-    ready, pending = first.tolist(), Mailbox(decoder.next())
+    ready, pending = first.tolist(), begin_next()
     while True:
-        coming = Mailbox(decoder.next())
+        coming = begin_next()
         for row, token, limit in zip(active, ready, rooms, strict=True):
             if not row.done:
                 row.take(token, limit)
@@ -65,3 +86,5 @@ def decode_in_graph(network: Transformer, rows: Sequence[Row]) -> Iterator[None]
         if all(row.done for row in active):
             return
         ready, pending = pending.read(), coming
+        if cache is not None:
+            cache.wrote(1)  # the token before

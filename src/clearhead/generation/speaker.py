@@ -127,8 +127,8 @@ class Speaker:
     def run(self, rows: list[Row], cache: KeyValueCache | None, speculation: Speculation | None) -> Iterator[None]:
         with enough_memory():
             memory = self.memory_of(rows)
-            if speculation is None and cache is None and self.in_graph and fits(self.network, rows):
-                yield from decode_in_graph(self.network, rows)
+            if speculation is None and self.in_graph and fits(self.network, rows, cache):
+                yield from decode_in_graph(self.network, rows, cache)
             elif speculation is None:
                 yield from decode(self.network, rows, memory=memory, cache=cache)
             else:
