@@ -151,14 +151,19 @@ def test_a_gate_in_few_bits(kind):
     torch.testing.assert_close(found, functional.silu(gate) * up, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("num_spans", [1, 3])
+@pytest.mark.parametrize(
+    ("num_spans", "window", "normed"), [(1, 99, False), (3, 99, False), (1, 40, True), (3, 7, True)]
+)
 @pytest.mark.parametrize("pairing", ["half", "interleaved", None])
-def test_attention_of_one_new_token(pairing, num_spans):
+def test_attention_of_one_new_token(pairing, num_spans, window, normed):
     batch, heads, kv_heads, width, capacity = 2, 6, 2, 16, 80
     projected = draw(batch, (heads + 2 * kv_heads) * width)
     keys, values = draw(batch, kv_heads, capacity, width), draw(batch, kv_heads, capacity, width)
     positions = torch.tensor([70, 5], device=DEVICE)
     q, k, v = (part.unflatten(1, (-1, width)) for part in projected.split([heads * width] + [kv_heads * width] * 2, 1))
+    norms = [draw(width), draw(width)]
+    if normed:
+        q, k = (functional.rms_norm(part, (width,), norm, 1e-5) for part, norm in zip((q, k), norms, strict=True))
     rotation = None
     if pairing:
         rotation = rotation_for(
@@ -172,17 +177,19 @@ def test_attention_of_one_new_token(pairing, num_spans):
             turned_q, turned_k = here.turn(q[row, None, :, None])[0, :, 0], here.turn(k[row, None, :, None])[0, :, 0]
         kept[row, :, position] = turned_k
         past = torch.cat((values[row, :, :position], v[row][:, None]), dim=1)[None]
+        seen = slice(max(0, position + 1 - window), position + 1)
         how = Scoring(mask=Mask(), scale=0.3)
-        expected.append(reference(turned_q[None, :, None], kept[row, None, :, : position + 1], past, how).flatten())
+        expected.append(reference(turned_q[None, :, None], kept[row, None, :, seen], past[:, :, seen], how).flatten())
     y = torch.empty(batch, heads * width, device=DEVICE)
     states = torch.empty(batch * kv_heads * num_spans * 16 * (width + 2), device=DEVICE)
     arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=DEVICE)
     empty = torch.zeros(1, device=DEVICE)
     cosine, sine = (rotation.cosine[0, 0], rotation.sine[0, 0]) if rotation else (empty, empty)
     kernels.attend_row[(batch * kv_heads, num_spans)](
-        y, states, arrivals, projected, keys, values, positions, cosine, sine, keys.stride(0), keys.stride(1), 0.3,
+        y, states, arrivals, projected, keys, values, positions, cosine, sine, *norms,
+        keys.stride(0), keys.stride(1), window, 0.3, 1e-5,
         N=heads, K=kv_heads, H=width, PAIRS=width // 2 if pairing else 0, NEIGHBOURS=pairing == "interleaved",
-        GROUP=16, SPANS=num_spans, BLOCK=16, PDL=False,
+        NORMED=normed, GROUP=16, SPANS=num_spans, BLOCK=16, PDL=False,
     )  # fmt: skip
     tolerance = 2e-2 if ON_GPU else 1e-5  # a GPU multiplies float32 tiles in TF32
     torch.testing.assert_close(y, torch.stack(expected), atol=tolerance, rtol=tolerance)

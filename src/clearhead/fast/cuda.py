@@ -23,9 +23,9 @@ from clearhead.fast.packed import Packed
 from clearhead.fast.support import are_plain, hooks_of, unknown_in
 from clearhead.model.block import Block
 from clearhead.model.branches import FeedForward
-from clearhead.model.config import GroupedAttention, Layer
+from clearhead.model.config import GroupedAttention, HeadNorm, Layer
 from clearhead.model.feed_forward import ACTIVATIONS
-from clearhead.model.parts import Causal, LearnedPositions
+from clearhead.model.parts import Causal, LearnedPositions, Window
 from clearhead.model.transformer import Transformer
 
 Choose = Callable[[Tensor, Tensor], Tensor]  # logits (B, V) and how many tokens there are (B,) -> the next (B,)
@@ -53,8 +53,10 @@ def why_not(network: Transformer) -> str | None:
 
 def unknown_layer(layer: Layer) -> str | None:
     attention = cast(GroupedAttention, layer.attention)
-    if layer.placement != "pre" or not isinstance(attention.reach, Causal) or attention.head_norm is not None:
+    if layer.placement != "pre" or not isinstance(attention.reach, Causal | Window):
         return "its layers are not plain ones"
+    if attention.head_norm is not None and cast(HeadNorm, attention.head_norm).norm.unit_offset:
+        return "this kind of norm on its heads"
     if cast(FeedForward, layer.feed_forward).activation not in KNOWN_ACTIVATIONS:
         return "this kind of feed-forward"
     if attention.head_width < 16 or attention.head_width & (attention.head_width - 1):
@@ -78,7 +80,7 @@ class GraphDecoder:
         self.device, self.dtype = parameter.device, parameter.dtype
         assert network.decoder is not None
         blocks, angles = cast(list[Block], list(network.decoder.layers)), Angles()
-        self.cache = cache or KeyValueCache(network.config, stores=[ContiguousStore(capacity) for _ in blocks])
+        self.cache = cache or self.blank_cache(capacity)
         self.kept = self.cache.length
         self.layers = [
             static_layer(block, store, self.kept, (batch, capacity), angles)
@@ -94,6 +96,11 @@ class GraphDecoder:
         self.step = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.workspace = attention_workspace(self.layers[0].attention, batch, self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
+
+    def blank_cache(self, capacity: int) -> KeyValueCache:
+        """Of the tokens before a window too: a kernel does not look at them, and needs no ring to leave them out."""
+        layers = self.network.config.output_stack.layers
+        return KeyValueCache(self.network.config, stores=[ContiguousStore(capacity) for _ in layers])
 
     @property
     def stores(self) -> list[ContiguousStore]:
@@ -126,7 +133,7 @@ class GraphDecoder:
 
     def read_alone(self, prompt: Sequence[int], row: int) -> Tensor:
         """One that is longer or shorter than the others."""
-        here, cache = slice(row, row + 1), KeyValueCache(self.network.config)
+        here, cache = slice(row, row + 1), self.blank_cache(len(prompt))
         logits = self.read_some([prompt], here, cache)
         for layer, store in zip(self.layers, cache.stores, strict=True):
             kept = store.tensors()

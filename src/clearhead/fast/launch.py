@@ -15,12 +15,14 @@ from torch import Tensor, nn
 
 from clearhead.fast.packed import Packed
 from clearhead.model.attention import Attention
+from clearhead.model.config import HeadNorm
 from clearhead.model.norms import RootMeanSquare
-from clearhead.model.parts import Rope
+from clearhead.model.parts import Rope, Window
 
 Norm = RootMeanSquare | nn.LayerNorm
 
 MANY_ROWS = 8192
+EVERYTHING = 1 << 30  # a window that no text fills
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,15 @@ def attend(
     config, (keys, values), (states, arrivals) = attention.config, kept, workspace
     y = projected.new_empty(len(projected), config.num_heads * config.head_width)
     rope = config.position if isinstance(config.position, Rope) else None
+    norm = config.head_norm.norm if isinstance(config.head_norm, HeadNorm) else None
+    norms = (y, y) if norm is None else (attention.query_norm.weight, attention.key_norm.weight)
     attend_row[states.shape[:2]](
-        y, states, arrivals, projected, keys, values, position, *angles,
-        keys.stride(0), keys.stride(1), attention.scale,
+        y, states, arrivals, projected, keys, values, position, *angles, *norms,
+        keys.stride(0), keys.stride(1), config.reach.size if isinstance(config.reach, Window) else EVERYTHING,
+        attention.scale, 0.0 if norm is None else norm.epsilon,
         N=config.num_heads, K=config.num_kv_heads, H=config.head_width,
         PAIRS=0 if rope is None else angles[0].shape[1], NEIGHBOURS=rope is not None and rope.pairing == "interleaved",
+        NORMED=norm is not None,
         GROUP=states.shape[2], SPANS=states.shape[1], BLOCK=32, num_warps=4, **early(projected.device),
     )  # fmt: skip
     return y

@@ -11,17 +11,26 @@ import triton.language as tl
 
 
 @triton.jit
-def turn(heads, cosine, sine, position, PAIRS: tl.constexpr, H: tl.constexpr, NEIGHBOURS: tl.constexpr):
-    """Heads with their position: pointers (rows, 1) -> (rows, H), each entry its own · cos ± its partner · sin."""
+def turn(
+    heads, norm, epsilon, cosine, sine, position,
+    PAIRS: tl.constexpr, H: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMED: tl.constexpr,
+):  # fmt: skip
+    """Heads with their norm and position: pointers (rows, 1) -> (rows, H), each its own · cos ± its partner · sin."""
     h = tl.arange(0, H)
     own = tl.load(heads + h[None, :]).to(tl.float32)
+    if NORMED:
+        factor = tl.rsqrt(tl.sum(own * own, 1) / H + epsilon)[:, None]
+        own *= factor * tl.load(norm + h)[None, :].to(tl.float32)
     if PAIRS == 0:
         return own
     pair = (h // 2) if NEIGHBOURS else h % PAIRS
     partner = (h ^ 1) if NEIGHBOURS else tl.where(h < PAIRS, h + PAIRS, h - PAIRS)
     first = (h % 2 == 0) if NEIGHBOURS else h < PAIRS
     rotates = h < 2 * PAIRS
-    other = tl.load(heads + tl.where(rotates, partner, h)[None, :]).to(tl.float32)
+    partner = tl.where(rotates, partner, h)
+    other = tl.load(heads + partner[None, :]).to(tl.float32)
+    if NORMED:
+        other *= factor * tl.load(norm + partner)[None, :].to(tl.float32)
     c = tl.load(cosine + position * PAIRS + pair, rotates, 1.0)
     s = tl.load(sine + position * PAIRS + pair, rotates, 0.0)
     return own * c[None, :] + tl.where(first, -1.0, 1.0)[None, :] * other * s[None, :]
@@ -29,24 +38,26 @@ def turn(heads, cosine, sine, position, PAIRS: tl.constexpr, H: tl.constexpr, NE
 
 @triton.jit
 def attend_row(
-    y, states, arrivals, projected, keys, values, positions, cosine, sine,
-    row_stride, head_stride, scale,
+    y, states, arrivals, projected, keys, values, positions, cosine, sine, query_norm, key_norm,
+    row_stride, head_stride, window, scale, epsilon,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr,
-    GROUP: tl.constexpr, SPANS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    NORMED: tl.constexpr, GROUP: tl.constexpr, SPANS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One key-value head of one row over one span of its slots; the last span to arrive joins them all.
 
     projected (B, (N + 2K) H): queries, keys, values side by side. keys, values (B, K, capacity, H). positions (B,):
-    the new token's, which is also its slot. GROUP: query heads of a key-value head, filled up to 16 for tl.dot.
+    the new token's, which is also its slot. window: tokens that are seen, itself among them. query_norm, key_norm (H,)
+    where NORMED. GROUP: query heads of a key-value head, filled up to 16 for tl.dot.
     """
     b, head, span = tl.program_id(0) // K, tl.program_id(0) % K, tl.program_id(1)
     h, g = tl.arange(0, H), tl.arange(0, GROUP)
     PER_HEAD: tl.constexpr = N // K
     # Nothing of this is written by the kernel before: position and past were there when the step began.
     position = tl.load(positions + b)
-    length = position + 1
+    oldest = tl.maximum(position + 1 - window, 0)
+    length = position + 1 - oldest
     share = tl.cdiv(tl.cdiv(length, SPANS), BLOCK) * BLOCK
-    first, last = span * share, tl.minimum((span + 1) * share, position)
+    first, last = oldest + span * share, tl.minimum(oldest + (span + 1) * share, position)
     place = b.to(tl.int64) * row_stride + head.to(tl.int64) * head_stride
     slot = first + tl.arange(0, BLOCK)
     tile = place + slot[:, None] * H + h[None, :]
@@ -58,13 +69,15 @@ def attend_row(
     # The queries of this head as a (GROUP, H) tile; rows past PER_HEAD repeat the last and are never stored.
     row = projected + b * (N + 2 * K) * H
     n = head * PER_HEAD + tl.minimum(g, PER_HEAD - 1)
-    q = turn(row + n[:, None] * H, cosine, sine, position, PAIRS, H, NEIGHBOURS) * scale
+    q = turn(row + n[:, None] * H, query_norm, epsilon, cosine, sine, position, PAIRS, H, NEIGHBOURS, NORMED) * scale
     largest = tl.full((GROUP,), -1e30, tl.float32)
     total = tl.zeros((GROUP,), tl.float32)
     mixed = tl.zeros((GROUP, H), tl.float32)
     if (first <= position) & (position < first + share):  # the new token, which is kept and seen here
         one = tl.zeros((1, 1), tl.int32)
-        new = turn(row + (N + head) * H + one, cosine, sine, position, PAIRS, H, NEIGHBOURS).to(keys.dtype.element_ty)
+        new = row + (N + head) * H + one
+        new = turn(new, key_norm, epsilon, cosine, sine, position, PAIRS, H, NEIGHBOURS, NORMED)
+        new = new.to(keys.dtype.element_ty)
         value = tl.load(row + (N + K + head) * H + one + h[None, :]).to(values.dtype.element_ty)
         tl.store(keys + place + position * H + one + h[None, :], new)
         tl.store(values + place + position * H + one + h[None, :], value)

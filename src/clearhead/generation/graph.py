@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from clearhead.cache.cache import KeyValueCache
+from clearhead.cache.stores import ContiguousStore
 from clearhead.fast.cuda import GraphDecoder, Mailbox, why_not
 from clearhead.fast.launch import triton_runs
 from clearhead.generation.decode import Row, room
@@ -44,7 +45,8 @@ def past_fits(network: Transformer, rows: Sequence[Row], cache: KeyValueCache | 
     like = next(network.parameters())
     held = [tensor for store in cache.stores for tensor in store.tensors().values()]
     same = all((len(part), part.dtype, part.device) == (1, like.dtype, like.device) for part in held)
-    return same and len(rows) == 1 and cache.real is None and len(rows[0].earlier) == cache.length
+    whole = cache.real is None and all(isinstance(store, ContiguousStore) for store in cache.stores)
+    return same and whole and len(rows) == 1 and len(rows[0].earlier) == cache.length
 
 
 @torch.no_grad()
