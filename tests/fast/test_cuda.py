@@ -26,7 +26,7 @@ from tests.model.toys import CONTEXT, VOCAB, redraw
 
 gpu = pytest.mark.gpu
 ANY_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOYS = ("llama-3.2-1b", "gpt2", "opt", "bare", "qwen3-8b", "mistral-7b")
+TOYS = ("llama-3.2-1b", "gpt2", "opt", "bare", "qwen3-8b", "mistral-7b", "gemma-3-1b")
 
 
 def network_of(name, device="cpu", **changes):
@@ -260,7 +260,7 @@ def test_packed_weights_give_the_logits_of_the_network(name, bits, num_rows):
 
 
 @pytest.mark.parametrize(
-    "name", ["deepseek-v3", "gemma-3-1b", "qwen3-30b-a3b", "t5-small", "gpt1", "gpt3-125m", "bloom-7b1", "palm-8b"]
+    "name", ["deepseek-v3", "llama-4-scout", "qwen3-30b-a3b", "t5-small", "gpt1", "gpt3-125m", "bloom-7b1", "palm-8b"]
 )
 def test_other_models_are_left_to_the_loop(name):
     network = network_of(name)

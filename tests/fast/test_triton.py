@@ -163,7 +163,8 @@ def test_attention_of_one_new_token(pairing, num_spans, window, normed):
     q, k, v = (part.unflatten(1, (-1, width)) for part in projected.split([heads * width] + [kv_heads * width] * 2, 1))
     norms = [draw(width), draw(width)]
     if normed:
-        q, k = (functional.rms_norm(part, (width,), norm, 1e-5) for part, norm in zip((q, k), norms, strict=True))
+        gains = [norm + (window == 7) for norm in norms]
+        q, k = (functional.rms_norm(part, (width,), gain, 1e-5) for part, gain in zip((q, k), gains, strict=True))
     rotation = None
     if pairing:
         rotation = rotation_for(
@@ -189,7 +190,7 @@ def test_attention_of_one_new_token(pairing, num_spans, window, normed):
         y, states, arrivals, projected, keys, values, positions, cosine, sine, *norms,
         keys.stride(0), keys.stride(1), window, 0.3, 1e-5,
         N=heads, K=kv_heads, H=width, PAIRS=width // 2 if pairing else 0, NEIGHBOURS=pairing == "interleaved",
-        NORMED=normed, GROUP=16, SPANS=num_spans, BLOCK=16, PDL=False,
+        NORMED=normed, UNIT_OFFSET=int(window == 7), GROUP=16, SPANS=num_spans, BLOCK=16, PDL=False,
     )  # fmt: skip
     tolerance = 2e-2 if ON_GPU else 1e-5  # a GPU multiplies float32 tiles in TF32
     torch.testing.assert_close(y, torch.stack(expected), atol=tolerance, rtol=tolerance)

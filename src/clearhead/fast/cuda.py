@@ -18,12 +18,12 @@ from clearhead.cache.cache import KeyValueCache
 from clearhead.cache.stores import ContiguousStore
 from clearhead.errors import ClearheadError
 from clearhead.fast.graph_layers import Angles, StaticLayer, head_of, static_layer, with_room
-from clearhead.fast.launch import Norm, attend, attention_workspace, multiply
+from clearhead.fast.launch import Matrix, Norm, attend, attention_workspace, multiply
 from clearhead.fast.packed import Packed
 from clearhead.fast.support import are_plain, hooks_of, unknown_in
 from clearhead.model.block import Block
 from clearhead.model.branches import FeedForward
-from clearhead.model.config import GroupedAttention, HeadNorm, Layer
+from clearhead.model.config import GroupedAttention, Layer
 from clearhead.model.feed_forward import ACTIVATIONS
 from clearhead.model.parts import Causal, LearnedPositions, Window
 from clearhead.model.transformer import Transformer
@@ -53,10 +53,8 @@ def why_not(network: Transformer) -> str | None:
 
 def unknown_layer(layer: Layer) -> str | None:
     attention = cast(GroupedAttention, layer.attention)
-    if layer.placement != "pre" or not isinstance(attention.reach, Causal | Window):
+    if layer.placement not in ("pre", "sandwich") or not isinstance(attention.reach, Causal | Window):
         return "its layers are not plain ones"
-    if attention.head_norm is not None and cast(HeadNorm, attention.head_norm).norm.unit_offset:
-        return "this kind of norm on its heads"
     if cast(FeedForward, layer.feed_forward).activation not in KNOWN_ACTIVATIONS:
         return "this kind of feed-forward"
     if attention.head_width < 16 or attention.head_width & (attention.head_width - 1):
@@ -218,17 +216,23 @@ class GraphDecoder:
     def by_kernels(self, layer: StaticLayer, x: Tensor) -> None:
         """x (B, D), changed in place."""
         projected = self.multiply(x, layer.projected, norm=layer.attention_norm)
-        mixed = self.attend(layer, projected)
-        self.multiply(mixed, layer.output, residual=x)
+        self.add(x, self.attend(layer, projected), layer.output, layer.attention_branch_norm)
         inner = self.multiply(
             x, layer.inner, norm=layer.feed_forward_norm, gated=layer.gated, activation=layer.activation
         )
-        self.multiply(inner, layer.down, residual=x)
+        self.add(x, inner, layer.down, layer.feed_forward_branch_norm)
+
+    def add(self, x: Tensor, inner: Tensor, matrix: Matrix, branch_norm: nn.Module) -> None:
+        if isinstance(branch_norm, nn.Identity):
+            self.multiply(inner, matrix, residual=x)
+        else:
+            x += branch_norm(self.multiply(inner, matrix))
 
     def by_products(self, layer: StaticLayer, x: Tensor) -> None:
         """The same for many rows: what they cost is no longer to read the weights."""
         projected = functional.linear(layer.attention_norm(x), layer.projected.numbers(x.dtype), layer.projected.bias)
-        x += functional.linear(self.attend(layer, projected), layer.output.numbers(x.dtype), layer.output.bias)
+        mixed = functional.linear(self.attend(layer, projected), layer.output.numbers(x.dtype), layer.output.bias)
+        x += layer.attention_branch_norm(mixed)
         inner = functional.linear(layer.feed_forward_norm(x), layer.inner.numbers(x.dtype), layer.inner.bias)
         activation = ACTIVATIONS[layer.activation]
         if layer.gated:
@@ -236,7 +240,7 @@ class GraphDecoder:
             inner = activation(gate) * up
         else:
             inner = activation(inner)
-        x += functional.linear(inner, layer.down.numbers(x.dtype), layer.down.bias)
+        x += layer.feed_forward_branch_norm(functional.linear(inner, layer.down.numbers(x.dtype), layer.down.bias))
 
     def to_logits(self, x: Tensor, norm: Norm | None = None) -> Tensor:
         """x (B, D), through the norm where one is given -> (B, V)."""

@@ -30,7 +30,9 @@ class StaticLayer:
     inner: Matrix
     down: Matrix
     attention_norm: Norm
+    attention_branch_norm: nn.Module  # nothing, but for a sandwich
     feed_forward_norm: Norm
+    feed_forward_branch_norm: nn.Module
     attention: Attention
     gated: bool
     activation: Activation
@@ -64,7 +66,9 @@ def static_layer(
         merged(*inner),
         merged(feed_forward.down),
         cast(Norm, block.attention_residual.norm),
+        block.attention_residual.branch_norm,
         cast(Norm, block.feed_forward_residual.norm),
+        block.feed_forward_residual.branch_norm,
         attention,
         feed_forward.gate is not None,
         cast(FeedForward, block.layer.feed_forward).activation,

@@ -112,7 +112,7 @@ def attend(
         attention.scale, 0.0 if norm is None else norm.epsilon,
         N=config.num_heads, K=config.num_kv_heads, H=config.head_width,
         PAIRS=0 if rope is None else angles[0].shape[1], NEIGHBOURS=rope is not None and rope.pairing == "interleaved",
-        NORMED=norm is not None,
+        NORMED=norm is not None, UNIT_OFFSET=int(norm is not None and norm.unit_offset),
         GROUP=states.shape[2], SPANS=states.shape[1], BLOCK=32, num_warps=4, **early(projected.device),
     )  # fmt: skip
     return y

@@ -13,14 +13,14 @@ import triton.language as tl
 @triton.jit
 def turn(
     heads, norm, epsilon, cosine, sine, position,
-    PAIRS: tl.constexpr, H: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMED: tl.constexpr,
+    PAIRS: tl.constexpr, H: tl.constexpr, NEIGHBOURS: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Heads with their norm and position: pointers (rows, 1) -> (rows, H), each its own · cos ± its partner · sin."""
     h = tl.arange(0, H)
     own = tl.load(heads + h[None, :]).to(tl.float32)
     if NORMED:
         factor = tl.rsqrt(tl.sum(own * own, 1) / H + epsilon)[:, None]
-        own *= factor * tl.load(norm + h)[None, :].to(tl.float32)
+        own *= factor * (tl.load(norm + h)[None, :].to(tl.float32) + UNIT_OFFSET)
     if PAIRS == 0:
         return own
     pair = (h // 2) if NEIGHBOURS else h % PAIRS
@@ -30,7 +30,7 @@ def turn(
     partner = tl.where(rotates, partner, h)
     other = tl.load(heads + partner[None, :]).to(tl.float32)
     if NORMED:
-        other *= factor * tl.load(norm + partner)[None, :].to(tl.float32)
+        other *= factor * (tl.load(norm + partner)[None, :].to(tl.float32) + UNIT_OFFSET)
     c = tl.load(cosine + position * PAIRS + pair, rotates, 1.0)
     s = tl.load(sine + position * PAIRS + pair, rotates, 0.0)
     return own * c[None, :] + tl.where(first, -1.0, 1.0)[None, :] * other * s[None, :]
@@ -41,7 +41,8 @@ def attend_row(
     y, states, arrivals, projected, keys, values, positions, cosine, sine, query_norm, key_norm,
     row_stride, head_stride, window, scale, epsilon,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, NEIGHBOURS: tl.constexpr,
-    NORMED: tl.constexpr, GROUP: tl.constexpr, SPANS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    GROUP: tl.constexpr, SPANS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One key-value head of one row over one span of its slots; the last span to arrive joins them all.
 
@@ -69,14 +70,15 @@ def attend_row(
     # The queries of this head as a (GROUP, H) tile; rows past PER_HEAD repeat the last and are never stored.
     row = projected + b * (N + 2 * K) * H
     n = head * PER_HEAD + tl.minimum(g, PER_HEAD - 1)
-    q = turn(row + n[:, None] * H, query_norm, epsilon, cosine, sine, position, PAIRS, H, NEIGHBOURS, NORMED) * scale
+    q = row + n[:, None] * H
+    q = turn(q, query_norm, epsilon, cosine, sine, position, PAIRS, H, NEIGHBOURS, NORMED, UNIT_OFFSET) * scale
     largest = tl.full((GROUP,), -1e30, tl.float32)
     total = tl.zeros((GROUP,), tl.float32)
     mixed = tl.zeros((GROUP, H), tl.float32)
     if (first <= position) & (position < first + share):  # the new token, which is kept and seen here
         one = tl.zeros((1, 1), tl.int32)
         new = row + (N + head) * H + one
-        new = turn(new, key_norm, epsilon, cosine, sine, position, PAIRS, H, NEIGHBOURS, NORMED)
+        new = turn(new, key_norm, epsilon, cosine, sine, position, PAIRS, H, NEIGHBOURS, NORMED, UNIT_OFFSET)
         new = new.to(keys.dtype.element_ty)
         value = tl.load(row + (N + K + head) * H + one + h[None, :]).to(values.dtype.element_ty)
         tl.store(keys + place + position * H + one + h[None, :], new)
