@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import ClearheadError
-from clearhead.fast.modules import pack_network
+from clearhead.fast.modules import PackedMatrix, pack_network
 from clearhead.fast.packed import from_blocks, pack
 from tests.fast.test_stack import network_of
 
@@ -79,6 +79,31 @@ def test_a_change_of_precision_leaves_packed_weights_as_they_are():
     network.bfloat16().half().double().float()
     for name, buffer in network.named_buffers():
         assert torch.equal(buffer, before[name]), name
+
+
+def test_a_move_that_fails_leaves_packed_weights_as_they_are():
+    network = pack_network(network_of("llama-3.1-8b"), "int4")
+    tokens = torch.arange(20)[None] % 9
+    expected = network(tokens)
+
+    def full(tensor):
+        if tensor.dtype == torch.uint8:
+            raise torch.OutOfMemoryError("no room for the quants")
+        return tensor
+
+    for part in network.modules():
+        if isinstance(part, PackedMatrix):
+            with pytest.raises(torch.OutOfMemoryError):
+                part._apply(full)
+    torch.testing.assert_close(network(tokens), expected, atol=0, rtol=0)
+
+
+def test_large_matrices_are_packed_in_pieces(monkeypatch):
+    weight = torch.randn(3, 7, 100, generator=torch.Generator().manual_seed(0))
+    whole = pack(weight, "int4")
+    monkeypatch.setattr("clearhead.fast.packed.UNPACKED_AT_ONCE", 250)  # two rows
+    assert torch.equal(pack(weight, "int4").unpack(), whole.unpack())
+    assert whole.shape == (21, 100)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

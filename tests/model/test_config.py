@@ -7,6 +7,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 
+from clearhead.config import from_json, to_json
 from clearhead.errors import ClearheadError
 from clearhead.model import config, parts
 from clearhead.model.branches import ExpertGroups, Experts, FeedForward, Router
@@ -281,6 +282,13 @@ def test_parts_are_values():
     assert len({grouped(), grouped(), latent(), grouped(softcap=1.0)}) == 3
     with pytest.raises(FrozenInstanceError):
         grouped().num_heads = 8
+
+
+def test_layers_in_a_list_are_the_same_stack():
+    model = decoder()
+    listed = replace(model, decoder=replace(model.decoder, layers=list(model.decoder.layers)))
+    assert listed == model
+    assert from_json(ModelConfig, to_json(listed)) == model
 
 
 def test_a_model_knows_its_output_stack():

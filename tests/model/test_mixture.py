@@ -113,6 +113,15 @@ def test_tokens_do_not_meet(name):
     close(module(repeated), module(x[:, :1]).expand(2, 40, WIDTH))
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_under_autocast(name):
+    module, x = mixture(CASES[name]).float(), inputs().float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = module(x)
+    assert found.shape == x.shape
+    assert ((found - module(x)).norm(dim=-1) / module(x).norm(dim=-1)).median() < 0.05
+
+
 def test_selection_bias_chooses_but_never_weighs():
     module, x = mixture(CASES["selection bias"]), inputs()
     with torch.no_grad():

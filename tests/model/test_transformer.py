@@ -90,21 +90,25 @@ def test_rows_of_different_length_in_one_batch(name):
     close(both[1:, 3:], network(short), 1e-11)
 
 
+@pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("name", KINDS)
-def test_packed_documents_are_computed_as_if_apart(name):
+def test_packed_documents_are_computed_as_if_apart(name, told):
     network = toy(KINDS[name])
     parts = [some_tokens(1, length, seed=length) for length in (3, 5, 4)]
     documents = torch.cat([torch.full_like(part, number) for number, part in enumerate(parts)], dim=1)
-    positions = torch.cat([torch.arange(part.shape[1])[None] for part in parts], dim=1)
+    positions = torch.cat([torch.arange(part.shape[1])[None] for part in parts], dim=1) if told else None
     packed = network(torch.cat(parts, dim=1), position_ids=positions, documents=documents)
     close(packed, torch.cat([network(part) for part in parts], dim=1), 1e-11)
 
 
-def test_packed_rope_needs_no_positions():
-    network = toy(decoder(Rope()))
-    parts = [some_tokens(1, 3), some_tokens(1, 5)]
-    documents = torch.tensor([[0] * 3 + [1] * 5])
-    packed = network(torch.cat(parts, dim=1), documents=documents)
+@pytest.mark.parametrize("name", KINDS)
+def test_padding_between_packed_documents(name):
+    network, parts = toy(KINDS[name]), [some_tokens(1, 3), some_tokens(1, 5)]
+    filler = torch.zeros(1, 2, dtype=torch.long)
+    tokens = torch.cat((filler, parts[0], filler, parts[1], filler), dim=1)
+    mask = torch.tensor([[0] * 2 + [1] * 3 + [0] * 2 + [1] * 5 + [0] * 2])
+    documents = torch.tensor([[4] * 5 + [9] * 9])
+    packed = network(tokens, mask, documents=documents)[:, mask[0].bool()]
     close(packed, torch.cat([network(part) for part in parts], dim=1), 1e-11)
 
 

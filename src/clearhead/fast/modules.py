@@ -2,8 +2,8 @@
 
     pack_network(network, "int4")
 
-Linear layers, the token table and the logit head are packed; norms, biases and positions stay as they are, and so does
-the greater part of a mixture, its experts.
+Linear layers, experts, the token table and the logit head are packed; norms, biases, positions and routers stay as they
+are.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from clearhead.fast import cpu
 from clearhead.fast.packed import Bits, Packed, pack
 from clearhead.model.attend import softcapped
 from clearhead.model.embedding import LogitHead
+from clearhead.model.mixture import MixtureLayer
 from clearhead.model.transformer import Transformer
 
 
@@ -45,8 +46,10 @@ class PackedMatrix(nn.Module):
         """A change of precision is none of the scales': as bits they come through it unrounded."""
         self.dtype = fn(torch.empty(0, dtype=self.dtype, device=self.scales.device)).dtype
         self.view_scales(torch.int16)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.view_scales(torch.float16)
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        finally:  # where a device has too little memory, this one goes on
+            self.view_scales(torch.float16)
         return self
 
     def view_scales(self, dtype: torch.dtype) -> None:
@@ -80,6 +83,22 @@ class PackedTable(PackedMatrix):
         return cpu.unpacked(self.packed.rows(tokens.flatten()), self.dtype).unflatten(0, tokens.shape)
 
 
+class PackedMixture(MixtureLayer):
+    """The same experts, one below the other in each packed matrix."""
+
+    def __init__(self, layer: MixtureLayer, bits: Bits):
+        nn.Module.__init__(self)
+        self.config, self.activation, self.training = layer.config, layer.activation, layer.training
+        self.router, self.shared, self.dropout = layer.router, layer.shared, layer.dropout
+        for name in ("gate", "up", "down"):
+            weight = getattr(layer, name)
+            setattr(self, name, None if weight is None else PackedMatrix(pack(weight.detach(), bits), weight.dtype))
+
+    def multiply(self, x: Tensor, experts: PackedMatrix, expert: int) -> Tensor:  # type: ignore[override]
+        height = len(experts.quants) // self.config.num_experts
+        return cpu.multiply(x, experts.packed.rows(slice(expert * height, (expert + 1) * height)))
+
+
 class FastHead(nn.Module):
     """A logit head for few rows: its own matrix or the token table, plain or packed."""
 
@@ -98,13 +117,16 @@ class FastHead(nn.Module):
 
 
 def pack_network(network: Transformer, bits: Bits) -> Transformer:
-    """In place. One matrix at a time, so that the peak is the network and one matrix more."""
+    """In place. One module at a time, so that the peak is the network and one packed module more."""
     if is_packed(network):
         raise ClearheadError("these weights are packed already; load the model with full weights to pack them anew")
-    for name, module in list(network.named_modules()):
+    for name in [name for name, _ in network.named_modules()]:  # the modules in a list would all stay until its end
+        module = network.get_submodule(name)
         if isinstance(module, nn.Linear):
             weight = module.weight.detach()
             network.set_submodule(name, PackedLinear(pack(weight, bits), module.bias, weight.dtype))
+        elif isinstance(module, MixtureLayer):
+            network.set_submodule(name, PackedMixture(module, bits))
     tables: dict[nn.Embedding, PackedTable] = {}
     for stack in (network.encoder, network.decoder):
         if stack is None:

@@ -43,9 +43,7 @@ class Packed:
     def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """(N, K) numbers; some rows at a time, so that little is held beside them."""
         numbers = torch.empty(self.shape, dtype=dtype, device=self.quants.device)
-        at_once = max(1, UNPACKED_AT_ONCE // self.columns)
-        for start in range(0, len(numbers), at_once):
-            rows = slice(start, start + at_once)
+        for rows in pieces(numbers):
             numbers[rows] = self.rows(rows).in_float32()
         return numbers
 
@@ -64,8 +62,26 @@ class Packed:
         return both if self.offsets is not None else both - 8
 
 
+def pieces(matrix: Tensor) -> list[slice]:
+    """Its rows, some at a time."""
+    at_once = max(1, UNPACKED_AT_ONCE // matrix.shape[1])
+    return [slice(start, start + at_once) for start in range(0, len(matrix), at_once)]
+
+
 def pack(weight: Tensor, bits: Bits) -> Packed:
-    """Round to the nearest of 255 or 16 steps in each group of 32; the head of a model and any other matrix (N, K)."""
+    """Round a matrix (N, K) to the nearest of 255 or 16 steps in each group of 32; of experts (E, N, K) all rows."""
+    rows = weight.flatten(0, -2)
+    packed = [pack_rows(rows[piece], bits) for piece in pieces(rows)]
+    offsets = [part.offsets for part in packed if part.offsets is not None]
+    return Packed(
+        torch.cat([part.quants for part in packed]),
+        torch.cat([part.scales for part in packed]),
+        torch.cat(offsets) if offsets else None,
+        weight.shape[-1],
+    )
+
+
+def pack_rows(weight: Tensor, bits: Bits) -> Packed:
     if not weight.isfinite().all():
         raise ClearheadError("a weight that is NaN or infinite cannot be quantised; the model is damaged")
     groups = functional.pad(weight.float(), (0, -weight.shape[1] % (2 * GROUP))).unflatten(-1, (-1, GROUP))

@@ -162,6 +162,7 @@ class Stack:
     final_norm: Norm | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", tuple(self.layers))  # a list is taken too, and saved as any other
         require(len(self.layers) > 0, "a stack needs at least one layer")
         tables = {
             (layer.attention.position, layer.attention.num_heads)

@@ -109,7 +109,10 @@ def places(
     """
     if positions is not None and documents is None:
         return positions, Grid.of(tokens, attention_mask)
-    positions = positions_from(tokens, attention_mask) if positions is None else positions
+    if positions is None and documents is not None:
+        positions = positions_within(documents, attention_mask)
+    elif positions is None:
+        positions = positions_from(tokens, attention_mask)
     return positions, Grid.at(positions, attention_mask, documents)
 
 
@@ -118,3 +121,11 @@ def positions_from(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
     if attention_mask is None:
         return torch.arange(tokens.shape[1], device=tokens.device)[None]
     return (attention_mask.bool().cumsum(dim=1) - 1).clamp(min=0)
+
+
+def positions_within(documents: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Position of each token among the real ones of its document (B, T)."""
+    earlier = (documents[:, :, None] == documents[:, None, :]).tril()
+    if attention_mask is not None:
+        earlier = earlier & attention_mask.bool()[:, None, :]
+    return (earlier.sum(dim=-1) - 1).clamp(min=0)

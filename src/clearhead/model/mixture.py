@@ -92,15 +92,18 @@ class MixtureLayer(nn.Module):
                 part = self.run_expert(expert, tokens[row] * weight)
             else:
                 part = self.run_expert(expert, tokens[row]) * weight
-            out.index_add_(0, row, part)
+            out.index_add_(0, row, part.to(out.dtype))  # autocast gives experts another
         if self.shared is not None:
             out = out + self.shared(tokens)
         return (out / self.config.divisor if self.config.divisor != 1.0 else out).view_as(x)
 
     def run_expert(self, expert: int, x: Tensor) -> Tensor:
-        inner = functional.linear(x, self.up[expert])
+        inner = self.multiply(x, self.up, expert)
         if self.gate is None:
             inner = self.activation(inner)
         else:
-            inner = self.activation(functional.linear(x, self.gate[expert])) * inner
-        return functional.linear(self.dropout(inner), self.down[expert])
+            inner = self.activation(self.multiply(x, self.gate, expert)) * inner
+        return self.multiply(self.dropout(inner), self.down, expert)
+
+    def multiply(self, x: Tensor, experts: Tensor, expert: int) -> Tensor:
+        return functional.linear(x, experts[expert])
