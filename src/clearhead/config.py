@@ -40,7 +40,8 @@ def choices_of(hint: Any) -> tuple[list[type], bool]:
 
 
 class Checked:
-    """A choice is one of its choices; a number is finite and above 0, or 0 where it may be; a share is below 1 too."""
+    """A value is of its type and a choice one of its choices; a number is finite and above 0, or 0 where it may be; a
+    share is below 1 too."""
 
     MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
 
@@ -51,12 +52,35 @@ class Checked:
             if get_origin(hints[name]) is Literal:
                 if value not in get_args(hints[name]):
                     raise unknown(where, str(value), get_args(hints[name]))
-            elif name in self.MAY_BE_ZERO and value is not None:
+                continue
+            require(admits(hints[name], value), f"{where} is {value!r}; it must be {described(hints[name])}")
+            if name in self.MAY_BE_ZERO and value is not None:
                 require(0 <= value < math.inf, f"{where} is {value}; it must be 0 or more")
             elif name.endswith("share"):
                 require(0 < value < 1, f"{where} is {value}; it must be between 0 and 1")
             elif type(value) in (int, float):
                 require(0 < value < math.inf, f"{where} is {value}; it must be finite and greater than 0")
+
+
+def admits(hint: Any, value: Any) -> bool:
+    """Whether a value is of this type: an int is a float too, a bool is neither."""
+    origin, options = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(admits(option, value) for option in options)
+    if origin is Literal:
+        return value in options
+    if origin is tuple:
+        return isinstance(value, tuple) and all(admits(options[0], item) for item in value)
+    if hint in (int, float):
+        return type(value) is int or type(value) is hint
+    return isinstance(value, hint)
+
+
+def described(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"a tuple of {described(get_args(hint)[0])}"
+    names = [option.__name__ if isinstance(option, type) else str(option) for option in get_args(hint) or (hint,)]
+    return " or ".join("None" if name == "NoneType" else name for name in names)
 
 
 # --- to plain data

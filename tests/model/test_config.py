@@ -299,3 +299,25 @@ def test_a_model_knows_its_output_stack():
     assert encoder().output_stack == encoder().encoder
     other_source = replace(translator(), encoder=replace(translator().encoder, embedding=Embedding(vocab_size=5)))
     assert other_source.vocab_size == translator().decoder.embedding.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: grouped(reach="causal"), "GroupedAttention.reach is 'causal'; it must be Everything or Causal or"),
+        (lambda: Rope(scaling=8.0), "Rope.scaling is 8.0; it must be"),
+        (lambda: FeedForward(width=8.0, activation="silu"), "FeedForward.width is 8.0; it must be int"),
+        (lambda: FeedForward(width=True, activation="silu"), "FeedForward.width is True; it must be int"),
+        (lambda: RmsNorm(epsilon="1e-5"), "RmsNorm.epsilon is '1e-5'; it must be float"),
+        (lambda: Dropout(residual="0.1"), "Dropout.residual is '0.1'; it must be float"),
+        (lambda: replace(decoder(Rope()), dropout=0.1), "ModelConfig.dropout is 0.1; it must be Dropout"),
+        (lambda: replace(decoder(Rope()).decoder, layers=(1,)), r"Stack.layers is \(1,\); it must be a tuple of Layer"),
+        (
+            lambda: replace(decoder(Rope()).decoder.layers[0], attention=None),
+            "Layer.attention is None; it must be GroupedAttention or",
+        ),
+    ],
+)
+def test_a_value_of_another_type_is_refused_at_birth(make, sentence):
+    with pytest.raises(ClearheadError, match=sentence):
+        make()

@@ -30,7 +30,7 @@ from clearhead.model.parts import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadNorm:
+class HeadNorm(Checked):
     """RMS norm of each query and key head with a learned weight, before the rotation (Qwen 3, Gemma 3)."""
 
     norm: RmsNorm
@@ -154,7 +154,7 @@ class Embedding(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack:
+class Stack(Checked):
     """A run of layers over its embedding, and the norm after the last one (None in post-norm models)."""
 
     embedding: Embedding
@@ -162,7 +162,10 @@ class Stack:
     final_norm: Norm | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(self.layers))  # a list is taken too, and saved as any other
+        given: object = self.layers
+        if isinstance(given, list):
+            object.__setattr__(self, "layers", tuple(given))
+        super().__post_init__()
         require(len(self.layers) > 0, "a stack needs at least one layer")
         tables = {
             (layer.attention.position, layer.attention.num_heads)
@@ -192,7 +195,7 @@ class Head(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropout:
+class Dropout(Checked):
     """Probabilities, used in training only."""
 
     embedding: float = 0.0
@@ -200,7 +203,10 @@ class Dropout:
     attention: float = 0.0  # on the attention weights
     activation: float = 0.0  # inside the feed-forward
 
+    MAY_BE_ZERO = ("embedding", "residual", "attention", "activation")
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, value in vars(self).items():
             require(0.0 <= value < 1.0, f"Dropout.{name} is {value}; it must be at least 0 and below 1")
 
