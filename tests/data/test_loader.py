@@ -1,6 +1,9 @@
 """Order, ranks, workers and resume: batch n is the same whoever makes it."""
 
 import json
+import multiprocessing
+import os
+import signal
 from itertools import islice
 
 import numpy as np
@@ -85,6 +88,16 @@ def test_workers_change_nothing_and_resume_among_them(num_workers):
     assert contents(with_workers) == contents(straight[:8])
     resumed = take(Loader(dataset, 4, seed=5, num_workers=3 - num_workers).resume(with_workers[-1][1]), 6)
     assert contents(resumed) == contents(straight[8:])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_outlives_the_signal_that_its_run_is_asked_to_stop_by(number):
+    batches = iter(Loader(Numbered(9), 4, num_workers=1))
+    next(batches)
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, number)
+    assert [len(next(batches)[0].tokens) for _ in range(8)] == [4] * 8
+    assert worker.is_alive()
 
 
 def test_torchs_own_randomness_is_left_alone():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from clearhead.data.objectives import (
 )
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.characters import byte_tokenizer
-from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.fast import FastTokenizer, SpecialTokens
 from clearhead.tokenization.train import train_tokenizer
 
 CHAT = (
@@ -170,8 +171,24 @@ def chat_tokenizer(template):
     return tokenizer
 
 
-def test_the_assistants_words_are_asked_for_as_transformers_marks_them():
-    tokenizer = chat_tokenizer(CHAT)
+def llama_tokenizer(template):
+    """Words as SentencePiece writes them, with a space put before the text."""
+    words = [message["content"] for message in MESSAGES] + ["user assistant system"]
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    library.decoder = tokenizers.decoders.Metaspace(prepend_scheme="first")
+    letters = sorted(set("".join(words) + "▁\n"))
+    marks = ["<|im_start|>", "<|im_end|>"]
+    trainer = tokenizers.trainers.BpeTrainer(special_tokens=marks, initial_alphabet=letters, show_progress=False)
+    library.train_from_iterator(words, trainer)
+    tokenizer = FastTokenizer(library, SpecialTokens(eos="<|im_end|>", stops=("<|im_start|>",)))
+    tokenizer.chat_template = template.replace("{START}", "").replace("{STOP}", "")
+    return tokenizer
+
+
+@pytest.mark.parametrize("kind", [chat_tokenizer, llama_tokenizer])
+def test_the_assistants_words_are_asked_for_as_transformers_marks_them(kind):
+    tokenizer = kind(CHAT)
     theirs = PreTrainedTokenizerFast(tokenizer_object=tokenizer._library)
     theirs.chat_template = CHAT.replace("{START}", "{% generation %}").replace("{STOP}", "{% endgeneration %}")
     expected = theirs.apply_chat_template(MESSAGES, return_dict=True, return_assistant_tokens_mask=True)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
+from transformers.models.bart.modeling_bart import shift_tokens_right
 
 from clearhead.config import from_dict, from_toml, to_dict
 from clearhead.data import config as tables
@@ -28,7 +30,7 @@ from clearhead.data.open import open_data, open_pairs, texts_of
 from clearhead.data.shards import write_shards
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.characters import byte_tokenizer
-from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.fast import FastTokenizer, SpecialTokens
 from clearhead.tokenization.train import train_tokenizer
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -58,6 +60,17 @@ def first(dataset, count=2):
 
 def read(ids):
     return BYTES.decode([token for token in ids.tolist() if token != IGNORED], skip_special_tokens=False)
+
+
+def framed_tokenizer(frame):
+    """Words between the special tokens of a frame."""
+    words = ["<s>", "</s>", "<pad>", "<unk>", "one", "two", "eins", "zwei", "drei"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    special = [("<s>", 0), ("</s>", 1)]
+    library.post_processor = tokenizers.processors.TemplateProcessing(single=frame, special_tokens=special)
+    return FastTokenizer(library, SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>"))
 
 
 # --- long texts
@@ -193,6 +206,25 @@ def test_synthetic_with_and_without_an_encoder():
     for row in range(50):
         left, right = read(alone.tokens[row]).split("<s>")[0].split("+")
         assert read(alone.targets[row][asked[row]]) == f"{int(left) + int(right)}</s>"
+
+
+@pytest.mark.parametrize(
+    ("frame", "start"), [("<s> $A </s>", "</s>"), ("$A </s>", "<pad>"), ("<s> $A </s>", "<s>"), ("$A", "<s>")]
+)
+def test_a_decoder_reads_what_transformers_would_shift(tmp_path, frame, start):
+    """BART, whose answers begin with <s> after the start; T5; one that starts with its own <s>; a plain one."""
+    (tmp_path / "pairs.tsv").write_text("one\teins drei\ntwo\tzwei eins\n")
+    tokenizer = framed_tokenizer(frame)
+    table = PairTable(path=str(tmp_path / "pairs.tsv"))
+    data = PairData(train=table, validation=table, context=8)
+    start_id = tokenizer._library.token_to_id(start)
+    batch = first(open_data(data, tokenizer, start_id)[0])
+    asked = {"one": "eins drei", "two": "zwei eins"}[tokenizer.decode(batch.source[0].tolist())]
+    labels = tokenizer.encode(asked)
+    labels = labels if labels[-1] == tokenizer.eos_id else [*labels, tokenizer.eos_id]
+    labels = labels[1:] if labels[0] == start_id else labels  # it stands there already
+    assert batch.targets[0].tolist() == labels
+    assert torch.equal(batch.tokens[:1], shift_tokens_right(torch.tensor([labels]), tokenizer.pad_id, start_id))
 
 
 def test_chats_ask_for_the_answers(tmp_path):

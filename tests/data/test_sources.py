@@ -80,7 +80,7 @@ def test_parallel_files(tmp_path):
     with pytest.raises(ClearheadError, match=r"en has 2 lines and .*fr has 1;"):
         read_parallel(tmp_path / "en", tmp_path / "fr")
     (tmp_path / "empty").write_text("")
-    with pytest.raises(ClearheadError, match="empty is empty; there is nothing to train on"):
+    with pytest.raises(ClearheadError, match="empty is empty; there is nothing to read"):
         read_parallel(tmp_path / "empty", tmp_path / "empty")
 
 

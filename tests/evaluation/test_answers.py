@@ -2,14 +2,17 @@
 
 import random
 import sys
+from dataclasses import replace
 
 import pytest
 import sacrebleu
 
-from clearhead.bundle import Model
+from clearhead.bundle import Model, RecurrentBaseline
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.answers import answers, num_edits, pairs, translation
 from clearhead.evaluation.result import Result
+from clearhead.model.parts import LearnedPositions
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
 from clearhead.tokenization.fast import SpecialTokens
 from tests.checkpoint.tiny import tiny_network
@@ -33,20 +36,37 @@ def test_answers_in_their_order(model, beams):
     how = {} if beams == 1 else {"beams": beams}
     alone = [model.generate(source, max_new_tokens=9, **how).text for source in SENTENCES]
     assert len(set(alone)) > 1
-    assert answers(model, SENTENCES, beams, max_new_tokens=9) == alone
+    assert answers(model, SENTENCES, beams, max_new_tokens=9) == (alone, 0)
 
 
 def test_what_cannot_be_read_does_not_end_the_evaluation(model):
     """An empty line of a test set, and characters that the vocabulary has no token for."""
-    empty, unknown, plain = answers(model, ["", "ÖÖ", "cab"], max_new_tokens=9)
+    (empty, unknown, plain), _ = answers(model, ["", "ÖÖ", "cab"], max_new_tokens=9)
     assert (empty, plain) == ("", model.generate("cab", max_new_tokens=9).text)
     assert unknown == model.generate(model.tokenizer.encode("ÖÖ"), max_new_tokens=9).text
-    assert answers(model, [""]) == [""]
-    assert answers(model, []) == []
+    assert answers(model, [""]) == ([""], 0)
+    assert answers(model, []) == ([], 0)
+
+
+def test_a_source_beyond_the_learned_positions_is_cut_and_counted(model):
+    """As the tokenizers of transformers cut: the beginning, and the token that ends a text."""
+    config = model.config
+    learned = {
+        name: replace(part, embedding=replace(part.embedding, positions=LearnedPositions(num_positions=6)))
+        for name, part in (("encoder", config.encoder), ("decoder", config.decoder))
+    }
+    short = replace(model, network=toy(replace(config, **learned)))
+    ids = model.tokenizer.encode("dad had a bad deed")
+    asked = [[*ids[:5], ids[-1]], model.tokenizer.encode("cab")]
+    made = [short.generate(one, beams=2, max_new_tokens=4).text for one in asked]
+    found = translation(short, [("dad had a bad deed", made[0]), ("cab", made[1])], beams=2, max_new_tokens=4)
+    assert found["chrf"] == pytest.approx(100)
+    assert found.settings["sources_cut"] == 1
+    assert pairs(short, [("cab", "a")], max_new_tokens=4).settings == {"beams": 1, "unit": "word"}
 
 
 def test_bleu_and_chrf_are_those_of_sacrebleu(model):
-    made = answers(model, SENTENCES, 2, max_new_tokens=9)
+    made, _ = answers(model, SENTENCES, 2, max_new_tokens=9)
     wanted = [text if number % 2 else text + " a" for number, text in enumerate(made)]
     found = translation(model, list(zip(SENTENCES, wanted, strict=True)), beams=2, max_new_tokens=9)
     assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(made, [wanted]).score)
@@ -59,14 +79,14 @@ def test_bleu_and_chrf_are_those_of_sacrebleu(model):
 
 
 def test_resamples_in_which_nothing_matches(model):
-    made = answers(model, SENTENCES[:2], 1, max_new_tokens=9)
+    made, _ = answers(model, SENTENCES[:2], 1, max_new_tokens=9)
     found = translation(model, [(SENTENCES[0], made[0]), (SENTENCES[1], "§")], beams=1, max_new_tokens=9)
     assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(made, [[made[0], "§"]]).score)
     assert found.measures[1].standard_error > 0
 
 
 def test_the_spread_of_bleu_is_that_of_resampled_sentences(model):
-    made = answers(model, SENTENCES, 1, max_new_tokens=9)
+    made, _ = answers(model, SENTENCES, 1, max_new_tokens=9)
     wanted = [text if number % 2 else text[:4] + " a b" for number, text in enumerate(made)]
     found = translation(model, list(zip(SENTENCES, wanted, strict=True)), beams=1, max_new_tokens=9)
     chrf = next(one for one in found.measures if one.name == "chrf")
@@ -93,8 +113,17 @@ def test_half_a_translator_does_not_translate(network):
         translation(Model(network, byte_tokenizer()), [("one", "eins")])
 
 
+def test_what_leaves_nothing_to_judge_is_said(model):
+    with pytest.raises(ClearheadError, match="no sentence to translate"):
+        translation(model, [])
+    sizes = {"source_vocab_size": 29, "target_vocab_size": 29, "embedding_width": 4, "width": 4, "context": 9}
+    network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="none", **sizes))
+    with pytest.raises(ClearheadError, match="a recurrent network does not search; give beams as 1"):
+        translation(RecurrentBaseline(network, model.tokenizer), [("a", "b")])
+
+
 def test_pairs(model):
-    made = answers(model, ["cab", "bee", "a"], max_new_tokens=6)
+    made, _ = answers(model, ["cab", "bee", "a"], max_new_tokens=6)
     rows = [("cab", "zz"), ("cab", made[0]), ("bee", made[1] + "z"), ("a", made[2][:-1])]
     found = pairs(model, rows, unit="character", max_new_tokens=6)
     assert found.num_examples == 3
@@ -112,7 +141,7 @@ def test_pairs_without_a_target(model):
 
 
 def test_pairs_of_words(model):
-    answer = answers(model, ["cab"], max_new_tokens=6)[0]
+    (answer,), _ = answers(model, ["cab"], max_new_tokens=6)
     found = pairs(model, [("cab", f"{answer}  and  more")], max_new_tokens=6)
     num_words = len(answer.split())
     assert found["word_error_rate"] == pytest.approx(2 / (num_words + 2))

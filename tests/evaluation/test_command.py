@@ -81,7 +81,7 @@ def test_translation(run, tmp_path):
 
 
 def test_pairs(run, folder, tmp_path):
-    right = answers(load(folder), ["one"], max_new_tokens=4)[0]
+    (right,), _ = answers(load(folder), ["one"], max_new_tokens=4)
     rows = [("one", " ".join(right.split())), ("two", "zwei")]
     (tmp_path / "a.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows))
     found = told(run("--task", "pairs", "--table", tmp_path / "a.tsv", "--max-new-tokens", 4, "--json"))

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
 from clearhead.data.batch import IGNORED, Batch
+from clearhead.data.datasets import Packed
+from clearhead.data.tokens import Tokens
 from clearhead.errors import ClearheadError
 from clearhead.model.branches import Experts, FeedForward, Router
 from clearhead.model.config import Head, ModelConfig
@@ -108,6 +111,21 @@ def test_padding_is_no_load():
     assert [float(load.sum()) for load in routing.loads] == [8 * 2] * len(routing.loads)
     objective.eval()(Batch(tokens=some_tokens(2, 6), targets=some_tokens(2, 6, seed=2)))
     assert [float(load.sum()) for load in routing.loads] == [8 * 2] * len(routing.loads)
+
+
+@pytest.mark.parametrize("balance", [BalanceLoss(weight=0.5), BalanceBias()])
+def test_the_filler_of_packed_rows_is_no_load(balance):
+    network = mixture(score="sigmoid", selection_bias=True)
+    settings = TrainConfig(steps=1, batch_size=1, balance=balance)
+
+    def told(context):
+        """Documents of 5 and 3 tokens ask for 4 and 2: in 6 places they are alone."""
+        rows, routing = Packed(Tokens.of([[1, 2, 3, 4, 5], [6, 7, 8]]), context), Routing(network, balance)
+        batch = rows.batch(np.arange(1), np.zeros(1, np.uint64))
+        assert batch.tokens.shape == (1, context)
+        return build_objective(network, settings, routing)(batch).total, routing.loads[0]
+
+    torch.testing.assert_close(told(10), told(6))
 
 
 def test_nothing_to_balance_is_said():

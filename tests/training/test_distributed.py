@@ -10,6 +10,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model.branches import Experts, FeedForward, Router
 from clearhead.model.config import Dropout, HeadNorm
 from clearhead.model.parts import Alibi, Rope
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.training.distributed import World
 from clearhead.training.runs import RunFolder
 from clearhead.training.state import flatten_optimizer, restore_optimizer, restore_weights
@@ -235,6 +236,13 @@ def test_gradients_of_any_length_are_left_as_they_are():
 def test_what_tensor_parallel_cannot_divide_is_said(config, count, sentence):
     with pytest.raises(ClearheadError, match=sentence):
         divide(toy(config), Part(0, count, lambda tensor: tensor))
+
+
+def test_a_recurrent_network_is_not_divided():
+    sizes = {"source_vocab_size": 9, "target_vocab_size": 9, "embedding_width": 4, "width": 4, "context": 9}
+    network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="none", **sizes))
+    with pytest.raises(ClearheadError, match="cannot divide a recurrent network; use the strategy 'ddp'"):
+        divide(network, Part(0, 2, lambda tensor: tensor))
 
 
 def test_one_process_where_torchrun_started_several_is_refused(monkeypatch):

@@ -177,6 +177,16 @@ def test_fine_tuning_by_low_rank_additions(tmp_path):
     assert all(name.endswith(("reduce", "expand")) for name in saved)
 
 
+def test_a_loaded_model_trains_with_its_dropout_from_the_first_step(tmp_path):
+    """Loading leaves it ready to generate; validation must not be what puts it into training."""
+    run(tmp_path / "first", {"train": {"steps": 1}})
+    again = {"model": {"kind": "loaded_model", "name": str(tmp_path / "first" / "model")}, "tokenizer": None}
+    run(tmp_path / "early", again, {"train": {"validate_every": 1}})
+    run(tmp_path / "late", again, {"train": {"validate_every": 12}})
+    early, late = ([loss for _, loss, _ in losses_in(tmp_path / name) if loss] for name in ("early", "late"))
+    assert early == late
+
+
 def test_recurrent_networks_learn_by_the_same_loop(tmp_path):
     model = {"kind": "recurrent_model", "width": 16, "context": 32}
     rows = run(tmp_path, {"model": model, "train": {"steps": 40}})

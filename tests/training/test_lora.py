@@ -58,6 +58,10 @@ def test_dropout_is_on_the_addition_alone():
     assert not torch.equal(network(some_tokens()), network(some_tokens()))
 
 
-def test_a_name_that_no_layer_has_is_refused():
-    with pytest.raises(ClearheadError, match="no linear layer of this model is called qkv"):
-        adapted(targets=("qkv",))
+@pytest.mark.parametrize(
+    ("targets", "named"),
+    [(("qkv",), "'qkv'"), (("query", "valu"), "'valu'; did you mean 'value'"), (("gate",), "'gate'")],
+)
+def test_a_name_that_no_layer_has_is_refused(targets, named):
+    with pytest.raises(ClearheadError, match=f"unknown linear layer of this model: {named}"):
+        adapted(targets=targets)

@@ -56,7 +56,7 @@ def test_chunks_equal_the_whole(asked, chunk_tokens):
 
     whole = cross_entropy(to_logits(hidden), targets, 0.1, 0.01)
     expected = torch.autograd.grad(whole.total, (hidden, weight))
-    chunked = chunked_cross_entropy(hidden, targets, to_logits, 0.1, 0.01, chunk_tokens)
+    chunked = chunked_cross_entropy(hidden, targets, to_logits, chunk_tokens, 0.1, 0.01)
     found = torch.autograd.grad(chunked.total, (hidden, weight))
     torch.testing.assert_close(chunked, whole, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -24,6 +24,10 @@ def test_arguments_become_a_table():
     }
 
 
+def test_what_looks_like_a_day_is_a_name():
+    assert parsed(["--data.path", "2026-05-01"]) == {"data": {"path": "2026-05-01"}}
+
+
 def test_the_order_of_arguments_does_not_matter():
     arguments = ["--data.train.kind=pair_table", "--data.kind=pair_data", "--data.context=8", "--data.train.path=x"]
     whole = {"data": {"kind": "pair_data", "context": 8, "train": {"kind": "pair_table", "path": "x"}}}

@@ -78,6 +78,12 @@ def test_a_file_that_is_missing_is_told_by_its_name_in_the_recipe(tmp_path, name
         prepare(read_recipe(name, arguments).recipe, tmp_path, False)
 
 
+def test_preparing_writes_nothing(tmp_path):
+    """Every process prepares; a folder that one of them clears away must not be written to by another."""
+    prepare(recipe(), tmp_path / "run", False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_continuations_are_for_a_decoder(tmp_path):
     setup = prepare(recipe({"model": LANGUAGE["model"]}, PAIRS, {"data": {"form": "continuation"}}), tmp_path, False)
     assert setup.num_left_out == 0

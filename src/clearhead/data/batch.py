@@ -29,6 +29,11 @@ class Batch:
         return replace(self, **{name: part.to(device) for name, part in parts.items() if part is not None})
 
     @property
+    def real(self) -> Tensor | None:
+        """(B, T) True: a token of some text; None: all are. In packed rows only the filler is asked for nothing."""
+        return self.mask if self.documents is None else self.targets != IGNORED
+
+    @property
     def num_targets(self) -> int:
         """How many tokens are asked for: what a loss summed over the batch is divided by."""
         return int((self.targets != IGNORED).sum())

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from clearhead.errors import ClearheadError
+from clearhead.files import write_text
 
 # ARPAbet to IPA. OY is oɪ and not ɔɪ, which AO IH would be too.
 SIGNS = """
@@ -47,7 +48,7 @@ def write_tables(folder: Path) -> None:
     rows = table()
     for name, for_the_test in (("g2p.tsv", False), ("g2p-test.tsv", True)):
         lines = [f"{word}\t{sound}\n" for word, sound in rows if is_for_the_test(word) == for_the_test]
-        (folder / name).write_text("".join(lines), encoding="utf-8")
+        write_text(folder / name, "".join(lines))
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ its number: any number of workers makes the same ones, and to resume is to start
 """
 
 import hashlib
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, product
+from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,6 +78,7 @@ class Loader:
             sampler=count(self._next),
             num_workers=self._num_workers,
             collate_fn=_as_it_is,
+            worker_init_fn=_outlive_a_signal,
             generator=torch.Generator(),  # otherwise it draws from torch's own, and dropout would change
         )
         for number, batch in enumerate(batches, start=self._next + 1):
@@ -169,3 +172,13 @@ def in_order(
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _outlive_a_signal(worker: int) -> None:
+    """Who stops a run often signals all its processes, as torchrun does; a worker that dies would end it unsaved."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _hear_once)
+
+
+def _hear_once(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)

@@ -111,8 +111,8 @@ def supervised(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]]) -
         answered = render_chat(tokenizer, messages[: number + 1], add_generation_prompt=False)
         if not (prompt.startswith(written) and answered.startswith(prompt)):
             raise ClearheadError("the chat template rewrites earlier turns; give chats with one answer each")
-        question = tokenizer.encode(prompt[len(written) :], add_special_tokens=False)
-        answer = tokenizer.encode(answered[len(prompt) :], add_special_tokens=False)
+        question = _added(tokenizer, ids, prompt, len(written))
+        answer = _added(tokenizer, ids + question, answered, len(prompt))
         stops = [place for place, token in enumerate(answer, start=1) if token in tokenizer.stop_ids]
         ids += question + answer
         asked += [False] * len(question) + [place < (stops or [len(answer)])[-1] for place in range(len(answer))]
@@ -120,3 +120,13 @@ def supervised(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]]) -
     if not any(asked):
         raise ClearheadError("the chat has no answer of the assistant, so that nothing is asked")
     return ids[:-1], [token if ask else IGNORED for token, ask in zip(ids[1:], asked[1:], strict=True)]
+
+
+def _added(tokenizer: Tokenizer, ids: list[int], text: str, start: int) -> list[int]:
+    """What the text from `start` on adds to the ids of what comes before it.
+
+    As the whole is divided, since some tokenizers put a space before what they take for a beginning; apart only where
+    a token of the whole would reach over the border, which generation keeps.
+    """
+    whole = tokenizer.encode(text, add_special_tokens=False)
+    return whole[len(ids) :] if whole[: len(ids)] == ids else tokenizer.encode(text[start:], add_special_tokens=False)

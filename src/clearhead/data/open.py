@@ -166,13 +166,19 @@ def _pair_examples(
     first, end = start_id(tokenizer) if start is None else start, end_id(tokenizer)
 
     def example(pair: Pair) -> Example:
-        source, target = tokenizer.encode(pair[0]), tokenizer.encode(pair[1], add_special_tokens=False)
+        source = tokenizer.encode(pair[0])
         if data.form == "translation":
-            return Example(*translation(target, first, end), source=source)
-        return Example(*continuation(source, target, first, end))
+            return Example(*translation(_inside(tokenizer.encode(pair[1]), first, end), first, end), source=source)
+        return Example(*continuation(source, tokenizer.encode(pair[1], add_special_tokens=False), first, end))
 
     rows = (row for row in map(example, pairs) if row.source != [])  # an encoder cannot read nothing
     return Examples(rows, _pad_id(tokenizer), data.context)
+
+
+def _inside(ids: list[int], first: int, end: int) -> list[int]:
+    """An answer without its first token and its end, where the tokenizer has put them; BART puts one more between."""
+    ids = ids[1:] if ids[:1] == [first] else ids
+    return ids[:-1] if ids[-1:] == [end] else ids
 
 
 def _open_chats(data: ChatData) -> tuple[list[Chat], list[Chat]]:

@@ -20,7 +20,6 @@ class Pieces:
 
     starts: Ids
     lengths: Ids
-    offsets: Ids  # place of the first token in its document
 
 
 def cut(document_starts: Ids, document_lengths: Ids, capacity: int) -> Pieces:
@@ -31,7 +30,7 @@ def cut(document_starts: Ids, document_lengths: Ids, capacity: int) -> Pieces:
     first_piece = np.cumsum(num_pieces) - num_pieces
     offsets = (np.arange(len(document)) - first_piece[document]) * capacity
     lengths = np.minimum(places[document] - offsets, capacity)
-    return Pieces(document_starts[document] + offsets, lengths, offsets)
+    return Pieces(document_starts[document] + offsets, lengths)
 
 
 def pack(lengths: NDArray[np.int64], capacity: int) -> list[list[int]]:

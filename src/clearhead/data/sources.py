@@ -182,5 +182,5 @@ def _is_message(message: object) -> bool:
 
 def _not_empty(rows: list[T], path: str | Path) -> list[T]:
     if not rows:
-        raise ClearheadError(f"{path} is empty; there is nothing to train on")
+        raise ClearheadError(f"{path} is empty; there is nothing to read")
     return rows

@@ -9,14 +9,16 @@ signature two numbers can be compared (Post 2018).
 
 import json
 from collections.abc import Sequence
+from operator import ne
 from typing import Any, Literal, get_args
 
 from clearhead.bundle import Model
 from clearhead.data.sources import Pair
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, require, unknown
 from clearhead.evaluation.result import Measure, Progress, Result, measure, rate
 from clearhead.generation.prompts import needed
 from clearhead.model.config import ModelConfig
+from clearhead.model.parts import LearnedPositions
 from clearhead.model.recurrent import RecurrentConfig
 
 BATCH_SIZE = 32
@@ -32,13 +34,16 @@ def answers(
     beams: int = 1,
     max_new_tokens: int = MAX_NEW_TOKENS,
     progress: Progress | None = None,
-) -> list[str]:
+) -> tuple[list[str], int]:
     """The best text of `beams` for each source, greedy with one; sources of similar length go together.
 
-    To a source without tokens the answer is as empty.
+    To a source without tokens the answer is as empty. Of one that is longer than a table of positions its beginning is
+    read, and its last token, often an end; how many were cut so comes with the answers.
     """
     tokenizer = needed(model.tokenizer)  # not model.encode, which refuses a text of unknown characters alone
-    ids = [tokenizer.encode(source) for source in sources]
+    whole = [tokenizer.encode(source) for source in sources]
+    longest = most_tokens(model.network.config)
+    ids = [one if longest is None or len(one) <= longest else [*one[: longest - 1], one[-1]] for one in whole]
     ordered = sorted((number for number in range(len(ids)) if ids[number]), key=lambda number: -len(ids[number]))
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens} | ({"beams": beams} if beams != 1 else {})
     texts = {number: "" for number in range(len(ids)) if not ids[number]}
@@ -48,7 +53,15 @@ def answers(
         texts |= {number: generation.text for number, generation in zip(batch, made, strict=True)}
         if progress is not None:
             progress(len(texts), len(ids))
-    return [texts[number] for number in range(len(ids))]
+    return [texts[number] for number in range(len(ids))], sum(map(ne, whole, ids))
+
+
+def most_tokens(config: ModelConfig | RecurrentConfig) -> int | None:
+    """The longest source that can be read; None: there is no such limit."""
+    if isinstance(config, RecurrentConfig):
+        return None
+    positions = (config.encoder or config.output_stack).embedding.positions
+    return positions.num_positions if isinstance(positions, LearnedPositions) else None
 
 
 def translation(
@@ -59,14 +72,23 @@ def translation(
     progress: Progress | None = None,
 ) -> Result:
     """BLEU and chrF from 0 to 100."""
-    check_translates(model.network.config)
+    check_translates(model.network.config, beams)
+    require(len(sentences) > 0, "there is no sentence to translate; give one or more")
     metrics = sacrebleu_metrics()
-    made = answers(model, [source for source, _ in sentences], beams, max_new_tokens, progress)
-    return judge_translation(made, [target for _, target in sentences], metrics, beams)
+    made, num_cut = answers(model, [source for source, _ in sentences], beams, max_new_tokens, progress)
+    return judge_translation(made, [target for _, target in sentences], metrics, how(beams, num_cut))
 
 
-def check_translates(config: ModelConfig | RecurrentConfig) -> None:
-    if isinstance(config, ModelConfig) and not config.is_encoder_decoder:
+def how(beams: int, num_cut: int) -> dict[str, int | str]:
+    """The settings of answers."""
+    settings: dict[str, int | str] = {"beams": beams}
+    return settings | {"sources_cut": num_cut} if num_cut else settings
+
+
+def check_translates(config: ModelConfig | RecurrentConfig, beams: int) -> None:
+    if isinstance(config, RecurrentConfig):
+        require(beams == 1, "a recurrent network does not search; give beams as 1")
+    elif not config.is_encoder_decoder:
         raise ClearheadError(
             "translation is for an encoder-decoder, and this model has one half alone: a decoder would go on with the "
             "sentence in its own language; perplexity and pairs can judge it"
@@ -89,15 +111,16 @@ def in_floats(metric: Any) -> Any:
     return metric
 
 
-def judge_translation(made: Sequence[str], wanted: Sequence[str], metrics: dict[str, Any], beams: int) -> Result:
-    measures: list[Measure] = []
-    settings: dict[str, int | str] = {"beams": beams}
+def judge_translation(
+    made: Sequence[str], wanted: Sequence[str], metrics: dict[str, Any], settings: dict[str, int | str]
+) -> Result:
+    measures, signatures = [], {}
     for name, metric in metrics.items():
         found = metric.corpus_score(list(made), [list(wanted)], n_bootstrap=NUM_RESAMPLES if len(made) > 1 else 1)
         half_width = json.loads(found.format(is_json=True, signature=str(metric.get_signature()))).get("confidence_var")
         measures.append(Measure(name, found.score, None if half_width is None else half_width / NORMAL_95))
-        settings[f"{name}_signature"] = str(metric.get_signature())
-    return Result("translation", len(made), tuple(measures), settings)
+        signatures[f"{name}_signature"] = str(metric.get_signature())
+    return Result("translation", len(made), tuple(measures), settings | signatures)
 
 
 def pairs(
@@ -118,13 +141,13 @@ def pairs(
     wanted: dict[str, list[str]] = {}
     for source, target in rows:
         wanted.setdefault(source, []).append(target)
-    made = answers(model, list(wanted), beams, max_new_tokens, progress)
+    made, num_cut = answers(model, list(wanted), beams, max_new_tokens, progress)
     judged = [nearest(answer, targets, unit) for answer, targets in zip(made, wanted.values(), strict=True)]
     edits, lengths = [num for num, _ in judged], [length for _, length in judged]
     if not any(lengths):
         raise ClearheadError("there is no target, or all are empty: nothing to compare answers with")
     measures = (measure("exact_match", [num == 0 for num in edits]), rate(f"{unit}_error_rate", edits, lengths))
-    return Result("pairs", len(wanted), measures, {"beams": beams, "unit": unit})
+    return Result("pairs", len(wanted), measures, how(beams, num_cut) | {"unit": unit})
 
 
 def nearest(answer: str, targets: Sequence[str], unit: Unit) -> tuple[int, int]:

@@ -34,7 +34,7 @@ class BalanceBias(Checked):
 
 
 class Routing:
-    """Listens to the routers of a network while it trains; masks (B, T) leave padding out, of a source those (B, S)."""
+    """Listens to the routers of a network while it trains; only tokens that masks (B, T), of a source (B, S), show."""
 
     def __init__(self, network: nn.Module, balance: BalanceLoss | BalanceBias):
         self.routers = [part for part in network.modules() if isinstance(part, RouterLayer)]

@@ -34,6 +34,8 @@ def begin(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Learner,
     setup = prepare(recipe, run.path, resumed=saved is not None)
     if world.is_main:
         write_text(run.path / "recipe.toml", to_toml(recipe))
+        if saved is None and recipe.tokenizer is not None:
+            setup.tokenizer.save(run.path / "tokenizer")
     if recipe.lora is not None:
         add_lora(setup.network, recipe.lora)
     learner = Learner(setup.network, config, world)

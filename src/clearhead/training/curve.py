@@ -6,6 +6,7 @@ draw_curve(Path("runs/x"))   # writes runs/x/loss.png
 from pathlib import Path
 
 from clearhead.errors import ClearheadError
+from clearhead.files import written_whole
 from clearhead.training.metrics import read_metrics
 
 
@@ -26,5 +27,6 @@ def draw_curve(folder: Path) -> Path:
     axes.grid(alpha=0.3)
     axes.legend()
     path = folder / "loss.png"
-    figure.savefig(path, dpi=120)
+    with written_whole(path) as partial:
+        figure.savefig(partial, format="png", dpi=120)
     return path

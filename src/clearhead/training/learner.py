@@ -38,7 +38,7 @@ class Learner:
     def __init__(self, network: Network, config: TrainConfig, world: World):
         if config.precision == "auto":
             config = replace(config, precision=faster_precision(world.device))
-        self.network, self.config, self.world = network.to(world.device), config, world
+        self.network, self.config, self.world = network.to(world.device).train(), config, world
         if world.device.type == "cpu":
             keep_freed_memory()
         self.routing = None if config.balance is None else Routing(network, config.balance)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.config import Checked
-from clearhead.errors import ClearheadError, require
+from clearhead.errors import require, unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,14 @@ class LoraLinear(nn.Module):
 def add_lora(network: nn.Module, config: Lora) -> None:
     """Freeze the network and put an addition beside each linear layer whose name ends in a target."""
     network.requires_grad_(False)
-    chosen = [
-        (name, part)
-        for name, part in network.named_modules()
-        if isinstance(part, nn.Linear) and name.rpartition(".")[2] in config.targets
-    ]
-    if not chosen:
-        raise ClearheadError(f"no linear layer of this model is called {' or '.join(config.targets)}")
-    for name, part in chosen:
-        network.set_submodule(name, LoraLinear(part, config))
+    linears = {name: part for name, part in network.named_modules() if isinstance(part, nn.Linear)}
+    own = {name: name.rpartition(".")[2] for name in linears}
+    chosen = [name for name in linears if own[name] in config.targets]
+    strange = [target for target in config.targets if target not in {*own.values(), *Lora.targets}]
+    if strange or not chosen:  # of the default ones a model need not have all
+        raise unknown("linear layer of this model:", " or ".join(strange or config.targets), {*own.values()})
+    for name in chosen:
+        network.set_submodule(name, LoraLinear(linears[name], config))
 
 
 def merge_lora(network: nn.Module) -> None:

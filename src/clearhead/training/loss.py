@@ -21,8 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 from clearhead.data.batch import IGNORED
 
-CHUNK_TOKENS = 1024
-
 
 class Losses(NamedTuple):
     """Sums over the tokens asked for."""
@@ -51,9 +49,9 @@ def chunked_cross_entropy(
     hidden: Tensor,
     targets: Tensor,
     to_logits: Callable[[Tensor], Tensor],
+    chunk_tokens: int,
     smoothing: float = 0.0,
     z_weight: float = 0.0,
-    chunk_tokens: int = CHUNK_TOKENS,
 ) -> Losses:
     """The same from hidden states (B, T, D): logits exist for one chunk at a time, and again when it goes backward."""
 

@@ -49,9 +49,9 @@ class Objective(nn.Module):
         if not self.training or self.routing is None:
             return losses
         if not isinstance(config.balance, BalanceLoss):
-            self.routing.count(batch.mask, batch.source_mask)
+            self.routing.count(batch.real, batch.source_mask)
             return losses
-        penalty = config.balance.weight * self.routing.loss(batch.mask, batch.source_mask)
+        penalty = config.balance.weight * self.routing.loss(batch.real, batch.source_mask)
         return losses._replace(total=losses.total + penalty * (batch.targets != IGNORED).sum())
 
     def losses(self, hidden: Tensor, targets: Tensor) -> Losses:
@@ -64,7 +64,7 @@ class Objective(nn.Module):
         if chunk is None:
             return cross_entropy(network.to_logits(hidden), targets, *extra)
         to_logits = with_weights_of_now(network, network.to_logits)
-        return chunked_cross_entropy(hidden, targets, to_logits, *extra, chunk)
+        return chunked_cross_entropy(hidden, targets, to_logits, chunk, *extra)
 
 
 def hidden_states(network: Network, batch: Batch) -> Tensor:

@@ -13,6 +13,7 @@ resolved = read_recipe("capitals", ["--train.steps", "100"]); train(resolved.rec
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,6 +168,7 @@ def parsed(arguments: Sequence[str]) -> dict[str, Any]:
 def toml_value(text: str) -> Any:
     """As TOML reads it, otherwise the text itself: quotes may be left out."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
+    return text if isinstance(value, date | time) else value  # no value is a day, but a folder may be called by one

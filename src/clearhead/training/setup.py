@@ -91,8 +91,6 @@ def prepare_new(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     special_ids = {} if tokenizer.eos_id is None else {"eos_token_id": tokenizer.eos_id}
     if isinstance(config, RecurrentConfig) or config.is_encoder_decoder:
         special_ids["decoder_start_token_id"] = start_id(tokenizer)
-    if not resumed:
-        tokenizer.save(folder / "tokenizer")
     return Setup(network, tokenizer, train, validation, None, special_ids)
 
 

@@ -81,6 +81,8 @@ def divide(network: nn.Module, part: Part) -> dict[Tensor, int]:
         for attention in filter(None, attentions):
             divided |= divide_attention(attention, part)
         divided |= divide_feed_forward(block.feed_forward, part)
+    if not divided:
+        raise ClearheadError("tensor parallel training cannot divide a recurrent network; use the strategy 'ddp'")
     return divided
 
 
