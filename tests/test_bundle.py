@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.bundle import Model, create, load
+from clearhead.bundle import Model, RecurrentBaseline, create, load
 from clearhead.errors import ClearheadError
 from clearhead.fast.modules import pack_network
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.tiny import same_network, tiny_config, tiny_network
 
@@ -107,6 +108,13 @@ def test_stream_is_the_text():
 def test_wrong_use_is_one_sentence(call, sentence):
     with pytest.raises(ClearheadError, match=sentence):
         call(Model(tiny_network()))
+
+
+def test_a_recurrent_network_speaks_as_long_as_any_other():
+    sizes = {"source_vocab_size": 9, "target_vocab_size": 9, "embedding_width": 4, "width": 4, "context": 16}
+    network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="none", **sizes)).eval()
+    model = RecurrentBaseline(network, special_ids={"decoder_start_token_id": 1, "eos_token_id": -1})
+    assert len(model.generate([3]).tokens) == len(create(tiny_config()).generate([3]).tokens) == 128
 
 
 def test_without_a_head_there_is_nothing_to_say():

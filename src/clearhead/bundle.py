@@ -15,20 +15,20 @@ import torch
 
 from clearhead.checkpoint.fill import Loaded, Progress
 from clearhead.checkpoint.huggingface import save_folder
-from clearhead.checkpoint.load import folder_tokenizer, open_model
+from clearhead.checkpoint.load import check_target, folder_tokenizer, open_model
 from clearhead.checkpoint.native import save_native
 from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent
 from clearhead.conversation import Chat
 from clearhead.errors import ClearheadError, unknown
 from clearhead.families import preset
-from clearhead.fast import cuda
+from clearhead.fast import cpu, cuda
 from clearhead.fast.modules import PackedMatrix, is_packed, pack_network
 from clearhead.fast.stack import accelerate, why_not
 from clearhead.generation.options import SamplingOptions
 from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, pad_right, token_ids
 from clearhead.generation.recurrent import translate
 from clearhead.generation.result import Generation, Stream
-from clearhead.generation.score import Score, score
+from clearhead.generation.score import Score, check_scores, score
 from clearhead.generation.speaker import Speaker
 from clearhead.generation.speculative import Speculation
 from clearhead.home import in_full
@@ -124,16 +124,9 @@ class Model(Loaded):
 
     def score(self, text: Prompt) -> Score:
         """How likely a text is: the log-probability of each token after those before it, and the perplexity."""
-        if self.config.decoder is None or self.config.is_encoder_decoder:
-            raise ClearheadError(
-                "only a decoder alone scores a text; a model with an encoder generates an answer to it, or embeds it"
-            )
-        if self.config.head is None:
-            raise ClearheadError("this model has no head: it embeds texts, and does not score them")
-        ids = self.encode(text)
-        check_tokens(ids, self.config.decoder)
+        check_scores(self.config)
         with enough_memory():
-            return score(self.network, ids)
+            return score(self.network, self.encode(text))
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[Prompt]) -> torch.Tensor:
@@ -163,11 +156,7 @@ class Model(Loaded):
         folder = in_full(folder)
         if is_packed(self.network):
             raise ClearheadError("packed weights are not saved: load the model with full weights to save it")
-        if folder.exists() and not folder.is_dir():
-            raise ClearheadError(f"{folder} is a file; give a folder to save in")
-        other = "clearhead.json" if format == "huggingface" else "config.json"
-        if (folder / other).exists():
-            raise ClearheadError(f"{folder} holds a model in another format ({other}); give another folder")
+        check_target(folder, format, self.tokenizer)
         if format == "huggingface":
             save_folder(self.network, folder, self.family, self.special_ids)
         else:
@@ -192,7 +181,12 @@ class RecurrentBaseline(Model):
         raise ClearheadError("a recurrent network neither streams nor chats; generate gives its text whole")
 
     def generate_many(
-        self, prompts: Sequence[Prompt], n: int = 1, *, max_new_tokens: int = 64, **options: Any
+        self,
+        prompts: Sequence[Prompt],
+        n: int = 1,
+        *,
+        max_new_tokens: int = SamplingOptions.max_new_tokens,
+        **options: Any,
     ) -> list[Generation]:
         """The likeliest token at each step; there is nothing else to choose."""
         check_prompts(prompts)
@@ -238,13 +232,14 @@ def load(
     if weights not in get_args(Weights):
         raise unknown("weights", str(weights), get_args(Weights))
     precision = as_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
+    place = as_device(device, precision)
     if is_recurrent(what):
         if fast or weights != "full":
             raise ClearheadError(f"{what} holds a recurrent network, which has full weights and no fast step")
         folder = in_full(what)
-        network, special_ids = load_recurrent(folder, precision, as_device(device))
+        network, special_ids = load_recurrent(folder, precision, place)
         return RecurrentBaseline(network, folder_tokenizer(folder), None, special_ids)
-    loaded = open_model(what, precision, as_device(device), progress, keep_blocks=weights == "stored")
+    loaded = open_model(what, precision, place, progress, keep_blocks=weights == "stored")
     model = Model(**vars(loaded), in_graph=fast is not False)
     if weights in ("int8", "int4"):
         pack_network(model.network, weights)
@@ -252,6 +247,8 @@ def load(
         reason = cuda.why_not(model.network)  # a graph needs no preparation
     else:
         reason = None if fast is False or accelerate(model.network, build=bool(fast)) else why_not(model.network)
+        if fast and is_packed(model.network) and cpu.library(build=True) is not None:
+            reason = None  # its products, one by one
     if fast and reason:
         raise ClearheadError(f"there is no fast step for this model: {reason}")
     return model
@@ -265,7 +262,8 @@ def create(
     device: torch.device | str | None = None,
 ) -> Model:
     """A new model with random weights, from a config or the name of a preset; a seed gives the same on any device."""
-    config, dtype, device = preset(config) if isinstance(config, str) else config, as_dtype(dtype), as_device(device)
+    config, dtype = preset(config) if isinstance(config, str) else config, as_dtype(dtype)
+    device = as_device(device, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU's too
         network = Transformer(config).eval()
@@ -276,15 +274,18 @@ def speculation_of(speculate: Speculation | Model | None) -> Speculation | None:
     return speculate.network if isinstance(speculate, Model) else speculate
 
 
-def as_device(device: torch.device | str | None) -> torch.device | None:
-    """One that is here, before a checkpoint is read for it."""
+def as_device(device: torch.device | str | None, dtype: torch.dtype | None = None) -> torch.device | None:
+    """One that is here and has this precision, before a checkpoint is read for it."""
     if device is None:
         return None
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ClearheadError(f"there is no device {str(device)!r} here; cpu always works") from None
-    return torch.device(device)
+    place = torch.device(device)
+    if place.type == "mps" and dtype == torch.float64:
+        raise ClearheadError("Apple's GPUs have no float64; float32 is the widest there")
+    return place
 
 
 def check_format(name: str) -> None:

@@ -16,7 +16,8 @@ from rich.table import Table
 
 from clearhead.config import kind_of
 from clearhead.model.branches import Experts, FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, Layer, ModelConfig, Stack
+from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, ModelConfig, Stack
+from clearhead.model.mixture import MixtureLayer
 from clearhead.model.parts import NoPosition
 from clearhead.model.transformer import Transformer
 
@@ -84,7 +85,7 @@ def summarize(config: ModelConfig) -> Summary:
         context=config.context,
         vocab_size=config.vocab_size,
         parameters=sum(sizes.values()),
-        active_parameters=sum(sizes.values()) - idle_parameters(config),
+        active_parameters=sum(sizes.values()) - idle_parameters(network),
         parts=parts,
         embeddings=embeddings,
         layers=[group for name, stack in stacks.items() for group in layer_groups(name, stack, sizes)],
@@ -113,17 +114,14 @@ def layer_groups(name: str, stack: Stack, sizes: dict[str, int]) -> list[LayerGr
     return groups
 
 
-def idle_parameters(config: ModelConfig) -> int:
-    """Parameters of the experts that one token does not visit."""
-
-    def idle(layer: Layer) -> int:
-        part = layer.feed_forward
-        if not isinstance(part, Experts):
-            return 0
-        per_expert = (3 if part.expert.gated else 2) * part.expert.width * config.width
-        return (part.num_experts - part.num_chosen) * per_expert
-
-    return sum(idle(layer) for stack in (config.encoder, config.decoder) if stack for layer in stack.layers)
+def idle_parameters(network: Transformer) -> int:
+    """Of the experts that one token does not visit."""
+    mixtures = [part for part in network.modules() if isinstance(part, MixtureLayer)]
+    return sum(
+        stacked[mixture.config.num_chosen :].numel()
+        for mixture in mixtures
+        for stacked in mixture.parameters(recurse=False)
+    )
 
 
 # --- words
@@ -204,14 +202,6 @@ def describe(part: Any) -> str:
 # --- the table
 
 
-def count(number: int) -> str:
-    """1.24 B, 135 M."""
-    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("K", 10**3)):
-        if number >= 0.9995 * size:  # as three digits show it
-            return f"{number / size:.3g} {unit}" if number < 999.5 * size else f"{number / size:,.0f} {unit}"
-    return str(number)
-
-
 def spans(numbers: list[int]) -> str:
     """[0, 1, 2, 5] -> '0-2, 5'."""
     runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
@@ -232,7 +222,7 @@ def print_summary(summary: Summary, title: str, console: Console | None = None) 
         rows.add_row(stack, "embedding", style="bold")
         rows.add_row("  tokens", words)
     for group in summary.layers:
-        rows.add_row(group.stack, f"layers {spans(group.numbers)}: {count(group.parameters)} parameters", style="bold")
+        rows.add_row(group.stack, f"layers {spans(group.numbers)}: {group.parameters:,} parameters", style="bold")
         rows.add_row("  attention", group.attention)
         if group.cross_attention:
             rows.add_row("  cross-attention", group.cross_attention)
@@ -244,5 +234,4 @@ def print_summary(summary: Summary, title: str, console: Console | None = None) 
     if summary.head:
         rows.add_row("head", summary.head, style="bold")
     console.print(rows)
-    parts = ", ".join(f"{part} {count(size)}" for part, size in summary.parts.items())
-    console.print(f"by part: {parts}")
+    console.print("by part: " + "; ".join(f"{part} {size:,}" for part, size in summary.parts.items()))

@@ -60,9 +60,11 @@ def test_a_toy_in_float32(opens, subject):
 
 
 @pytest.mark.parametrize("weights", ["float32", "int8"])
-def test_ctranslate2(weights, subject):
+def test_ctranslate2(weights, subject, capsys):
     pytest.importorskip("ctranslate2")
+    transformers.utils.logging.enable_progress_bar()
     engine, prompt = CTranslate2(subject, weights), subject.prompt(12)
+    assert capsys.readouterr().err == ""  # no bars of its converter's
     found = said(engine, prompt, 48)
     assert said(engine, prompt, 48) == found
     if weights == "float32":  # eight bits, of activations too, are too few for a toy to say the same

@@ -35,13 +35,15 @@ def test_weights_of_a_dense_model(tied, dtype, tmp_path):
 
 def test_of_experts_the_chosen_are_read():
     config = {
-        "model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4, "head_dim": 8,
-        "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 40, "moe_intermediate_size": 16,
+        "model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 8,
+        "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 40, "moe_intermediate_size": 64,
         "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "tie_word_embeddings": True,
     }  # fmt: skip
     network = Transformer(family_of_type("qwen3_moe").read(Settings(config, "toy")))
-    experts = 2 * 8 * 3 * 16 * 32 * 4  # layers, experts, gate and up and down, their sizes, bytes
-    assert weights_held(network) - weights_read(network) == experts * 6 // 8
+    experts = 2 * 8 * 3 * 64 * 64  # layers, experts, gate and up and down, their sizes
+    assert weights_held(network) - weights_read(network) == experts * 4 * 6 // 8
+    pack_network(network, "int8")
+    assert weights_held(network) - weights_read(network) == experts * 8.5 / 8 * 6 / 8
 
 
 @pytest.mark.parametrize(("bits", "bits_per_weight"), [("int8", 8.5), ("int4", 5.0)])

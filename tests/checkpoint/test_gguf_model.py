@@ -1,5 +1,9 @@
 """GGUF files of every architecture we read, written by the gguf package and read by transformers beside us."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import gguf
 import numpy as np
 import pytest
@@ -179,6 +183,32 @@ def test_loading_tells_its_length_first_and_reads_each_tensor_once(tmp_path, mon
     assert {threads for _, _, threads in told[1:]} == {1}
     assert torch.get_num_threads() == num_threads
     assert len(read) == len(set(read))
+
+
+def test_two_loads_at_once_leave_the_threads_as_they_were(tmp_path):
+    path, inside = write_file(tmp_path / "model.gguf", "llama"), threading.Event()
+
+    def load_slowly(num_seconds):
+        def wait(name, done, total):
+            if done == 1:
+                inside.set()
+                time.sleep(num_seconds)
+
+        load_gguf(path, progress=wait)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        first, second = (threading.Thread(target=load_slowly, args=[pause]) for pause in (0.1, 0.3))
+        first.start()
+        inside.wait()
+        second.start()
+        first.join()
+        second.join()
+        with ThreadPoolExecutor(1) as newcomer:  # what a thread starts with is the number last set by any
+            assert newcomer.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_from_gguf_to_a_hugging_face_folder(tmp_path):

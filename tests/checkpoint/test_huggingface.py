@@ -74,6 +74,16 @@ def test_progress_counts_every_tensor(folder):
     assert seen == [(n, len(seen)) for n in range(1, len(seen) + 1)]
 
 
+def test_packed_weights_are_called_so(folder):
+    edit_config(folder, quantization_config={"quant_method": "awq", "bits": 4})
+    load_folder(folder)
+    edit_weights(folder, lambda t: t.update({n + "x": t.pop(n) for n in list(t) if "_proj" in n}))
+    with pytest.raises(
+        ClearheadError, match=r"lacks 14 tensors.* packed \(awq\): take the model in full, or as \.gguf"
+    ):
+        load_folder(folder)
+
+
 def test_names_without_the_leading_part(folder):
     """Checkpoints of the bare model lack `model.`."""
     edit_weights(folder, lambda t: [t.update({n.removeprefix("model."): t.pop(n)}) for n in list(t)])
@@ -180,9 +190,12 @@ def test_a_tensor_in_two_shards(folder):
         ({"num_hidden_layers": 10**8}, "'num_hidden_layers' is 100000000"),
         ({"num_hidden_layers": 999}, "holds 20 tensors, too few for the 999 layers of the config"),
         ({"num_key_value_heads": 3}, "num_heads 4 is not a multiple of num_kv_heads 3"),
+        ({"num_key_value_heads": 0}, "num_kv_heads is 0"),
+        ({"head_dim": 0}, "head_width is 0"),
+        ({"head_dim": 0, "num_attention_heads": 0}, "'num_attention_heads' is 0; it must be from 1"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "unknown rope_type .* 'longrope'"),
         ({"rope_parameters": [1]}, "'rope_parameters' must be an object"),
-        ({"hidden_act": "gelu"}, "'hidden_act' is 'gelu', which this family does not compute"),
+        ({"hidden_act": "gelou"}, "unknown activation in .* 'gelou'; did you mean 'gelu'"),
         ({"vocab_size": 30}, r"embed_tokens.weight is \(31, 16\); the config asks for \(30, 16\)"),
         ({"eos_token_id": "end"}, "'eos_token_id' must be a token id"),
         ({"decoder_start_token_id": [1, 2]}, r"'decoder_start_token_id' must be a token id, not \[1, 2\]"),

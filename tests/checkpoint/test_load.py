@@ -9,10 +9,12 @@ import torch
 import transformers
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from clearhead.bundle import Model
 from clearhead.checkpoint.huggingface import INDEX, WEIGHTS, save_folder
 from clearhead.checkpoint.load import FORMATS, format_of, open_model, read_config
 from clearhead.checkpoint.native import save_native
 from clearhead.errors import ClearheadError
+from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.test_gguf_model import write_file
 from tests.checkpoint.test_llama2c import checkpoint_bytes
 from tests.checkpoint.tiny import same_network, tiny_config, tiny_network
@@ -70,28 +72,30 @@ def test_the_index_tells_which_tensors_there_are(tmp_path):
         read_config(tmp_path)
 
 
-def test_showing_a_hub_model_fetches_no_weights(tmp_path, monkeypatch):
+def test_of_a_hub_model_only_what_is_read_is_fetched(tmp_path, monkeypatch):
     save_folder(tiny_network(), tmp_path / "there")
-    asked = []
+    for copy in ("consolidated.safetensors", "original/model.safetensors", "pytorch_model.bin", "model.py"):
+        (tmp_path / "there" / copy).parent.mkdir(exist_ok=True)
+        (tmp_path / "there" / copy).touch()
+    fetched = []
 
-    def fetch(hub_id, allow_patterns):
-        asked.append(allow_patterns)
-        here = tmp_path / f"here{len(asked)}"
+    def fetch(hub_id, **patterns):
+        names = [str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*.*")]
+        fetched.append(sorted(huggingface_hub.utils.filter_repo_objects(names, **patterns)))
+        here = tmp_path / f"here{len(fetched)}"
         here.mkdir()
-        for path in (tmp_path / "there").iterdir():
-            if any(path.match(pattern) for pattern in allow_patterns):
-                shutil.copy(path, here)
+        for name in fetched[-1]:
+            shutil.copy(tmp_path / "there" / name, here)
         return str(here)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     assert read_config("someone/model") == tiny_config()
-    assert asked[0] == ["config.json", "model.safetensors.index.json"]
     assert same_network(open_model("someone/model").network, tiny_network())
-    assert not any(pattern.endswith((".bin", ".py", ".pt")) for pattern in asked[1])
+    assert fetched == [["config.json"], ["config.json", "model.safetensors"]]
 
 
 def test_a_mistyped_path_is_called_a_path(monkeypatch):
-    def offline(hub_id, allow_patterns):
+    def offline(hub_id, **patterns):
         raise LocalEntryNotFoundError("no network\nand more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
@@ -119,3 +123,23 @@ def test_names_may_be_written_in_capitals(tmp_path, monkeypatch):
     monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path))
     with pytest.raises(ClearheadError, match="SmolLM2 is not on this machine yet; fetch it with"):
         open_model("SmolLM2")
+
+
+def test_a_model_without_tokenizer_is_not_saved_beside_another_ones(tmp_path):
+    """It would be loaded with it."""
+    Model(tiny_network(), byte_tokenizer()).save(tmp_path)
+    kept = (tmp_path / "weights.safetensors").read_bytes()
+    with pytest.raises(ClearheadError, match="holds a tokenizer, which this model has not"):
+        Model(tiny_network(seed=1)).save(tmp_path)
+    assert (tmp_path / "weights.safetensors").read_bytes() == kept
+    Model(tiny_network(seed=1), byte_tokenizer()).save(tmp_path)
+
+
+def test_a_model_of_another_format_is_not_written_over(tmp_path):
+    """CTranslate2's folders have a config.json too, and would be loaded from model.bin."""
+    (tmp_path / "model.bin").write_bytes(b"\6\0\0\0\x10\0TransformerSpec\0")
+    (tmp_path / "config.json").write_text("{}")
+    for kind in ("native", "huggingface"):
+        with pytest.raises(ClearheadError, match="holds a model in another format"):
+            Model(tiny_network()).save(tmp_path, kind)
+    assert (tmp_path / "config.json").read_text() == "{}"

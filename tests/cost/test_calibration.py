@@ -37,6 +37,7 @@ from clearhead.cost.running import build, in_graph
 from clearhead.cost.tables import print_comparisons
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
+from clearhead.model.parts import Window
 from tests.cost.cases import CASES
 from tests.cost.test_operations import workload_of
 
@@ -235,8 +236,21 @@ def test_the_graph_of_a_decoded_token_is_laid_out(config, batch):
     )
 
 
+def test_the_graph_reads_a_window_and_keeps_all():
+    config = toy()
+    layers = [replace(one, attention=replace(one.attention, reach=Window(size=5))) for one in config.decoder.layers]
+    windowed = workload_of(
+        replace(config, decoder=replace(config.decoder, layers=tuple(layers))), "decode", 24, device_type="cuda"
+    )
+    run, whole = lay_out(windowed), lay_out(replace(windowed, config=config))
+    assert run.flops == sum(row.allowed_flops for row in table_rows(operations(windowed), windowed)) < whole.flops
+    read, of_all = ({kernel.num_bytes for kernel in one.kernels if kernel.name == "attend_row"} for one in (run, whole))
+    assert {24 * size for size in read} == {5 * size for size in of_all}
+    assert run.peak_bytes == whole.peak_bytes
+
+
 def test_other_models_decode_without_a_graph():
-    assert not in_graph(workload_of(preset("gpt3-125m"), "decode", 24, device_type="cuda"))
+    assert not in_graph(workload_of(preset("bloom-560m"), "decode", 24, device_type="cuda"))
     assert not in_graph(workload_of(CASES["llama-3.1-8b"], "decode", 24))
 
 

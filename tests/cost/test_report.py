@@ -87,6 +87,21 @@ def test_gpus_share_the_work(parallel):
     assert alone.communication is None
 
 
+def test_what_is_not_computed_is_not_sent():
+    """The decoder has read nothing when the source is; rows that are only run are nobody else's business."""
+    config = CASES["bart-base"]
+    reading = cost(config, phase="prefill", context=16, source=8, gpus=2, parallel="tp").communication
+    assert reading is not None
+    sums = 2 * len(config.encoder.layers) * 8 * config.width * 2  # of attention and feed-forward, in two bytes
+    assert reading.bytes_each_way == 2 * sums // 2
+    assert cost(CASES["gpt2"], phase="prefill", batch=2, context=16, gpus=2).communication is None
+    once, again = (
+        cost(CASES["gpt2"], phase="train", context=16, gpus=2, parallel="tp", recompute=recompute).communication
+        for recompute in (False, True)
+    )
+    assert again.bytes_each_way * 2 == once.bytes_each_way * 3
+
+
 def test_a_ring_sends_all_but_its_own_share():
     """Ddp sums 2 bytes of every gradient: each GPU sends 2 · 3/4 of them, at 450 GB/s."""
     report = cost(CASES["gpt2"], phase="train", batch=4, context=16, gpus=4, device="h200")
@@ -115,6 +130,7 @@ def test_published_peaks_name_their_source():
         ({"context": 0}, "context is 0; it must be 1 or more"),
         ({"gpus": 2}, "ddp shares the batch: 1 rows do not divide among 2 GPUs"),
         ({"gpus": 5, "parallel": "tp"}, "tp shares heads: 12 do not divide among 5 GPUs"),
+        ({"gpus": 24, "parallel": "tp"}, "tp shares heads: 12 do not divide among 24 GPUs"),
         ({"phase": "train", "quant": "int8"}, "quant 'int8' is for running"),
         ({"phase": "decode", "recompute": True}, "recompute has no effect on decode; leave it out"),
         ({"source": 9}, "source is for an encoder-decoder; leave it out"),

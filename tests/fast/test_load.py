@@ -129,6 +129,13 @@ def test_an_unknown_architecture_says_what_is_unknown(tmp_path):
     assert clearhead.load(tmp_path / "m").generate([1, 2], max_new_tokens=2).tokens
 
 
+def test_products_of_packed_weights_run_in_kernels_whatever_the_architecture(tmp_path):
+    clearhead.create(shrink(clearhead.preset("deepseek-v3"))).save(tmp_path / "m")
+    model = clearhead.load(tmp_path / "m", weights="int4", fast=True)
+    assert not isinstance(model.network.decoder, FastStack)
+    assert model.generate([1, 2], max_new_tokens=2).tokens
+
+
 def test_smollm2_from_its_own_blocks(smollm2_gguf):
     """The blocks say what the numbers say; the kernels only round what they are multiplied by."""
     full = clearhead.load(smollm2_gguf, fast=False)

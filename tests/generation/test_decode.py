@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import transformers
 
 from clearhead.bundle import Model
 from clearhead.cache.cache import KeyValueCache
@@ -12,10 +13,12 @@ from clearhead.generation.options import SamplingOptions
 from clearhead.generation.plain import decode_plainly
 from clearhead.generation.prompts import read_sources
 from clearhead.generation.score import score
+from clearhead.model.parts import DynamicScaling, Rope
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.book.shrink import shrink
 from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import decoder, toy, translator
+from tests.parity.harness import load_ours, rerandomize
 
 DECODERS = (
     "gpt2",
@@ -62,11 +65,29 @@ def test_a_row_does_not_feel_its_neighbours(network, how):
     assert run(network, rows) == alone
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 5])
-def test_chunked_reading_changes_nothing(network, chunk):
+@pytest.mark.parametrize("piece", [1, 3, 5])
+def test_reading_in_pieces_changes_nothing(network, piece, monkeypatch):
     options = SamplingOptions(max_new_tokens=8)
-    rows = [Row(prompt, options) for prompt in PROMPTS]
-    assert run(network, rows, chunk=chunk) == [run(network, [Row(prompt, options)])[0] for prompt in PROMPTS]
+    alone = [run(network, [Row(prompt, options)])[0] for prompt in PROMPTS]
+    monkeypatch.setattr("clearhead.generation.decode.PIECE", piece)
+    assert run(network, [Row(prompt, options) for prompt in PROMPTS]) == alone
+
+
+def test_what_needs_a_mask_is_read_in_pieces(monkeypatch):
+    """Windows and padding; not where the length of the text turns its keys."""
+    monkeypatch.setattr("clearhead.generation.decode.PIECE", 4)
+    dynamic = Rope(scaling=DynamicScaling(factor=2.0, original_context=4))
+    windowed, causal, turned = toy(shrink(preset("mistral-7b"))), tiny_network(), tiny_network(rope=dynamic)
+    for network, prompts, sizes in (
+        (windowed, PROMPTS[:1], [4, 3]),
+        (causal, PROMPTS[:1], [7]),
+        (causal, PROMPTS, [4, 3]),
+        (turned, PROMPTS, [7]),
+    ):
+        read = []
+        network.decoder.register_forward_pre_hook(lambda module, given, read=read: read.append(given[0].shape[1]))
+        run(network, [Row(prompt, SamplingOptions(max_new_tokens=1)) for prompt in prompts])
+        assert read == sizes
 
 
 def test_each_row_goes_on_from_its_own_past(network):
@@ -165,6 +186,21 @@ def test_score_is_the_plain_forward(chunk):
     assert found.perplexity == pytest.approx(torch.tensor(found.logprobs).mean().neg().exp().item())
     with pytest.raises(ClearheadError, match="fewer than two tokens"):
         score(network, [1])
+
+
+def test_a_text_is_scored_as_one_where_its_length_turns_it(tmp_path):
+    """In pieces each would be turned for another length (dynamic scaling)."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    scaling = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(vocab_size=31, max_position_embeddings=16, rope_parameters=scaling, **sizes)
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    rerandomize(theirs, lambda name, tensor: None)
+    ids = torch.randint(31, (40,)).tolist()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    found = score(load_ours(theirs, tmp_path), ids, chunk=10)
+    assert found.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(ids[1:])], abs=1e-5)
 
 
 # --- texts

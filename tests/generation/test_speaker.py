@@ -328,6 +328,8 @@ def test_other_errors_stay_what_they_are():
         torch.ones(2, 3) @ torch.ones(2, 3)
     with pytest.raises(ClearheadError, match="not enough memory"), enough_memory():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    with pytest.raises(ClearheadError, match="not enough memory"), enough_memory():
+        raise RuntimeError("Invalid buffer size: 20.00 GiB")  # of Apple's GPUs
 
 
 # --- the graph of a GPU
@@ -336,7 +338,7 @@ def test_other_errors_stay_what_they_are():
 @pytest.mark.parametrize("in_graph", [True, False])
 def test_a_graph_is_used_only_where_it_may_be(monkeypatch, in_graph):
     asked = []
-    monkeypatch.setattr(speaker, "fits", lambda network, rows: asked.append(rows) or False)
+    monkeypatch.setattr(speaker, "fits", lambda network, rows, cache: asked.append(rows) or False)
     assert replace(speaking(), in_graph=in_graph).generate("Hello", max_new_tokens=2).tokens
     assert bool(asked) == in_graph
 

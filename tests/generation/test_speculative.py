@@ -299,12 +299,13 @@ def test_a_draft_model_that_was_interrupted_serves_again(monkeypatch):
     assert speculate(network, drafter, [5, 6, 7, 8, 9], **options) == plain(network, [5, 6, 7, 8, 9], **options)
 
 
-def test_a_long_prompt_is_read_in_pieces():
+def test_a_long_prompt_is_read_in_pieces(monkeypatch):
+    monkeypatch.setattr("clearhead.generation.decode.PIECE", 10)
     network, prompt = toy(CONFIGS["window"]), list(range(1, 24))
     read = []
     network.decoder.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))
     row = Row(prompt, SamplingOptions(max_new_tokens=6))
-    list(decode_speculatively(network, row, PromptLookup(), chunk=10))
+    list(decode_speculatively(network, row, PromptLookup()))
     assert read[:3] == [10, 10, 3]
     assert row.tokens == plain(network, prompt, max_new_tokens=6)
 

@@ -26,7 +26,7 @@ from clearhead.inspection.tracing import trace
 from clearhead.model.attend import Scoring
 from clearhead.model.config import Dropout
 from clearhead.model.masks import Mask
-from clearhead.model.parts import LayerNorm, Rope
+from clearhead.model.parts import DeviationNorm, LayerNorm, Rope
 from clearhead.model.transformer import Transformer
 from clearhead.training.objective import recompute_blocks
 from tests.book.shrink import shrink
@@ -176,6 +176,14 @@ def test_shares_of_a_stream_whose_squares_overflow_half_precision():
     traced = trace(Model(network.half()), TOKENS)
     assert traced.residual(2).square().mean().isinf()
     assert attribute(traced, 5, by_head=True).logit == pytest.approx(traced.logits[-1, 5].item(), rel=0.01)
+
+
+@pytest.mark.parametrize("norm", [LayerNorm(epsilon=0.1), DeviationNorm(epsilon=0.1)], ids=str)
+def test_shares_under_a_norm_with_a_bias_in_half_precision(norm):
+    config = decoder(position=Rope())
+    network = toy(replace(config, decoder=replace(config.decoder, final_norm=norm)), torch.bfloat16)
+    traced = trace(Model(network), TOKENS)
+    assert attribute(traced, 5, by_head=True).logit == pytest.approx(traced.logits[-1, 5].item(), rel=0.03)
 
 
 def test_where_logits_are_no_sum():

@@ -369,6 +369,8 @@ WRONG = {
     "layer -3 is out of range": lambda traced: traced.scores(-3, 0),
     "layer 3 is out of range: there are 3, from 0 to 2 .the last: after all layers": lambda traced: traced.residual(3),
     "head 4 is out of range: there are 4, from 0 to 3": lambda traced: traced.attention(0, 4),
+    "head 1.5 is no whole number from 0 to 3": lambda traced: traced.attention(0, 1.5),
+    "layer '0' is no whole number": lambda traced: traced.attention("0"),
     "head 9 is out of range": lambda traced: traced.values(0, 9),
     "row 10 is out of range": lambda traced: traced.attention(0, 1, rows=[10]),
     "position 10 is out of range": lambda traced: traced.logits_at(10),

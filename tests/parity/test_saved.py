@@ -7,13 +7,15 @@ import pytest
 import torch
 import transformers
 
-from clearhead.checkpoint.huggingface import save_folder
+from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.errors import ClearheadError
 from clearhead.families import family_for
 from clearhead.families.gemma import gemma3
+from clearhead.families.llama import llama
+from clearhead.model.parts import Rope
 from clearhead.model.transformer import Transformer
 from tests.parity import test_bart, test_deepseek, test_llama, test_mpt
-from tests.parity.harness import Case, build, difference, inputs, load_ours, rerandomize, run_reference
+from tests.parity.harness import VOCAB, Case, build, difference, inputs, load_ours, rerandomize, run_reference
 from tests.parity.mutants import mutants
 
 ALL_CASES = [*test_llama.CASES, *test_mpt.CASES, *test_bart.CASES, *test_deepseek.CASES]
@@ -44,6 +46,25 @@ def test_a_width_that_transformers_refuses_is_refused_at_once():
     assert can_be_saved(config)
     scaled = replace(config.decoder.embedding, scale=49**0.5)
     assert not can_be_saved(replace(config, width=49, decoder=replace(config.decoder, embedding=scaled)))
+
+
+def test_no_layer_with_positions(tmp_path):
+    config = llama(
+        width=48,
+        num_layers=2,
+        num_heads=4,
+        feed_forward=64,
+        vocab_size=VOCAB,
+        context=32,
+        rope=Rope(),
+        rotated=(False,) * 2,
+    )
+    torch.manual_seed(0)
+    network = Transformer(config).eval()
+    theirs, tokens = saved_as_theirs(network, tmp_path), torch.arange(20)[None]
+    assert load_folder(tmp_path).network.config == config
+    with torch.no_grad():
+        assert (network(tokens) - theirs(input_ids=tokens).logits).abs().max() <= 5e-5
 
 
 @pytest.mark.parametrize("case", [case for case in ALL_CASES if case.name in TRIED], ids=str)

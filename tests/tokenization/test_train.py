@@ -89,6 +89,7 @@ def test_characters_are_those_of_all_texts():
     [
         (([], "bpe", 300), "no text to learn a vocabulary from; the corpus is empty"),
         ((["", ""], "character"), "the corpus is empty"),
+        (("one text", "character"), "the texts are one text"),
         ((TEXTS, "bpee", 300), "unknown kind of tokenizer 'bpee'; did you mean 'bpe'"),
         ((TEXTS, "bpe"), "a bpe tokenizer needs a vocab_size"),
         ((TEXTS, "byte", 300), "a byte tokenizer takes no vocab_size"),

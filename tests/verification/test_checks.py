@@ -6,13 +6,16 @@ import torch
 import clearhead
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
+from clearhead.families import preset
 from clearhead.model.config import GroupedAttention
 from clearhead.verification import reading
 from clearhead.verification.checks import CHECKS, verify
 from clearhead.verification.fast import eight_bits
 from clearhead.verification.finding import Comparison, Finding, examine
 from clearhead.verification.subject import Subject
+from tests.book.shrink import shrink
 from tests.checkpoint.tiny import tiny_config
+from tests.model.toys import toy
 from tests.verification.models import STYLES, kernels_are_here, toy_model
 
 ALWAYS = {"compiled == eager", "absorbed latent == unfolded", "remembered source == read again"}
@@ -223,6 +226,13 @@ def test_without_transformers_the_comparison_is_left_out(monkeypatch):
     monkeypatch.setattr(reading, "find_spec", lambda name: None)
     finding = examine("theirs", reading.in_transformers, Subject.of(toy_model("llama")))
     assert (finding.verdict, finding.detail) == ("skipped", "transformers is not installed; pip install transformers")
+
+
+@pytest.mark.parametrize(("length", "verdict"), [(32, "pass"), (33, "skipped")])
+def test_transformers_reads_no_more_than_its_table_of_sinusoids(length, verdict):
+    model = Model(toy(shrink(preset("marian")), torch.float32))
+    finding = examine("theirs", reading.in_transformers, Subject.of(model, length=length))
+    assert finding.verdict == verdict, finding.detail
 
 
 def test_toys_are_what_they_are_named():

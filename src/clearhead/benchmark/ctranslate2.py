@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from clearhead.benchmark.engine import Engine, Hear
-from clearhead.benchmark.subject import Subject, needed
+from clearhead.benchmark.subject import Subject, needed, transformers_package
 from clearhead.benchmark.traffic import weights_held, weights_read
 from clearhead.errors import ClearheadError
 
@@ -22,7 +22,7 @@ class CTranslate2(Engine):
 
     def __init__(self, subject: Subject, weights: str):
         package = needed("ctranslate2", "ctranslate2")
-        needed("transformers", "transformers")  # its converter reads by it
+        transformers_package()  # its converter reads by it
         self.weights, self.last_id = weights, subject.model.config.vocab_size - 1
         folder = convert(subject.huggingface_folder(), subject.folder / f"ctranslate2-{weights}", weights)
         self.generator = package.Generator(
@@ -64,7 +64,7 @@ def convert(source: Path, target: Path, weights: str) -> Path:
 
 def numbers_as_words(converter: Any, tokenizer_class: type, folder: str, **options: Any) -> Any:
     """What its converter asks of a tokenizer."""
-    config = needed("transformers", "transformers").AutoConfig.from_pretrained(folder)
+    config = transformers_package().AutoConfig.from_pretrained(folder)
     words = [str(number) for number in range(config.vocab_size)]
     if config.is_encoder_decoder:
         words[-1] = "<pad>"  # Marian's last: the converter takes it and its weights out

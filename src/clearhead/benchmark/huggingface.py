@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from clearhead.benchmark.engine import Engine, Hear
-from clearhead.benchmark.subject import Subject, needed
+from clearhead.benchmark.subject import Subject, transformers_package
 from clearhead.benchmark.traffic import weights_read
 from clearhead.errors import ClearheadError
 from clearhead.files import read_object
@@ -20,12 +20,11 @@ class HuggingFace(Engine):
     name = "huggingface"
 
     def __init__(self, subject: Subject, weights: str):
-        self.transformers = needed("transformers", "transformers")
+        self.transformers = transformers_package()
         folder = subject.huggingface_folder()
         (kind,) = read_object(folder / "config.json")["architectures"]
         if not hasattr(self.transformers, kind):
             raise ClearheadError(f"the transformers installed here has no {kind}")
-        self.transformers.utils.logging.disable_progress_bar()
         network = getattr(self.transformers, kind).from_pretrained(folder, dtype=DTYPES[weights])
         self.network = network.to(subject.device).eval().requires_grad_(False)
         self.weights, self.device = weights, subject.device

@@ -91,6 +91,13 @@ def draw(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model
     return Model(network)
 
 
+def transformers_package() -> ModuleType:
+    """Without its bars, which would stand between ours."""
+    package = needed("transformers", "transformers")
+    package.utils.logging.disable_progress_bar()
+    return package
+
+
 def needed(module: str, package: str) -> ModuleType:
     """An optional package, or one sentence that says how to get it."""
     try:

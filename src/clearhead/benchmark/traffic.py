@@ -25,12 +25,14 @@ def weights_read(network: Transformer) -> int:
     assert network.decoder is not None
     tied = network.head is not None and network.head.weight is None
     head_table = network.decoder.embedding.tokens if tied else None
-    total = 0.0
+    total, shares = 0.0, dict[object, float]()
     for module in network.modules():
         if isinstance(module, nn.Embedding | PackedTable) and module is not head_table:
             continue
-        share = module.config.num_chosen / module.config.num_experts if isinstance(module, MixtureLayer) else 1.0
-        total += share * own_bytes(module)
+        if isinstance(module, MixtureLayer):  # experts are its own parameters, or packed, modules in it
+            share = module.config.num_chosen / module.config.num_experts
+            shares |= dict.fromkeys((module, module.gate, module.up, module.down), share)
+        total += shares.get(module, 1.0) * own_bytes(module)
     return int(total)
 
 

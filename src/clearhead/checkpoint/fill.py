@@ -22,7 +22,7 @@ from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 from clearhead.tokenization.base import Tokenizer
 
-LANGUAGE_HALF = "language_model."  # before every name of a model's language part where another part sees images
+LANGUAGE_HALF = "language_model."  # in every name of a model's language part where another part sees images
 Progress = Callable[[str, int, int], None]  # foreign name, how many are done, how many there are
 
 
@@ -99,7 +99,7 @@ def by_todays_name(
     held = {}
     for name in stored:
         older = next((ending for ending in older_endings if name.endswith(ending)), "")
-        newer = name.removeprefix(LANGUAGE_HALF).removesuffix(older) + older_endings.get(older, "")
+        newer = name.replace(LANGUAGE_HALF, "", 1).removesuffix(older) + older_endings.get(older, "")
         held[name if newer in stored else newer] = name  # both spellings in one file: the older has no place
     if prefix and not any(name.startswith(prefix) for name in held):
         bare = {name.removeprefix(prefix) for name in rows if name.startswith(prefix)}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 import torch
 
@@ -21,6 +22,7 @@ from clearhead.model.parts import Rope
 from clearhead.tokenization.base import Tokenizer
 from clearhead.tokenization.gguf_vocabulary import from_gguf
 
+TURN = Lock()
 # GGUF key -> the name under which transformers' config.json keeps it
 TOKENIZER_IDS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
@@ -58,13 +60,17 @@ def load_gguf(
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For many small steps: on busy cores PyTorch's threads wait for each other at each of them."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)
+    """For many small steps: on busy cores PyTorch's threads wait for each other at each of them.
+
+    The number is the whole process's: of two who load at once, one waits for the other to put it back.
+    """
+    with TURN:
+        num_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(num_threads)
 
 
 def gguf_tokenizer(path: Path) -> Tokenizer | None:

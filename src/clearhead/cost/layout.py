@@ -56,18 +56,22 @@ class MetaCounter(Counter):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        out: Any
         match func.overloadpacket.__name__:
-            case "topk":  # of a router; that of its groups comes before
-                self.num_experts = args[0].shape[-1]
             case "_unique2":  # the experts that some row has chosen
                 num_tokens, num_chosen = args[0].shape
                 visited = num_visited(self.num_experts, num_chosen, num_tokens)
                 run = min(visited, self.experts_at_most or visited)
                 self.shares = even_shares(num_tokens * num_chosen, run if self.keeps else visited)
-                return torch.arange(run, device="cpu"), args[0].new_empty(0), args[0].new_empty(0)
+                out = torch.arange(run, device="cpu"), args[0].new_empty(0), args[0].new_empty(0)
             case "nonzero":  # where one expert is chosen
-                return args[0].new_empty((next(self.shares), args[0].ndim), dtype=torch.int64)
-        return super().__torch_dispatch__(func, types, args, kwargs)
+                out = args[0].new_empty((next(self.shares), args[0].ndim), dtype=torch.int64)
+            case name:
+                if name == "topk":  # of a router; that of its groups comes before
+                    self.num_experts = args[0].shape[-1]
+                return super().__torch_dispatch__(func, types, args, kwargs)
+        self.note(func, args, kwargs or {}, out)
+        return out
 
 
 def even_shares(total: int, parts: int) -> Iterator[int]:

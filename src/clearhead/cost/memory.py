@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isqrt
 
+from clearhead.cache.cache import kept_shape
 from clearhead.cost.attention import num_slots
 from clearhead.cost.layout import lay_out
 from clearhead.cost.parameters import parameters
@@ -17,7 +18,6 @@ from clearhead.cost.workload import OPTIMIZER_NUMBERS, Workload
 from clearhead.model.config import GroupedAttention, LatentAttention, Layer, ModelConfig
 from clearhead.model.parts import LearnedPositions
 
-SHARED_PARTS = ("attention", "cross-attention", "feed-forward")  # by tensor parallel GPUs
 TRACED_EXPERTS = 2  # what they leave is what 256 would
 SOMETHING_HUGE = 1 << 24
 MOST_LINES = 8  # tries; a peak without jumps takes fewer
@@ -38,25 +38,24 @@ class Footprint:
 
 
 def footprint(workload: Workload) -> Footprint:
-    training = workload.phase == "train"
-    weights = held_weight_bytes(workload)
+    training, one = workload.phase == "train", workload.of_one_gpu
+    weights = weight_bytes(one) // (workload.gpus if workload.parallel == "fsdp" else 1)
     gradients = weights if training else 0
     optimizer = OPTIMIZER_NUMBERS[workload.optimizer] * weights if training else 0
-    cache = cross = 0
+    cache, cross = (0, 0) if training else cache_parts(one)
     if training:
-        run = lay_out(workload, TRACED_EXPERTS)
+        run = lay_out(one, TRACED_EXPERTS)
         saved = run.saved_bytes or 0
-        highest = max(run.peak_bytes - (weight_bytes(workload) - gradients), gradients, saved)
+        highest = max(run.peak_bytes - (weight_bytes(one) - gradients), gradients, saved)
     else:
-        cache, cross = cache_parts(workload, workload.gpus if workload.parallel == "tp" else 1)
-        highest = running_peak(workload) - sum(cache_parts(workload)) + cache + cross
+        highest = running_peak(one)
         saved = highest - cache - cross
     return Footprint(
         weights=weights,
         gradients=gradients,
         optimizer=optimizer,
         activations=saved,
-        logits=logit_bytes(workload),
+        logits=logit_bytes(one),
         cache=cache,
         cross_cache=cross,
         peak=weights + optimizer + highest,
@@ -87,19 +86,6 @@ def weight_bytes(workload: Workload) -> int:
     return round(sum(parameters(workload.config).values()) * workload.weight_bytes)
 
 
-def held_weight_bytes(workload: Workload) -> int:
-    """On one GPU. Those that share heads and inner widths have embedding, norms and head whole."""
-    whole, counts = weight_bytes(workload), parameters(workload.config)
-    match workload.parallel:
-        case "ddp":
-            return whole
-        case "fsdp":
-            return whole // workload.gpus
-        case "tp":
-            shared = round(sum(counts.get(part, 0) for part in SHARED_PARTS) * workload.weight_bytes)
-            return whole - shared + shared // workload.gpus
-
-
 def logit_bytes(workload: Workload) -> int:
     return workload.logit_rows * workload.config.vocab_size * workload.num_bytes
 
@@ -107,59 +93,48 @@ def logit_bytes(workload: Workload) -> int:
 # --- the cache
 
 
-def cache_parts(workload: Workload, gpus: int = 1) -> tuple[int, int]:
-    """Keys and values of the tokens and of the source that a run holds; on one of so many that share the heads."""
+def cache_parts(workload: Workload) -> tuple[int, int]:
+    """Keys and values of the tokens and of the source that a run holds."""
     if workload.config.decoder is None:
         return 0, 0
-    return 0 if workload.reads_source else cache_bytes(workload, gpus), cross_cache_bytes(workload, gpus)
+    return 0 if workload.reads_source else cache_bytes(workload), cross_cache_bytes(workload)
 
 
-def cache_bytes(workload: Workload, gpus: int = 1) -> int:
+def cache_bytes(workload: Workload) -> int:
     """Equal to KeyValueCache.num_bytes after `context` tokens."""
     config, held = workload.config, 0
     assert config.decoder is not None
     for layer in dict.fromkeys(config.decoder.layers):
         times = config.decoder.layers.count(layer)
         slots = num_slots(layer, config, workload.context - 1, 1)
-        held += times * kept_numbers(layer, gpus) * min(workload.context, slots)
-    return workload.rows * held * workload.num_bytes
+        held += times * kept_numbers(layer.attention) * min(workload.context, slots)
+    return workload.batch * held * workload.num_bytes
 
 
 def cache_bytes_per_token(config: ModelConfig, num_bytes: int) -> int:
     """While the text is shorter than every window."""
-    return sum(kept_numbers(layer) for layer in config.decoder.layers) * num_bytes if config.decoder else 0
+    return sum(kept_numbers(layer.attention) for layer in config.decoder.layers) * num_bytes if config.decoder else 0
 
 
 def paged_cache_bytes(workload: Workload, page_size: int) -> int:
     """Of whole pages, in which every layer keeps every token; windows save nothing there."""
     assert workload.config.decoder is not None
     pages = -(-workload.context // page_size)
-    numbers = sum(kept_numbers(layer) for layer in workload.config.decoder.layers)
-    return workload.rows * pages * page_size * numbers * workload.num_bytes
+    numbers = sum(kept_numbers(layer.attention) for layer in workload.config.decoder.layers)
+    return workload.batch * pages * page_size * numbers * workload.num_bytes
 
 
-def kept_numbers(layer: Layer, gpus: int = 1) -> int:
-    """Of one token: keys and values, or the latent and the rotary key, which GPUs that share the heads all need."""
-    attention = layer.attention
-    if isinstance(attention, LatentAttention):
-        return attention.latent_rank + attention.rotary_width
-    return kept_of_heads(attention, gpus)
+def kept_numbers(attention: GroupedAttention | LatentAttention) -> int:
+    """Of one token: keys and values, or the latent and the rotary key."""
+    num_heads, key_width, value_width = kept_shape(attention)
+    return num_heads * (key_width + value_width)
 
 
-def kept_of_heads(attention: GroupedAttention, gpus: int) -> int:
-    """Fewer key-value heads than GPUs are on several of them."""
-    kv_heads = -(-attention.num_kv_heads // gpus)
-    return kv_heads * (attention.head_width + (attention.value_width or attention.head_width))
-
-
-def cross_cache_bytes(workload: Workload, gpus: int = 1) -> int:
+def cross_cache_bytes(workload: Workload) -> int:
     """Equal to Memory.num_bytes once remembered."""
-    numbers = 0
-    for layer in workload.config.decoder.layers if workload.config.decoder else ():
-        cross = layer.cross_attention
-        if cross is not None:
-            numbers += kept_of_heads(cross, gpus)
-    return workload.rows * workload.source * numbers * workload.num_bytes
+    layers = workload.config.decoder.layers if workload.config.decoder else ()
+    numbers = sum(kept_numbers(layer.cross_attention) for layer in layers if layer.cross_attention is not None)
+    return workload.batch * workload.source * numbers * workload.num_bytes
 
 
 # --- what fits

@@ -52,7 +52,7 @@ def repeated(found: Iterable[Operation], stack: str, times: int) -> list[Operati
 
 def layer_operations(layer: Layer, workload: Workload, length: int, decodes: bool) -> Iterator[Operation]:
     yield from attend_operations(layer, workload, length, decodes)
-    tokens, width = Size("B·T", workload.rows * length), Size("D", workload.config.width)
+    tokens, width = Size("B·T", workload.batch * length), Size("D", workload.config.width)
     match layer.feed_forward:
         case FeedForward():
             yield feed_forward("feed-forward", layer.feed_forward, tokens, width)
@@ -100,7 +100,7 @@ def head_operations(workload: Workload) -> list[Operation]:
     config, rows = workload.config, workload.logit_rows
     if config.head is None or not rows:
         return []
-    tokens, width = Size("B" if rows == workload.rows else "B·T", rows), Size("D", config.width)
+    tokens, width = Size("B" if rows == workload.batch else "B·T", rows), Size("D", config.width)
     found = [linear("head", tokens, width, Size("V", config.vocab_size))]
     if config.head.transform is not None:
         found.insert(0, linear("head transform", tokens, width, width))

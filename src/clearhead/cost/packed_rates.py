@@ -32,7 +32,7 @@ NORM = RmsNorm(epsilon=1e-5)
 def runs_packed(workload: Workload) -> bool:
     """Whether generation decodes this in the kernels of fast/step.cpp, one row at a time, as is measured here."""
     stack = workload.config.decoder
-    alone = workload.rows == workload.gpus == 1 and not workload.config.is_encoder_decoder
+    alone = workload.batch == workload.gpus == 1 and not workload.config.is_encoder_decoder
     packed = workload.device_type == "cpu" and workload.quant in FORMATS
     return workload.phase == "decode" and packed and alone and stack is not None and unknown_in(stack) is None
 

@@ -146,15 +146,15 @@ def cost(
         parallel=parallel,
     )
     check_size(workload)
-    rows = table_rows(operations(workload), workload)
-    communication = communicate(workload) if gpus > 1 else None
+    rows = table_rows(operations(workload.of_one_gpu), workload)
+    communication = communicate(workload)
     return Report(
         workload=workload,
         parameters=parameters(config),
         active_parameters=active_parameters(config),
         rows=rows,
         memory=footprint(workload),
-        cache_bytes_per_token=cache_bytes_per_token(config, workload.num_bytes),
+        cache_bytes_per_token=cache_bytes_per_token(workload.of_one_gpu.config, workload.num_bytes),
         utilization=utilization(workload),
         training_tokens=None if tokens is None else int(tokens),
         training_flops=None if tokens is None else 6 * active_parameters(config) * int(tokens),
@@ -176,14 +176,13 @@ def table_rows(found: Iterable[Operation], workload: Workload) -> list[Row]:
     rows: dict[tuple[str, str, str, str], Row] = {}
     for operation in found:
         times = operation.times
-        share = workload.gpus if workload.parallel == "tp" and operation.stack != "head" else 1
         key = operation.stack, operation.name, operation.formula, operation.traffic
         before = rows.get(key, Row(*key, 0, 0, 0))
         rows[key] = Row(
             *key,
-            before.flops + times * flops_of(operation, operation.flops, workload) // share,
-            before.allowed_flops + times * flops_of(operation, operation.needed_flops, workload) // share,
-            before.num_bytes + times * bytes_of(operation, workload) // share,
+            before.flops + times * flops_of(operation, operation.flops, workload),
+            before.allowed_flops + times * flops_of(operation, operation.needed_flops, workload),
+            before.num_bytes + times * bytes_of(operation, workload),
         )
     return list(rows.values())
 

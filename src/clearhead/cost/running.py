@@ -50,10 +50,10 @@ def some_tokens(network: Transformer, rows: int, length: int) -> Tensor:
 
 def training(network: Transformer, workload: Workload, kernel: Kernel) -> Step:
     """Forward, loss, backward; the optimizer is the caller's."""
-    target = some_tokens(network, workload.rows, workload.context)
+    target = some_tokens(network, workload.batch, workload.context)
     inputs = [target]
     if workload.config.is_encoder_decoder:
-        inputs = [some_tokens(network, workload.rows, workload.source), target]
+        inputs = [some_tokens(network, workload.batch, workload.source), target]
 
     if workload.recompute:
         keep_inputs_only(network)
@@ -79,7 +79,7 @@ def keep_inputs_only(network: Transformer) -> None:
 def prefilling(network: Transformer, workload: Workload, kernel: Kernel) -> Step:
     config = workload.config
     length = workload.source if config.is_encoder_decoder else workload.context
-    tokens = some_tokens(network, workload.rows, length)
+    tokens = some_tokens(network, workload.batch, length)
 
     @torch.no_grad()
     def step() -> None:
@@ -98,13 +98,13 @@ def decoding(network: Transformer, workload: Workload, kernel: Kernel) -> Step:
     cache, memory = KeyValueCache(workload.config), None
     with torch.no_grad():
         if workload.config.is_encoder_decoder:
-            source = some_tokens(network, workload.rows, workload.source)
+            source = some_tokens(network, workload.batch, workload.source)
             memory = network.remember(network.encode(source, kernel=kernel))
         if workload.context > 1:
-            past = some_tokens(network, workload.rows, workload.context - 1)
+            past = some_tokens(network, workload.batch, workload.context - 1)
             network.hidden(past, memory=memory, cache=cache, kernel=kernel)
             cache.advance()
-    token = some_tokens(network, workload.rows, 1)
+    token = some_tokens(network, workload.batch, 1)
 
     @torch.no_grad()
     def step() -> None:
@@ -115,8 +115,8 @@ def decoding(network: Transformer, workload: Workload, kernel: Kernel) -> Step:
 
 def in_graph(workload: Workload) -> bool:
     """Whether generation decodes this in the CUDA graph of fast/cuda.py."""
-    alone = workload.gpus == 1 and workload.quant is None
-    return workload.phase == "decode" and workload.device_type == "cuda" and alone and fits_graph(workload.config)
+    decodes = workload.phase == "decode" and workload.device_type == "cuda" and workload.quant is None
+    return decodes and fits_graph(workload.config)
 
 
 @cache
@@ -127,9 +127,9 @@ def fits_graph(config: ModelConfig) -> bool:
 
 def decoding_in_graph(network: Transformer, workload: Workload) -> Step:
     """The same place again and again; what the cache holds there makes no difference to the clock."""
-    decoder = GraphDecoder(network, workload.rows, workload.context, greedy)
+    decoder = GraphDecoder(network, workload.batch, workload.context, greedy)
     decoder.position.fill_(workload.context - 1)
-    decoder.start(some_tokens(network, workload.rows, 1)[:, 0])
+    decoder.start(some_tokens(network, workload.batch, 1)[:, 0])
 
     def step() -> None:
         decoder.position.fill_(workload.context - 1)

@@ -8,9 +8,11 @@ prefill   (batch, context) tokens into an empty cache, logits after the last of 
 decode    one token for each row; `context` tokens are held once it is, itself included
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, get_args
 
+from clearhead.cost.share import share_of
 from clearhead.errors import ClearheadError, require, unknown
 from clearhead.model.config import ModelConfig
 from clearhead.model.parts import LearnedPositions
@@ -77,11 +79,9 @@ class Workload:
                     f"{name} {length} is beyond the {positions.num_positions} positions this model has learned; "
                     f"ask for {positions.num_positions} or fewer"
                 )
-        if self.gpus > 1 and self.parallel == "tp":
-            for layer in config.output_stack.layers:
-                heads = layer.attention.num_heads
-                require(heads % self.gpus == 0, f"tp shares heads: {heads} do not divide among {self.gpus} GPUs")
-        elif self.gpus > 1:
+        if self.parallel == "tp":
+            share_of(config, self.gpus)  # says what does not divide
+        else:
             require(
                 self.batch % self.gpus == 0,
                 f"{self.parallel} shares the batch: {self.batch} rows do not divide among {self.gpus} GPUs",
@@ -97,10 +97,14 @@ class Workload:
         """Of one weight of a matrix."""
         return self.num_bytes if self.quant is None else QUANT_BITS[self.quant] / 8
 
-    @property
-    def rows(self) -> int:
-        """Of the batch, on one GPU."""
-        return self.batch if self.parallel == "tp" else self.batch // self.gpus
+    @cached_property
+    def of_one_gpu(self) -> "Workload":
+        """What each of them computes: all rows with its share of the model, or its rows with the whole."""
+        if self.gpus == 1:
+            return self
+        if self.parallel == "tp":
+            return replace(self, config=share_of(self.config, self.gpus), gpus=1)
+        return replace(self, batch=self.batch // self.gpus, gpus=1)
 
     @property
     def reads_source(self) -> bool:
@@ -113,7 +117,7 @@ class Workload:
         config = self.config
         if config.head is None or self.reads_source:
             return 0
-        return self.rows * (self.context if self.phase == "train" or config.decoder is None else 1)
+        return self.batch * (self.context if self.phase == "train" or config.decoder is None else 1)
 
     @property
     def tokens(self) -> int:

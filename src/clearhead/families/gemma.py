@@ -125,7 +125,7 @@ def read_attentions(settings: Settings, num_layers: int, context: int, norm: Rms
 
 
 def read_layer_types(settings: Settings, num_layers: int) -> list[Any]:
-    every = settings.whole("sliding_window_pattern", settings.whole("_sliding_window_pattern", 6), at_least=1)
+    every = settings.whole("sliding_window_pattern", 6, at_least=1)
     by_pattern = [WINDOWED if (number + 1) % every else FULL for number in range(num_layers)]
     return settings.per_layer("layer_types", num_layers) or by_pattern
 
@@ -174,10 +174,6 @@ NAMES: Table = {
     "model.layers.{layer}.pre_feedforward_layernorm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
     "model.layers.{layer}.post_feedforward_layernorm.weight": f"{LAYER}.feed_forward_residual.branch_norm.weight",
 }
-DROPPED = (
-    *llama.DROPPED,
-    r"(vision_tower|multi_modal_projector)\..*",  # the part that sees images
-)
 
 FAMILY = Family(
     name="gemma",
@@ -188,5 +184,5 @@ FAMILY = Family(
     names=NAMES,
     prefix="model.",
     copies=llama.COPIES,
-    dropped=DROPPED,
+    dropped=llama.DROPPED,
 )

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from clearhead.errors import ClearheadError
 from clearhead.families.family import Family, grouped_of, narrow, said_whole
 from clearhead.families.names import LAYER, Interleaved, Table
 from clearhead.families.rope import read_rope, write_rope
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.families.trunk import TRUNK, check_heads, write_grouped, write_sizes
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
+from clearhead.families.trunk import TRUNK, check_heads, language_model, write_grouped, write_sizes
+from clearhead.model.branches import Activation, FeedForward
+from clearhead.model.config import GroupedAttention, Head, ModelConfig, Stack
 from clearhead.model.parts import Causal, Llama3Scaling, NoPosition, RmsNorm, Rope, Window
 
 
@@ -35,25 +34,31 @@ def llama(
     tied: bool = False,
     window: int | None = None,
     rotated: tuple[bool, ...] | None = None,
+    activation: Activation = "silu",
+    attention_bias: bool = False,
+    feed_forward_bias: bool = False,
 ) -> ModelConfig:
     """`rotated` says for each layer whether it has positions (SmolLM3); None: all have."""
     attention = GroupedAttention(
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads or num_heads,
-        head_width=head_width or width // num_heads,
+        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        head_width=width // num_heads if head_width is None else head_width,
         position=rope,
         reach=Window(size=window) if window else Causal(),
+        input_bias=attention_bias,
+        output_bias=attention_bias,
     )
-    norm = RmsNorm(epsilon=epsilon)
-    inner = FeedForward(width=feed_forward, activation="silu", gated=True)
-    layers = tuple(
-        Layer(
-            attention=attention if turns else replace(attention, position=NoPosition()), feed_forward=inner, norm=norm
-        )
-        for turns in rotated or (True,) * num_layers
+    unplaced = replace(attention, position=NoPosition())
+    inner = FeedForward(width=feed_forward, activation=activation, gated=True, bias=feed_forward_bias)
+    return language_model(
+        width=width,
+        context=context,
+        vocab_size=vocab_size,
+        attentions=[attention if turns else unplaced for turns in rotated or (True,) * num_layers],
+        feed_forwards=[inner] * num_layers,
+        norm=RmsNorm(epsilon=epsilon),
+        head=Head(tied=tied),
     )
-    stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=layers, final_norm=norm)
-    return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
 
 
 def llama2(
@@ -187,26 +192,29 @@ PRESETS = {
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "smollm3": "SmolLM3ForCausalLM"}
 # What a key that is not there means, where transformers' classes differ from LLaMA's; null means none
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"sliding_window": 4096, "num_key_value_heads": 8},
-    "smollm3": {"num_key_value_heads": 4, "rope_theta": 2000000.0, "tie_word_embeddings": True},
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
+    "smollm3": {
+        "max_position_embeddings": 32768,
+        "num_key_value_heads": 4,
+        "rope_theta": 2000000.0,
+        "tie_word_embeddings": True,
+    },
 }
 
 
 def read(settings: Settings) -> ModelConfig:
     kind = settings.text("model_type")
     settings = Settings({**DEFAULTS[kind], **settings.data}, settings.where)
-    num_layers, num_heads = settings.whole("num_hidden_layers"), settings.whole("num_attention_heads")
+    num_layers, num_heads = settings.whole("num_hidden_layers"), settings.whole("num_attention_heads", at_least=1)
     context = settings.whole("max_position_embeddings")
-    settings.refuse("pretraining_tp", 1)
-    settings.refuse("hidden_act", "silu", "swish")
-    bias = settings.flag("attention_bias", False)
-    config = llama(
+    biased = kind != "mistral"  # in transformers without biases, whatever config.json says
+    return llama(
         width=settings.whole("hidden_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=settings.whole("num_key_value_heads", num_heads),
-        head_width=settings.whole("head_dim", settings.whole("hidden_size") // max(num_heads, 1)),
+        head_width=settings.whole("head_dim", settings.whole("hidden_size") // num_heads),
         feed_forward=settings.whole("intermediate_size"),
         vocab_size=settings.whole("vocab_size"),
         context=context,
@@ -215,36 +223,25 @@ def read(settings: Settings) -> ModelConfig:
         tied=settings.flag("tie_word_embeddings", False),
         window=settings.whole("sliding_window", 0) if kind == "mistral" else None,
         rotated=read_rotated(settings, num_layers) if kind == "smollm3" else None,
+        activation=settings.activation("hidden_act", "silu"),
+        attention_bias=biased and settings.flag("attention_bias", False),
+        feed_forward_bias=biased and settings.flag("mlp_bias", False),
     )
-    if kind == "mistral":  # in transformers without biases, whatever config.json says
-        return config
-    return with_biases(config, attention=bias, feed_forward=settings.flag("mlp_bias", False))
 
 
 def read_rotated(settings: Settings, num_layers: int) -> tuple[bool, ...]:
     """In `no_rope_layers` 1 means: has positions."""
     settings.refuse("use_sliding_window", False)
     every = settings.whole("no_rope_layer_interval", 4, at_least=1)
-    given = settings.items("no_rope_layers") or [int((n + 1) % every != 0) for n in range(num_layers)]
-    if len(given) != num_layers:
-        raise ClearheadError(f"{settings.where}: no_rope_layers has {len(given)} entries for {num_layers} layers")
+    given = settings.per_layer("no_rope_layers", num_layers) or [(n + 1) % every for n in range(num_layers)]
     return tuple(bool(flag) for flag in given)
-
-
-def with_biases(config: ModelConfig, *, attention: bool, feed_forward: bool) -> ModelConfig:
-    stack = narrow(Stack, config.decoder)
-    layer = stack.layers[0]
-    inner = replace(narrow(FeedForward, layer.feed_forward), bias=feed_forward)
-    heads = [replace(one, input_bias=attention, output_bias=attention) for one in grouped_of(stack)]
-    layers = tuple(replace(layer, attention=one, feed_forward=inner) for one in heads)
-    return replace(config, decoder=replace(stack, layers=layers))
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
     stack = narrow(Stack, config.decoder)
     attentions, inner = grouped_of(stack), narrow(FeedForward, stack.layers[0].feed_forward)
     rotated = [isinstance(attention.position, Rope) for attention in attentions]
-    rope = next((attention.position for attention in attentions if isinstance(attention.position, Rope)), None)
+    ropes = [attention.position for attention in attentions if isinstance(attention.position, Rope)]
     kind, more = "llama", dict[str, Any]()
     if isinstance(attentions[0].reach, Window):
         kind, more = "mistral", {"sliding_window": attentions[0].reach.size}
@@ -257,7 +254,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "model_type": kind,
         "architectures": [ARCHITECTURES[kind]],
         "intermediate_size": inner.width,
-        "rope_parameters": write_rope(narrow(Rope, rope)),
+        "rope_parameters": write_rope(ropes[0]) if ropes else None,
         "hidden_act": ACTIVATION_NAMES_BACK[inner.activation],
         "mlp_bias": inner.bias,
     }
@@ -285,7 +282,10 @@ META_NAMES: Table = {
     "output.weight": "head.weight",
 }
 COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
-DROPPED = (r".*\.rotary_emb\.inv_freq",)  # recomputed from the config
+DROPPED = (
+    r".*\.rotary_emb\.inv_freq",  # recomputed from the config
+    r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*",  # of a model that also sees images
+)
 
 FAMILY = Family(
     name="llama",

@@ -196,10 +196,6 @@ NAMES: Table = {
     f"{EXPERTS}.shared_expert.up_proj.weight": f"{LAYER}.feed_forward.shared.up.weight",
     f"{EXPERTS}.shared_expert.down_proj.weight": f"{LAYER}.feed_forward.shared.down.weight",
 }
-DROPPED = (
-    *llama.DROPPED,
-    r"(vision_model|multi_modal_projector)\..*",  # the part that sees images
-)
 
 FAMILY = Family(
     name="llama4",
@@ -210,5 +206,5 @@ FAMILY = Family(
     names=NAMES,
     prefix="model.",
     copies=llama.COPIES,
-    dropped=DROPPED,
+    dropped=llama.DROPPED,
 )

@@ -21,8 +21,11 @@ def read_rope(settings: Settings, context: int, theta: float = 10000.0, **option
 
 
 def rope_parameters(settings: Settings) -> Settings:
-    modern = settings.table("rope_parameters")
-    return modern if modern.data else settings.table("rope_scaling")
+    """Of two that say the same, transformers takes the older words, and a length beside the table before one in it."""
+    older = settings.table("rope_scaling")
+    table = older if older.data else settings.table("rope_parameters")
+    length = "original_max_position_embeddings"
+    return Settings({**table.data, **({length: settings.data[length]} if length in settings else {})}, table.where)
 
 
 def read_scaling(parameters: Settings, context: int) -> Scaling:

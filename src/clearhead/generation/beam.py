@@ -25,7 +25,7 @@ from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError, unknown
 from clearhead.generation.decode import Row, check, prefill, room, run
 from clearhead.generation.options import SamplingOptions, check_count, checked_ids, is_number
-from clearhead.generation.sampling import check_numbers
+from clearhead.generation.sampling import check_numbers, choosing_device
 from clearhead.model.transformer import Memory, Transformer
 
 StopWhen = Literal["full", "unlikely", "impossible"]
@@ -142,6 +142,7 @@ def extend(searches: Sequence[Search], logits: Tensor) -> None:
     """One step of every search; logits (B, V), a row for each of their beams in order."""
     options = searches[0].options
     beams = [beam for search in searches for beam in search.running]
+    logits = logits.to(choosing_device(logits.device))
     so_far = torch.tensor([beam.logprob for beam in beams], dtype=torch.float64, device=logits.device)
     logprobs = logits.double().log_softmax(dim=-1) + so_far[:, None]
     # No more of one beam can matter: every end it has, and num_beams that go on.

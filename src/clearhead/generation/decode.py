@@ -21,9 +21,12 @@ from clearhead.generation.options import SamplingOptions
 from clearhead.generation.penalties import TokenCounts
 from clearhead.generation.prompts import check_tokens
 from clearhead.generation.rows import RowOptions, check_vocabulary
-from clearhead.generation.sampling import TokenLogprobs, check_numbers, next_tokens, token_logprobs
-from clearhead.model.parts import LearnedPositions
+from clearhead.generation.sampling import TokenLogprobs, check_numbers, choosing_device, next_tokens, token_logprobs
+from clearhead.model.config import Stack
+from clearhead.model.parts import Causal, DynamicScaling, LearnedPositions, Rope
 from clearhead.model.transformer import Memory, Transformer
+
+PIECE = 2048  # tokens; 8,192 through windows of 512 take a sixth of the memory of all at once
 
 
 @dataclass
@@ -59,12 +62,10 @@ def decode(
     *,
     memory: Memory | None = None,
     cache: KeyValueCache | None = None,
-    chunk: int | None = None,
 ) -> Iterator[None]:
     """One token more for every row that is not done, at each turn.
 
-    `memory`: of an encoder, one source for each row. `cache`: of what the rows have `earlier`. `chunk`: the prompts are
-    read in pieces of this many tokens, which bounds the memory of a long one.
+    `memory`: of an encoder, one source for each row. `cache`: of what the rows have `earlier`.
     """
     check(rows, network)
     cache = cache or KeyValueCache(network.config)
@@ -72,12 +73,12 @@ def decode(
     if not asked:
         return
     active, cache, memory = staying(rows, asked, cache, memory)
-    state = Batch.of(network, active)
+    state, device = Batch.of(network, active), network.device
     prompts = [list(row.prompt) for row in active]
     if memory is None and cache.length == 0:
-        logits, cache = prefill_shared(network, prompts, cache, chunk)
+        logits, cache = prefill_shared(network, prompts, cache)
     else:
-        logits = prefill(network, prompts, cache, memory, chunk)
+        logits = prefill(network, prompts, cache, memory)
     while True:
         tokens = state.choose(logits)
         for row, token in zip(active, tokens.tolist(), strict=True):
@@ -89,7 +90,7 @@ def decode(
         if len(kept) < len(active):
             active, cache, memory = staying(active, kept, cache, memory)
             tokens, state = tokens[kept], Batch.of(network, active)
-        logits = run(network, tokens[:, None], None, cache, memory)
+        logits = run(network, tokens[:, None].to(device), None, cache, memory)
 
 
 def staying(
@@ -119,21 +120,33 @@ def prefill(
     memory: Memory | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Read all prompts into the cache; logits after the last token of each (B, V)."""
+    """Read all prompts into the cache, `chunk` tokens at once; logits after the last token of each (B, V)."""
     tokens, mask = pad_left(prompts, network.device)
-    size = chunk or tokens.shape[1]
+    size = chunk or num_at_once(network.config.output_stack, tokens.shape[1], mask)
     for start in range(0, tokens.shape[1], size):
         piece = None if mask is None else mask[:, start : start + size]
         logits = run(network, tokens[:, start : start + size], piece, cache, memory)
     return logits
 
 
+def num_at_once(stack: Stack, length: int, padding: Tensor | None) -> int:
+    """Causal attention alone takes any length; a mask for windows or padding grows with the square of what is read."""
+    is_causal = padding is None and all(isinstance(layer.attention.reach, Causal) for layer in stack.layers)
+    return length if is_causal or turns_by_length(stack) else PIECE
+
+
+def turns_by_length(stack: Stack) -> bool:
+    """Keys that a piece leaves in the cache are turned for its own length, not for that of the whole text."""
+    positions = [layer.attention.position for layer in stack.layers]
+    return any(isinstance(one, Rope) and isinstance(one.scaling, DynamicScaling) for one in positions)
+
+
 def prefill_shared(
-    network: Transformer, prompts: Sequence[list[int]], cache: KeyValueCache, chunk: int | None
+    network: Transformer, prompts: Sequence[list[int]], cache: KeyValueCache
 ) -> tuple[Tensor, KeyValueCache]:
     """The same for prompts some of which are equal: each is read once, then its row is copied."""
     different = [list(prompt) for prompt in dict.fromkeys(map(tuple, prompts))]
-    logits = prefill(network, different, cache, chunk=chunk)
+    logits = prefill(network, different, cache)
     if len(different) == len(prompts):
         return logits, cache
     places = torch.tensor([different.index(prompt) for prompt in prompts], device=logits.device)
@@ -161,7 +174,7 @@ class Batch:
 
     @staticmethod
     def of(network: Transformer, rows: Sequence[Row]) -> "Batch":
-        device, vocab_size = network.device, network.config.vocab_size
+        device, vocab_size = choosing_device(network.device), network.config.vocab_size
         options = RowOptions.of([row.options for row in rows], vocab_size, device)
         counts = None
         if options.needs_counts:
@@ -171,6 +184,7 @@ class Batch:
 
     def choose(self, logits: Tensor) -> Tensor:
         """(B, V) -> (B,)."""
+        logits = logits.to(self.steps.device)
         tokens = next_tokens(logits, self.options, self.steps, self.counts)
         check_numbers(logits, tokens)
         self.steps = self.steps + 1

@@ -12,7 +12,7 @@ import torch
 from clearhead.generation.options import SamplingOptions
 from clearhead.generation.penalties import TokenCounts
 from clearhead.generation.rows import RowOptions
-from clearhead.generation.sampling import next_tokens
+from clearhead.generation.sampling import choosing_device, next_tokens
 from clearhead.model.transformer import Memory, Transformer
 
 
@@ -22,15 +22,15 @@ def decode_plainly(
 ) -> Iterator[int]:
     """New tokens after `prompt`, up to and with the first stop token; `memory` of an encoder for one source."""
     options = options.seeded()
-    device = network.device
+    device = choosing_device(network.device)
     rows = RowOptions.of([options], network.config.vocab_size, device)
     made: list[int] = []
     while len(made) < options.max_new_tokens:
-        tokens = torch.tensor([[*prompt, *made]], device=device)
+        tokens = torch.tensor([[*prompt, *made]], device=network.device)
         logits = network(tokens) if memory is None else network.decode(tokens, memory)
         counts = TokenCounts.of([prompt], [made], network.config.vocab_size, device)
         step = torch.tensor([len(made)], device=device)
-        made.append(int(next_tokens(logits[:, -1], rows, step, counts)))
+        made.append(int(next_tokens(logits[:, -1].to(device), rows, step, counts)))
         yield made[-1]
         if made[-1] in options.stop_ids:
             return

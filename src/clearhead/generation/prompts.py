@@ -21,6 +21,8 @@ from clearhead.model.transformer import Memory, Transformer
 from clearhead.tokenization.base import Tokenizer
 
 Prompt = str | Sequence[int]
+# CUDA and Apple's GPUs, the processor, one buffer beyond what Apple's GPUs take; only CUDA has a type for it.
+NO_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
 
 
 def token_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
@@ -92,8 +94,7 @@ def enough_memory() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # Each device words it differently, and only CUDA has a type for it.
-        if not isinstance(error, MemoryError) and not re.search("out of memory|can't allocate memory", str(error)):
+        if not isinstance(error, MemoryError) and not re.search(NO_MEMORY, str(error)):
             raise
         raise ClearheadError(
             "there is not enough memory for so many tokens; a shorter prompt, fewer prompts at once or a lower "

@@ -8,7 +8,8 @@ The order is that of transformers' LogitsProcessors, with OpenAI's two penalties
     bias -> penalties -> min_new_tokens -> argmax                                           if greedy
                                         -> temperature -> top_k -> top_p -> min_p -> draw   otherwise
 
-`next_tokens` is pure and runs on the device alone: nothing waits for a number to come back to the host.
+`next_tokens` is pure and runs on the device alone: nothing waits for a number to come back to the host. Only Apple's
+GPUs have no float64, in which tokens are drawn and probabilities summed: for those the processor chooses.
 """
 
 import math
@@ -30,6 +31,11 @@ def next_tokens(logits: Tensor, rows: RowOptions, steps: Tensor, counts: TokenCo
     if rows.all_greedy:
         return likeliest
     return torch.where(rows.greedy, likeliest, draw(truncate(logits, rows), rows.seeds, steps))
+
+
+def choosing_device(device: torch.device) -> torch.device:
+    """Where the logits of a network on `device` become tokens."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def check_numbers(logits: Tensor, tokens: Tensor) -> None:

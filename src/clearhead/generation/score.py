@@ -12,6 +12,9 @@ import torch
 
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
+from clearhead.generation.decode import turns_by_length
+from clearhead.generation.prompts import check_tokens
+from clearhead.model.config import ModelConfig
 from clearhead.model.transformer import Transformer
 
 CHUNK = 512  # tokens read at once: the logits of a long text need not exist whole
@@ -28,10 +31,22 @@ class Score:
         return torch.tensor(self.logprobs, dtype=torch.float64).mean().neg().exp().item()
 
 
+def check_scores(config: ModelConfig) -> None:
+    if config.decoder is None or config.is_encoder_decoder:
+        raise ClearheadError(
+            "only a decoder alone scores a text; a model with an encoder generates an answer to it, or embeds it"
+        )
+    if config.head is None:
+        raise ClearheadError("this model has no head: it embeds texts, and does not score them")
+
+
 @torch.inference_mode()
 def score(network: Transformer, ids: Sequence[int], chunk: int = CHUNK) -> Score:
+    check_tokens(ids, network.config.output_stack)
     if len(ids) < 2:
         raise ClearheadError("a text of fewer than two tokens cannot be scored: the first has nothing before it")
+    if turns_by_length(network.config.output_stack):
+        chunk = len(ids)
     tokens = torch.tensor([list(ids)], device=network.device)
     cache = KeyValueCache(network.config)
     logprobs: list[float] = []

@@ -68,10 +68,9 @@ def decode_speculatively(
     drafter: Drafter,
     *,
     memory: Memory | None = None,
-    chunk: int | None = None,
     tally: Tally | None = None,
 ) -> Iterator[None]:
-    """One token more at each turn; `memory` and `chunk` as for `decode`, `tally` is kept up to date.
+    """One token more at each turn; `memory` as for `decode`, `tally` is kept up to date.
 
     Rope with dynamic scaling turns by the length at hand, guesses included: there alone a text may come out otherwise.
     """
@@ -82,7 +81,7 @@ def decode_speculatively(
         return
     tally = tally or Tally()
     cache = KeyValueCache(network.config, slack=drafter.num_tokens)
-    draft, logits = Draft([]), prefill(network, [list(row.prompt)], cache, memory, chunk)
+    draft, logits = Draft([]), prefill(network, [list(row.prompt)], cache, memory)
     while True:
         tokens = verify(network, row, draft, logits)
         cache.truncate(cache.length - len(draft.tokens) + len(tokens) - 1)
@@ -134,7 +133,7 @@ def verify(network: Transformer, row: Row, draft: Draft, logits: Tensor) -> list
 
 def law(logits: Tensor, batch: Batch) -> Tensor:
     """The probabilities that `next_tokens` draws from (B, V), in float64; greedy, the likeliest token has them all."""
-    logits = adjust(logits.float(), batch.options, batch.steps, batch.counts)
+    logits = adjust(logits.to(batch.steps.device).float(), batch.options, batch.steps, batch.counts)
     if batch.options.all_greedy:
         return one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
     return truncate(logits, batch.options).double().softmax(dim=-1)

@@ -110,9 +110,9 @@ class FrozenNorm:
                 return FrozenNorm(gain, zero, (x.square().mean() + norm.config.epsilon).sqrt(), centred=False)
             case nn.LayerNorm():
                 divisor = (x.var(correction=0) + norm.eps).sqrt()
-                return FrozenNorm(norm.weight, zero if norm.bias is None else norm.bias, divisor, centred=True)
+                return FrozenNorm(norm.weight, zero if norm.bias is None else wide(norm.bias), divisor, centred=True)
             case StandardDeviation():
-                return FrozenNorm(norm.weight, norm.bias, x.std() + norm.epsilon, centred=True)
+                return FrozenNorm(norm.weight, wide(norm.bias), x.std() + norm.epsilon, centred=True)
             case _:
                 return FrozenNorm(torch.ones_like(x), zero, one, centred=False)
 

@@ -7,6 +7,7 @@ Only this step is quadratic in the number of tokens, so only what is asked for i
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import index as as_integer
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +105,10 @@ def chosen(heads: Heads, head: int | None, rows: Iterable[int] | None) -> Heads:
 
 def index(what: str, number: int, count: int, note: str = "") -> int:
     """A number from 0 to count - 1; from the end where it is negative."""
+    try:
+        number = as_integer(number)  # a tensor's or NumPy's too
+    except TypeError:
+        raise ClearheadError(f"{what} {number!r} is no whole number from 0 to {count - 1}") from None
     if not -count <= number < count:
         raise ClearheadError(f"{what} {number} is out of range: there are {count}, from 0 to {count - 1}{note}")
     return number % count

@@ -112,6 +112,8 @@ def _wordpiece(special: SpecialTokens, vocab_size: int, reserved: list[AddedToke
 
 def _with_content(texts: Iterable[str]) -> Iterator[str]:
     """The texts that are not empty, of which there must be one."""
+    if isinstance(texts, str):  # it would be taken letter by letter
+        raise ClearheadError(f"the texts are one text, {texts[:40]!r}; give a list of texts")
     filled = (text for text in texts if text)
     first = next(filled, None)
     if first is None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.model.attend import Kernel, fused, reference
 from clearhead.model.config import LatentAttention
+from clearhead.model.parts import SinusoidalPositions
 from clearhead.verification.finding import Comparison, Skipped
 from clearhead.verification.subject import Side, Subject, lengths_of
 
@@ -105,6 +106,9 @@ def in_transformers(subject: Subject) -> Comparison:
         raise Skipped("transformers is not installed; pip install transformers")
     if subject.dtype == torch.float64:
         raise Skipped("transformers computes norms and positions in float32")
+    positions, context = subject.config.output_stack.embedding.positions, subject.config.context
+    if isinstance(positions, SinusoidalPositions) and len(subject.rows[0]) > context:
+        raise Skipped(f"transformers has a table of {context} sinusoids; --length makes the texts shorter")
     with TemporaryDirectory() as folder:
         try:
             subject.model.save(folder, format="huggingface")
