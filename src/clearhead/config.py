@@ -67,8 +67,6 @@ def admits(hint: Any, value: Any) -> bool:
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(admits(option, value) for option in options)
-    if origin is Literal:
-        return value in options
     if origin is tuple:
         return isinstance(value, tuple) and all(admits(options[0], item) for item in value)
     if hint in (int, float):
@@ -79,7 +77,7 @@ def admits(hint: Any, value: Any) -> bool:
 def described(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a tuple of {described(get_args(hint)[0])}"
-    names = [option.__name__ if isinstance(option, type) else str(option) for option in get_args(hint) or (hint,)]
+    names = [option.__name__ for option in get_args(hint) or (hint,)]
     return " or ".join("None" if name == "NoneType" else name for name in names)
 
 

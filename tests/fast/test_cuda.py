@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from clearhead.cache import stores
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
@@ -19,7 +20,7 @@ from clearhead.generation import graph
 from clearhead.generation.decode import Row, decode
 from clearhead.generation.graph import decode_in_graph, fits, is_plain, past_fits
 from clearhead.generation.options import SamplingOptions
-from clearhead.model.parts import LayerNorm, LearnedPositions, SinusoidalPositions
+from clearhead.model.parts import LayerNorm, LearnedPositions, SinusoidalPositions, Window
 from clearhead.model.transformer import Transformer
 from tests.book.shrink import shrink
 from tests.model.toys import CONTEXT, VOCAB, redraw
@@ -149,6 +150,14 @@ def test_a_cache_that_is_full_grows():
     assert {(layer.keys.shape[2], len(layer.cosine)) for layer in step.decoder.layers} == {(10, 10)}
 
 
+@pytest.mark.parametrize("name", ["gemma-3-1b", "gpt2"])
+def test_angles_are_kept_once_and_counted(name):
+    decoder = GraphDecoder(toy(name, ANY_DEVICE), 2, 8, lambda logits, steps: logits.argmax(-1))
+    parts = [part for layer in decoder.layers for part in (layer.keys, layer.values, layer.cosine, layer.sine)]
+    storages = {part.data_ptr(): part.nbytes for part in (*parts, *decoder.workspace)}
+    assert decoder.num_bytes == sum(storages.values())
+
+
 def turn(loop, network, cache, earlier, prompt, **options):
     """What a chat does: go on with a cache, and listen to the end or not."""
     heard = options.pop("heard", None)
@@ -201,6 +210,77 @@ def test_turns_of_a_chat_go_on_with_its_cache(name, anywhere, monkeypatch):
     for ours, theirs in zip(caches[1].stores, caches[0].stores, strict=True):
         for part, other in ((ours.key, theirs.key), (ours.value, theirs.value)):
             torch.testing.assert_close(part[:, :, : len(text)], other[:, :, : len(text)], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("loaded", [True, False])
+def test_inference_mode_may_begin_and_end_anywhere(loaded, anywhere, monkeypatch):
+    """As the network is loaded, or in the middle of a text; weights that could be trained still can."""
+    monkeypatch.setattr(graph, "FIRST_ROOM", 1)
+    with torch.inference_mode(loaded):
+        network = toy("llama-3.2-1b", ANY_DEVICE)
+    row = Row([1, 2, 3], SamplingOptions(max_new_tokens=6))
+    turns = decode_in_graph(network, [row])
+    with torch.inference_mode(not loaded):
+        next(turns)
+    assert len(list(turns)) == 5
+    assert [row.tokens] == run(decode, network, [row.prompt], [row.options])
+    if not loaded:
+        network(torch.tensor([row.prompt], device=ANY_DEVICE)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("prompts", [[[1, 2, 3, 4, 5]], [[1, 2, 3], [4, 5, 6, 7, 8]]])
+def test_long_prompts_are_read_in_pieces_by_windows(prompts, anywhere, monkeypatch):
+    monkeypatch.setattr("clearhead.generation.decode.PIECE", 2)
+    network, lengths = toy("gemma-3-1b", ANY_DEVICE), []
+    options = [SamplingOptions(max_new_tokens=3)] * len(prompts)
+    expected = run(decode, network, prompts, options)
+    hidden = network.hidden
+    monkeypatch.setattr(
+        network, "hidden", lambda tokens, **given: lengths.append(tokens.shape[1]) or hidden(tokens, **given)
+    )
+    assert run(decode_in_graph, network, prompts, options) == expected
+    assert lengths == [min(2, len(prompt) - start) for prompt in prompts for start in range(0, len(prompt), 2)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_layers_with_windows_of_their_own_and_rows_of_other_lengths(anywhere):
+    network = toy("gemma-3-1b", ANY_DEVICE)
+    stack = network.config.decoder
+    layers = [
+        replace(layer, attention=replace(layer.attention, reach=Window(size=size)))
+        for layer, size in zip(stack.layers, (2, 33), strict=True)
+    ]
+    network = Transformer(replace(network.config, decoder=replace(stack, layers=tuple(layers)))).to(ANY_DEVICE).eval()
+    redraw(network)
+    prompts = [[1], [number % VOCAB for number in range(32)], [3, 2, 1]]
+    options = [SamplingOptions(max_new_tokens=3)] * 3
+    assert run(decode_in_graph, network, prompts, options) == run(decode, network, prompts, options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("number", [6, 7])  # of two layers' keys and values, after as many at the beginning
+def test_a_chat_goes_on_after_memory_ran_out(number, anywhere, monkeypatch):
+    monkeypatch.setattr(graph, "FIRST_ROOM", 1)
+    network = toy("llama-3.2-1b", ANY_DEVICE)
+    cache, row = KeyValueCache(network.config), Row([1, 2, 3], SamplingOptions(max_new_tokens=20))
+    for store in cache.stores:
+        store.capacity = 4
+    grown, calls = stores.grown, itertools.count(1)
+
+    def run_out(*given):
+        if next(calls) == number:
+            raise MemoryError
+        return grown(*given)
+
+    monkeypatch.setattr(stores, "grown", run_out)
+    with pytest.raises(MemoryError):
+        list(decode_in_graph(network, [row], cache))
+    held = [*row.prompt, *row.tokens]
+    assert cache.length == len(held) > len(row.prompt)
+    made = turn(decode_in_graph, network, cache, held, [4], max_new_tokens=3)
+    assert made == turn(decode, network, KeyValueCache(network.config), [], [*held, 4], max_new_tokens=3)
 
 
 def test_a_past_that_the_graph_does_not_hold_is_left_to_the_loop():
@@ -349,7 +429,7 @@ class Counting:
     def __init__(self, network, batch, capacity, choose, cache):
         self.step, self.capacity = torch.zeros(batch, dtype=torch.long), capacity
 
-    def read(self, prompts):
+    def read(self, prompts, num_at_once):
         return torch.eye(VOCAB)[[10 * row for row in range(len(prompts))]]
 
     def start(self, tokens):

@@ -2,12 +2,13 @@
 
 import math
 from itertools import product
+from threading import Event, Thread
 
 import pytest
 import torch
 from torch import Tensor
 
-from clearhead.model.attend import Kernel, Scoring, attend_in_steps, fused, masked_softmax, reference
+from clearhead.model.attend import Kernel, Scoring, attend_in_steps, fused, masked_softmax, reference, without_cudnn
 from clearhead.model.masks import Grid, Mask, make_mask
 from clearhead.model.parts import Causal, Chunk, Everything, Window
 from tests.model.toys import close
@@ -189,4 +190,21 @@ def test_a_text_that_grows_is_attended_without_plans(kind: str, num_kv_heads: in
     with torch.no_grad():
         found = fused(q, k, v, how)
     torch.testing.assert_close(found, reference(q, k, v, how), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_threads_leave_cudnn_as_it_was() -> None:
+    entered, leave = Event(), Event()
+
+    def attend() -> None:
+        with without_cudnn():
+            entered.set()
+            leave.wait(5)
+
+    other = Thread(target=attend)
+    with without_cudnn():
+        other.start()
+        entered.wait(0.2)
+    leave.set()
+    other.join()
     assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -1,4 +1,4 @@
-"""Decoding on an NVIDIA GPU: static buffers, five kernels a layer, the whole step with its sampling in one CUDA graph.
+"""Decoding on an NVIDIA GPU: static buffers, few kernels a layer, the whole step with its sampling in one CUDA graph.
 
     decoder = GraphDecoder(network, batch=1, capacity=1024, choose=lambda logits, steps: logits.argmax(-1))
     logits = decoder.read(prompts); decoder.start(logits.argmax(-1)); token = decoder.next()
@@ -80,10 +80,11 @@ class GraphDecoder:
         blocks, angles = cast(list[Block], list(network.decoder.layers)), Angles()
         self.cache = cache or self.blank_cache(capacity)
         self.kept = self.cache.length
-        self.layers = [
-            static_layer(block, store, self.kept, (batch, capacity), angles)
-            for block, store in zip(blocks, self.stores, strict=True)
-        ]
+        with torch.inference_mode(parameter.is_inference()), torch.no_grad():  # merged weights can be trained as before
+            self.layers = [
+                static_layer(block, store, self.kept, (batch, capacity), angles)
+                for block, store in zip(blocks, self.stores, strict=True)
+            ]
         self.head = head_of(network)
         matrices = [self.head, *(matrix for layer in self.layers for matrix in layer.matrices)]
         packed = all(isinstance(matrix.weight, Packed) for matrix in matrices)
@@ -110,44 +111,49 @@ class GraphDecoder:
 
     @property
     def num_bytes(self) -> int:
-        """Of the cache and of what the graph works in; the weights are the network's.
+        """Of the cache, of the angles that layers share and of what the graph works in; the weights are the network's.
 
         More only for a while: the largest of `matrices`, when its parts are merged, and what PyTorch takes to read a
         prompt.
         """
-        cache = sum(layer.keys.numel() * 2 * layer.keys.element_size() for layer in self.layers)
-        return cache + sum(part.numel() * part.element_size() for part in self.workspace)
+        held = {part for layer in self.layers for part in (layer.keys, layer.values, layer.cosine, layer.sine)}
+        return sum(part.nbytes for part in (*held, *self.workspace))
 
     # --- reading
 
-    @torch.no_grad()
-    def read(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Prompts through the network, their keys and values into the cache; logits after the last (B, V)."""
+    @torch.inference_mode()  # as decode.py, which may have made the cache
+    def read(self, prompts: Sequence[Sequence[int]], num_at_once: int | None = None) -> Tensor:
+        """Prompts through the network, their keys and values into the cache; logits after the last (B, V).
+
+        `num_at_once`: tokens; with windows, what a long prompt takes of memory grows with the square of it.
+        """
         if len({len(prompt) for prompt in prompts}) == 1:
             self.cache.truncate(self.kept)
-            return self.read_some(prompts, slice(None), self.cache)
+            return self.read_some(prompts, slice(None), self.cache, num_at_once)
         assert not self.kept, "a cache that is gone on with has no padding"
-        return torch.cat([self.read_alone(prompt, row) for row, prompt in enumerate(prompts)])
+        return torch.cat([self.read_alone(prompt, row, num_at_once) for row, prompt in enumerate(prompts)])
 
-    def read_alone(self, prompt: Sequence[int], row: int) -> Tensor:
+    def read_alone(self, prompt: Sequence[int], row: int, num_at_once: int | None) -> Tensor:
         """One that is longer or shorter than the others."""
         here, cache = slice(row, row + 1), self.blank_cache(len(prompt))
-        logits = self.read_some([prompt], here, cache)
+        logits = self.read_some([prompt], here, cache, num_at_once)
         for layer, store in zip(self.layers, cache.stores, strict=True):
             kept = store.tensors()
             layer.keys[here, :, : cache.length] = kept["key"][:, :, : cache.length]
             layer.values[here, :, : cache.length] = kept["value"][:, :, : cache.length]
         return logits
 
-    def read_some(self, prompts: Sequence[Sequence[int]], here: slice, cache: KeyValueCache) -> Tensor:
+    def read_some(
+        self, prompts: Sequence[Sequence[int]], here: slice, cache: KeyValueCache, num_at_once: int | None
+    ) -> Tensor:
         """Of one length, for these rows."""
         tokens = torch.tensor([list(prompt) for prompt in prompts], device=self.device)
         length = cache.length + tokens.shape[1]
         if length >= self.capacity:
             raise ClearheadError(f"the text has {length} tokens; this decoder was made for {self.capacity}")
-        with torch.inference_mode():  # as decode.py, which may have made the cache
-            hidden = self.network.hidden(tokens, cache=cache)
-        cache.advance()
+        for piece in tokens.split(num_at_once or tokens.shape[1], dim=1):
+            hidden = self.network.hidden(piece, cache=cache)
+            cache.advance()
         self.position[here] = length
         return self.to_logits(hidden[:, -1].contiguous())
 
@@ -171,7 +177,7 @@ class GraphDecoder:
             self.layers[number] = with_room(layer, store, used, 2 * used, angles)
         self.capture()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def capture(self) -> None:
         state = [tensor.clone() for tensor in (self.token, self.position, self.step)]
         stream = torch.cuda.Stream()

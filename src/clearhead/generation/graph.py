@@ -15,7 +15,7 @@ from clearhead.cache.cache import KeyValueCache
 from clearhead.cache.stores import ContiguousStore
 from clearhead.fast.cuda import GraphDecoder, Mailbox, why_not
 from clearhead.fast.launch import triton_runs
-from clearhead.generation.decode import Row, room
+from clearhead.generation.decode import Row, num_at_once, room
 from clearhead.generation.rows import RowOptions
 from clearhead.generation.sampling import check_numbers, next_tokens
 from clearhead.model.transformer import Transformer
@@ -46,10 +46,11 @@ def past_fits(network: Transformer, rows: Sequence[Row], cache: KeyValueCache | 
     held = [tensor for store in cache.stores for tensor in store.tensors().values()]
     same = all((len(part), part.dtype, part.device) == (1, like.dtype, like.device) for part in held)
     whole = cache.real is None and all(isinstance(store, ContiguousStore) for store in cache.stores)
-    return same and whole and len(rows) == 1 and len(rows[0].earlier) == cache.length
+    ours = cache.config == network.config and len(rows) == 1 and len(rows[0].earlier) == cache.length
+    return same and whole and ours
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def decode_in_graph(network: Transformer, rows: Sequence[Row], cache: KeyValueCache | None = None) -> Iterator[None]:
     """`cache`: of what the one row has `earlier`; the new tokens join it."""
     active = [row for row in rows if row.options.max_new_tokens > 0]
@@ -74,7 +75,8 @@ def decode_in_graph(network: Transformer, rows: Sequence[Row], cache: KeyValueCa
         used += 1
         return Mailbox(decoder.next())
 
-    logits = decoder.read([row.prompt for row in active])
+    at_once = num_at_once(network.config.output_stack, used, None)
+    logits = decoder.read([row.prompt for row in active], at_once)
     first = choose(logits, torch.zeros_like(decoder.step))
     check_numbers(logits, first)
     decoder.start(first)

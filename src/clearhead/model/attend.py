@@ -10,12 +10,15 @@ is their 1/√d_k. Order: scale, cap, temperature, bias, mask, softmax (book A2,
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
 from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from clearhead.model.masks import Mask
+
+SWITCHING = Lock()  # cuDNN is on or off for all threads: one that found it off by another would leave it so
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
         added = how.bias.to(q.dtype)
         added = added if allowed is None else added.masked_fill(~allowed, -torch.inf)
     grows = q.is_cuda and q.shape[2] != k.shape[2] and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if grows and added is not None:  # with a mask, only a kernel for equal numbers of heads is left
+    if grows and added is not None and q.shape[1] != k.shape[1]:  # with a mask, only a kernel for equal numbers is left
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
     with without_cudnn() if grows else nullcontext():
         return scaled_dot_product_attention(
@@ -89,12 +92,13 @@ def without_cudnn() -> Iterator[None]:
 
     With a cache every token has another length: Llama 1B made 15 tokens a second so, and makes 60 to 75 without.
     """
-    allowed = torch.backends.cuda.cudnn_sdp_enabled()
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(allowed)
+    with SWITCHING:
+        allowed = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            yield
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
 def softcapped(x: Tensor, cap: float | None) -> Tensor:
