@@ -37,7 +37,7 @@ from clearhead.cost.running import build, in_graph
 from clearhead.cost.tables import print_comparisons
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.model.parts import Window
+from clearhead.model.parts import Rope, Window
 from tests.cost.cases import CASES
 from tests.cost.test_operations import workload_of
 
@@ -230,7 +230,12 @@ def test_the_graph_of_a_decoded_token_is_laid_out(config, batch):
     assert ("multiply_row" in names) == (batch == 1)
     assert run.flops == sum(row.flops for row in table_rows(operations(workload), workload))
     longer = replace(workload, context=32)
-    assert footprint(longer).peak - footprint(workload).peak == cache_bytes(longer) - cache_bytes(workload)
+    turning = {
+        layer.attention for layer in workload.config.decoder.layers if isinstance(layer.attention.position, Rope)
+    }
+    angles = sum(4 * attention.head_width for attention in turning)  # a cosine and a sine for every pair, in float32
+    more = cache_bytes(longer) - cache_bytes(workload) + (longer.context - workload.context) * angles
+    assert footprint(longer).peak - footprint(workload).peak == more
     assert predict_seconds(workload, GPU) == pytest.approx(
         sum(GPU.kernel_time(kernel, "float32") for kernel in run.kernels)
     )
