@@ -99,6 +99,16 @@ def test_selected_rows_go_on(network, tokens):
 
 
 @torch.no_grad()
+def test_rows_in_another_order_go_on(network, tokens):
+    cache, rows = KeyValueCache(network.config), torch.arange(len(tokens)).flip(0)
+    rows[-1] = rows[0]  # one of them twice
+    run_cached(network, tokens[:, :8], [8], cache)
+    cache.reorder(rows)
+    found = run_cached(network, tokens[rows, 8:], [16], cache)
+    assert (found - network(tokens[rows])[:, 8:]).abs().max() <= 1e-12
+
+
+@torch.no_grad()
 def test_running_again_before_advancing_changes_nothing(network, tokens):
     cache = KeyValueCache(network.config)
     run_cached(network, tokens[:, :9], [9], cache)

@@ -43,6 +43,18 @@ def test_products(shape, rows):
         assert error < {"float32": 1e-6, "bfloat16": 4e-3}.get(name, 1e-2), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [1, 31, 32, 33, 130])
+def test_plain_products_of_every_size(dtype, columns):
+    """In tiles of whole vectors, whatever is left over; with x as rounded as W, only the sums are."""
+    for rows in (*range(1, 20), 32, 95, 96, 97, 130):
+        for height in (1, 3, 4, 6, 33):
+            weight, x, bias = torch.randn(height, columns).to(dtype), torch.randn(rows, columns), torch.randn(height)
+            expected = functional.linear(x.to(dtype).double(), weight.double(), bias.double())
+            error = (cpu.apply(x, weight, bias) - expected).abs().max()
+            assert error < 2e-5, (rows, height)
+
+
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 @pytest.mark.parametrize("rows", [1, 3, 20])
 def test_packed_products_only_round_x(bits, rows):

@@ -115,6 +115,12 @@ class KeyValueCache:
         other.real = None if self.real is None else self.real[rows, : self.length]
         return other
 
+    def reorder(self, rows: Tensor) -> None:
+        """The same in place, for as many rows as there are."""
+        for store in self.stores:
+            store.reorder(rows, self.length)
+        self.real = None if self.real is None else self.real[rows, : self.length]
+
     def fork(self) -> "KeyValueCache":
         """A copy that goes its own way."""
         held = next((tensor for store in self.stores for tensor in store.tensors().values()), None)

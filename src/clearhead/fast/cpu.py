@@ -35,7 +35,7 @@ FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"),
 )
-MAX_ROWS = 16  # of x against plain numbers; with more PyTorch's product is as fast
+MAX_ROWS = 96  # of x against plain numbers; with more PyTorch's product is as fast
 
 
 class Matrix(ctypes.Structure):

@@ -1,5 +1,6 @@
-// y = W norm(x) + bias, for few rows x and a W too large for the processor's cache: what counts is to read W once, at
-// the speed of the memory. Twin in PyTorch: packed.py and F.linear. Shapes: x (M, K), W (N, K), y (M, N).
+// y = W norm(x) + bias, for a W too large for the processor's cache: what counts is to read W once, at the speed of the
+// memory; with ten rows of x and more, to multiply in every cycle. Twin in PyTorch: packed.py and F.linear.
+// Shapes: x (M, K), W (N, K), y (M, N). For more rows of x: prompt.h.
 //
 // A quantised W stands in groups of 32 values along K that share a float16 scale (and offset): value = scale * q +
 // offset. x is rounded to int8 under a scale for each of the same groups, so that 64 products are one instruction
@@ -13,7 +14,7 @@
 #include <cmath>
 #include <vector>
 
-#include "vectors.h"
+#include "tiles.h"
 
 enum Kind : int32_t { FULL, HALF, EIGHT, FOUR };  // float32, bfloat16, 8-bit groups, 4-bit groups
 enum NormKind : int32_t { NO_NORM, ROOT_MEAN_SQUARE, LAYER_NORM };
@@ -42,11 +43,20 @@ struct Member {
   int64_t last(int64_t total) const { return total * (number + 1) / count; }
 };
 
-// --- x, ready to meet W; every thread makes its own, which is cheaper than to wait for one that does
+// Rows of x. Few: every thread makes its own ready, which is cheaper than to wait for others. More than this many, or more
+// than a few and a quantised W: panels are faster.
+constexpr int64_t FEW = 16, MANY = 96;
+constexpr int64_t SHARE = 16;  // rows of W: what threads divide among themselves
 
+inline int64_t row_bytes(const Matrix& w) {
+  return w.kind == FULL ? w.K * 4 : w.kind == HALF ? w.K * 2 : w.num_groups * (w.kind == EIGHT ? 32 : 16);
+}
+
+// --- x, ready to meet W
+
+// One row for a quantised W.
 struct Row {
   std::vector<float> values;
-  std::vector<uint16_t> halves;
   std::vector<int8_t> quants;       // in the order in which W's values come out of the vector registers
   std::vector<float> scales, sums;  // (K/32), in whole vectors; sums are scale * sum of quants
 };
@@ -113,21 +123,48 @@ inline void quantize(Row& row, const Matrix& w) {
 inline void prepare(Row& row, const float* x, const Matrix& w, const Norm& norm) {
   row.values.assign(std::max<int64_t>(w.K, w.num_groups * 32), 0);
   normalize(row.values.data(), x, w.K, norm);
-  if (w.kind == HALF) {
-    row.halves.resize(w.K);
-    for (int64_t k = 0; k < w.K; k++) row.halves[k] = to_bfloat16(row.values[k]);
+  quantize(row, w);
+}
+
+inline int64_t words_of(const Matrix& w) {  // of a row of x, up to a whole vector
+  return w.kind == FULL ? (w.K + 15) / 16 * 16 : w.kind == HALF ? (w.K + 31) / 32 * 16 : int64_t(w.num_groups) * 8;
+}
+
+// Rows for a plain W, and for any in panels.
+struct Rows {
+  std::vector<uint32_t> words;  // (M, words)
+  std::vector<int32_t> start;   // (M, K/32), and so the others
+  std::vector<float> scales, sums;
+
+  // Whole bands, for the longest rows that will come.
+  void reserve(int64_t M, int64_t longest) {
+    const int64_t rows = (M + BAND - 1) / BAND * BAND;
+    words.resize(std::max<size_t>(words.size(), rows * longest));
+    start.resize(std::max<size_t>(start.size(), rows * (longest / 8 + 1)));
+    scales.resize(start.size());
+    sums.resize(start.size());
   }
-  if (w.kind == EIGHT || w.kind == FOUR) quantize(row, w);
-}
 
-// --- rows of W against a few x
+  void put(int64_t m, const float* x, const Matrix& w, const Norm& norm) {
+    thread_local std::vector<float> values;
+    values.assign(words_of(w) * (w.kind == FULL ? 1 : w.kind == HALF ? 2 : 4), 0);
+    normalize(values.data(), x, w.K, norm);
+    uint32_t* to = &words[m * words_of(w)];
+    if (w.kind == FULL) std::memcpy(to, values.data(), words_of(w) * 4);
+    if (w.kind == HALF)
+      for (int64_t i = 0; i < words_of(w); i++)
+        to[i] = to_bfloat16(values[2 * i]) | uint32_t(to_bfloat16(values[2 * i + 1])) << 16;
+    for (int64_t g = 0; g < w.num_groups; g++) {
+      const int64_t place = m * w.num_groups + g;
+      const auto [scale, sum] = quantize_group((int8_t*)(to + g * 8), &values[g * 32]);
+      start[place] = -zero_of(w) * sum;
+      scales[place] = scale;
+      sums[place] = scale * sum;
+    }
+  }
+};
 
-constexpr int64_t FEW = 16;    // rows of x; with more prompt.h is faster
-constexpr int64_t SHARE = 16;  // rows of W: what threads divide among themselves
-
-inline int64_t row_bytes(const Matrix& w) {
-  return w.kind == FULL ? w.K * 4 : w.kind == HALF ? w.K * 2 : w.num_groups * (w.kind == EIGHT ? 32 : 16);
-}
+// --- rows of W against those of x
 
 inline Matrix rows_from(Matrix w, int64_t n) {
   w.N -= n;
@@ -144,15 +181,16 @@ struct Products {
   int64_t N;
   const float* residual;
   bool scale;
-  void put(int64_t m, int64_t n, float product) const {
-    const int64_t place = m * N + n;
-    y[place] = scale ? y[place] * product : product + (residual ? residual[place] : 0);
+  template <int count>
+  void put(int64_t m, int64_t n, const float* products) const {
+    float* to = y + m * N + n;
+    const float* from = residual ? residual + m * N + n : nullptr;
+    CLEARHEAD_UNROLL
+    for (int c = 0; c < count; c++) to[c] = scale ? to[c] * products[c] : from ? from[c] + products[c] : products[c];
   }
 };
 
 inline float dot(const Matrix& w, int64_t n, const Row& x) {
-  if (w.kind == FULL) return dot_full((const float*)w.values + n * w.K, x.values.data(), w.K);
-  if (w.kind == HALF) return dot_half((const uint16_t*)w.values + n * w.K, x.halves.data(), w.K);
   const int64_t first = n * w.num_groups;
   const Groups groups{x.quants.data(), x.scales.data(), x.sums.data(), w.num_groups};
   const GroupScales scales{w.scales + first, w.offsets ? w.offsets + first : nullptr, float(-zero_of(w))};
@@ -160,17 +198,50 @@ inline float dot(const Matrix& w, int64_t n, const Row& x) {
   return dot_four((const uint8_t*)w.values + first * 16, scales, groups);
 }
 
-// Rows [first, last) of W one after the other. What comes 5 KB later is sent for meanwhile, to the second-level cache,
-// which takes more requests at once than the first. The processor itself looks ahead too, but less the busier the memory
-// is: several rows far apart, left to it alone, took 8 ms for SmolLM2's weights in a quiet minute and 15 in a busy one,
-// where this takes 9 and 10.
+// Rows [first, last) of W. The processor looks ahead by itself, but less the busier the memory is: what comes 5 KB later
+// is sent for meanwhile.
 inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t last, const Row* x, int64_t M) {
   const int64_t bytes = row_bytes(w);
   for (int64_t n = first; n < last; n++) {
     const char* next = (const char*)w.values + n * bytes + 5120;
     for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(next + byte, 0, 2);
-    for (int64_t m = 0; m < M; m++) to.put(m, n, dot(w, n, x[m]) + (w.bias ? w.bias[n] : 0));
+    for (int64_t m = 0; m < M; m++) {
+      const float y = dot(w, n, x[m]) + (w.bias ? w.bias[n] : 0);
+      to.put<1>(m, n, &y);
+    }
   }
+}
+
+// The same of a plain W: TILE_W rows meet all of x in tiles of equal size, and those after the next TILE_W are sent for.
+template <Vector (*add)(Vector, Words, Words)>
+inline void multiply_plain(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
+  const int64_t bytes = row_bytes(w), words = words_of(w), tiles = (M + TILE_X - 1) / TILE_X;
+  for (int64_t n = first; n < last; n += TILE_W) {
+    const int64_t columns = std::min<int64_t>(TILE_W, last - n);
+    const char* rows[TILE_W];
+    float bias[TILE_W] = {};
+    for (int64_t c = 0; c < TILE_W; c++) rows[c] = (const char*)w.values + (n + std::min(c, columns - 1)) * bytes;
+    for (int64_t c = 0; w.bias && c < columns; c++) bias[c] = w.bias[n + c];
+    for (int64_t tile = 0; tile < tiles; tile++) {
+      const int64_t m = M * tile / tiles, count = M * (tile + 1) / tiles - m;
+      const int64_t sent = TILE_W * tile / tiles, sending = TILE_W * (tile + 1) / tiles - sent;
+      const Ahead ahead{(const char*)w.values + (n + 2 * TILE_W + sent) * bytes, sending};
+      float y[TILE_X * TILE_W];
+      meet_up_to<add>(count, y, &x.words[m * words], words, rows, bytes, ahead);
+      for (int64_t r = 0; r < count; r++) {
+        float* row = y + r * TILE_W;
+        for (int c = 0; c < TILE_W; c++) row[c] += bias[c];
+        if (columns == TILE_W)
+          to.put<TILE_W>(m + r, n, row);
+        else
+          for (int64_t c = 0; c < columns; c++) to.put<1>(m + r, n + c, row + c);
+      }
+    }
+  }
+}
+
+inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
+  (w.kind == FULL ? multiply_plain<add_floats> : multiply_plain<add_halves>)(to, w, first, last, x, M);
 }
 
 inline void activate(float* x, int64_t count, Activation activation) {
@@ -183,14 +254,33 @@ inline void activate(float* x, int64_t count, Activation activation) {
 
 // gated: W holds the gate's rows and then the up rows; y = activation(gate) * up. `residual` (M, N) may be null or y, and
 // there is no activation with it.
-inline void linear(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
-                   Activation activation, bool gated, const float* residual) {
-  thread_local std::vector<Row> prepared;
-  if (int64_t(prepared.size()) < M) prepared.resize(M);
-  for (int64_t m = 0; m < M; m++) prepare(prepared[m], x + m * w.K, w, norm);
+template <class Ready>
+inline void project(const Member& me, float* y, const Ready& x, int64_t M, const Matrix& w, Activation activation, bool gated,
+                    const float* residual) {
   const int64_t N = w.N / (gated ? 2 : 1), shares = (N + SHARE - 1) / SHARE;
   const int64_t first = me.first(shares) * SHARE, last = std::min(N, me.last(shares) * SHARE);
-  multiply({y, N, residual, false}, w, first, last, prepared.data(), M);
+  multiply({y, N, residual, false}, w, first, last, x, M);
   for (int64_t m = 0; m < M; m++) activate(y + m * N + first, last - first, activation);
-  if (gated) multiply({y, N, nullptr, true}, rows_from(w, N), first, last, prepared.data(), M);
+  if (gated) multiply({y, N, nullptr, true}, rows_from(w, N), first, last, x, M);
+}
+
+inline void linear_packed(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
+                          Activation activation, bool gated, const float* residual) {
+  thread_local std::vector<Row> rows;
+  if (int64_t(rows.size()) < M) rows.resize(M);
+  for (int64_t m = 0; m < M; m++) prepare(rows[m], x + m * w.K, w, norm);
+  project(me, y, rows.data(), M, w, activation, gated, residual);
+}
+
+inline void linear_plain(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
+                         Activation activation, bool gated, const float* residual, Rows& shared) {
+  thread_local Rows own;
+  if (M <= FEW) {
+    own.reserve(M, words_of(w));
+    for (int64_t m = 0; m < M; m++) own.put(m, x + m * w.K, w, norm);
+  } else {
+    for (int64_t m = me.first(M); m < me.last(M); m++) shared.put(m, x + m * w.K, w, norm);
+#pragma omp barrier
+  }
+  project(me, y, M <= FEW ? own : shared, M, w, activation, gated, residual);
 }

@@ -6,10 +6,6 @@
 
 // --- products
 
-inline int64_t words_of(const Matrix& w) {
-  return w.kind == FULL ? w.K : w.kind == HALF ? (w.K + 1) / 2 : int64_t(w.num_groups) * 8;
-}
-
 struct Panel {
   std::vector<uint32_t> words;
   std::vector<float> scales, offsets;
@@ -47,45 +43,11 @@ struct Panel {
   }
 };
 
-// x (M, K) after its norm, in the words that meet W; all threads share it.
-struct Rows {
-  std::vector<uint32_t> words;  // (M, words)
-  std::vector<int32_t> start;   // (M, K/32), and so the others
-  std::vector<float> scales, sums;
-
-  // Whole bands, for the longest rows that will come.
-  void reserve(int64_t M, int64_t longest) {
-    const int64_t rows = (M + BAND - 1) / BAND * BAND;
-    words.resize(rows * longest);
-    start.resize(rows * (longest / 8 + 1));
-    scales.resize(start.size());
-    sums.resize(start.size());
-  }
-
-  void put(int64_t m, const float* x, const Matrix& w, const Norm& norm) {
-    thread_local std::vector<float> values;
-    values.assign(std::max<int64_t>(w.K + 1, w.num_groups * 32), 0);
-    normalize(values.data(), x, w.K, norm);
-    uint32_t* to = &words[m * words_of(w)];
-    if (w.kind == FULL) std::memcpy(to, values.data(), w.K * 4);
-    if (w.kind == HALF)
-      for (int64_t i = 0; i < words_of(w); i++)
-        to[i] = to_bfloat16(values[2 * i]) | uint32_t(to_bfloat16(values[2 * i + 1])) << 16;
-    for (int64_t g = 0; g < w.num_groups; g++) {
-      const int64_t place = m * w.num_groups + g;
-      const auto [scale, sum] = quantize_group((int8_t*)(to + g * 8), &values[g * 32]);
-      start[place] = -zero_of(w) * sum;
-      scales[place] = scale;
-      sums[place] = scale * sum;
-    }
-  }
-};
-
 // y (BAND, PANEL) = W x + bias: rows [n, n + count) of W against rows [m, m + BAND) of x.
 inline void meet(float* y, const Rows& rows, int64_t m, const Panel& panel, const Matrix& w, int64_t n, int64_t count) {
   const uint32_t *x = &rows.words[m * words_of(w)], *words = panel.words.data();
-  if (w.kind == FULL) meet_floats<BAND>(y, PANEL, (const float*)x, w.K, (const float*)words, PANEL, w.K);
-  if (w.kind == HALF) meet_halves(y, x, words, words_of(w));
+  if (w.kind == FULL) meet_floats<BAND>(y, PANEL, (const float*)x, words_of(w), (const float*)words, PANEL, w.K);
+  if (w.kind == HALF) meet_halves(y, x, words_of(w), words, (w.K + 1) / 2);
   if (w.num_groups) {
     const int64_t place = m * w.num_groups;
     meet_groups(y, x, {&rows.start[place], &rows.scales[place], &rows.sums[place]}, words,

@@ -39,8 +39,10 @@ static const Norm PLAIN{NO_NORM, 0, nullptr, nullptr};
 
 static void product(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
                     Activation activation, bool gated, const float* residual, Rows& rows) {
-  if (M <= FEW)
-    linear(me, y, x, M, w, norm, activation, gated, residual);
+  if (!w.num_groups && M <= MANY)
+    linear_plain(me, y, x, M, w, norm, activation, gated, residual, rows);
+  else if (M <= FEW)
+    linear_packed(me, y, x, M, w, norm, activation, gated, residual);
   else
     linear_many(me, y, x, M, w, norm, activation, gated, residual, rows);
 #pragma omp barrier

@@ -1,15 +1,24 @@
-// BAND rows of x meet PANEL rows of W while all their sums stay in registers: y (BAND, PANEL) = x (BAND, K) · W.
-// Both come in words of 32 bits along K: one float, two bfloat16 or four 8-bit integers. Those of x stand row after row;
-// those of W (words, PANEL), so that a vector holds the same word of 16 rows.
+// Some rows of x meet some rows of W while all their sums stay in registers. Both come in words of 32 bits along K: one
+// float, two bfloat16 or four 8-bit integers, those of x row after row. W comes in one of two ways:
+//
+//     as it is stored, TILE_W rows at a time     a vector holds 16 words of a row; at the end 16 sums become one
+//     in panels, (words, PANEL)                  a vector holds a word of 16 rows: nothing to add up at the end, for which
+//                                                W is laid out anew, worth it where many rows of x meet it
 #pragma once
 #include "vectors.h"
 
 // 12 sums of integers and 12 of floats: with six rows and two vectors they just fit into 32 registers.
 constexpr int64_t BAND = 6, PANEL = 32;
+// Here 24 sums and the four vectors of W; with registers a quarter as large, four sums.
+#ifdef CLEARHEAD_VECTORS
+constexpr int TILE_X = 6, TILE_W = 4;
+#else
+constexpr int TILE_X = 2, TILE_W = 2;
+#endif
 
 // What the compiler makes fit the processor: 16 numbers each. Floats may lie in words too: W's do.
 typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint32_t Words __attribute__((vector_size(64), aligned(4)));
+typedef uint32_t Words __attribute__((vector_size(64), aligned(2), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
 
 inline Vector load(const float* x) { return *(const Vector*)x; }
@@ -37,6 +46,65 @@ inline void totals(float* y, const Vector (&x)[4]) {
 }
 #endif
 
+// --- rows as they are stored
+
+inline Vector add_floats(Vector sum, Words w, Words x) { return sum + (Vector)w * (Vector)x; }
+
+inline Vector add_halves(Vector sum, Words w, Words x) {
+#if defined(CLEARHEAD_VECTORS) && defined(__AVX512BF16__)
+  return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
+#else
+  return sum + (Vector)(w << 16) * (Vector)(x << 16) + (Vector)(w & 0xffff0000u) * (Vector)(x & 0xffff0000u);
+#endif
+}
+
+// What will be needed is sent for meanwhile, some lines of 64 bytes at each step.
+struct Ahead {
+  const char* next;
+  int64_t lines;
+  void send() {
+    for (int64_t i = 0; i < lines; i++, next += 64) __builtin_prefetch(next, 0, 2);  // to the second-level cache
+  }
+};
+
+// y (rows, TILE_W); a row of W takes `bytes`, and those of x, `stride` words apart, end with zeros up to a whole vector.
+template <int rows, Vector (*add)(Vector, Words, Words)>
+inline void meet_rows(float* y, const uint32_t* x, int64_t stride, const char* const (&w)[TILE_W], int64_t bytes, Ahead ahead) {
+  Vector sums[rows][TILE_W] = {};
+  auto meet = [&](int64_t byte, const Words(&ws)[TILE_W]) __attribute__((always_inline)) {
+    CLEARHEAD_UNROLL
+    for (int r = 0; r < rows; r++) {
+      const Words xs = *(const Words*)(x + r * stride + byte / 4);
+      CLEARHEAD_UNROLL
+      for (int c = 0; c < TILE_W; c++) sums[r][c] = add(sums[r][c], ws[c], xs);
+    }
+  };
+  int64_t byte = 0;
+  for (; byte + 64 <= bytes; byte += 64) {
+    Words ws[TILE_W];
+    CLEARHEAD_UNROLL
+    for (int c = 0; c < TILE_W; c++) ws[c] = *(const Words*)(w[c] + byte);
+    meet(byte, ws);
+    ahead.send();
+  }
+  if (byte < bytes) {
+    Words ws[TILE_W] = {};
+    for (int c = 0; c < TILE_W; c++) std::memcpy(&ws[c], w[c] + byte, bytes - byte);
+    meet(byte, ws);
+  }
+  for (int r = 0; r < rows; r++) totals(y + r * TILE_W, sums[r]);
+}
+
+// The same for a number of rows that is known only here.
+template <Vector (*add)(Vector, Words, Words), int rows = TILE_X>
+inline void meet_up_to(int64_t count, float* y, const uint32_t* x, int64_t stride, const char* const (&w)[TILE_W],
+                       int64_t bytes, Ahead ahead) {
+  if (count == rows) return meet_rows<rows, add>(y, x, stride, w, bytes, ahead);
+  if constexpr (rows > 1) meet_up_to<add, rows - 1>(count, y, x, stride, w, bytes, ahead);
+}
+
+// --- panels
+
 template <int rows>
 inline void put(float* y, int64_t stride, const Vector (&sums)[rows][2]) {
   for (int r = 0; r < rows; r++) std::memcpy(y + r * stride, sums[r], sizeof(sums[r]));
@@ -57,22 +125,15 @@ inline void meet_floats(float* y, int64_t y_stride, const float* x, int64_t x_st
   put(y, y_stride, sums);
 }
 
-inline Vector add_pairs(Vector sum, Words w, uint32_t x) {
-#if defined(CLEARHEAD_VECTORS) && defined(__AVX512BF16__)
-  return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)_mm512_set1_epi32(int(x)));
-#else
-  return sum + (Vector)(w << 16) * from_bfloat16(uint16_t(x)) + (Vector)(w & 0xffff0000u) * from_bfloat16(uint16_t(x >> 16));
-#endif
-}
-
-inline void meet_halves(float* y, const uint32_t* x, const uint32_t* w, int64_t num_words) {
+inline void meet_halves(float* y, const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t num_words) {
   Vector sums[BAND][2] = {};
   for (int64_t k = 0; k < num_words; k++) {
     const Words left = *(const Words*)(w + k * PANEL), right = *(const Words*)(w + k * PANEL + 16);
     CLEARHEAD_UNROLL
     for (int r = 0; r < BAND; r++) {
-      sums[r][0] = add_pairs(sums[r][0], left, x[r * num_words + k]);
-      sums[r][1] = add_pairs(sums[r][1], right, x[r * num_words + k]);
+      const Words pair = Words{} + x[r * x_stride + k];
+      sums[r][0] = add_halves(sums[r][0], left, pair);
+      sums[r][1] = add_halves(sums[r][1], right, pair);
     }
   }
   put(y, PANEL, sums);

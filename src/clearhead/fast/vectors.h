@@ -1,4 +1,4 @@
-// Dot products in the widest vectors of this processor, each with a plain loop where it has none.
+// Dot products of quantised groups in the widest vectors of this processor, each with a plain loop where it has none.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -77,32 +77,6 @@ struct GroupScales {  // of a row of W
 
 #ifdef CLEARHEAD_VECTORS
 
-inline float dot_full(const float* w, const float* x, int64_t K) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t k = 0; k < K; k += 16) {
-    const __mmask16 mask = K - k >= 16 ? 0xffff : (1u << (K - k)) - 1;
-    sum = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(mask, w + k), _mm512_maskz_loadu_ps(mask, x + k), sum);
-  }
-  return _mm512_reduce_add_ps(sum);
-}
-
-inline __m512 widen(__m256i halves) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)); }
-
-inline float dot_half(const uint16_t* w, const uint16_t* x, int64_t K) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t k = 0; k < K; k += 32) {
-    const __mmask32 mask = K - k >= 32 ? 0xffffffff : (1u << (K - k)) - 1;
-    const __m512i xs = _mm512_maskz_loadu_epi16(mask, x + k), ws = _mm512_maskz_loadu_epi16(mask, w + k);
-#ifdef __AVX512BF16__
-    sum = _mm512_dpbf16_ps(sum, (__m512bh)ws, (__m512bh)xs);
-#else
-    sum = _mm512_fmadd_ps(widen(_mm512_castsi512_si256(ws)), widen(_mm512_castsi512_si256(xs)), sum);
-    sum = _mm512_fmadd_ps(widen(_mm512_extracti64x4_epi64(ws, 1)), widen(_mm512_extracti64x4_epi64(xs, 1)), sum);
-#endif
-  }
-  return _mm512_reduce_add_ps(sum);
-}
-
 // Scales of 16 groups at a time; `lanes` says which of them each of the 16 sums of the first two groups takes.
 template <class Load>
 inline float dot_groups(const GroupScales& w, const Groups& x, __m512i lanes, Load load) {
@@ -149,18 +123,6 @@ inline float dot_four(const uint8_t* w, const GroupScales& scales, const Groups&
 }
 
 #else
-
-inline float dot_full(const float* w, const float* x, int64_t K) {
-  float sum = 0;
-  for (int64_t k = 0; k < K; k++) sum += w[k] * x[k];
-  return sum;
-}
-
-inline float dot_half(const uint16_t* w, const uint16_t* x, int64_t K) {
-  float sum = 0;
-  for (int64_t k = 0; k < K; k++) sum += from_bfloat16(w[k]) * from_bfloat16(x[k]);
-  return sum;
-}
 
 // `multiplied(g, j)`: value j of group g of W by that of x.
 template <class Multiplied>

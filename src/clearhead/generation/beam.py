@@ -129,8 +129,11 @@ def beam_search(
             return [search.finished[: options.num_best] for search in searches]
         beams = [beam for search in active for beam in search.running]
         rows = [beam.row for beam in beams]
-        if rows != list(range(len(logits))):
-            cache = cache.select(torch.tensor(rows, device=logits.device))
+        order = torch.tensor(rows, device=logits.device)
+        if len(rows) != len(logits):
+            cache = cache.select(order)
+        elif rows != sorted(rows) or len(set(rows)) < len(rows):
+            cache.reorder(order)
         before, source_of = source_of, [search.prompt for search in active for _ in search.running]
         if sources is not None and source_of != before:
             memory = sources.select(torch.tensor(source_of, device=logits.device))
@@ -142,13 +145,14 @@ def extend(searches: Sequence[Search], logits: Tensor) -> None:
     """One step of every search; logits (B, V), a row for each of their beams in order."""
     options = searches[0].options
     beams = [beam for search in searches for beam in search.running]
-    logits = logits.to(choosing_device(logits.device))
+    logits = logits.to(choosing_device(logits.device), torch.promote_types(logits.dtype, torch.float32))
     so_far = torch.tensor([beam.logprob for beam in beams], dtype=torch.float64, device=logits.device)
-    logprobs = logits.double().log_softmax(dim=-1) + so_far[:, None]
     # No more of one beam can matter: every end it has, and num_beams that go on.
-    top = logprobs.topk(min(options.num_beams + len(set(options.stop_ids)), logits.shape[-1]), dim=-1)
-    check_numbers(logprobs, top.indices[:, 0])
-    places = zip(beams, top.indices.tolist(), top.values.tolist(), strict=True)
+    top = logits.topk(min(options.num_beams + len(set(options.stop_ids)), logits.shape[-1]), dim=-1)
+    check_numbers(logits, top.indices[:, 0])
+    largest = top.values[:, :1]
+    logprobs = top.values.double() - largest - (logits - largest).exp_().sum(-1, True, dtype=torch.float64).log()
+    places = zip(beams, top.indices.tolist(), (logprobs + so_far[:, None]).tolist(), strict=True)
     continuations = iter([continued(*place, row) for row, place in enumerate(places)])
     for search in searches:
         search.step(chain.from_iterable(islice(continuations, len(search.running))))
