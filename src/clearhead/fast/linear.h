@@ -43,9 +43,9 @@ struct Member {
   int64_t last(int64_t total) const { return total * (number + 1) / count; }
 };
 
-// Rows of x. Few: every thread makes its own ready, which is cheaper than to wait for others. More than this many, or more
-// than a few and a quantised W: panels are faster.
-constexpr int64_t FEW = 16, MANY = 96;
+// Numbers of rows of x. Up to ALONE meet a quantised W one by one, and up to MANY a plain W as it is stored; more of them
+// meet panels (prompt.h). Up to FEW every thread makes all of them ready, which is cheaper than to wait for others.
+constexpr int64_t ALONE = 4, FEW = 16, MANY = 96;
 constexpr int64_t SHARE = 16;  // rows of W: what threads divide among themselves
 
 inline int64_t row_bytes(const Matrix& w) {
@@ -136,11 +136,10 @@ struct Rows {
   std::vector<int32_t> start;   // (M, K/32), and so the others
   std::vector<float> scales, sums;
 
-  // Whole bands, for the longest rows that will come.
+  // For the longest rows that will come.
   void reserve(int64_t M, int64_t longest) {
-    const int64_t rows = (M + BAND - 1) / BAND * BAND;
-    words.resize(std::max<size_t>(words.size(), rows * longest));
-    start.resize(std::max<size_t>(start.size(), rows * (longest / 8 + 1)));
+    words.resize(std::max<size_t>(words.size(), M * longest));
+    start.resize(std::max<size_t>(start.size(), M * (longest / 8 + 1)));
     scales.resize(start.size());
     sums.resize(start.size());
   }
@@ -198,13 +197,16 @@ inline float dot(const Matrix& w, int64_t n, const Row& x) {
   return dot_four((const uint8_t*)w.values + first * 16, scales, groups);
 }
 
-// Rows [first, last) of W. The processor looks ahead by itself, but less the busier the memory is: what comes 5 KB later
-// is sent for meanwhile.
+// The processor looks ahead by itself, but less the busier the memory is: several rows far apart, left to it alone, took
+// 8 ms for SmolLM2's weights in a quiet minute and 15 in a busy one; one after the other, and what comes so many bytes
+// later sent for, they take 9 and 10.
+constexpr int64_t LATER = 5120;
+
+// Rows [first, last) of W.
 inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t last, const Row* x, int64_t M) {
   const int64_t bytes = row_bytes(w);
   for (int64_t n = first; n < last; n++) {
-    const char* next = (const char*)w.values + n * bytes + 5120;
-    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(next + byte, 0, 2);
+    Ahead{(const char*)w.values + n * bytes + LATER, (bytes + 63) / 64}.send();
     for (int64_t m = 0; m < M; m++) {
       const float y = dot(w, n, x[m]) + (w.bias ? w.bias[n] : 0);
       to.put<1>(m, n, &y);
@@ -212,32 +214,37 @@ inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t
   }
 }
 
-// The same of a plain W: TILE_W rows meet all of x in tiles of equal size, and those after the next TILE_W are sent for.
-template <Vector (*add)(Vector, Words, Words)>
-inline void multiply_plain(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
-  const int64_t bytes = row_bytes(w), words = words_of(w), tiles = (M + TILE_X - 1) / TILE_X;
-  for (int64_t n = first; n < last; n += TILE_W) {
-    const int64_t columns = std::min<int64_t>(TILE_W, last - n);
-    const char* rows[TILE_W];
-    float bias[TILE_W] = {};
-    for (int64_t c = 0; c < TILE_W; c++) rows[c] = (const char*)w.values + (n + std::min(c, columns - 1)) * bytes;
+// The same of a plain W: `wide` rows of it meet all of x, in tiles of up to `tall` rows each, while later rows are sent for.
+template <int tall, int wide, Vector (*add)(Vector, Words, Words)>
+inline void multiply_tiles(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
+  const int64_t bytes = row_bytes(w), words = words_of(w), tiles = (M + tall - 1) / tall;
+  const int64_t later = wide > 1 ? 2 * wide * bytes : LATER;
+  for (int64_t n = first; n < last; n += wide) {
+    const char *here = (const char*)w.values + n * bytes, *rows[wide];
+    const int64_t columns = std::min<int64_t>(wide, last - n);
+    float bias[wide] = {};
+    for (int64_t c = 0; c < wide; c++) rows[c] = here + std::min(c, columns - 1) * bytes;
     for (int64_t c = 0; w.bias && c < columns; c++) bias[c] = w.bias[n + c];
     for (int64_t tile = 0; tile < tiles; tile++) {
       const int64_t m = M * tile / tiles, count = M * (tile + 1) / tiles - m;
-      const int64_t sent = TILE_W * tile / tiles, sending = TILE_W * (tile + 1) / tiles - sent;
-      const Ahead ahead{(const char*)w.values + (n + 2 * TILE_W + sent) * bytes, sending};
-      float y[TILE_X * TILE_W];
-      meet_up_to<add>(count, y, &x.words[m * words], words, rows, bytes, ahead);
+      const int64_t sent = wide * tile / tiles, sending = wide * (tile + 1) / tiles - sent;
+      float y[tall * wide];
+      meet_up_to<tall, wide, add>(count, y, &x.words[m * words], words, rows, bytes, {here + later + sent * bytes, sending});
       for (int64_t r = 0; r < count; r++) {
-        float* row = y + r * TILE_W;
-        for (int c = 0; c < TILE_W; c++) row[c] += bias[c];
-        if (columns == TILE_W)
-          to.put<TILE_W>(m + r, n, row);
+        float* row = y + r * wide;
+        for (int c = 0; c < wide; c++) row[c] += bias[c];
+        if (columns == wide)
+          to.put<wide>(m + r, n, row);
         else
           for (int64_t c = 0; c < columns; c++) to.put<1>(m + r, n + c, row + c);
       }
     }
   }
+}
+
+template <Vector (*add)(Vector, Words, Words)>
+inline void multiply_plain(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
+  (M == 1 ? multiply_tiles<1, 1, add> : multiply_tiles<TILE_X, TILE_W, add>)(to, w, first, last, x, M);
 }
 
 inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {

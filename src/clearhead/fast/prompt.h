@@ -6,56 +6,121 @@
 
 // --- products
 
+#ifdef CLEARHEAD_VECTORS
+// Of every two rows, `step` apart, the lanes that are as far apart change places.
+template <int step>
+inline void exchange(__m512i (&rows)[16]) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15), other = _mm512_set1_epi32(16);
+  const __m512i away = _mm512_set1_epi32(step);
+  const __mmask16 high = _mm512_test_epi32_mask(lane, away);
+  const __m512i upper = _mm512_mask_add_epi32(lane, high, _mm512_sub_epi32(lane, away), other);
+  const __m512i lower = _mm512_mask_add_epi32(_mm512_add_epi32(lane, away), high, lane, other);
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; r++) {
+    if (r & step) continue;
+    const __m512i a = rows[r], b = rows[r + step];
+    rows[r] = _mm512_permutex2var_epi32(a, upper, b);
+    rows[r + step] = _mm512_permutex2var_epi32(a, lower, b);
+  }
+}
+#endif
+
+// The first words of some rows, `bytes` apart, as columns: 16 of each, or 0 where there are fewer.
+inline void turn(Words (&columns)[16], const char* from, int64_t bytes, int64_t num_rows, int64_t num_words) {
+#ifdef CLEARHEAD_VECTORS
+  const __mmask16 mask = num_words < 16 ? (1u << num_words) - 1 : 0xffff;
+  __m512i rows[16];
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; r++) {
+    rows[r] = _mm512_maskz_loadu_epi32(r < num_rows ? mask : 0, from + r * bytes);
+    __builtin_prefetch(from + (PANEL + r) * bytes, 0, 2);
+  }
+  exchange<8>(rows);
+  exchange<4>(rows);
+  exchange<2>(rows);
+  exchange<1>(rows);
+#pragma GCC unroll 16
+  for (int c = 0; c < 16; c++) columns[c] = (Words)rows[c];
+#else
+  uint32_t words[16] = {};
+  for (int64_t r = 0; r < 16; r++) {
+    if (r < num_rows) std::memcpy(words, from + r * bytes, std::min<int64_t>(num_words, 16) * 4);
+    for (int c = 0; c < 16; c++) columns[c][r] = r < num_rows ? words[c] : 0;
+  }
+#endif
+}
+
+inline Vector from_float16(Words halves) {
+#ifdef CLEARHEAD_VECTORS
+  return (Vector)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)halves));
+#else
+  Vector y;
+  for (int i = 0; i < 16; i++) y[i] = from_float16(uint16_t(halves[i]));
+  return y;
+#endif
+}
+
 struct Panel {
   std::vector<uint32_t> words;
   std::vector<float> scales, offsets;
 
   // Rows [n, n + count) of W.
   void fill(const Matrix& w, int64_t n, int64_t count) {
+    const int64_t bytes = row_bytes(w);
     words.resize(words_of(w) * PANEL);
-    scales.assign(w.num_groups * PANEL, 0);
-    offsets.assign(w.num_groups * PANEL, 0);
-    for (int64_t r = 0; r < count; r++) {
-      fill_words(&words[r], (const char*)w.values + (n + r) * row_bytes(w), w);
-      for (int64_t g = 0; g < w.num_groups; g++) {
-        scales[g * PANEL + r] = from_float16(w.scales[(n + r) * w.num_groups + g]);
-        if (w.offsets) offsets[g * PANEL + r] = from_float16(w.offsets[(n + r) * w.num_groups + g]);
+    const char* rows = (const char*)w.values + n * bytes;
+    for_columns(rows, bytes, count, [&](int64_t i, int64_t r, Words column) {
+      if (w.kind == FOUR) {  // the low halves of 16 bytes, then the high ones
+        store(i / 4 * 8 + i % 4, r, column & 0x0f0f0f0fu);
+        store(i / 4 * 8 + i % 4 + 4, r, column >> 4 & 0x0f0f0f0fu);
+      } else {
+        store(i, r, w.kind == EIGHT ? column ^ 0x80808080u : column);
       }
-    }
+    });
+    for (int64_t r = 0; w.kind == HALF && w.K % 2 && r < count; r++)
+      words[w.K / 2 * PANEL + r] = ((const uint16_t*)(rows + r * bytes))[w.K - 1];
+    fill_scales(scales, w.scales, w.num_groups, n, count);
+    if (w.offsets) fill_scales(offsets, w.offsets, w.num_groups, n, count);
   }
 
-  static void fill_words(uint32_t* to, const char* from, const Matrix& w) {
-    auto word = [&](int64_t i) {
-      uint32_t four;
-      std::memcpy(&four, from + i * 4, 4);
-      return four;
-    };
-    const int64_t count = row_bytes(w) / 4;
-    if (w.kind == FOUR)  // the low halves of 16 bytes, then the high ones
-      for (int64_t i = 0; i < count; i++) {
-        uint32_t* place = to + (i / 4 * 8 + i % 4) * PANEL;
-        place[0] = word(i) & 0x0f0f0f0f;
-        place[4 * PANEL] = word(i) >> 4 & 0x0f0f0f0f;
-      }
-    else
-      for (int64_t i = 0; i < count; i++) to[i * PANEL] = word(i) ^ (w.kind == EIGHT ? 0x80808080 : 0);
-    if (w.kind == HALF && w.K % 2) to[count * PANEL] = ((const uint16_t*)from)[w.K - 1];
+  static void fill_scales(std::vector<float>& to, const uint16_t* scales, int64_t num_groups, int64_t n, int64_t count) {
+    to.resize(num_groups * PANEL);
+    for_columns((const char*)(scales + n * num_groups), num_groups * 2, count, [&](int64_t i, int64_t r, Words column) {
+      *(Vector*)&to[2 * i * PANEL + r] = from_float16(column & 0xffffu);
+      *(Vector*)&to[(2 * i + 1) * PANEL + r] = from_float16(column >> 16);
+    });
   }
+
+  // Every word of `count` rows, 16 rows at a time.
+  template <class Use>
+  static void for_columns(const char* rows, int64_t bytes, int64_t count, Use use) {
+    for (int64_t r = 0; r < count; r += 16)
+      for (int64_t i = 0; i < bytes / 4; i += 16) {
+        Words columns[16];
+        turn(columns, rows + r * bytes + i * 4, bytes, count - r, bytes / 4 - i);
+        for (int64_t j = 0; j < std::min<int64_t>(16, bytes / 4 - i); j++) use(i + j, r, columns[j]);
+      }
+  }
+
+  void store(int64_t i, int64_t r, Words column) { *(Words*)&words[i * PANEL + r] = column; }
 };
 
-// y (BAND, PANEL) = W x + bias: rows [n, n + count) of W against rows [m, m + BAND) of x.
-inline void meet(float* y, const Rows& rows, int64_t m, const Panel& panel, const Matrix& w, int64_t n, int64_t count) {
-  const uint32_t *x = &rows.words[m * words_of(w)], *words = panel.words.data();
-  if (w.kind == FULL) meet_floats<BAND>(y, PANEL, (const float*)x, words_of(w), (const float*)words, PANEL, w.K);
-  if (w.kind == HALF) meet_halves(y, x, words_of(w), words, (w.K + 1) / 2);
-  if (w.num_groups) {
-    const int64_t place = m * w.num_groups;
-    meet_groups(y, x, {&rows.start[place], &rows.scales[place], &rows.sums[place]}, words,
-                {panel.scales.data(), w.offsets ? panel.offsets.data() : nullptr}, w.num_groups);
-  }
-  if (w.bias)
-    for (int64_t r = 0; r < BAND; r++)
-      for (int64_t c = 0; c < count; c++) y[r * PANEL + c] += w.bias[n + c];
+// y (count, PANEL) = W x + bias: rows [n, n + columns) of W against rows [m, m + count) of x.
+template <int rows = BAND>
+void meet(float* y, const Rows& x, int64_t m, int64_t count, const Panel& panel, const Matrix& w, int64_t n, int64_t columns) {
+  if constexpr (rows > 1)
+    if (count < rows) return meet<rows - 1>(y, x, m, count, panel, w, n, columns);
+  const int64_t stride = words_of(w), place = m * w.num_groups;
+  const uint32_t *xs = &x.words[m * stride], *words = panel.words.data();
+  if (w.kind == FULL)
+    meet_floats<rows>(y, PANEL, (const float*)xs, stride, (const float*)words, PANEL, w.K);
+  else if (w.kind == HALF)
+    meet_halves<rows>(y, xs, stride, words, (w.K + 1) / 2);
+  else
+    meet_groups<rows>(y, xs, {&x.start[place], &x.scales[place], &x.sums[place]}, words,
+                      {panel.scales.data(), w.offsets ? panel.offsets.data() : nullptr}, w.num_groups);
+  for (int64_t r = 0; w.bias && r < rows; r++)
+    for (int64_t c = 0; c < columns; c++) y[r * PANEL + c] += w.bias[n + c];
 }
 
 inline void linear_many(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
@@ -64,17 +129,19 @@ inline void linear_many(const Member& me, float* y, const float* x, int64_t M, c
 #pragma omp barrier
   thread_local Panel panel, up_panel;
   const int64_t N = w.N / (gated ? 2 : 1), panels = (N + PANEL - 1) / PANEL, end = std::min(N, me.last(panels) * PANEL);
+  const int64_t bands = (M + BAND - 1) / BAND;
   for (int64_t n = me.first(panels) * PANEL; n < end; n += PANEL) {
-    const int64_t count = std::min(PANEL, end - n);
-    panel.fill(w, n, count);
-    if (gated) up_panel.fill(w, N + n, count);
-    for (int64_t m = 0; m < M; m += BAND) {
+    const int64_t columns = std::min(PANEL, end - n);
+    panel.fill(w, n, columns);
+    if (gated) up_panel.fill(w, N + n, columns);
+    for (int64_t band = 0; band < bands; band++) {
+      const int64_t m = M * band / bands, count = M * (band + 1) / bands - m;
       float part[BAND * PANEL], up[BAND * PANEL];
-      meet(part, rows, m, panel, w, n, count);
-      if (gated) meet(up, rows, m, up_panel, w, N + n, count);
-      activate(part, BAND * PANEL, activation);
-      for (int64_t r = 0; r < std::min(BAND, M - m); r++)
-        for (int64_t c = 0; c < count; c++) {
+      meet(part, rows, m, count, panel, w, n, columns);
+      if (gated) meet(up, rows, m, count, up_panel, w, N + n, columns);
+      activate(part, count * PANEL, activation);
+      for (int64_t r = 0; r < count; r++)
+        for (int64_t c = 0; c < columns; c++) {
           const int64_t place = (m + r) * N + n + c, here = r * PANEL + c;
           y[place] = part[here] * (gated ? up[here] : 1) + (residual ? residual[place] : 0);
         }

@@ -41,7 +41,7 @@ static void product(const Member& me, float* y, const float* x, int64_t M, const
                     Activation activation, bool gated, const float* residual, Rows& rows) {
   if (!w.num_groups && M <= MANY)
     linear_plain(me, y, x, M, w, norm, activation, gated, residual, rows);
-  else if (M <= FEW)
+  else if (w.num_groups && M <= ALONE)
     linear_packed(me, y, x, M, w, norm, activation, gated, residual);
   else
     linear_many(me, y, x, M, w, norm, activation, gated, residual, rows);
@@ -119,7 +119,7 @@ int32_t clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept
       longest = std::max(longest, words_of(*w));
   }
   const int64_t D = layers[0].projected.K, M = B * T;
-  if (M > FEW) rows.reserve(M, longest);
+  if (M > ALONE) rows.reserve(M, longest);
   memory.resize(std::max<size_t>(memory.size(), M * (projected + mixed + inner + D) + states));
   Space space{x, memory.data(), nullptr, nullptr, nullptr, nullptr, rows, seen};
   space.mixed = space.projected + M * projected;
@@ -142,7 +142,7 @@ int32_t clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept
 int32_t clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, const Norm* norm, int32_t activation,
                          int32_t gated, const float* residual) try {
   Rows rows;
-  if (M > FEW) rows.reserve(M, words_of(*w));
+  if (M > ALONE) rows.reserve(M, words_of(*w));
 #pragma omp parallel
   product(Member(), y, x, M, *w, *norm, Activation(activation), gated, residual, rows);
   return 0;

@@ -67,40 +67,40 @@ struct Ahead {
   }
 };
 
-// y (rows, TILE_W); a row of W takes `bytes`, and those of x, `stride` words apart, end with zeros up to a whole vector.
-template <int rows, Vector (*add)(Vector, Words, Words)>
-inline void meet_rows(float* y, const uint32_t* x, int64_t stride, const char* const (&w)[TILE_W], int64_t bytes, Ahead ahead) {
-  Vector sums[rows][TILE_W] = {};
-  auto meet = [&](int64_t byte, const Words(&ws)[TILE_W]) __attribute__((always_inline)) {
+// y (rows, columns); a row of W takes `bytes`, and those of x, `stride` words apart, end with zeros up to a whole vector.
+template <int rows, int columns, Vector (*add)(Vector, Words, Words)>
+inline void meet_rows(float* y, const uint32_t* x, int64_t stride, const char* const (&w)[columns], int64_t bytes, Ahead ahead) {
+  Vector sums[rows][columns] = {};
+  auto meet = [&](int64_t byte, const Words(&ws)[columns]) __attribute__((always_inline)) {
     CLEARHEAD_UNROLL
     for (int r = 0; r < rows; r++) {
       const Words xs = *(const Words*)(x + r * stride + byte / 4);
       CLEARHEAD_UNROLL
-      for (int c = 0; c < TILE_W; c++) sums[r][c] = add(sums[r][c], ws[c], xs);
+      for (int c = 0; c < columns; c++) sums[r][c] = add(sums[r][c], ws[c], xs);
     }
   };
   int64_t byte = 0;
   for (; byte + 64 <= bytes; byte += 64) {
-    Words ws[TILE_W];
+    Words ws[columns];
     CLEARHEAD_UNROLL
-    for (int c = 0; c < TILE_W; c++) ws[c] = *(const Words*)(w[c] + byte);
+    for (int c = 0; c < columns; c++) ws[c] = *(const Words*)(w[c] + byte);
     meet(byte, ws);
     ahead.send();
   }
   if (byte < bytes) {
-    Words ws[TILE_W] = {};
-    for (int c = 0; c < TILE_W; c++) std::memcpy(&ws[c], w[c] + byte, bytes - byte);
+    Words ws[columns] = {};
+    for (int c = 0; c < columns; c++) std::memcpy(&ws[c], w[c] + byte, bytes - byte);
     meet(byte, ws);
   }
-  for (int r = 0; r < rows; r++) totals(y + r * TILE_W, sums[r]);
+  for (int r = 0; r < rows; r++) totals(y + r * columns, sums[r]);
 }
 
 // The same for a number of rows that is known only here.
-template <Vector (*add)(Vector, Words, Words), int rows = TILE_X>
-inline void meet_up_to(int64_t count, float* y, const uint32_t* x, int64_t stride, const char* const (&w)[TILE_W],
+template <int rows, int columns, Vector (*add)(Vector, Words, Words)>
+inline void meet_up_to(int64_t count, float* y, const uint32_t* x, int64_t stride, const char* const (&w)[columns],
                        int64_t bytes, Ahead ahead) {
-  if (count == rows) return meet_rows<rows, add>(y, x, stride, w, bytes, ahead);
-  if constexpr (rows > 1) meet_up_to<add, rows - 1>(count, y, x, stride, w, bytes, ahead);
+  if (count == rows) return meet_rows<rows, columns, add>(y, x, stride, w, bytes, ahead);
+  if constexpr (rows > 1) meet_up_to<rows - 1, columns, add>(count, y, x, stride, w, bytes, ahead);
 }
 
 // --- panels
@@ -125,12 +125,13 @@ inline void meet_floats(float* y, int64_t y_stride, const float* x, int64_t x_st
   put(y, y_stride, sums);
 }
 
+template <int rows>
 inline void meet_halves(float* y, const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t num_words) {
-  Vector sums[BAND][2] = {};
+  Vector sums[rows][2] = {};
   for (int64_t k = 0; k < num_words; k++) {
     const Words left = *(const Words*)(w + k * PANEL), right = *(const Words*)(w + k * PANEL + 16);
     CLEARHEAD_UNROLL
-    for (int r = 0; r < BAND; r++) {
+    for (int r = 0; r < rows; r++) {
       const Words pair = Words{} + x[r * x_stride + k];
       sums[r][0] = add_halves(sums[r][0], left, pair);
       sums[r][1] = add_halves(sums[r][1], right, pair);
@@ -145,8 +146,8 @@ struct PanelScales {
 };
 
 struct BandScales {
-  const int32_t* start;        // (BAND, K/32): the sum with which a group begins
-  const float *scales, *sums;  // (BAND, K/32): sums of x, for offsets
+  const int32_t* start;        // (rows, K/32): the sum with which a group begins
+  const float *scales, *sums;  // (rows, K/32): sums of x, for offsets
 };
 
 inline Words add_fours(Words sum, Words w, uint32_t x) {
@@ -163,18 +164,19 @@ inline Vector as_floats(Words signed_sums) {
   return __builtin_convertvector((Integers)signed_sums, Vector);
 }
 
+template <int rows>
 inline void meet_groups(float* y, const uint32_t* x, const BandScales& band, const uint32_t* w, const PanelScales& panel,
                         int64_t num_groups) {
-  Vector sums[BAND][2] = {};
+  Vector sums[rows][2] = {};
   for (int64_t g = 0; g < num_groups; g++) {
-    Words dots[BAND][2];
-    for (int r = 0; r < BAND; r++) dots[r][0] = dots[r][1] = Words{} + uint32_t(band.start[r * num_groups + g]);
+    Words dots[rows][2];
+    for (int r = 0; r < rows; r++) dots[r][0] = dots[r][1] = Words{} + uint32_t(band.start[r * num_groups + g]);
     CLEARHEAD_UNROLL
     for (int j = 0; j < 8; j++) {
       const uint32_t* here = w + (g * 8 + j) * PANEL;
       const Words left = *(const Words*)here, right = *(const Words*)(here + 16);
       CLEARHEAD_UNROLL
-      for (int r = 0; r < BAND; r++) {
+      for (int r = 0; r < rows; r++) {
         dots[r][0] = add_fours(dots[r][0], left, x[(r * num_groups + g) * 8 + j]);
         dots[r][1] = add_fours(dots[r][1], right, x[(r * num_groups + g) * 8 + j]);
       }
@@ -183,12 +185,12 @@ inline void meet_groups(float* y, const uint32_t* x, const BandScales& band, con
     for (int half = 0; half < 2; half++) {
       const Vector scales = load(panel.scales + g * PANEL + half * 16);
       CLEARHEAD_UNROLL
-      for (int r = 0; r < BAND; r++)
+      for (int r = 0; r < rows; r++)
         sums[r][half] += as_floats(dots[r][half]) * scales * band.scales[r * num_groups + g];
       if (!panel.offsets) continue;
       const Vector offsets = load(panel.offsets + g * PANEL + half * 16);
       CLEARHEAD_UNROLL
-      for (int r = 0; r < BAND; r++) sums[r][half] += offsets * band.sums[r * num_groups + g];
+      for (int r = 0; r < rows; r++) sums[r][half] += offsets * band.sums[r * num_groups + g];
     }
   }
   put(y, PANEL, sums);
