@@ -28,7 +28,8 @@ from clearhead.fast.packed import Packed
 from clearhead.home import home
 
 SOURCES = [
-    Path(__file__).with_name(name) for name in ("step.cpp", "prompt.h", "tiles.h", "attend.h", "linear.h", "vectors.h")
+    Path(__file__).with_name(name)
+    for name in ("step.cpp", "prompt.h", "attend.h", "linear.h", "rows.h", "tiles.h", "vectors.h")
 ]
 # Sums may be reordered, or no loop becomes vectors; infinities and NaN keep their meaning.
 FLAGS = (
