@@ -48,7 +48,8 @@ def check(name: str, device: str) -> dict[str, object]:
 
 if __name__ == "__main__":
     torch.backends.cuda.matmul.allow_tf32 = False
-    rows = [check(name, sys.argv[1] if len(sys.argv) > 1 else "cpu") for name in NAMES]
+    device = sys.argv[1] if len(sys.argv) > 1 else "cuda" if torch.cuda.is_available() else "cpu"
+    rows = [check(name, device) for name in NAMES]
     for row in rows:
         print(json.dumps(row))
-    print(json.dumps({"torch": torch.__version__, "models": len(rows)}))
+    print(json.dumps({"torch": torch.__version__, "device": device, "models": len(rows)}))
