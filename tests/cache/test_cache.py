@@ -98,14 +98,31 @@ def test_selected_rows_go_on(network, tokens):
     assert (found - network(tokens[rows])[:, 8:]).abs().max() <= 1e-12
 
 
+@pytest.mark.parametrize("begin", [3, 20])
+@pytest.mark.parametrize("padded", [False, True])
 @torch.no_grad()
-def test_rows_in_another_order_go_on(network, tokens):
-    cache, rows = KeyValueCache(network.config), torch.arange(len(tokens)).flip(0)
-    rows[-1] = rows[0]  # one of them twice
-    run_cached(network, tokens[:, :8], [8], cache)
+def test_rows_in_another_order_go_on(network, tokens, begin, padded):
+    tokens, rows = torch.cat((tokens, tokens.flip(1))), torch.tensor([2, 0, 1, 1])
+    mask = torch.arange(24) >= torch.tensor([[0], [2], [1], [0]]) if padded else None
+    cache = KeyValueCache(network.config)
+    run_cached(network, tokens, [begin], cache, mask)
     cache.reorder(rows)
-    found = run_cached(network, tokens[rows, 8:], [16], cache)
-    assert (found - network(tokens[rows])[:, 8:]).abs().max() <= 1e-12
+    left, seen = tokens[rows, begin:], None if mask is None else mask[rows, begin:]
+    found = run_cached(network, left, [1, 24 - begin - 1], cache, seen)
+    expected = network(tokens[rows], None if mask is None else mask[rows])[:, begin:]
+    assert (found - expected).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_rows_change_places_between_two_steps_only(tokens):
+    network = toy(MODELS["mistral-7b"])
+    cache = KeyValueCache(network.config)
+    network(tokens, cache=cache)
+    with pytest.raises(AssertionError, match="advance first"):
+        cache.reorder(torch.tensor([1, 0]))
+    cache.advance()
+    with pytest.raises(AssertionError, match="a row for each"):
+        cache.reorder(torch.tensor([1]))
 
 
 @torch.no_grad()

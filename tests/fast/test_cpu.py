@@ -46,13 +46,23 @@ def test_products(shape, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [1, 31, 32, 33, 130])
 def test_plain_products_of_every_size(dtype, columns):
-    """In tiles of whole vectors, whatever is left over; with x as rounded as W, only the sums are."""
-    for rows in (*range(1, 20), 32, 95, 96, 97, 130):
+    """In tiles of whole vectors, whatever is left over; x is rounded as W is, so only the sums may differ."""
+    for rows in (*range(1, 20), 32, 47, 48, 49, 130):
         for height in (1, 3, 4, 6, 33):
             weight, x, bias = torch.randn(height, columns).to(dtype), torch.randn(rows, columns), torch.randn(height)
             expected = functional.linear(x.to(dtype).double(), weight.double(), bias.double())
             error = (cpu.apply(x, weight, bias) - expected).abs().max()
             assert error < 2e-5, (rows, height)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 20, 60])
+def test_a_large_bias_rounds_once(rows):
+    """As the padding of Marian has it, -10,000: sums that were added to it one by one would be off by several units."""
+    weight, x, bias = torch.randn(9, 512), torch.randn(rows, 512), torch.full((9,), -1e4)
+    exact = functional.linear(x.double(), weight.double(), bias.double())
+    assert (
+        cpu.apply(x, weight, bias) - exact
+    ).abs().max() < 0.6 * 2**-10  # half of a unit, and the rounding of the sum
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])
@@ -69,15 +79,18 @@ def test_packed_products_only_round_x(bits, rows):
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere the plain loops are all there is")
 def test_the_plain_loops_are_the_vectors(tmp_path, monkeypatch):
-    x, weight = torch.randn(20, 130), torch.randn(67, 130)
+    x, weight = torch.randn(50, 131), torch.randn(67, 131)
     kinds = [weight, weight.bfloat16(), pack(weight, "int8"), pack(weight, "int4")]
-    vectors = [torch.cat((cpu.apply(x, kind), cpu.apply(x[:2], kind))) for kind in kinds]
+
+    def products(kind):
+        return torch.cat([cpu.apply(x[:rows], kind) for rows in (1, 2, 5, 17, 50)])
+
+    vectors = [products(kind) for kind in kinds]
     monkeypatch.setattr(cpu, "FLAGS", (*cpu.FLAGS, "-mno-avx512f"))
     cpu.compile_library(tmp_path / "plain.so")
     monkeypatch.setattr(cpu, "_loaded", cpu.opened(tmp_path / "plain.so"))
     for kind, expected in zip(kinds, vectors, strict=True):
-        found = torch.cat((cpu.apply(x, kind), cpu.apply(x[:2], kind)))
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(products(kind), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("bits", ["int8", "int4"])

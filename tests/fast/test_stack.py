@@ -1,12 +1,16 @@
 """The step in kernels against the modules it stands for: same cache, same logits, for every kind of layer it knows."""
 
+import platform
+
 import pytest
 import torch
 
 from clearhead.cache.cache import KeyValueCache
 from clearhead.cache.stores import SlidingStore
 from clearhead.families import preset
+from clearhead.fast import cpu
 from clearhead.fast.modules import pack_network
+from clearhead.fast.plan import Plan
 from clearhead.fast.stack import FastStack, accelerate, why_not
 from clearhead.generation.decode import Row, decode
 from clearhead.generation.options import SamplingOptions
@@ -37,6 +41,21 @@ def logits_of(network, tokens, mask=None, memory=None, prompt=5):
         cache.advance()
         steps.append(network.to_logits(hidden[:, -1]))
     return torch.stack(steps, dim=1).float(), cache
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere every test runs so")
+def test_without_large_vectors_modules_read_prompts(tmp_path, monkeypatch):
+    monkeypatch.setattr(cpu, "FLAGS", (*cpu.FLAGS, "-mno-avx512f"))
+    cpu.compile_library(tmp_path / "plain.so")
+    monkeypatch.setattr(cpu, "_loaded", cpu.opened(tmp_path / "plain.so"))
+    network, tokens = network_of("llama-3.1-8b"), torch.randint(0, VOCAB, (3, 14))
+    expected, _ = logits_of(network, tokens)
+    assert accelerate(network)
+    run, lengths = Plan.run, []
+    monkeypatch.setattr(Plan, "run", lambda plan, x, *rest: lengths.append(x.shape[1]) or run(plan, x, *rest))
+    found, _ = logits_of(network, tokens)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    assert set(lengths) == {1}
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -116,7 +116,8 @@ class KeyValueCache:
         return other
 
     def reorder(self, rows: Tensor) -> None:
-        """The same in place, for as many rows as there are."""
+        """Row b becomes what row rows[b] was, in place: as many rows as there are, between two steps."""
+        assert self.num_new == 0, "tokens that were run are not yet taken up: advance first"
         for store in self.stores:
             store.reorder(rows, self.length)
         self.real = None if self.real is None else self.real[rows, : self.length]

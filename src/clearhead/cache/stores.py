@@ -54,6 +54,7 @@ class Buffers:
         """The tokens last written are now the past."""
 
     def reorder(self, rows: Tensor, length: int) -> None:
+        assert not self.tensors() or len(rows) == len(next(iter(self.tensors().values()))), "a row for each there is"
         for buffer in self.tensors().values():  # what comes after `length` is written before it is read
             buffer[:, :, :length] = buffer[:, :, :length].index_select(0, rows)
 

@@ -36,7 +36,6 @@ FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"),
 )
-MAX_ROWS = 96  # of x against plain numbers; with more PyTorch's product is as fast
 
 
 class Matrix(ctypes.Structure):
@@ -222,10 +221,10 @@ def matrix_of(weight: Tensor | Packed, bias: Tensor | None = None) -> Matrix:
 def multiply(x: Tensor, weight: Tensor | Packed, bias: Tensor | None = None) -> Tensor:
     """(..., K) · (N, K) -> (..., N); by PyTorch where there is no kernel, or many rows meet plain numbers."""
     values = weight.quants if isinstance(weight, Packed) else weight
-    suits = isinstance(weight, Packed) or x.numel() <= MAX_ROWS * x.shape[-1]
     here = x.device.type == values.device.type == "cpu" and values.dtype in KINDS
     alone = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if suits and here and alone and library() is not None:
+    kernels = library() if here and alone else None
+    if kernels and (isinstance(weight, Packed) or x.numel() <= kernels.clearhead_plain_rows() * x.shape[-1]):
         return apply(x, weight, bias).to(x.dtype)
     if isinstance(weight, Packed):
         weight = unpacked(weight, x.dtype)

@@ -1,6 +1,6 @@
 // y = W norm(x) + bias, for a W too large for the processor's cache: what counts is to read W once, at the speed of the
-// memory; with ten rows of x and more, to multiply in every cycle. For many: prompt.h. Twin in PyTorch: packed.py and
-// F.linear. Shapes as in rows.h.
+// memory; with ten rows of x and more, to multiply in every cycle. Twin in PyTorch: packed.py and F.linear. Shapes as in
+// rows.h. The last bits of y depend on how many rows there are.
 #pragma once
 #include <omp.h>
 
@@ -14,9 +14,20 @@ struct Member {
   int64_t last(int64_t total) const { return total * (number + 1) / count; }
 };
 
-// Numbers of rows of x. Up to ALONE meet a quantised W one by one, and up to MANY a plain W as it is stored; more of them
-// meet panels (prompt.h). Up to FEW every thread makes all of them ready, which is cheaper than to wait for others.
-constexpr int64_t ALONE = 4, FEW = 16, MANY = 96;
+// Numbers of rows of x. So many meet a quantised W one by one, and so many a plain W as it is stored; more of them meet
+// panels (prompt.h).
+#ifdef CLEARHEAD_VECTORS
+constexpr int64_t ALONE_BY_EIGHT = 4, ALONE_BY_FOUR = 4, TILED = 48;
+#else
+constexpr int64_t ALONE_BY_EIGHT = 16, ALONE_BY_FOUR = 1, TILED = INT64_MAX;
+#endif
+inline int64_t most_rows(const Matrix& w) {
+  return w.kind == EIGHT ? ALONE_BY_EIGHT : w.kind == FOUR ? ALONE_BY_FOUR : TILED;
+}
+
+// So many rows for a plain W every thread makes ready by itself, which is cheaper than to wait for others.
+constexpr int64_t FEW = 16;
+inline bool shares_rows(int64_t M, const Matrix& w) { return M > most_rows(w) || (!w.num_groups && M > FEW); }
 constexpr int64_t SHARE = 16;  // rows of W: what threads divide among themselves
 
 // --- rows of W against those of x
@@ -71,7 +82,7 @@ inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t
 }
 
 // The same of a plain W: `wide` rows of it meet all of x, in tiles of up to `tall` rows each, while later rows are sent for.
-template <int tall, int wide, Vector (*add)(Vector, Words, Words)>
+template <int tall, int wide, class Kind>
 inline void multiply_tiles(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
   const int64_t bytes = row_bytes(w), words = words_of(w), tiles = (M + tall - 1) / tall;
   const int64_t later = wide > 1 ? 2 * wide * bytes : LATER;
@@ -85,7 +96,7 @@ inline void multiply_tiles(const Products& to, const Matrix& w, int64_t first, i
       const int64_t m = M * tile / tiles, count = M * (tile + 1) / tiles - m;
       const int64_t sent = wide * tile / tiles, sending = wide * (tile + 1) / tiles - sent;
       float y[tall * wide];
-      meet_up_to<tall, wide, add>(count, y, &x.words[m * words], words, rows, bytes, {here + later + sent * bytes, sending});
+      meet_up_to<tall, wide, Kind>(count, y, &x.words[m * words], words, rows, bytes, {here + later + sent * bytes, sending});
       for (int64_t r = 0; r < count; r++) {
         float* row = y + r * wide;
         for (int c = 0; c < wide; c++) row[c] += bias[c];
@@ -98,13 +109,13 @@ inline void multiply_tiles(const Products& to, const Matrix& w, int64_t first, i
   }
 }
 
-template <Vector (*add)(Vector, Words, Words)>
+template <class Kind>
 inline void multiply_plain(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
-  (M == 1 ? multiply_tiles<1, 1, add> : multiply_tiles<TILE_X, TILE_W, add>)(to, w, first, last, x, M);
+  (M == 1 ? multiply_tiles<1, 1, Kind> : multiply_tiles<TILE_X, TILE_W, Kind>)(to, w, first, last, x, M);
 }
 
 inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
-  (w.kind == FULL ? multiply_plain<add_floats> : multiply_plain<add_halves>)(to, w, first, last, x, M);
+  (w.kind == FULL ? multiply_plain<Floats> : multiply_plain<Pairs>)(to, w, first, last, x, M);
 }
 
 inline void activate(float* x, int64_t count, Activation activation) {
@@ -138,12 +149,13 @@ inline void linear_packed(const Member& me, float* y, const float* x, int64_t M,
 inline void linear_plain(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
                          Activation activation, bool gated, const float* residual, Rows& shared) {
   thread_local Rows own;
-  if (M <= FEW) {
-    own.reserve(M, words_of(w));
-    for (int64_t m = 0; m < M; m++) own.put(m, x + m * w.K, w, norm);
-  } else {
-    for (int64_t m = me.first(M); m < me.last(M); m++) shared.put(m, x + m * w.K, w, norm);
+  Rows& rows = shares_rows(M, w) ? shared : own;
+  if (&rows == &shared) {
+    for (int64_t m = me.first(M); m < me.last(M); m++) rows.put(m, x + m * w.K, w, norm);
 #pragma omp barrier
+  } else {
+    rows.reserve(M, words_of(w));
+    for (int64_t m = 0; m < M; m++) rows.put(m, x + m * w.K, w, norm);
   }
-  project(me, y, M <= FEW ? own : shared, M, w, activation, gated, residual);
+  project(me, y, rows, M, w, activation, gated, residual);
 }

@@ -1,4 +1,4 @@
-// Many rows at once, as a prompt brings them: what counts is no longer to read W but to multiply in every cycle. W is
+// Many rows at once, as a prompt or a batch brings them: what counts is no longer to read W but to multiply in every cycle. W is
 // laid out 32 rows at a time, and stays in the nearest cache while all of x goes by; keys and values likewise.
 // Twins and shapes as in linear.h and attend.h; T tokens of each of B rows.
 #pragma once
@@ -33,7 +33,7 @@ inline void turn(Words (&columns)[16], const char* from, int64_t bytes, int64_t 
 #pragma GCC unroll 16
   for (int r = 0; r < 16; r++) {
     rows[r] = _mm512_maskz_loadu_epi32(r < num_rows ? mask : 0, from + r * bytes);
-    __builtin_prefetch(from + (PANEL + r) * bytes, 0, 2);
+    __builtin_prefetch(from + (PANEL + r) * bytes, 0, 2);  // of the next panel: without it half of the time is waiting
   }
   exchange<8>(rows);
   exchange<4>(rows);

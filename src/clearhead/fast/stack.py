@@ -52,6 +52,12 @@ def why_not(network: Transformer) -> str | None:
     return unknown_in(stack.stack)
 
 
+def reads_prompts() -> bool:
+    """Without large vectors PyTorch's products of many rows are the faster ones."""
+    kernels = cpu.library()
+    return kernels is not None and bool(kernels.clearhead_reads_prompts())
+
+
 class FastStack(LayerStack):
     def __init__(self, stack: LayerStack):
         nn.Module.__init__(self)
@@ -82,7 +88,7 @@ class FastStack(LayerStack):
             with ONE_AT_A_TIME:
                 if plan := self.plan_for(tokens, cache):
                     return self.step(plan, tokens, mask, memory, cache)
-        if options.get("kernel", fused) is fused:
+        if options.get("kernel", fused) is fused and reads_prompts():
             options["kernel"] = attend
         return super().forward(tokens, mask, positions, memory=memory, cache=cache, **options)
 
@@ -98,7 +104,8 @@ class FastStack(LayerStack):
         if self.stack.layers[0].cross_attention is not None:
             return one and memory is not None and memory.remembered is not None and len(memory.states) == len(tokens)
         # A ring gives back a copy of what it keeps when many tokens come at once; the kernels write in place.
-        return memory is None and (one or all(isinstance(store, ContiguousStore) for store in cache.stores))
+        whole = reads_prompts() and all(isinstance(store, ContiguousStore) for store in cache.stores)
+        return memory is None and (one or whole)
 
     def plan_for(self, tokens: Tensor, cache: KeyValueCache) -> Plan | None:
         """To look at the modules for every token took up to a tenth of its time."""

@@ -39,12 +39,12 @@ static const Norm PLAIN{NO_NORM, 0, nullptr, nullptr};
 
 static void product(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
                     Activation activation, bool gated, const float* residual, Rows& rows) {
-  if (!w.num_groups && M <= MANY)
-    linear_plain(me, y, x, M, w, norm, activation, gated, residual, rows);
-  else if (w.num_groups && M <= ALONE)
+  if (M > most_rows(w))
+    linear_many(me, y, x, M, w, norm, activation, gated, residual, rows);
+  else if (w.num_groups)
     linear_packed(me, y, x, M, w, norm, activation, gated, residual);
   else
-    linear_many(me, y, x, M, w, norm, activation, gated, residual, rows);
+    linear_plain(me, y, x, M, w, norm, activation, gated, residual, rows);
 #pragma omp barrier
 }
 
@@ -97,6 +97,15 @@ static void run_layer(const Member& me, const Layer& layer, const Kept& kept, co
 
 extern "C" {
 
+// So many rows of x meet a plain W sooner here than in PyTorch; and all that a prompt has, where registers are large.
+#ifdef CLEARHEAD_VECTORS
+int32_t clearhead_plain_rows() { return 48; }
+int32_t clearhead_reads_prompts() { return 1; }
+#else
+int32_t clearhead_plain_rows() { return 16; }
+int32_t clearhead_reads_prompts() { return 0; }
+#endif
+
 // Each gives 0, or 1 where memory for what its threads share cannot be had; nothing is changed then.
 
 // x (B, T, D) in and out; kept, across, angles: one for each layer. `across` may be null, and else T is 1.
@@ -116,10 +125,10 @@ int32_t clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept
     if (layer.looks_across) states = std::max(states, state_size(layer.cross_heads, across[i], B));
     if (T > 1) seen.reserve(B, layer.heads, kept[i]);
     for (const Matrix* w : {&layer.projected, &layer.output, &layer.inner, &layer.down, &layer.cross_query, &layer.cross_output})
-      longest = std::max(longest, words_of(*w));
+      if (shares_rows(B * T, *w)) longest = std::max(longest, words_of(*w));
   }
   const int64_t D = layers[0].projected.K, M = B * T;
-  if (M > ALONE) rows.reserve(M, longest);
+  rows.reserve(M, longest);
   memory.resize(std::max<size_t>(memory.size(), M * (projected + mixed + inner + D) + states));
   Space space{x, memory.data(), nullptr, nullptr, nullptr, nullptr, rows, seen};
   space.mixed = space.projected + M * projected;
@@ -142,7 +151,7 @@ int32_t clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept
 int32_t clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, const Norm* norm, int32_t activation,
                          int32_t gated, const float* residual) try {
   Rows rows;
-  if (M > ALONE) rows.reserve(M, words_of(*w));
+  if (shares_rows(M, *w)) rows.reserve(M, words_of(*w));
 #pragma omp parallel
   product(Member(), y, x, M, *w, *norm, Activation(activation), gated, residual, rows);
   return 0;

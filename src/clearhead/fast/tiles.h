@@ -9,20 +9,22 @@
 
 // 12 sums of integers and 12 of floats: with six rows and two vectors they just fit into 32 registers.
 constexpr int64_t BAND = 6, PANEL = 32;
-// Here 24 sums and the four vectors of W; with registers a quarter as large, four sums.
-#ifdef CLEARHEAD_VECTORS
-constexpr int TILE_X = 6, TILE_W = 4;
-#else
-constexpr int TILE_X = 2, TILE_W = 2;
-#endif
 
-// What the compiler makes fit the processor: 16 numbers each. Floats may lie in words too: W's do.
+// What the compiler makes fit the processor: 16 numbers each. Floats may lie in words too: those of x and W do.
 typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(64), aligned(2), may_alias));
 typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
 
 inline Vector load(const float* x) { return *(const Vector*)x; }
 inline Vector load(const Bfloat16* x) { return (Vector)(__builtin_convertvector(*(const Halves*)x, Words) << 16); }
+
+// The same number 16 times. As a word: without large registers GCC 12 would write a float into memory 16 times.
+inline Words all(uint32_t x) { return Words{} + x; }
+inline Vector all(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return (Vector)all(bits);
+}
 
 template <int count>
 inline void totals(float* y, const Vector (&x)[count]) {
@@ -48,15 +50,24 @@ inline void totals(float* y, const Vector (&x)[4]) {
 
 // --- rows as they are stored
 
-inline Vector add_floats(Vector sum, Words w, Words x) { return sum + (Vector)w * (Vector)x; }
+// Words of floats, and of two bfloat16 each.
+struct Floats {
+  static Vector add(Vector sum, Words w, Words x) { return sum + (Vector)w * (Vector)x; }
+  static float add(float sum, uint32_t w, uint32_t x) { return sum + as_float(w) * as_float(x); }
+};
 
-inline Vector add_halves(Vector sum, Words w, Words x) {
+struct Pairs {
+  static Vector add(Vector sum, Words w, Words x) {
 #if defined(CLEARHEAD_VECTORS) && defined(__AVX512BF16__)
-  return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
+    return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
 #else
-  return sum + (Vector)(w << 16) * (Vector)(x << 16) + (Vector)(w & 0xffff0000u) * (Vector)(x & 0xffff0000u);
+    return sum + (Vector)(w << 16) * (Vector)(x << 16) + (Vector)(w & 0xffff0000u) * (Vector)(x & 0xffff0000u);
 #endif
-}
+  }
+  static float add(float sum, uint32_t w, uint32_t x) {
+    return sum + as_float(w << 16) * as_float(x << 16) + as_float(w & 0xffff0000u) * as_float(x & 0xffff0000u);
+  }
+};
 
 // What will be needed is sent for meanwhile, some lines of 64 bytes at each step.
 struct Ahead {
@@ -68,15 +79,18 @@ struct Ahead {
 };
 
 // y (rows, columns); a row of W takes `bytes`, and those of x, `stride` words apart, end with zeros up to a whole vector.
-template <int rows, int columns, Vector (*add)(Vector, Words, Words)>
+#ifdef CLEARHEAD_VECTORS
+constexpr int TILE_X = 6, TILE_W = 4;  // 24 sums, and four vectors of W
+
+template <int rows, int columns, class Kind>
 inline void meet_rows(float* y, const uint32_t* x, int64_t stride, const char* const (&w)[columns], int64_t bytes, Ahead ahead) {
   Vector sums[rows][columns] = {};
-  auto meet = [&](int64_t byte, const Words(&ws)[columns]) __attribute__((always_inline)) {
+  auto add_step = [&](int64_t byte, const Words(&ws)[columns]) __attribute__((always_inline)) {
     CLEARHEAD_UNROLL
     for (int r = 0; r < rows; r++) {
       const Words xs = *(const Words*)(x + r * stride + byte / 4);
       CLEARHEAD_UNROLL
-      for (int c = 0; c < columns; c++) sums[r][c] = add(sums[r][c], ws[c], xs);
+      for (int c = 0; c < columns; c++) sums[r][c] = Kind::add(sums[r][c], ws[c], xs);
     }
   };
   int64_t byte = 0;
@@ -84,23 +98,42 @@ inline void meet_rows(float* y, const uint32_t* x, int64_t stride, const char* c
     Words ws[columns];
     CLEARHEAD_UNROLL
     for (int c = 0; c < columns; c++) ws[c] = *(const Words*)(w[c] + byte);
-    meet(byte, ws);
+    add_step(byte, ws);
     ahead.send();
   }
   if (byte < bytes) {
     Words ws[columns] = {};
     for (int c = 0; c < columns; c++) std::memcpy(&ws[c], w[c] + byte, bytes - byte);
-    meet(byte, ws);
+    add_step(byte, ws);
   }
   for (int r = 0; r < rows; r++) totals(y + r * columns, sums[r]);
+  // Sums may be reordered (cpu.py), but not with what is added to y later: beside a bias of -10,000 they would lose digits.
+  asm volatile("" : : "r"(y) : "memory");
 }
+#else
+constexpr int TILE_X = 1, TILE_W = 1;  // smaller registers hold no tile of such vectors; a plain loop is left to the compiler
+
+template <int rows, int columns, class Kind>
+inline void meet_rows(float* y, const uint32_t* x, int64_t, const char* const (&w)[columns], int64_t bytes, Ahead) {
+  static_assert(rows == 1 && columns == 1);
+  float sum = 0;
+  uint32_t word = 0;
+  for (int64_t k = 0; k < bytes / 4; k++) {
+    std::memcpy(&word, w[0] + k * 4, 4);
+    sum = Kind::add(sum, word, x[k]);
+  }
+  word = 0;
+  std::memcpy(&word, w[0] + bytes / 4 * 4, bytes % 4);
+  *y = Kind::add(sum, word, bytes % 4 ? x[bytes / 4] : 0);
+}
+#endif
 
 // The same for a number of rows that is known only here.
-template <int rows, int columns, Vector (*add)(Vector, Words, Words)>
+template <int rows, int columns, class Kind>
 inline void meet_up_to(int64_t count, float* y, const uint32_t* x, int64_t stride, const char* const (&w)[columns],
                        int64_t bytes, Ahead ahead) {
-  if (count == rows) return meet_rows<rows, columns, add>(y, x, stride, w, bytes, ahead);
-  if constexpr (rows > 1) meet_up_to<rows - 1, columns, add>(count, y, x, stride, w, bytes, ahead);
+  if (count == rows) return meet_rows<rows, columns, Kind>(y, x, stride, w, bytes, ahead);
+  if constexpr (rows > 1) meet_up_to<rows - 1, columns, Kind>(count, y, x, stride, w, bytes, ahead);
 }
 
 // --- panels
@@ -118,8 +151,9 @@ inline void meet_floats(float* y, int64_t y_stride, const float* x, int64_t x_st
     const Vector left = load(w + k * w_stride), right = load(w + k * w_stride + 16);
     CLEARHEAD_UNROLL
     for (int r = 0; r < rows; r++) {
-      sums[r][0] += left * x[r * x_stride + k];
-      sums[r][1] += right * x[r * x_stride + k];
+      const Vector one = all(x[r * x_stride + k]);
+      sums[r][0] += left * one;
+      sums[r][1] += right * one;
     }
   }
   put(y, y_stride, sums);
@@ -132,9 +166,9 @@ inline void meet_halves(float* y, const uint32_t* x, int64_t x_stride, const uin
     const Words left = *(const Words*)(w + k * PANEL), right = *(const Words*)(w + k * PANEL + 16);
     CLEARHEAD_UNROLL
     for (int r = 0; r < rows; r++) {
-      const Words pair = Words{} + x[r * x_stride + k];
-      sums[r][0] = add_halves(sums[r][0], left, pair);
-      sums[r][1] = add_halves(sums[r][1], right, pair);
+      const Words pair = all(x[r * x_stride + k]);
+      sums[r][0] = Pairs::add(sums[r][0], left, pair);
+      sums[r][1] = Pairs::add(sums[r][1], right, pair);
     }
   }
   put(y, PANEL, sums);
@@ -154,7 +188,7 @@ inline Words add_fours(Words sum, Words w, uint32_t x) {
 #ifdef CLEARHEAD_VECTORS
   return (Words)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(int(x)));
 #else
-  for (int byte = 0; byte < 32; byte += 8) sum += (w >> byte & 255u) * uint32_t(int32_t(int8_t(x >> byte)));
+  for (int byte = 0; byte < 32; byte += 8) sum += (w >> byte & all(255u)) * all(uint32_t(int32_t(int8_t(x >> byte))));
   return sum;
 #endif
 }
@@ -170,7 +204,7 @@ inline void meet_groups(float* y, const uint32_t* x, const BandScales& band, con
   Vector sums[rows][2] = {};
   for (int64_t g = 0; g < num_groups; g++) {
     Words dots[rows][2];
-    for (int r = 0; r < rows; r++) dots[r][0] = dots[r][1] = Words{} + uint32_t(band.start[r * num_groups + g]);
+    for (int r = 0; r < rows; r++) dots[r][0] = dots[r][1] = all(uint32_t(band.start[r * num_groups + g]));
     CLEARHEAD_UNROLL
     for (int j = 0; j < 8; j++) {
       const uint32_t* here = w + (g * 8 + j) * PANEL;
@@ -186,11 +220,11 @@ inline void meet_groups(float* y, const uint32_t* x, const BandScales& band, con
       const Vector scales = load(panel.scales + g * PANEL + half * 16);
       CLEARHEAD_UNROLL
       for (int r = 0; r < rows; r++)
-        sums[r][half] += as_floats(dots[r][half]) * scales * band.scales[r * num_groups + g];
+        sums[r][half] += as_floats(dots[r][half]) * scales * all(band.scales[r * num_groups + g]);
       if (!panel.offsets) continue;
       const Vector offsets = load(panel.offsets + g * PANEL + half * 16);
       CLEARHEAD_UNROLL
-      for (int r = 0; r < rows; r++) sums[r][half] += offsets * band.sums[r * num_groups + g];
+      for (int r = 0; r < rows; r++) sums[r][half] += offsets * all(band.sums[r * num_groups + g]);
     }
   }
   put(y, PANEL, sums);

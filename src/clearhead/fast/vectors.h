@@ -12,12 +12,13 @@
 #define CLEARHEAD_UNROLL  // too many sums for the registers anyway, and the compiler would take a minute
 #endif
 
-inline float from_bfloat16(uint16_t x) {
-  const uint32_t bits = uint32_t(x) << 16;
+inline float as_float(uint32_t bits) {
   float y;
   std::memcpy(&y, &bits, 4);
   return y;
 }
+
+inline float from_bfloat16(uint16_t x) { return as_float(uint32_t(x) << 16); }
 
 struct Bfloat16 {
   uint16_t bits;
@@ -33,10 +34,8 @@ inline float from_float16(uint16_t x) {
   const uint32_t sign = uint32_t(x & 0x8000) << 16, exponent = x >> 10 & 31, fraction = x & 1023;
   uint32_t bits = sign | (exponent + 112) << 23 | fraction << 13;
   if (exponent == 31) bits = sign | 0x7f800000 | fraction << 13;
-  float y;
-  std::memcpy(&y, &bits, 4);
-  if (exponent == 0) y = (sign ? -1 : 1) * float(fraction) * 0x1p-24f;  // zero and the smallest numbers
-  return y;
+  if (exponent == 0) return (sign ? -1 : 1) * float(fraction) * 0x1p-24f;  // zero and the smallest numbers
+  return as_float(bits);
 }
 
 // e^x in plain arithmetic, so that a loop of them becomes vectors: 2^n times a polynomial on [-ln 2 / 2, ln 2 / 2],
@@ -46,10 +45,7 @@ inline float from_float16(uint16_t x) {
   x = x < -87 ? -87 : x > 88 ? 88 : x;
   const float n = __builtin_rintf(x * 1.44269504f), r = x - n * 0.693359375f + n * 2.12194440e-4f;
   const float p = 1 + r * (1 + r * (0.5f + r * (1 / 6.f + r * (1 / 24.f + r * (1 / 120.f + r * (1 / 720.f))))));
-  const uint32_t bits = uint32_t(int32_t(n) + 127) << 23;
-  float power;
-  std::memcpy(&power, &bits, 4);
-  return p * power;
+  return p * as_float(uint32_t(int32_t(n) + 127) << 23);
 }
 
 // The loop over 16 lanes becomes vectors, which one over `count` alone does not: a maximum must not be reordered where

@@ -129,11 +129,10 @@ def beam_search(
             return [search.finished[: options.num_best] for search in searches]
         beams = [beam for search in active for beam in search.running]
         rows = [beam.row for beam in beams]
-        order = torch.tensor(rows, device=logits.device)
         if len(rows) != len(logits):
-            cache = cache.select(order)
-        elif rows != sorted(rows) or len(set(rows)) < len(rows):
-            cache.reorder(order)
+            cache = cache.select(torch.tensor(rows, device=logits.device))
+        elif rows != list(range(len(rows))):
+            cache.reorder(torch.tensor(rows, device=logits.device))
         before, source_of = source_of, [search.prompt for search in active for _ in search.running]
         if sources is not None and source_of != before:
             memory = sources.select(torch.tensor(source_of, device=logits.device))
