@@ -19,7 +19,7 @@ struct Member {
 #ifdef CLEARHEAD_VECTORS
 constexpr int64_t ALONE_BY_EIGHT = 4, ALONE_BY_FOUR = 4, TILED = 48;
 #else
-constexpr int64_t ALONE_BY_EIGHT = 16, ALONE_BY_FOUR = 1, TILED = INT64_MAX;
+constexpr int64_t ALONE_BY_EIGHT = 16, ALONE_BY_FOUR = 0, TILED = INT64_MAX;
 #endif
 inline int64_t most_rows(const Matrix& w) {
   return w.kind == EIGHT ? ALONE_BY_EIGHT : w.kind == FOUR ? ALONE_BY_FOUR : TILED;
