@@ -82,7 +82,7 @@ inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t
 }
 
 // The same of a plain W: `wide` rows of it meet all of x, in tiles of up to `tall` rows each, while later rows are sent for.
-template <int tall, int wide, class Kind>
+template <int tall, int wide, class Numbers>
 inline void multiply_tiles(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
   const int64_t bytes = row_bytes(w), words = words_of(w), tiles = (M + tall - 1) / tall;
   const int64_t later = wide > 1 ? 2 * wide * bytes : LATER;
@@ -96,7 +96,7 @@ inline void multiply_tiles(const Products& to, const Matrix& w, int64_t first, i
       const int64_t m = M * tile / tiles, count = M * (tile + 1) / tiles - m;
       const int64_t sent = wide * tile / tiles, sending = wide * (tile + 1) / tiles - sent;
       float y[tall * wide];
-      meet_up_to<tall, wide, Kind>(count, y, &x.words[m * words], words, rows, bytes, {here + later + sent * bytes, sending});
+      meet_up_to<tall, wide, Numbers>(count, y, &x.words[m * words], words, rows, bytes, {here + later + sent * bytes, sending});
       for (int64_t r = 0; r < count; r++) {
         float* row = y + r * wide;
         for (int c = 0; c < wide; c++) row[c] += bias[c];
@@ -109,9 +109,9 @@ inline void multiply_tiles(const Products& to, const Matrix& w, int64_t first, i
   }
 }
 
-template <class Kind>
+template <class Numbers>
 inline void multiply_plain(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {
-  (M == 1 ? multiply_tiles<1, 1, Kind> : multiply_tiles<TILE_X, TILE_W, Kind>)(to, w, first, last, x, M);
+  (M == 1 ? multiply_tiles<1, 1, Numbers> : multiply_tiles<TILE_X, TILE_W, Numbers>)(to, w, first, last, x, M);
 }
 
 inline void multiply(const Products& to, const Matrix& w, int64_t first, int64_t last, const Rows& x, int64_t M) {

@@ -99,7 +99,7 @@ extern "C" {
 
 // So many rows of x meet a plain W sooner here than in PyTorch; and all that a prompt has, where registers are large.
 #ifdef CLEARHEAD_VECTORS
-int32_t clearhead_plain_rows() { return 48; }
+int32_t clearhead_plain_rows() { return int32_t(TILED); }
 int32_t clearhead_reads_prompts() { return 1; }
 #else
 int32_t clearhead_plain_rows() { return 16; }

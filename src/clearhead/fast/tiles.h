@@ -82,7 +82,7 @@ struct Ahead {
 #ifdef CLEARHEAD_VECTORS
 constexpr int TILE_X = 6, TILE_W = 4;  // 24 sums, and four vectors of W
 
-template <int rows, int columns, class Kind>
+template <int rows, int columns, class Numbers>
 inline void meet_rows(float* y, const uint32_t* x, int64_t stride, const char* const (&w)[columns], int64_t bytes, Ahead ahead) {
   Vector sums[rows][columns] = {};
   auto add_step = [&](int64_t byte, const Words(&ws)[columns]) __attribute__((always_inline)) {
@@ -90,7 +90,7 @@ inline void meet_rows(float* y, const uint32_t* x, int64_t stride, const char* c
     for (int r = 0; r < rows; r++) {
       const Words xs = *(const Words*)(x + r * stride + byte / 4);
       CLEARHEAD_UNROLL
-      for (int c = 0; c < columns; c++) sums[r][c] = Kind::add(sums[r][c], ws[c], xs);
+      for (int c = 0; c < columns; c++) sums[r][c] = Numbers::add(sums[r][c], ws[c], xs);
     }
   };
   int64_t byte = 0;
@@ -113,27 +113,27 @@ inline void meet_rows(float* y, const uint32_t* x, int64_t stride, const char* c
 #else
 constexpr int TILE_X = 1, TILE_W = 1;  // smaller registers hold no tile of such vectors; a plain loop is left to the compiler
 
-template <int rows, int columns, class Kind>
+template <int rows, int columns, class Numbers>
 inline void meet_rows(float* y, const uint32_t* x, int64_t, const char* const (&w)[columns], int64_t bytes, Ahead) {
   static_assert(rows == 1 && columns == 1);
   float sum = 0;
   uint32_t word = 0;
   for (int64_t k = 0; k < bytes / 4; k++) {
     std::memcpy(&word, w[0] + k * 4, 4);
-    sum = Kind::add(sum, word, x[k]);
+    sum = Numbers::add(sum, word, x[k]);
   }
   word = 0;
   std::memcpy(&word, w[0] + bytes / 4 * 4, bytes % 4);
-  *y = Kind::add(sum, word, bytes % 4 ? x[bytes / 4] : 0);
+  *y = Numbers::add(sum, word, bytes % 4 ? x[bytes / 4] : 0);
 }
 #endif
 
 // The same for a number of rows that is known only here.
-template <int rows, int columns, class Kind>
+template <int rows, int columns, class Numbers>
 inline void meet_up_to(int64_t count, float* y, const uint32_t* x, int64_t stride, const char* const (&w)[columns],
                        int64_t bytes, Ahead ahead) {
-  if (count == rows) return meet_rows<rows, columns, Kind>(y, x, stride, w, bytes, ahead);
-  if constexpr (rows > 1) meet_up_to<rows - 1, columns, Kind>(count, y, x, stride, w, bytes, ahead);
+  if (count == rows) return meet_rows<rows, columns, Numbers>(y, x, stride, w, bytes, ahead);
+  if constexpr (rows > 1) meet_up_to<rows - 1, columns, Numbers>(count, y, x, stride, w, bytes, ahead);
 }
 
 // --- panels
