@@ -22,16 +22,14 @@ import ctranslate2
 import torch
 import transformers
 
-from clearhead.benchmark.ctranslate2 import convert
-from clearhead.benchmark.measure import PAUSE_SECONDS
+from clearhead.architecture import ModelConfig
+from clearhead.backends import accelerate
+from clearhead.benchmark import PAUSE_SECONDS, convert
 from clearhead.bundle import Model, load
-from clearhead.checkpoint.huggingface import save_folder
+from clearhead.checkpoint import save_folder
 from clearhead.families import preset
-from clearhead.fast.stack import accelerate
-from clearhead.generation.beam import BeamOptions, beam_search
-from clearhead.generation.prompts import pad_right, read_sources
-from clearhead.model.config import ModelConfig
-from clearhead.model.transformer import Transformer
+from clearhead.generation import BeamOptions, beam_search, encode_sources, pad_right
+from clearhead.model import Transformer
 
 NUM_BEAMS, NUM_TOKENS, ROUNDS, BATCHES, NUM_INPUTS = 4, 32, 5, (1, 8), 200
 NEVER = -1e4  # as a logit's bias
@@ -84,7 +82,7 @@ def ours(model: Model) -> Translate:
     options = BeamOptions(num_beams=NUM_BEAMS, max_new_tokens=NUM_TOKENS, stop_ids=[END])
 
     def translate(sources: Sequence[Sequence[int]]) -> list[list[int]]:
-        found = beam_search(network, [[start]] * len(sources), options, read_sources(network, sources))
+        found = beam_search(network, [[start]] * len(sources), options, encode_sources(network, sources))
         return [beams[0].tokens for beams in found]
 
     return translate

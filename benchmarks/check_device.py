@@ -8,10 +8,9 @@ import sys
 
 import torch
 
-from clearhead.cache.cache import KeyValueCache
+from clearhead.cache import KeyValueCache
 from clearhead.families import preset
-from clearhead.model.attend import fused, reference
-from clearhead.model.transformer import Transformer
+from clearhead.model import Transformer, fused_attention, reference_attention
 from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, redraw
 
@@ -32,7 +31,7 @@ def check(name: str, device: str) -> dict[str, object]:
     network.to(device)
     there = network(*(part.to(device) for part in inputs))
     found: dict[str, object] = {"model": name, "device_against_cpu": (there.cpu() - here).abs().max().item()}
-    twin = network(*(part.to(device) for part in inputs), kernel=reference)
+    twin = network(*(part.to(device) for part in inputs), kernel=reference_attention)
     found["fused_against_reference"] = (there - twin).abs().max().item()
     if network.config.decoder is not None and not network.config.is_encoder_decoder:
         cache = KeyValueCache(network.config)
@@ -41,7 +40,7 @@ def check(name: str, device: str) -> dict[str, object]:
             pieces.append(network(tokens[:, start : start + 4].to(device), cache=cache))
             cache.advance()
         found["cached_against_uncached"] = (torch.cat(pieces, 1) - there).abs().max().item()
-    half = network.to(torch.bfloat16)(*(part.to(device) for part in inputs), kernel=fused)
+    half = network.to(torch.bfloat16)(*(part.to(device) for part in inputs), kernel=fused_attention)
     found["bfloat16_is_finite"] = bool(half.isfinite().all())
     return found
 

@@ -19,14 +19,11 @@ import time
 
 import torch
 
-from clearhead.benchmark.traffic import weights_held
-from clearhead.cost.memory import footprint
-from clearhead.cost.workload import Workload
+from clearhead.backends import UNPACKED_AT_ONCE, Bits, GraphDecoder, PackedLinear, pack_network
+from clearhead.benchmark import weights_held
+from clearhead.costs import Workload, footprint
 from clearhead.families import preset
-from clearhead.fast.cuda import GraphDecoder
-from clearhead.fast.modules import PackedLinear, pack_network
-from clearhead.fast.packed import UNPACKED_AT_ONCE, Bits
-from clearhead.model.transformer import Transformer
+from clearhead.model import Transformer
 
 PROMPT, CAPACITY, NUM_TOKENS, ROUNDS = 128, 512, 100, 5
 CASES: tuple[tuple[int, Bits | None], ...] = ((1, None), (64, None), (1, "int8"), (1, "int4"))  # rows, bits

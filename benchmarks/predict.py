@@ -25,16 +25,22 @@ from typing import Any
 
 import torch
 
-from clearhead.cost.calibrate import measure_machine, measure_once
-from clearhead.cost.calibration import Calibration, fastest
-from clearhead.cost.clock import clock, several_seconds
-from clearhead.cost.host import host_seconds
-from clearhead.cost.measure import Comparison, begin
-from clearhead.cost.predict import predict_seconds
-from clearhead.cost.running import in_graph
-from clearhead.cost.workload import Workload
+from clearhead.costs import (
+    Calibration,
+    Comparison,
+    Workload,
+    begin,
+    clock,
+    fastest,
+    host_seconds,
+    in_graph,
+    measure_machine,
+    measure_once,
+    predict_seconds,
+    several_seconds,
+)
 from clearhead.families import preset
-from clearhead.training.learner import keep_freed_memory
+from clearhead.training import keep_freed_memory
 
 DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 # model, phase, batch, context

@@ -23,18 +23,11 @@ import torch
 from torch import Tensor
 from train_step import nanogpt
 
-from clearhead.data.batch import Batch
+from clearhead.architecture import Dropout, GroupedAttention, LayerNorm, ModelConfig
+from clearhead.data import Batch
 from clearhead.families import preset
-from clearhead.model.config import Dropout, GroupedAttention, ModelConfig
-from clearhead.model.parts import LayerNorm
-from clearhead.model.transformer import Transformer
-from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World
-from clearhead.training.learner import Learner
-from clearhead.training.loop import accumulate
-from clearhead.training.metrics import flops_per_token
-from clearhead.training.optimizer import AdamW
-from clearhead.training.schedule import Constant
+from clearhead.model import Transformer
+from clearhead.training import AdamW, Constant, Learner, TrainConfig, World, accumulate, flops_per_token
 
 PEAK_FLOPS = 989e12  # H100 and H200, dense bfloat16
 VOCAB_SIZE = 50304  # GPT-2's, up to a multiple of 128

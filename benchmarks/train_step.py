@@ -25,17 +25,20 @@ from typing import Any, cast
 
 import torch
 
-from clearhead.data.batch import Batch
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Layer, ModelConfig, Stack
-from clearhead.model.parts import LayerNorm, LearnedPositions, NoPosition
-from clearhead.model.transformer import Transformer
-from clearhead.training.distributed import World
-from clearhead.training.learner import Learner
-from clearhead.training.loop import accumulate
-from clearhead.training.models import model_config
-from clearhead.training.optimizer import AdamW, Muon
-from clearhead.training.recipe import read_recipe
+from clearhead.architecture import (
+    Embedding,
+    FeedForward,
+    GroupedAttention,
+    Layer,
+    LayerNorm,
+    LearnedPositions,
+    ModelConfig,
+    NoPosition,
+    Stack,
+)
+from clearhead.data import Batch
+from clearhead.model import Transformer
+from clearhead.training import AdamW, Learner, Muon, World, accumulate, model_config, read_recipe
 
 RECIPE = read_recipe(Path(__file__).parent.parent / "configs" / "shakespeare-cpu.toml").recipe
 VOCAB_SIZE = 65  # the characters of tiny Shakespeare

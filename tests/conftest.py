@@ -9,9 +9,9 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 import pytest
 import torch
 
-from clearhead.checkpoint import store
+from clearhead.backends.cpu import library as cpu
+from clearhead.catalog import store
 from clearhead.errors import ClearheadError
-from clearhead.fast import cpu
 
 
 def pytest_configure() -> None:
@@ -58,6 +58,6 @@ def generator() -> torch.Generator:
 def kernels() -> None:
     """The processor's kernels, built where they are not yet."""
     try:
-        cpu.library(build=True)
+        cpu.kernel_library(build=True)
     except ClearheadError as error:
         pytest.skip(str(error))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.backends.packed.modules import pack_network
 from clearhead.bundle import Model, RecurrentBaseline, create, load
 from clearhead.errors import ClearheadError
-from clearhead.fast.modules import pack_network
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.tiny import same_network, tiny_config, tiny_network
@@ -69,7 +69,7 @@ def test_greedy_is_the_argmax_of_the_whole_forward():
         with torch.no_grad():
             assert token == int(model.network(torch.tensor([tokens]))[0, -1].argmax())
         tokens.append(token)
-    assert made.stopped_by == "length"
+    assert made.finish_reason == "length"
 
 
 def test_a_stop_token_ends_it():
@@ -77,7 +77,7 @@ def test_a_stop_token_ends_it():
     stopped = Model(tiny_network(), special_ids={"eos_token_id": free.tokens[4]}).generate([1, 2, 3], max_new_tokens=10)
     cut = free.tokens.index(free.tokens[4]) + 1
     assert stopped.tokens == free.tokens[:cut]
-    assert stopped.stopped_by == "stop"
+    assert stopped.finish_reason == "stop"
 
 
 def test_sampling_is_seeded():
@@ -210,7 +210,7 @@ def test_the_face_is_small():
         "generate_many",
         "save",
         "score",
-        "speaker",
+        "text_generator",
         "stream",
         "trace",
     }

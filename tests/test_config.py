@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clearhead.architecture.config import Head, ModelConfig
+from clearhead.architecture.parts import LayerNorm, LinearScaling, Rope
 from clearhead.config import MAX_LAYERS, from_dict, from_json, from_toml, kind_of, to_dict, to_json, to_toml
 from clearhead.errors import ClearheadError
 from clearhead.families import preset, presets
-from clearhead.model.config import Head, ModelConfig
-from clearhead.model.parts import LayerNorm, LinearScaling, Rope
 from tests.model.random_configs import CONFIGS, SLOWLY
 from tests.model.toys import decoder, grouped, translator
 

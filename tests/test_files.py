@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from clearhead import files
 from clearhead.errors import ClearheadError
 from clearhead.files import (
+    atomic_write,
     check_output,
     parse_json,
     read_json,
@@ -21,7 +22,6 @@ from clearhead.files import (
     write_bytes,
     write_safetensors,
     write_text,
-    written_whole,
 )
 
 
@@ -54,7 +54,7 @@ def test_a_name_stands_for_bytes_that_are_on_the_disk(tmp_path, monkeypatch):
 
 def test_two_processes_may_write_one_file(tmp_path):
     theirs = "import sys, pathlib, clearhead.files; clearhead.files.write_text(pathlib.Path(sys.argv[1]), 'theirs')"
-    with written_whole(tmp_path / "a") as partial:
+    with atomic_write(tmp_path / "a") as partial:
         partial.write_text("ours")
         subprocess.run([sys.executable, "-c", theirs, tmp_path / "a"], check=True)
         assert read_text(tmp_path / "a") == "theirs"
@@ -62,7 +62,7 @@ def test_two_processes_may_write_one_file(tmp_path):
 
 
 def test_two_threads_may_write_one_file(tmp_path):
-    with written_whole(tmp_path / "a") as ours, written_whole(tmp_path / "a") as theirs:
+    with atomic_write(tmp_path / "a") as ours, atomic_write(tmp_path / "a") as theirs:
         ours.write_text("ours")
         theirs.write_text("theirs")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a", "ours")]

@@ -11,30 +11,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clearhead.architecture import ModelConfig
     from clearhead.bundle import Model, create, load
-    from clearhead.checkpoint.store import get
+    from clearhead.catalog import get
     from clearhead.config import from_json, from_toml, to_json, to_toml
-    from clearhead.cost.report import cost
+    from clearhead.costs import cost
     from clearhead.errors import ClearheadError
     from clearhead.families import preset, presets
-    from clearhead.generation.result import Generation
-    from clearhead.inspection.trace import Trace
-    from clearhead.model.config import ModelConfig
-    from clearhead.model.transformer import Transformer
+    from clearhead.generation import Generation
+    from clearhead.inspection import Trace
+    from clearhead.model import Transformer
     from clearhead.summary import summarize
 
 HOMES = {
     "ClearheadError": "errors",
-    "Generation": "generation.result",
+    "Generation": "generation",
     "Model": "bundle",
-    "ModelConfig": "model.config",
-    "Trace": "inspection.trace",
-    "Transformer": "model.transformer",
-    "cost": "cost.report",
+    "ModelConfig": "architecture",
+    "Trace": "inspection",
+    "Transformer": "model",
+    "cost": "costs",
     "create": "bundle",
     "from_json": "config",
     "from_toml": "config",
-    "get": "checkpoint.store",
+    "get": "catalog",
     "load": "bundle",
     "preset": "families",
     "presets": "families",

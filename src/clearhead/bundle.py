@@ -3,7 +3,7 @@
     model = clearhead.load("smollm2"); print(model.generate("The capital of France is", max_new_tokens=8))
 
 Options of generation (temperature, top_p, seed, stop, …) are those of generation/options.py; how texts come about is
-told in generation/speaker.py.
+told in generation/text_generator.py.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,39 +13,59 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
-from clearhead.checkpoint.fill import Loaded, Progress
-from clearhead.checkpoint.huggingface import save_folder
-from clearhead.checkpoint.load import check_target, folder_tokenizer, open_model
-from clearhead.checkpoint.native import save_native
-from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent
-from clearhead.conversation import Chat
-from clearhead.errors import ClearheadError, unknown
+from clearhead.architecture import ModelConfig
+from clearhead.backends import (
+    PackedMatrix,
+    accelerate,
+    is_packed,
+    kernel_library,
+    pack_network,
+    why_no_cpu_kernels,
+    why_no_cuda_graph,
+)
+from clearhead.chat import Chat
+from clearhead.checkpoint import (
+    LoadedModel,
+    Progress,
+    check_target,
+    folder_tokenizer,
+    is_recurrent,
+    load_recurrent,
+    open_model,
+    save_folder,
+    save_native,
+)
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import preset
-from clearhead.fast import cpu, cuda
-from clearhead.fast.modules import PackedMatrix, is_packed, pack_network
-from clearhead.fast.stack import accelerate, why_not
-from clearhead.generation.options import SamplingOptions
-from clearhead.generation.prompts import Prompt, check_tokens, enough_memory, pad_right, token_ids
-from clearhead.generation.recurrent import translate
-from clearhead.generation.result import Generation, Stream
-from clearhead.generation.score import Score, check_scores, score
-from clearhead.generation.speaker import Speaker
-from clearhead.generation.speculative import Speculation
-from clearhead.home import in_full
-from clearhead.model.config import ModelConfig
-from clearhead.model.recurrent import RecurrentTranslator
-from clearhead.model.transformer import Transformer
-from clearhead.tokenization.base import Tokenizer
+from clearhead.generation import (
+    Generation,
+    Prompt,
+    Score,
+    Speculation,
+    Stream,
+    TextGenerator,
+    check_scores,
+    check_tokens,
+    explain_out_of_memory,
+    pad_right,
+    score,
+    token_ids,
+    translate,
+)
+from clearhead.home import expand_user
+from clearhead.model import RecurrentTranslator, Transformer
+from clearhead.options import SamplingOptions
+from clearhead.tokenization import Tokenizer
 
 if TYPE_CHECKING:
-    from clearhead.inspection.trace import Trace
+    from clearhead.inspection import Trace
 
 Weights = Literal["full", "stored", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Model(Loaded):
+class Model(LoadedModel):
     """What a checkpoint holds, and what can be done with it."""
 
     in_graph: bool = True  # steps on an NVIDIA GPU in one CUDA graph, where it knows the model
@@ -64,9 +84,9 @@ class Model(Loaded):
         return self.network.config
 
     @property
-    def speaker(self) -> Speaker:
+    def text_generator(self) -> TextGenerator:
         """What turns prompts into texts."""
-        return Speaker(self.network, self.tokenizer, self.special_ids, self.in_graph)
+        return TextGenerator(self.network, self.tokenizer, self.special_ids, self.in_graph)
 
     # --- generating
 
@@ -93,10 +113,10 @@ class Model(Loaded):
         """
         check_prompts(prompts)
         if beams is None:
-            return self.speaker.sample(prompts, n, options, speculation_of(speculate))
+            return self.text_generator.sample(prompts, n, options, speculation_of(speculate))
         if speculate is not None:
             raise ClearheadError("beams and speculate exclude each other; give one of them")
-        return self.speaker.search(prompts, n, beams, options)
+        return self.text_generator.search(prompts, n, beams, options)
 
     def stream(self, prompt: Prompt, *, speculate: "Speculation | Model | None" = None, **options: Any) -> Stream:
         """The text of one sample as it comes; iterate over it, then see its `generation`."""
@@ -104,17 +124,17 @@ class Model(Loaded):
             raise ClearheadError("a stream is one text; generate_many([prompt], n=…) gives several")
         if "beams" in options:
             raise ClearheadError("beams know their text only at the end; they do not stream, so use generate")
-        return self.speaker.stream(prompt, options, speculation_of(speculate))
+        return self.text_generator.stream(prompt, options, speculation_of(speculate))
 
     def chat(self, system: str | None = None) -> Chat:
         """A conversation that keeps its cache between turns."""
-        return Chat(self.speaker, system)
+        return Chat(self.text_generator, system)
 
     # --- reading
 
     def trace(self, text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False) -> "Trace":
         """One forward on the fast path, to be looked into afterwards: trace.attention(layer, head), trace.logits, …"""
-        from clearhead.inspection.tracing import trace  # a room of its own, that most never enter
+        from clearhead.inspection import trace  # a room of its own, that most never enter
 
         return trace(self, text, source, keep_heads=keep_heads)
 
@@ -125,7 +145,7 @@ class Model(Loaded):
     def score(self, text: Prompt) -> Score:
         """How likely a text is: the log-probability of each token after those before it, and the perplexity."""
         check_scores(self.config)
-        with enough_memory():
+        with explain_out_of_memory():
             return score(self.network, self.encode(text))
 
     @torch.no_grad()
@@ -140,11 +160,11 @@ class Model(Loaded):
         for row in rows:
             check_tokens(row, stack)
         tokens, mask = pad_right(rows, self.network.device)
-        with enough_memory():
+        with explain_out_of_memory():
             if self.config.is_encoder_decoder:
                 hidden = self.network.encode(tokens, mask).states
             else:
-                hidden = self.network.hidden(tokens, mask)
+                hidden = self.network.hidden_states(tokens, mask)
         mean = (hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
         return torch.nn.functional.normalize(mean, dim=-1)
 
@@ -153,7 +173,7 @@ class Model(Loaded):
     def save(self, folder: str | Path, format: Literal["huggingface", "native"] = "native") -> Path:
         """A folder that `clearhead.load` reads again; as `huggingface` also transformers."""
         check_format(format)
-        folder = in_full(folder)
+        folder = expand_user(folder)
         if is_packed(self.network):
             raise ClearheadError("packed weights are not saved: load the model with full weights to save it")
         check_target(folder, format, self.tokenizer)
@@ -177,7 +197,7 @@ class RecurrentBaseline(Model):
         raise ClearheadError("this model is a recurrent network: it generates and is saved, and no more")
 
     @property
-    def speaker(self) -> Speaker:
+    def text_generator(self) -> TextGenerator:
         raise ClearheadError("a recurrent network neither streams nor chats; generate gives its text whole")
 
     def generate_many(
@@ -230,13 +250,13 @@ def load(
     which takes seconds once, None uses them where they are built, False leaves it to PyTorch.
     """
     if weights not in get_args(Weights):
-        raise unknown("weights", str(weights), get_args(Weights))
+        raise unknown_name("weights", str(weights), get_args(Weights))
     precision = as_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
     place = as_device(device, precision)
     if is_recurrent(what):
         if fast or weights != "full":
             raise ClearheadError(f"{what} holds a recurrent network, which has full weights and no fast step")
-        folder = in_full(what)
+        folder = expand_user(what)
         network, special_ids = load_recurrent(folder, precision, place)
         return RecurrentBaseline(network, folder_tokenizer(folder), None, special_ids)
     loaded = open_model(what, precision, place, progress, keep_blocks=weights == "stored")
@@ -244,10 +264,12 @@ def load(
     if weights in ("int8", "int4"):
         pack_network(model.network, weights)
     if model.network.device.type == "cuda":
-        reason = cuda.why_not(model.network)  # a graph needs no preparation
+        reason = why_no_cuda_graph(model.network)  # a graph needs no preparation
     else:
-        reason = None if fast is False or accelerate(model.network, build=bool(fast)) else why_not(model.network)
-        if fast and is_packed(model.network) and cpu.library(build=True) is not None:
+        reason = (
+            None if fast is False or accelerate(model.network, build=bool(fast)) else why_no_cpu_kernels(model.network)
+        )
+        if fast and is_packed(model.network) and kernel_library(build=True) is not None:
             reason = None  # its products, one by one
     if fast and reason:
         raise ClearheadError(f"there is no fast step for this model: {reason}")
@@ -290,11 +312,11 @@ def as_device(device: torch.device | str | None, dtype: torch.dtype | None = Non
 
 def check_format(name: str) -> None:
     if name not in ("huggingface", "native"):
-        raise unknown("format", name, ("huggingface", "native"))
+        raise unknown_name("format", name, ("huggingface", "native"))
 
 
 def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     name = str(dtype).removeprefix("torch.")
     if dtype is not None and name not in DTYPES:
-        raise unknown("dtype", name, DTYPES)
+        raise unknown_name("dtype", name, DTYPES)
     return DTYPES.get(name)

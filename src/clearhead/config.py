@@ -18,7 +18,7 @@ from itertools import groupby
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from clearhead.errors import ClearheadError, require, unknown
+from clearhead.errors import ClearheadError, require, unknown_name
 from clearhead.files import parse_json
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class Checked:
             where = f"{type(self).__name__}.{name}"
             if get_origin(hints[name]) is Literal:
                 if value not in get_args(hints[name]):
-                    raise unknown(where, str(value), get_args(hints[name]))
+                    raise unknown_name(where, str(value), get_args(hints[name]))
                 continue
             require(admits(hints[name], value), f"{where} is {value!r}; it must be {described(hints[name])}")
             if name in self.MAY_BE_ZERO and value is not None:
@@ -116,7 +116,7 @@ def from_dict(part: type[T], data: Any, where: str = "") -> T:
     known = {item.name: item for item in fields(part)}  # type: ignore[arg-type]
     for key in data:
         if key not in known:
-            raise unknown(f"key in {where}:", str(key), known)
+            raise unknown_name(f"key in {where}:", str(key), known)
     values = {}
     for name, item in known.items():
         if name in data:
@@ -136,7 +136,7 @@ def _parse(hint: Any, data: Any, where: str) -> Any:
         return _parse_tuple(get_args(hint)[0], data, where)
     if get_origin(hint) is Literal:
         if data not in get_args(hint):
-            raise unknown(f"{where}:", str(data), map(str, get_args(hint)))
+            raise unknown_name(f"{where}:", str(data), map(str, get_args(hint)))
         return data
     options = [option for option in (get_args(hint) or (hint,)) if option is not NoneType]
     return _parse_scalar(options[0], data, where)
@@ -149,7 +149,7 @@ def _parse_choice(choices: list[type], data: Any, where: str) -> Any:
     if not isinstance(data, Mapping) or not isinstance(data.get("kind"), str):
         raise ClearheadError(f"{where} needs a kind: one of {', '.join(sorted(kinds))}")
     if data["kind"] not in kinds:
-        raise unknown(f"{where}.kind:", data["kind"], kinds)
+        raise unknown_name(f"{where}.kind:", data["kind"], kinds)
     return from_dict(kinds[data["kind"]], {k: v for k, v in data.items() if k != "kind"}, where)
 
 

@@ -20,7 +20,7 @@ def require(condition: bool, sentence: str) -> None:
         raise ClearheadError(sentence)
 
 
-def unknown(kind: str, name: str, choices: Iterable[str], lists: str = "") -> ClearheadError:
+def unknown_name(kind: str, name: str, choices: Iterable[str], lists: str = "") -> ClearheadError:
     """The error for a name that is not among `choices`: the nearest right one, and all of them where they are few.
 
     `lists` says where all are told, for choices that are too many to name.

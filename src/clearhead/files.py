@@ -61,7 +61,7 @@ def parse_json(text: str, subject: str = "") -> Any:
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Another name to write a file under; it gets its own once all of it is on the disk, and goes after an error."""
     partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")  # several may write it at once
     try:
@@ -74,12 +74,12 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_bytes(content)
 
 
@@ -87,7 +87,7 @@ def write_safetensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[s
     """Readable by whoever may read the folder's other files; safetensors itself would leave it to its owner alone."""
     from safetensors.torch import save_file
 
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         partial.touch()
         mode = partial.stat().st_mode
         save_file(tensors, partial, metadata=metadata)

@@ -10,10 +10,10 @@ from pathlib import Path
 def home() -> Path:
     """$CLEARHEAD_HOME, or `clearhead` in the user's cache folder."""
     if own := os.environ.get("CLEARHEAD_HOME"):
-        return in_full(own)
-    return in_full(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "clearhead"
+        return expand_user(own)
+    return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "clearhead"
 
 
-def in_full(path: str | Path) -> Path:
+def expand_user(path: str | Path) -> Path:
     """With the user's folder for ~; where there is no such user (~nobody), as it is."""
     return Path(os.path.expanduser(path))

@@ -14,12 +14,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from clearhead.architecture import (
+    Embedding,
+    Experts,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    LatentAttention,
+    ModelConfig,
+    NoPosition,
+    Stack,
+)
 from clearhead.config import kind_of
-from clearhead.model.branches import Experts, FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, ModelConfig, Stack
-from clearhead.model.mixture import MixtureLayer
-from clearhead.model.parts import NoPosition
-from clearhead.model.transformer import Transformer
+from clearhead.model import MixtureLayer, Transformer
 
 # Part of the network a parameter belongs to, by the first of these that its name holds
 PARTS = (
@@ -145,7 +152,7 @@ def describe_attention(attention: GroupedAttention | LatentAttention) -> str:
     parts = (getattr(attention, "head_norm", None), getattr(attention, "temperature", None))
     extras += [describe(part) for part in parts if part is not None]
     place = [] if isinstance(attention.position, NoPosition) else [describe(attention.position)]
-    return "; ".join([words, *place, describe(attention.reach), *extras])
+    return "; ".join([words, *place, describe(attention.pattern), *extras])
 
 
 def describe_embedding(embedding: Embedding) -> str:

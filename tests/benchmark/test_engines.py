@@ -168,7 +168,7 @@ class EagerDecoder:
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 20])
 def test_the_graph_is_heard_one_token_behind(num_tokens, subject, monkeypatch):
     monkeypatch.setattr(ours_room.cuda, "GraphDecoder", EagerDecoder)
-    monkeypatch.setattr(ours_room.cuda, "Mailbox", Letter)
+    monkeypatch.setattr(ours_room.cuda, "AsyncTokens", Letter)
     engine, prompt = Graph(subject.network, "float32", CAPACITY), subject.prompt(6)
     assert said(engine, prompt, num_tokens) == generated(subject, prompt, num_tokens)
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 import transformers
 
+from clearhead.backends.packed.modules import pack_network
 from clearhead.benchmark.traffic import cache_read, read_bandwidth, weights_held, weights_read
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.families import family_of_type
 from clearhead.families.settings import Settings
-from clearhead.fast.modules import pack_network
 from clearhead.model.transformer import Transformer
 from tests.checkpoint.tiny import tiny_network
 from tests.verification.models import STYLES, toy_model

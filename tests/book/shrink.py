@@ -6,9 +6,9 @@ config = shrink(preset("llama-4-scout"))   # eight layers at most, every choice 
 import math
 from dataclasses import replace
 
-from clearhead.model.branches import Experts, FeedForward
-from clearhead.model.config import GroupedAttention, LatentAttention, ModelConfig, Stack
-from clearhead.model.parts import Chunk, LearnedPositions, Window
+from clearhead.architecture.branches import Experts, FeedForward
+from clearhead.architecture.config import GroupedAttention, LatentAttention, ModelConfig, Stack
+from clearhead.architecture.parts import Chunked, LearnedPositions, SlidingWindow
 from tests.model.toys import CONTEXT, VOCAB, WIDTH
 
 
@@ -16,11 +16,11 @@ def shrink(config: ModelConfig) -> ModelConfig:
     """The same plan at toy size: eight layers at most, every choice kept, every size small."""
 
     def attention(of: GroupedAttention | LatentAttention) -> GroupedAttention | LatentAttention:
-        match of.reach:
-            case Window():
-                of = replace(of, reach=Window(size=3))
-            case Chunk():
-                of = replace(of, reach=Chunk(size=3))
+        match of.pattern:
+            case SlidingWindow():
+                of = replace(of, pattern=SlidingWindow(size=3))
+            case Chunked():
+                of = replace(of, pattern=Chunked(size=3))
         if isinstance(of, LatentAttention):
             ranks = {"latent_rank": 6, "query_rank": of.query_rank and 5}
             return replace(of, num_heads=4, plain_width=4, rotary_width=2, value_width=3, **ranks)

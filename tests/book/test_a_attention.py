@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.model.attend import Attended, Scoring, attend_in_steps, fused, reference
+from clearhead.architecture.config import GroupedAttention
+from clearhead.architecture.parts import Causal, Rope
+from clearhead.model.attend import AttentionSteps, Scoring, attention_steps, fused_attention, reference_attention
 from clearhead.model.attention import Attention
-from clearhead.model.config import GroupedAttention
 from clearhead.model.masks import Grid, Mask, make_mask
-from clearhead.model.parts import Causal, Rope
 from tests.book.golden import golden, plain
 from tests.model.toys import (
     close,
@@ -20,7 +20,7 @@ from tests.model.toys import (
     toy,
 )
 
-KERNELS = [reference, fused]
+KERNELS = [reference_attention, fused_attention]
 ALL = Mask()
 
 
@@ -40,10 +40,10 @@ def worked_example(**changes: object) -> Attention:
     return attention_with(golden("qkv", "W_q"), golden("qkv", "W_k"), golden("qkv", "W_v"), **changes)
 
 
-def attend_to(scores: Tensor, mask: Mask = ALL, **options: object) -> Attended:
+def attend_to(scores: Tensor, mask: Mask = ALL, **options: object) -> AttentionSteps:
     """Our kernel on given scores (T, S): queries that are the scores, keys and values that are the unit vectors."""
     unit = torch.eye(scores.shape[-1], dtype=scores.dtype)[None, None]
-    return attend_in_steps(scores[None, None], unit, unit, Scoring(mask=mask, **({"scale": 1.0} | options)))
+    return attention_steps(scores[None, None], unit, unit, Scoring(mask=mask, **({"scale": 1.0} | options)))
 
 
 def projected(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +86,7 @@ def test_a1_output_of_the_worked_example(kernel):
 def test_a2_entry_i_j_of_the_scores_is_query_i_times_key_j():
     attention, x = worked_example(), golden("qkv", "x")[None]
     q, k, v = projected(attention, x)
-    found = attend_in_steps(q, k, v, Scoring(mask=Mask(), scale=1.0))
+    found = attention_steps(q, k, v, Scoring(mask=Mask(), scale=1.0))
     assert torch.equal(found.scores[0, 0], golden("qkv", "scores"))
     for i in range(3):
         for j in range(3):
@@ -99,12 +99,12 @@ def test_a2_the_scale_is_one_over_the_root_of_the_key_width():
     """2 and 8 and -20 over √3, through the module as it comes."""
     attention, x = worked_example(), golden("qkv", "x")[None]
     weights = (golden("qkv", "scores") / math.sqrt(3)).softmax(dim=-1)
-    close(attention(x, context_of(Mask(), reference, 3))[0], weights @ golden("qkv", "v"))
+    close(attention(x, context_of(Mask(), reference_attention, 3))[0], weights @ golden("qkv", "v"))
 
 
 def test_a2_row_i_of_the_output_is_the_sum_of_weighted_values(generator):
     q, k, v = (torch.randn(1, 1, 5, 3, generator=generator, dtype=torch.float64) for _ in range(3))
-    found = attend_in_steps(q, k, v, Scoring(mask=Mask(), scale=3**-0.5))
+    found = attention_steps(q, k, v, Scoring(mask=Mask(), scale=3**-0.5))
     for i in range(5):
         close(found.output[0, 0, i], sum(found.weights[0, 0, i, j] * v[0, 0, j] for j in range(5)))
 
@@ -112,7 +112,7 @@ def test_a2_row_i_of_the_output_is_the_sum_of_weighted_values(generator):
 @pytest.mark.parametrize("mask", [Mask(), Mask(causal=True)], ids=["all", "causal"])
 def test_a2_rows_of_weights_sum_to_one(mask, generator):
     q, k, v = (3 * torch.randn(2, 4, 7, 8, generator=generator, dtype=torch.float64) for _ in range(3))
-    weights = attend_in_steps(q, k, v, Scoring(mask=mask, scale=8**-0.5)).weights
+    weights = attention_steps(q, k, v, Scoring(mask=mask, scale=8**-0.5)).weights
     assert (weights >= 0).all()
     close(weights.sum(dim=-1), torch.ones(2, 4, 7, dtype=torch.float64))
 
@@ -121,7 +121,7 @@ def test_a2_two_keys_with_scaled_scores_14_and_12():
     q = torch.zeros(1, 1, 1, 64, dtype=torch.float64)
     q[..., :2] = torch.tensor([112.0, 96.0])
     k = torch.eye(2, 64, dtype=torch.float64)[None, None]
-    found = attend_in_steps(q, k, k, Scoring(mask=Mask(), scale=64**-0.5))
+    found = attention_steps(q, k, k, Scoring(mask=Mask(), scale=64**-0.5))
     assert torch.equal(found.scores[0, 0, 0], golden("thinking", "scores"))
     close(found.weights[0, 0, 0], golden("thinking", "weights"))
     close(found.weights[0, 0, 0], golden("thinking", "printed"), tolerance=1e-3)
@@ -134,7 +134,7 @@ def sampled_scores(width: int, mean: float, deviation: float, scale: float) -> T
     """40000 independent q·k of normal q and k, by our kernel."""
     generator = torch.Generator().manual_seed(width)
     q, k = (mean + deviation * torch.randn(40_000, 1, 1, width, generator=generator) for _ in range(2))
-    return attend_in_steps(q, k, k, Scoring(mask=Mask(), scale=scale)).scores.double().flatten()
+    return attention_steps(q, k, k, Scoring(mask=Mask(), scale=scale)).scores.double().flatten()
 
 
 def assert_variance(samples: Tensor, expected: float, width: int) -> None:
@@ -172,7 +172,7 @@ def test_a3_softmax_saturates_without_the_scale(generator):
     largest, gradient = {}, {}
     for scale in (width**-0.5, 1.0):
         q = torch.randn(1, 1, 200, width, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        weights = attend_in_steps(q, k, k, Scoring(mask=Mask(), scale=scale)).weights
+        weights = attention_steps(q, k, k, Scoring(mask=Mask(), scale=scale)).weights
         weights.amax(dim=-1).sum().backward()
         largest[scale] = weights.amax(dim=-1).mean().item()
         gradient[scale] = q.grad.norm(dim=-1).median().item() / scale  # of the scores as the softmax takes them
@@ -201,7 +201,7 @@ def test_a5_causal_weights_of_the_printed_scores():
 
 def test_a5_fused_kernel_gives_the_same_causal_weights():
     scores, unit = golden("masked_scores", "scores")[None, None], torch.eye(12, dtype=torch.float64)[None, None]
-    weights = fused(scores, unit, unit, Scoring(mask=Mask(causal=True), scale=1.0))[0, 0]
+    weights = fused_attention(scores, unit, unit, Scoring(mask=Mask(causal=True), scale=1.0))[0, 0]
     close(weights, golden("masked_scores", "causal_weights"))
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from clearhead.model.attend import Scoring, fused, reference
+from clearhead.architecture.branches import FeedForward
+from clearhead.architecture.config import Embedding, GroupedAttention, Layer, ModelConfig, Stack
+from clearhead.architecture.parts import Bidirectional, Rope
+from clearhead.model.attend import Scoring, fused_attention, reference_attention
 from clearhead.model.attention import Attention
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Layer, ModelConfig, Stack
 from clearhead.model.masks import Mask
-from clearhead.model.parts import Everything, Rope
-from clearhead.model.transformer import Memory, Transformer
+from clearhead.model.transformer import EncoderOutput, Transformer
 from tests.book.golden import plain
 from tests.model.toys import (
     NORM,
@@ -28,7 +28,7 @@ from tests.model.toys import (
     translator,
 )
 
-KERNELS = [reference, fused]
+KERNELS = [reference_attention, fused_attention]
 
 # --- A7
 
@@ -70,7 +70,7 @@ def test_a7_equals_the_multi_head_attention_of_torch(generator):
         theirs.in_proj_weight.copy_(torch.cat([attention.query.weight, attention.key.weight, attention.value.weight]))
         theirs.out_proj.weight.copy_(attention.output.weight)
     x = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64)
-    close(attention(x, context_of(Mask(), fused, 6)), theirs(x, x, x)[0])
+    close(attention(x, context_of(Mask(), fused_attention, 6)), theirs(x, x, x)[0])
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
@@ -93,7 +93,7 @@ def multiplications(attention: Attention, num_tokens: int) -> int:
     """Multiply-accumulates of one sequence, counted by torch as the reference kernel runs."""
     x = torch.zeros(1, num_tokens, attention.query.in_features, dtype=torch.float64)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        attention(x, context_of(Mask(), reference, num_tokens))
+        attention(x, context_of(Mask(), reference_attention, num_tokens))
     return counter.get_total_flops() // 2
 
 
@@ -132,7 +132,7 @@ def test_a8_attention_is_permutation_equivariant(generator):
     attention = multi_head(4, 2, 4)
     x = torch.randn(1, 7, 16, generator=generator, dtype=torch.float64)
     order = torch.randperm(7, generator=generator)
-    context = context_of(Mask(), fused, 7)
+    context = context_of(Mask(), fused_attention, 7)
     close(attention(x[:, order], context), attention(x, context)[:, order])
 
 
@@ -162,7 +162,7 @@ def test_a8_batches_never_talk_to_each_other(kernel):
 def argmax_config(num_heads: int, num_levels: int, vocab_size: int, width: int, head_width: int) -> ModelConfig:
     """Attention so sharp that each head looks at one key; all other weights are exactly 0 in float64."""
     attention = GroupedAttention(
-        num_heads=num_heads, num_kv_heads=num_heads, head_width=head_width, reach=Everything(), scale=1e9
+        num_heads=num_heads, num_kv_heads=num_heads, head_width=head_width, pattern=Bidirectional(), scale=1e9
     )
     layer = Layer(attention=attention, feed_forward=FeedForward(width=1, activation="relu"), norm=NORM)
     stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=(layer,) * num_levels)
@@ -216,14 +216,14 @@ def test_a9_no_weights_see_more(num_heads, num_levels):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a10_self_causal_and_cross_are_three_uses_of_one_module(kernel, generator):
     attention = multi_head(4, 2, 4)
-    x, memory = (torch.randn(2, length, 16, generator=generator, dtype=torch.float64) for length in (5, 9))
+    x, encoder_output = (torch.randn(2, length, 16, generator=generator, dtype=torch.float64) for length in (5, 9))
     whole = attention(x, context_of(Mask(), kernel, 5))
     causal = attention(x, context_of(Mask(causal=True), kernel, 5))
-    across = attention(x, context_of(Mask(), kernel, 5), memory)
+    across = attention(x, context_of(Mask(), kernel, 5), encoder_output)
     assert whole.shape == causal.shape == across.shape == x.shape
     close(attention(x, context_of(Mask(), kernel, 5), x), whole)
     close(causal[:, -1], whole[:, -1])
-    close(attention(x[:, :1], context_of(Mask(), kernel, 1), memory), across[:, :1])
+    close(attention(x[:, :1], context_of(Mask(), kernel, 1), encoder_output), across[:, :1])
     assert (causal[:, 0] - whole[:, 0]).abs().max() > 1e-3
     assert (across - whole).abs().max() > 1e-3
 
@@ -275,10 +275,10 @@ def test_a10_cross_attention_never_sees_the_padding_of_the_source():
     mask = torch.ones_like(source)
     mask[:, 4:] = 0
     close(network(source, target, mask), network(source[:, :4], target))
-    memory = network.encode(source)
-    spoiled = Memory(memory.states.clone(), mask)
+    encoder_output = network.encode(source)
+    spoiled = EncoderOutput(encoder_output.states.clone(), mask)
     spoiled.states[:, 4:] = 1e6
-    close(network.decode(target, spoiled), network.decode(target, Memory(memory.states, mask)))
+    close(network.decode(target, spoiled), network.decode(target, EncoderOutput(encoder_output.states, mask)))
 
 
 def test_a10_query_heads_with_biases_and_wider_values_are_the_same_module(generator):
@@ -286,4 +286,6 @@ def test_a10_query_heads_with_biases_and_wider_values_are_the_same_module(genera
     redraw(attention)
     attention.double()
     x = torch.randn(1, 5, 16, generator=generator, dtype=torch.float64)
-    close(attention(x, context_of(Mask(), fused, 5)), attention(x, context_of(Mask(), reference, 5)))
+    close(
+        attention(x, context_of(Mask(), fused_attention, 5)), attention(x, context_of(Mask(), reference_attention, 5))
+    )

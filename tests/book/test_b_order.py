@@ -6,17 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from clearhead.architecture.config import GroupedAttention, ModelConfig
+from clearhead.architecture.parts import Alibi, LearnedPositions, NoPosition, RelativeBuckets, RelativeSinusoid, Rope
 from clearhead.model.attention import Attention
-from clearhead.model.config import GroupedAttention, ModelConfig
 from clearhead.model.masks import Mask
-from clearhead.model.parts import (
-    Alibi,
-    LearnedPositions,
-    NoPosition,
-    RelativeBuckets,
-    RelativeSinusoid,
-    Rope,
-)
 from clearhead.model.transformer import Transformer
 from tests.book.golden import golden, plain
 from tests.model.toys import (

@@ -6,15 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from clearhead.architecture.config import Embedding
+from clearhead.architecture.parts import DynamicScaling, LearnedPositions, Rope, SinusoidalPositions
 from clearhead.errors import ClearheadError
-from clearhead.model.config import Embedding
 from clearhead.model.embedding import TokenEmbedding
-from clearhead.model.parts import (
-    DynamicScaling,
-    LearnedPositions,
-    Rope,
-    SinusoidalPositions,
-)
 from clearhead.model.positions import rope_frequencies, rotation_for, sinusoids
 from tests.book.golden import golden, plain
 from tests.model.toys import (
@@ -99,7 +94,7 @@ def test_b1_learned_positions_end_with_their_table():
 
 def turned(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
     """x (T, H) as one head at the given positions (T,)."""
-    return rotation_for(rope, positions[None], x.shape[-1], x.dtype).turn(x[None, None])[0, 0]
+    return rotation_for(rope, positions[None], x.shape[-1], x.dtype).rotate(x[None, None])[0, 0]
 
 
 def random_rows(num: int, width: int, seed: int = 0) -> Tensor:
@@ -205,7 +200,7 @@ def test_b2_both_pairings_are_one_up_to_the_order_of_the_entries():
 def test_b2_a_rotation_keeps_the_entries_beyond_its_width():
     rotation = rotation_for(Rope(width=4), torch.arange(5)[None], 8, torch.float64)
     x = random_rows(5, 8)
-    assert torch.equal(rotation.turn(x[None, None])[0, 0, :, 4:], x[:, 4:])
+    assert torch.equal(rotation.rotate(x[None, None])[0, 0, :, 4:], x[:, 4:])
 
 
 def test_b2_dynamic_scaling_slows_the_turning_beyond_the_trained_length():

@@ -8,20 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clearhead.architecture.branches import FeedForward
+from clearhead.architecture.config import Dropout, GroupedAttention, Head, Layer, XavierInitial
+from clearhead.architecture.parts import Bidirectional, Causal, LayerNorm, Rope, SinusoidalPositions
 from clearhead.families import preset
-from clearhead.model.attend import fused
+from clearhead.model.attend import fused_attention
 from clearhead.model.block import Block
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Dropout, GroupedAttention, Head, Layer, XavierInitial
 from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
 from clearhead.model.masks import Mask
-from clearhead.model.parts import (
-    Causal,
-    Everything,
-    LayerNorm,
-    Rope,
-    SinusoidalPositions,
-)
 from clearhead.model.positions import sinusoids
 from clearhead.model.transformer import Transformer
 from tests.book.shrink import shrink
@@ -92,7 +86,7 @@ def test_c1_swiglu_multiplies_a_gate_by_the_other_projection():
 
 def straight_line(block: Block, x: Tensor, placement: str) -> Tensor:
     """The four equations of a block, each written as in its paper."""
-    context = context_of(Mask(causal=True), fused, x.shape[1])
+    context = context_of(Mask(causal=True), fused_attention, x.shape[1])
 
     def attend(h: Tensor) -> Tensor:
         return block.attention(h, context)
@@ -115,7 +109,7 @@ def straight_line(block: Block, x: Tensor, placement: str) -> Tensor:
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "parallel"])
 def test_c1_block_follows_its_equations(placement):
     block, x = block_of(layer(grouped(), norm=LayerNorm(epsilon=1e-3), placement=placement)), random_input()
-    close(block(x, context_of(Mask(causal=True), fused, 6)), straight_line(block, x, placement))
+    close(block(x, context_of(Mask(causal=True), fused_attention, 6)), straight_line(block, x, placement))
 
 
 @torch.no_grad()
@@ -154,19 +148,21 @@ def test_c1_block_equals_the_encoder_layer_of_torch(placement):
     theirs = nn.TransformerEncoderLayer(**TORCH, batch_first=True, norm_first=placement == "pre").double().eval()
     copy_into_torch(block, theirs)
     x = random_input()
-    close(block(x, context_of(Mask(), fused, 6)), theirs(x))
+    close(block(x, context_of(Mask(), fused_attention, 6)), theirs(x))
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_c1_block_equals_the_decoder_layer_of_torch(placement):
-    across = replace(like_torch().attention, reach=Everything())
+    across = replace(like_torch().attention, pattern=Bidirectional())
     block = block_of(like_torch(placement=placement, cross_attention=across))
     theirs = nn.TransformerDecoderLayer(**TORCH, batch_first=True, norm_first=placement == "pre").double().eval()
     copy_into_torch(block, theirs)
-    x, memory = random_input(), random_input(seed=1, length=9)
+    x, encoder_output = random_input(), random_input(seed=1, length=9)
     causal = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
-    found = block(x, context_of(Mask(causal=True), fused, 6), memory, context_of(Mask(), fused, 6))
-    close(found, theirs(x, memory, tgt_mask=causal))
+    found = block(
+        x, context_of(Mask(causal=True), fused_attention, 6), encoder_output, context_of(Mask(), fused_attention, 6)
+    )
+    close(found, theirs(x, encoder_output, tgt_mask=causal))
 
 
 def test_c1_residual_passes_the_input_through_untouched():
@@ -175,7 +171,7 @@ def test_c1_residual_passes_the_input_through_untouched():
         for linear in (block.attention.output, block.feed_forward.down):
             for parameter in linear.parameters():
                 parameter.zero_()
-    assert torch.equal(block(x, context_of(Mask(), fused, 6)), x)
+    assert torch.equal(block(x, context_of(Mask(), fused_attention, 6)), x)
 
 
 # --- C2
@@ -199,7 +195,7 @@ def test_c2_tied_logits_have_no_matrix_of_their_own():
     untied = toy(replace(decoder(), head=Head(tied=False)))
     assert untied.state_dict().keys() - tied.state_dict().keys() == {"head.weight"}
     assert untied.head.weight.shape == (VOCAB, WIDTH)
-    hidden = tied.hidden(some_tokens())
+    hidden = tied.hidden_states(some_tokens())
     assert torch.equal(tied(some_tokens()), hidden @ tied.decoder.embedding.tokens.weight.T)
 
 
@@ -219,8 +215,8 @@ def test_c3_encoder_sees_both_ways_and_decoder_only_back():
     last_changed, target_changed = source.clone(), target.clone()
     last_changed[0, -1] = (source[0, -1] + 1) % VOCAB
     target_changed[0, -1] = (target[0, -1] + 1) % VOCAB
-    memory, logits = network.encode(source).states, network(source, target)
-    assert ((network.encode(last_changed).states - memory).abs().amax(dim=-1) > 1e-3).all()
+    encoder_output, logits = network.encode(source).states, network(source, target)
+    assert ((network.encode(last_changed).states - encoder_output).abs().amax(dim=-1) > 1e-3).all()
     assert ((network(last_changed, target) - logits).abs().amax(dim=-1) > 1e-4).all()
     after = network(source, target_changed)
     close(after[:, :-1], logits[:, :-1])
@@ -231,13 +227,13 @@ def test_c3_every_decoder_layer_looks_at_the_last_output_of_the_encoder():
     network, seen = toy(translator()), []
     for block in network.decoder.layers:
         block.cross_attention.register_forward_pre_hook(
-            lambda module, args, given: seen.append(given["memory"]), with_kwargs=True
+            lambda module, args, given: seen.append(given["encoder_output"]), with_kwargs=True
         )
-    memory = network.encode(some_tokens(1, 6))
-    network.decode(some_tokens(1, 5), memory)
+    encoder_output = network.encode(some_tokens(1, 6))
+    network.decode(some_tokens(1, 5), encoder_output)
     assert len(seen) == len(network.decoder.layers) == 2
-    assert all(states is memory.states for states in seen)
-    assert torch.equal(memory.states, network.encoder(some_tokens(1, 6)))
+    assert all(states is encoder_output.states for states in seen)
+    assert torch.equal(encoder_output.states, network.encoder(some_tokens(1, 6)))
 
 
 def test_c3_encoding_once_and_decoding_is_the_forward():
@@ -250,7 +246,7 @@ def test_c3_encoder_decoder_equals_that_of_torch():
     small = shrink(preset("transformer-base"))
     biased = replace(small.encoder.layers[0].attention, input_bias=True, output_bias=True)
     encoding = replace(small.encoder.layers[0], attention=biased)
-    decoding = replace(encoding, attention=replace(biased, reach=Causal()), cross_attention=biased)
+    decoding = replace(encoding, attention=replace(biased, pattern=Causal()), cross_attention=biased)
     small = replace(
         small,
         encoder=replace(small.encoder, layers=(encoding,) * 2),
@@ -262,7 +258,7 @@ def test_c3_encoder_decoder_equals_that_of_torch():
     source, target = some_tokens(2, 6), some_tokens(2, 5, seed=2)
     table = network.encoder.embedding.tokens.weight
     assert network.decoder.embedding.tokens.weight is table
-    memory, x = (
+    encoder_output, x = (
         table[tokens] * math.sqrt(WIDTH)
         + sinusoids(torch.arange(tokens.shape[1]), WIDTH, SinusoidalPositions(), torch.float64)
         for tokens in (source, target)
@@ -270,11 +266,11 @@ def test_c3_encoder_decoder_equals_that_of_torch():
     for block in network.encoder.layers:
         theirs = nn.TransformerEncoderLayer(**sizes, batch_first=True).double().eval()
         copy_into_torch(block, theirs)
-        memory = theirs(memory)
+        encoder_output = theirs(encoder_output)
     for block in network.decoder.layers:
         theirs = nn.TransformerDecoderLayer(**sizes, batch_first=True).double().eval()
         copy_into_torch(block, theirs)
-        x = theirs(x, memory, tgt_mask=causal)
+        x = theirs(x, encoder_output, tgt_mask=causal)
     close(network(source, target), x @ table.T)
 
 

@@ -6,10 +6,10 @@ from types import NoneType
 import pytest
 from torch.nn import functional
 
+from clearhead.architecture.branches import FeedForward
+from clearhead.architecture.config import GroupedAttention, LatentAttention, ModelConfig
+from clearhead.architecture.parts import LearnedPositions, NoPosition, RelativeSinusoid, Rope, SinusoidalPositions
 from clearhead.families import preset, presets
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import GroupedAttention, LatentAttention, ModelConfig
-from clearhead.model.parts import LearnedPositions, NoPosition, RelativeSinusoid, Rope, SinusoidalPositions
 from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, close, some_tokens, toy
 

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import nn
 
+from clearhead.architecture.branches import FeedForward
+from clearhead.architecture.parts import Causal
 from clearhead.cache.cache import KeyValueCache
 from clearhead.families import preset
-from clearhead.generation.decode import Row, decode
-from clearhead.generation.options import SamplingOptions
+from clearhead.generation.decode import TokenSequence, decode
 from clearhead.generation.plain import decode_plainly
-from clearhead.model.attend import attend_in_steps, fused
+from clearhead.model.attend import attention_steps, fused_attention
 from clearhead.model.attention import Attention
-from clearhead.model.branches import FeedForward
 from clearhead.model.context import AttentionContext
 from clearhead.model.masks import Mask, make_mask
-from clearhead.model.parts import Causal
 from clearhead.model.transformer import Transformer
+from clearhead.options import SamplingOptions
 from tests.book.golden import golden
 from tests.book.shrink import shrink
 from tests.model.toys import decoder, grouped, toy
@@ -41,7 +41,7 @@ def test_e2_key_projections_are_counted(number):
     options = SamplingOptions(max_new_tokens=number)
     place = golden("projections", "N").tolist().index(number)
     without = count_key_projections(network, lambda: list(decode_plainly(network, [1], options)))
-    rows = [Row([1], options)]
+    rows = [TokenSequence([1], options)]
     cached = count_key_projections(network, lambda: list(decode(network, rows)))
     assert without == golden("projections", "without_cache")[place]
     assert cached == golden("projections", "with_cache")[place]
@@ -56,7 +56,7 @@ def test_slip_10_both_counts_are_right():
 
         def counting(q, k, v, how):
             counted.append(q.shape[2] * k.shape[2])
-            return attend_in_steps(q, k, v, how).output
+            return attention_steps(q, k, v, how).output
 
         run(counting)
         return sum(counted) // len(network.decoder.layers)
@@ -85,12 +85,12 @@ def test_e2_the_worked_example_token_by_token():
     config = decoder(num_heads=1, num_kv_heads=1, head_width=2)
     cache = KeyValueCache(config)
     x = golden("kv_cache", "x")[None]
-    whole = attention(x, AttentionContext(Mask(causal=True), fused, torch.arange(3)[None]))
+    whole = attention(x, AttentionContext(Mask(causal=True), fused_attention, torch.arange(3)[None]))
     assert (whole[0] - golden("kv_cache", "causal_scaled_output")).abs().max() <= 1e-12
     for step in range(3):
         cache.begin(torch.zeros(1, 1, dtype=torch.long))
         grid = cache.grid(Causal())
-        context = AttentionContext(make_mask(Causal(), grid), fused, grid.query_index)
+        context = AttentionContext(make_mask(Causal(), grid), fused_attention, grid.query_index)
         context = replace(context, keep=lambda key, value: cache.write(0, key, value))
         out = attention(x[:, step : step + 1], context)
         cache.advance()
@@ -141,7 +141,7 @@ def test_e4_it_grows_with_length_and_batch_and_a_window_stops_growing():
 
 def test_e1_probabilities_are_revised_at_each_step():
     network = toy(decoder())
-    rows = [Row([1, 2], SamplingOptions(max_new_tokens=6, logprobs=3))]
+    rows = [TokenSequence([1, 2], SamplingOptions(max_new_tokens=6, logprobs=3))]
     for step, _ in enumerate(decode(network, rows), 1):
         assert len(rows[0].tokens) == len(rows[0].logprobs) == step
     assert len({tuple(entry.top.tolist()) for entry in rows[0].logprobs}) > 1

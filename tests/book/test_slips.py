@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.model.attend import Scoring, attend_in_steps, fused, reference
+from clearhead.architecture.branches import FeedForward
+from clearhead.architecture.config import GroupedAttention
+from clearhead.architecture.parts import Rope, SinusoidalPositions
+from clearhead.model.attend import Scoring, attention_steps, fused_attention, reference_attention
 from clearhead.model.attention import Attention
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import GroupedAttention
 from clearhead.model.feed_forward import FeedForwardLayer
 from clearhead.model.masks import Mask
-from clearhead.model.parts import Rope, SinusoidalPositions
 from clearhead.model.positions import sinusoids
 from tests.book.golden import golden, plain
 from tests.model.toys import Spy, close, context_of, decoder, some_tokens, toy, translator
@@ -34,7 +34,7 @@ def test_slip_2_weights_and_context_of_the_translation_example_were_rounded_wron
     """Printed: 0.3374, 0.4125 and 0.6626."""
     states = golden("cross_attention", "encoder_states")[None, None]
     query = golden("cross_attention", "decoder_state")[None, None, None]
-    found = attend_in_steps(query, states, states, Scoring(mask=Mask(), scale=1.0))
+    found = attention_steps(query, states, states, Scoring(mask=Mask(), scale=1.0))
     weights, context = found.weights[0, 0, 0], found.output[0, 0, 0]
     close(found.scores[0, 0, 0], golden("cross_attention", "scores"))
     close(weights, golden("cross_attention", "weights"))
@@ -51,7 +51,7 @@ def test_slip_2_weights_and_context_of_the_translation_example_were_rounded_wron
 def test_slip_3_masked_attention_is_self_attention_of_q_times_k_transposed():
     """Called cross-attention and written QᵀK there; with three tokens and keys of three entries both can be formed."""
     q, k = golden("qkv", "q"), golden("qkv", "k")
-    found = attend_in_steps(q[None, None], k[None, None], k[None, None], Scoring(mask=Mask(causal=True), scale=1.0))
+    found = attention_steps(q[None, None], k[None, None], k[None, None], Scoring(mask=Mask(causal=True), scale=1.0))
     assert torch.equal(found.scores[0, 0], q @ k.T)
     assert torch.equal(found.scores[0, 0], golden("qkv", "scores"))
     assert not torch.equal(found.scores[0, 0], q.T @ k)
@@ -76,7 +76,7 @@ def test_slip_4_halves_and_neighbours_are_one_rope_up_to_the_order_of_the_weight
     close(halves(tokens), neighbours(tokens))
 
 
-@pytest.mark.parametrize("kernel", [reference, fused])
+@pytest.mark.parametrize("kernel", [reference_attention, fused_attention])
 def test_slip_5_a_mask_selects_and_never_multiplies(kernel):
     """A negative score times minus infinity is plus infinity: the future would win."""
     scores = golden("masked_scores", "scores")
@@ -102,7 +102,7 @@ def test_slip_6_a_table_of_sinusoids_is_cut_to_the_length_and_not_to_the_width()
     close(network(tokens[:, :length]), network(tokens)[:, :length])
 
 
-@pytest.mark.parametrize("kernel", [reference, fused])
+@pytest.mark.parametrize("kernel", [reference_attention, fused_attention])
 def test_slip_8_a_mask_is_no_large_negative_number(kernel):
     """-1e9 does not fit half precision, and leaves a uniform row where everything is masked."""
     with pytest.raises(RuntimeError, match="overflow"):
@@ -120,12 +120,12 @@ def test_slip_8_a_mask_is_no_large_negative_number(kernel):
 
 def test_slip_9_nothing_is_changed_in_place():
     network, source, target = toy(translator()), some_tokens(2, 6), some_tokens(2, 5)
-    memory = network.encode(source)
-    given = [source, target, memory.states, *network.parameters()]
+    encoder_output = network.encode(source)
+    given = [source, target, encoder_output.states, *network.parameters()]
     versions, copies = [tensor._version for tensor in given], [tensor.detach().clone() for tensor in given]
     with torch.no_grad():
-        first = network.decode(target, memory)
-        second = network.decode(target, memory)
+        first = network.decode(target, encoder_output)
+        second = network.decode(target, encoder_output)
     assert torch.equal(first, second)
     assert [tensor._version for tensor in given] == versions
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(given, copies, strict=True))
@@ -135,7 +135,7 @@ def test_slip_9_inputs_of_an_attention_are_left_alone():
     attention = Attention(GroupedAttention(num_heads=2, num_kv_heads=1, head_width=4), 8)
     x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
     before = x.clone()
-    attention(x, context_of(Mask(causal=True), fused, 5))
+    attention(x, context_of(Mask(causal=True), fused_attention, 5))
     assert x._version == 0
     assert torch.equal(x, before)
 

@@ -7,12 +7,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from clearhead.architecture.parts import Bidirectional, SlidingWindow
 from clearhead.cache import stores
 from clearhead.cache.cache import KeyValueCache
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.model.parts import Everything, Window
 from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, decoder, toy
 
@@ -181,7 +181,7 @@ def test_a_ring_names_what_it_holds():
 
 
 def test_memory_of_a_window_does_not_grow():
-    network = toy(decoder(reach=Window(size=4)))
+    network = toy(decoder(pattern=SlidingWindow(size=4)))
     cache = KeyValueCache(network.config, slack=2)
     sizes = set()
     with torch.no_grad():
@@ -194,7 +194,7 @@ def test_memory_of_a_window_does_not_grow():
 
 
 def test_a_window_goes_back_only_so_far():
-    network = toy(decoder(reach=Window(size=4)))
+    network = toy(decoder(pattern=SlidingWindow(size=4)))
     cache = KeyValueCache(network.config, slack=2)
     with torch.no_grad():
         run_cached(network, torch.zeros(1, 12, dtype=torch.long), [12], cache)
@@ -206,7 +206,7 @@ def test_a_window_goes_back_only_so_far():
 
 
 def test_padding_in_the_middle_of_a_window_is_refused():
-    network = toy(decoder(reach=Window(size=4)))
+    network = toy(decoder(pattern=SlidingWindow(size=4)))
     mask = torch.tensor([[1, 1, 1, 0, 0]])
     with pytest.raises(ClearheadError, match="padding on the left only"):
         network(torch.zeros(1, 5, dtype=torch.long), mask, cache=KeyValueCache(network.config))
@@ -275,7 +275,7 @@ def test_what_a_cache_cannot_take():
         with pytest.raises(ClearheadError, match="holds 2 rows, and 1 came in"):
             network(tokens[:1], cache=cache)
     with pytest.raises(ClearheadError, match="cannot be cached"):
-        KeyValueCache(decoder(reach=Everything()))
+        KeyValueCache(decoder(pattern=Bidirectional()))
 
 
 def test_an_empty_cache_is_kept_too(tmp_path):

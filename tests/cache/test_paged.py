@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead.cache.paged import PagedCache, PageMemory
+from clearhead.cache.paged import PagedCache, PageStorage
 from clearhead.cache.pages import OutOfPagesError, PagePool
 from clearhead.families import preset
 from tests.book.shrink import shrink
@@ -13,7 +13,7 @@ NAMES = ("gpt2", "llama-3.1-8b", "mistral-7b", "gemma-3-1b", "deepseek-v3", "lla
 
 
 def memory(num_pages=40, page_size=4):
-    return PageMemory(PagePool(num_pages, page_size))
+    return PageStorage(PagePool(num_pages, page_size))
 
 
 def tokens_of(count, seed=0):

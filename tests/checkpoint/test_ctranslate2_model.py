@@ -368,7 +368,7 @@ def test_it_translates_here_and_saved_in_transformers(translator: clearhead.Mode
         ours = translator.generate(text, max_new_tokens=40)
         theirs = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=40, do_sample=False, num_beams=1)
         assert ours.tokens == theirs[0, 1:].tolist()
-        assert ours.stopped_by == "stop"
+        assert ours.finish_reason == "stop"
         assert ours.text == tokenizer.decode(theirs[0], skip_special_tokens=True)
         assert translation in (None, ours.text)
     assert again.generate("你好，世界！").text == "".join(again.stream("你好，世界！")) == "Hello, world!"

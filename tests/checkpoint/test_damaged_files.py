@@ -250,8 +250,8 @@ def main(kind: Kind, folder: Path, num_files: int) -> None:
 def test_damaged_files_are_read_or_refused_within_twice_their_size(tmp_path, name):
     command = [sys.executable, "-m", __name__, name, str(tmp_path)]
     # Freed memory goes back at once, so that it cannot hide what the next file takes.
-    memory = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-    environment = os.environ | memory | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    encoder_output = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+    environment = os.environ | encoder_output | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr

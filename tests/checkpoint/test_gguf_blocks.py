@@ -268,10 +268,10 @@ def quantise(name: str, weights: np.ndarray) -> tuple[bytes, np.ndarray]:
             set_bits(block, k_format.group_minimum(group), int(count))
         minimums = counts * float(block_minimum)
 
-    reach = np.abs(groups).max(axis=1) if signed else groups.max(axis=1) + minimums
-    block_scale = half_at_least((reach / largest_quant).max() / largest_scale)
+    pattern = np.abs(groups).max(axis=1) if signed else groups.max(axis=1) + minimums
+    block_scale = half_at_least((pattern / largest_quant).max() / largest_scale)
     put_half(block, k_format.scale_byte, block_scale)
-    counts = np.ceil(reach / largest_quant / float(block_scale)).astype(int)
+    counts = np.ceil(pattern / largest_quant / float(block_scale)).astype(int)
     if signed:
         counts[1::2] *= -1
     for group, count in enumerate(counts):

@@ -10,12 +10,12 @@ import pytest
 import torch
 import transformers
 
+from clearhead.architecture.parts import Llama3Scaling
 from clearhead.checkpoint.gguf import GgufFile
 from clearhead.checkpoint.gguf_model import load_gguf
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.checkpoint.load import open_model
 from clearhead.errors import ClearheadError
-from clearhead.model.parts import Llama3Scaling
 from tests.checkpoint.tiny import tiny_network
 
 VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, INNER, CONTEXT = 48, 64, 2, 4, 2, 96, 64

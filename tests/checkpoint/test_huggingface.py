@@ -223,7 +223,7 @@ def test_config_that_is_no_json_object(folder, text):
 def test_saving_what_no_family_can_say(tmp_path):
     from dataclasses import replace
 
-    from clearhead.model.config import Head
+    from clearhead.architecture.config import Head
     from clearhead.model.transformer import Transformer
 
     config = replace(tiny_network().config, head=Head(tied=True, softcap=3.0, bias=True, scale=0.3))

@@ -57,7 +57,7 @@ def test_answers_are_those_of_teacher_forcing(folder):
     for source, made in zip(sources, model.generate_many(sources, max_new_tokens=6), strict=True):
         read = torch.tensor([[1, *made.tokens[:-1]]])
         assert model.network(torch.tensor([source]), read).argmax(dim=-1)[0].tolist() == made.tokens
-        assert made.stopped_by == ("stop" if made.tokens[-1] == 2 else "length")
+        assert made.finish_reason == ("stop" if made.tokens[-1] == 2 else "length")
         assert made.tokens == model.generate(source, max_new_tokens=6).tokens
 
 

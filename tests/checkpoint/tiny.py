@@ -2,8 +2,8 @@
 
 import torch
 
+from clearhead.architecture.parts import Rope
 from clearhead.families.llama import llama
-from clearhead.model.parts import Rope
 from clearhead.model.transformer import Transformer
 
 

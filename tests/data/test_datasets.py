@@ -9,15 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pad_sequence
 
+from clearhead.architecture.branches import FeedForward
+from clearhead.architecture.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
+from clearhead.architecture.parts import LayerNorm, Rope
 from clearhead.data.batch import IGNORED
+from clearhead.data.counter_random import row_keys
 from clearhead.data.datasets import Chunks, Example, Examples, Packed, Windows
-from clearhead.data.draws import row_keys
 from clearhead.data.readers import CausalReader, SpanReader
 from clearhead.data.tokens import Tokens
 from clearhead.errors import ClearheadError
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
-from clearhead.model.parts import LayerNorm, Rope
 from clearhead.model.transformer import Transformer
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=12), min_size=1, max_size=12)

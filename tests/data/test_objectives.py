@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from clearhead.data.batch import IGNORED
-from clearhead.data.draws import row_keys
+from clearhead.data.counter_random import row_keys
 from clearhead.data.objectives import (
     causal,
     continuation,

@@ -24,7 +24,7 @@ from clearhead.data.config import (
     SyntheticData,
     TextData,
 )
-from clearhead.data.draws import row_keys
+from clearhead.data.counter_random import row_keys
 from clearhead.data.loader import Loader, in_order
 from clearhead.data.open import open_data, open_pairs, texts_of
 from clearhead.data.shards import write_shards

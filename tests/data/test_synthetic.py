@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clearhead.data.draws import numbers
+from clearhead.data.counter_random import numbers
 from clearhead.data.synthetic import TASKS, examples, make
 from clearhead.errors import ClearheadError
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import sacrebleu
 
+from clearhead.architecture.parts import LearnedPositions
 from clearhead.bundle import Model, RecurrentBaseline
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.answers import answers, num_edits, pairs, translation
 from clearhead.evaluation.result import Result
-from clearhead.model.parts import LearnedPositions
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
 from clearhead.tokenization.fast import SpecialTokens

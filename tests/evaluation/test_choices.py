@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.bundle import Model
-from clearhead.checkpoint import store
+from clearhead.catalog import store
 from clearhead.cli.evaluate import DATASET, QUESTIONS
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.choices import TASKS, Question, ask, read_questions, score

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from clearhead.bundle import Model, load
-from clearhead.checkpoint import store
+from clearhead.catalog import store
 from clearhead.cli import main
 from clearhead.cli.evaluate import OPTIONS
 from clearhead.evaluation.answers import MAX_NEW_TOKENS, answers, pairs, translation

@@ -7,11 +7,11 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from clearhead.architecture.config import Dropout, NormalInitial
 from clearhead.checkpoint.huggingface import load_folder
 from clearhead.errors import ClearheadError
 from clearhead.families import bert, bloom, family_for, family_of_type, gpt, gpt_neo, mpt, preset
 from clearhead.families.settings import Settings
-from clearhead.model.config import Dropout, NormalInitial
 from tests.parity.mutants import mutants
 
 FAMILIES = (gpt.GPT1, gpt.GPT2, gpt_neo.FAMILY, bert.FAMILY, bloom.FAMILY, mpt.FAMILY)

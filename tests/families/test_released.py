@@ -7,12 +7,12 @@ import random
 
 import pytest
 
+from clearhead.architecture.config import LatentAttention
+from clearhead.architecture.parts import Rope, YarnScaling
 from clearhead.errors import ClearheadError
 from clearhead.families import family_for, family_of_type, preset
 from clearhead.families.deepseek import recovered_mscale, score_scale
 from clearhead.families.settings import Settings
-from clearhead.model.config import LatentAttention
-from clearhead.model.parts import Rope, YarnScaling
 from tests.parity.mutants import mutants
 
 QWEN3 = {"head_dim": 128, "rms_norm_eps": 1e-06, "rope_theta": 1000000, "max_position_embeddings": 40960}

@@ -8,11 +8,11 @@ import torch
 
 from clearhead.bundle import create, load
 from clearhead.errors import ClearheadError
-from clearhead.generation.options import SamplingOptions
 from clearhead.generation.plain import decode_plainly
+from clearhead.options import SamplingOptions
 from tests.checkpoint.tiny import tiny_config
 from tests.generation.apple import AppleGpu
-from tests.generation.test_speaker import speaking, translating
+from tests.generation.test_text_generator import speaking, translating
 
 PROMPTS = ["hello", "a", "hello"]
 DRAWN = {"temperature": 1.0, "seed": 3}

@@ -6,14 +6,14 @@ import pytest
 import torch
 import transformers
 
+from clearhead.architecture.parts import LearnedPositions
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.generation.beam import BeamOptions, Hypothesis, Search, beam_search
-from clearhead.generation.options import SamplingOptions
 from clearhead.generation.plain import decode_plainly
 from clearhead.model.attention import Attention
-from clearhead.model.parts import LearnedPositions
-from clearhead.model.transformer import Memory
+from clearhead.model.transformer import EncoderOutput
+from clearhead.options import SamplingOptions
 from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import CONTEXT, decoder, toy, translator
 from tests.parity.harness import float32_means_float64, load_ours, rerandomize
@@ -122,7 +122,7 @@ def generated(model, options, prompts=PROMPTS):
     return [beams[first : first + options.num_best] for first in range(0, len(beams), options.num_best)]
 
 
-def memory_of(network, sources):
+def encoder_output_of(network, sources):
     tokens, mask = padded(sources, left=False)
     with torch.inference_mode():
         return network.encode(tokens, mask)
@@ -130,7 +130,7 @@ def memory_of(network, sources):
 
 def searched(network, options, start=0):
     if network.config.is_encoder_decoder:
-        return beam_search(network, [[start]] * len(PROMPTS), options, memory_of(network, PROMPTS))
+        return beam_search(network, [[start]] * len(PROMPTS), options, encoder_output_of(network, PROMPTS))
     return beam_search(network, PROMPTS, options)
 
 
@@ -184,10 +184,10 @@ def all_texts(vocab_size, limit, stops):
         yield from ([*start, end] for start in itertools.product(going, repeat=length - 1) for end in last)
 
 
-def exact_score(network, prompt, text, penalty, memory=None):
+def exact_score(network, prompt, text, penalty, encoder_output=None):
     """Without a cache, without beams."""
     tokens = torch.tensor([[*prompt, *text]])
-    logits = network(tokens) if memory is None else network.decode(tokens, memory)
+    logits = network(tokens) if encoder_output is None else network.decode(tokens, encoder_output)
     logprobs = logits[0].log_softmax(dim=-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(text)[:, None])
     return logprobs.sum().item() / len(text) ** penalty
 
@@ -215,12 +215,14 @@ def test_enough_beams_find_the_best_of_all_texts(seed, penalty):
 
 def test_enough_beams_find_the_best_translation():
     network = toy(translator())
-    memory = memory_of(network, [[3, 4, 5]])
+    encoder_output = encoder_output_of(network, [[3, 4, 5]])
     with torch.inference_mode():
         texts = all_texts(network.config.vocab_size, 2, [2])
-        best = sorted(((exact_score(network, [1], text, 1.0, memory), text) for text in texts), reverse=True)[:20]
+        best = sorted(((exact_score(network, [1], text, 1.0, encoder_output), text) for text in texts), reverse=True)[
+            :20
+        ]
     options = BeamOptions(num_beams=29**2, num_best=20, max_new_tokens=2, stop_ids=[2])
-    assert [one.tokens for one in beam_search(network, [[1]], options, memory)[0]] == [text for _, text in best]
+    assert [one.tokens for one in beam_search(network, [[1]], options, encoder_output)[0]] == [text for _, text in best]
 
 
 def test_fewer_texts_than_asked_for():
@@ -304,16 +306,18 @@ def test_a_full_context_ends_the_text():
 
 def test_memory_is_unfolded_once_and_copied_only_when_rows_change(monkeypatch):
     network = toy(translator())
-    remembered, copied = [], []
-    keys_and_values, select = Attention.keys_and_values, Memory.select
+    cross_keys_values, copied = [], []
+    keys_and_values, select = Attention.keys_and_values, EncoderOutput.select
     across = [block.cross_attention for block in network.decoder.layers]
     monkeypatch.setattr(
-        Attention, "keys_and_values", lambda self, *given: remembered.append(self) or keys_and_values(self, *given)
+        Attention,
+        "keys_and_values",
+        lambda self, *given: cross_keys_values.append(self) or keys_and_values(self, *given),
     )
-    monkeypatch.setattr(Memory, "select", lambda self, rows: copied.append(rows.tolist()) or select(self, rows))
-    memory = memory_of(network, [[3, 4, 5], [6, 7]])
-    beam_search(network, [[1], [1]], BeamOptions(num_beams=3, max_new_tokens=8), memory)
-    assert [remembered.count(layer) for layer in across] == [1, 1]
+    monkeypatch.setattr(EncoderOutput, "select", lambda self, rows: copied.append(rows.tolist()) or select(self, rows))
+    encoder_output = encoder_output_of(network, [[3, 4, 5], [6, 7]])
+    beam_search(network, [[1], [1]], BeamOptions(num_beams=3, max_new_tokens=8), encoder_output)
+    assert [cross_keys_values.count(layer) for layer in across] == [1, 1]
     assert copied == [[0, 0, 0, 1, 1, 1]]
 
 
@@ -321,14 +325,14 @@ def test_a_search_that_ends_while_another_branches(tmp_path):
     """Two rows before and two after, but no longer of the same sources."""
     network = twins("bart", 1, tmp_path)[1]
     sources = [[3, 4, 5], [6, 7]]
-    memory = memory_of(network, sources)
+    encoder_output = encoder_output_of(network, sources)
     with torch.inference_mode():
-        first, second = network.decode(torch.tensor([[3], [3]]), memory)[:, -1].topk(2).indices.tolist()
+        first, second = network.decode(torch.tensor([[3], [3]]), encoder_output)[:, -1].topk(2).indices.tolist()
     assert set(first) != set(second)
     options = BeamOptions(num_beams=2, num_best=2, max_new_tokens=6, stop_when="full", stop_ids=first)
-    together = beam_search(network, [[3], [3]], options, memory)
+    together = beam_search(network, [[3], [3]], options, encoder_output)
     assert [one.tokens for one in together[0]] == [[token] for token in first]
-    alone = beam_search(network, [[3]], options, memory_of(network, sources[1:]))[0]
+    alone = beam_search(network, [[3]], options, encoder_output_of(network, sources[1:]))[0]
     assert [one.tokens for one in alone] == [one.tokens for one in together[1]]
     assert [one.score for one in alone] == pytest.approx([one.score for one in together[1]], rel=1e-12)
 

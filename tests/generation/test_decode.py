@@ -4,16 +4,16 @@ import pytest
 import torch
 import transformers
 
+from clearhead.architecture.parts import DynamicScaling, Rope
 from clearhead.bundle import Model
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.generation.decode import Row, decode, prefill
-from clearhead.generation.options import SamplingOptions
+from clearhead.generation.decode import TokenSequence, decode, prefill
 from clearhead.generation.plain import decode_plainly
-from clearhead.generation.prompts import read_sources
+from clearhead.generation.prompts import encode_sources
 from clearhead.generation.score import score
-from clearhead.model.parts import DynamicScaling, Rope
+from clearhead.options import SamplingOptions
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.book.shrink import shrink
 from tests.checkpoint.tiny import tiny_network
@@ -54,23 +54,23 @@ def run(network, rows, **options):
 def test_cached_equals_plain(network, how):
     options = SamplingOptions(max_new_tokens=12, **how)
     for prompt in PROMPTS:
-        assert run(network, [Row(prompt, options)]) == [list(decode_plainly(network, prompt, options))]
+        assert run(network, [TokenSequence(prompt, options)]) == [list(decode_plainly(network, prompt, options))]
 
 
 @pytest.mark.parametrize("how", DRAWN.values(), ids=DRAWN)
 def test_a_row_does_not_feel_its_neighbours(network, how):
     """Rows of other lengths, other options and other ends."""
-    rows = [Row(prompt, SamplingOptions(max_new_tokens=4 + 4 * n, **how)) for n, prompt in enumerate(PROMPTS)]
-    alone = [run(network, [Row(row.prompt, row.options)])[0] for row in rows]
+    rows = [TokenSequence(prompt, SamplingOptions(max_new_tokens=4 + 4 * n, **how)) for n, prompt in enumerate(PROMPTS)]
+    alone = [run(network, [TokenSequence(row.prompt, row.options)])[0] for row in rows]
     assert run(network, rows) == alone
 
 
 @pytest.mark.parametrize("piece", [1, 3, 5])
 def test_reading_in_pieces_changes_nothing(network, piece, monkeypatch):
     options = SamplingOptions(max_new_tokens=8)
-    alone = [run(network, [Row(prompt, options)])[0] for prompt in PROMPTS]
+    alone = [run(network, [TokenSequence(prompt, options)])[0] for prompt in PROMPTS]
     monkeypatch.setattr("clearhead.generation.decode.PIECE", piece)
-    assert run(network, [Row(prompt, options) for prompt in PROMPTS]) == alone
+    assert run(network, [TokenSequence(prompt, options) for prompt in PROMPTS]) == alone
 
 
 def test_what_needs_a_mask_is_read_in_pieces(monkeypatch):
@@ -86,7 +86,7 @@ def test_what_needs_a_mask_is_read_in_pieces(monkeypatch):
     ):
         read = []
         network.decoder.register_forward_pre_hook(lambda module, given, read=read: read.append(given[0].shape[1]))
-        run(network, [Row(prompt, SamplingOptions(max_new_tokens=1)) for prompt in prompts])
+        run(network, [TokenSequence(prompt, SamplingOptions(max_new_tokens=1)) for prompt in prompts])
         assert read == sizes
 
 
@@ -95,15 +95,17 @@ def test_each_row_goes_on_from_its_own_past(network):
     options, pasts, next_tokens = SamplingOptions(max_new_tokens=5), [[3, 1, 4], [1, 5, 9]], [2, 6]
     cache = KeyValueCache(network.config)
     prefill(network, pasts, cache)
-    found = run(network, [Row(next_tokens, options, earlier=past) for past in pasts], cache=cache)
-    assert found == [run(network, [Row(past + next_tokens, options)])[0] for past in pasts]
+    found = run(network, [TokenSequence(next_tokens, options, earlier=past) for past in pasts], cache=cache)
+    assert found == [run(network, [TokenSequence(past + next_tokens, options)])[0] for past in pasts]
 
 
 def test_samples_of_one_prompt_share_its_reading():
     network = toy(decoder())
     read = []
     network.decoder.layers[0].register_forward_pre_hook(lambda module, inputs: read.append(tuple(inputs[0].shape[:2])))
-    rows = [Row([1, 2, 3, 4], SamplingOptions(max_new_tokens=3, temperature=1.0, seed=seed)) for seed in range(5)]
+    rows = [
+        TokenSequence([1, 2, 3, 4], SamplingOptions(max_new_tokens=3, temperature=1.0, seed=seed)) for seed in range(5)
+    ]
     run(network, rows)
     assert read == [(1, 4), (5, 1), (5, 1)]
     assert len({tuple(row.tokens) for row in rows}) > 1
@@ -113,16 +115,16 @@ def test_a_finished_row_leaves_the_batch():
     network = toy(decoder())
     sizes = []
     network.decoder.layers[0].register_forward_pre_hook(lambda module, inputs: sizes.append(len(inputs[0])))
-    run(network, [Row([1, 2], SamplingOptions(max_new_tokens=count)) for count in (5, 1, 3, 0)])
+    run(network, [TokenSequence([1, 2], SamplingOptions(max_new_tokens=count)) for count in (5, 1, 3, 0)])
     assert sizes == [1, 2, 2, 1, 1]
 
 
 def test_learned_positions_end_a_text():
     network = toy(shrink(preset("gpt2")))  # 32 positions
-    rows = [Row(list(range(20)), SamplingOptions(max_new_tokens=100))]
+    rows = [TokenSequence(list(range(20)), SamplingOptions(max_new_tokens=100))]
     run(network, rows)
     assert len(rows[0].tokens) == 13  # the last is chosen at position 31 and needs none of its own
-    assert rows[0].stopped_by == "context"
+    assert rows[0].finish_reason == "context"
 
 
 def test_learned_positions_end_a_text_after_its_own_past():
@@ -131,8 +133,8 @@ def test_learned_positions_end_a_text_after_its_own_past():
     options, pasts, new = SamplingOptions(max_new_tokens=99), [[3] * 4, [1] * 20], [2, 6]
     cache = KeyValueCache(network.config)
     prefill(network, pasts, cache)
-    found = run(network, [Row(new, options, earlier=past) for past in pasts], cache=cache)
-    assert found == [run(network, [Row(past + new, options)])[0] for past in pasts]
+    found = run(network, [TokenSequence(new, options, earlier=past) for past in pasts], cache=cache)
+    assert found == [run(network, [TokenSequence(past + new, options)])[0] for past in pasts]
     assert [len(tokens) for tokens in found] == [32 - 6 + 1, 32 - 22 + 1]
 
 
@@ -142,18 +144,18 @@ def test_an_encoder_decoder_answers_in_batches():
     sources = [[3, 4, 5, 6, 7, 8], [9, 1], [3, 4, 5, 6, 7, 8]]
     made = model.generate_many(sources, max_new_tokens=10)
     for source, one in zip(sources, made, strict=True):
-        memory = network.encode(torch.tensor([source]))
-        assert one.tokens == list(decode_plainly(network, [2], SamplingOptions(max_new_tokens=10), memory))
+        encoder_output = network.encode(torch.tensor([source]))
+        assert one.tokens == list(decode_plainly(network, [2], SamplingOptions(max_new_tokens=10), encoder_output))
         assert one.prompt_tokens == source
 
 
 def test_a_row_that_asks_for_no_token_leaves_its_neighbours_their_sources():
     network = toy(translator())
-    rows = [Row([2], SamplingOptions(max_new_tokens=n), source=[3 + n, 9, 1]) for n in (0, 6, 0, 4)]
-    run(network, rows, memory=read_sources(network, [row.source for row in rows]))
+    rows = [TokenSequence([2], SamplingOptions(max_new_tokens=n), source=[3 + n, 9, 1]) for n in (0, 6, 0, 4)]
+    run(network, rows, encoder_output=encode_sources(network, [row.source for row in rows]))
     for row in rows:
-        memory = network.encode(torch.tensor([row.source]))
-        assert row.tokens == list(decode_plainly(network, row.prompt, row.options, memory))
+        encoder_output = network.encode(torch.tensor([row.source]))
+        assert row.tokens == list(decode_plainly(network, row.prompt, row.options, encoder_output))
 
 
 def test_the_cross_attention_is_remembered_once():
@@ -207,48 +209,53 @@ def test_a_text_is_scored_as_one_where_its_length_turns_it(tmp_path):
 
 
 @pytest.fixture
-def speaker():
+def text_generator():
     tokenizer = byte_tokenizer()
     return Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
 
 
-def test_a_stop_string_ends_the_text_before_itself(speaker):
-    free = speaker.generate("Hello", max_new_tokens=60, temperature=1.0, seed=2)
+def test_a_stop_string_ends_the_text_before_itself(text_generator):
+    free = text_generator.generate("Hello", max_new_tokens=60, temperature=1.0, seed=2)
     stop = free.text[20:23]
-    stopped = speaker.generate("Hello", max_new_tokens=60, temperature=1.0, seed=2, stop=[stop])
+    stopped = text_generator.generate("Hello", max_new_tokens=60, temperature=1.0, seed=2, stop=[stop])
     assert stopped.text == free.text[: free.text.index(stop)]
-    assert stopped.stopped_by == "stop"
+    assert stopped.finish_reason == "stop"
     assert len(stopped.tokens) < len(free.tokens)
-    pieces = list(speaker.stream("Hello", max_new_tokens=60, temperature=1.0, seed=2, stop=[stop]))
+    pieces = list(text_generator.stream("Hello", max_new_tokens=60, temperature=1.0, seed=2, stop=[stop]))
     assert "".join(pieces) == stopped.text
 
 
-def test_minimum_length_holds_for_stop_strings(speaker):
-    free = speaker.generate("Hello", max_new_tokens=40, temperature=1.0, seed=2)
-    late = speaker.generate("Hello", max_new_tokens=40, min_new_tokens=40, temperature=1.0, seed=2, stop=[free.text[5]])
+def test_minimum_length_holds_for_stop_strings(text_generator):
+    free = text_generator.generate("Hello", max_new_tokens=40, temperature=1.0, seed=2)
+    late = text_generator.generate(
+        "Hello", max_new_tokens=40, min_new_tokens=40, temperature=1.0, seed=2, stop=[free.text[5]]
+    )
     assert late.tokens == free.tokens
 
 
-def test_a_stop_string_that_begins_before_the_minimum_length_ends_the_text(speaker):
-    free = speaker.generate("Hello", max_new_tokens=40, temperature=1.0, seed=2)
-    decode = speaker.tokenizer.decode
+def test_a_stop_string_that_begins_before_the_minimum_length_ends_the_text(text_generator):
+    free = text_generator.generate("Hello", max_new_tokens=40, temperature=1.0, seed=2)
+    decode = text_generator.tokenizer.decode
     place = next(n for n in range(5, 38) if decode(free.tokens[n : n + 2]).isascii())
     stop = decode(free.tokens[place : place + 2])
     asked = {"max_new_tokens": 40, "min_new_tokens": place + 2, "temperature": 1.0, "seed": 2, "stop": stop}
-    assert speaker.generate("Hello", **asked).text == decode(free.tokens[:place])
+    assert text_generator.generate("Hello", **asked).text == decode(free.tokens[:place])
 
 
-def test_options_are_checked_by_name(speaker):
+def test_options_are_checked_by_name(text_generator):
     with pytest.raises(ClearheadError, match="did you mean 'top_p'"):
-        speaker.generate("x", topp=0.5)
+        text_generator.generate("x", topp=0.5)
     with pytest.raises(ClearheadError, match="n is 0"):
-        speaker.generate_many(["x"], n=0)
+        text_generator.generate_many(["x"], n=0)
 
 
 def test_a_longer_neighbour_does_not_shorten_a_text():
     network = toy(shrink(preset("gpt2")))  # 32 positions
-    rows = [Row([1, 2], SamplingOptions(max_new_tokens=20)), Row([3] * 25, SamplingOptions(max_new_tokens=20))]
-    alone = run(network, [Row([1, 2], SamplingOptions(max_new_tokens=20))])[0]
+    rows = [
+        TokenSequence([1, 2], SamplingOptions(max_new_tokens=20)),
+        TokenSequence([3] * 25, SamplingOptions(max_new_tokens=20)),
+    ]
+    alone = run(network, [TokenSequence([1, 2], SamplingOptions(max_new_tokens=20))])[0]
     assert run(network, rows)[0] == alone
     assert [len(row.tokens) for row in rows] == [20, 8]
 
@@ -256,6 +263,6 @@ def test_a_longer_neighbour_does_not_shorten_a_text():
 def test_prompts_are_checked_before_the_network_runs():
     network = toy(shrink(preset("gpt2")))
     with pytest.raises(ClearheadError, match="token id 999 is out of range"):
-        run(network, [Row([999], SamplingOptions())])
+        run(network, [TokenSequence([999], SamplingOptions())])
     with pytest.raises(ClearheadError, match="the text has 33 tokens; this model reads 32 at most"):
-        run(network, [Row([1] * 33, SamplingOptions())])
+        run(network, [TokenSequence([1] * 33, SamplingOptions())])

@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from clearhead.errors import ClearheadError
-from clearhead.generation.options import SamplingOptions
 from clearhead.generation.penalties import TokenCounts
-from clearhead.generation.rows import RowOptions
 from clearhead.generation.sampling import adjust, next_tokens, token_logprobs, truncate
+from clearhead.generation.sampling_parameters import SamplingParameters
+from clearhead.options import SamplingOptions
 
 V = 97
 B = 6
@@ -42,7 +42,7 @@ def many_logits(generator: torch.Generator) -> torch.Tensor:
 
 def truncated(logits: torch.Tensor, **options: object) -> torch.Tensor:
     options = {"temperature": 1.0, "seed": 0} | options
-    return truncate(logits, RowOptions.of([SamplingOptions(**options)] * len(logits), logits.shape[1]))
+    return truncate(logits, SamplingParameters.of([SamplingOptions(**options)] * len(logits), logits.shape[1]))
 
 
 # --- one filter at a time
@@ -98,7 +98,7 @@ def test_temperature_equals_transformers(temperature, generator):
 def test_bias_equals_transformers(generator):
     logits = many_logits(generator)
     bias = {0: -100.0, 5: 2.5, V - 1: 100.0}
-    rows = RowOptions.of([SamplingOptions(logit_bias=bias)] * B, V)
+    rows = SamplingParameters.of([SamplingOptions(logit_bias=bias)] * B, V)
     expected = SequenceBiasLogitsProcessor({(token,): value for token, value in bias.items()})(None, logits)
     assert torch.equal(adjust(logits, rows, torch.zeros(B, dtype=torch.int64)), expected)
 
@@ -106,7 +106,7 @@ def test_bias_equals_transformers(generator):
 @pytest.mark.parametrize("step", [0, 2, 3, 4])
 def test_min_new_tokens_equals_transformers(step, generator):
     logits = many_logits(generator)
-    rows = RowOptions.of([SamplingOptions(min_new_tokens=3, stop_ids=[4, 50])] * B, V)
+    rows = SamplingParameters.of([SamplingOptions(min_new_tokens=3, stop_ids=[4, 50])] * B, V)
     written = torch.zeros(B, 7 + step, dtype=torch.int64)
     expected = MinNewTokensLengthLogitsProcessor(7, 3, [4, 50])(written, logits)
     assert torch.equal(adjust(logits, rows, torch.full((B,), step)), expected)
@@ -152,7 +152,7 @@ def test_the_whole_chain_equals_transformers(generator):
         TopPLogitsWarper,
         MinPLogitsWarper,
     ]
-    rows = RowOptions.of([SamplingOptions(**FULL)] * B, V)
+    rows = SamplingParameters.of([SamplingOptions(**FULL)] * B, V)
     for step in (0, 3, 4, 6):
         logits = many_logits(generator)
         written = torch.randint(V, (B, 5 + step), generator=generator)
@@ -167,7 +167,7 @@ def test_the_whole_chain_equals_transformers(generator):
 def test_presence_and_frequency_come_after_the_bias_and_the_repetition_penalty():
     options = SamplingOptions(logit_bias={1: 3.0}, repetition_penalty=2.0, frequency_penalty=0.25, presence_penalty=0.5)
     counts = TokenCounts.of([[0]], [[1, 1]], 3)
-    logits = adjust(torch.tensor([[4.0, 1.0, 1.0]]), RowOptions.of([options], 3), torch.tensor([2]), counts)
+    logits = adjust(torch.tensor([[4.0, 1.0, 1.0]]), SamplingParameters.of([options], 3), torch.tensor([2]), counts)
     assert logits.tolist() == [[4.0 / 2, (1.0 + 3.0) / 2 - 2 * 0.25 - 0.5, 1.0]]
 
 
@@ -177,7 +177,7 @@ def test_presence_and_frequency_come_after_the_bias_and_the_repetition_penalty()
 def test_greedy_takes_the_first_of_the_likeliest_whatever_the_filters():
     logits = torch.tensor([[1.0, 5.0, 5.0, 0.0]])
     for filters in ({}, {"top_k": 1}, {"top_p": 0.1}, {"min_p": 1.0}):
-        rows = RowOptions.of([SamplingOptions(**filters)], 4)
+        rows = SamplingParameters.of([SamplingOptions(**filters)], 4)
         assert next_tokens(logits, rows, torch.tensor([0])).tolist() == [1]
 
 
@@ -193,7 +193,7 @@ def test_greedy_obeys_bias_penalties_and_min_new_tokens():
         (SamplingOptions(min_new_tokens=2, stop_ids=[0]), 1),
         (SamplingOptions(min_new_tokens=1, stop_ids=[0]), 0),
     ]:
-        assert next_tokens(logits, RowOptions.of([options], 3), steps, counts).tolist() == [token]
+        assert next_tokens(logits, SamplingParameters.of([options], 3), steps, counts).tolist() == [token]
 
 
 VARIED = [
@@ -217,7 +217,7 @@ def test_a_row_alone_and_in_any_batch_gives_the_same_bits(vocab_size, generator)
     outputs = torch.randint(vocab_size, (rows, 4), generator=generator).tolist()
 
     def run(chosen: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        options = RowOptions.of([VARIED[row] for row in chosen], vocab_size)
+        options = SamplingParameters.of([VARIED[row] for row in chosen], vocab_size)
         counts = TokenCounts.of([prompts[row] for row in chosen], [outputs[row] for row in chosen], vocab_size)
         processed = truncate(adjust(logits[chosen], options, steps[chosen], counts), options)
         return processed, next_tokens(logits[chosen], options, steps[chosen], counts)
@@ -238,7 +238,7 @@ def test_cuda_gives_the_tokens_of_the_cpu_in_any_batch_and_without_waiting_for_t
     tokens = torch.randint(50_257, (len(VARIED), 9), generator=generator).tolist()
 
     def run(chosen: list[int], device: str) -> torch.Tensor:
-        rows = RowOptions.of([VARIED[row] for row in chosen], 50_257, device)
+        rows = SamplingParameters.of([VARIED[row] for row in chosen], 50_257, device)
         written = [tokens[row] for row in chosen]
         counts = TokenCounts.of([row[:5] for row in written], [row[5:] for row in written], 50_257, device)
         arguments = logits[chosen].to(device), rows, steps[chosen].to(device), counts
@@ -258,7 +258,7 @@ def test_a_seed_gives_the_same_tokens_again_and_other_seeds_others():
     logits = torch.zeros(1, 1000)
 
     def sequence(seed: int) -> list[int]:
-        rows = RowOptions.of([SamplingOptions(temperature=1.0, seed=seed)], 1000)
+        rows = SamplingParameters.of([SamplingOptions(temperature=1.0, seed=seed)], 1000)
         return [int(next_tokens(logits, rows, torch.tensor([step]))) for step in range(20)]
 
     assert sequence(5) == sequence(5)
@@ -270,7 +270,7 @@ def test_sampled_tokens_follow_the_processed_law(generator):
     """20 000 rows of one law: the frequencies are those of transformers' processed logits."""
     logits = torch.randn(1, 40, generator=generator) * 2
     base = SamplingOptions(temperature=0.8, top_k=20, top_p=0.95, min_p=0.01)
-    rows = RowOptions.of([replace(base, seed=seed) for seed in range(20_000)], 40)
+    rows = SamplingParameters.of([replace(base, seed=seed) for seed in range(20_000)], 40)
     tokens = next_tokens(logits.expand(20_000, 40), rows, torch.zeros(20_000, dtype=torch.int64))
     chain = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(20), TopPLogitsWarper(0.95), MinPLogitsWarper(0.01)]
     law = LogitsProcessorList(chain)(None, logits).softmax(-1)[0].double()
@@ -283,16 +283,18 @@ def test_sampled_tokens_follow_the_processed_law(generator):
 def test_half_precision_logits_are_processed_in_float32(generator):
     logits = torch.randn(64, 1000, generator=generator).bfloat16()
     for filters in ({"top_p": 0.5}, {"min_p": 0.2}, {"logit_bias": {1: 0.001}}, {}):
-        rows = RowOptions.of([SamplingOptions(temperature=1.0, seed=seed, **filters) for seed in range(64)], 1000)
+        rows = SamplingParameters.of(
+            [SamplingOptions(temperature=1.0, seed=seed, **filters) for seed in range(64)], 1000
+        )
         steps = torch.zeros(64, dtype=torch.int64)
         assert torch.equal(next_tokens(logits, rows, steps), next_tokens(logits.float(), rows, steps))
 
 
 def test_ids_outside_the_vocabulary_are_refused():
     with pytest.raises(ClearheadError, match="logit_bias names token 97; the vocabulary has the ids 0 to 96"):
-        RowOptions.of([SamplingOptions(logit_bias={V: 1.0})], V)
+        SamplingParameters.of([SamplingOptions(logit_bias={V: 1.0})], V)
     with pytest.raises(ClearheadError, match="stop_ids names token 100"):
-        RowOptions.of([SamplingOptions(stop_ids=[1, 100])], V)
+        SamplingParameters.of([SamplingOptions(stop_ids=[1, 100])], V)
 
 
 # --- log-probabilities

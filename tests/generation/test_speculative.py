@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from clearhead.architecture.config import Head, ModelConfig
+from clearhead.architecture.parts import Chunked, LearnedPositions, Rope, SlidingWindow
 from clearhead.errors import ClearheadError
-from clearhead.generation.decode import Row, decode
-from clearhead.generation.options import SamplingOptions
+from clearhead.generation.decode import TokenSequence, decode
 from clearhead.generation.plain import decode_plainly
 from clearhead.generation.speculative import Draft, DraftModel, PromptLookup, Tally, decode_speculatively, verify
-from clearhead.model.config import Head, ModelConfig
-from clearhead.model.parts import Chunk, LearnedPositions, Rope, Window
+from clearhead.options import SamplingOptions
 from tests.checkpoint.tiny import tiny_network
 from tests.generation.test_randomness import chi_square, chi_square_bound
 from tests.model.toys import CONTEXT, WIDTH, decoder, latent, stack, toy, translator
@@ -55,15 +55,15 @@ class Prophet:
         return Draft([*known[: self.num_right], *(token ^ 1 for token in known[self.num_right :])])
 
 
-def speculate(network, drafter, prompt, tally=None, memory=None, **options):
-    row = Row(prompt, SamplingOptions(**options))
-    num_turns = sum(1 for _ in decode_speculatively(network, row, drafter, memory=memory, tally=tally))
+def speculate(network, drafter, prompt, tally=None, encoder_output=None, **options):
+    row = TokenSequence(prompt, SamplingOptions(**options))
+    num_turns = sum(1 for _ in decode_speculatively(network, row, drafter, encoder_output=encoder_output, tally=tally))
     assert num_turns == len(row.tokens)
     return row.tokens
 
 
-def plain(network, prompt, memory=None, **options):
-    return list(decode_plainly(network, prompt, SamplingOptions(**options), memory))
+def plain(network, prompt, encoder_output=None, **options):
+    return list(decode_plainly(network, prompt, SamplingOptions(**options), encoder_output))
 
 
 # --- greedy
@@ -88,8 +88,8 @@ def test_greedy_text_of_families_is_that_of_plain_decoding(name, tmp_path):
 
 CONFIGS = {
     "full": decoder(Rope()),
-    "window": decoder(Rope(), reach=Window(size=3)),
-    "chunk": decoder(Rope(), reach=Chunk(size=5)),
+    "window": decoder(Rope(), pattern=SlidingWindow(size=3)),
+    "chunk": decoder(Rope(), pattern=Chunked(size=5)),
     "latent": ModelConfig(width=WIDTH, context=CONTEXT, decoder=stack(latent()), head=Head()),
 }
 
@@ -132,19 +132,22 @@ def test_sources_and_their_encoder():
     texts = []
     for source in [3, 4, 5, 6], [7], [20, 9]:
         with torch.inference_mode():
-            memory = network.encode(torch.tensor([source]))
-        texts.append(plain(network, [1], memory, **options))
+            encoder_output = network.encode(torch.tensor([source]))
+        texts.append(plain(network, [1], encoder_output, **options))
         for drafter in PromptLookup(), Prophet(texts[-1], 2):
-            assert speculate(network, drafter, [1], memory=memory, **options) == texts[-1]
+            assert speculate(network, drafter, [1], encoder_output=encoder_output, **options) == texts[-1]
         tally = Tally()
-        assert speculate(network, DraftModel(network, 3, memory), [1], tally, memory, **options) == texts[-1]
+        assert (
+            speculate(network, DraftModel(network, 3, encoder_output), [1], tally, encoder_output, **options)
+            == texts[-1]
+        )
         assert tally.num_accepted == tally.num_drafted > 0
     assert len(set(map(tuple, texts))) == 3
 
 
 def test_the_context_ends_for_the_network_and_for_its_draft_model():
     long, short = (toy(decoder(LearnedPositions(num_positions=number))) for number in (CONTEXT, 12))
-    row = Row([1, 2, 3], SamplingOptions(max_new_tokens=99))
+    row = TokenSequence([1, 2, 3], SamplingOptions(max_new_tokens=99))
     list(decode(long, [row]))
     expected = row.tokens
     assert len(expected) == CONTEXT - 2
@@ -259,7 +262,7 @@ def test_guess_verdict_and_token_are_independent_draws():
     p = torch.tensor([0.05, 0.45, 0.1, 0.4])
     network, counts = tiny_network(vocab_size=4), torch.zeros(4)
     for seed in range(3000):
-        row = Row([1], SamplingOptions(temperature=1.0, seed=seed))
+        row = TokenSequence([1], SamplingOptions(temperature=1.0, seed=seed))
         draft = Tilted(network, 1).draft(row, 1)
         counts[verify(network, row, draft, p.log().expand(2, 4))[0]] += 1
     assert chi_square(counts, p) < chi_square_bound(3)
@@ -270,7 +273,7 @@ def test_guess_verdict_and_token_are_independent_draws():
 
 def test_log_probabilities_are_those_of_decode():
     network = tiny_network()
-    rows = [Row([5, 6, 7], SamplingOptions(max_new_tokens=30, logprobs=3)) for _ in range(2)]
+    rows = [TokenSequence([5, 6, 7], SamplingOptions(max_new_tokens=30, logprobs=3)) for _ in range(2)]
     assert list(decode(network, rows[:1])) == list(decode_speculatively(network, rows[1], PromptLookup()))
     assert rows[0].tokens == rows[1].tokens
     assert len(rows[1].logprobs) == 30
@@ -282,7 +285,7 @@ def test_log_probabilities_are_those_of_decode():
 
 def test_whoever_reads_may_end_the_row_at_any_token():
     network = tiny_network()
-    row = Row([5, 6, 7], SamplingOptions(max_new_tokens=60))
+    row = TokenSequence([5, 6, 7], SamplingOptions(max_new_tokens=60))
     for _ in decode_speculatively(network, row, PromptLookup()):
         row.done = len(row.tokens) == 33
     assert row.tokens == plain(network, [5, 6, 7], max_new_tokens=33)
@@ -290,11 +293,11 @@ def test_whoever_reads_may_end_the_row_at_any_token():
 
 def test_a_draft_model_that_was_interrupted_serves_again(monkeypatch):
     network, drafter = tiny_network(), DraftModel(tiny_network(seed=1))
-    drafter.draft(Row([5, 6, 7], SamplingOptions()), 3)
+    drafter.draft(TokenSequence([5, 6, 7], SamplingOptions()), 3)
     with monkeypatch.context() as patch:
         patch.setattr(drafter.cache, "advance", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            drafter.draft(Row([5, 6, 7, 8, 9], SamplingOptions()), 3)
+            drafter.draft(TokenSequence([5, 6, 7, 8, 9], SamplingOptions()), 3)
     options = {"max_new_tokens": 12}
     assert speculate(network, drafter, [5, 6, 7, 8, 9], **options) == plain(network, [5, 6, 7, 8, 9], **options)
 
@@ -304,7 +307,7 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch):
     network, prompt = toy(CONFIGS["window"]), list(range(1, 24))
     read = []
     network.decoder.register_forward_pre_hook(lambda module, given: read.append(given[0].shape[1]))
-    row = Row(prompt, SamplingOptions(max_new_tokens=6))
+    row = TokenSequence(prompt, SamplingOptions(max_new_tokens=6))
     list(decode_speculatively(network, row, PromptLookup()))
     assert read[:3] == [10, 10, 3]
     assert row.tokens == plain(network, prompt, max_new_tokens=6)
@@ -315,7 +318,7 @@ def test_a_long_prompt_is_read_in_pieces(monkeypatch):
 
 def guesses(text, drafter, count=6):
     cut = len(text) // 2
-    row = Row(text[:cut], SamplingOptions(), tokens=text[cut:])
+    row = TokenSequence(text[:cut], SamplingOptions(), tokens=text[cut:])
     return drafter.draft(row, count).tokens
 
 

@@ -21,7 +21,7 @@ from clearhead.errors import ClearheadError
 from clearhead.inspection.document import as_json
 from clearhead.inspection.labels import visible
 from clearhead.inspection.output import notebook, write
-from clearhead.inspection.page import THUMBNAIL, Chosen, page
+from clearhead.inspection.page import THUMBNAIL, HeadSelection, page
 from clearhead.inspection.tracing import trace
 from clearhead.inspection.views import Lens, Look, View, alignment_view, views_of
 from tests.inspection.fake_views import causal_view, cross_view, lens_of
@@ -123,10 +123,10 @@ def test_what_was_asked_for_comes_first():
     view = causal_view(length=10, num_layers=3, num_heads=4)
     assert len(held(PageReader(page([view], "title")))) == 12
     assert held(PageReader(page([view], "title", most_cells=500))) == {(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)}
-    reader = PageReader(page([view], "title", chosen=Chosen(2, 3), most_cells=500))
+    reader = PageReader(page([view], "title", chosen=HeadSelection(2, 3), most_cells=500))
     assert held(reader) == {(2, 0), (2, 1), (2, 2), (2, 3), (0, 3)}
     assert reader.data["start"] == {"layer": 2, "head": 3}
-    assert held(PageReader(page([view], "title", chosen=Chosen(2, 3), most_cells=100))) == {(2, 3)}
+    assert held(PageReader(page([view], "title", chosen=HeadSelection(2, 3), most_cells=100))) == {(2, 3)}
     assert all("thumbnails" in layer for layer in reader.data["views"][0]["layers"])
 
 
@@ -199,16 +199,16 @@ def test_a_notebook_leaves_out_what_would_be_slow(monkeypatch):
 def test_files_by_their_ending(tmp_path):
     found = traced(decoder(), [3, 1, 4])
     for name in ("page.html", "map.PNG", "trace.safetensors"):
-        write(found, tmp_path / name, Chosen() if name.endswith("tensors") else Chosen(layer=-1, head=0))
+        write(found, tmp_path / name, HeadSelection() if name.endswith("tensors") else HeadSelection(layer=-1, head=0))
         assert (tmp_path / name).stat().st_size > 100
     with pytest.raises(ClearheadError, match=r"ends in .html, .png, .safetensors"):
-        write(found, tmp_path / "page.pdf", Chosen())
+        write(found, tmp_path / "page.pdf", HeadSelection())
     with pytest.raises(ClearheadError, match="head 9 is out of range"):
-        write(found, tmp_path / "page.html", Chosen(layer=0, head=9))
+        write(found, tmp_path / "page.html", HeadSelection(layer=0, head=9))
     with pytest.raises(ClearheadError, match=r"the lens does not go into a \.png file"):
-        write(found, tmp_path / "map.png", Chosen(), Lens.of(found, None))
+        write(found, tmp_path / "map.png", HeadSelection(), Lens.of(found, None))
     with pytest.raises(ClearheadError, match="holds every layer and head"):
-        write(found, tmp_path / "trace.safetensors", Chosen(layer=0))
+        write(found, tmp_path / "trace.safetensors", HeadSelection(layer=0))
 
 
 def run(*arguments, **options):
@@ -250,7 +250,7 @@ def test_an_answer_is_read_as_far_as_it_is_given(opus_mt):
     model = clearhead.load(opus_mt, dtype="float32")
     traced = model.trace("I love you.", source="我爱你")
     assert [*traced.tokens[1:], traced.logits_at(-1).argmax()] == model.encode("I love you.")
-    assert model.trace("", source="我爱你").tokens == [model.speaker.start_id]
+    assert model.trace("", source="我爱你").tokens == [model.text_generator.start_id]
 
 
 def test_a_wrong_ending_is_told_before_a_model_is_read(tmp_path):

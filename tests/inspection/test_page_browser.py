@@ -11,7 +11,7 @@ import torch
 import clearhead
 from clearhead.inspection.book import book_page
 from clearhead.inspection.document import framed
-from clearhead.inspection.page import Chosen, page
+from clearhead.inspection.page import HeadSelection, page
 from clearhead.inspection.tracing import trace
 from clearhead.inspection.views import views_of
 from tests.inspection.fake_views import causal_view, cross_view, lens_of
@@ -79,7 +79,7 @@ def view():
     return causal_view(length=LENGTH, num_layers=3, num_heads=4)
 
 
-def heard(tab):
+def residuals(tab):
     """Query, key, score and weight as the readout says them."""
     text = tab.locator("#readout").text_content()
     found = re.fullmatch(r"query (\d+) “.*” → key (\d+) “.*”: score (\S+?)(, masked)?, weight (\S+)", text, re.DOTALL)
@@ -101,7 +101,7 @@ def test_every_value_under_the_pointer_is_the_trace_s(opened, view):
     for row in range(0, LENGTH, 3):
         for column in range(0, LENGTH, 2):
             point_at(tab, row, column)
-            query, key, score, masked, weight = heard(tab)
+            query, key, score, masked, weight = residuals(tab)
             assert (query, key) == (row, column)
             assert score == pytest.approx(float(look.scores[0, row, column]), rel=1e-5)
             assert weight == pytest.approx(float(look.weights[0, row, column]), rel=1e-5, abs=1e-12)
@@ -117,7 +117,7 @@ def test_a_real_model_s_page_says_what_its_trace_says(opened, stories15m):
         for key, times in (("PageUp", 1), ("Home", 1), ("ArrowDown", row), ("ArrowRight", column)):
             for _ in range(times):
                 tab.keyboard.press(key)
-        query, key, score, masked, weight = heard(tab)
+        query, key, score, masked, weight = residuals(tab)
         assert (query, key, masked) == (row, column, False)
         assert score == pytest.approx(float(traced.scores(layer, head)[row, column]), rel=1e-5)
         assert weight == pytest.approx(float(traced.attention(layer, head)[row, column]), rel=1e-5)
@@ -127,7 +127,7 @@ def test_a_click_and_the_arrow_keys_choose_a_head(opened, view):
     tab = opened(page([view], "title"))
     tab.get_by_label("layer 2, head 1", exact=True).click()
     assert "layer 2, head 1" in tab.locator("#head-heading").text_content()
-    row, column, _, _, weight = heard(tab)
+    row, column, _, _, weight = residuals(tab)
     assert weight == pytest.approx(float(view.look(2, None).weights[1, row, column]), rel=1e-5)
     tab.keyboard.press("ArrowUp")
     tab.keyboard.press("ArrowRight")
@@ -138,11 +138,11 @@ def test_a_click_and_the_arrow_keys_choose_a_head(opened, view):
 
 
 def test_the_arrow_keys_move_the_cell(opened, view):
-    tab = opened(page([view], "title", chosen=Chosen(1, 2)))
+    tab = opened(page([view], "title", chosen=HeadSelection(1, 2)))
     tab.locator("#matrix").focus()
     for key in ("ArrowUp", "ArrowRight", "ArrowRight"):
         tab.keyboard.press(key)
-    query, key, score, _, weight = heard(tab)
+    query, key, score, _, weight = residuals(tab)
     assert (query, key) == (LENGTH - 2, 2)
     assert score == pytest.approx(float(view.look(1, None).scores[2, query, key]), rel=1e-5)
     assert weight == pytest.approx(float(view.look(1, None).weights[2, query, key]), rel=1e-5)
@@ -209,7 +209,7 @@ def test_the_lens_follows_the_query(opened, view):
 def test_the_address_brings_back_the_same_head(opened, view):
     tab = opened(page([view], "title"), fragment="#0/2/3/scores/7/1")
     assert "layer 2, head 3" in tab.locator("#head-heading").text_content()
-    assert heard(tab)[:2] == (7, 1)
+    assert residuals(tab)[:2] == (7, 1)
     assert tab.get_by_label("scores", exact=True).is_checked()
 
 

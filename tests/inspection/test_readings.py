@@ -9,11 +9,13 @@ import torch
 from torch.nn.functional import kl_div, log_softmax
 
 import clearhead
+from clearhead.architecture.config import Dropout
+from clearhead.architecture.parts import DeviationNorm, LayerNorm, Rope
+from clearhead.backends.cpu.stack import accelerate
+from clearhead.backends.packed.modules import pack_network
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.fast.modules import pack_network
-from clearhead.fast.stack import accelerate
 from clearhead.inspection.ablation import ablate
 from clearhead.inspection.attribution import attribute
 from clearhead.inspection.effect import Effect
@@ -24,9 +26,7 @@ from clearhead.inspection.readings import attention_entropy, induction_scores, p
 from clearhead.inspection.trace import Trace
 from clearhead.inspection.tracing import trace
 from clearhead.model.attend import Scoring
-from clearhead.model.config import Dropout
 from clearhead.model.masks import Mask
-from clearhead.model.parts import DeviationNorm, LayerNorm, Rope
 from clearhead.model.transformer import Transformer
 from clearhead.training.objective import recompute_blocks
 from tests.book.shrink import shrink

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clearhead.architecture.config import Dropout, QueryTemperature, ScoreTemperature
+from clearhead.architecture.parts import Alibi, Chunked, DynamicScaling, RelativeSinusoid, Rope, SlidingWindow
 from clearhead.bundle import Model, RecurrentBaseline
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
@@ -16,10 +18,8 @@ from clearhead.inspection.patching import patch
 from clearhead.inspection.record import Inputs, Listening
 from clearhead.inspection.recurrent import trace_recurrent
 from clearhead.inspection.tracing import MAX_TOKENS, record, trace, trace_generation, trace_row
-from clearhead.model.config import Dropout, QueryTemperature, ScoreTemperature
 from clearhead.model.masks import Mask
 from clearhead.model.mixture import RouterLayer
-from clearhead.model.parts import Alibi, Chunk, DynamicScaling, RelativeSinusoid, Rope, Window
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.book.shrink import shrink
@@ -62,17 +62,17 @@ def test_scores_weights_and_values_are_those_of_the_forward(model):
     for kind, numbers in order.items():
         stack = None if kind in ("self", "cross") else kind
         for layer in range(traced.num_layers_of(stack)):
-            heard = spy.attended[numbers[layer]]
+            residuals = spy.attended[numbers[layer]]
             if kind == "cross":
-                close(traced.cross_attention(layer), heard.weights[0])
-                close(traced.cross_attention(layer, head=-1, rows=[4]), heard.weights[0, -1, [4]])
+                close(traced.cross_attention(layer), residuals.weights[0])
+                close(traced.cross_attention(layer, head=-1, rows=[4]), residuals.weights[0, -1, [4]])
                 continue
-            close(traced.attention(layer, stack=stack), heard.weights[0])
-            close(traced.scores(layer, stack=stack), heard.scores[0])
-            close(traced.attention(layer, 2, rows=[5, -1, 0], stack=stack), heard.weights[0, 2, [5, -1, 0]])
-            close(traced.scores(layer, 1, stack=stack), heard.scores[0, 1])
+            close(traced.attention(layer, stack=stack), residuals.weights[0])
+            close(traced.scores(layer, stack=stack), residuals.scores[0])
+            close(traced.attention(layer, 2, rows=[5, -1, 0], stack=stack), residuals.weights[0, 2, [5, -1, 0]])
+            close(traced.scores(layer, 1, stack=stack), residuals.scores[0, 1])
             allowed = traced.allowed(layer, stack)
-            assert torch.equal(allowed, (heard.weights[0] > 0).any(dim=0))
+            assert torch.equal(allowed, (residuals.weights[0] > 0).any(dim=0))
             values = spy.values[numbers[layer]].repeat_interleave(4 // spy.values[numbers[layer]].shape[1], dim=1)
             close(traced.values(layer, 3, stack), values[0, 3])
 
@@ -81,8 +81,8 @@ TWISTS = {
     "score temperature": {"temperature": ScoreTemperature(length=3), "softcap": 1.5},
     "query temperature": {"temperature": QueryTemperature(floor=2, scale=0.7), "clip": 0.8},
     "dynamic rope": {"position": Rope(scaling=DynamicScaling(factor=4.0, original_context=4))},
-    "window": {"reach": Window(size=3), "position": Alibi()},
-    "chunk": {"reach": Chunk(size=4), "position": RelativeSinusoid()},
+    "window": {"pattern": SlidingWindow(size=3), "position": Alibi()},
+    "chunk": {"pattern": Chunked(size=4), "position": RelativeSinusoid()},
 }
 
 
@@ -90,9 +90,9 @@ TWISTS = {
 def test_what_few_models_do_with_their_scores(twist):
     model = Model(toy(decoder(**TWISTS[twist])))
     traced, (spy, _) = trace(model, TOKENS), spied(model.network)
-    for layer, heard in enumerate(spy.attended):
-        close(traced.scores(layer), heard.scores[0])
-        close(traced.attention(layer, 1, rows=[2, 9]), heard.weights[0, 1, [2, 9]])
+    for layer, residuals in enumerate(spy.attended):
+        close(traced.scores(layer), residuals.scores[0])
+        close(traced.attention(layer, 1, rows=[2, 9]), residuals.weights[0, 1, [2, 9]])
 
 
 def test_branches_add_up_to_the_next_stream(model):
@@ -127,8 +127,8 @@ def test_logits_are_the_network_s(model):
 
 def test_router_choices_are_those_of_the_forward(model):
     routers = [part for part in model.network.modules() if isinstance(part, RouterLayer)]
-    heard = []
-    hooks = [router.register_forward_hook(lambda module, given, out: heard.append(out)) for router in routers]
+    residuals = []
+    hooks = [router.register_forward_hook(lambda module, given, out: residuals.append(out)) for router in routers]
     traced = trace(model, TOKENS, source_for(model))
     for hook in hooks:
         hook.remove()
@@ -137,12 +137,12 @@ def test_router_choices_are_those_of_the_forward(model):
             with pytest.raises(ClearheadError, match="no router"):
                 traced.router(layer)
             continue
-        weights, experts = heard.pop(0)
+        weights, experts = residuals.pop(0)
         found = traced.router(layer)
         dense = torch.zeros(len(TOKENS), 8, dtype=weights.dtype)
         close(dense.scatter(1, found.experts, found.weights), dense.scatter(1, experts, weights))
         assert (found.weights.diff(dim=-1) <= 0).all()
-    assert not heard
+    assert not residuals
 
 
 def test_a_cached_decode_gives_the_rows_of_the_whole(model):
@@ -227,7 +227,7 @@ def test_with_compile_on():
 
     network.decoder.compile(backend=backend)
     with torch.no_grad():
-        network.hidden(torch.tensor([TOKENS]))
+        network.hidden_states(torch.tensor([TOKENS]))
     before = len(graphs)
     for _ in range(2):
         traced = trace(Model(network), TOKENS)
@@ -256,7 +256,7 @@ def test_an_unasked_layer_costs_not_one_operation():
     """Beyond those of the forward, a trace takes the row out of the batch: a view of each stream it keeps."""
     model, tokens = Model(toy(decoder(position=Rope()))), torch.tensor([TOKENS])
     with Counter() as plain:
-        model.network.hidden(tokens)
+        model.network.hidden_states(tokens)
     with Counter() as traced:
         record(model.network, Inputs(tokens))
     assert len(plain.operations) > 50
@@ -285,15 +285,15 @@ def test_few_streams_are_kept_of_many_layers():
     assert list(traced.states["decoder"]) == [0, 4, 8, 10]
     listening = Listening(network)
     with torch.no_grad():
-        listening.hidden(torch.tensor([TOKENS]))
+        listening.hidden_states(torch.tensor([TOKENS]))
     for depth in (7, 9, 1, 2, 3, 10, 6):
-        assert torch.equal(traced.residual(depth), listening.heard["decoder"][depth][0][0])
+        assert torch.equal(traced.residual(depth), listening.residuals["decoder"][depth][0][0])
 
 
 def test_who_else_runs_the_network_is_neither_heard_nor_changed():
     """Another thread reads another text while this one is in the middle of its own."""
     network = toy(decoder(position=Rope()))
-    others, heard = torch.tensor([SOURCE]), []
+    others, residuals = torch.tensor([SOURCE]), []
     with torch.no_grad():
         alone = network(others)
     plain = trace(Model(network), TOKENS)
@@ -301,7 +301,7 @@ def test_who_else_runs_the_network_is_neither_heard_nor_changed():
 
     def meanwhile(module, given, out):
         if threading.current_thread() is threading.main_thread():
-            other = threading.Thread(target=lambda: heard.append(read_by_another()))
+            other = threading.Thread(target=lambda: residuals.append(read_by_another()))
             other.start()
             other.join()
 
@@ -316,11 +316,11 @@ def test_who_else_runs_the_network_is_neither_heard_nor_changed():
         close(value, before, 0.0)
     made = trace_generation(Model(network), SOURCE, max_new_tokens=4, temperature=0.0)
     assert len(made.residual(0)) == len(made.tokens) == len(SOURCE) + 3
-    with_change = len(heard)
+    with_change = len(residuals)
     assert ablate(traced, layer=1, head=2).divergence == expected[3] > 0
     patch(traced, trace(Model(network), TOKENS[::-1]), layer=1, places=[2])
-    assert len(heard) > with_change
-    for read in heard:
+    assert len(residuals) > with_change
+    for read in residuals:
         close(read, alone, 0.0)
 
 
@@ -357,9 +357,9 @@ def test_alignments_of_the_recurrent_baseline(cell):
     with pytest.raises(ClearheadError, match="this model is a recurrent network"):
         trace_generation(RecurrentBaseline(network), SOURCE)
     network.eval()
-    memory = network.encode(torch.tensor([SOURCE]))
-    states = network.hidden_states(torch.tensor([TOKENS]), memory)[0, :-1]
-    close(traced.cross_attention(), (states @ memory.states[0].T).softmax(dim=-1), 1e-6)
+    encoder_output = network.encode(torch.tensor([SOURCE]))
+    states = network.hidden_states(torch.tensor([TOKENS]), encoder_output)[0, :-1]
+    close(traced.cross_attention(), (states @ encoder_output.states[0].T).softmax(dim=-1), 1e-6)
     close(traced.cross_attention(rows=[-1]), traced.alignments[[-1]], 0.0)
     close(traced.logits, network(torch.tensor([SOURCE]), torch.tensor([TOKENS]))[0], 1e-6)
 

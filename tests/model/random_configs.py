@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from hypothesis import HealthCheck, reject, settings
 from hypothesis import strategies as st
 
+from clearhead.architecture.config import ModelConfig
 from clearhead.errors import ClearheadError
-from clearhead.model.config import ModelConfig
 
 
 @st.composite

@@ -8,9 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.model.attend import Kernel, Scoring, attend_in_steps, fused, masked_softmax, reference, without_cudnn
+from clearhead.architecture.parts import Bidirectional, Causal, Chunked, SlidingWindow
+from clearhead.model.attend import (
+    AttentionKernel,
+    Scoring,
+    attention_steps,
+    fused_attention,
+    masked_softmax,
+    reference_attention,
+    without_cudnn,
+)
 from clearhead.model.masks import Grid, Mask, make_mask
-from clearhead.model.parts import Causal, Chunk, Everything, Window
 from tests.model.toys import close
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 6, 8
@@ -29,9 +37,9 @@ MASKS = {
     "all": Mask(),
     "causal": make_mask(Causal(), Grid.of(TOKENS)),
     "causal padded": make_mask(Causal(), Grid.of(TOKENS, padded_left())),
-    "all padded": make_mask(Everything(), Grid.of(TOKENS, padded_left())),
-    "window": make_mask(Window(size=2), Grid.of(TOKENS)),
-    "chunk padded": make_mask(Chunk(size=2), Grid.of(TOKENS, padded_left())),
+    "all padded": make_mask(Bidirectional(), Grid.of(TOKENS, padded_left())),
+    "window": make_mask(SlidingWindow(size=2), Grid.of(TOKENS)),
+    "chunk padded": make_mask(Chunked(size=2), Grid.of(TOKENS, padded_left())),
     "documents": make_mask(Causal(), Grid.at(torch.arange(LENGTH)[None], None, DOCUMENTS)),
     "nothing": Mask(torch.zeros(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)),
 }
@@ -70,7 +78,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, how: Scoring, batch: int, head: int
     return [dot(weights, v[batch, group, :, n].tolist()) for n in range(v.shape[-1])]
 
 
-@pytest.mark.parametrize("kernel", [reference, fused])
+@pytest.mark.parametrize("kernel", [reference_attention, fused_attention])
 @pytest.mark.parametrize("name", MASKS)
 def test_equals_arithmetic_by_hand(name, kernel):
     q, k, v = inputs(num_kv_heads=2, value_width=3)
@@ -91,7 +99,7 @@ def test_fused_equals_reference(name, dtype):
         q, k, v = inputs(num_kv_heads, value_width, dtype)
         bias = None if bias_shape is None else draw(*bias_shape, LENGTH, LENGTH, dtype=dtype, seed=3)
         how = Scoring(mask=MASKS[name], scale=WIDTH**-0.5, bias=bias)
-        found, expected = fused(q, k, v, how), reference(q, k, v, how)
+        found, expected = fused_attention(q, k, v, how), reference_attention(q, k, v, how)
         assert found.dtype == expected.dtype == dtype
         close(found, expected, TOLERANCE[dtype])
 
@@ -102,22 +110,22 @@ def test_fused_with_softcap_or_temperature_equals_reference(name, dtype):
     q, k, v = inputs(2, 5, dtype)
     for options in ({"softcap": 2.0}, {"temperature": 1 + draw(1, 1, LENGTH, 1, seed=4).abs()}):
         how = Scoring(mask=MASKS[name], scale=WIDTH**-0.5, **options)
-        assert torch.equal(fused(q, k, v, how), reference(q, k, v, how))
-        assert fused(q, k, v, how).dtype == dtype
+        assert torch.equal(fused_attention(q, k, v, how), reference_attention(q, k, v, how))
+        assert fused_attention(q, k, v, how).dtype == dtype
         if name != "nothing":
-            without = fused(q, k, v, Scoring(mask=MASKS[name], scale=WIDTH**-0.5))
-            assert (fused(q, k, v, how) - without).abs().max() > 1e-3
+            without = fused_attention(q, k, v, Scoring(mask=MASKS[name], scale=WIDTH**-0.5))
+            assert (fused_attention(q, k, v, how) - without).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_gradients_of_both_kernels_are_equal(name):
-    def gradients(kernel: Kernel) -> tuple[Tensor, ...]:
+    def gradients(kernel: AttentionKernel) -> tuple[Tensor, ...]:
         given = [tensor.requires_grad_() for tensor in (*inputs(2), draw(1, HEADS, LENGTH, LENGTH, seed=3))]
         *qkv, bias = given
         output = kernel(*qkv, Scoring(mask=MASKS[name], scale=0.4, bias=bias))
         return torch.autograd.grad((output * draw(*output.shape, seed=9)).sum(), given)
 
-    for found, expected in zip(gradients(fused), gradients(reference), strict=True):
+    for found, expected in zip(gradients(fused_attention), gradients(reference_attention), strict=True):
         close(found, expected)
 
 
@@ -127,21 +135,21 @@ def test_a_bias_may_be_broadcast_along_queries_or_keys(shape, name):
     q, k, v = inputs()
     bias = draw(*shape, seed=3)
     whole = bias.expand(BATCH, HEADS, LENGTH, LENGTH).contiguous()
-    for kernel in (reference, fused):
+    for kernel in (reference_attention, fused_attention):
         small, large = (kernel(q, k, v, Scoring(mask=MASKS[name], scale=0.4, bias=part)) for part in (bias, whole))
         close(small, large)
 
 
 def test_fewer_queries_than_keys():
     q, k, v = inputs(2)
-    for kernel in (reference, fused):
+    for kernel in (reference_attention, fused_attention):
         whole = kernel(q, k, v, Scoring(mask=Mask(), scale=0.4))
         close(kernel(q[:, :, 2:4], k, v, Scoring(mask=Mask(), scale=0.4)), whole[:, :, 2:4])
 
 
 def test_steps_show_scores_before_the_mask_and_weights_after():
     q, k, v = inputs()
-    found = attend_in_steps(q, k, v, Scoring(mask=MASKS["causal padded"], scale=0.4))
+    found = attention_steps(q, k, v, Scoring(mask=MASKS["causal padded"], scale=0.4))
     close(found.scores, 0.4 * q @ k.transpose(-2, -1))
     close(found.output, found.weights @ v)
     sums = found.weights.sum(dim=-1)
@@ -154,7 +162,7 @@ def test_dropout_thins_the_weights_and_keeps_their_mean():
     """Values of one: an output is the sum of what is left of the weights, times 1 / (1 - p)."""
     q, k = draw(1, 1, 4000, 4), draw(1, 1, 32, 4, seed=1)
     v = torch.ones(1, 1, 32, 1, dtype=torch.float64)
-    for kernel in (reference, fused):
+    for kernel in (reference_attention, fused_attention):
         torch.manual_seed(0)
         sums = kernel(q, k, v, Scoring(mask=Mask(), scale=0.5, dropout=0.25)).flatten()
         assert sums.std() > 0.05
@@ -188,8 +196,8 @@ def test_a_text_that_grows_is_attended_without_plans(kind: str, num_kv_heads: in
     bias = draw(1, HEADS, num_queries, num_keys, dtype=dtype).cuda() if kind == "biased" else None
     how = Scoring(Mask(None if kind == "one query" else allowed.cuda()), scale=0.125, bias=bias)
     with torch.no_grad():
-        found = fused(q, k, v, how)
-    torch.testing.assert_close(found, reference(q, k, v, how), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+        found = fused_attention(q, k, v, how)
+    torch.testing.assert_close(found, reference_attention(q, k, v, how), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
 

@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.families import preset
-from clearhead.model import initialize
-from clearhead.model.branches import Experts, FeedForward, Router
-from clearhead.model.config import (
+from clearhead.architecture.branches import Experts, FeedForward, Router
+from clearhead.architecture.config import (
     Embedding,
     Head,
     HeadNorm,
@@ -21,9 +19,9 @@ from clearhead.model.config import (
     Stack,
     XavierInitial,
 )
-from clearhead.model.parts import (
+from clearhead.architecture.parts import (
+    Bidirectional,
     DeviationNorm,
-    Everything,
     LayerNorm,
     LearnedPositions,
     RelativeBuckets,
@@ -31,6 +29,8 @@ from clearhead.model.parts import (
     RmsNorm,
     SinusoidalPositions,
 )
+from clearhead.families import preset
+from clearhead.model import initialize
 from clearhead.model.transformer import Transformer
 from tests.model.toys import grouped, latent, layer
 
@@ -53,12 +53,12 @@ def everything(initial: NormalInitial | XavierInitial) -> ModelConfig:
         num_token_types=40,
         norm=LayerNorm(epsilon=1e-5),
     )
-    across = grouped(reach=Everything(), output_bias=True)
+    across = grouped(pattern=Bidirectional(), output_bias=True)
     encoder = Stack(
         embedding=embedding,
         layers=(
             layer(replace(across, position=RelativeBuckets(bidirectional=True)), feed_forward=PLAIN),
-            layer(latent(query_rank=48, latent_rank=40, reach=Everything()), feed_forward=EXPERTS),
+            layer(latent(query_rank=48, latent_rank=40, pattern=Bidirectional()), feed_forward=EXPERTS),
         ),
         final_norm=RmsNorm(epsilon=1e-5, unit_offset=True),
     )

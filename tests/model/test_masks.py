@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from clearhead.architecture.parts import AttentionPattern, Bidirectional, Causal, Chunked, SlidingWindow
 from clearhead.errors import ClearheadError
 from clearhead.model import masks
-from clearhead.model.masks import Grid, Mask, make_mask, memory_mask, positions_from
-from clearhead.model.parts import Causal, Chunk, Everything, Reach, Window
+from clearhead.model.masks import Grid, Mask, cross_attention_mask, make_mask, positions_from
 
-DRAWN = {"Causal": Causal(), "Window(2)": Window(size=2), "Chunk(2)": Chunk(size=2)}
+DRAWN = {"Causal": Causal(), "SlidingWindow(2)": SlidingWindow(size=2), "Chunked(2)": Chunked(size=2)}
 
 
 def drawing() -> dict[str, Tensor]:
@@ -28,11 +28,13 @@ def drawing() -> dict[str, Tensor]:
     return dict(zip(titles, map(torch.tensor, columns), strict=True))
 
 
-def allowed(reach: Reach, real: Tensor | None = None, documents: Tensor | None = None, length: int = 5) -> Tensor:
+def allowed(
+    pattern: AttentionPattern, real: Tensor | None = None, documents: Tensor | None = None, length: int = 5
+) -> Tensor:
     """(B, T, S), spelled out."""
     tokens = torch.zeros(1 if real is None else len(real), length)
     index = torch.arange(length)[None]
-    mask = make_mask(reach, Grid.of(tokens, real) if documents is None else Grid.at(index, real, documents))
+    mask = make_mask(pattern, Grid.of(tokens, real) if documents is None else Grid.at(index, real, documents))
     if mask.causal:
         assert mask.allowed is None
         return torch.ones(1, length, length, dtype=torch.bool).tril()
@@ -59,7 +61,7 @@ def test_drawn_padding_is_what_the_code_makes():
 
 def test_plain_masks_are_told_to_the_kernel_without_a_tensor():
     grid = Grid.of(torch.zeros(2, 5))
-    assert make_mask(Everything(), grid) == Mask()
+    assert make_mask(Bidirectional(), grid) == Mask()
     assert make_mask(Causal(), grid) == Mask(causal=True)
 
 
@@ -78,34 +80,34 @@ def test_causal_with_fewer_queries_than_keys_is_spelled_out():
 
 def test_everything_sees_all_real_keys():
     real = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    assert torch.equal(allowed(Everything(), real), real.bool()[:, None].expand(2, 5, 5))
-    assert memory_mask(None) == Mask()
-    assert torch.equal(memory_mask(real).allowed, real.bool()[:, None, None])
+    assert torch.equal(allowed(Bidirectional(), real), real.bool()[:, None].expand(2, 5, 5))
+    assert cross_attention_mask(None) == Mask()
+    assert torch.equal(cross_attention_mask(real).allowed, real.bool()[:, None, None])
 
 
 def test_documents_see_themselves_only():
     documents = torch.tensor([[7, 7, 3, 3, 3]])
     expected = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).bool()
-    assert torch.equal(allowed(Everything(), documents=documents)[0], expected)
+    assert torch.equal(allowed(Bidirectional(), documents=documents)[0], expected)
     assert torch.equal(allowed(Causal(), documents=documents)[0], expected.tril())
 
 
 def test_chunks_are_counted_from_the_first_real_token():
     real = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
-    found = allowed(Chunk(size=2), real)
-    assert torch.equal(found[0, 1:, 1:], allowed(Chunk(size=2), length=4)[0])
-    assert torch.equal(found[1], allowed(Chunk(size=2))[0])
+    found = allowed(Chunked(size=2), real)
+    assert torch.equal(found[0, 1:, 1:], allowed(Chunked(size=2), length=4)[0])
+    assert torch.equal(found[1], allowed(Chunked(size=2))[0])
 
 
 @given(length=st.integers(1, 9), size=st.integers(1, 12))
 def test_every_reach_sees_itself_and_nothing_later(length, size):
-    for reach in (Causal(), Window(size=size), Chunk(size=size)):
-        found = allowed(reach, length=length)[0]
+    for pattern in (Causal(), SlidingWindow(size=size), Chunked(size=size)):
+        found = allowed(pattern, length=length)[0]
         assert found.diagonal().all()
         assert not found.triu(diagonal=1).any()
-    counts = allowed(Window(size=size), length=length)[0].sum(dim=1)
+    counts = allowed(SlidingWindow(size=size), length=length)[0].sum(dim=1)
     assert counts.tolist() == [min(size, query + 1) for query in range(length)]
-    counts = allowed(Chunk(size=size), length=length)[0].sum(dim=1)
+    counts = allowed(Chunked(size=size), length=length)[0].sum(dim=1)
     assert counts.tolist() == [query % size + 1 for query in range(length)]
 
 

@@ -14,7 +14,7 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlm.modeling_xlm import create_sinusoidal_embeddings
 
-from clearhead.model.parts import (
+from clearhead.architecture.parts import (
     Alibi,
     DynamicScaling,
     LinearScaling,
@@ -24,14 +24,7 @@ from clearhead.model.parts import (
     SinusoidalPositions,
     YarnScaling,
 )
-from clearhead.model.positions import (
-    alibi_bias,
-    alibi_slopes,
-    bucket_of,
-    rope_frequencies,
-    rotation_for,
-    sinusoids,
-)
+from clearhead.model.positions import alibi_bias, alibi_slopes, bucket_of, rope_frequencies, rotation_for, sinusoids
 from tests.model.toys import close
 
 # --- added to embeddings
@@ -156,15 +149,15 @@ def test_half_pairing_turns_as_llama_does():
     rotation = rotation_for(Rope(), torch.arange(5)[None], WIDTH, torch.float32)
     doubled = (torch.cat((part[:, 0], part[:, 0]), dim=-1) for part in (rotation.cosine, rotation.sine))
     expected, _ = apply_rotary_pos_emb(q, q, *doubled)
-    close(rotation.turn(q), expected, 1e-6)
+    close(rotation.rotate(q), expected, 1e-6)
 
 
 def test_positions_may_differ_from_row_to_row():
     x = torch.randn(2, 1, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     positions = torch.tensor([[0, 1, 2, 3], [0, 0, 5, 6]])
-    both = rotation_for(Rope(), positions, 8, torch.float64).turn(x)
+    both = rotation_for(Rope(), positions, 8, torch.float64).rotate(x)
     for row in range(2):
-        alone = rotation_for(Rope(), positions[row : row + 1], 8, torch.float64).turn(x[row : row + 1])
+        alone = rotation_for(Rope(), positions[row : row + 1], 8, torch.float64).rotate(x[row : row + 1])
         assert torch.equal(both[row : row + 1], alone)
 
 

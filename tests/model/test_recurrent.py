@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from clearhead.config import from_json, from_toml, to_json, to_toml
 from clearhead.errors import ClearheadError
-from clearhead.model.recurrent import RecurrentConfig, RecurrentMemory, RecurrentTranslator, State
+from clearhead.model.recurrent import RecurrentConfig, RecurrentEncoderOutput, RecurrentTranslator, State
 
 SMALL = RecurrentConfig(
     source_vocab_size=11, target_vocab_size=13, embedding_width=5, width=6, cell="gru", attention="none", context=16
@@ -168,22 +168,22 @@ def test_without_attention_the_decoder_is_torch_nn_over_the_whole_target(
 def test_decode_is_the_loop_over_step(config: RecurrentConfig) -> None:
     network = randomised(config)
     target = tokens(13, 3, 6)
-    memory = network.encode(tokens(11, 3, 7))
-    state, stepped = network.start(memory), []
+    encoder_output = network.encode(tokens(11, 3, 7))
+    state, stepped = network.start(encoder_output), []
     for column in target.unbind(dim=1):
-        logits, state = network.step(column, state, memory)
+        logits, state = network.step(column, state, encoder_output)
         stepped.append(logits)
-    assert_same(network.decode(target, memory), torch.stack(stepped, dim=1))
+    assert_same(network.decode(target, encoder_output), torch.stack(stepped, dim=1))
 
 
 @torch.no_grad()
 def test_a_state_can_be_stepped_from_twice() -> None:
     network = randomised(replace(SMALL, cell="lstm", attention="dot_product"))
-    memory = network.encode(tokens(11, 2, 4))
-    state = network.start(memory)
-    first, _ = network.step(torch.tensor([1, 2]), state, memory)
-    network.step(torch.tensor([3, 4]), state, memory)
-    again, _ = network.step(torch.tensor([1, 2]), state, memory)
+    encoder_output = network.encode(tokens(11, 2, 4))
+    state = network.start(encoder_output)
+    first, _ = network.step(torch.tensor([1, 2]), state, encoder_output)
+    network.step(torch.tensor([3, 4]), state, encoder_output)
+    again, _ = network.step(torch.tensor([1, 2]), state, encoder_output)
     assert torch.equal(first, again)
 
 
@@ -199,16 +199,16 @@ def test_padding_changes_nothing(config: RecurrentConfig) -> None:
     for seed in (1, 2):
         source = alone_source.where(source_mask, tokens(11, 4, 9, seed=seed))
         target = alone_target.where(target_mask.bool(), tokens(13, 4, 7, seed=seed))
-        memory = network.encode(source, source_mask)
+        encoder_output = network.encode(source, source_mask)
         logits = network(source, target, source_mask, target_mask)
         for row, (num_source, num_target) in enumerate(zip(source_lengths, target_lengths, strict=True)):
             row_source, row_target = alone_source[row : row + 1, :num_source], alone_target[row : row + 1, :num_target]
             row_memory = network.encode(row_source)
             assert_same(logits[row : row + 1, :num_target], network(row_source, row_target))
-            assert_same(memory.states[row : row + 1, :num_source], row_memory.states)
-            assert_same(memory.final.hidden[:, row : row + 1], row_memory.final.hidden)
+            assert_same(encoder_output.states[row : row + 1, :num_source], row_memory.states)
+            assert_same(encoder_output.final.hidden_states[:, row : row + 1], row_memory.final.hidden_states)
             if config.attention == "dot_product":
-                weights = network.align(target, memory, target_mask)[row, :num_target]
+                weights = network.align(target, encoder_output, target_mask)[row, :num_target]
                 assert_same(weights[:, :num_source], network.align(row_target, row_memory)[0])
                 assert not weights[:, num_source:].any()
 
@@ -226,12 +226,15 @@ def test_gradients_reach_every_parameter(config: RecurrentConfig) -> None:
 def test_dropout_acts_in_training_only(num_layers: int, places: str) -> None:
     network = randomised(replace(SMALL, dropout=0.5, num_layers=num_layers, attention="dot_product"))
     source, column = tokens(11, 2, 5), tokens(13, 2)
-    memory = network.encode(source)
-    runs = [lambda: network.encode(source).states, lambda: network.advance(column, memory.final, memory).top]
+    encoder_output = network.encode(source)
+    runs = [
+        lambda: network.encode(source).states,
+        lambda: network.advance(column, encoder_output.final, encoder_output).top,
+    ]
     if places == "between layers":
         network.dropout = nn.Identity()
     else:
-        runs.append(lambda: network.to_logits(memory.final.top))
+        runs.append(lambda: network.to_logits(encoder_output.final.top))
     assert all(torch.equal(run(), run()) for run in runs)
     network.train()
     torch.manual_seed(0)
@@ -245,27 +248,29 @@ WEIGHTS = [0.33758453779871644, 0.2500887766217052, 0.41232668557957836]
 CONTEXT = [0.7499112233782947, 0.6624154622012836]
 
 
-def worked_example() -> tuple[RecurrentTranslator, RecurrentMemory]:
+def worked_example() -> tuple[RecurrentTranslator, RecurrentEncoderOutput]:
     """Encoder states (1,0), (0,1), (1,1) and the decoder state (0.5, 0.2), under a tanh cell."""
     network = randomised(replace(SMALL, width=2, cell="tanh", attention="dot_product"))
     states = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]], dtype=torch.float64)
-    return network, RecurrentMemory(states, State(torch.tensor([[[0.5, 0.2]]], dtype=torch.float64)))
+    return network, RecurrentEncoderOutput(states, State(torch.tensor([[[0.5, 0.2]]], dtype=torch.float64)))
 
 
 @torch.no_grad()
 def test_book_a4_attention_between_decoder_and_encoder() -> None:
-    network, memory = worked_example()
-    weights = network.align(torch.tensor([[3]]), memory)[0, 0]
-    assert_same(memory.states[0] @ memory.final.top[0], torch.tensor([0.5, 0.2, 0.7], dtype=torch.float64))
+    network, encoder_output = worked_example()
+    weights = network.align(torch.tensor([[3]]), encoder_output)[0, 0]
+    assert_same(
+        encoder_output.states[0] @ encoder_output.final.top[0], torch.tensor([0.5, 0.2, 0.7], dtype=torch.float64)
+    )
     torch.testing.assert_close(weights.tolist(), WEIGHTS, rtol=0, atol=1e-15)
-    torch.testing.assert_close((weights @ memory.states[0]).tolist(), CONTEXT, rtol=0, atol=1e-15)
+    torch.testing.assert_close((weights @ encoder_output.states[0]).tolist(), CONTEXT, rtol=0, atol=1e-15)
 
 
 @torch.no_grad()
 def test_book_a4_next_state_is_tanh_of_state_and_context() -> None:
     """s_t = tanh(W [s_{t-1}; c_t]), and in the same W the columns of the token read."""
-    network, memory = worked_example()
-    _, state = network.step(torch.tensor([3]), network.start(memory), memory)
+    network, encoder_output = worked_example()
+    _, state = network.step(torch.tensor([3]), network.start(encoder_output), encoder_output)
     cell = dict(network.decoder.named_parameters())
     W = torch.cat((cell["weight_hh_l0"], cell["weight_ih_l0"][:, 5:], cell["weight_ih_l0"][:, :5]), dim=1)
     joined = torch.cat((torch.tensor([0.5, 0.2, *CONTEXT], dtype=torch.float64), network.target_embedding.weight[3]))
@@ -274,9 +279,9 @@ def test_book_a4_next_state_is_tanh_of_state_and_context() -> None:
 
 @torch.no_grad()
 def test_book_slip_2_printed_weights_and_context_are_rounded_wrongly() -> None:
-    network, memory = worked_example()
-    weights = network.align(torch.tensor([[3]]), memory)[0, 0]
-    exact = [*weights.tolist(), *(weights @ memory.states[0]).tolist()]
+    network, encoder_output = worked_example()
+    weights = network.align(torch.tensor([[3]]), encoder_output)[0, 0]
+    exact = [*weights.tolist(), *(weights @ encoder_output.states[0]).tolist()]
     printed = [0.3374, 0.2501, 0.4125, 0.7499, 0.6626]
     assert all(abs(a - b) < 3e-4 for a, b in zip(exact, printed, strict=True))
     assert [round(a, 4) == b for a, b in zip(exact, printed, strict=True)] == [False, True, False, True, False]
@@ -288,11 +293,11 @@ def test_book_c4_without_attention_the_final_state_is_all_the_decoder_sees(cell:
     source, target = tokens(11, 2, 6), tokens(13, 2, 5)
     for attention, blind in (("none", True), ("dot_product", False)):
         network = randomised(replace(SMALL, cell=cell, attention=attention))
-        memory = network.encode(source)
-        elsewhere = replace(memory, states=network.encode(source.flip(1)).states)
-        assert torch.equal(network.decode(target, memory), network.decode(target, elsewhere)) == blind
-        other_end = replace(memory, final=network.encode(source.flip(1)).final)
-        assert not torch.allclose(network.decode(target, memory), network.decode(target, other_end))
+        encoder_output = network.encode(source)
+        elsewhere = replace(encoder_output, states=network.encode(source.flip(1)).states)
+        assert torch.equal(network.decode(target, encoder_output), network.decode(target, elsewhere)) == blind
+        other_end = replace(encoder_output, final=network.encode(source.flip(1)).final)
+        assert not torch.allclose(network.decode(target, encoder_output), network.decode(target, other_end))
 
 
 # --- what a user may get wrong
@@ -335,9 +340,9 @@ def test_bad_inputs_are_named(inputs: tuple[Tensor, ...], sentence: str) -> None
 )
 def test_bad_steps_are_named(column: Tensor, sentence: str) -> None:
     network = RecurrentTranslator(SMALL)
-    memory = network.encode(SOURCE)
+    encoder_output = network.encode(SOURCE)
     with pytest.raises(ClearheadError, match=sentence):
-        network.step(column, network.start(memory), memory)
+        network.step(column, network.start(encoder_output), encoder_output)
 
 
 def test_no_alignment_without_attention() -> None:
@@ -349,10 +354,10 @@ def test_no_alignment_without_attention() -> None:
 # --- learning
 
 
-def greedy(network: RecurrentTranslator, memory: RecurrentMemory, start_token: int, num_tokens: int) -> Tensor:
-    state, column, said = network.start(memory), torch.full((len(memory.states),), start_token), []
+def greedy(network: RecurrentTranslator, encoder_output: RecurrentEncoderOutput, start_token: int, num_tokens: int) -> Tensor:
+    state, column, said = network.start(encoder_output), torch.full((len(encoder_output.states),), start_token), []
     for _ in range(num_tokens):
-        logits, state = network.step(column, state, memory)
+        logits, state = network.step(column, state, encoder_output)
         column = logits.argmax(dim=-1)
         said.append(column)
     return torch.stack(said, dim=1)
@@ -451,9 +456,9 @@ def spelled(word: str) -> list[int]:
 def test_real_weights_pronounce_as_their_own_package_does(g2p_weights: dict[str, np.ndarray], word: str) -> None:
     network = g2p_network(g2p_weights)
     said, steps = g2p_reference(g2p_weights, word)
-    memory = network.encode(torch.tensor([spelled(word)]))
-    assert greedy(network, memory, said[0], len(steps)).tolist() == [said[1:]]
-    logits = network.decode(torch.tensor([said[:-1]]), memory)[0]
+    encoder_output = network.encode(torch.tensor([spelled(word)]))
+    assert greedy(network, encoder_output, said[0], len(steps)).tolist() == [said[1:]]
+    logits = network.decode(torch.tensor([said[:-1]]), encoder_output)[0]
     assert_same(logits, torch.from_numpy(steps))
 
 

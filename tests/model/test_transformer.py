@@ -8,22 +8,22 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
-from clearhead.model.attend import fused, reference
-from clearhead.model.branches import Experts, FeedForward, Router
-from clearhead.model.config import Dropout, Embedding, Head, ModelConfig
-from clearhead.model.parts import (
+from clearhead.architecture.branches import Experts, FeedForward, Router
+from clearhead.architecture.config import Dropout, Embedding, Head, ModelConfig
+from clearhead.architecture.parts import (
     Alibi,
+    Bidirectional,
     Causal,
-    Chunk,
-    Everything,
+    Chunked,
     LearnedPositions,
     NoPosition,
     RelativeBuckets,
     Rope,
     SinusoidalPositions,
-    Window,
+    SlidingWindow,
 )
+from clearhead.errors import ClearheadError
+from clearhead.model.attend import fused_attention, reference_attention
 from clearhead.model.transformer import Transformer
 from tests.model.random_configs import CONFIGS, SLOWLY
 from tests.model.toys import (
@@ -53,8 +53,8 @@ EXPERTS = Experts(
 KINDS: dict[str, ModelConfig] = {
     **{name: decoder(position) for name, position in POSITIONS.items()},
     "none": decoder(),
-    "window": decoder(Rope(), reach=Window(size=3)),
-    "chunk": decoder(Rope(), reach=Chunk(size=3)),
+    "window": decoder(Rope(), pattern=SlidingWindow(size=3)),
+    "chunk": decoder(Rope(), pattern=Chunked(size=3)),
     "latent": replace(decoder(), decoder=stack(latent())),
     "mixture": replace(decoder(), decoder=stack(grouped(position=Rope()), feed_forward=EXPERTS)),
     "encoder": encoder(LearnedPositions(num_positions=CONTEXT)),
@@ -70,7 +70,7 @@ def padded(tokens: Tensor, left: int, right: int, filler: int) -> tuple[Tensor, 
 # --- padding and packing
 
 
-@pytest.mark.parametrize("kernel", [reference, fused])
+@pytest.mark.parametrize("kernel", [reference_attention, fused_attention])
 @pytest.mark.parametrize("name", KINDS)
 def test_padding_on_either_side_never_changes_a_real_output(name, kernel):
     network, tokens = toy(KINDS[name]), some_tokens(2, 8)
@@ -132,10 +132,10 @@ def test_a_mask_of_ones_is_no_mask(name):
 @pytest.mark.parametrize("name", KINDS)
 def test_both_kernels_give_the_same_logits(name):
     network, tokens = toy(KINDS[name]), some_tokens()
-    close(network(tokens, kernel=fused), network(tokens, kernel=reference))
+    close(network(tokens, kernel=fused_attention), network(tokens, kernel=reference_attention))
 
 
-@pytest.mark.parametrize("kernel", [reference, fused])
+@pytest.mark.parametrize("kernel", [reference_attention, fused_attention])
 @pytest.mark.parametrize("query_rank", [None, 6])
 def test_latent_attention_absorbed_equals_unfolded(query_rank, kernel):
     network = toy(replace(decoder(), decoder=stack(latent(query_rank=query_rank))))
@@ -259,13 +259,13 @@ def test_learned_positions_skip_their_offset():
 def test_head_scales_then_adds_its_bias_then_caps():
     config = replace(decoder(), head=Head(tied=False, bias=True, scale=0.5, softcap=2.0))
     network = toy(config)
-    plain = network.hidden(some_tokens()) @ network.head.weight.T * 0.5 + network.head.bias
+    plain = network.hidden_states(some_tokens()) @ network.head.weight.T * 0.5 + network.head.bias
     close(network(some_tokens()), 2 * torch.tanh(plain / 2))
 
 
 def test_without_a_head_hidden_states_come_out():
     network = toy(replace(decoder(Rope()), head=None))
-    assert torch.equal(network(some_tokens()), network.hidden(some_tokens()))
+    assert torch.equal(network(some_tokens()), network.hidden_states(some_tokens()))
     assert network(some_tokens()).shape == (2, 8, 16)
 
 
@@ -314,7 +314,7 @@ def test_what_a_model_does_not_have():
     with pytest.raises(ClearheadError, match="does not decode from a memory"):
         alone.decode(tokens, both.encode(tokens))
     with pytest.raises(ClearheadError, match="no pooler"):
-        alone.pool(alone.hidden(tokens))
+        alone.pool(alone.hidden_states(tokens))
 
 
 def test_int32_tokens_and_one_row_of_positions_are_welcome():
@@ -332,13 +332,13 @@ def test_only_learned_positions_limit_the_length():
 
 def test_reach_is_what_the_layer_says():
     """Logits at the last of nine tokens change with the tokens in reach and with no other. One layer only."""
-    for reach, seen in (
+    for pattern, seen in (
         (Causal(), range(9)),
-        (Window(size=3), (6, 7, 8)),
-        (Chunk(size=4), (8,)),
-        (Everything(), range(9)),
+        (SlidingWindow(size=3), (6, 7, 8)),
+        (Chunked(size=4), (8,)),
+        (Bidirectional(), range(9)),
     ):
-        config = decoder(reach=reach)
+        config = decoder(pattern=pattern)
         network = toy(replace(config, decoder=replace(config.decoder, layers=config.decoder.layers[:1])))
         tokens = some_tokens(1, 9)
         for position in range(9):
@@ -360,7 +360,9 @@ def test_every_config_that_passes_its_checks_builds_and_runs(config):
     tokens = torch.randint(0, config.vocab_size, (2, 2), generator=torch.Generator().manual_seed(0))
     for mask in (None, torch.tensor([[1, 1], [0, 1]])):
         with torch.no_grad():
-            found, expected = (network(tokens, mask, kernel=kernel) for kernel in (fused, reference))
+            found, expected = (
+                network(tokens, mask, kernel=kernel) for kernel in (fused_attention, reference_attention)
+            )
         assert found.shape == (2, 2, config.vocab_size if config.head else config.width)
         assert found.isfinite().all()
         close(found, expected, 1e-9)
@@ -369,6 +371,6 @@ def test_every_config_that_passes_its_checks_builds_and_runs(config):
 def test_a_decoder_with_cross_attention_needs_a_memory():
     network = toy(translator())
     with pytest.raises(ClearheadError, match="this stack needs memory of an encoder"):
-        network.hidden(some_tokens())
+        network.hidden_states(some_tokens())
     with pytest.raises(ClearheadError, match="takes no memory"):
-        toy(decoder()).hidden(some_tokens(), memory=network.encode(some_tokens()))
+        toy(decoder()).hidden_states(some_tokens(), encoder_output=network.encode(some_tokens()))

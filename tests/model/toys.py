@@ -9,15 +9,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.model.attend import Attended, Kernel, Scoring, attend_in_steps
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, Layer, ModelConfig, Stack
-from clearhead.model.context import AttentionContext
-from clearhead.model.masks import Mask
-from clearhead.model.parts import (
+from clearhead.architecture.branches import FeedForward
+from clearhead.architecture.config import (
+    Embedding,
+    GroupedAttention,
+    Head,
+    LatentAttention,
+    Layer,
+    ModelConfig,
+    Stack,
+)
+from clearhead.architecture.parts import (
     Alibi,
+    Bidirectional,
     Causal,
-    Everything,
     LearnedPositions,
     NoPosition,
     Position,
@@ -27,6 +32,9 @@ from clearhead.model.parts import (
     Rope,
     SinusoidalPositions,
 )
+from clearhead.model.attend import AttentionKernel, AttentionSteps, Scoring, attention_steps
+from clearhead.model.context import AttentionContext
+from clearhead.model.masks import Mask
 from clearhead.model.transformer import Transformer
 
 AnyPosition = Position | LearnedPositions | SinusoidalPositions
@@ -76,14 +84,14 @@ def decoder(position: AnyPosition = NOWHERE, **changes: Any) -> ModelConfig:
 
 
 def encoder(position: AnyPosition = NOWHERE, **changes: Any) -> ModelConfig:
-    return ModelConfig(width=WIDTH, context=CONTEXT, encoder=placed(position, reach=Everything(), **changes))
+    return ModelConfig(width=WIDTH, context=CONTEXT, encoder=placed(position, pattern=Bidirectional(), **changes))
 
 
 def translator(**changes: Any) -> ModelConfig:
     sinusoidal = Embedding(vocab_size=VOCAB, positions=SinusoidalPositions())
-    across = grouped(reach=Everything())
+    across = grouped(pattern=Bidirectional())
     source = stack(across, sinusoidal)
-    target = stack(grouped(reach=Causal()), sinusoidal, cross_attention=across)
+    target = stack(grouped(pattern=Causal()), sinusoidal, cross_attention=across)
     whole = ModelConfig(width=WIDTH, context=CONTEXT, encoder=source, decoder=target, head=Head())
     return replace(whole, **changes)
 
@@ -110,7 +118,7 @@ def some_tokens(batch: int = 2, length: int = 8, seed: int = 1) -> Tensor:
     return torch.randint(0, VOCAB, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
-def context_of(mask: Mask, kernel: Kernel, length: int) -> AttentionContext:
+def context_of(mask: Mask, kernel: AttentionKernel, length: int) -> AttentionContext:
     return AttentionContext(mask=mask, kernel=kernel, query_index=torch.arange(length)[None])
 
 
@@ -122,10 +130,10 @@ class Spy:
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         self.how: list[Scoring] = []
-        self.attended: list[Attended] = []
+        self.attended: list[AttentionSteps] = []
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
-        result = attend_in_steps(q, k, v, how)
+        result = attention_steps(q, k, v, how)
         for kept, item in zip(vars(self).values(), (q, k, v, how, result), strict=True):
             kept.append(item)
         return result.output

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from clearhead.architecture.config import ModelConfig
 from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.families import family_for
 from clearhead.families.settings import Settings
-from clearhead.model.attend import fused, reference
-from clearhead.model.config import ModelConfig
+from clearhead.model.attend import fused_attention, reference_attention
 from clearhead.model.transformer import Transformer
 from tests.parity.mutants import mutants
 
@@ -162,7 +162,7 @@ def check_logits(case: Case, folder: Path, **options: bool) -> None:
         given = inputs(case, network.config, padded)
         theirs = run_reference(model, case, given)
         assert theirs.abs().max() > 0.1, "a reference without effect compares nothing"
-        for kernel in (fused, reference):
+        for kernel in (fused_attention, reference_attention):
             with torch.no_grad():
                 found = difference(network(**given, kernel=kernel, **options), theirs, given)
             assert found <= case.tolerance, f"padded={padded} {kernel.__name__}: {found:.2e}"
@@ -246,7 +246,7 @@ def check_equations(config: ModelConfig, equations: Equations, blind: tuple[str,
             given = inputs(case, config, padded)
             theirs = equations(network.state_dict(), given)
             assert theirs.abs().max() > 0.1, "equations without effect compare nothing"
-            for kernel in (fused, reference):
+            for kernel in (fused_attention, reference_attention):
                 found = difference(network(**given, kernel=kernel), theirs, given)
                 assert found <= tolerance, f"padded={padded} {dtype} {kernel.__name__}: {found:.2e}"
     wrong = dict(mutants(config))

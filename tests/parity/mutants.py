@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from clearhead.config import choices_of
-from clearhead.errors import ClearheadError
-from clearhead.model.config import ModelConfig
-from clearhead.model.parts import (
+from clearhead.architecture.config import ModelConfig
+from clearhead.architecture.parts import (
     Alibi,
+    Bidirectional,
     Causal,
-    Chunk,
-    Everything,
+    Chunked,
     NoPosition,
     RelativeBuckets,
     RelativeSinusoid,
     Rope,
-    Window,
+    SlidingWindow,
 )
+from clearhead.config import choices_of
+from clearhead.errors import ClearheadError
 
 # Fields that change nothing in a float32 forward, each with its reason.
 WITHOUT_EFFECT = {
@@ -86,11 +86,11 @@ def other_choices(value: Any, hint: Any) -> Iterator[Any]:
             yield NoPosition()
         case NoPosition() if RelativeBuckets in choices_of(hint)[0]:
             yield Rope()
-        case Everything():
+        case Bidirectional():
             yield Causal()
         case Causal():
-            yield from (Everything(), Window(size=3))
-        case Window(size=size):
-            yield from (Causal(), Chunk(size=size))
-        case Chunk(size=size):
-            yield from (Causal(), Window(size=size))
+            yield from (Bidirectional(), SlidingWindow(size=3))
+        case SlidingWindow(size=size):
+            yield from (Causal(), Chunked(size=size))
+        case Chunked(size=size):
+            yield from (Causal(), SlidingWindow(size=size))

@@ -69,10 +69,10 @@ def test_segments_and_pooler(tmp_path, generator):
     tokens = torch.randint(0, VOCAB, (2, 24), generator=generator)
     segments = torch.randint(0, 2, (2, 24), generator=generator)
     theirs = model(tokens, token_type_ids=segments)
-    hidden = network.hidden(tokens, token_types=segments)
+    hidden = network.hidden_states(tokens, token_types=segments)
     assert (hidden - theirs.last_hidden_state).abs().max() <= 1e-5
     assert (network.pool(hidden) - theirs.pooler_output).abs().max() <= 1e-5
-    assert (hidden - network.hidden(tokens)).abs().max() > 0.1
+    assert (hidden - network.hidden_states(tokens)).abs().max() > 0.1
 
 
 # --- what the tensors tell

@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers
 
+from clearhead.architecture.parts import Causal, SlidingWindow
 from clearhead.families.gpt import gpt, multi_head
-from clearhead.model.attend import fused, reference
-from clearhead.model.parts import Causal, Window
+from clearhead.model.attend import fused_attention, reference_attention
 from clearhead.model.transformer import Transformer
 from tests.parity.harness import (
     VOCAB,
@@ -123,8 +123,8 @@ GPT3 = Case("gpt3", banded_gpt2)
 
 
 def gpt3_config():
-    reaches = (Causal(), Window(size=BAND)) * 2
-    attentions = [multi_head(48, 4, reach=reach) for reach in reaches]
+    reaches = (Causal(), SlidingWindow(size=BAND)) * 2
+    attentions = [multi_head(48, 4, pattern=pattern) for pattern in reaches]
     return gpt(width=48, attentions=attentions, vocab_size=VOCAB, context=32, epsilon=1e-3)
 
 
@@ -141,7 +141,7 @@ def test_gpt3_logits_equal(padded, tmp_path):
     network = load_banded(model, tmp_path)
     given = inputs(GPT3, network.config, padded)
     theirs = run_reference(model, GPT3, given)
-    for kernel in (fused, reference):
+    for kernel in (fused_attention, reference_attention):
         assert difference(network(**given, kernel=kernel), theirs, given) <= 1e-5
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch.nn.functional import gelu
 
+from clearhead.architecture.branches import Experts, Router
+from clearhead.architecture.config import GroupedAttention, Head, ScoreTemperature
+from clearhead.architecture.parts import Rope
 from clearhead.checkpoint.fill import fill
 from clearhead.families import grok, preset
 from clearhead.families.trunk import gated
-from clearhead.model.attend import fused, reference
-from clearhead.model.branches import Experts, Router
-from clearhead.model.config import GroupedAttention, Head, ScoreTemperature
-from clearhead.model.parts import Rope
+from clearhead.model.attend import fused_attention, reference_attention
 from tests.parity.harness import VOCAB, seen
 from tests.parity.mutants import mutants
 
@@ -198,7 +198,7 @@ def loaded(name, dtype=torch.float32):
     return network, given, torch.stack([logits(row, tensors) for row in tokens])
 
 
-@pytest.mark.parametrize("kernel", [fused, reference])
+@pytest.mark.parametrize("kernel", [fused_attention, reference_attention])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal(name, dtype, tolerance, kernel):

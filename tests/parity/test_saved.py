@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
+from clearhead.architecture.parts import Rope
 from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.errors import ClearheadError
 from clearhead.families import family_for
 from clearhead.families.gemma import gemma3
 from clearhead.families.llama import llama
-from clearhead.model.parts import Rope
 from clearhead.model.transformer import Transformer
 from tests.parity import test_bart, test_deepseek, test_llama, test_mpt
 from tests.parity.harness import VOCAB, Case, build, difference, inputs, load_ours, rerandomize, run_reference

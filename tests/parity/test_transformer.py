@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from clearhead.architecture.parts import LayerNorm
 from clearhead.families.transformer import annotated, transformer
-from clearhead.model.parts import LayerNorm
 from tests.parity.harness import VOCAB, check_equations, under
 
 WIDTH, HEADS, LAYERS, EPSILON = 48, 4, 3, 1e-3
@@ -109,11 +109,15 @@ def linear(x, w, name):
     return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
 
-def multi_head(x, memory, hidden, w):
+def multi_head(x, encoder_output, hidden, w):
     def heads(y):
         return y.view(y.shape[0], -1, HEADS, WIDTH // HEADS).transpose(1, 2)
 
-    q, k, v = heads(linear(x, w, "query")), heads(linear(memory, w, "key")), heads(linear(memory, w, "value"))
+    q, k, v = (
+        heads(linear(x, w, "query")),
+        heads(linear(encoder_output, w, "key")),
+        heads(linear(encoder_output, w, "value")),
+    )
     scores = (q @ k.transpose(-2, -1) / (WIDTH // HEADS) ** 0.5).masked_fill(hidden, -1e9)
     mixed = (scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
     return linear(mixed, w, "output")
@@ -132,14 +136,14 @@ def annotated_equations(weights, given):
         h = deviation_norm(x, under(w, "attention_residual.norm."))
         x = x + multi_head(h, h, padding, under(w, "attention."))
         x = x + feed_forward(deviation_norm(x, under(w, "feed_forward_residual.norm.")), w)
-    memory = deviation_norm(x, under(weights, "encoder.final_norm."))
+    encoder_output = deviation_norm(x, under(weights, "encoder.final_norm."))
     y = embed(given["target"], weights["decoder.embedding.tokens.weight"])
     for number in range(LAYERS):
         w = under(weights, f"decoder.layers.{number}.")
         h = deviation_norm(y, under(w, "attention_residual.norm."))
         y = y + multi_head(h, h, later, under(w, "attention."))
         h = deviation_norm(y, under(w, "cross_attention_residual.norm."))
-        y = y + multi_head(h, memory, padding, under(w, "cross_attention."))
+        y = y + multi_head(h, encoder_output, padding, under(w, "cross_attention."))
         y = y + feed_forward(deviation_norm(y, under(w, "feed_forward_residual.norm.")), w)
     return linear(deviation_norm(y, under(weights, "decoder.final_norm.")), weights, "head")
 

@@ -5,7 +5,7 @@ import os
 import warnings
 from dataclasses import dataclass, field
 
-from clearhead.training.files import Files
+from clearhead.training.checkpoints.files import Files
 
 
 @dataclass

@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from clearhead.architecture.branches import Experts, FeedForward, Router
+from clearhead.architecture.config import Head, ModelConfig
 from clearhead.data.batch import IGNORED, Batch
 from clearhead.data.datasets import Packed
 from clearhead.data.tokens import Tokens
 from clearhead.errors import ClearheadError
-from clearhead.model.branches import Experts, FeedForward, Router
-from clearhead.model.config import Head, ModelConfig
 from clearhead.training.balance import BalanceBias, BalanceLoss, Routing, balance_loss
 from clearhead.training.config import TrainConfig
 from clearhead.training.objective import build_objective

@@ -6,15 +6,15 @@ import torch
 from torch.nn import functional
 
 import clearhead
+from clearhead.architecture.config import Embedding, Head, ModelConfig, XavierInitial
+from clearhead.architecture.parts import Bidirectional, Causal, SinusoidalPositions
 from clearhead.data.batch import Batch
 from clearhead.data.synthetic import examples
-from clearhead.generation.options import SamplingOptions
 from clearhead.generation.plain import decode_plainly
-from clearhead.model.config import Embedding, Head, ModelConfig, XavierInitial
-from clearhead.model.parts import Causal, Everything, SinusoidalPositions
 from clearhead.model.positions import sinusoids
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.model.transformer import Transformer
+from clearhead.options import SamplingOptions
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World
 from clearhead.training.learner import Learner
@@ -26,9 +26,9 @@ from tests.model.toys import CONTEXT, VOCAB, WIDTH, grouped, some_tokens, stack,
 CAUSAL = Causal()
 
 
-def language_model(reach=CAUSAL):
+def language_model(pattern=CAUSAL):
     embedding = Embedding(vocab_size=VOCAB, scale=WIDTH**0.5, positions=SinusoidalPositions())
-    decoder = stack(grouped(reach=reach), embedding)
+    decoder = stack(grouped(pattern=pattern), embedding)
     return ModelConfig(width=WIDTH, context=CONTEXT, decoder=decoder, head=Head(), initial=XavierInitial())
 
 
@@ -89,7 +89,7 @@ def random_text(seed, num_rows=24):
 def test_d2_without_the_mask_the_loss_collapses_and_generation_fails():
     batches = [random_text(seed) for seed in range(300)]
     masked, masked_losses = trained(language_model(), batches, rate=2e-2)
-    leaking, leaking_losses = trained(language_model(Everything()), batches, rate=2e-2)
+    leaking, leaking_losses = trained(language_model(Bidirectional()), batches, rate=2e-2)
     chance = math.log(4)
     assert masked_losses[-1] > 0.95 * chance
     assert leaking_losses[-1] < 0.3 * chance
@@ -118,9 +118,9 @@ def test_d3_teacher_forcing_reads_the_right_answer_whatever_was_said():
     """Logits at t depend on the answer given before t alone, and are those of one step after another."""
     network, source, answer = toy(translator()), some_tokens(2, 6), some_tokens(2, 5, seed=4)
     forced = network(source, answer)
-    memory = network.encode(source)
+    encoder_output = network.encode(source)
     for length in range(1, 6):
-        alone = network.decode(answer[:, :length], memory)[:, -1]
+        alone = network.decode(answer[:, :length], encoder_output)[:, -1]
         torch.testing.assert_close(forced[:, length - 1], alone)
     changed = answer.clone()
     changed[:, 3] = (changed[:, 3] + 1) % VOCAB

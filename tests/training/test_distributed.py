@@ -6,14 +6,14 @@ import pytest
 import safetensors.torch
 import torch
 
+from clearhead.architecture.branches import Experts, FeedForward, Router
+from clearhead.architecture.config import Dropout, HeadNorm
+from clearhead.architecture.parts import Alibi, Rope
 from clearhead.errors import ClearheadError
-from clearhead.model.branches import Experts, FeedForward, Router
-from clearhead.model.config import Dropout, HeadNorm
-from clearhead.model.parts import Alibi, Rope
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.training.checkpoints.run_folder import RunFolder
+from clearhead.training.checkpoints.state import flatten_optimizer, restore_optimizer, restore_weights
 from clearhead.training.distributed import World
-from clearhead.training.runs import RunFolder
-from clearhead.training.state import flatten_optimizer, restore_optimizer, restore_weights
 from clearhead.training.tensor_parallel import Part, divide
 from tests.model.toys import NORM, decoder, grouped, latent, stack, toy, translator
 from tests.training.crew import Run, run_crew

@@ -9,9 +9,9 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
+from clearhead.training.checkpoints.run_folder import RunFolder
 from clearhead.training.loop import train
 from clearhead.training.recipe import read_recipe
-from clearhead.training.runs import RunFolder
 from tests.training.crew import start_crew
 
 RECIPE = """

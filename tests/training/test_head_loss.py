@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from clearhead.architecture.config import Head
 from clearhead.data.batch import IGNORED, Batch
-from clearhead.model.config import Head
 from clearhead.training.config import TrainConfig
 from clearhead.training.objective import build_objective
 from tests.model.toys import VOCAB, decoder, some_tokens, toy
 
 pytest.importorskip("triton", reason="Triton is not installed")
-from clearhead.fast import launch
+from clearhead.backends.cuda import launch
 from clearhead.training import head_loss as fused
 from clearhead.training.head_loss import head_loss, suits
 

@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError
 from clearhead.families.gpt import gpt
 from clearhead.families.plain import multi_head
 from clearhead.training import loop
-from clearhead.training.ending import opening_of, sources_of
+from clearhead.training.finish import opening_of, sources_of
 from clearhead.training.loop import split
 from clearhead.training.metrics import read_metrics
 from clearhead.training.objective import Objective

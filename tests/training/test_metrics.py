@@ -7,7 +7,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from clearhead.cost.devices import device_named
+from clearhead.costs.calibration.devices import device_named
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.training import metrics

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from clearhead.data.batch import IGNORED, Batch
-from clearhead.model.attend import Scoring, fused, reference
+from clearhead.model.attend import Scoring, fused_attention, reference_attention
 from clearhead.model.masks import Mask
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.training import objective
@@ -94,9 +94,9 @@ def test_a_processor_attends_in_float32(monkeypatch, config, batch, num_attentio
 
     def watched(q, k, v, how):
         seen.append({q.dtype, k.dtype, v.dtype})
-        return fused(q, k, v, how)
+        return fused_attention(q, k, v, how)
 
-    monkeypatch.setattr(objective, "fused", watched)
+    monkeypatch.setattr(objective, "fused_attention", watched)
     gradients(toy(config, torch.float32), batch, precision="bfloat16")
     assert seen == [{torch.float32}] * num_attentions
 
@@ -121,7 +121,7 @@ def heads(length, num_heads=4):
 
 
 def test_causal_rows_are_attended_to_in_bfloat16(monkeypatch):
-    monkeypatch.setattr(objective, "fused", None)
+    monkeypatch.setattr(objective, "fused_attention", None)
     torch.manual_seed(0)
     inputs, above = heads(length=12), torch.randn(2, 4, 12, 8)
     output = objective.on_processor(*inputs, Scoring(mask=Mask(causal=True), scale=0.3))
@@ -148,7 +148,7 @@ def test_causal_rows_are_attended_to_in_bfloat16(monkeypatch):
 def test_what_is_more_than_causal_is_attended_to_in_float32(length, num_key_heads, changes):
     how = Scoring(**{"mask": Mask(causal=True), "scale": 0.3} | changes)
     inputs = [heads(length)[0], *heads(length, num_key_heads)[1:]]
-    expected = reference(*(part.float() for part in inputs), how).bfloat16()
+    expected = reference_attention(*(part.float() for part in inputs), how).bfloat16()
     torch.testing.assert_close(objective.on_processor(*inputs, how), expected, rtol=0.01, atol=1e-3)
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from clearhead.architecture.branches import Experts, FeedForward, Router
+from clearhead.architecture.config import Head, ModelConfig
 from clearhead.errors import ClearheadError
-from clearhead.model.branches import Experts, FeedForward, Router
-from clearhead.model.config import Head, ModelConfig
 from clearhead.training.optimizer import AdamW, Muon, build_optimizers, set_rates
 from tests.model.toys import CONTEXT, WIDTH, decoder, grouped, stack, toy, translator
 

@@ -7,10 +7,10 @@ import pytest
 
 from clearhead.config import to_dict, to_toml
 from clearhead.errors import ClearheadError
-from clearhead.training.beginning import check_same
 from clearhead.training.optimizer import AdamW
 from clearhead.training.recipe import overlaid, parsed, read_recipe, resolve
 from clearhead.training.schedule import Noam
+from clearhead.training.start import check_same
 from tests.training.recipes import LANGUAGE, SMALL
 
 CONFIGS = Path(__file__).parents[2] / "configs"

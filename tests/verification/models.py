@@ -4,6 +4,10 @@ from dataclasses import replace
 
 import torch
 
+from clearhead.architecture.branches import FeedForward
+from clearhead.architecture.config import Head
+from clearhead.architecture.parts import SlidingWindow
+from clearhead.backends.cpu import library as cpu
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import family_of_type
@@ -14,10 +18,6 @@ from clearhead.families.gpt import gpt
 from clearhead.families.plain import multi_head
 from clearhead.families.settings import Settings
 from clearhead.families.t5 import t5
-from clearhead.fast import cpu
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Head
-from clearhead.model.parts import Window
 from clearhead.model.transformer import Transformer
 from tests.checkpoint.tiny import tiny_config
 from tests.model.toys import redraw
@@ -85,7 +85,7 @@ def told(data):
 def banded():
     """GPT-3: learned positions, dense and windowed layers in turn."""
     attention = multi_head(32, 4)
-    attentions = [attention, replace(attention, reach=Window(size=9))]
+    attentions = [attention, replace(attention, pattern=SlidingWindow(size=9))]
     return gpt(width=32, attentions=attentions, vocab_size=VOCAB, context=192)
 
 
@@ -126,7 +126,7 @@ STYLES = {
 def kernels_are_here():
     """Built, or a compiler to build them."""
     try:
-        return cpu.library(build=True) is not None
+        return cpu.kernel_library(build=True) is not None
     except ClearheadError:
         return False
 

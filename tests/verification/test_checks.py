@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.architecture.config import GroupedAttention
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.model.config import GroupedAttention
 from clearhead.verification import reading
 from clearhead.verification.checks import CHECKS, verify
 from clearhead.verification.fast import eight_bits
@@ -148,7 +148,7 @@ def test_a_tokenizer_gives_the_text(stories_like):
 
 @pytest.fixture
 def stories_like():
-    from clearhead.demo import random_model
+    from clearhead.cli.demo import random_model
 
     return random_model()
 
@@ -236,7 +236,7 @@ def test_transformers_reads_no_more_than_its_table_of_sinusoids(length, verdict)
 
 
 def test_toys_are_what_they_are_named():
-    reaches = {style: {layer.attention.reach for layer in STYLES[style]().decoder.layers} for style in WINDOWED}
+    reaches = {style: {layer.attention.pattern for layer in STYLES[style]().decoder.layers} for style in WINDOWED}
     assert {style: len(kinds) for style, kinds in reaches.items()} == {
         "mistral": 1,
         "gemma3": 2,

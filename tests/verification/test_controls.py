@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from clearhead.backends.cpu import plan
+from clearhead.backends.packed import modules
 from clearhead.cache.cache import KeyValueCache
-from clearhead.cache.paged import PageMemory
+from clearhead.cache.paged import PageStorage
 from clearhead.cache.stores import ContiguousStore, SlidingStore
-from clearhead.fast import modules, plan
 from clearhead.generation import decode, speculative
 from clearhead.model import attend, context, masks, positions, transformer
 from clearhead.model.latent_attention import LatentAttentionLayer
@@ -39,7 +40,7 @@ def wrapped(owner, name, change):
 
 
 def all_seeing(original):
-    return lambda reach, grid: Mask()
+    return lambda pattern, grid: Mask()
 
 
 def reads_its_neighbour(original):
@@ -73,9 +74,9 @@ def forgets_the_rotation(original):
 
 
 def swaps_layers(original):
-    def remember(self, memory):
-        made = original(self, memory)
-        return transformer.replace(made, remembered=made.remembered[::-1])
+    def remember(self, encoder_output):
+        made = original(self, encoder_output)
+        return transformer.replace(made, cross_keys_values=made.cross_keys_values[::-1])
 
     return remember
 
@@ -117,13 +118,13 @@ def copies_nothing(original):
 
 
 def masks_only_the_first_piece(original):
-    return lambda network, tokens, mask, cache, memory: original(
-        network, tokens, mask if cache.length == 0 else None, cache, memory
+    return lambda network, tokens, mask, cache, encoder_output: original(
+        network, tokens, mask if cache.length == 0 else None, cache, encoder_output
     )
 
 
 def masks_nothing(original):
-    return lambda network, tokens, mask, cache, memory: original(network, tokens, None, cache, memory)
+    return lambda network, tokens, mask, cache, encoder_output: original(network, tokens, None, cache, encoder_output)
 
 
 def is_no_copy(original):
@@ -168,7 +169,7 @@ def turns_too_far(original):
 
 
 def looks_past_its_window(original):
-    return lambda reach, grid: Mask(torch.ones_like(original(reach, grid).allowed))
+    return lambda pattern, grid: Mask(torch.ones_like(original(pattern, grid).allowed))
 
 
 def masks_no_source(original):
@@ -201,7 +202,7 @@ CONTROLS = [
         "absorbed latent == unfolded",
         Control(wrapped(LatentAttentionLayer, "absorbed", forgets_the_rotation), PREFIX, "deepseek"),
     ),
-    ("remembered source == read again", Control(wrapped(Transformer, "remember", swaps_layers), LEFT, "t5")),
+    ("remembered source == read again", Control(wrapped(Transformer, "precompute_cross_attention", swaps_layers), LEFT, "t5")),
     (CACHED, Control(wrapped(KeyValueCache, "begin", starts_at_zero), LEFT)),
     (
         CACHED,
@@ -210,7 +211,7 @@ CONTROLS = [
     (CONTIGUOUS, Control(wrapped(ContiguousStore, "write", gives_stale_keys), SLIDING, "mistral")),
     (SLIDING, Control(wrapped(SlidingStore, "ring", is_off_by_one), CONTIGUOUS, "mistral")),
     (SLIDING, Control(wrapped(SlidingStore, "__init__", has_a_slot_too_few), CONTIGUOUS, "llama4")),
-    ("paged cache == uncached", Control(wrapped(PageMemory, "copy", copies_nothing), CONTIGUOUS)),
+    ("paged cache == uncached", Control(wrapped(PageStorage, "copy", copies_nothing), CONTIGUOUS)),
     ("chunked prefill == whole", Control(wrapped(decode, "run", masks_only_the_first_piece), FORKED)),
     (FORKED, Control(wrapped(KeyValueCache, "fork", is_no_copy), TRUNCATED, "gemma3")),
     (TRUNCATED, Control(wrapped(KeyValueCache, "truncate", forgets_nothing), FORKED, "gemma3")),
@@ -223,7 +224,7 @@ CONTROLS = [
     ("speculative == greedy", Control(wrapped(speculative, "verify", believes_every_guess), GREEDY)),
     (KERNELS, Control(wrapped(plan, "rotation_for", turns_too_far), CACHED)),
     (KERNELS, Control(wrapped(plan, "make_mask", looks_past_its_window), SLIDING, "mistral")),
-    (KERNELS, Control(wrapped(plan, "memory_mask", masks_no_source), CACHED, "bart")),
+    (KERNELS, Control(wrapped(plan, "cross_attention_mask", masks_no_source), CACHED, "bart")),
     ("8-bit weights ~ full", Control(wrapped(modules, "pack", mistakes_the_zero_point), CACHED)),
     ("4-bit weights ~ full", Control(wrapped(modules, "pack", mistakes_the_zero_point), CACHED)),
     ("compiled == eager", Control(wrapped(reading.torch, "compile", rounds_off), PREFIX, compiles=True)),

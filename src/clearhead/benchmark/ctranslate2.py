@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from clearhead.benchmark.engine import Engine, Hear
-from clearhead.benchmark.subject import Subject, needed, transformers_package
+from clearhead.benchmark.subject import Subject, import_peer, transformers_package
 from clearhead.benchmark.traffic import weights_held, weights_read
 from clearhead.errors import ClearheadError
 
@@ -21,7 +21,7 @@ class CTranslate2(Engine):
     cache_element_bytes = 4  # it computes in float32 on a processor, whatever the weights
 
     def __init__(self, subject: Subject, weights: str):
-        package = needed("ctranslate2", "ctranslate2")
+        package = import_peer("ctranslate2", "ctranslate2")
         transformers_package()  # its converter reads by it
         self.weights, self.last_id = weights, subject.model.config.vocab_size - 1
         folder = convert(subject.huggingface_folder(), subject.folder / f"ctranslate2-{weights}", weights)
@@ -52,7 +52,7 @@ class CTranslate2(Engine):
 
 def convert(source: Path, target: Path, weights: str) -> Path:
     """`source`: a folder of transformers."""
-    converters = needed("ctranslate2.converters", "ctranslate2")
+    converters = import_peer("ctranslate2.converters", "ctranslate2")
     converter = type("Converter", (converters.TransformersConverter,), {"load_tokenizer": numbers_as_words})
     try:
         converter(str(source)).convert(str(target), quantization=weights)

@@ -13,7 +13,7 @@ from clearhead.benchmark.huggingface import HuggingFace
 from clearhead.benchmark.llamacpp import LlamaCpp
 from clearhead.benchmark.ours import open_ours
 from clearhead.benchmark.subject import Subject
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, unknown_name
 
 Open = Callable[[Subject, str], Engine]
 
@@ -56,7 +56,7 @@ def check_names(weights: Sequence[str], against: Sequence[str]) -> None:
         raise ClearheadError(f"there are no weights to measure; known are: {', '.join(WEIGHTS)}")
     for kind in weights:
         if kind not in WEIGHTS:
-            raise unknown("weight format", kind, WEIGHTS)
+            raise unknown_name("weight format", kind, WEIGHTS)
     for peer in against:
         if peer not in PEERS:
-            raise unknown("peer", peer, PEERS)
+            raise unknown_name("peer", peer, PEERS)

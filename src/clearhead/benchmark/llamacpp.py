@@ -15,10 +15,10 @@ from types import ModuleType
 import numpy as np
 
 from clearhead.benchmark.engine import Engine, Hear
-from clearhead.benchmark.subject import Subject, needed
+from clearhead.benchmark.subject import Subject, import_peer
 from clearhead.benchmark.traffic import weights_held, weights_read
 from clearhead.errors import ClearheadError
-from clearhead.files import written_whole
+from clearhead.files import atomic_write
 from clearhead.home import home
 
 KINDS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
@@ -30,7 +30,7 @@ class LlamaCpp(Engine):
     cache_element_bytes = 2  # float16, its default
 
     def __init__(self, subject: Subject, weights: str):
-        package = needed("llama_cpp", "llama-cpp-python")
+        package = import_peer("llama_cpp", "llama-cpp-python")
         source = subject.gguf_file()
         on_gpu = subject.device.type == "cuda"
         if on_gpu and not package.llama_supports_gpu_offload():
@@ -79,7 +79,7 @@ def quantised(package: ModuleType, source: Path, kind: str, num_threads: int) ->
     settings.ftype = getattr(package, f"LLAMA_FTYPE_MOSTLY_{kind}")
     settings.allow_requantize, settings.nthread = True, num_threads
     logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # or it tells of every tensor
-    with written_whole(target) as unfinished:
+    with atomic_write(target) as unfinished:
         if package.llama_model_quantize(os.fsencode(source), os.fsencode(unfinished), settings):
             raise ClearheadError(f"it cannot quantise {source.name} to {kind}")
     return target

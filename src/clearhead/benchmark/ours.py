@@ -11,17 +11,23 @@ from typing import cast
 
 import torch
 
+from clearhead.backends import (
+    AsyncTokens,
+    Bits,
+    GraphDecoder,
+    accelerate,
+    pack_network,
+    why_no_cpu_kernels,
+    why_no_cuda_graph,
+)
 from clearhead.benchmark.engine import Engine, Hear
 from clearhead.benchmark.subject import Subject
 from clearhead.benchmark.traffic import weights_read
 from clearhead.bundle import load
 from clearhead.errors import ClearheadError
-from clearhead.fast import cuda, stack
-from clearhead.fast.modules import pack_network
-from clearhead.fast.packed import Bits
-from clearhead.generation.decode import Row, decode
-from clearhead.generation.options import SamplingOptions
-from clearhead.model.transformer import Transformer
+from clearhead.generation import TokenSequence, decode
+from clearhead.model import Transformer
+from clearhead.options import SamplingOptions
 
 DTYPES = {"float32": torch.float32}  # what is packed computes, and keeps its cache, in bfloat16
 
@@ -33,7 +39,7 @@ def open_ours(subject: Subject, weights: str) -> Engine:
         network = deepcopy(subject.network).to(DTYPES.get(weights, torch.bfloat16)).requires_grad_(False)
         if weights in ("int8", "int4"):
             pack_network(network, cast(Bits, weights))
-    if subject.device.type == "cuda" and cuda.why_not(network) is None:
+    if subject.device.type == "cuda" and why_no_cuda_graph(network) is None:
         return Graph(network, weights, subject.capacity)
     return Loop(network, weights, why_slow(network))
 
@@ -41,10 +47,10 @@ def open_ours(subject: Subject, weights: str) -> Engine:
 def why_slow(network: Transformer) -> str | None:
     """Let the step run in kernels, in place; a sentence where it does not."""
     if network.device.type == "cuda":
-        reason = cuda.why_not(network)
+        reason = why_no_cuda_graph(network)
     else:
         try:
-            reason = None if stack.accelerate(network) else stack.why_not(network)
+            reason = None if accelerate(network) else why_no_cpu_kernels(network)
         except ClearheadError as error:  # no compiler
             reason = str(error)
     return None if reason is None else f"runs in PyTorch's modules: {reason}"
@@ -61,7 +67,7 @@ class Loop(Engine):
         self.cache_element_bytes = next(network.parameters()).element_size()
 
     def speak(self, prompt: Sequence[int], num_tokens: int, hear: Hear) -> None:
-        row = Row(prompt, SamplingOptions(max_new_tokens=num_tokens))
+        row = TokenSequence(prompt, SamplingOptions(max_new_tokens=num_tokens))
         for _ in decode(self.network, [row]):
             hear(row.tokens[-1])
 
@@ -74,7 +80,7 @@ class Graph(Engine):
     def __init__(self, network: Transformer, weights: str, capacity: int):
         self.weights, self.weight_bytes = weights, weights_read(network)
         self.cache_element_bytes = next(network.parameters()).element_size()
-        self.decoder = cuda.GraphDecoder(network, 1, capacity + 1, lambda logits, steps: logits.argmax(dim=-1))
+        self.decoder = GraphDecoder(network, 1, capacity + 1, lambda logits, steps: logits.argmax(dim=-1))
 
     def speak(self, prompt: Sequence[int], num_tokens: int, hear: Hear) -> None:
         token = self.decoder.read([prompt]).argmax(dim=-1)
@@ -82,9 +88,9 @@ class Graph(Engine):
         if num_tokens == 1:
             return
         self.decoder.start(token)
-        pending = cuda.Mailbox(self.decoder.next())
+        pending = AsyncTokens(self.decoder.next())
         for _ in range(num_tokens - 2):
-            coming = cuda.Mailbox(self.decoder.next())  # the GPU works on it while the host waits for the one before
+            coming = AsyncTokens(self.decoder.next())  # the GPU works on it while the host waits for the one before
             hear(*pending.read())
             pending = coming
         hear(*pending.read())

@@ -11,12 +11,11 @@ from types import ModuleType
 
 import torch
 
+from clearhead.architecture import LearnedPositions, ModelConfig
 from clearhead.bundle import Model
-from clearhead.checkpoint.huggingface import CONFIG, save_folder
+from clearhead.checkpoint import CONFIG, save_folder
 from clearhead.errors import ClearheadError
-from clearhead.model.config import ModelConfig
-from clearhead.model.parts import LearnedPositions
-from clearhead.model.transformer import Transformer
+from clearhead.model import Transformer
 
 TEXT = (
     "A ship left the harbour before the sun was up. Nobody stood on the pier but the keeper of the lighthouse, who "
@@ -93,12 +92,12 @@ def draw(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model
 
 def transformers_package() -> ModuleType:
     """Without its bars, which would stand between ours."""
-    package = needed("transformers", "transformers")
+    package = import_peer("transformers", "transformers")
     package.utils.logging.disable_progress_bar()
     return package
 
 
-def needed(module: str, package: str) -> ModuleType:
+def import_peer(module: str, package: str) -> ModuleType:
     """An optional package, or one sentence that says how to get it."""
     try:
         return importlib.import_module(module)

@@ -8,12 +8,10 @@ import time
 import torch
 from torch import nn
 
-from clearhead.cache.cache import kept_shape
-from clearhead.fast.modules import PackedTable
-from clearhead.model.config import Layer, ModelConfig
-from clearhead.model.mixture import MixtureLayer
-from clearhead.model.parts import Chunk, Window
-from clearhead.model.transformer import Transformer
+from clearhead.architecture import Chunked, Layer, ModelConfig, SlidingWindow
+from clearhead.backends import PackedTable
+from clearhead.cache import cached_shape
+from clearhead.model import MixtureLayer, Transformer
 
 # Beyond any cache of a processor; on a GPU long enough that the start of a kernel does not count.
 READ_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
@@ -52,9 +50,9 @@ def cache_read(config: ModelConfig, length: int, element_bytes: int) -> int:
 
 
 def layer_elements(layer: Layer, length: int) -> int:
-    reach = layer.attention.reach
-    seen = min(length, reach.size) if isinstance(reach, Window | Chunk) else length
-    heads, key_width, value_width = kept_shape(layer.attention)
+    pattern = layer.attention.pattern
+    seen = min(length, pattern.size) if isinstance(pattern, SlidingWindow | Chunked) else length
+    heads, key_width, value_width = cached_shape(layer.attention)
     return seen * heads * (key_width + value_width)
 
 

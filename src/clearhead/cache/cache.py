@@ -12,19 +12,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clearhead.architecture import (
+    AttentionPattern,
+    Bidirectional,
+    Chunked,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    ModelConfig,
+    SlidingWindow,
+)
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore, Store
 from clearhead.errors import ClearheadError, require
 from clearhead.files import write_safetensors
-from clearhead.model.config import GroupedAttention, LatentAttention, Layer, ModelConfig
-from clearhead.model.masks import Grid, positions_from
-from clearhead.model.parts import Chunk, Everything, Reach, Window
+from clearhead.model import Grid, positions_from
 
 
 def store_for(layer: Layer, slack: int) -> Store:
-    match layer.attention.reach:
-        case Window(size=size) | Chunk(size=size):
+    match layer.attention.pattern:
+        case SlidingWindow(size=size) | Chunked(size=size):
             return SlidingStore(size, slack)
-        case Everything():
+        case Bidirectional():
             raise ClearheadError("a layer that sees what comes after cannot be cached: its past would change")
     return ContiguousStore()
 
@@ -36,8 +44,8 @@ class KeyValueCache:
         self.config, self.slack = config, slack
         self.stores = stores or [store_for(layer, slack) for layer in config.decoder.layers]
         # Layers of one reach keep the same tokens: any of them can say which.
-        self.by_reach: dict[Reach, Store] = {
-            layer.attention.reach: store for layer, store in zip(config.decoder.layers, self.stores, strict=True)
+        self.by_reach: dict[AttentionPattern, Store] = {
+            layer.attention.pattern: store for layer, store in zip(config.decoder.layers, self.stores, strict=True)
         }
         self.length = 0
         self.furthest = 0  # the most tokens ever written: a ring has lost those that lie too far behind
@@ -69,8 +77,8 @@ class KeyValueCache:
         if slides and (real.int().diff(dim=1) < 0).any():
             raise ClearheadError("a model with windows takes padding on the left only when it generates")
 
-    def grid(self, reach: Reach) -> Grid:
-        store = self.by_reach[reach]
+    def grid(self, pattern: AttentionPattern) -> Grid:
+        store = self.by_reach[pattern]
         slots = store.slots(self.length, self.num_new).to(self.device)
         whole = isinstance(store, ContiguousStore)
         if self.real is None:
@@ -172,7 +180,7 @@ class KeyValueCache:
         for number, (layer, store) in enumerate(zip(layers, self.stores, strict=True)):
             key, value = tensors.pop(f"{number}.key"), tensors.pop(f"{number}.value")
             found = [(*part.shape[1:2], *part.shape[3:], part.is_floating_point()) for part in (key, value)]
-            heads, *widths = kept_shape(layer.attention)
+            heads, *widths = cached_shape(layer.attention)
             require(found == [(heads, width, True) for width in widths], f"layer {number} has other heads")
             store.restore(key, value, self.length)
         rows = {len(tensor) for store in self.stores for tensor in store.tensors().values()}
@@ -185,7 +193,7 @@ class KeyValueCache:
         require(not tensors, f"it holds {', '.join(tensors)} besides")
 
 
-def kept_shape(attention: GroupedAttention | LatentAttention) -> tuple[int, int, int]:
+def cached_shape(attention: GroupedAttention | LatentAttention) -> tuple[int, int, int]:
     """Heads kept of every token, and the widths of what stands for key and value (stores.py)."""
     match attention:
         case GroupedAttention():

@@ -1,6 +1,6 @@
 """A cache in pages of one pool: rows of any length side by side, beginnings shared, nothing padded.
 
-    memory = PageMemory(PagePool(num_pages=64, page_size=16)); cache = PagedCache(memory, [memory.pool.start(prompt)])
+    memory = PageStorage(PagePool(num_pages=64, page_size=16)); cache = PagedCache(memory, [memory.pool.start(prompt)])
 
 `pages.py` says where tokens go; here the numbers move. Keys and values of a layer stand in (slots, K, H); what a row
 attends is gathered from the slots of its table, so this is also the plain twin of a kernel that reads pages in place.
@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from clearhead.architecture import AttentionPattern
 from clearhead.cache.pages import BlockTable, OutOfPagesError, PagePool
-from clearhead.model.masks import Grid
-from clearhead.model.parts import Reach
+from clearhead.model import Grid
 
 
 @dataclass
-class PageMemory:
+class PageStorage:
     """The numbers behind a pool: for each layer a key and a value tensor (num_pages · page_size, K, H)."""
 
     pool: PagePool
@@ -45,7 +45,7 @@ class PageMemory:
 class PagedCache:
     """Sequences that run as one batch for a while; each keeps its table when the batch changes."""
 
-    def __init__(self, memory: PageMemory, tables: Sequence[BlockTable]):
+    def __init__(self, memory: PageStorage, tables: Sequence[BlockTable]):
         self.memory, self.tables = memory, list(tables)
         self.lengths = [table.num_tokens for table in tables]
 
@@ -82,7 +82,7 @@ class PagedCache:
         slots[held] = self.slots_of([0] * len(self.tables), device)
         return slots, held
 
-    def grid(self, reach: Reach) -> Grid:
+    def grid(self, pattern: AttentionPattern) -> Grid:
         index = torch.arange(self.held.shape[1], device=self.held.device)[None]
         return Grid(self.positions, index, self.held, whole=False)
 

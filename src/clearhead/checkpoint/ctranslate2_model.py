@@ -12,15 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from clearhead.architecture import ModelConfig, SinusoidalPositions
 from clearhead.checkpoint.ctranslate2 import CTranslate2Checkpoint, open_ctranslate2
-from clearhead.checkpoint.fill import Loaded, Progress, fill
+from clearhead.checkpoint.fill import LoadedModel, Progress, fill
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
 from clearhead.families import bart, ctranslate2
-from clearhead.model.config import ModelConfig
-from clearhead.model.parts import SinusoidalPositions
-from clearhead.model.positions import sinusoids
-from clearhead.tokenization.marian import CTRANSLATE2_VOCABULARY, read_vocabulary
+from clearhead.model import sinusoids
+from clearhead.tokenization import CTRANSLATE2_VOCABULARY, read_vocabulary
 
 WEIGHTS = "model.bin"
 # The entry of the token to start from; float16 reaches down to -65504
@@ -60,7 +59,7 @@ def load_ctranslate2(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """`dtype` None: as the matrices are stored, float32 where they are quantised."""
     checkpoint, where = open_ctranslate2(folder), str(folder / WEIGHTS)
     config = config_of(folder, checkpoint)
@@ -76,7 +75,7 @@ def load_ctranslate2(
         device=device,
         progress=progress,
     )
-    return Loaded(network, family=bart.FAMILY, special_ids=special_ids(folder, checkpoint, config))
+    return LoadedModel(network, family=bart.FAMILY, special_ids=special_ids(folder, checkpoint, config))
 
 
 def ctranslate2_config(folder: Path) -> ModelConfig:

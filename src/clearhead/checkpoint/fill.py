@@ -15,19 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.architecture import ModelConfig
 from clearhead.errors import ClearheadError
-from clearhead.families.family import Family
-from clearhead.families.names import AFTER_LAST, Row, Table, expand, parse_target
-from clearhead.model.config import ModelConfig
-from clearhead.model.transformer import Transformer
-from clearhead.tokenization.base import Tokenizer
+from clearhead.families import AFTER_LAST, Family, Row, Table, expand, parse_target
+from clearhead.model import Transformer
+from clearhead.tokenization import Tokenizer
 
 LANGUAGE_HALF = "language_model."  # in every name of a model's language part where another part sees images
 Progress = Callable[[str, int, int], None]  # foreign name, how many are done, how many there are
 
 
 @dataclass(frozen=True, eq=False)
-class Loaded:
+class LoadedModel:
     """All that a checkpoint holds of a model."""
 
     network: Transformer

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES, BlockType, dequantize
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, unknown_name
 
 VALUE_TYPES = ["u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "string", "array", "<u8", "<i8", "<f8"]
 """By type id; numbers as numpy spells their type."""
@@ -95,7 +95,7 @@ class GgufFile:
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The blocks as stored, (num_blocks, bytes_per_block)."""
         if name not in self.tensors:
-            raise unknown("tensor", name, self.tensors)
+            raise unknown_name("tensor", name, self.tensors)
         tensor = self.tensors[name]
         stored = np.fromfile(self.path, dtype=np.uint8, count=tensor.num_bytes, offset=tensor.offset)
         if len(stored) < tensor.num_bytes:

@@ -11,16 +11,13 @@ from threading import Lock
 
 import torch
 
-from clearhead.checkpoint.fill import Loaded, Progress, fill
+from clearhead.architecture import GroupedAttention, ModelConfig, Rope
+from clearhead.checkpoint.fill import LoadedModel, Progress, fill
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
-from clearhead.families import family_of_type, gguf
-from clearhead.families.settings import Settings
-from clearhead.model.config import GroupedAttention, ModelConfig
-from clearhead.model.parts import Rope
-from clearhead.tokenization.base import Tokenizer
-from clearhead.tokenization.gguf_vocabulary import from_gguf
+from clearhead.families import Settings, family_of_type, gguf
+from clearhead.tokenization import Tokenizer, from_gguf
 
 TURN = Lock()
 # GGUF key -> the name under which transformers' config.json keeps it
@@ -36,7 +33,7 @@ def load_gguf(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """`dtype` None: as the token table is stored, float32 where that is quantised."""
     file = open_gguf(path)
     architecture, table = gguf.architecture_of(file.metadata), file.tensors.get("token_embd.weight")
@@ -55,7 +52,7 @@ def load_gguf(
         )
     ids = {name: gguf.as_list(file.metadata.get(key)) for key, name in TOKENIZER_IDS.items()}
     family, special_ids = family_of_type(architecture.model_type), Settings(ids, str(path)).special_ids()
-    return Loaded(network, family=family, special_ids=special_ids)
+    return LoadedModel(network, family=family, special_ids=special_ids)
 
 
 @contextmanager

@@ -11,13 +11,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from clearhead.backends import (
+    NATIVE_BLOCK_TYPES,
+    AcceleratedHead,
+    Packed,
+    PackedLinear,
+    PackedMatrix,
+    PackedTable,
+    pack_gguf_blocks,
+)
 from clearhead.checkpoint.gguf import open_gguf
-from clearhead.families import gguf
-from clearhead.families.names import Row, expand
-from clearhead.fast.modules import FastHead, PackedLinear, PackedMatrix, PackedTable
-from clearhead.fast.packed import KEPT_AS_THEY_ARE, Packed, from_blocks
-from clearhead.model.embedding import LogitHead
-from clearhead.model.transformer import Transformer
+from clearhead.families import Row, expand, gguf
+from clearhead.model import LogitHead, Transformer
 
 
 def keep_blocks_of(path: Path, network: Transformer) -> None:
@@ -26,9 +31,9 @@ def keep_blocks_of(path: Path, network: Transformer) -> None:
     names = gguf.architecture_of(file.metadata).names
     for foreign, row in list(expand(names, network.config, set(dict(network.named_parameters())))):
         stored = file.tensors.get(foreign)
-        if stored is None or stored.block_type.name not in KEPT_AS_THEY_ARE or len(stored.shape) != 2:
+        if stored is None or stored.block_type.name not in NATIVE_BLOCK_TYPES or len(stored.shape) != 2:
             continue
-        whole = from_blocks(torch.from_numpy(file.raw(foreign)), stored.shape[0], stored.block_type.name)
+        whole = pack_gguf_blocks(torch.from_numpy(file.raw(foreign)), stored.shape[0], stored.block_type.name)
         for own, packed in zip(row.own, parts(whole, row, network), strict=True):
             put(network, own, packed)
     network.to(place)
@@ -50,6 +55,6 @@ def put(network: Transformer, own: str, packed: Packed) -> None:
         network.set_submodule(owner_name, PackedTable(packed, owner.weight.dtype))
         head: nn.Module | None = network.head
         if isinstance(head, LogitHead) and head.weight is None:  # tied: it reads the same blocks
-            network.head = FastHead(head, None)  # type: ignore[assignment]
+            network.head = AcceleratedHead(head, None)  # type: ignore[assignment]
     elif isinstance(owner, LogitHead) and owner.weight is not None and leaf == "weight":
-        network.head = FastHead(owner, PackedMatrix(packed, owner.weight.dtype))  # type: ignore[assignment]
+        network.head = AcceleratedHead(owner, PackedMatrix(packed, owner.weight.dtype))  # type: ignore[assignment]

@@ -15,16 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint.fill import Loaded, Progress, fill, slots
+from clearhead.architecture import ModelConfig
+from clearhead.checkpoint.fill import LoadedModel, Progress, fill, slots
 from clearhead.checkpoint.tensors import read_safetensors
 from clearhead.errors import ClearheadError
-from clearhead.families import family_for, family_of_type
-from clearhead.families.family import Family
-from clearhead.families.names import Row, expand, parse_target
-from clearhead.families.settings import Settings
+from clearhead.families import Family, Row, Settings, expand, family_for, family_of_type, parse_target
 from clearhead.files import read_json, read_object, write_safetensors, write_text
-from clearhead.model.config import ModelConfig
-from clearhead.model.transformer import Transformer
+from clearhead.model import Transformer
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
@@ -39,7 +36,7 @@ def load_folder(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
-) -> Loaded:
+) -> LoadedModel:
     settings = read_settings(folder)
     family = family_of_type(language_half(settings).text("model_type"))
     tensors = read_safetensors([folder / name for name in shard_names(folder)], str(folder))
@@ -57,7 +54,7 @@ def load_folder(
             device=device,
             progress=progress,
         )
-    return Loaded(network, family=family, special_ids=special_ids_of(folder, settings))
+    return LoadedModel(network, family=family, special_ids=special_ids_of(folder, settings))
 
 
 @contextmanager

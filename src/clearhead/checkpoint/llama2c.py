@@ -17,14 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.checkpoint.fill import Loaded, Progress, fill
+from clearhead.architecture import ModelConfig, Rope
+from clearhead.checkpoint.fill import LoadedModel, Progress, fill
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
 from clearhead.families import llama
-from clearhead.model.config import ModelConfig
-from clearhead.model.parts import Rope
-from clearhead.tokenization.base import Tokenizer
-from clearhead.tokenization.load import load_tokenizer
+from clearhead.tokenization import Tokenizer, load_tokenizer
 
 HEADER = struct.Struct("<7i")
 LATER_VERSION_MAGIC = 0x616B3432  # "ak42": llama2.c's versions 1 and 2, whose layout differs
@@ -94,7 +92,7 @@ def load_llama2c(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
-) -> Loaded:
+) -> LoadedModel:
     checkpoint = open_llama2c(path)
     network = fill(
         config_of(checkpoint.header),
@@ -105,7 +103,7 @@ def load_llama2c(
         device=device,
         progress=progress,
     )
-    return Loaded(network, family=llama.FAMILY, special_ids={"bos_token_id": 1, "eos_token_id": 2})
+    return LoadedModel(network, family=llama.FAMILY, special_ids={"bos_token_id": 1, "eos_token_id": 2})
 
 
 def llama2c_tokenizer(path: Path) -> Tokenizer | None:

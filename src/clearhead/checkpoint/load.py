@@ -12,25 +12,21 @@ from typing import Literal
 
 import torch
 
-from clearhead.checkpoint import store
+from clearhead.architecture import ModelConfig
+from clearhead.catalog import EXAMPLES, PACKAGES, store
 from clearhead.checkpoint.ctranslate2_model import ctranslate2_config, is_ctranslate2, load_ctranslate2
-from clearhead.checkpoint.examples import EXAMPLES
-from clearhead.checkpoint.fill import Loaded, Progress
+from clearhead.checkpoint.fill import LoadedModel, Progress
 from clearhead.checkpoint.gguf_model import gguf_config, gguf_tokenizer, load_gguf
 from clearhead.checkpoint.gguf_packed import keep_blocks_of
 from clearhead.checkpoint.huggingface import CONFIG, INDEX, folder_config, load_folder
 from clearhead.checkpoint.llama2c import is_llama2c, llama2c_config, llama2c_tokenizer, load_llama2c
 from clearhead.checkpoint.native import DESCRIPTION, load_native, native_config
-from clearhead.checkpoint.packages import PACKAGES
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import presets
-from clearhead.home import in_full
-from clearhead.model.config import ModelConfig
-from clearhead.tokenization.base import Tokenizer
-from clearhead.tokenization.load import load_tokenizer
-from clearhead.tokenization.marian import load_marian, marian_files
+from clearhead.home import expand_user
+from clearhead.tokenization import Tokenizer, load_marian, load_tokenizer, marian_files
 
-ON_THE_HUB = ("*.json", "*.safetensors", "*.model", "*.spm", "*.jinja")  # no pickle, no code
+HUB_FILE_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.spm", "*.jinja")  # no pickle, no code
 LEFT_THERE = ("*/*", "consolidated*")  # other forms of the model, which may weigh as much again
 ITS_CONFIG = (CONFIG, INDEX)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.model")
@@ -53,7 +49,7 @@ class Format:
 
     holds: Callable[[Path], bool]
     config: Callable[[Path], ModelConfig]  # without reading the weights
-    load: Callable[[Path, torch.dtype | None, torch.device | str | None, Progress | None], Loaded]
+    load: Callable[[Path, torch.dtype | None, torch.device | str | None, Progress | None], LoadedModel]
     tokenizer: Callable[[Path], Tokenizer | None] = folder_tokenizer
 
 
@@ -79,9 +75,9 @@ def open_model(
     progress: Progress | None = None,
     *,
     keep_blocks: bool = False,
-) -> Loaded:
+) -> LoadedModel:
     """`keep_blocks`: the quantised matrices of a .gguf file stay as they are stored."""
-    path = locate(what, ON_THE_HUB)
+    path = locate(what, HUB_FILE_PATTERNS)
     kept = format_of(path)
     if keep_blocks and kept.load is not load_gguf:
         raise ClearheadError(f"{what} is not stored in blocks, only a .gguf file is; int8 or int4 pack any model")
@@ -121,7 +117,7 @@ def check_target(folder: Path, format: Literal["huggingface", "native"], tokeniz
 
 def locate(what: str | Path, wanted: tuple[str, ...]) -> Path:
     """A path as it is; else an installed name; else the folder of a hub id, with its `wanted` files."""
-    path = in_full(what)
+    path = expand_user(what)
     if path.exists():
         return path
     name = str(what)
@@ -141,7 +137,7 @@ def locate(what: str | Path, wanted: tuple[str, ...]) -> Path:
     if len(path.parts) > 1 or path.suffix in (".gguf", ".bin", ".safetensors", ".json"):
         raise ClearheadError(f"{name} does not exist")
     architectures = presets() if wanted == ITS_CONFIG else ()
-    raise unknown("model", name, known.union(architectures), MODELS_ARE_LISTED)
+    raise unknown_name("model", name, known.union(architectures), MODELS_ARE_LISTED)
 
 
 def fetch_from_hub(hub_id: str, wanted: tuple[str, ...]) -> Path:

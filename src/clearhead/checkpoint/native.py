@@ -9,16 +9,14 @@ from typing import Any
 
 import torch
 
-from clearhead.checkpoint.fill import Loaded, Progress, fill, slots
+from clearhead.architecture import ModelConfig
+from clearhead.checkpoint.fill import LoadedModel, Progress, fill, slots
 from clearhead.checkpoint.tensors import read_safetensors
 from clearhead.config import from_dict, kind_of, to_dict
-from clearhead.errors import ClearheadError, unknown
-from clearhead.families import FAMILIES
-from clearhead.families.settings import Settings
+from clearhead.errors import ClearheadError, unknown_name
+from clearhead.families import FAMILIES, Settings
 from clearhead.files import read_json, write_safetensors, write_text
-from clearhead.model.config import ModelConfig
-from clearhead.model.recurrent import RecurrentTranslator
-from clearhead.model.transformer import Transformer
+from clearhead.model import RecurrentTranslator, Transformer
 
 DESCRIPTION, WEIGHTS = "clearhead.json", "weights.safetensors"
 FORMAT = 1
@@ -44,14 +42,14 @@ def load_native(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
-) -> Loaded:
+) -> LoadedModel:
     config, description = read_description(folder)
     where = str(folder / WEIGHTS)
     tensors = read_safetensors([folder / WEIGHTS], where)
     network = fill(config, tensors, where=where, names=None, dtype=dtype, device=device, progress=progress)
     name = description.text("family", "")
     family = next((family for family in FAMILIES if family.name == name), None)
-    return Loaded(network, family=family, special_ids=description.table("special_ids").special_ids())
+    return LoadedModel(network, family=family, special_ids=description.table("special_ids").special_ids())
 
 
 def native_config(folder: Path) -> ModelConfig:
@@ -76,5 +74,5 @@ def describe(folder: Path) -> Settings:
 def kind_in(description: Settings) -> str:
     kind = description.text("kind", TRANSFORMER)
     if kind not in (TRANSFORMER, RECURRENT):
-        raise unknown(f"kind in {description.where}:", kind, (TRANSFORMER, RECURRENT))
+        raise unknown_name(f"kind in {description.where}:", kind, (TRANSFORMER, RECURRENT))
     return kind

@@ -15,12 +15,12 @@ from clearhead.checkpoint.native import DESCRIPTION, RECURRENT, WEIGHTS, describ
 from clearhead.checkpoint.tensors import read_safetensors
 from clearhead.config import from_dict
 from clearhead.errors import ClearheadError
-from clearhead.home import in_full
-from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.home import expand_user
+from clearhead.model import RecurrentConfig, RecurrentTranslator
 
 
 def is_recurrent(folder: str | Path) -> bool:
-    path = in_full(folder)
+    path = expand_user(folder)
     return (path / DESCRIPTION).is_file() and kind_in(describe(path)) == RECURRENT
 
 

@@ -15,10 +15,10 @@ import typer
 from rich.progress import MofNCompleteColumn
 
 from clearhead.cli.app import JsonOption, app, errors, loading_bar, print_json, progress_bar, table_console, tell
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, unknown_name
 
 if TYPE_CHECKING:
-    from clearhead.benchmark.subject import Subject
+    from clearhead.benchmark import Subject
 
 PROMPT_LENGTHS = {"decode": 128, "prefill": 512}
 NUM_TOKENS = 128
@@ -46,9 +46,7 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure speed: this package and its peers in one run, in turns, beside the bandwidth of this machine."""
-    from clearhead.benchmark import report
-    from clearhead.benchmark.line_up import check_names, line_up
-    from clearhead.benchmark.measure import measure, measure_growth, num_steps
+    from clearhead.benchmark import check_names, line_up, measure, measure_growth, num_steps, report
 
     lengths = prompt_lengths(phase, prompt, tokens, contexts)
     num_tokens = 1 if phase == "prefill" else NUM_TOKENS if tokens is None else tokens
@@ -84,7 +82,7 @@ def turns_bar(total: int) -> Iterator[Callable[[str], None]]:
 def prompt_lengths(phase: str, prompt: int | None, tokens: int | None, contexts: str | None) -> list[int]:
     """One, or those of --contexts; a setting without an effect is refused."""
     if phase not in PROMPT_LENGTHS:
-        raise unknown("phase", phase, PROMPT_LENGTHS)
+        raise unknown_name("phase", phase, PROMPT_LENGTHS)
     if phase == "prefill" and (tokens is not None or contexts is not None):
         raise ClearheadError("prefill reads a prompt and decodes nothing; leave out --tokens and --contexts")
     if contexts is None:
@@ -104,15 +102,15 @@ def named(text: str) -> list[str]:
 
 def open_subject(model: str, device: str, weights: list[str], capacity: int, folder: Path) -> "Subject":
     """In float32 where that is measured, else in bfloat16."""
-    from clearhead.benchmark.subject import Subject, draw
+    from clearhead.benchmark import Subject, draw
     from clearhead.bundle import DTYPES, as_device, load
-    from clearhead.checkpoint.load import ON_THE_HUB, locate
+    from clearhead.checkpoint import HUB_FILE_PATTERNS, locate
     from clearhead.families import preset, presets
 
     dtype, place = DTYPES["float32" if "float32" in weights else "bfloat16"], as_device(device)
     assert place is not None
     if model in presets() and not Path(model).exists():
         return Subject(draw(preset(model), dtype, place), None, capacity, folder)
-    path = locate(model, ON_THE_HUB)
+    path = locate(model, HUB_FILE_PATTERNS)
     with loading_bar(model) as progress:
         return Subject(load(path, dtype=dtype, device=place, progress=progress, fast=False), path, capacity, folder)

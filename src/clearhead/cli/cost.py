@@ -36,18 +36,16 @@ def cost(
     as_json: JsonOption = False,
 ) -> None:
     """Parameters, FLOPs, bytes, memory and time of a model, from its config alone."""
-    from clearhead.checkpoint.load import read_config
-    from clearhead.cost import report as reports
-    from clearhead.cost.calibration import load_calibration
-    from clearhead.cost.measure import compare
-    from clearhead.cost.tables import as_data, print_comparisons, print_report
+    from clearhead.checkpoint import read_config
+    from clearhead.costs import as_data, compare, load_calibration, print_comparisons, print_report
+    from clearhead.costs import cost as cost_of
     from clearhead.families import preset
     from clearhead.families import presets as names
-    from clearhead.training.learner import keep_freed_memory
+    from clearhead.training import keep_freed_memory
 
     here = measured_device(device) if measure else None
     config = preset(model) if model in names() and not Path(model).exists() else read_config(model)
-    report = reports.cost(
+    report = cost_of(
         config,
         phase=phase,  # type: ignore[arg-type]  # checked there, with the nearest right name
         batch=batch,
@@ -92,8 +90,7 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine in under a minute, so that `cost --device cpu|cuda` can predict times here."""
-    from clearhead.cost.calibrate import measure_machine
-    from clearhead.cost.calibration import save_calibration
+    from clearhead.costs import measure_machine, save_calibration
 
     with errors.status("measuring") as status:
         found = measure_machine(device, lambda what: status.update(f"measuring {what}"))
@@ -115,8 +112,8 @@ def curves(
     as_json: JsonOption = False,
 ) -> None:
     """Plot how work and time grow with length: O(n²) for a sequence, O(n) for a cached token and for an RNN."""
-    from clearhead.cost import curves as room
-    from clearhead.cost.devices import device as find_device
+    from clearhead.costs import device as find_device
+    from clearhead.costs import draw_curves, measure_curves
     from clearhead.files import check_output
 
     check_output(path, [".png", ".svg"])
@@ -124,8 +121,8 @@ def curves(
     calibration = find_device(measured_device(device)).calibration
     assert calibration is not None
     with errors.status("measuring"):
-        found = room.curves(calibration)
-    room.draw(found, path)
+        found = measure_curves(calibration)
+    draw_curves(found, path)
     if as_json:
         print_json({"path": str(path), "curves": [asdict(curve) for curve in found]})
     else:

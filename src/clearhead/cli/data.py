@@ -12,7 +12,7 @@ import typer
 from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, print_json, tell
 
 if TYPE_CHECKING:
-    from clearhead.data.shards import Index
+    from clearhead.data import Index
 
 TRAIN = "Example: `clearhead tokenizer train corpus.txt --kind bpe --vocab-size 8000 --out my-tokenizer`"
 WRITE = "Example: `clearhead shards write books --tokenizer my-tokenizer --out corpus`"
@@ -70,9 +70,8 @@ def write(
     as_json: JsonOption = False,
 ) -> None:
     """Tokenize texts into files that training reads in place."""
-    from clearhead.data.shards import INDEX, write_shards
-    from clearhead.data.tokens import document_ids
-    from clearhead.tokenization.load import load_tokenizer
+    from clearhead.data import INDEX, document_ids, write_shards
+    from clearhead.tokenization import load_tokenizer
 
     check_absent(out / INDEX, overwrite)
     loaded = load_tokenizer(tokenizer)
@@ -85,7 +84,7 @@ def verify(
     folder: Annotated[Path, typer.Argument(help="A folder of token shards.")], as_json: JsonOption = False
 ) -> None:
     """Read every byte of token shards and compare it with what was written."""
-    from clearhead.data.shards import verify_shards
+    from clearhead.data import verify_shards
 
     _tell(folder, verify_shards(folder), as_json)
 
@@ -104,7 +103,7 @@ def _tell(folder: Path, index: "Index", as_json: bool) -> None:
 
 
 def _texts(files: list[Path], unit: str, field: str) -> Iterator[str]:
-    from clearhead.data.sources import read_texts
+    from clearhead.data import read_texts
 
     for file in files:
         yield from read_texts(file, unit, field)  # type: ignore[arg-type]

@@ -14,11 +14,11 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, loading_bar, print_json, progress_bar
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, unknown_name
 
 if TYPE_CHECKING:
     from clearhead.bundle import Model
-    from clearhead.evaluation.result import Result
+    from clearhead.evaluation import Result
 
 DATASET = "evaluation-sets"
 QUESTIONS = ("arc-challenge", "arc-easy", "hellaswag", "lambada", "piqa", "winogrande")
@@ -76,7 +76,7 @@ def evaluate(
 def check_options(task: str, given: Mapping[str, Any]) -> None:
     """All that a task needs, and nothing without an effect on it."""
     if task not in OPTIONS:
-        raise unknown("task", task, OPTIONS)
+        raise unknown_name("task", task, OPTIONS)
     for name in given:
         if name not in (*NEEDED.get(task, ()), *OPTIONS[task]):
             raise ClearheadError(f"{option(name)} has no effect on {task}; leave it out")
@@ -94,8 +94,8 @@ def option(name: str) -> str:
 
 def read_data(task: str, given: Mapping[str, Any]) -> Any:
     """What the task asks of a model, before the model is read."""
-    from clearhead.checkpoint import store
-    from clearhead.data.sources import read_parallel, read_table, read_text
+    from clearhead.catalog import store
+    from clearhead.data import read_parallel, read_table, read_text
 
     match task:
         case "perplexity":
@@ -111,9 +111,7 @@ def read_data(task: str, given: Mapping[str, Any]) -> Any:
 def run(
     model: "Model", task: str, data: Any, options: Mapping[str, Any], progress: Callable[[int, int], None]
 ) -> "Result":
-    from clearhead.evaluation.answers import pairs, translation
-    from clearhead.evaluation.choices import ask
-    from clearhead.evaluation.perplexity import perplexity
+    from clearhead.evaluation import ask, pairs, perplexity, translation
 
     if task in QUESTIONS:
         return ask(model, task, data, progress=progress, **options)

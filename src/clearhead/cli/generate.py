@@ -22,12 +22,12 @@ from clearhead.cli.app import (
     tell,
 )
 from clearhead.cli.sampling import takes_sampling
-from clearhead.errors import ClearheadError, unknown
-from clearhead.generation.options import CHAT, SamplingOptions, check_effect
+from clearhead.errors import ClearheadError, unknown_name
+from clearhead.options import CHAT, SamplingOptions, check_effect
 
 if TYPE_CHECKING:
     from clearhead.bundle import Model
-    from clearhead.generation.result import Generation, Stream
+    from clearhead.generation import Generation, Stream
 
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")]
 DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, mps.")]
@@ -106,7 +106,7 @@ def chat(
     """Talk to a model. /help lists what else can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
     check_weights(weights)
     check_effect(sampling)
-    from clearhead.terminal import talk
+    from clearhead.cli.terminal import talk
 
     talk(load_model(model, dtype, device, weights, fast).chat(system), sampling)
 
@@ -122,8 +122,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Prove on this model that caches, batches, padding and kernels change nothing. Exit code 1 where one does."""
-    from clearhead.verification import checks
-    from clearhead.verification.report import print_findings
+    from clearhead.verification import checks, print_findings
 
     loaded = load_model(model, dtype, device, fast=False)
     findings = []
@@ -142,7 +141,7 @@ def verify(
 @app.command(epilog="Example: `clearhead demo`")
 def demo() -> None:
     """See it work: fetch SmolLM2, continue a sentence, show how the model is built. Under two minutes."""
-    from clearhead.demo import run
+    from clearhead.cli.demo import run
 
     run(download_bar)
 
@@ -152,7 +151,7 @@ def demo() -> None:
 
 def check_weights(name: str) -> None:
     if name not in WEIGHTS:
-        raise unknown("weights", name, WEIGHTS)
+        raise unknown_name("weights", name, WEIGHTS)
 
 
 def load_model(
@@ -171,7 +170,7 @@ def guesser(name: str, dtype: str | None, device: str | None) -> "Model | str":
         return load_model(name, dtype, device)
     except ClearheadError:
         if get_close_matches(name, ["lookup"]):
-            raise unknown("way to speculate", name, ["lookup"]) from None
+            raise unknown_name("way to speculate", name, ["lookup"]) from None
         raise
 
 
@@ -196,5 +195,5 @@ def print_texts(prompt: str, made: "list[Generation]", as_json: bool) -> None:
 def warn_of_context(made: "list[Generation]", context: int) -> None:
     if any(one.num_past_context for one in made):
         tell("note", PAST_CONTEXT.format(context=context))
-    elif any(one.stopped_by == "context" for one in made):
+    elif any(one.finish_reason == "context" for one in made):
         tell("note", f"the text ends where the model does, at {context:,} tokens")

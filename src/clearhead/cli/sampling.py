@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from clearhead.errors import ClearheadError
-from clearhead.generation.options import SamplingOptions
+from clearhead.options import SamplingOptions
 
 # Name of the option: its type, its group in --help, what it does.
 OPTIONS: dict[str, tuple[Any, str, str]] = {

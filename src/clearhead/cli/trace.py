@@ -32,12 +32,10 @@ def trace(
     from rich.console import Console
 
     from clearhead.bundle import load
-    from clearhead.inspection import output
-    from clearhead.inspection.page import Chosen
-    from clearhead.inspection.tracing import trace as trace_text
-    from clearhead.inspection.views import Lens
+    from clearhead.inspection import HeadSelection, Lens, output
+    from clearhead.inspection import trace as trace_text
 
-    chosen = Chosen(layer, head)
+    chosen = HeadSelection(layer, head)
     if out is not None:
         output.check_path(out, chosen, lens)
         check_absent(out, overwrite, "name")
@@ -69,7 +67,7 @@ def book(
     from rich.console import Console
 
     from clearhead.files import check_output, write_text
-    from clearhead.inspection.book import book_data, book_page, print_book
+    from clearhead.inspection import book_data, book_page, print_book
 
     if out is not None:
         check_output(out, [".html"])

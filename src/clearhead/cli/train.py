@@ -13,7 +13,7 @@ from clearhead.cli.app import JsonOption, UsageError, app, errors, print_json
 
 
 def print_recipes(as_json: bool) -> None:
-    from clearhead.training.shelf import heading, shelf
+    from clearhead.training import heading, shelf
 
     if as_json:
         print_json([{"name": name, "path": str(path), "about": heading(path)} for name, path in shelf().items()])
@@ -40,9 +40,8 @@ def train(
         return
     if recipe is None or out is None:
         raise UsageError("train needs a recipe and --out FOLDER; --list shows the recipes")
-    from clearhead.training.distributed import is_first_process
-    from clearhead.training.loop import train as run
-    from clearhead.training.recipe import read_recipe
+    from clearhead.training import is_first_process, read_recipe
+    from clearhead.training import train as run
 
     resolved = read_recipe(recipe, context.args, smoke)
     trained = run(resolved.recipe, out, errors, "\n".join(resolved.lines()))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.data.batch import IGNORED, Batch
-from clearhead.data.draws import Ids, Numbers
+from clearhead.data.counter_random import Ids, Numbers
 from clearhead.data.packing import cut, pack
 from clearhead.data.readers import Reader
 from clearhead.data.tokens import Tokens

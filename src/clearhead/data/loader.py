@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from clearhead.data.batch import IGNORED, Batch
-from clearhead.data.draws import Ids, Numbers, row_keys, shuffled
+from clearhead.data.counter_random import Ids, Numbers, row_keys, shuffled
 from clearhead.errors import ClearheadError
 
 POOLED_BATCHES = 64  # rows of alike length are sought among these many batches: little padding, much chance

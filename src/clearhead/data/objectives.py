@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from clearhead.data.batch import IGNORED
-from clearhead.data.draws import Ids, Numbers, numbers, shuffled, uniform
+from clearhead.data.counter_random import Ids, Numbers, numbers, shuffled, uniform
 from clearhead.errors import ClearheadError
-from clearhead.tokenization.base import Tokenizer
-from clearhead.tokenization.chat import render_chat
+from clearhead.tokenization import Tokenizer, render_chat
 
 
 def causal(ids: Ids) -> tuple[Ids, Ids]:

@@ -31,7 +31,7 @@ from clearhead.data.sources import Chat, Pair, read_chats, read_parallel, read_t
 from clearhead.data.synthetic import examples
 from clearhead.data.tokens import Tokens, document_ids
 from clearhead.errors import ClearheadError
-from clearhead.tokenization.base import Tokenizer
+from clearhead.tokenization import Tokenizer
 
 
 def open_data(data: Data, tokenizer: Tokenizer, start: int | None = None) -> tuple[Dataset, Dataset]:

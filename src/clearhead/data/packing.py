@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.data.draws import Ids
+from clearhead.data.counter_random import Ids
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from clearhead.data.batch import Batch
-from clearhead.data.draws import Ids, Numbers
+from clearhead.data.counter_random import Ids, Numbers
 from clearhead.data.objectives import causal, masked, span_corruption, translation
 
 

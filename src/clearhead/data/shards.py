@@ -26,7 +26,7 @@ from clearhead.config import from_json, to_json
 from clearhead.data.tokens import Stored, Tokens
 from clearhead.errors import ClearheadError
 from clearhead.files import write_bytes, write_text
-from clearhead.tokenization.base import Tokenizer
+from clearhead.tokenization import Tokenizer
 
 INDEX = "index.json"
 FORMAT = "clearhead-tokens-1"

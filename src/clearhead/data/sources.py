@@ -16,7 +16,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.files import parse_json
 
 SUFFIXES = (".txt", ".jsonl")  # of the files that are read in a folder, with or without .gz
@@ -47,7 +47,7 @@ def read_texts(path: str | Path, unit: Unit = "file", field: str = "text") -> It
     In JSON lines each line is one, whose text is `field`.
     """
     if unit not in get_args(Unit):
-        raise unknown("unit", unit, get_args(Unit))
+        raise unknown_name("unit", unit, get_args(Unit))
     for file in find_files(path):
         texts: Iterator[str]
         if _kind(file) == ".jsonl":

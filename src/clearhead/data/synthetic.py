@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
-from clearhead.data.draws import Numbers, numbers
-from clearhead.errors import unknown
+from clearhead.data.counter_random import Numbers, numbers
+from clearhead.errors import unknown_name
 
 Task = Literal["copy", "reverse", "sort", "addition", "induction", "capitals"]
 HELD_OUT = 10  # one question in this many
@@ -82,7 +82,7 @@ TASKS: dict[str, Callable[[Draws, int], tuple[str, str]]] = {
 def make(task: str, key: Numbers, min_length: int, max_length: int) -> tuple[str, str]:
     """One question and its answer, of a length that the key decides."""
     if task not in TASKS:
-        raise unknown("task", task, TASKS)
+        raise unknown_name("task", task, TASKS)
     draws = Draws(key)
     return TASKS[task](draws, min_length + draws.below(max_length - min_length + 1))
 

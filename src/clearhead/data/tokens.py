@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clearhead.data.draws import Ids
-from clearhead.tokenization.base import Tokenizer
+from clearhead.data.counter_random import Ids
+from clearhead.tokenization import Tokenizer
 
 Stored = NDArray[np.unsignedinteger[Any]]
 

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from operator import ne
 from typing import Any, Literal, get_args
 
+from clearhead.architecture import LearnedPositions, ModelConfig
 from clearhead.bundle import Model
-from clearhead.data.sources import Pair
-from clearhead.errors import ClearheadError, require, unknown
+from clearhead.data import Pair
+from clearhead.errors import ClearheadError, require, unknown_name
 from clearhead.evaluation.result import Measure, Progress, Result, measure, rate
-from clearhead.generation.prompts import needed
-from clearhead.model.config import ModelConfig
-from clearhead.model.parts import LearnedPositions
-from clearhead.model.recurrent import RecurrentConfig
+from clearhead.generation import require_tokenizer
+from clearhead.model import RecurrentConfig
 
 BATCH_SIZE = 32
 MAX_NEW_TOKENS = 256
@@ -40,7 +39,7 @@ def answers(
     To a source without tokens the answer is as empty. Of one that is longer than a table of positions its beginning is
     read, and its last token, often an end; how many were cut so comes with the answers.
     """
-    tokenizer = needed(model.tokenizer)  # not model.encode, which refuses a text of unknown characters alone
+    tokenizer = require_tokenizer(model.tokenizer)  # not model.encode, which refuses a text of unknown characters alone
     whole = [tokenizer.encode(source) for source in sources]
     longest = most_tokens(model.network.config)
     ids = [one if longest is None or len(one) <= longest else [*one[: longest - 1], one[-1]] for one in whole]
@@ -137,7 +136,7 @@ def pairs(
     pronunciation, 1 - exact_match is what is known as its word error rate.
     """
     if unit not in get_args(Unit):
-        raise unknown("unit", unit, get_args(Unit))
+        raise unknown_name("unit", unit, get_args(Unit))
     wanted: dict[str, list[str]] = {}
     for source, target in rows:
         wanted.setdefault(source, []).append(target)

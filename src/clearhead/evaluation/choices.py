@@ -15,17 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.bundle import Model
-from clearhead.data.sources import read_json_lines
-from clearhead.errors import ClearheadError, unknown
-from clearhead.evaluation.likelihood import (
-    BATCH_TOKENS,
-    Likelihood,
-    check_reads_alone,
-    encode_pair,
-    log_likelihoods,
-)
+from clearhead.data import read_json_lines
+from clearhead.errors import ClearheadError, unknown_name
+from clearhead.evaluation.likelihood import BATCH_TOKENS, Likelihood, check_reads_alone, encode_pair, log_likelihoods
 from clearhead.evaluation.result import Measure, Progress, Result, exponential, measure
-from clearhead.generation.prompts import needed
+from clearhead.generation import require_tokenizer
 
 UNCONDITIONED = 1_000_000  # rows with a doc_id from here on repeat the choices after an empty prompt
 
@@ -64,7 +58,7 @@ def ask(
 ) -> Result:
     """`limit`: the first so many questions."""
     if name not in TASKS:
-        raise unknown("task", name, TASKS)
+        raise unknown_name("task", name, TASKS)
     if limit is not None and limit < 1:
         raise ClearheadError(f"limit is {limit}; it must be 1 or more, and left out for all questions")
     check_reads_alone(model.config)
@@ -83,7 +77,7 @@ def score(
     model: Model, questions: Sequence[Question], batch_tokens: int = BATCH_TOKENS, progress: Progress | None = None
 ) -> list[list[Likelihood]]:
     """Of each choice of each question."""
-    tokenizer = needed(model.tokenizer)
+    tokenizer = require_tokenizer(model.tokenizer)
     pairs = [pair for one in questions for pair in zip(one.contexts, one.choices, strict=True)]
     requests = [encode_pair(context, choice, tokenizer).within(model.config.context) for context, choice in pairs]
     found = iter(log_likelihoods(model.network, requests, batch_tokens, progress))

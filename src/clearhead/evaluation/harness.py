@@ -22,7 +22,7 @@ from clearhead.evaluation.likelihood import (
     first_id,
     log_likelihoods,
 )
-from clearhead.generation.prompts import needed
+from clearhead.generation import require_tokenizer
 
 try:
     from lm_eval.api.model import LM
@@ -42,7 +42,7 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness carries no types
     def __init__(self, model: Model, batch_tokens: int = BATCH_TOKENS) -> None:
         super().__init__()
         check_reads_alone(model.config)
-        self.model, self.tokenizer, self.batch_tokens = model, needed(model.tokenizer), batch_tokens
+        self.model, self.tokenizer, self.batch_tokens = model, require_tokenizer(model.tokenizer), batch_tokens
 
     def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
         """log p of each continuation after its context, and whether greedy decoding writes it."""

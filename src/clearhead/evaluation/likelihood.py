@@ -18,14 +18,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from clearhead.cache.cache import KeyValueCache
+from clearhead.architecture import ModelConfig
+from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.result import Progress
-from clearhead.generation.decode import pad_left
-from clearhead.generation.prompts import check_tokens, enough_memory, pad_right
-from clearhead.model.config import ModelConfig
-from clearhead.model.transformer import Transformer
-from clearhead.tokenization.base import Tokenizer
+from clearhead.generation import check_tokens, explain_out_of_memory, pad_left, pad_right
+from clearhead.model import Transformer
+from clearhead.tokenization import Tokenizer
 
 BATCH_TOKENS = 8192
 LOGIT_ROWS = 256  # at once: with 256 thousand tokens, the largest common vocabulary, they take 256 MiB
@@ -101,7 +100,7 @@ def log_likelihoods(
         check_tokens((*request.context, *request.continuation[:-1]), network.config.output_stack)
         check_tokens(request.continuation[-1:], network.config.output_stack)
     found: dict[int, Likelihood] = {}
-    with enough_memory():
+    with explain_out_of_memory():
         for numbers in batches(requests, batch_tokens):
             batch = [requests[number] for number in numbers]
             found |= zip(numbers, read_batch(network, batch), strict=True)
@@ -150,7 +149,7 @@ def read_batch(network: Transformer, requests: Sequence[Request]) -> list[Likeli
 def states_of_whole(network: Transformer, requests: Sequence[Request]) -> list[Tensor]:
     """The hidden states (T, D) from which each request's continuation is foretold; every row is read from its start."""
     rows = [(*request.context, *request.continuation[:-1]) for request in requests]
-    hidden = network.hidden(pad_right(rows, network.device)[0])
+    hidden = network.hidden_states(pad_right(rows, network.device)[0])
     starts = [len(request.context) - 1 for request in requests]
     return [hidden[row, start : len(rows[row])] for row, start in enumerate(starts)]
 
@@ -162,9 +161,9 @@ def states_of_shared(network: Transformer, requests: Sequence[Request]) -> list[
         places.setdefault(request.context, len(places))
     cache = KeyValueCache(network.config)
     tokens, mask = pad_left([list(context[:-1]) for context in places], network.device)
-    network.hidden(tokens, mask, cache=cache)
+    network.hidden_states(tokens, mask, cache=cache)
     cache.advance()
     cache = cache.select(torch.tensor([places[request.context] for request in requests], device=network.device))
     rows = [(request.context[-1], *request.continuation[:-1]) for request in requests]
-    hidden = network.hidden(pad_right(rows, network.device)[0], cache=cache)
+    hidden = network.hidden_states(pad_right(rows, network.device)[0], cache=cache)
     return [hidden[row, : len(rows[row])] for row in range(len(rows))]

@@ -20,8 +20,8 @@ from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.likelihood import BATCH_TOKENS, Request, check_reads_alone, log_likelihoods
 from clearhead.evaluation.result import Measure, Progress, Result, exponential, rate
-from clearhead.generation.prompts import needed
-from clearhead.tokenization.base import Tokenizer
+from clearhead.generation import require_tokenizer
+from clearhead.tokenization import Tokenizer
 
 
 def perplexity(
@@ -36,7 +36,7 @@ def perplexity(
     check_reads_alone(model.config)
     context = model.config.context if context is None else context
     stride = max(context // 2, 1) if stride is None else stride
-    tokenizer = needed(model.tokenizer)
+    tokenizer = require_tokenizer(model.tokenizer)
     ids = tokenizer.encode(text)
     spans = list(windows(len(ids), context, stride))
     requests = [Request(tuple(ids[begin:first]), tuple(ids[first:end])) for begin, first, end in spans]

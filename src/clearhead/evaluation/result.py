@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.errors import unknown
+from clearhead.errors import unknown_name
 
 Progress = Callable[[int, int], None]
 """Called as progress(done, total), many times."""
@@ -33,7 +33,7 @@ class Result:
         """The value of the measure `name`."""
         values = {measure.name: measure.value for measure in self.measures}
         if name not in values:
-            raise unknown(f"measure of {self.task}:", name, values)
+            raise unknown_name(f"measure of {self.task}:", name, values)
         return values[name]
 
     def as_dict(self) -> dict[str, Any]:

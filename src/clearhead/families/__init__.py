@@ -5,7 +5,8 @@
 One file per family; `names`, `settings`, `rope`, `plain` and `trunk` are what several share.
 """
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.architecture import ModelConfig
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import (
     bart,
     bert,
@@ -25,7 +26,16 @@ from clearhead.families import (
     transformer,
 )
 from clearhead.families.family import Family
-from clearhead.model.config import ModelConfig
+from clearhead.families.names import (
+    AFTER_LAST,
+    Row,
+    Table,
+    expand,
+    parse_target,
+)
+from clearhead.families.settings import (
+    Settings,
+)
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
@@ -57,14 +67,14 @@ def preset(name: str) -> ModelConfig:
     for family in FAMILIES:
         if name in family.presets:
             return family.presets[name]()
-    raise unknown("preset", name, presets(), "`clearhead presets` lists them")
+    raise unknown_name("preset", name, presets(), "`clearhead presets` lists them")
 
 
 def family_of_type(model_type: str) -> Family:
     """The family that reads a config.json with this `model_type`."""
     types = {kind: family for family in FAMILIES for kind in family.model_types}
     if model_type not in types:
-        raise unknown("model_type", model_type, types)
+        raise unknown_name("model_type", model_type, types)
     return types[model_type]
 
 
@@ -79,3 +89,24 @@ def family_for(config: ModelConfig) -> Family:
             continue
         return family
     raise ClearheadError("no family of Hugging Face models computes this configuration; save it as native instead")
+
+
+__all__ = [
+    "AFTER_LAST",
+    "FAMILIES",
+    "Family",
+    "Row",
+    "Settings",
+    "Table",
+    "bart",
+    "ctranslate2",
+    "expand",
+    "family_for",
+    "family_of_type",
+    "gguf",
+    "llama",
+    "parse_target",
+    "preset",
+    "presets",
+    "transformer",
+]

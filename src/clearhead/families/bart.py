@@ -14,13 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+from clearhead.architecture import (
+    Activation,
+    Bidirectional,
+    Causal,
+    Embedding,
+    FeedForward,
+    Head,
+    Layer,
+    LayerNorm,
+    LearnedPositions,
+    ModelConfig,
+    SinusoidalPositions,
+    Stack,
+)
 from clearhead.families.family import Family, narrow, said_whole
 from clearhead.families.names import Copy, SingleRow, Table
 from clearhead.families.plain import multi_head
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.model.branches import Activation, FeedForward
-from clearhead.model.config import Embedding, Head, Layer, ModelConfig, Stack
-from clearhead.model.parts import Causal, Everything, LayerNorm, LearnedPositions, SinusoidalPositions
 
 Kind = Literal["bart", "marian", "pegasus"]
 NORM = LayerNorm(epsilon=1e-5)  # PyTorch's default; config.json has no word for it
@@ -59,9 +70,9 @@ def bart(
     final_norm = NORM if kind == "pegasus" else None
 
     def layer(size: Size, *, decodes: bool) -> Layer:
-        attention = multi_head(width, size.num_heads, reach=Everything())
+        attention = multi_head(width, size.num_heads, pattern=Bidirectional())
         return Layer(
-            attention=replace(attention, reach=Causal()) if decodes else attention,
+            attention=replace(attention, pattern=Causal()) if decodes else attention,
             cross_attention=attention if decodes else None,
             feed_forward=FeedForward(width=size.feed_forward, activation=activation, bias=True),
             norm=NORM,

@@ -8,13 +8,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from clearhead.architecture import (
+    Activation,
+    Bidirectional,
+    Embedding,
+    FeedForward,
+    Head,
+    HeadTransform,
+    LayerNorm,
+    LearnedPositions,
+    ModelConfig,
+    Stack,
+)
 from clearhead.families.family import Family, said_whole
 from clearhead.families.names import Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.model.branches import Activation, FeedForward
-from clearhead.model.config import Embedding, Head, HeadTransform, ModelConfig, Stack
-from clearhead.model.parts import Everything, LayerNorm, LearnedPositions
 
 
 def bert(
@@ -37,7 +46,7 @@ def bert(
         num_token_types=num_token_types,
         norm=norm,
     )
-    attention = multi_head(width, num_heads, reach=Everything())
+    attention = multi_head(width, num_heads, pattern=Bidirectional())
     inner = FeedForward(width=feed_forward, activation=activation, bias=True)
     return ModelConfig(
         width=width,

@@ -12,11 +12,10 @@ import math
 import re
 from collections.abc import Mapping
 
+from clearhead.architecture import Activation, ModelConfig
 from clearhead.errors import ClearheadError
 from clearhead.families.bart import Size, bart
 from clearhead.families.names import Fused, Table
-from clearhead.model.branches import Activation
-from clearhead.model.config import ModelConfig
 
 Numbers = Mapping[str, int | float]
 Shapes = Mapping[str, tuple[int, ...]]

@@ -10,7 +10,20 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any, Literal
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.architecture import (
+    ExpertGroups,
+    Experts,
+    FeedForward,
+    Head,
+    LatentAttention,
+    ModelConfig,
+    RmsNorm,
+    Rope,
+    Router,
+    Stack,
+    YarnScaling,
+)
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import llama
 from clearhead.families.family import Family, narrow, said_whole
 from clearhead.families.names import AFTER_LAST, LAYER, Table
@@ -26,9 +39,6 @@ from clearhead.families.trunk import (
     language_model,
     write_sizes,
 )
-from clearhead.model.branches import ExpertGroups, Experts, FeedForward, Router
-from clearhead.model.config import Head, LatentAttention, ModelConfig, Stack
-from clearhead.model.parts import RmsNorm, Rope, YarnScaling
 
 
 def released(
@@ -163,7 +173,7 @@ def read_experts(settings: Settings, third: bool) -> Experts:
         settings.refuse("norm_topk_prob", False)  # DeepSeek's code then renormalises, transformers' does not
         method = settings.text("topk_method", "greedy")
         if method not in ("greedy", "group_limited_greedy"):
-            raise unknown(f"topk_method in {settings.where}:", method, ("greedy", "group_limited_greedy"))
+            raise unknown_name(f"topk_method in {settings.where}:", method, ("greedy", "group_limited_greedy"))
         groups = None if method == "greedy" else read_groups(settings, "max")
         router = router_v2(groups, settings.number("routed_scaling_factor", 1.0))
     expert_width = settings.whole("moe_intermediate_size", 2048 if third else 1407)

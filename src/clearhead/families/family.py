@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.architecture import Dropout, GroupedAttention, ModelConfig, NormalInitial, Stack
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families.names import Table
 from clearhead.families.settings import Settings
-from clearhead.model.config import Dropout, GroupedAttention, ModelConfig, NormalInitial, Stack
 
 Part = TypeVar("Part")
 
@@ -48,7 +48,7 @@ class Family:
 def chosen(kinds: Mapping[str, Part], name: Any, settings: Settings) -> Part:
     """What an entry of `layer_types` means."""
     if not isinstance(name, str) or name not in kinds:
-        raise unknown(f"layer type in {settings.where}:", str(name), kinds)
+        raise unknown_name(f"layer type in {settings.where}:", str(name), kinds)
     return kinds[name]
 
 

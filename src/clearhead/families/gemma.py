@@ -9,6 +9,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from clearhead.architecture import (
+    Causal,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    HeadNorm,
+    LinearScaling,
+    ModelConfig,
+    RmsNorm,
+    Rope,
+    SlidingWindow,
+    Stack,
+)
 from clearhead.families import llama
 from clearhead.families.family import Family, chosen, grouped_of, narrow, said_whole
 from clearhead.families.names import LAYER, Table
@@ -24,9 +37,6 @@ from clearhead.families.trunk import (
     write_grouped,
     write_sizes,
 )
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import GroupedAttention, Head, HeadNorm, ModelConfig, Stack
-from clearhead.model.parts import Causal, LinearScaling, RmsNorm, Rope, Window
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 LOCAL_THETA, GLOBAL_THETA = 10000.0, 1000000.0
@@ -58,7 +68,7 @@ def gemma3(
         scale=scale_width**-0.5,
         head_norm=HeadNorm(norm=norm),
     )
-    windowed = replace(full, position=Rope(theta=LOCAL_THETA), reach=Window(size=1024 if sees_images else 512))
+    windowed = replace(full, position=Rope(theta=LOCAL_THETA), pattern=SlidingWindow(size=1024 if sees_images else 512))
     return lambda: language_model(
         width=width,
         context=131072 if sees_images else 32768,
@@ -119,8 +129,8 @@ def read_attentions(settings: Settings, num_layers: int, context: int, norm: Rms
     kinds = {FULL: full}
     types = read_layer_types(settings, num_layers)
     if WINDOWED in types:
-        window = Window(size=settings.whole("sliding_window", 4096))
-        kinds[WINDOWED] = replace(full, position=read_rope(settings, WINDOWED, context), reach=window)
+        window = SlidingWindow(size=settings.whole("sliding_window", 4096))
+        kinds[WINDOWED] = replace(full, position=read_rope(settings, WINDOWED, context), pattern=window)
     return [chosen(kinds, name, settings) for name in types]
 
 
@@ -145,8 +155,8 @@ def read_rope(settings: Settings, layer_type: str, context: int) -> Rope:
 def write(config: ModelConfig) -> dict[str, Any]:
     stack, head = narrow(Stack, config.decoder), narrow(Head, config.head)
     attentions = grouped_of(stack)
-    windowed = next((one for one in attentions if isinstance(one.reach, Window)), None)
-    full = next((one for one in attentions if isinstance(one.reach, Causal)), None)
+    windowed = next((one for one in attentions if isinstance(one.pattern, SlidingWindow)), None)
+    full = next((one for one in attentions if isinstance(one.pattern, Causal)), None)
     ropes = {WINDOWED: windowed, FULL: full}
     check_heads(config, attentions[0].num_heads)
     data = write_sizes(config) | write_grouped(attentions[0])
@@ -156,12 +166,12 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": narrow(FeedForward, dense_of(stack)).width,
         "hidden_activation": activation_name(stack),
         "query_pre_attn_scalar": round(narrow(float, attentions[0].scale) ** -2),
-        "layer_types": [WINDOWED if isinstance(one.reach, Window) else FULL for one in attentions],
+        "layer_types": [WINDOWED if isinstance(one.pattern, SlidingWindow) else FULL for one in attentions],
         "rope_parameters": {name: write_rope(narrow(Rope, one.position)) for name, one in ropes.items() if one},
         "final_logit_softcapping": head.softcap,
     }
     if windowed:
-        data["sliding_window"] = narrow(Window, windowed.reach).size
+        data["sliding_window"] = narrow(SlidingWindow, windowed.pattern).size
     return said_whole(data, config, read)
 
 

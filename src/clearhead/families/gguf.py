@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.architecture import Llama3Scaling
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families.names import LAYER, QKV_BIASES, QKV_WEIGHTS, Fused, Interleaved, PlusOne, Row, Table
 from clearhead.families.settings import Settings
-from clearhead.model.parts import Llama3Scaling
-from clearhead.model.positions import llama3_frequencies
+from clearhead.model import llama3_frequencies
 
 # GGUF key after "<architecture>." -> transformers' setting
 KEYS = {
@@ -135,7 +135,7 @@ DROPPED = (r"rope_freqs\.weight",)
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
     name = str(metadata.get("general.architecture"))
     if name not in ARCHITECTURES:
-        raise unknown("GGUF architecture", name, ARCHITECTURES)
+        raise unknown_name("GGUF architecture", name, ARCHITECTURES)
     return ARCHITECTURES[name]
 
 

@@ -7,10 +7,18 @@ and JAX, ε of Haiku's RMSNorm, u and v for each layer.
 
 from collections.abc import Callable
 
+from clearhead.architecture import (
+    Embedding,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    Layer,
+    ModelConfig,
+    RelativeSinusoid,
+    RmsNorm,
+    Stack,
+)
 from clearhead.families.family import Family
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
-from clearhead.model.parts import RelativeSinusoid, RmsNorm
 
 
 def gopher(

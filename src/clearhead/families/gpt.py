@@ -8,14 +8,24 @@ from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any, Literal
 
-from clearhead.errors import unknown
+from clearhead.architecture import (
+    Activation,
+    Causal,
+    Embedding,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    LayerNorm,
+    LearnedPositions,
+    ModelConfig,
+    SlidingWindow,
+    Stack,
+)
+from clearhead.errors import unknown_name
 from clearhead.families.family import Family, said_whole
 from clearhead.families.names import LAYER, QKV_BIASES, QKV_WEIGHTS, Copy, Fused, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.model.branches import Activation, FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, ModelConfig, Stack
-from clearhead.model.parts import Causal, LayerNorm, LearnedPositions, Window
 
 
 def gpt(
@@ -58,10 +68,10 @@ def gpt3(width: int, num_layers: int, num_heads: int, band: int = 256) -> Callab
 
     256, and dense first, are the choices of GPT-Neo, the open model made after the paper.
     """
-    reaches = [Window(size=band) if number % 2 else Causal() for number in range(num_layers)]
+    reaches = [SlidingWindow(size=band) if number % 2 else Causal() for number in range(num_layers)]
     return lambda: gpt(
         width=width,
-        attentions=[multi_head(width, num_heads, reach=reach) for reach in reaches],
+        attentions=[multi_head(width, num_heads, pattern=pattern) for pattern in reaches],
         vocab_size=50257,
         context=2048,
     )
@@ -99,7 +109,7 @@ def read_gpt1(settings: Settings) -> ModelConfig:
     width, num_heads = settings.whole("n_embd"), settings.whole("n_head")
     activation = settings.text("afn", "gelu")
     if activation not in GPT1_ACTIVATIONS:
-        raise unknown(f"afn in {settings.where}:", activation, GPT1_ACTIVATIONS)
+        raise unknown_name(f"afn in {settings.where}:", activation, GPT1_ACTIVATIONS)
     return gpt(
         width=width,
         attentions=[multi_head(width, num_heads)] * settings.whole("n_layer"),

@@ -6,27 +6,26 @@ Sources: Black et al. 2021 (GPT-Neo release) and the config.json of each size.
 from collections.abc import Callable
 from typing import Any
 
+from clearhead.architecture import Causal, GroupedAttention, ModelConfig, SlidingWindow
 from clearhead.errors import ClearheadError
 from clearhead.families.family import Family, said_whole
 from clearhead.families.gpt import GPT2_ACTIVATIONS_BACK, GPT2_NAMES, gpt
 from clearhead.families.names import LAYER, Table
 from clearhead.families.plain import multi_head, plain_parts
 from clearhead.families.settings import Settings
-from clearhead.model.config import GroupedAttention, ModelConfig
-from clearhead.model.parts import Causal, Window
 
-Band = Causal | Window
+Band = Causal | SlidingWindow
 
 
-def neo_attention(width: int, num_heads: int, reach: Band) -> GroupedAttention:
-    return multi_head(width, num_heads, input_bias=False, scale=1.0, reach=reach)
+def neo_attention(width: int, num_heads: int, pattern: Band) -> GroupedAttention:
+    return multi_head(width, num_heads, input_bias=False, scale=1.0, pattern=pattern)
 
 
 def gpt_neo(width: int, num_layers: int, num_heads: int) -> Callable[[], ModelConfig]:
-    reaches: list[Band] = [Window(size=256) if number % 2 else Causal() for number in range(num_layers)]
+    reaches: list[Band] = [SlidingWindow(size=256) if number % 2 else Causal() for number in range(num_layers)]
     return lambda: gpt(
         width=width,
-        attentions=[neo_attention(width, num_heads, reach) for reach in reaches],
+        attentions=[neo_attention(width, num_heads, pattern) for pattern in reaches],
         vocab_size=50257,
         context=2048,
     )
@@ -47,7 +46,7 @@ def read(settings: Settings) -> ModelConfig:
     reaches = read_reaches(settings, settings.whole("num_layers"))
     return gpt(
         width=width,
-        attentions=[neo_attention(width, num_heads, reach) for reach in reaches],
+        attentions=[neo_attention(width, num_heads, pattern) for pattern in reaches],
         vocab_size=settings.whole("vocab_size"),
         context=settings.whole("max_position_embeddings"),
         feed_forward=settings.whole("intermediate_size", 4 * width),
@@ -59,7 +58,7 @@ def read(settings: Settings) -> ModelConfig:
 
 def read_reaches(settings: Settings, num_layers: int) -> list[Band]:
     """`attention_types` is a list of [pattern, how often], such as [[["global", "local"], 12]]."""
-    reaches: dict[str, Band] = {"global": Causal(), "local": Window(size=settings.whole("window_size", 256))}
+    reaches: dict[str, Band] = {"global": Causal(), "local": SlidingWindow(size=settings.whole("window_size", 256))}
     kinds: list[str] = []
     for group in settings.items("attention_types"):
         match group:
@@ -74,8 +73,8 @@ def read_reaches(settings: Settings, num_layers: int) -> list[Band]:
 
 def write(config: ModelConfig) -> dict[str, Any]:
     parts = plain_parts(config.decoder)
-    windows = [attention.reach.size for attention in parts.attentions if isinstance(attention.reach, Window)]
-    kinds = ["local" if isinstance(attention.reach, Window) else "global" for attention in parts.attentions]
+    windows = [attention.pattern.size for attention in parts.attentions if isinstance(attention.pattern, SlidingWindow)]
+    kinds = ["local" if isinstance(attention.pattern, SlidingWindow) else "global" for attention in parts.attentions]
     data = {
         "architectures": ["GPTNeoForCausalLM"],
         "model_type": "gpt_neo",

@@ -6,12 +6,10 @@ too, and warms scores beyond 1024 tokens. Which GELU it uses is not settled (sgl
 erf), nor is what its rope_type "original" means; here: tanh, and no scaling.
 """
 
+from clearhead.architecture import Experts, GroupedAttention, Head, ModelConfig, RmsNorm, Rope, Router, ScoreTemperature
 from clearhead.families.family import Family
 from clearhead.families.names import LAYER, Copy, Table
 from clearhead.families.trunk import gated, language_model
-from clearhead.model.branches import Experts, Router
-from clearhead.model.config import GroupedAttention, Head, ModelConfig, ScoreTemperature
-from clearhead.model.parts import RmsNorm, Rope
 
 
 def grok(

@@ -9,14 +9,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from clearhead.architecture import (
+    Activation,
+    Causal,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    Llama3Scaling,
+    ModelConfig,
+    NoPosition,
+    RmsNorm,
+    Rope,
+    SlidingWindow,
+    Stack,
+)
 from clearhead.families.family import Family, grouped_of, narrow, said_whole
 from clearhead.families.names import LAYER, Interleaved, Table
 from clearhead.families.rope import read_rope, write_rope
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
 from clearhead.families.trunk import TRUNK, check_heads, language_model, write_grouped, write_sizes
-from clearhead.model.branches import Activation, FeedForward
-from clearhead.model.config import GroupedAttention, Head, ModelConfig, Stack
-from clearhead.model.parts import Causal, Llama3Scaling, NoPosition, RmsNorm, Rope, Window
 
 
 def llama(
@@ -44,7 +55,7 @@ def llama(
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
         head_width=width // num_heads if head_width is None else head_width,
         position=rope,
-        reach=Window(size=window) if window else Causal(),
+        pattern=SlidingWindow(size=window) if window else Causal(),
         input_bias=attention_bias,
         output_bias=attention_bias,
     )
@@ -243,8 +254,8 @@ def write(config: ModelConfig) -> dict[str, Any]:
     rotated = [isinstance(attention.position, Rope) for attention in attentions]
     ropes = [attention.position for attention in attentions if isinstance(attention.position, Rope)]
     kind, more = "llama", dict[str, Any]()
-    if isinstance(attentions[0].reach, Window):
-        kind, more = "mistral", {"sliding_window": attentions[0].reach.size}
+    if isinstance(attentions[0].pattern, SlidingWindow):
+        kind, more = "mistral", {"sliding_window": attentions[0].pattern.size}
     elif not all(rotated):
         kind, more = "smollm3", {"no_rope_layers": [int(turns) for turns in rotated], "use_sliding_window": False}
     else:

@@ -9,6 +9,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from clearhead.architecture import (
+    AttentionPattern,
+    Causal,
+    Chunked,
+    Experts,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    Llama3Scaling,
+    ModelConfig,
+    QueryTemperature,
+    RmsNorm,
+    Rope,
+    RotatedHeadNorm,
+    Router,
+    Stack,
+)
 from clearhead.errors import ClearheadError
 from clearhead.families import llama
 from clearhead.families.family import Family, chosen, grouped_of, narrow, said_whole
@@ -24,9 +41,6 @@ from clearhead.families.trunk import (
     write_grouped,
     write_sizes,
 )
-from clearhead.model.branches import Experts, FeedForward, Router
-from clearhead.model.config import GroupedAttention, Head, ModelConfig, QueryTemperature, RotatedHeadNorm, Stack
-from clearhead.model.parts import Causal, Chunk, Llama3Scaling, Reach, RmsNorm, Rope
 
 CHUNKED, FULL = "chunked_attention", "full_attention"
 
@@ -51,7 +65,7 @@ def released(
     placed = replace(
         heads,
         position=Rope(theta=500000.0, pairing="interleaved", scaling=scaling),
-        reach=Chunk(size=8192),
+        pattern=Chunked(size=8192),
         head_norm=RotatedHeadNorm(epsilon=epsilon) if norm else None,
     )
     unplaced = replace(heads, temperature=QueryTemperature(floor=8192, scale=0.1))
@@ -112,9 +126,12 @@ def read_attentions(settings: Settings, num_layers: int, context: int, epsilon: 
     unplaced = replace(heads, temperature=temperature if tuned else None)
     rotated = read_rotated(settings, num_layers)
     types = settings.per_layer("layer_types", num_layers) or [CHUNKED if turns else FULL for turns in rotated]
-    reaches: dict[str, Reach] = {FULL: Causal(), CHUNKED: Chunk(size=settings.whole("attention_chunk_size", 8192))}
+    reaches: dict[str, AttentionPattern] = {
+        FULL: Causal(),
+        CHUNKED: Chunked(size=settings.whole("attention_chunk_size", 8192)),
+    }
     return [
-        replace(placed if turns else unplaced, reach=chosen(reaches, name, settings))
+        replace(placed if turns else unplaced, pattern=chosen(reaches, name, settings))
         for turns, name in zip(rotated, types, strict=True)
     ]
 
@@ -166,11 +183,11 @@ def write(config: ModelConfig) -> dict[str, Any]:
 def write_attentions(attentions: Sequence[GroupedAttention]) -> dict[str, Any]:
     """What no layer has is left to transformers' defaults."""
     rotated = [isinstance(one.position, Rope) for one in attentions]
-    chunks = [one.reach.size for one in attentions if isinstance(one.reach, Chunk)]
+    chunks = [one.pattern.size for one in attentions if isinstance(one.pattern, Chunked)]
     temperatures = [one.temperature for one in attentions if isinstance(one.temperature, QueryTemperature)]
     data: dict[str, Any] = {
         "no_rope_layers": [int(turns) for turns in rotated],
-        "layer_types": [CHUNKED if isinstance(one.reach, Chunk) else FULL for one in attentions],
+        "layer_types": [CHUNKED if isinstance(one.pattern, Chunked) else FULL for one in attentions],
         "use_qk_norm": any(one.head_norm for one in attentions),
         "attn_temperature_tuning": bool(temperatures),
     }

@@ -6,13 +6,11 @@ Sources: MosaicML's release notes and the config.json of each size. Where transf
 
 from typing import Any
 
+from clearhead.architecture import Alibi, Embedding, FeedForward, Head, LayerNorm, ModelConfig, Stack
 from clearhead.families.family import Family, said_whole
 from clearhead.families.names import LAYER, QKV_WEIGHTS, Fused, Table
 from clearhead.families.plain import multi_head, plain_layers, plain_parts
 from clearhead.families.settings import Settings
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, Head, ModelConfig, Stack
-from clearhead.model.parts import Alibi, LayerNorm
 
 
 def mpt(

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from clearhead.model.branches import Experts
-from clearhead.model.config import GroupedAttention, ModelConfig
+from clearhead.architecture import Experts, GroupedAttention, ModelConfig
 
 if TYPE_CHECKING:  # who only asks for presets need not wait for torch
     from torch import Size, Tensor

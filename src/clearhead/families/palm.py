@@ -6,10 +6,18 @@ tokens. Unpublished, chosen here: ε of T5X, rotary pairs in halves with θ = 10
 
 from collections.abc import Callable
 
+from clearhead.architecture import (
+    Embedding,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    Layer,
+    LayerNorm,
+    ModelConfig,
+    Rope,
+    Stack,
+)
 from clearhead.families.family import Family
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
-from clearhead.model.parts import LayerNorm, Rope
 
 
 def palm(

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from clearhead.architecture import FeedForward, GroupedAttention, Layer, LayerNorm, Stack
 from clearhead.errors import ClearheadError
 from clearhead.families.family import grouped_of, narrow
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import GroupedAttention, Layer, Stack
-from clearhead.model.parts import LayerNorm
 
 
 def multi_head(

@@ -8,6 +8,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from clearhead.architecture import (
+    AttentionPattern,
+    Causal,
+    Experts,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    HeadNorm,
+    ModelConfig,
+    RmsNorm,
+    Rope,
+    Router,
+    SlidingWindow,
+    Stack,
+)
 from clearhead.families import llama
 from clearhead.families.family import Family, chosen, grouped_of, narrow, said_whole
 from clearhead.families.names import LAYER, Table
@@ -23,9 +38,6 @@ from clearhead.families.trunk import (
     write_grouped,
     write_sizes,
 )
-from clearhead.model.branches import Experts, FeedForward, Router
-from clearhead.model.config import GroupedAttention, Head, HeadNorm, ModelConfig, Stack
-from clearhead.model.parts import Causal, Reach, RmsNorm, Rope, Window
 
 
 def qwen3(
@@ -96,7 +108,7 @@ def read(settings: Settings) -> ModelConfig:
         width=width,
         context=context,
         vocab_size=settings.whole("vocab_size"),
-        attentions=[replace(attention, reach=reach) for reach in read_reaches(settings, kind, num_layers)],
+        attentions=[replace(attention, pattern=pattern) for pattern in read_reaches(settings, kind, num_layers)],
         feed_forwards=read_feed_forwards(settings, kind, num_layers),
         norm=norm,
         head=Head(tied=settings.flag("tie_word_embeddings", False)),
@@ -119,15 +131,15 @@ def read_feed_forwards(settings: Settings, kind: str, num_layers: int) -> list[F
     return [dense if n in only_dense or (n + 1) % step else sparse for n in range(num_layers)]
 
 
-def read_reaches(settings: Settings, kind: str, num_layers: int) -> list[Reach]:
+def read_reaches(settings: Settings, kind: str, num_layers: int) -> list[AttentionPattern]:
     """With windows on, they are in the layers from `max_window_layers` up, or as listed; in a mixture in all."""
     windowed = settings.flag("use_sliding_window", False)
     first = 0 if kind == "qwen3_moe" else settings.whole("max_window_layers", 28)
     types = [] if kind == "qwen3_moe" else settings.per_layer("layer_types", num_layers)
     types = types or ["sliding_attention" if windowed and n >= first else "full_attention" for n in range(num_layers)]
-    reaches: dict[str, Reach] = {"full_attention": Causal()}
+    reaches: dict[str, AttentionPattern] = {"full_attention": Causal()}
     if windowed:
-        reaches["sliding_attention"] = Window(size=settings.whole("sliding_window"))
+        reaches["sliding_attention"] = SlidingWindow(size=settings.whole("sliding_window"))
     return [chosen(reaches, name, settings) for name in types]
 
 
@@ -158,7 +170,9 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def write_windows(attentions: Sequence[GroupedAttention]) -> dict[str, Any]:
-    sizes = [attention.reach.size if isinstance(attention.reach, Window) else None for attention in attentions]
+    sizes = [
+        attention.pattern.size if isinstance(attention.pattern, SlidingWindow) else None for attention in attentions
+    ]
     return {
         "use_sliding_window": any(sizes),
         "sliding_window": next((size for size in sizes if size), None),

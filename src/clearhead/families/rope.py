@@ -6,9 +6,9 @@ rope = read_rope(settings, context=8192); write_rope(rope)   # -> {"rope_type": 
 import math
 from typing import Any
 
-from clearhead.errors import unknown
+from clearhead.architecture import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
+from clearhead.errors import unknown_name
 from clearhead.families.settings import Settings
-from clearhead.model.parts import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | None
 
@@ -54,7 +54,7 @@ def read_scaling(parameters: Settings, context: int) -> Scaling:
                 beta_slow=parameters.number("beta_slow", 1.0),
                 truncate=parameters.flag("truncate", True),
             )
-    raise unknown(f"rope_type in {parameters.where}:", kind, ("default", "linear", "dynamic", "llama3", "yarn"))
+    raise unknown_name(f"rope_type in {parameters.where}:", kind, ("default", "linear", "dynamic", "llama3", "yarn"))
 
 
 def yarn_factor(parameters: Settings, context: int) -> float:

@@ -6,8 +6,8 @@ settings = Settings(json_data, "config.json"); width = settings.whole("hidden_si
 from collections.abc import Mapping
 from typing import Any
 
-from clearhead.errors import ClearheadError, unknown
-from clearhead.model.branches import Activation
+from clearhead.architecture import Activation
+from clearhead.errors import ClearheadError, unknown_name
 
 # transformers' activation names; `gelu_fast` and `gelu_pytorch_tanh` differ from `gelu_new` in rounding only
 ACTIVATION_NAMES: dict[str, Activation] = {
@@ -109,7 +109,7 @@ class Settings:
     def activation(self, name: str, default: str | None = None) -> Activation:
         value = self.text(name, default)
         if value not in ACTIVATION_NAMES:
-            raise unknown(f"activation in {self.where}:", value, ACTIVATION_NAMES)
+            raise unknown_name(f"activation in {self.where}:", value, ACTIVATION_NAMES)
         return ACTIVATION_NAMES[value]
 
     def refuse(self, name: str, *harmless: Any) -> None:

@@ -9,12 +9,22 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from clearhead.architecture import (
+    Bidirectional,
+    Causal,
+    Embedding,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    Layer,
+    ModelConfig,
+    RelativeBuckets,
+    RmsNorm,
+    Stack,
+)
 from clearhead.families.family import Family, narrow, said_whole
 from clearhead.families.names import LAYER, Copy, Row, Table
 from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, Layer, ModelConfig, Stack
-from clearhead.model.parts import Causal, Everything, RelativeBuckets, RmsNorm
 
 CONTEXT = 512  # tokens of a training sequence; buckets set no limit
 
@@ -35,13 +45,13 @@ def t5(
     epsilon: float = 1e-6,
 ) -> ModelConfig:
     across = GroupedAttention(
-        num_heads=num_heads, num_kv_heads=num_heads, head_width=head_width, reach=Everything(), scale=1.0
+        num_heads=num_heads, num_kv_heads=num_heads, head_width=head_width, pattern=Bidirectional(), scale=1.0
     )
     both_ways = RelativeBuckets(num_buckets=num_buckets, max_distance=max_distance, bidirectional=True)
     norm, embedding = RmsNorm(epsilon=epsilon), Embedding(vocab_size=vocab_size)
     encoding = Layer(attention=replace(across, position=both_ways), feed_forward=feed_forward, norm=norm)
     decoding = Layer(
-        attention=replace(across, position=replace(both_ways, bidirectional=False), reach=Causal()),
+        attention=replace(across, position=replace(both_ways, bidirectional=False), pattern=Causal()),
         cross_attention=across,
         feed_forward=feed_forward,
         norm=norm,

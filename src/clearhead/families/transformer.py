@@ -13,11 +13,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from clearhead.architecture import (
+    Bidirectional,
+    Causal,
+    DeviationNorm,
+    Dropout,
+    Embedding,
+    FeedForward,
+    Head,
+    Layer,
+    LayerNorm,
+    ModelConfig,
+    Norm,
+    SinusoidalPositions,
+    Stack,
+    XavierInitial,
+)
 from clearhead.families.family import Family
 from clearhead.families.plain import multi_head
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import Dropout, Embedding, Head, Layer, ModelConfig, Stack, XavierInitial
-from clearhead.model.parts import Causal, DeviationNorm, Everything, LayerNorm, Norm, SinusoidalPositions
 
 NORM = LayerNorm(epsilon=1e-6)
 
@@ -39,14 +52,16 @@ def transformer(
     dropout: Dropout | None = None,
 ) -> ModelConfig:
     """The published base size unless told otherwise; a last norm stands where the others stand before branches."""
-    across = multi_head(width, num_heads, reach=Everything(), input_bias=attention_bias, output_bias=attention_bias)
+    across = multi_head(
+        width, num_heads, pattern=Bidirectional(), input_bias=attention_bias, output_bias=attention_bias
+    )
     encoding = Layer(
         attention=across,
         feed_forward=FeedForward(width=feed_forward, activation="relu", bias=True),
         norm=norm,
         placement=placement,
     )
-    decoding = replace(encoding, attention=replace(across, reach=Causal()), cross_attention=across)
+    decoding = replace(encoding, attention=replace(across, pattern=Causal()), cross_attention=across)
     source = Embedding(vocab_size=source_vocab_size, scale=math.sqrt(width), positions=SinusoidalPositions())
     final_norm = norm if placement == "pre" else None
     return ModelConfig(

@@ -7,13 +7,23 @@ data = write_sizes(config) | write_grouped(attention)   # hidden_size, num_hidde
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from clearhead.architecture import (
+    Activation,
+    Embedding,
+    Experts,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    LatentAttention,
+    Layer,
+    ModelConfig,
+    RmsNorm,
+    Stack,
+)
 from clearhead.errors import ClearheadError
 from clearhead.families.family import narrow
 from clearhead.families.names import LAYER, Table
 from clearhead.families.settings import ACTIVATION_NAMES_BACK
-from clearhead.model.branches import Activation, Experts, FeedForward
-from clearhead.model.config import Embedding, GroupedAttention, Head, LatentAttention, Layer, ModelConfig, Stack
-from clearhead.model.parts import RmsNorm
 
 TRUNK: Table = {
     "model.embed_tokens.weight": "decoder.embedding.tokens.weight",

@@ -21,12 +21,12 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from clearhead.cache.cache import KeyValueCache
-from clearhead.errors import ClearheadError, unknown
-from clearhead.generation.decode import Row, check, prefill, room, run
-from clearhead.generation.options import SamplingOptions, check_count, checked_ids, is_number
+from clearhead.cache import KeyValueCache
+from clearhead.errors import ClearheadError, unknown_name
+from clearhead.generation.decode import TokenSequence, check, prefill, room, run
 from clearhead.generation.sampling import check_numbers, choosing_device
-from clearhead.model.transformer import Memory, Transformer
+from clearhead.model import EncoderOutput, Transformer
+from clearhead.options import SamplingOptions, check_count, checked_ids, is_number
 
 StopWhen = Literal["full", "unlikely", "impossible"]
 STEEPEST = 10.0  # length penalty: length ** 10 is finite for any length
@@ -56,7 +56,7 @@ class BeamOptions:
         if not is_number(self.length_penalty, -STEEPEST, STEEPEST):
             raise ClearheadError(f"length_penalty is {self.length_penalty!r}; it must be from -10 to 10")
         if self.stop_when not in get_args(StopWhen):
-            raise unknown("stop_when", str(self.stop_when), get_args(StopWhen))
+            raise unknown_name("stop_when", str(self.stop_when), get_args(StopWhen))
         object.__setattr__(self, "stop_ids", checked_ids(self.stop_ids, "stop_ids"))
 
 
@@ -110,17 +110,20 @@ class Search:
 
 @torch.inference_mode()
 def beam_search(
-    network: Transformer, prompts: Sequence[Sequence[int]], options: BeamOptions, memory: Memory | None = None
+    network: Transformer,
+    prompts: Sequence[Sequence[int]],
+    options: BeamOptions,
+    encoder_output: EncoderOutput | None = None,
 ) -> list[list[Beam]]:
     """For each prompt its num_best beams, fewer only if there are not so many texts. `memory`: a source for each."""
     asked = SamplingOptions(max_new_tokens=options.max_new_tokens, stop_ids=options.stop_ids)
-    check([Row(prompt, asked) for prompt in prompts], network)
+    check([TokenSequence(prompt, asked) for prompt in prompts], network)
     limits = [min(options.max_new_tokens, room(network, len(prompt))) for prompt in prompts]
     searches = [Search(options, limit, number) for number, limit in enumerate(limits)]
-    if memory is not None and memory.remembered is None:
-        memory = network.remember(memory)
-    cache, sources = KeyValueCache(network.config), memory
-    logits = prefill(network, [list(prompt) for prompt in prompts], cache, memory)
+    if encoder_output is not None and encoder_output.cross_keys_values is None:
+        encoder_output = network.precompute_cross_attention(encoder_output)
+    cache, sources = KeyValueCache(network.config), encoder_output
+    logits = prefill(network, [list(prompt) for prompt in prompts], cache, encoder_output)
     active, source_of = searches, list(range(len(prompts)))
     while True:
         extend(active, logits)
@@ -135,9 +138,9 @@ def beam_search(
             cache.reorder(torch.tensor(rows, device=logits.device))
         before, source_of = source_of, [search.prompt for search in active for _ in search.running]
         if sources is not None and source_of != before:
-            memory = sources.select(torch.tensor(source_of, device=logits.device))
+            encoder_output = sources.select(torch.tensor(source_of, device=logits.device))
         newest = torch.tensor([[beam.tokens[-1]] for beam in beams], device=logits.device)
-        logits = run(network, newest, None, cache, memory)
+        logits = run(network, newest, None, cache, encoder_output)
 
 
 def extend(searches: Sequence[Search], logits: Tensor) -> None:

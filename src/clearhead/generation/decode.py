@@ -1,6 +1,6 @@
 """The decode loop: read the prompts once, then one token for each row at a time, with a cache (book E2).
 
-    rows = [Row(prompt_ids, SamplingOptions(max_new_tokens=64))]
+    rows = [TokenSequence(prompt_ids, SamplingOptions(max_new_tokens=64))]
     for _ in decode(network, rows): print(rows[0].tokens[-1])
 
 1 the prompts go through the network, left-padded to one length; every layer keeps its keys and values
@@ -15,22 +15,21 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from clearhead.cache.cache import KeyValueCache
+from clearhead.architecture import Causal, DynamicScaling, LearnedPositions, Rope, Stack
+from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.generation.options import SamplingOptions
 from clearhead.generation.penalties import TokenCounts
 from clearhead.generation.prompts import check_tokens
-from clearhead.generation.rows import RowOptions, check_vocabulary
 from clearhead.generation.sampling import TokenLogprobs, check_numbers, choosing_device, next_tokens, token_logprobs
-from clearhead.model.config import Stack
-from clearhead.model.parts import Causal, DynamicScaling, LearnedPositions, Rope
-from clearhead.model.transformer import Memory, Transformer
+from clearhead.generation.sampling_parameters import SamplingParameters, check_vocabulary
+from clearhead.model import EncoderOutput, Transformer
+from clearhead.options import SamplingOptions
 
 PIECE = 2048  # tokens; 8,192 through windows of 512 take a sixth of the memory of all at once
 
 
 @dataclass
-class Row:
+class TokenSequence:
     """One sequence of a batch, from prompt to end. Whoever reads it may set `done`, and the loop lets it go."""
 
     prompt: Sequence[int]
@@ -42,7 +41,7 @@ class Row:
     done: bool = False
 
     @property
-    def stopped_by(self) -> str:
+    def finish_reason(self) -> str:
         """What ended it: a `stop` token, `length` (max_new_tokens), `context` (of learned positions); nothing yet."""
         if self.tokens and self.tokens[-1] in self.options.stop_ids:
             return "stop"
@@ -58,9 +57,9 @@ class Row:
 @torch.inference_mode()
 def decode(
     network: Transformer,
-    rows: Sequence[Row],
+    rows: Sequence[TokenSequence],
     *,
-    memory: Memory | None = None,
+    encoder_output: EncoderOutput | None = None,
     cache: KeyValueCache | None = None,
 ) -> Iterator[None]:
     """One token more for every row that is not done, at each turn.
@@ -72,13 +71,13 @@ def decode(
     asked = [number for number, row in enumerate(rows) if row.options.max_new_tokens > 0]
     if not asked:
         return
-    active, cache, memory = staying(rows, asked, cache, memory)
+    active, cache, encoder_output = staying(rows, asked, cache, encoder_output)
     state, device = Batch.of(network, active), network.device
     prompts = [list(row.prompt) for row in active]
-    if memory is None and cache.length == 0:
+    if encoder_output is None and cache.length == 0:
         logits, cache = prefill_shared(network, prompts, cache)
     else:
-        logits = prefill(network, prompts, cache, memory)
+        logits = prefill(network, prompts, cache, encoder_output)
     while True:
         tokens = state.choose(logits)
         for row, token in zip(active, tokens.tolist(), strict=True):
@@ -88,27 +87,31 @@ def decode(
         if not kept:
             return
         if len(kept) < len(active):
-            active, cache, memory = staying(active, kept, cache, memory)
+            active, cache, encoder_output = staying(active, kept, cache, encoder_output)
             tokens, state = tokens[kept], Batch.of(network, active)
-        logits = run(network, tokens[:, None].to(device), None, cache, memory)
+        logits = run(network, tokens[:, None].to(device), None, cache, encoder_output)
 
 
 def staying(
-    rows: Sequence[Row], kept: list[int], cache: KeyValueCache, memory: Memory | None
-) -> tuple[list[Row], KeyValueCache, Memory | None]:
+    rows: Sequence[TokenSequence], kept: list[int], cache: KeyValueCache, encoder_output: EncoderOutput | None
+) -> tuple[list[TokenSequence], KeyValueCache, EncoderOutput | None]:
     """The rows of these numbers with all that is kept for them; nothing is copied where all stay."""
     if len(kept) < len(rows):
         places = torch.tensor(kept, device=cache.device)
-        cache, memory = cache.select(places), None if memory is None else memory.select(places)
-    return [rows[number] for number in kept], cache, memory
+        cache, encoder_output = cache.select(places), None if encoder_output is None else encoder_output.select(places)
+    return [rows[number] for number in kept], cache, encoder_output
 
 
 def run(
-    network: Transformer, tokens: Tensor, mask: Tensor | None, cache: KeyValueCache, memory: Memory | None
+    network: Transformer,
+    tokens: Tensor,
+    mask: Tensor | None,
+    cache: KeyValueCache,
+    encoder_output: EncoderOutput | None,
 ) -> Tensor:
     """(B, T) new tokens -> logits after the last (B, V); the cache moves on."""
     absorb = tokens.shape[1] == 1  # one query: cheaper on the latent itself than to unfold the whole past
-    hidden = network.hidden(tokens, mask, memory=memory, cache=cache, absorb=absorb)
+    hidden = network.hidden_states(tokens, mask, encoder_output=encoder_output, cache=cache, absorb=absorb)
     cache.advance()
     return network.to_logits(hidden[:, -1])
 
@@ -117,7 +120,7 @@ def prefill(
     network: Transformer,
     prompts: Sequence[list[int]],
     cache: KeyValueCache,
-    memory: Memory | None = None,
+    encoder_output: EncoderOutput | None = None,
     chunk: int | None = None,
 ) -> Tensor:
     """Read all prompts into the cache, `chunk` tokens at once; logits after the last token of each (B, V)."""
@@ -125,13 +128,13 @@ def prefill(
     size = chunk or num_at_once(network.config.output_stack, tokens.shape[1], mask)
     for start in range(0, tokens.shape[1], size):
         piece = None if mask is None else mask[:, start : start + size]
-        logits = run(network, tokens[:, start : start + size], piece, cache, memory)
+        logits = run(network, tokens[:, start : start + size], piece, cache, encoder_output)
     return logits
 
 
 def num_at_once(stack: Stack, length: int, padding: Tensor | None) -> int:
     """Causal attention alone takes any length; a mask for windows or padding grows with the square of what is read."""
-    is_causal = padding is None and all(isinstance(layer.attention.reach, Causal) for layer in stack.layers)
+    is_causal = padding is None and all(isinstance(layer.attention.pattern, Causal) for layer in stack.layers)
     return length if is_causal or turns_by_length(stack) else PIECE
 
 
@@ -167,15 +170,15 @@ def pad_left(rows: Sequence[list[int]], device: torch.device) -> tuple[Tensor, T
 class Batch:
     """What choosing tokens needs of the rows at hand."""
 
-    rows: Sequence[Row]
-    options: RowOptions
+    rows: Sequence[TokenSequence]
+    options: SamplingParameters
     counts: TokenCounts | None
     steps: Tensor  # (B,) tokens made so far
 
     @staticmethod
-    def of(network: Transformer, rows: Sequence[Row]) -> "Batch":
+    def of(network: Transformer, rows: Sequence[TokenSequence]) -> "Batch":
         device, vocab_size = choosing_device(network.device), network.config.vocab_size
-        options = RowOptions.of([row.options for row in rows], vocab_size, device)
+        options = SamplingParameters.of([row.options for row in rows], vocab_size, device)
         counts = None
         if options.needs_counts:
             before = [[*row.earlier, *row.prompt] for row in rows]
@@ -195,7 +198,7 @@ class Batch:
         return tokens
 
 
-def check(rows: Sequence[Row], network: Transformer) -> None:
+def check(rows: Sequence[TokenSequence], network: Transformer) -> None:
     if not rows:
         raise ClearheadError("there is no prompt to continue")
     for row in rows:

@@ -14,11 +14,10 @@ from operator import index
 import torch
 from torch import Tensor
 
+from clearhead.architecture import LearnedPositions, Stack
 from clearhead.errors import ClearheadError
-from clearhead.model.config import Stack
-from clearhead.model.parts import LearnedPositions
-from clearhead.model.transformer import Memory, Transformer
-from clearhead.tokenization.base import Tokenizer
+from clearhead.model import EncoderOutput, Transformer
+from clearhead.tokenization import Tokenizer
 
 Prompt = str | Sequence[int]
 # CUDA and Apple's GPUs, the processor, one buffer beyond what Apple's GPUs take; only CUDA has a type for it.
@@ -27,7 +26,7 @@ NO_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
 
 def token_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     if isinstance(prompt, str):
-        return encoded(prompt, needed(tokenizer))
+        return encoded(prompt, require_tokenizer(tokenizer))
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
         raise ClearheadError(f"the prompt is {prompt!r}; it must be a text or a list of token ids")
     try:
@@ -51,7 +50,7 @@ def encoded(text: str, tokenizer: Tokenizer) -> list[int]:
     return ids
 
 
-def needed(tokenizer: Tokenizer | None) -> Tokenizer:
+def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     if tokenizer is None:
         raise ClearheadError("this model has no tokenizer: it knows token ids, and no text")
     return tokenizer
@@ -79,17 +78,17 @@ def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tens
 
 
 @torch.inference_mode()
-def read_sources(network: Transformer, sources: Sequence[Sequence[int]]) -> Memory:
+def encode_sources(network: Transformer, sources: Sequence[Sequence[int]]) -> EncoderOutput:
     """What the encoder leaves of each; equal ones are read once."""
     different = list(dict.fromkeys(map(tuple, sources)))
     tokens, mask = pad_right(different, network.device)
-    memory = network.remember(network.encode(tokens, mask))
+    encoder_output = network.precompute_cross_attention(network.encode(tokens, mask))
     places = [different.index(tuple(source)) for source in sources]
-    return memory.select(torch.tensor(places, device=tokens.device))
+    return encoder_output.select(torch.tensor(places, device=tokens.device))
 
 
 @contextmanager
-def enough_memory() -> Iterator[None]:
+def explain_out_of_memory() -> Iterator[None]:
     """Where there is not, one sentence; the network keeps no state, so it works as before."""
     try:
         yield

@@ -9,7 +9,7 @@ import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.generation.prompts import pad_right
-from clearhead.model.recurrent import RecurrentTranslator
+from clearhead.model import RecurrentTranslator
 
 
 @torch.inference_mode()
@@ -27,12 +27,12 @@ def translate(
     if not all(sources):
         raise ClearheadError("the prompt is empty; it takes at least one token")
     tokens, mask = pad_right(sources, network.head.weight.device)
-    memory = network.encode(tokens, mask)
-    state, token = network.start(memory), tokens.new_full((len(sources),), start_id)
+    encoder_output = network.encode(tokens, mask)
+    state, token = network.start(encoder_output), tokens.new_full((len(sources),), start_id)
     answers: list[list[int]] = [[] for _ in sources]
     speaking = set(range(len(sources)))
     for _ in range(max_new_tokens):
-        logits, state = network.step(token, state, memory)
+        logits, state = network.step(token, state, encoder_output)
         token = logits.argmax(dim=-1)
         chosen = token.tolist()
         for number in speaking:

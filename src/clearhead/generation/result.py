@@ -1,14 +1,14 @@
 """What comes out of a generation: whole, or as it comes.
 
-made = model.generate("Hello"); made.text, made.tokens, made.stopped_by
-stream = model.stream("Hello"); text = "".join(stream); stream.generation.stopped_by
+made = model.generate("Hello"); made.text, made.tokens, made.finish_reason
+stream = model.stream("Hello"); text = "".join(stream); stream.generation.finish_reason
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from clearhead.architecture import ModelConfig
 from clearhead.generation.transcript import Transcript
-from clearhead.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Generation:
     tokens: list[int]  # new ones only, a stop token included
     text: str
     prompt_tokens: list[int]
-    stopped_by: str  # stop, length (max_new_tokens), context (learned positions end), nothing (yet, or left alone)
+    finish_reason: str  # stop, length (max_new_tokens), context (learned positions end), nothing (yet, or left alone)
     num_past_context: int = 0  # tokens read beyond `config.context`: others go on there, but were not made for it
     logprobs: list[float] | None = None  # of the tokens, where asked for
     top_logprobs: list[dict[int, float]] | None = None
@@ -35,7 +35,7 @@ class Generation:
             tokens=list(row.tokens),
             text=transcript.text,
             prompt_tokens=list(row.source or [*row.earlier, *row.prompt]),
-            stopped_by=transcript.stopped_by,
+            finish_reason=transcript.finish_reason,
             num_past_context=max(num_read - config.context, 0),
             score=score,
         )

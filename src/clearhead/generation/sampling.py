@@ -1,6 +1,6 @@
 """From logits to the next token of each row; every row has its own options and never feels its neighbours.
 
-    rows = RowOptions.of([SamplingOptions(temperature=0.8, top_p=0.9).seeded()], vocab_size)
+    rows = SamplingParameters.of([SamplingOptions(temperature=0.8, top_p=0.9).seeded()], vocab_size)
     tokens = next_tokens(logits, rows, steps)    # (B, V), (B,) -> (B,)
 
 The order is that of transformers' LogitsProcessors, with OpenAI's two penalties after the one for repetition:
@@ -21,10 +21,10 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.generation.penalties import TokenCounts, penalize_frequency, penalize_presence, penalize_repetition
 from clearhead.generation.randomness import draw
-from clearhead.generation.rows import Entries, RowOptions
+from clearhead.generation.sampling_parameters import Entries, SamplingParameters
 
 
-def next_tokens(logits: Tensor, rows: RowOptions, steps: Tensor, counts: TokenCounts | None = None) -> Tensor:
+def next_tokens(logits: Tensor, rows: SamplingParameters, steps: Tensor, counts: TokenCounts | None = None) -> Tensor:
     """(B, V) -> (B,). `steps` (B,): tokens each row has generated; `counts`: where `rows.needs_counts`."""
     logits = adjust(logits.float(), rows, steps, counts)
     likeliest = logits.argmax(dim=-1)
@@ -50,7 +50,7 @@ def check_numbers(logits: Tensor, tokens: Tensor) -> None:
 # --- what may change the likeliest token
 
 
-def adjust(logits: Tensor, rows: RowOptions, steps: Tensor, counts: TokenCounts | None = None) -> Tensor:
+def adjust(logits: Tensor, rows: SamplingParameters, steps: Tensor, counts: TokenCounts | None = None) -> Tensor:
     """Bias, penalties, and no stop token before its time; (B, V) -> (B, V)."""
     if rows.bias is not None:
         logits = add_entries(logits, rows.bias)
@@ -66,7 +66,7 @@ def add_entries(logits: Tensor, bias: Entries) -> Tensor:
     return logits.index_put((bias.rows, bias.tokens), bias.values, accumulate=True)
 
 
-def penalize(logits: Tensor, rows: RowOptions, counts: TokenCounts) -> Tensor:
+def penalize(logits: Tensor, rows: SamplingParameters, counts: TokenCounts) -> Tensor:
     if rows.repetition is not None:
         logits = penalize_repetition(logits, counts.seen, rows.repetition)
     if rows.frequency is not None:
@@ -85,7 +85,7 @@ def forbid_early_stops(logits: Tensor, stops: Entries, steps: Tensor) -> Tensor:
 # --- what thins out the rest; a token cut off has the logit -inf
 
 
-def truncate(logits: Tensor, rows: RowOptions) -> Tensor:
+def truncate(logits: Tensor, rows: SamplingParameters) -> Tensor:
     """Temperature, then the three filters; (B, V) -> (B, V)."""
     if rows.temperature is not None:
         logits = logits / rows.temperature

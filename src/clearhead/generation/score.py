@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from clearhead.cache.cache import KeyValueCache
+from clearhead.architecture import ModelConfig
+from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.generation.decode import turns_by_length
 from clearhead.generation.prompts import check_tokens
-from clearhead.model.config import ModelConfig
-from clearhead.model.transformer import Transformer
+from clearhead.model import Transformer
 
 CHUNK = 512  # tokens read at once: the logits of a long text need not exist whole
 

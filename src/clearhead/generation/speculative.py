@@ -20,15 +20,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from clearhead.cache.cache import KeyValueCache
+from clearhead.architecture import ModelConfig
+from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.generation.decode import Batch, Row, check, prefill, room, run
-from clearhead.generation.options import check_count
-from clearhead.generation.prompts import read_sources
+from clearhead.generation.decode import Batch, TokenSequence, check, prefill, room, run
+from clearhead.generation.prompts import encode_sources
 from clearhead.generation.randomness import draw, splitmix, uniforms
 from clearhead.generation.sampling import adjust, check_numbers, token_logprobs, truncate
-from clearhead.model.config import ModelConfig
-from clearhead.model.transformer import Memory, Transformer
+from clearhead.model import EncoderOutput, Transformer
+from clearhead.options import check_count
 
 # Three draws belong to a step and must not depend on each other. The token itself has number `step` of the row's seed,
 # as in `decode`; the guess and the verdict on it take theirs from seeds made of numbers that no step has.
@@ -47,7 +47,7 @@ class Drafter(Protocol):
     def num_tokens(self) -> int:
         """The most it guesses at once."""
 
-    def draft(self, row: Row, count: int) -> Draft:
+    def draft(self, row: TokenSequence, count: int) -> Draft:
         """At most `count` tokens that may come next."""
 
 
@@ -64,10 +64,10 @@ class Tally:
 @torch.inference_mode()
 def decode_speculatively(
     network: Transformer,
-    row: Row,
+    row: TokenSequence,
     drafter: Drafter,
     *,
-    memory: Memory | None = None,
+    encoder_output: EncoderOutput | None = None,
     tally: Tally | None = None,
 ) -> Iterator[None]:
     """One token more at each turn; `memory` as for `decode`, `tally` is kept up to date.
@@ -81,7 +81,7 @@ def decode_speculatively(
         return
     tally = tally or Tally()
     cache = KeyValueCache(network.config, slack=drafter.num_tokens)
-    draft, logits = Draft([]), prefill(network, [list(row.prompt)], cache, memory)
+    draft, logits = Draft([]), prefill(network, [list(row.prompt)], cache, encoder_output)
     while True:
         tokens = verify(network, row, draft, logits)
         cache.truncate(cache.length - len(draft.tokens) + len(tokens) - 1)
@@ -98,18 +98,18 @@ def decode_speculatively(
                 return
         # The call gives one token more than it confirms.
         draft = drafter.draft(row, min(drafter.num_tokens, limit - len(row.tokens) - 1))
-        logits = read(network, [row.tokens[-1], *draft.tokens], cache, memory)
+        logits = read(network, [row.tokens[-1], *draft.tokens], cache, encoder_output)
 
 
-def read(network: Transformer, tokens: list[int], cache: KeyValueCache, memory: Memory | None) -> Tensor:
+def read(network: Transformer, tokens: list[int], cache: KeyValueCache, encoder_output: EncoderOutput | None) -> Tensor:
     """Logits after each token (n, V); the cache moves on."""
     given = torch.tensor([tokens], device=network.device)
-    hidden = network.hidden(given, memory=memory, cache=cache, absorb=True)
+    hidden = network.hidden_states(given, encoder_output=encoder_output, cache=cache, absorb=True)
     cache.advance()
     return network.to_logits(hidden[0])
 
 
-def verify(network: Transformer, row: Row, draft: Draft, logits: Tensor) -> list[int]:
+def verify(network: Transformer, row: TokenSequence, draft: Draft, logits: Tensor) -> list[int]:
     """The guesses that stand, and one token more; logits (n + 1, V).
 
     A guess x drawn from q stands with probability min(1, p(x) / q(x)). In place of the first that falls a token is
@@ -160,7 +160,7 @@ class PromptLookup:
         check_count("num_tokens", self.num_tokens)
         check_count("ngram", self.ngram)
 
-    def draft(self, row: Row, count: int) -> Draft:
+    def draft(self, row: TokenSequence, count: int) -> Draft:
         text = [*row.prompt, *row.tokens]
         for size in range(self.ngram, 0, -1):
             period = last_period(text, size)
@@ -180,16 +180,16 @@ def last_period(text: list[int], size: int) -> int | None:
 class DraftModel:
     """A smaller network of the same vocabulary, under the same options. It keeps its own cache between guesses."""
 
-    def __init__(self, network: Transformer, num_tokens: int = 4, memory: Memory | None = None):
+    def __init__(self, network: Transformer, num_tokens: int = 4, encoder_output: EncoderOutput | None = None):
         check_count("num_tokens", num_tokens)
-        self.network, self.num_tokens, self.memory = network, num_tokens, memory
+        self.network, self.num_tokens, self.encoder_output = network, num_tokens, encoder_output
         self.forget()
 
     def forget(self) -> None:
         self.cache = KeyValueCache(self.network.config, slack=self.num_tokens)
         self.held: list[int] = []  # the tokens in the cache
 
-    def draft(self, row: Row, count: int) -> Draft:
+    def draft(self, row: TokenSequence, count: int) -> Draft:
         tokens: list[int] = []
         laws: list[Tensor] = []
         for _ in range(min(count, room(self.network, len(row.prompt)) - len(row.tokens))):
@@ -209,7 +209,7 @@ class DraftModel:
         self.cache.truncate(same)
         self.held = text[:same]
         new = torch.tensor([text[same:]], device=self.network.device)
-        logits = run(self.network, new, None, self.cache, self.memory)
+        logits = run(self.network, new, None, self.cache, self.encoder_output)
         self.held = text
         return logits
 
@@ -217,13 +217,13 @@ class DraftModel:
 Speculation = Literal["lookup"] | Transformer | Drafter
 
 
-def drafter_for(speculation: Speculation, row: Row) -> Drafter:
+def drafter_for(speculation: Speculation, row: TokenSequence) -> Drafter:
     """Who guesses for a row: by its name, or a smaller network, which reads the row's source for itself."""
     if isinstance(speculation, str):
         return PromptLookup()
     if not isinstance(speculation, Transformer):
         return speculation
-    return DraftModel(speculation, memory=read_sources(speculation, [row.source]) if row.source else None)
+    return DraftModel(speculation, encoder_output=encode_sources(speculation, [row.source]) if row.source else None)
 
 
 # --- refused

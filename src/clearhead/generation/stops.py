@@ -8,7 +8,7 @@ longest is cut away.
 
 from collections.abc import Iterable
 
-from clearhead.generation.options import checked_stop
+from clearhead.options import checked_stop
 
 
 class StopWatcher:

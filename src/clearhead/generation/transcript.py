@@ -3,15 +3,15 @@
 transcript = Transcript(tokenizer, row); piece = transcript.read()   # after each turn of the decode loop
 """
 
-from clearhead.generation.decode import Row
+from clearhead.generation.decode import TokenSequence
 from clearhead.generation.stops import StopWatcher
-from clearhead.tokenization.base import StreamDecoder, Tokenizer
+from clearhead.tokenization import StreamDecoder, Tokenizer
 
 
 class Transcript:
     """Without a tokenizer the text stays empty."""
 
-    def __init__(self, tokenizer: Tokenizer | None, row: Row):
+    def __init__(self, tokenizer: Tokenizer | None, row: TokenSequence):
         self.row = row
         self.decoder = decoder_after(row, tokenizer) if tokenizer is not None else None
         self.watcher = StopWatcher(row.options.stop)
@@ -43,12 +43,12 @@ class Transcript:
         return "".join(self.pieces)
 
     @property
-    def stopped_by(self) -> str:
+    def finish_reason(self) -> str:
         """As of its row; a stop string is a `stop` too."""
-        return "stop" if self.watcher.finished else self.row.stopped_by
+        return "stop" if self.watcher.finished else self.row.finish_reason
 
 
-def decoder_after(row: Row, tokenizer: Tokenizer) -> StreamDecoder:
+def decoder_after(row: TokenSequence, tokenizer: Tokenizer) -> StreamDecoder:
     """One that continues the prompt, or the first word would lose its space; an answer begins a text."""
     last = row.prompt[-1] if row.prompt and not row.source else None
     return StreamDecoder(tokenizer, after=None if last in tokenizer.special_ids else last)

@@ -12,3 +12,32 @@ page, document, assets       as one HTML file that reaches nothing outside itsel
 output                       a trace as a file, on the terminal, in a notebook or as data
 worked, book                 the worked examples of the book
 """
+
+from clearhead.inspection.book import (
+    book_data,
+    book_page,
+    print_book,
+)
+from clearhead.inspection.page import (
+    HeadSelection,
+)
+from clearhead.inspection.trace import (
+    Trace,
+)
+from clearhead.inspection.tracing import (
+    trace,
+)
+from clearhead.inspection.views import (
+    Lens,
+)
+
+__all__ = [
+    "HeadSelection",
+    "Lens",
+    "Trace",
+    "book_data",
+    "book_page",
+    "output",
+    "print_book",
+    "trace",
+]

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from clearhead.errors import unknown
+from clearhead.errors import unknown_name
 from clearhead.inspection.effect import Effect
 from clearhead.inspection.sites import Part, changed, site
 from clearhead.inspection.trace import Trace
@@ -30,7 +30,7 @@ def ablate(
     A whole layer is passed by: the stream leaves it as it came, or with the mean of what it adds.
     """
     if by not in ("zero", "mean"):
-        raise unknown("way to ablate", by, ("zero", "mean"))
+        raise unknown_name("way to ablate", by, ("zero", "mean"))
     part = part or ("layer" if head is None else "attention")
     place, position = site(trace, layer, part, head, stack), trace.position(position)
     name, layer = trace.place(layer, stack)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.inspection.heads import index
 from clearhead.inspection.trace import Trace
-from clearhead.model.norms import RootMeanSquare, StandardDeviation
-from clearhead.model.transformer import Transformer
+from clearhead.model import RootMeanSquare, StandardDeviation, Transformer
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.model.attend import Attended, Scoring, attend_in_steps
-from clearhead.model.context import AttentionContext
-from clearhead.model.masks import Mask
+from clearhead.model import AttentionContext, AttentionSteps, Mask, Scoring, attention_steps
 
 MAX_SCORES = 2**29  # numbers computed for one request: 2 GiB in float32
 
@@ -64,8 +62,8 @@ class Heads:
         return everything if allowed is None else everything & allowed[0, 0]
 
     @property
-    def attended(self) -> Attended:
-        return attend_in_steps(self.queries, self.keys, self.values, self.how)
+    def attended(self) -> AttentionSteps:
+        return attention_steps(self.queries, self.keys, self.values, self.how)
 
 
 def part(tensor: Tensor | None, dim: int, index: Tensor) -> Tensor | None:
@@ -77,16 +75,16 @@ def part_of(tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     return tensor if tensor.shape[dim] == 1 else tensor.index_select(dim, index.to(tensor.device))
 
 
-def hear(attention: nn.Module, x: Tensor, context: AttentionContext, memory: Tensor | None = None) -> Heads:
+def hear(attention: nn.Module, x: Tensor, context: AttentionContext, encoder_output: Tensor | None = None) -> Heads:
     """What an attention layer hands to its kernel for x (1, T, D), the kernel itself left out."""
-    heard: list[Heads] = []
+    residuals: list[Heads] = []
 
     def listen(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
-        heard.append(Heads(q, k, v, how))
+        residuals.append(Heads(q, k, v, how))
         return v.new_zeros(*q.shape[:-1], v.shape[-1])
 
-    attention(x, replace(context, kernel=listen), *(() if memory is None else (memory,)))
-    return heard[0]
+    attention(x, replace(context, kernel=listen), *(() if encoder_output is None else (encoder_output,)))
+    return residuals[0]
 
 
 def chosen(heads: Heads, head: int | None, rows: Iterable[int] | None) -> Heads:

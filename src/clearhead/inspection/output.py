@@ -1,6 +1,6 @@
 """A trace as a file of the kind its name says, as a heatmap in the terminal, or as data.
 
-write(traced, Path("page.html"), Chosen(layer=3))
+write(traced, Path("page.html"), HeadSelection(layer=3))
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from clearhead.inspection.document import framed
 from clearhead.inspection.heads import index
 from clearhead.inspection.heatmap import has_colours, heatmap
 from clearhead.inspection.labels import visible
-from clearhead.inspection.page import NO_WISH, Chosen, page
+from clearhead.inspection.page import NO_WISH, HeadSelection, page
 from clearhead.inspection.picture import save_png
 from clearhead.inspection.trace import Trace
 from clearhead.inspection.views import Lens, View, views_of
@@ -41,7 +41,7 @@ class Shown:
         return f"{self.view.title}, layer {self.layer}, {which}"
 
 
-def shown(trace: Trace, chosen: Chosen) -> Shown:
+def shown(trace: Trace, chosen: HeadSelection) -> Shown:
     """The last layer unless another is chosen; of an encoder-decoder the look across."""
     views = views_of(trace)
     view = views[0] if len(views) == 1 else views[1]
@@ -51,12 +51,12 @@ def shown(trace: Trace, chosen: Chosen) -> Shown:
     return Shown(view, layer, head, view.look(layer, head).weights.float())
 
 
-def write(trace: Trace, path: Path, chosen: Chosen, lens: Lens | None = None) -> None:
+def write(trace: Trace, path: Path, chosen: HeadSelection, lens: Lens | None = None) -> None:
     check_path(path, chosen, lens is not None)
     WRITERS[path.suffix.lower()](trace, path, chosen, lens)
 
 
-def check_path(path: Path, chosen: Chosen, with_lens: bool) -> None:
+def check_path(path: Path, chosen: HeadSelection, with_lens: bool) -> None:
     """Before a model is read: there is a writer, and it heeds all that was asked for."""
     check_output(path, WRITERS)
     kind = path.suffix.lower()
@@ -66,7 +66,7 @@ def check_path(path: Path, chosen: Chosen, with_lens: bool) -> None:
         raise ClearheadError("a .safetensors file holds every layer and head; leave out which")
 
 
-def write_page(trace: Trace, path: Path, chosen: Chosen, lens: Lens | None) -> None:
+def write_page(trace: Trace, path: Path, chosen: HeadSelection, lens: Lens | None) -> None:
     subtitle = f"{trace.num_layers} layers, {len(trace.tokens)} tokens"
     write_text(path, page(views_of(trace), heading(trace), subtitle, lens, in_range(trace, chosen)))
 
@@ -86,7 +86,7 @@ def heading(trace: Trace) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
-def write_picture(trace: Trace, path: Path, chosen: Chosen, lens: Lens | None) -> None:
+def write_picture(trace: Trace, path: Path, chosen: HeadSelection, lens: Lens | None) -> None:
     found = shown(trace, chosen)
     matrices = {f"layer {found.layer}, head {head}": matrix for head, matrix in enumerate(found.weights)}
     if found.head is not None:
@@ -94,7 +94,7 @@ def write_picture(trace: Trace, path: Path, chosen: Chosen, lens: Lens | None) -
     save_png(path, matrices, found.view.rows, found.view.columns)
 
 
-def write_trace(trace: Trace, path: Path, chosen: Chosen, lens: Lens | None) -> None:
+def write_trace(trace: Trace, path: Path, chosen: HeadSelection, lens: Lens | None) -> None:
     trace.save(path)
 
 
@@ -106,14 +106,14 @@ def lens_length(path: Path | None) -> int:
     return PAGE_LENS if path is not None and path.suffix.lower() == ".html" else 1
 
 
-def in_range(trace: Trace, chosen: Chosen) -> Chosen:
+def in_range(trace: Trace, chosen: HeadSelection) -> HeadSelection:
     """Counted from 0, checked."""
     layer = None if chosen.layer is None else index("layer", chosen.layer, trace.num_layers)
     head = None if chosen.head is None else index("head", chosen.head, trace.num_heads(layer or 0))
-    return Chosen(layer, head)
+    return HeadSelection(layer, head)
 
 
-def print_heatmap(trace: Trace, chosen: Chosen, console: Console) -> None:
+def print_heatmap(trace: Trace, chosen: HeadSelection, console: Console) -> None:
     found = shown(trace, chosen)
     console.print(f"{found.title}; query down, key across", highlight=False)
     drawn = heatmap(found.weights.mean(dim=0), found.view.rows, found.view.columns, console.width, has_colours(console))
@@ -131,7 +131,7 @@ def print_lens(lens: Lens, console: Console) -> None:
         console.print(f"{stage:<24} {words}", markup=False, highlight=False, soft_wrap=True)
 
 
-def as_data(trace: Trace, chosen: Chosen, lens: Lens | None = None) -> dict[str, Any]:
+def as_data(trace: Trace, chosen: HeadSelection, lens: Lens | None = None) -> dict[str, Any]:
     found = shown(trace, chosen)
     data: dict[str, Any] = {
         "tokens": trace.tokens,

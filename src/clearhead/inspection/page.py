@@ -26,7 +26,7 @@ THUMBNAIL = 36  # cells at most on a side, one for each pixel it is shown with
 
 
 @dataclass(frozen=True)
-class Chosen:
+class HeadSelection:
     """What the reader asked for; None: no wish."""
 
     layer: int | None = None
@@ -36,7 +36,7 @@ class Chosen:
         return self.layer not in (None, layer), self.head not in (None, head)
 
 
-NO_WISH = Chosen()
+NO_WISH = HeadSelection()
 
 
 def page(
@@ -44,7 +44,7 @@ def page(
     title: str,
     subtitle: str = "",
     lens: Lens | None = None,
-    chosen: Chosen = NO_WISH,
+    chosen: HeadSelection = NO_WISH,
     most_cells: int = MOST_CELLS,
 ) -> str:
     """The lens belongs to the last queries of the first view."""
@@ -69,7 +69,7 @@ def visible_line(text: str) -> str:
     return " ".join(visible(word) for word in text.split())
 
 
-def heads_in_full(views: Sequence[View], chosen: Chosen, most_cells: int) -> list[set[tuple[int, int]]]:
+def heads_in_full(views: Sequence[View], chosen: HeadSelection, most_cells: int) -> list[set[tuple[int, int]]]:
     """For each view the (layer, head) whose matrices fit into `most_cells`, the nearest to what was chosen first."""
     queue = sorted(
         (chosen.distance(layer, head), number, layer, head)

@@ -56,14 +56,14 @@ def heard_at(trace: Trace, layer: int, part: Part, head: int | None) -> Tensor:
     """The value at a site in the traced run."""
     if part == "stream" and head is None:
         return trace.residual(trace.place(layer, None)[1])[None]
-    heard: list[Tensor] = []
+    residuals: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:
-        heard.append(x)
+        residuals.append(x)
         return x
 
     trace.run_again(-1, changed(trace.need_network(), site(trace, layer, part, head), keep))
-    return heard[0]
+    return residuals[0]
 
 
 def check_pair(clean: Trace, corrupted: Trace) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from clearhead.model.attend import Scoring, fused
-from clearhead.model.transformer import Memory, Transformer
+from clearhead.model import EncoderOutput, Scoring, Transformer, fused_attention
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,20 @@ class Listening(Transformer):
         self.config, self.training = network.config, network.training
         self.encoder, self.decoder = network.encoder, network.decoder
         self.head, self.pooler = network.head, network.pooler
-        self.heard: dict[str, dict[int, list[Tensor]]] = {}
+        self.residuals: dict[str, dict[int, list[Tensor]]] = {}
         for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if stack is not None:
                 num_layers = len(stack.layers)
                 step = math.ceil(math.sqrt(num_layers)) if sparsely else 1
-                self.heard[name] = {depth: [] for depth in (*range(0, num_layers, step), num_layers)}
+                self.residuals[name] = {depth: [] for depth in (*range(0, num_layers, step), num_layers)}
 
-    def hidden(self, *inputs: Any, **options: Any) -> Tensor:
-        return super().hidden(*inputs, **options, heard=self.heard["encoder" if self.decoder is None else "decoder"])
+    def hidden_states(self, *inputs: Any, **options: Any) -> Tensor:
+        return super().hidden_states(
+            *inputs, **options, residuals=self.residuals["encoder" if self.decoder is None else "decoder"]
+        )
 
-    def encode(self, *inputs: Any, **options: Any) -> Memory:
-        return super().encode(*inputs, **options, heard=self.heard["encoder"])
+    def encode(self, *inputs: Any, **options: Any) -> EncoderOutput:
+        return super().encode(*inputs, **options, residuals=self.residuals["encoder"])
 
 
 @contextmanager
@@ -68,19 +69,19 @@ def resting(network: nn.Module) -> Iterator[None]:
 
 def run(network: Transformer, inputs: Inputs, source: Inputs | None = None) -> Tensor:
     """Last hidden states (1, T, D) of the stack that answers."""
-    memory = None if source is None else network.encode(source.tokens, source.mask, kernel=pytorch_kernel)
-    return network.hidden(
+    encoder_output = None if source is None else network.encode(source.tokens, source.mask, kernel=pytorch_kernel)
+    return network.hidden_states(
         inputs.tokens,
         inputs.mask,
         inputs.positions,
         token_types=inputs.token_types,
         documents=inputs.documents,
-        memory=memory,
+        encoder_output=encoder_output,
         kernel=pytorch_kernel,
     )
 
 
 def pytorch_kernel(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
-    """`fused` under a name of its own: a stack with faster kernels would exchange it, and what is made anew later, with
+    """`fused_attention` under a name of its own: a stack with faster kernels would exchange it, and what is made anew later, with
     PyTorch's, must be the same to the last bit."""
-    return fused(q, k, v, how)
+    return fused_attention(q, k, v, how)

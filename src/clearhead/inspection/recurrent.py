@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.inspection.heads import index
 from clearhead.inspection.record import resting
-from clearhead.model.recurrent import RecurrentTranslator
+from clearhead.model import RecurrentTranslator
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,6 @@ def trace_recurrent(network: RecurrentTranslator, source: Sequence[int], target:
     device = network.head.weight.device
     read, said = torch.tensor([list(source)], device=device), torch.tensor([list(target)], device=device)
     with resting(network):
-        memory = network.encode(read)
-        alignments = network.align(said, memory)[0]
-        return RecurrentTrace(list(target), list(source), alignments, network.decode(said, memory)[0])
+        encoder_output = network.encode(read)
+        alignments = network.align(said, encoder_output)[0]
+        return RecurrentTrace(list(target), list(source), alignments, network.decode(said, encoder_output)[0])

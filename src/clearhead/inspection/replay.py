@@ -18,12 +18,19 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.inspection.heads import Heads, hear
 from clearhead.inspection.record import Inputs
-from clearhead.model.attend import fused
-from clearhead.model.block import Block, Residual
-from clearhead.model.context import AttentionContext, ForwardContext, contexts_for
-from clearhead.model.masks import memory_mask, places, positions_from
-from clearhead.model.mixture import MixtureLayer
-from clearhead.model.transformer import LayerStack
+from clearhead.model import (
+    AttentionContext,
+    Block,
+    ForwardContext,
+    LayerStack,
+    MixtureLayer,
+    Residual,
+    contexts_for,
+    cross_attention_mask,
+    fused_attention,
+    places,
+    positions_from,
+)
 
 
 @dataclass(frozen=True)
@@ -38,13 +45,15 @@ def context_of(stack: LayerStack, layer: int, inputs: Inputs) -> AttentionContex
     """What the stack's forward told the attention of this layer."""
     positions, grid = places(inputs.tokens, inputs.mask, inputs.positions, inputs.documents)
     dtype = stack.embedding.tokens.weight.dtype
-    forward = ForwardContext(lambda reach: grid, positions, stack.width, dtype, fused, absorb=False)
+    forward = ForwardContext(lambda pattern: grid, positions, stack.width, dtype, fused_attention, absorb=False)
     described = stack.stack.layers[layer]
     return contexts_for([described], forward, stack.relative_bias)[described.attention]
 
 
 def context_across(inputs: Inputs, source: Inputs) -> AttentionContext:
-    return AttentionContext(memory_mask(source.mask), fused, positions_from(inputs.tokens, inputs.mask))
+    return AttentionContext(
+        cross_attention_mask(source.mask), fused_attention, positions_from(inputs.tokens, inputs.mask)
+    )
 
 
 class BlockReplay:
@@ -55,15 +64,15 @@ class BlockReplay:
         block: Block,
         x: Tensor,
         context: AttentionContext,
-        memory: Tensor | None = None,
-        memory_context: AttentionContext | None = None,
+        encoder_output: Tensor | None = None,
+        cross_context: AttentionContext | None = None,
     ):
         self.block, self.x, self.context = block, x, context
-        self.memory, self.memory_context = memory, memory_context
+        self.encoder_output, self.cross_context = encoder_output, cross_context
 
     def output(self) -> Tensor:
         """The stream after the block, as its own forward makes it."""
-        return cast(Tensor, self.block(self.x, self.context, self.memory, self.memory_context))
+        return cast(Tensor, self.block(self.x, self.context, self.encoder_output, self.cross_context))
 
     @cached_property
     def normed(self) -> Tensor:
@@ -73,9 +82,9 @@ class BlockReplay:
         return hear(self.block.attention, self.normed, self.context)
 
     def cross_heads(self) -> Heads:
-        assert self.memory_context is not None
+        assert self.cross_context is not None
         x = read(self.block.cross_attention_residual, self.after_attention)
-        return hear(self.block.cross_attention, x, self.memory_context, self.memory)
+        return hear(self.block.cross_attention, x, self.cross_context, self.encoder_output)
 
     @cached_property
     def attention(self) -> Tensor:
@@ -90,12 +99,12 @@ class BlockReplay:
     def cross_attention(self) -> Tensor:
         residual = self.block.cross_attention_residual
         x = read(residual, self.after_attention)
-        return residual.branch_norm(self.block.cross_attention(x, self.memory_context, self.memory))
+        return residual.branch_norm(self.block.cross_attention(x, self.cross_context, self.encoder_output))
 
     @cached_property
     def middle(self) -> Tensor:
         """The stream between attention and feed-forward."""
-        if self.memory is None:
+        if self.encoder_output is None:
             return self.after_attention
         return join(self.block.cross_attention_residual, self.after_attention, self.cross_attention)
 

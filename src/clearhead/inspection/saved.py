@@ -17,16 +17,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from clearhead.architecture import ModelConfig
 from clearhead.config import from_dict, to_dict
 from clearhead.errors import ClearheadError
 from clearhead.files import check_output, parse_json, write_safetensors
 from clearhead.inspection.heads import Heads
 from clearhead.inspection.record import Inputs
 from clearhead.inspection.trace import Trace
-from clearhead.model.attend import Scoring
-from clearhead.model.config import ModelConfig
-from clearhead.model.masks import Mask
-from clearhead.model.transformer import Transformer
+from clearhead.model import Mask, Scoring, Transformer
 
 FORMAT = 1
 

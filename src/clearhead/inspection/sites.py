@@ -17,11 +17,11 @@ from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.architecture import GroupedAttention
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.inspection.heads import index
 from clearhead.inspection.trace import Trace
-from clearhead.model.config import GroupedAttention
-from clearhead.model.transformer import Transformer
+from clearhead.model import Transformer
 
 Part = Literal["stream", "attention", "feed_forward", "layer"]
 Change = Callable[[Tensor], Tensor]
@@ -43,7 +43,7 @@ def site(trace: Trace, layer: int, part: Part, head: int | None = None, stack: s
     name, layer = trace.place(layer, stack)
     block = f"{name}.layers.{layer}"
     if part not in get_args(Part):
-        raise unknown("part", part, get_args(Part))
+        raise unknown_name("part", part, get_args(Part))
     if head is not None:
         if part != "attention":
             raise ClearheadError(f"heads are parts of attention, not of {part}; leave out one of them")

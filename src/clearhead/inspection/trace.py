@@ -17,13 +17,12 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.architecture import Layer, ModelConfig, Stack
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.inspection.heads import Heads, chosen, index
 from clearhead.inspection.record import Inputs, resting, run
 from clearhead.inspection.replay import BlockReplay, Routing, context_across, context_of
-from clearhead.model.block import Block
-from clearhead.model.config import Layer, ModelConfig, Stack
-from clearhead.model.transformer import LayerStack, Transformer
+from clearhead.model import Block, LayerStack, Transformer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -202,8 +201,8 @@ class Trace:
         block, x, context = cast(Block, layers.layers[layer]), stream[None], context_of(layers, layer, inputs)
         if block.layer.cross_attention is None:
             return BlockReplay(block, x, context)
-        memory = self.layer_stack("encoder").final_norm(self.residual(-1, "encoder")[None])
-        return BlockReplay(block, x, context, memory, context_across(inputs, self.inputs["encoder"]))
+        encoder_output = self.layer_stack("encoder").final_norm(self.residual(-1, "encoder")[None])
+        return BlockReplay(block, x, context, encoder_output, context_across(inputs, self.inputs["encoder"]))
 
     def layer_stack(self, stack: str | None) -> LayerStack:
         return cast(LayerStack, getattr(self.need_network(), self.stack_name(stack)))
@@ -231,7 +230,7 @@ class Trace:
         if stack is None:
             return "encoder" if self.config.decoder is None else "decoder"
         if stack not in self.states:
-            raise unknown("stack", stack, self.states)
+            raise unknown_name("stack", stack, self.states)
         return stack
 
     @quiet

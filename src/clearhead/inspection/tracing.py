@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from clearhead.architecture import Stack
 from clearhead.errors import ClearheadError
-from clearhead.generation.prompts import Prompt, check_tokens
+from clearhead.generation import Prompt, check_tokens
 from clearhead.inspection.heads import index
 from clearhead.inspection.record import Inputs, Listening, resting, run
 from clearhead.inspection.trace import Trace
-from clearhead.model.config import Stack
-from clearhead.model.transformer import Transformer
+from clearhead.model import Transformer
 
 if TYPE_CHECKING:
     from clearhead.bundle import Model
-    from clearhead.tokenization.base import Tokenizer
+    from clearhead.tokenization import Tokenizer
 
 MAX_TOKENS = 32_768  # the weights of one head would be 4 GiB in float32
 
@@ -47,7 +47,7 @@ def trace(model: "Model", text: Prompt, source: Prompt | None = None, *, keep_he
 def answer_so_far(model: "Model", answer: list[int]) -> list[int]:
     """What the decoder reads while it gives this answer: a start before it, and not the end that comes after it."""
     ends = model.tokenizer is not None and answer[-1:] == [model.tokenizer.eos_id]
-    return [model.speaker.start_id, *(answer[:-1] if ends else answer)]
+    return [model.text_generator.start_id, *(answer[:-1] if ends else answer)]
 
 
 def inputs_of(tokens: list[int], network: Transformer, stack: Stack) -> Inputs:
@@ -69,11 +69,11 @@ def trace_generation(model: "Model", prompt: Prompt, **options: Any) -> Trace:
     made = replace(model, network=listening, in_graph=False).generate(prompt, **options)
     states = {
         name: {depth: torch.cat(pieces, dim=1)[0] for depth, pieces in depths.items() if pieces}
-        for name, depths in listening.heard.items()
+        for name, depths in listening.residuals.items()
     }
     if not states["decoder"]:
         raise ClearheadError("nothing was generated; max_new_tokens must be at least 1")
-    tokens = [*([model.speaker.start_id] if across else made.prompt_tokens), *made.tokens]
+    tokens = [*([model.text_generator.start_id] if across else made.prompt_tokens), *made.tokens]
     inputs = {"decoder": Inputs(torch.tensor([tokens[: len(states["decoder"][0])]], device=device))}
     if across:
         inputs["encoder"] = Inputs(torch.tensor([made.prompt_tokens], device=device))
@@ -127,8 +127,8 @@ def record(
     listening = Listening(network, sparsely=not keep_heads)
     with resting(network):
         run(listening, inputs, source)
-    heard = listening.heard.items()
-    states = {name: {depth: pieces[0][0] for depth, pieces in depths.items()} for name, depths in heard}
+    residuals = listening.residuals.items()
+    states = {name: {depth: pieces[0][0] for depth, pieces in depths.items()} for name, depths in residuals}
     name = "encoder" if network.decoder is None else "decoder"
     both = {name: inputs} if source is None else {"decoder": inputs, "encoder": source}
     made = assemble(network, both, states, tokenizer)

@@ -14,7 +14,7 @@ from clearhead.inspection.heads import Heads, chosen
 from clearhead.inspection.lens import LensRow, logit_lens
 from clearhead.inspection.trace import Trace
 from clearhead.inspection.tracing import text_of
-from clearhead.tokenization.base import Tokenizer
+from clearhead.tokenization import Tokenizer
 
 
 @dataclass(frozen=True)

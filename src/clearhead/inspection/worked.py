@@ -14,15 +14,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from clearhead.cache.stores import ContiguousStore
+from clearhead.architecture import GroupedAttention, SinusoidalPositions
+from clearhead.cache import ContiguousStore
 from clearhead.inspection.document import asset
-from clearhead.model.attend import Attended, Scoring, attend_in_steps, fused, masked_softmax
-from clearhead.model.attention import Attention
-from clearhead.model.config import GroupedAttention
-from clearhead.model.context import AttentionContext
-from clearhead.model.masks import Mask
-from clearhead.model.parts import SinusoidalPositions
-from clearhead.model.positions import sinusoids
+from clearhead.model import (
+    Attention,
+    AttentionContext,
+    AttentionSteps,
+    Mask,
+    Scoring,
+    attention_steps,
+    fused_attention,
+    masked_softmax,
+    sinusoids,
+)
 
 ALL = Mask()
 
@@ -89,17 +94,17 @@ def head_with(w_q: Tensor, w_k: Tensor, w_v: Tensor) -> Attention:
     return attention
 
 
-def attend_to(scores: Tensor, mask: Mask = ALL, scale: float = 1.0) -> Attended:
+def attend_to(scores: Tensor, mask: Mask = ALL, scale: float = 1.0) -> AttentionSteps:
     """Our kernel on scores (T, S) as they are: the queries are the scores, keys and values the unit vectors."""
     unit = torch.eye(scores.shape[-1], dtype=scores.dtype)[None, None]
-    return attend_in_steps(scores[None, None], unit, unit, Scoring(mask=mask, scale=scale))
+    return attention_steps(scores[None, None], unit, unit, Scoring(mask=mask, scale=scale))
 
 
 def one_head() -> Example:
     given = {name: tensor(rows) for name, rows in inputs("one_head").items()}
     attention, x = head_with(given["W_q"], given["W_k"], given["W_v"]), given["x"][None]
     q, k, v = (attention.heads(linear, x, num_heads=1) for linear in (attention.query, attention.key, attention.value))
-    steps = attend_in_steps(q, k, v, Scoring(mask=ALL, scale=1.0))
+    steps = attention_steps(q, k, v, Scoring(mask=ALL, scale=1.0))
     panels = [Panel(name, given[name]) for name in ("x", "W_q", "W_k", "W_v")]
     panels += [Panel(f"{name} = x·W_{name}", part[0, 0]) for name, part in (("q", q), ("k", k), ("v", v))]
     panels += [
@@ -120,7 +125,7 @@ def two_keys() -> Example:
     q = torch.zeros(1, 1, 1, given["width"], dtype=torch.float64)
     q[..., : len(given["query"])] = tensor(given["query"])
     k = torch.eye(len(given["query"]), given["width"], dtype=torch.float64)[None, None]
-    steps = attend_in_steps(q, k, k, Scoring(mask=ALL, scale=given["width"] ** -0.5))
+    steps = attention_steps(q, k, k, Scoring(mask=ALL, scale=given["width"] ** -0.5))
     panels = [
         Panel("q·kᵀ", tensor([given["query"]])),
         Panel("scores = q·kᵀ / √d", steps.scores[0, 0]),
@@ -132,7 +137,7 @@ def two_keys() -> Example:
 
 def alignment() -> Example:
     states, state = tensor(inputs("alignment")["encoder_states"]), tensor(inputs("alignment")["decoder_state"])
-    steps = attend_in_steps(state[None, None, None], states[None, None], states[None, None], Scoring(ALL, scale=1.0))
+    steps = attention_steps(state[None, None, None], states[None, None], states[None, None], Scoring(ALL, scale=1.0))
     panels = [
         Panel("encoder states h", states),
         Panel("decoder state s", state[None]),
@@ -232,7 +237,7 @@ def counting_without_positions() -> Example:
     keys, values = zeros.clone(), zeros.clone()
     keys[0], values[1, 0] = 1.0, 1.0
     attention = head_with(ones, keys, values)
-    output = attention(x[None], AttentionContext(Mask(causal=True), fused, torch.arange(count)[None]))[0]
+    output = attention(x[None], AttentionContext(Mask(causal=True), fused_attention, torch.arange(count)[None]))[0]
     panels = [Panel("x", x.T, rows=("every token", "first token")), Panel("output", output[:, :1].T)]
     words = (
         "Only the first token has a value. A causal head that looks at all tokens alike gives token t the mean of t "
@@ -245,10 +250,10 @@ def cached_decoding() -> Example:
     given = {name: tensor(rows) for name, rows in inputs("cache").items()}
     attention, x = head_with(given["W_q"], given["W_k"], given["W_v"]), given["x"][None]
     count = x.shape[1]
-    whole = attention(x, AttentionContext(Mask(causal=True), fused, torch.arange(count)[None]))[0]
+    whole = attention(x, AttentionContext(Mask(causal=True), fused_attention, torch.arange(count)[None]))[0]
     store, outputs, panels = ContiguousStore(), [], [Panel("x", given["x"])]
     for step in range(count):
-        context = AttentionContext(ALL, fused, torch.tensor([[step]]), keep=partial(store.write, step))
+        context = AttentionContext(ALL, fused_attention, torch.tensor([[step]]), keep=partial(store.write, step))
         outputs.append(attention(x[:, step : step + 1], context)[0])
         kept = torch.cat([buffer[0, 0, : step + 1] for buffer in store.tensors().values()], dim=-1)
         panels.append(Panel(f"kept after token {step + 1}", kept, columns=("k", "k", "v", "v")))
@@ -272,7 +277,7 @@ def key_projections() -> Example:
         for step in range(length):
             keep = partial(store.write, step) if cached else None
             read = torch.zeros(1, 1 if cached else step + 1, 2, dtype=torch.float64)
-            attention(read, AttentionContext(ALL, fused, torch.tensor([[step]]), keep=keep))
+            attention(read, AttentionContext(ALL, fused_attention, torch.tensor([[step]]), keep=keep))
         return sum(counted)
 
     counts = tensor([[count(length, cached) for length in lengths] for cached in (False, True)])

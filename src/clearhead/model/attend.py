@@ -2,8 +2,8 @@
 
     output = fused(q, k, v, Scoring(mask=Mask(causal=True), scale=0.125))
 
-`reference` says exactly what is computed, step by step, and `attend_in_steps` shows its scores and weights;
-`fused` gives the same output from PyTorch's scaled_dot_product_attention. Vaswani et al. 2017, §3.2.1: our scale
+`reference_attention` says exactly what is computed, step by step, and `attention_steps` shows its scores and weights;
+`fused_attention` gives the same output from PyTorch's scaled_dot_product_attention. Vaswani et al. 2017, §3.2.1: our scale
 is their 1/√d_k. Order: scale, cap, temperature, bias, mask, softmax (book A2, A5).
 """
 
@@ -34,7 +34,7 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class Attended:
+class AttentionSteps:
     output: Tensor  # (B, N, T, H of values)
     scores: Tensor  # (B, N, T, S), before the mask
     weights: Tensor  # (B, N, T, S), rows sum to 1, or to 0 where everything is masked
@@ -42,32 +42,32 @@ class Attended:
 
 # q (B, N, T, H), k (B, K, S, H), v (B, K, S, H of values) -> (B, N, T, H of values);
 # query head n reads key-value head n // (N / K)
-Kernel = Callable[[Tensor, Tensor, Tensor, Scoring], Tensor]
+AttentionKernel = Callable[[Tensor, Tensor, Tensor, Scoring], Tensor]
 
 
-def attend_in_steps(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Attended:
+def attention_steps(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> AttentionSteps:
     queries_per_key = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(queries_per_key, dim=1), v.repeat_interleave(queries_per_key, dim=1)
     scores = (q @ k.transpose(-2, -1)) * how.scale
-    scores = softcapped(scores, how.softcap)
+    scores = softcap_scores(scores, how.softcap)
     if how.temperature is not None:
         scores = scores * how.temperature
     if how.bias is not None:
         scores = scores + how.bias
-    weights = masked_softmax(scores, spelled_out(how.mask, q, k)).to(v.dtype)
-    return Attended(dropout(weights, how.dropout) @ v, scores, weights)
+    weights = masked_softmax(scores, explicit_mask(how.mask, q, k)).to(v.dtype)
+    return AttentionSteps(dropout(weights, how.dropout) @ v, scores, weights)
 
 
-def reference(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
-    return attend_in_steps(q, k, v, how).output
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
+    return attention_steps(q, k, v, how).output
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
     if how.softcap is not None or how.temperature is not None:
-        return reference(q, k, v, how)  # nothing the fused kernel can be told
+        return reference_attention(q, k, v, how)  # nothing the fused kernel can be told
     added = how.mask.allowed
     if how.bias is not None:
-        allowed = spelled_out(how.mask, q, k)
+        allowed = explicit_mask(how.mask, q, k)
         added = how.bias.to(q.dtype)
         added = added if allowed is None else added.masked_fill(~allowed, -torch.inf)
     grows = q.is_cuda and q.shape[2] != k.shape[2] and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -101,12 +101,12 @@ def without_cudnn() -> Iterator[None]:
             torch.backends.cuda.enable_cudnn_sdp(allowed)
 
 
-def softcapped(x: Tensor, cap: float | None) -> Tensor:
+def softcap_scores(x: Tensor, cap: float | None) -> Tensor:
     """cap · tanh(x / cap): nearly x while small, never beyond ± cap (Gemma 2, Grok)."""
     return x if cap is None else cap * torch.tanh(x / cap)
 
 
-def spelled_out(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
+def explicit_mask(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
     """The mask as a tensor, broadcastable to (B, N, T, S)."""
     if not mask.causal:
         return mask.allowed

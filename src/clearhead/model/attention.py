@@ -12,11 +12,17 @@ import math
 import torch
 from torch import Tensor, nn
 
+from clearhead.architecture import (
+    GroupedAttention,
+    HeadNorm,
+    QueryTemperature,
+    RelativeSinusoid,
+    RotatedHeadNorm,
+    ScoreTemperature,
+)
 from clearhead.model.attend import Scoring
-from clearhead.model.config import GroupedAttention, HeadNorm, QueryTemperature, RotatedHeadNorm, ScoreTemperature
 from clearhead.model.context import AttentionContext, Distances, KeyValue
 from clearhead.model.norms import build_norm, root_mean_square
-from clearhead.model.parts import RelativeSinusoid
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -46,13 +52,13 @@ class Attention(nn.Module):
         self.key_norm = build_norm(weighted, head) if weighted else nn.Identity()
         self.relative = RelativeTerm(config, width) if isinstance(config.position, RelativeSinusoid) else None
 
-    def forward(self, x: Tensor, context: AttentionContext, memory: Tensor | KeyValue | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, encoder_output: Tensor | KeyValue | None = None) -> Tensor:
         """x (B, T, D) -> (B, T, D). For cross-attention memory (B, S, D), or its `keys_and_values`."""
         q = self.norm_and_rotate(self.heads(self.query, x, self.config.num_heads), self.query_norm, context)
-        if isinstance(memory, tuple):
-            k, v = memory
+        if isinstance(encoder_output, tuple):
+            k, v = encoder_output
         else:
-            k, v = self.keys_and_values(x if memory is None else memory, context)
+            k, v = self.keys_and_values(x if encoder_output is None else encoder_output, context)
             if context.keep is not None:
                 k, v = context.keep(k, v)
         bias = context.bias
@@ -85,7 +91,7 @@ class Attention(nn.Module):
         """Of queries or keys."""
         part = norm(part)
         if context.rotation is not None:
-            part = context.rotation.turn(part)
+            part = context.rotation.rotate(part)
         if isinstance(self.config.head_norm, RotatedHeadNorm):
             part = root_mean_square(part, self.config.head_norm.epsilon).to(part.dtype)
         return part

@@ -12,9 +12,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from clearhead.architecture import Dropout, Experts, FeedForward, GroupedAttention, LatentAttention, Layer
 from clearhead.model.attention import Attention
-from clearhead.model.branches import Experts, FeedForward
-from clearhead.model.config import Dropout, GroupedAttention, LatentAttention, Layer
 from clearhead.model.context import AttentionContext, KeyValue
 from clearhead.model.feed_forward import FeedForwardLayer
 from clearhead.model.latent_attention import LatentAttentionLayer
@@ -71,14 +70,14 @@ class Block(nn.Module):
         self,
         x: Tensor,
         context: AttentionContext,
-        memory: Tensor | KeyValue | None = None,
-        memory_context: AttentionContext | None = None,
+        encoder_output: Tensor | KeyValue | None = None,
+        cross_context: AttentionContext | None = None,
     ) -> Tensor:
         """x (B, T, D) -> (B, T, D); memory (B, S, D) is the encoder's last output, or what is remembered of it."""
         if self.layer.placement == "parallel":
             return self.attention_residual(x, lambda h: self.attention(h, context) + self.feed_forward(h))
         x = self.attention_residual(x, partial(self.attention, context=context))
-        if memory is not None:
-            look = partial(self.cross_attention, context=memory_context, memory=memory)
+        if encoder_output is not None:
+            look = partial(self.cross_attention, context=cross_context, encoder_output=encoder_output)
             x = self.cross_attention_residual(x, look)
         return self.feed_forward_residual(x, self.feed_forward)

@@ -12,10 +12,19 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from clearhead.model.attend import Kernel
-from clearhead.model.config import GroupedAttention, LatentAttention, Layer
+from clearhead.architecture import (
+    Alibi,
+    AttentionPattern,
+    GroupedAttention,
+    LatentAttention,
+    Layer,
+    RelativeBuckets,
+    RelativeSinusoid,
+    Rope,
+    SinusoidalPositions,
+)
+from clearhead.model.attend import AttentionKernel
 from clearhead.model.masks import Grid, Mask, make_mask
-from clearhead.model.parts import Alibi, Reach, RelativeBuckets, RelativeSinusoid, Rope, SinusoidalPositions
 from clearhead.model.positions import Rotation, alibi_bias, bucket_of, rotation_for, sinusoids
 
 AttentionConfig = GroupedAttention | LatentAttention
@@ -39,7 +48,7 @@ class Cache(Protocol):
     def begin(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """Take note of new tokens (B, T); their positions (B or 1, T)."""
 
-    def grid(self, reach: Reach) -> Grid:
+    def grid(self, pattern: AttentionPattern) -> Grid:
         """Where the new tokens and the keys kept for layers of this reach stand."""
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> KeyValue:
@@ -49,7 +58,7 @@ class Cache(Protocol):
 @dataclass(frozen=True)
 class AttentionContext:
     mask: Mask
-    kernel: Kernel
+    kernel: AttentionKernel
     query_index: Tensor  # (B or 1, T)
     rotation: Rotation | None = None
     bias: Tensor | None = None  # (B or 1, N, T, S)
@@ -62,26 +71,26 @@ class AttentionContext:
 class ForwardContext:
     """What the contexts of all layers are made from."""
 
-    grid: Callable[[Reach], Grid]
+    grid: Callable[[AttentionPattern], Grid]
     positions: Tensor  # (B or 1, T)
     width: int
     dtype: torch.dtype
-    kernel: Kernel
+    kernel: AttentionKernel
     absorb: bool
 
 
 def contexts_for(
     layers: Iterable[Layer], forward: ForwardContext, bucket_table: nn.Embedding | None
 ) -> dict[AttentionConfig, AttentionContext]:
-    grids: dict[Reach, Grid] = {}
-    masks: dict[Reach, Mask] = {}
+    grids: dict[AttentionPattern, Grid] = {}
+    masks: dict[AttentionPattern, Mask] = {}
     contexts: dict[AttentionConfig, AttentionContext] = {}
     for attention in dict.fromkeys(layer.attention for layer in layers):
-        reach = attention.reach
-        if reach not in masks:
-            grids[reach] = forward.grid(reach)
-            masks[reach] = make_mask(reach, grids[reach])
-        contexts[attention] = context_for(attention, grids[reach], masks[reach], forward, bucket_table)
+        pattern = attention.pattern
+        if pattern not in masks:
+            grids[pattern] = forward.grid(pattern)
+            masks[pattern] = make_mask(pattern, grids[pattern])
+        contexts[attention] = context_for(attention, grids[pattern], masks[pattern], forward, bucket_table)
     return contexts
 
 

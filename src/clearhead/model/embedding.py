@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clearhead.architecture import Embedding, Head, LearnedPositions, SinusoidalPositions
 from clearhead.errors import ClearheadError
-from clearhead.model.attend import softcapped
-from clearhead.model.config import Embedding, Head
+from clearhead.model.attend import softcap_scores
 from clearhead.model.feed_forward import ACTIVATIONS
 from clearhead.model.norms import build_norm
-from clearhead.model.parts import LearnedPositions, SinusoidalPositions
 from clearhead.model.positions import sinusoids
 
 
@@ -77,7 +76,7 @@ class LogitHead(nn.Module):
     def forward(self, x: Tensor, table: Tensor) -> Tensor:
         """x (B, T, D), table (V, D) the token table, used where tied -> (B, T, V)."""
         logits = functional.linear(self.features(x), self.matrix(table), self.bias)
-        return softcapped(logits, self.config.softcap)
+        return softcap_scores(logits, self.config.softcap)
 
     def features(self, x: Tensor) -> Tensor:
         """What the matrix multiplies."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.model.branches import Activation, FeedForward
+from clearhead.architecture import Activation, FeedForward
 
 
 def gelu_tanh(x: Tensor) -> Tensor:

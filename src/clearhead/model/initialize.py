@@ -14,7 +14,7 @@ import math
 import torch
 from torch import nn
 
-from clearhead.model.config import ModelConfig, NormalInitial, XavierInitial
+from clearhead.architecture import ModelConfig, NormalInitial, XavierInitial
 
 BRANCH_ENDS = (".output.weight", ".down.weight", "feed_forward.down")
 

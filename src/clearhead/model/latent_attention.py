@@ -11,12 +11,11 @@ cache holds R + H_r numbers per token. Our p, r are the paper's q^C, q^R; `unfol
 import torch
 from torch import Tensor, nn
 
-from clearhead.model.attend import Kernel, Scoring
+from clearhead.architecture import LatentAttention, RmsNorm
+from clearhead.model.attend import AttentionKernel, Scoring
 from clearhead.model.attention import merge_heads, split_heads
-from clearhead.model.config import LatentAttention
 from clearhead.model.context import AttentionContext
 from clearhead.model.norms import build_norm
-from clearhead.model.parts import RmsNorm
 
 
 class LatentAttentionLayer(nn.Module):
@@ -61,22 +60,24 @@ class LatentAttentionLayer(nn.Module):
         q = split_heads(q, self.config.num_heads)
         plain, rotary = q.split((self.config.plain_width, self.config.rotary_width), dim=-1)
         assert context.rotation is not None
-        return plain, context.rotation.turn(rotary)
+        return plain, context.rotation.rotate(rotary)
 
     def compress(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor]:
         """All that later tokens need of this one: latent (B, 1, S, R), rotary key (B, 1, S, rotary)."""
         latent, rotary_key = self.latent(x).split((self.config.latent_rank, self.config.rotary_width), dim=-1)
         assert context.rotation is not None
-        return self.latent_norm(latent)[:, None], context.rotation.turn(rotary_key[:, None])
+        return self.latent_norm(latent)[:, None], context.rotation.rotate(rotary_key[:, None])
 
-    def plain(self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, kernel: Kernel, how: Scoring) -> Tensor:
+    def plain(
+        self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, kernel: AttentionKernel, how: Scoring
+    ) -> Tensor:
         unfolded = split_heads(self.unfold(latent[:, 0]), self.config.num_heads)
         k, v = unfolded.split((self.config.plain_width, self.config.value_width), dim=-1)
         k = torch.cat((k, rotary_key.expand(-1, self.config.num_heads, -1, -1)), dim=-1)
         return kernel(torch.cat((p, r), dim=-1), k, v, how)
 
     def absorbed(
-        self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, kernel: Kernel, how: Scoring
+        self, p: Tensor, r: Tensor, latent: Tensor, rotary_key: Tensor, kernel: AttentionKernel, how: Scoring
     ) -> Tensor:
         unfold = self.unfold.weight.view(self.config.num_heads, -1, self.config.latent_rank)  # (N, plain + value, R)
         to_key, to_value = unfold.split((self.config.plain_width, self.config.value_width), dim=1)

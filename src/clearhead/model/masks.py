@@ -4,7 +4,7 @@
 
 True means: may look. With T = S = 5 and rows as queries:
 
-    Causal      Window(2)   Chunk(2)    padded left by 2 (causal)
+    Causal      SlidingWindow(2)   Chunked(2)    padded left by 2 (causal)
     1 . . . .   1 . . . .   1 . . . .   . . . . .
     1 1 . . .   1 1 . . .   1 1 . . .   . . . . .
     1 1 1 . .   . 1 1 . .   . . 1 . .   . . 1 . .
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clearhead.architecture import AttentionPattern, Bidirectional, Causal, Chunked, SlidingWindow
 from clearhead.errors import require
-from clearhead.model.parts import Causal, Chunk, Everything, Reach, Window
 
 
 @dataclass(frozen=True)
@@ -61,17 +61,17 @@ class Grid:
         return Grid(positions, positions, real, documents, documents)
 
 
-def make_mask(reach: Reach, grid: Grid) -> Mask:
+def make_mask(pattern: AttentionPattern, grid: Grid) -> Mask:
     plain = grid.key_is_real is None and grid.query_document is None
-    if plain and isinstance(reach, Everything):
+    if plain and isinstance(pattern, Bidirectional):
         return Mask()
-    if plain and isinstance(reach, Causal) and grid.whole:
+    if plain and isinstance(pattern, Causal) and grid.whole:
         num_queries, num_keys = grid.query_index.shape[1], grid.key_index.shape[1]
         if num_queries == num_keys:
             return Mask(causal=True)
         if num_queries == 1:  # the last token sees all
             return Mask()
-    allowed = reach_mask(reach, grid)
+    allowed = pattern_mask(pattern, grid)
     if grid.key_is_real is not None:
         allowed = allowed & grid.key_is_real[:, None, :]
     if grid.query_document is not None and grid.key_document is not None:
@@ -79,23 +79,23 @@ def make_mask(reach: Reach, grid: Grid) -> Mask:
     return Mask(allowed[:, None])  # (B, 1, T, S)
 
 
-def reach_mask(reach: Reach, grid: Grid) -> Tensor:
+def pattern_mask(pattern: AttentionPattern, grid: Grid) -> Tensor:
     """(B or 1, T, S) by reach alone, padding and documents left out."""
     query, key = grid.query_index[:, :, None], grid.key_index[:, None, :]
-    match reach:
-        case Everything():
+    match pattern:
+        case Bidirectional():
             return torch.ones_like(query - key, dtype=torch.bool)
         case Causal():
             return key <= query
-        case Window(size=size):
+        case SlidingWindow(size=size):
             return (key <= query) & (query - key < size)
-        case Chunk(size=size):
+        case Chunked(size=size):
             start = torch.as_tensor(grid.first_index, device=query.device).reshape(-1, 1, 1)
             same = (query - start).div(size, rounding_mode="floor") == (key - start).div(size, rounding_mode="floor")
             return (key <= query) & same
 
 
-def memory_mask(source_mask: Tensor | None) -> Mask:
+def cross_attention_mask(source_mask: Tensor | None) -> Mask:
     """Cross-attention sees every real token of the source (B, S)."""
     return Mask(None if source_mask is None else source_mask.bool()[:, None, None, :])
 

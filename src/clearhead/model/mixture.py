@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.model.attend import softcapped
-from clearhead.model.branches import ExpertGroups, Experts
+from clearhead.architecture import ExpertGroups, Experts
+from clearhead.model.attend import softcap_scores
 from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
 
 
@@ -40,7 +40,7 @@ class RouterLayer(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """x (M, D) -> (M, E)."""
         precise = torch.promote_types(x.dtype, torch.float32)
-        return softcapped(functional.linear(x.to(precise), self.weight.to(precise)), self.config.softcap)
+        return softcap_scores(functional.linear(x.to(precise), self.weight.to(precise)), self.config.softcap)
 
     def scores(self, logits: Tensor) -> Tensor:
         return logits.softmax(dim=-1) if self.config.score == "softmax" else logits.sigmoid()

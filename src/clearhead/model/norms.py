@@ -6,7 +6,7 @@ norm = build_norm(RmsNorm(epsilon=1e-5), width=64); y = norm(x)   # (..., D) -> 
 import torch
 from torch import Tensor, nn
 
-from clearhead.model.parts import DeviationNorm, LayerNorm, Norm, RmsNorm
+from clearhead.architecture import DeviationNorm, LayerNorm, Norm, RmsNorm
 
 
 def build_norm(config: Norm, width: int) -> nn.Module:

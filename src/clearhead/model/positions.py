@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.model.parts import (
+from clearhead.architecture import (
     Alibi,
     DynamicScaling,
     LinearScaling,
@@ -52,7 +52,7 @@ class Rotation:
     sine: Tensor
     pairing: str
 
-    def turn(self, x: Tensor) -> Tensor:
+    def rotate(self, x: Tensor) -> Tensor:
         """Turn the first `width` entries of each head: (u, v) -> (u·cos - v·sin, v·cos + u·sin). x (B, N, T, H)."""
         width = 2 * self.cosine.shape[-1]
         turned, rest = x[..., :width], x[..., width:]

@@ -25,9 +25,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from clearhead.config import Checked
 from clearhead.errors import ClearheadError, require
-from clearhead.model.attend import Attended, Scoring, attend_in_steps
+from clearhead.model.attend import AttentionSteps, Scoring, attention_steps
 from clearhead.model.embedding import check_range
-from clearhead.model.masks import memory_mask
+from clearhead.model.masks import cross_attention_mask
 
 CELLS: dict[str, Callable[..., nn.RNNBase]] = {"tanh": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -89,7 +89,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class RecurrentMemory:
+class RecurrentEncoderOutput:
     """What the encoder leaves for the decoder."""
 
     states: Tensor  # (B, S, D), 0 where padded
@@ -119,7 +119,7 @@ class RecurrentTranslator(nn.Module):
         """source (B, S), target (B, T) -> logits (B, T, V). True or 1 in a mask: a real token, none after padding."""
         return self.decode(target, self.encode(source, source_mask), target_mask)
 
-    def encode(self, source: Tensor, source_mask: Tensor | None = None) -> RecurrentMemory:
+    def encode(self, source: Tensor, source_mask: Tensor | None = None) -> RecurrentEncoderOutput:
         check_tokens("source", source, source_mask, self.config.source_vocab_size)
         x = self.dropout(self.source_embedding(source))
         if source_mask is None:
@@ -130,44 +130,46 @@ class RecurrentTranslator(nn.Module):
             states, _ = pad_packed_sequence(packed, batch_first=True, total_length=source.shape[1])
         if self.config.bidirectional:
             final = tuple(map(side_by_side, final)) if isinstance(final, tuple) else side_by_side(final)
-        return RecurrentMemory(states, State.of(final), source_mask)
+        return RecurrentEncoderOutput(states, State.of(final), source_mask)
 
-    def decode(self, target: Tensor, memory: RecurrentMemory, target_mask: Tensor | None = None) -> Tensor:
+    def decode(self, target: Tensor, encoder_output: RecurrentEncoderOutput, target_mask: Tensor | None = None) -> Tensor:
         """Teacher forcing: at each t the token given is target[t], whatever the logits said before (book D3)."""
-        return self.to_logits(self.hidden_states(target, memory, target_mask)[:, 1:])
+        return self.to_logits(self.hidden_states(target, encoder_output, target_mask)[:, 1:])
 
-    def align(self, target: Tensor, memory: RecurrentMemory, target_mask: Tensor | None = None) -> Tensor:
+    def align(self, target: Tensor, encoder_output: RecurrentEncoderOutput, target_mask: Tensor | None = None) -> Tensor:
         """Attention weights (B, T, S): where in the source the step that reads target[t] looks."""
         if self.config.attention == "none":
             raise ClearheadError("this model has no attention to show; make it with attention 'dot_product'")
-        return look(self.hidden_states(target, memory, target_mask)[:, :-1], memory).weights[:, 0]
+        return look(self.hidden_states(target, encoder_output, target_mask)[:, :-1], encoder_output).weights[:, 0]
 
-    def hidden_states(self, target: Tensor, memory: RecurrentMemory, target_mask: Tensor | None = None) -> Tensor:
+    def hidden_states(
+        self, target: Tensor, encoder_output: RecurrentEncoderOutput, target_mask: Tensor | None = None
+    ) -> Tensor:
         """The last layer's s_0 … s_T (B, T + 1, D). Padding comes last in a row, so no real token feels it."""
         check_tokens("target", target, target_mask, self.config.target_vocab_size)
-        check_rows(target, memory)
-        states = [self.start(memory)]
+        check_rows(target, encoder_output)
+        states = [self.start(encoder_output)]
         for tokens in target.unbind(dim=1):
-            states.append(self.advance(tokens, states[-1], memory))
+            states.append(self.advance(tokens, states[-1], encoder_output))
         return torch.stack([state.top for state in states], dim=1)
 
-    def start(self, memory: RecurrentMemory) -> State:
-        return memory.final
+    def start(self, encoder_output: RecurrentEncoderOutput) -> State:
+        return encoder_output.final
 
-    def step(self, tokens: Tensor, state: State, memory: RecurrentMemory) -> tuple[Tensor, State]:
+    def step(self, tokens: Tensor, state: State, encoder_output: RecurrentEncoderOutput) -> tuple[Tensor, State]:
         """One token of each row (B,) -> logits for the next (B, V), and the state to hand to the next step."""
         if tokens.ndim != 1:
             raise ClearheadError(f"a step takes one token per row, (batch,), not {tuple(tokens.shape)}")
         check_tokens("target", tokens[:, None], None, self.config.target_vocab_size)
-        check_rows(tokens, memory)
-        state = self.advance(tokens, state, memory)
+        check_rows(tokens, encoder_output)
+        state = self.advance(tokens, state, encoder_output)
         return self.to_logits(state.top), state
 
-    def advance(self, tokens: Tensor, state: State, memory: RecurrentMemory) -> State:
+    def advance(self, tokens: Tensor, state: State, encoder_output: RecurrentEncoderOutput) -> State:
         """s_{t-1} -> s_t; tokens (B,)."""
         x = self.target_embedding(tokens)[:, None]  # (B, 1, embedding width)
         if self.config.attention == "dot_product":
-            attended = look(state.top[:, None], memory)
+            attended = look(state.top[:, None], encoder_output)
             x = torch.cat((x, attended.output[:, 0]), dim=-1)  # (B, 1, embedding width + D)
         _, parts = self.decoder(self.dropout(x), state.parts)
         return State.of(parts)
@@ -192,10 +194,12 @@ def side_by_side(final: Tensor) -> Tensor:
     return final.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
 
 
-def look(queries: Tensor, memory: RecurrentMemory) -> Attended:
+def look(queries: Tensor, encoder_output: RecurrentEncoderOutput) -> AttentionSteps:
     """Decoder states (B, T, D) look at the encoder's with one head; there is no projection and no scale."""
-    keys = memory.states[:, None]  # (B, 1, S, D), the values too
-    return attend_in_steps(queries[:, None], keys, keys, Scoring(mask=memory_mask(memory.mask), scale=1.0))
+    keys = encoder_output.states[:, None]  # (B, 1, S, D), the values too
+    return attention_steps(
+        queries[:, None], keys, keys, Scoring(mask=cross_attention_mask(encoder_output.mask), scale=1.0)
+    )
 
 
 def check_tokens(name: str, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
@@ -215,7 +219,7 @@ def check_tokens(name: str, tokens: Tensor, mask: Tensor | None, vocab_size: int
         raise ClearheadError(f"{name}_mask must have real tokens first and padding last in each row, and no empty row")
 
 
-def check_rows(tokens: Tensor, memory: RecurrentMemory) -> None:
-    rows, memory_rows = tokens.shape[0], memory.states.shape[0]
+def check_rows(tokens: Tensor, encoder_output: RecurrentEncoderOutput) -> None:
+    rows, memory_rows = tokens.shape[0], encoder_output.states.shape[0]
     if rows != memory_rows:
         raise ClearheadError(f"target has {rows} rows and memory {memory_rows}; encode one source for each target")

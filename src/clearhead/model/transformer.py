@@ -15,41 +15,40 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from clearhead.architecture import AttentionPattern, ModelConfig, RelativeBuckets, Stack
 from clearhead.errors import ClearheadError
-from clearhead.model.attend import Kernel, fused
+from clearhead.model.attend import AttentionKernel, fused_attention
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block
-from clearhead.model.config import ModelConfig, Stack
 from clearhead.model.context import AttentionContext, Cache, ForwardContext, KeyValue, contexts_for
 from clearhead.model.embedding import LogitHead, TokenEmbedding, blank_table
 from clearhead.model.initialize import initialize
-from clearhead.model.masks import Grid, memory_mask, places
+from clearhead.model.masks import Grid, cross_attention_mask, places
 from clearhead.model.norms import build_norm
-from clearhead.model.parts import Reach, RelativeBuckets
 
 
 @dataclass(frozen=True)
-class Memory:
+class EncoderOutput:
     """What an encoder leaves for the decoder."""
 
     states: Tensor  # (B, S, D)
     mask: Tensor | None = None  # (B, S), None: no padding
-    remembered: tuple[KeyValue, ...] | None = None  # keys and values of each layer's cross-attention, made once
+    cross_keys_values: tuple[KeyValue, ...] | None = None  # keys and values of each layer's cross-attention, made once
 
     def of_layer(self, number: int) -> Tensor | KeyValue:
-        return self.states if self.remembered is None else self.remembered[number]
+        return self.states if self.cross_keys_values is None else self.cross_keys_values[number]
 
-    def select(self, rows: Tensor) -> "Memory":
+    def select(self, rows: Tensor) -> "EncoderOutput":
         """These rows of the batch, in this order and as often as they are named."""
-        remembered = None
-        if self.remembered is not None:
-            remembered = tuple((key[rows], value[rows]) for key, value in self.remembered)
-        return Memory(self.states[rows], None if self.mask is None else self.mask[rows], remembered)
+        cross_keys_values = None
+        if self.cross_keys_values is not None:
+            cross_keys_values = tuple((key[rows], value[rows]) for key, value in self.cross_keys_values)
+        return EncoderOutput(self.states[rows], None if self.mask is None else self.mask[rows], cross_keys_values)
 
     @property
     def num_bytes(self) -> int:
         """Of the cross-attention's keys and values."""
-        tensors = [tensor for pair in self.remembered or () for tensor in pair]
+        tensors = [tensor for pair in self.cross_keys_values or () for tensor in pair]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
@@ -72,21 +71,21 @@ class LayerStack(nn.Module):
         *,
         token_types: Tensor | None = None,
         documents: Tensor | None = None,
-        memory: Memory | None = None,
+        encoder_output: EncoderOutput | None = None,
         cache: Cache | None = None,
-        kernel: Kernel = fused,
+        kernel: AttentionKernel = fused_attention,
         absorb: bool = False,
-        heard: Mapping[int, list[Tensor]] | None = None,
+        residuals: Mapping[int, list[Tensor]] | None = None,
     ) -> Tensor:
         """tokens, mask, positions, token_types, documents (B, T) -> hidden states (B, T, D).
 
         heard: takes the stream before the layers it names (their number: after the last).
         """
         check_shapes(tokens, mask=mask, position_ids=positions, token_types=token_types, documents=documents)
-        looks_across = self.stack.layers[0].cross_attention is not None
-        if looks_across != (memory is not None):
-            raise ClearheadError(f"this stack {'needs' if looks_across else 'takes no'} memory of an encoder")
-        grid: Callable[[Reach], Grid]
+        has_cross_attention = self.stack.layers[0].cross_attention is not None
+        if has_cross_attention != (encoder_output is not None):
+            raise ClearheadError(f"this stack {'needs' if has_cross_attention else 'takes no'} memory of an encoder")
+        grid: Callable[[AttentionPattern], Grid]
         if cache is not None:
             if positions is not None or documents is not None:
                 raise ClearheadError("with a cache, positions follow from it: give neither position_ids nor documents")
@@ -99,22 +98,26 @@ class LayerStack(nn.Module):
         x = self.embedding(tokens, positions, token_types)
         forward = ForwardContext(grid, positions, self.width, x.dtype, kernel, absorb)
         contexts = contexts_for(self.stack.layers, forward, self.relative_bias)
-        memory_context = None if memory is None else AttentionContext(memory_mask(memory.mask), kernel, positions)
-        heard = heard or {}
+        cross_context = (
+            None
+            if encoder_output is None
+            else AttentionContext(cross_attention_mask(encoder_output.mask), kernel, positions)
+        )
+        residuals = residuals or {}
         for number, (layer, block) in enumerate(zip(self.stack.layers, self.layers, strict=True)):
-            if number in heard:
-                heard[number].append(x)
+            if number in residuals:
+                residuals[number].append(x)
             context = contexts[layer.attention]
             if cache is not None:
                 context = replace(context, keep=partial(cache.write, number))
-            x = block(x, context, None if memory is None else memory.of_layer(number), memory_context)
-        if len(self.layers) in heard:
-            heard[len(self.layers)].append(x)
+            x = block(x, context, None if encoder_output is None else encoder_output.of_layer(number), cross_context)
+        if len(self.layers) in residuals:
+            residuals[len(self.layers)].append(x)
         return self.final_norm(x)
 
 
-def constant(grid: Grid) -> Callable[[Reach], Grid]:
-    return lambda reach: grid
+def constant(grid: Grid) -> Callable[[AttentionPattern], Grid]:
+    return lambda pattern: grid
 
 
 def bucket_table(stack: Stack) -> nn.Embedding | None:
@@ -159,9 +162,9 @@ class Transformer(nn.Module):
         position_ids: Tensor | None = None,
         **options: Any,
     ) -> Tensor:
-        return self.to_logits(self.hidden(tokens, attention_mask, position_ids, **options))
+        return self.to_logits(self.hidden_states(tokens, attention_mask, position_ids, **options))
 
-    def hidden(
+    def hidden_states(
         self,
         tokens: Tensor,
         attention_mask: Tensor | None = None,
@@ -182,31 +185,40 @@ class Transformer(nn.Module):
         cache: Cache | None = None,
         **options: Any,
     ) -> Tensor:
-        memory = self.encode(source, source_mask, **options)
-        return self.decode(target, memory, target_mask, cache=cache, **options)
+        encoder_output = self.encode(source, source_mask, **options)
+        return self.decode(target, encoder_output, target_mask, cache=cache, **options)
 
-    def encode(self, source: Tensor, source_mask: Tensor | None = None, **options: Any) -> Memory:
+    def encode(self, source: Tensor, source_mask: Tensor | None = None, **options: Any) -> EncoderOutput:
         if self.encoder is None:
             raise ClearheadError("this model has no encoder; call network(tokens)")
-        return Memory(self.encoder(source, source_mask, **options), source_mask)
+        return EncoderOutput(self.encoder(source, source_mask, **options), source_mask)
 
-    def remember(self, memory: Memory) -> Memory:
+    def precompute_cross_attention(self, encoder_output: EncoderOutput) -> EncoderOutput:
         """The memory with every layer's cross-attention keys and values, so that decoding does not repeat them."""
         assert self.decoder is not None
-        context = AttentionContext(memory_mask(memory.mask), fused, torch.zeros(1, 1, device=memory.states.device))
+        context = AttentionContext(
+            cross_attention_mask(encoder_output.mask),
+            fused_attention,
+            torch.zeros(1, 1, device=encoder_output.states.device),
+        )
         layers = [cast(Attention, block.cross_attention) for block in self.decoder.layers]
-        return replace(memory, remembered=tuple(layer.keys_and_values(memory.states, context) for layer in layers))
+        return replace(
+            encoder_output,
+            cross_keys_values=tuple(layer.keys_and_values(encoder_output.states, context) for layer in layers),
+        )
 
-    def decode(self, target: Tensor, memory: Memory, target_mask: Tensor | None = None, **options: Any) -> Tensor:
+    def decode(
+        self, target: Tensor, encoder_output: EncoderOutput, target_mask: Tensor | None = None, **options: Any
+    ) -> Tensor:
         """Every decoder layer looks at the encoder's last output (book C3)."""
         if self.decoder is None or self.encoder is None:
             raise ClearheadError("this model does not decode from a memory; call network(tokens)")
-        return self.to_logits(self.hidden(target, target_mask, memory=memory, **options))
+        return self.to_logits(self.hidden_states(target, target_mask, encoder_output=encoder_output, **options))
 
-    def to_logits(self, hidden: Tensor) -> Tensor:
+    def to_logits(self, hidden_states: Tensor) -> Tensor:
         if self.head is None:
-            return hidden
-        return self.head(hidden, self.output_table)
+            return hidden_states
+        return self.head(hidden_states, self.output_table)
 
     @property
     def output_table(self) -> Tensor:
@@ -215,11 +227,11 @@ class Transformer(nn.Module):
         assert stack is not None
         return stack.embedding.tokens.weight
 
-    def pool(self, hidden: Tensor) -> Tensor:
+    def pool(self, hidden_states: Tensor) -> Tensor:
         """One vector per sequence from its first token: (B, T, D) -> (B, D)."""
         if self.pooler is None:
             raise ClearheadError("this model has no pooler; average its hidden states instead")
-        return torch.tanh(self.pooler(hidden[:, 0]))
+        return torch.tanh(self.pooler(hidden_states[:, 0]))
 
 
 def check_shapes(tokens: Tensor, **others: Tensor | None) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.tokenization.byte_level import byte_level_bpe
 from clearhead.tokenization.fast import FastTokenizer, SpecialTokens, frame, library_errors, mark_special
 from clearhead.tokenization.sentencepiece import Kind, Piece, SentencePieces, build
@@ -32,7 +32,7 @@ def from_gguf(metadata: Mapping[str, object]) -> FastTokenizer:
     if model is None:
         raise ClearheadError(f"the GGUF file has no tokenizer: the key {PREFIX}model is missing")
     if model not in builders:
-        raise unknown("GGUF tokenizer model", model, builders)
+        raise unknown_name("GGUF tokenizer model", model, builders)
     return builders[model](metadata)
 
 

@@ -8,7 +8,7 @@ text there, and a possessive `{1,3}+` is written as an atomic group `(?>...)`.
 
 from dataclasses import dataclass
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, unknown_name
 
 # Radford et al. 2019 (GPT-2), encoder.py of its release.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -127,7 +127,7 @@ def tiktoken_split(name: str) -> str:
     """The pattern of a rank file, by its encoding's name with or without `_base`."""
     short = name.removesuffix("_base")
     if short not in TIKTOKEN_SPLITS:
-        raise unknown("tiktoken encoding", name, TIKTOKEN_SPLITS)
+        raise unknown_name("tiktoken encoding", name, TIKTOKEN_SPLITS)
     return TIKTOKEN_SPLITS[short]
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 
-from clearhead.errors import ClearheadError, unknown
+from clearhead.errors import ClearheadError, unknown_name
 from clearhead.tokenization.byte_level import BYTE_ALPHABET, byte_level_bpe
 from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
 from clearhead.tokenization.fast import FastTokenizer, SpecialTokens, frame, library_errors
@@ -45,7 +45,7 @@ def train_tokenizer(
     tokens as there are bytes or characters, and take neither these nor a size.
     """
     if kind not in USUAL_SPECIAL_TOKENS:
-        raise unknown("kind of tokenizer", kind, get_args(Kind))
+        raise unknown_name("kind of tokenizer", kind, get_args(Kind))
     special = special_tokens or USUAL_SPECIAL_TOKENS[kind]
     if "" in (*special.present(), *extra_tokens):
         raise ClearheadError("a special token is empty; it must have a text")

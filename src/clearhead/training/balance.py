@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.config import Checked
 from clearhead.errors import ClearheadError
-from clearhead.model.mixture import RouterLayer
-from clearhead.model.transformer import Transformer
+from clearhead.model import RouterLayer, Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,26 +45,26 @@ class Routing:
         if isinstance(network, Transformer) and network.encoder is not None and network.decoder is not None:
             encoder = set(network.encoder.modules())
         self.in_encoder = [router in encoder for router in self.routers]
-        self.heard: dict[int, tuple[Tensor, Tensor]] = {}  # by router: scores (M, E), chosen (M, num_chosen)
+        self.residuals: dict[int, tuple[Tensor, Tensor]] = {}  # by router: scores (M, E), chosen (M, num_chosen)
         self.loads = [torch.zeros(len(router.weight), device=router.weight.device) for router in self.routers]
         for number, router in enumerate(self.routers):
             router.register_forward_hook(partial(self.listen, number))
 
     def listen(self, number: int, router: RouterLayer, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         if router.training:
-            self.heard[number] = router.scores(router.logits(inputs[0])), output[1]
+            self.residuals[number] = router.scores(router.logits(inputs[0])), output[1]
 
     def last(self, mask: Tensor | None, source_mask: Tensor | None) -> Iterator[tuple[int, Tensor, Tensor]]:
         """Each router's number, and the scores and choices of real tokens in the last forward, which are then gone."""
-        for number, (scores, chosen) in self.heard.items():
+        for number, (scores, chosen) in self.residuals.items():
             own = source_mask if self.in_encoder[number] else mask
             real = slice(None) if own is None else own.flatten().bool()
             yield number, scores[real], chosen[real]
-        self.heard.clear()
+        self.residuals.clear()
 
     def loss(self, mask: Tensor | None = None, source_mask: Tensor | None = None) -> Tensor:
         """Mean over the layers of the last forward."""
-        return torch.stack([balance_loss(*heard) for _, *heard in self.last(mask, source_mask)]).mean()
+        return torch.stack([balance_loss(*residuals) for _, *residuals in self.last(mask, source_mask)]).mean()
 
     def count(self, mask: Tensor | None = None, source_mask: Tensor | None = None) -> None:
         """Add the last forward to the loads."""

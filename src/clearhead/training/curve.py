@@ -6,7 +6,7 @@ draw_curve(Path("runs/x"))   # writes runs/x/loss.png
 from pathlib import Path
 
 from clearhead.errors import ClearheadError
-from clearhead.files import written_whole
+from clearhead.files import atomic_write
 from clearhead.training.metrics import read_metrics
 
 
@@ -27,6 +27,6 @@ def draw_curve(folder: Path) -> Path:
     axes.grid(alpha=0.3)
     axes.legend()
     path = folder / "loss.png"
-    with written_whole(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, format="png", dpi=120)
     return path

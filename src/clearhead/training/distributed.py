@@ -32,8 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.bundle import as_device
 from clearhead.errors import ClearheadError
-from clearhead.model.block import Block
-from clearhead.model.mixture import RouterLayer
+from clearhead.model import Block, RouterLayer
 from clearhead.training.tensor_parallel import Part, divide
 
 EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it

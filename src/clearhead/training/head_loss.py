@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from clearhead.data.batch import IGNORED
-from clearhead.fast.launch import triton_runs
-from clearhead.model.embedding import LogitHead
+from clearhead.backends import triton_runs
+from clearhead.data import IGNORED
+from clearhead.model import LogitHead
 from clearhead.training.loss import Losses
 
 BLOCK, NUM_WARPS = 4096, 4  # the fastest of 19 on an H200, for GPT-2's vocabulary

@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 from clearhead.training.balance import BalanceBias, Routing
-from clearhead.training.config import TrainConfig
-from clearhead.training.distributed import World
-from clearhead.training.objective import Network, build_objective, faster_precision
-from clearhead.training.optimizer import build_optimizers
-from clearhead.training.runs import RunFolder
-from clearhead.training.saved import Saved
-from clearhead.training.state import (
+from clearhead.training.checkpoints.run_folder import RunFolder
+from clearhead.training.checkpoints.saved import Saved
+from clearhead.training.checkpoints.state import (
     capture_randomness,
     flatten_optimizer,
     restore_optimizer,
     restore_randomness,
     restore_weights,
 )
+from clearhead.training.config import TrainConfig
+from clearhead.training.distributed import World
+from clearhead.training.objective import Network, build_objective, faster_precision
+from clearhead.training.optimizer import build_optimizers
 
 Weights = dict[str, Tensor]
 

@@ -14,18 +14,18 @@ from rich.console import Console
 from torch import Tensor
 
 from clearhead.config import to_dict
-from clearhead.data.batch import Batch
-from clearhead.training.beginning import begin
+from clearhead.data import Batch
+from clearhead.training.checkpoints.run_folder import RunFolder
 from clearhead.training.display import Display
 from clearhead.training.distributed import World
-from clearhead.training.ending import finish, refuse
+from clearhead.training.finish import finish, refuse
 from clearhead.training.learner import Learner
 from clearhead.training.metrics import Journal, Meter
 from clearhead.training.optimizer import set_rates
 from clearhead.training.recipe import Recipe
-from clearhead.training.runs import RunFolder
 from clearhead.training.schedule import factor
 from clearhead.training.signals import Stopper
+from clearhead.training.start import begin
 from clearhead.training.validate import validate
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.config import Checked
-from clearhead.errors import require, unknown
+from clearhead.errors import require, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def add_lora(network: nn.Module, config: Lora) -> None:
     chosen = [name for name in linears if own[name] in config.targets]
     strange = [target for target in config.targets if target not in {*own.values(), *Lora.targets}]
     if strange or not chosen:  # of the default ones a model need not have all
-        raise unknown("linear layer of this model:", " or ".join(strange or config.targets), {*own.values()})
+        raise unknown_name("linear layer of this model:", " or ".join(strange or config.targets), {*own.values()})
     for name in chosen:
         network.set_submodule(name, LoraLinear(linears[name], config))
 

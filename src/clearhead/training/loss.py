@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.data.batch import IGNORED
+from clearhead.data import IGNORED
 
 
 class Losses(NamedTuple):

@@ -2,7 +2,7 @@
 
     journal = Journal(folder, first_step=0); journal.write({"step": 10, "loss": 2.5})     # metrics.jsonl
 
-MFU is the share of the device's peak that went into the model's own arithmetic, counted as cost/report.py counts it by
+MFU is the share of the device's peak that went into the model's own arithmetic, counted as costs/report.py counts it by
 PaLM's convention: attention is not halved for the causal mask.
 """
 
@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 
-from clearhead.cost.devices import device_named
-from clearhead.cost.report import utilization
-from clearhead.cost.workload import Workload
+from clearhead.architecture import ModelConfig
+from clearhead.costs import Workload, device_named, utilization
 from clearhead.errors import ClearheadError
 from clearhead.files import parse_json, write_text
-from clearhead.model.config import ModelConfig
-from clearhead.model.transformer import Transformer
+from clearhead.model import Transformer
 
 METRICS = "metrics.jsonl"
 

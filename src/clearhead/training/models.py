@@ -7,24 +7,24 @@ A preset by name, a model to fine-tune, a small decoder or translator by its siz
 
 from dataclasses import dataclass, replace
 
-from clearhead.config import Checked
-from clearhead.errors import ClearheadError, require
-from clearhead.families import preset
-from clearhead.families.transformer import transformer
-from clearhead.model.branches import FeedForward
-from clearhead.model.config import (
+from clearhead.architecture import (
     Dropout,
     Embedding,
+    FeedForward,
     GroupedAttention,
     Head,
     HeadNorm,
     Layer,
     ModelConfig,
     NormalInitial,
+    RmsNorm,
+    Rope,
     Stack,
 )
-from clearhead.model.parts import RmsNorm, Rope
-from clearhead.model.recurrent import RecurrentConfig
+from clearhead.config import Checked
+from clearhead.errors import ClearheadError, require
+from clearhead.families import preset, transformer
+from clearhead.model import RecurrentConfig
 
 NORM = RmsNorm(epsilon=1e-6)
 
@@ -146,7 +146,7 @@ def decoder_config(model: DecoderModel, vocab_size: int) -> ModelConfig:
 
 
 def translator_config(model: TranslatorModel, vocab_size: int) -> ModelConfig:
-    return transformer(
+    return transformer.transformer(
         width=model.width,
         num_layers=model.num_layers,
         num_heads=model.num_heads,

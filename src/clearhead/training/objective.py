@@ -20,12 +20,8 @@ from torch.func import functional_call
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.data.batch import IGNORED, Batch
-from clearhead.model.attend import Scoring, fused
-from clearhead.model.block import Block
-from clearhead.model.embedding import LogitHead
-from clearhead.model.recurrent import RecurrentTranslator
-from clearhead.model.transformer import Transformer
+from clearhead.data import IGNORED, Batch
+from clearhead.model import Block, LogitHead, RecurrentTranslator, Scoring, Transformer, fused_attention
 from clearhead.training.balance import BalanceLoss, Routing
 from clearhead.training.config import TrainConfig
 from clearhead.training.head_loss import head_loss, suits
@@ -69,14 +65,16 @@ class Objective(nn.Module):
 
 def hidden_states(network: Network, batch: Batch) -> Tensor:
     """What the head reads (B, T, D)."""
-    kernel = on_processor if batch.tokens.device.type == "cpu" else fused
+    kernel = on_processor if batch.tokens.device.type == "cpu" else fused_attention
     if batch.source is None:
         assert isinstance(network, Transformer)
-        return network.hidden(batch.tokens, batch.mask, batch.positions, documents=batch.documents, kernel=kernel)
+        return network.hidden_states(
+            batch.tokens, batch.mask, batch.positions, documents=batch.documents, kernel=kernel
+        )
     if isinstance(network, RecurrentTranslator):
         return network.hidden_states(batch.tokens, network.encode(batch.source, batch.source_mask), batch.mask)[:, 1:]
-    memory = network.encode(batch.source, batch.source_mask, kernel=kernel)
-    return network.hidden(batch.tokens, batch.mask, memory=memory, kernel=kernel)
+    encoder_output = network.encode(batch.source, batch.source_mask, kernel=kernel)
+    return network.hidden_states(batch.tokens, batch.mask, encoder_output=encoder_output, kernel=kernel)
 
 
 def on_processor(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
@@ -90,7 +88,7 @@ def on_processor(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
         weights = ((q * how.scale) @ k.transpose(-2, -1) + hidden).softmax(dim=-1)
         return dropout(weights, how.dropout) @ v
     precise = torch.promote_types(q.dtype, torch.float32)
-    return fused(q.to(precise), k.to(precise), v.to(precise), how).to(q.dtype)
+    return fused_attention(q.to(precise), k.to(precise), v.to(precise), how).to(q.dtype)
 
 
 def faster_precision(device: torch.device) -> Literal["float32", "bfloat16"]:

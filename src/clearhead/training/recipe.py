@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clearhead.config import Checked, from_dict, kind_of, to_dict
-from clearhead.data.config import Data
+from clearhead.data import Data
 from clearhead.errors import ClearheadError, require
 from clearhead.training.config import TrainConfig
 from clearhead.training.lora import Lora
 from clearhead.training.models import LoadedModel, ModelChoice
-from clearhead.training.shelf import find_recipe
+from clearhead.training.recipe_catalog import find_recipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,33 +9,31 @@ from typing import Any, Literal
 
 import torch
 
+from clearhead.architecture import ModelConfig
 from clearhead.bundle import load
 from clearhead.config import kind_of, to_dict
-from clearhead.data.config import Data, LongText, Masked, PairData, SpanCorruption, SyntheticData
-from clearhead.data.datasets import Examples
-from clearhead.data.loader import Dataset
-from clearhead.data.objectives import noise_of, span_lengths
-from clearhead.data.open import open_data, start_id, texts_of
+from clearhead.data import (
+    Data,
+    Dataset,
+    Examples,
+    LongText,
+    Masked,
+    PairData,
+    SpanCorruption,
+    SyntheticData,
+    noise_of,
+    open_data,
+    span_lengths,
+    start_id,
+    texts_of,
+)
 from clearhead.errors import ClearheadError
-from clearhead.families.family import Family
-from clearhead.model.config import ModelConfig
-from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
-from clearhead.model.transformer import Transformer
-from clearhead.tokenization.base import Tokenizer
-from clearhead.tokenization.characters import byte_tokenizer
-from clearhead.tokenization.fast import SpecialTokens
-from clearhead.tokenization.load import load_tokenizer
-from clearhead.tokenization.train import train_tokenizer
+from clearhead.families import Family
+from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
+from clearhead.tokenization import SpecialTokens, Tokenizer, byte_tokenizer, load_tokenizer, train_tokenizer
 from clearhead.training.models import LoadedModel, model_config
 from clearhead.training.objective import Network
-from clearhead.training.recipe import (
-    ByteTokenizer,
-    CharacterTokenizer,
-    LearnedTokenizer,
-    Recipe,
-    TokenizerFile,
-    flat,
-)
+from clearhead.training.recipe import ByteTokenizer, CharacterTokenizer, LearnedTokenizer, Recipe, TokenizerFile, flat
 
 NetworkForm = Literal["a decoder", "an encoder", "an encoder-decoder"]
 FRAME = SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>")

@@ -18,11 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from clearhead.architecture import Alibi, RelativeBuckets, RelativeSinusoid
 from clearhead.errors import ClearheadError
-from clearhead.model.attention import Attention
-from clearhead.model.block import Block
-from clearhead.model.feed_forward import FeedForwardLayer
-from clearhead.model.parts import Alibi, RelativeBuckets, RelativeSinusoid
+from clearhead.model import Attention, Block, FeedForwardLayer
 
 Add = Callable[[Tensor], Tensor]  # in place, over all processes
 

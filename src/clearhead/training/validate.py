@@ -7,7 +7,7 @@ from itertools import islice
 
 import torch
 
-from clearhead.data.loader import Dataset, in_order
+from clearhead.data import Dataset, in_order
 from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World
 from clearhead.training.learner import Learner

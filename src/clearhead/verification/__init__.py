@@ -10,3 +10,12 @@ generating   checks of the loops that make tokens
 checks       the table of them all
 report       the findings as a table
 """
+
+from clearhead.verification.report import (
+    print_findings,
+)
+
+__all__ = [
+    "checks",
+    "print_findings",
+]

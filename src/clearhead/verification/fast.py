@@ -13,12 +13,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from clearhead.cache.cache import KeyValueCache
+from clearhead.backends import AcceleratedStack, Bits, accelerate, is_packed, pack_network, why_no_cpu_kernels
+from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.fast.modules import is_packed, pack_network
-from clearhead.fast.packed import Bits
-from clearhead.fast.stack import FastStack, accelerate, why_not
-from clearhead.model.transformer import Memory, Transformer
+from clearhead.model import EncoderOutput, Transformer
 from clearhead.verification.finding import Comparison, Skipped
 from clearhead.verification.generating import need_decoder
 from clearhead.verification.subject import Subject
@@ -32,8 +30,8 @@ def kernel_step(subject: Subject) -> Comparison:
     fast = with_network(subject, accelerated(subject.network))
     tokens, mask = fast.padded(fast.rows, "left")
     half = tokens.shape[1] // 2
-    alone = stepwise(fast.network, fast.tokens(), None, fast.memory(), 1)
-    together = stepwise(fast.network, tokens, mask, fast.memory(None), half)
+    alone = stepwise(fast.network, fast.tokens(), None, fast.encoder_output(), 1)
+    together = stepwise(fast.network, tokens, mask, fast.encoder_output(None), half)
     pairs = [(alone, subject.expected[0][:, 1:])]
     for logits, real, expected in zip(together, mask[:, half:], subject.expected, strict=True):
         pairs.append((logits[real][None], expected[:, -int(real.sum()) :]))
@@ -42,26 +40,28 @@ def kernel_step(subject: Subject) -> Comparison:
 
 def accelerated(network: Transformer) -> Transformer:
     """A copy that steps in the kernels."""
-    if reason := why_not(network):
+    if reason := why_no_cpu_kernels(network):
         raise Skipped(f"the kernels do not know {reason}")
     network = deepcopy(network)
     try:
         accelerate(network)
     except ClearheadError as error:
         raise Skipped(str(error)) from None
-    assert isinstance(network.decoder, FastStack)
+    assert isinstance(network.decoder, AcceleratedStack)
     if network.decoder.current_plan() is None:
         raise Skipped("its modules were exchanged or hooked into")
     return network
 
 
-def stepwise(network: Transformer, tokens: Tensor, mask: Tensor | None, memory: Memory | None, start: int) -> Tensor:
+def stepwise(
+    network: Transformer, tokens: Tensor, mask: Tensor | None, encoder_output: EncoderOutput | None, start: int
+) -> Tensor:
     """Logits (B, T - start, V) of the tokens from `start` on, each run alone after all before it."""
     cache, logits = KeyValueCache(network.config), []
-    memory = None if memory is None else network.remember(memory)
+    encoder_output = None if encoder_output is None else network.precompute_cross_attention(encoder_output)
     for first, last in ((0, start), *((place, place + 1) for place in range(start, tokens.shape[1]))):
         piece = None if mask is None else mask[:, first:last]
-        hidden = network.hidden(tokens[:, first:last], piece, memory=memory, cache=cache)
+        hidden = network.hidden_states(tokens[:, first:last], piece, encoder_output=encoder_output, cache=cache)
         cache.advance()
         logits.append(network.to_logits(hidden))
     return torch.cat(logits[1:], dim=1)

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from clearhead.generation.decode import Row, decode
-from clearhead.generation.speculative import Draft, Tally, decode_speculatively
+from clearhead.generation import Draft, Tally, TokenSequence, decode, decode_speculatively
 from clearhead.verification.finding import Comparison, Pair, Skipped
 from clearhead.verification.subject import Subject
 
@@ -29,7 +28,7 @@ def greedy_batched(subject: Subject) -> Comparison:
     need_decoder(subject)
     numbers = range(len(subject.rows))
     rows = [subject.row(number, -(-subject.num_new // (number + 1))) for number in numbers]
-    for _ in decode(subject.network, rows, memory=subject.sources_of(numbers)):
+    for _ in decode(subject.network, rows, encoder_output=subject.sources_of(numbers)):
         pass
     return likeliest(subject, rows)
 
@@ -38,7 +37,7 @@ def speculative(subject: Subject) -> Comparison:
     need_decoder(subject)
     row, tally = subject.row(0, subject.num_new), Tally()
     drafter = Rehearsed(subject.continuation.tokens, subject.config.vocab_size)
-    for _ in decode_speculatively(subject.network, row, drafter, memory=subject.sources_of([0]), tally=tally):
+    for _ in decode_speculatively(subject.network, row, drafter, encoder_output=subject.sources_of([0]), tally=tally):
         pass
     compared = likeliest(subject, [row])
     guesses = f"{tally.num_accepted} of {tally.num_drafted} guesses stood"
@@ -53,7 +52,7 @@ class Rehearsed:
     vocab_size: int
     num_tokens: int = 4
 
-    def draft(self, row: Row, count: int) -> Draft:
+    def draft(self, row: TokenSequence, count: int) -> Draft:
         start = len(row.tokens)
         known = enumerate(self.tokens[start : start + count], start)
         return Draft([(token + (place % 3 == 2)) % self.vocab_size for place, token in known])
@@ -64,12 +63,12 @@ def need_decoder(subject: Subject) -> None:
         raise Skipped("an encoder alone makes no tokens")
 
 
-def likeliest(subject: Subject, rows: Sequence[Row]) -> Comparison:
+def likeliest(subject: Subject, rows: Sequence[TokenSequence]) -> Comparison:
     shortfalls: list[Pair] = []
     seen: list[Pair] = []
     for number, row in enumerate(rows):
         tokens = torch.tensor([[*row.prompt, *row.tokens]], device=subject.device)
-        logits = subject.run(tokens[:, :-1], memory=subject.memory(number))[0, len(row.prompt) - 1 :]
+        logits = subject.run(tokens[:, :-1], encoder_output=subject.encoder_output(number))[0, len(row.prompt) - 1 :]
         chosen = logits.gather(1, tokens[0, len(row.prompt) :, None])[:, 0]
         shortfalls.append((chosen, logits.amax(dim=1)))
         seen.append((torch.stack([step.chosen for step in row.logprobs]) + logits.logsumexp(dim=1), chosen))

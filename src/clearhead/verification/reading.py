@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.architecture import LatentAttention, SinusoidalPositions
 from clearhead.errors import ClearheadError
-from clearhead.model.attend import Kernel, fused, reference
-from clearhead.model.config import LatentAttention
-from clearhead.model.parts import SinusoidalPositions
+from clearhead.model import AttentionKernel, fused_attention, reference_attention
 from clearhead.verification.finding import Comparison, Skipped
 from clearhead.verification.subject import Side, Subject, lengths_of
 
@@ -29,7 +28,10 @@ def prefix_alone(subject: Subject) -> Comparison:
         raise Skipped("an encoder looks both ways")
     tokens, whole = subject.tokens(), subject.expected[0]
     lengths = (1, tokens.shape[1] // 3, tokens.shape[1] - 1)
-    pairs = [(subject.run(tokens[:, :length], memory=subject.memory()), whole[:, :length]) for length in lengths]
+    pairs = [
+        (subject.run(tokens[:, :length], encoder_output=subject.encoder_output()), whole[:, :length])
+        for length in lengths
+    ]
     return Comparison(pairs, f"the first {', '.join(map(str, lengths))} of {tokens.shape[1]} tokens")
 
 
@@ -37,9 +39,10 @@ def batched(subject: Subject) -> Comparison:
     """Rows of one length; the sources of an encoder-decoder differ in length and are padded on the right."""
     length = min(map(len, subject.rows))
     tokens = torch.cat([subject.tokens(row)[:, :length] for row in range(len(subject.rows))])
-    together = subject.run(tokens, memory=subject.memory(None))
+    together = subject.run(tokens, encoder_output=subject.encoder_output(None))
     pairs = [
-        (together[row, None], subject.run(tokens[row, None], memory=subject.memory(row))) for row in range(len(tokens))
+        (together[row, None], subject.run(tokens[row, None], encoder_output=subject.encoder_output(row)))
+        for row in range(len(tokens))
     ]
     return Comparison(pairs, f"{len(tokens)} rows of {length} tokens")
 
@@ -60,18 +63,20 @@ def padded(subject: Subject, side: Side) -> Comparison:
 def padded_rows(subject: Subject, side: Side, **options: Any) -> list[Tensor]:
     """Logits (1, T, V) of each row of a padded batch, where its tokens are real."""
     tokens, mask = subject.padded(subject.rows, side)
-    together = subject.run(tokens, mask, subject.memory(None, side, **options), **options)
+    together = subject.run(tokens, mask, subject.encoder_output(None, side, **options), **options)
     return [logits[real][None] for logits, real in zip(together, mask, strict=True)]
 
 
 def fused_kernel(subject: Subject) -> Comparison:
     """Both with the mask that the kernel makes itself and with one that is given."""
 
-    def logits(kernel: Kernel) -> list[Tensor]:
-        alone = subject.run(subject.tokens(), memory=subject.memory(kernel=kernel), kernel=kernel)
+    def logits(kernel: AttentionKernel) -> list[Tensor]:
+        alone = subject.run(subject.tokens(), encoder_output=subject.encoder_output(kernel=kernel), kernel=kernel)
         return [alone, *padded_rows(subject, "left", kernel=kernel)]
 
-    return Comparison(list(zip(logits(fused), logits(reference), strict=True)), "unpadded and padded")
+    return Comparison(
+        list(zip(logits(fused_attention), logits(reference_attention), strict=True)), "unpadded and padded"
+    )
 
 
 def absorbed_latent(subject: Subject) -> Comparison:
@@ -83,10 +88,10 @@ def absorbed_latent(subject: Subject) -> Comparison:
 
 def remembered_source(subject: Subject) -> Comparison:
     """Keys and values of the cross-attention made once for all steps."""
-    memory = subject.memory()
-    if memory is None:
+    encoder_output = subject.encoder_output()
+    if encoder_output is None:
         raise Skipped("there is no encoder to remember")
-    found = subject.run(subject.tokens(), memory=subject.network.remember(memory))
+    found = subject.run(subject.tokens(), encoder_output=subject.network.precompute_cross_attention(encoder_output))
     return Comparison([(found, subject.expected[0])], f"a source of {len(subject.sources[0])} tokens")
 
 

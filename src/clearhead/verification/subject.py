@@ -13,14 +13,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from clearhead.architecture import Chunked, LearnedPositions, ModelConfig, SlidingWindow, Stack
 from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
-from clearhead.generation.decode import Row, decode
-from clearhead.generation.options import SamplingOptions
-from clearhead.generation.prompts import pad_right, read_sources
-from clearhead.model.config import ModelConfig, Stack
-from clearhead.model.parts import Chunk, LearnedPositions, Window
-from clearhead.model.transformer import Memory, Transformer
+from clearhead.generation import TokenSequence, decode, encode_sources, pad_right
+from clearhead.model import EncoderOutput, Transformer
+from clearhead.options import SamplingOptions
 
 LENGTH = 96  # tokens of the longest row, where nothing asks for another
 WIDEST = 1024  # a window up to this is passed without being asked to
@@ -56,7 +54,7 @@ class Subject:
             rows = texts(model, config.vocab_size, lengths)
             return Subject(model, rows, [], checked_count(model, num_new, longest), compiles)
         sources = texts(model, config.encoder.embedding.vocab_size, lengths[::-1])
-        rows = [[model.speaker.start_id, *row[1:]] for row in random_ids(config.vocab_size, lengths)]
+        rows = [[model.text_generator.start_id, *row[1:]] for row in random_ids(config.vocab_size, lengths)]
         return Subject(model, rows, sources, checked_count(model, num_new, 1), compiles)
 
     @property
@@ -91,7 +89,7 @@ class Subject:
         tokens, mask = pad_right(rows if side == "right" else [row[::-1] for row in rows], self.device)
         return (tokens, mask) if side == "right" else (tokens.flip(1), mask.flip(1))
 
-    def memory(self, row: int | None = 0, side: Side = "right", **options: Any) -> Memory | None:
+    def encoder_output(self, row: int | None = 0, side: Side = "right", **options: Any) -> EncoderOutput | None:
         """Of one source alone, or of all as a batch."""
         if not self.sources:
             return None
@@ -101,33 +99,35 @@ class Subject:
 
     # --- what comes out
 
-    def run(self, tokens: Tensor, mask: Tensor | None = None, memory: Memory | None = None, **options: Any) -> Tensor:
+    def run(
+        self, tokens: Tensor, mask: Tensor | None = None, encoder_output: EncoderOutput | None = None, **options: Any
+    ) -> Tensor:
         """Logits (B, T, V)."""
-        if memory is None:
+        if encoder_output is None:
             return self.network(tokens, mask, **options)
-        return self.network.decode(tokens, memory, mask, **options)
+        return self.network.decode(tokens, encoder_output, mask, **options)
 
     @cached_property
     def expected(self) -> list[Tensor]:
         """Logits (1, T, V) of each row, read whole and alone."""
-        return [self.run(self.tokens(row), memory=self.memory(row)) for row in range(len(self.rows))]
+        return [self.run(self.tokens(row), encoder_output=self.encoder_output(row)) for row in range(len(self.rows))]
 
     @cached_property
-    def continuation(self) -> Row:
+    def continuation(self) -> TokenSequence:
         """The first row, gone on greedily by the decode loop."""
         row = self.row(0, self.num_new)
-        for _ in decode(self.network, [row], memory=self.sources_of([0])):
+        for _ in decode(self.network, [row], encoder_output=self.sources_of([0])):
             pass
         return row
 
-    def row(self, number: int, num_new: int) -> Row:
+    def row(self, number: int, num_new: int) -> TokenSequence:
         """A row before its first new token; an encoder-decoder's prompt is one token, its text being the source."""
         prompt = self.rows[number][:1] if self.sources else self.rows[number]
-        return Row(prompt, SamplingOptions(max_new_tokens=num_new, logprobs=0))
+        return TokenSequence(prompt, SamplingOptions(max_new_tokens=num_new, logprobs=0))
 
-    def sources_of(self, numbers: Sequence[int]) -> Memory | None:
+    def sources_of(self, numbers: Sequence[int]) -> EncoderOutput | None:
         """As generation reads them."""
-        return read_sources(self.network, [self.sources[number] for number in numbers]) if self.sources else None
+        return encode_sources(self.network, [self.sources[number] for number in numbers]) if self.sources else None
 
 
 def dtype_of(network: Transformer) -> torch.dtype:
@@ -167,8 +167,8 @@ def room(stack: Stack) -> int:
 
 
 def widest_window(stack: Stack) -> int | None:
-    reaches = (layer.attention.reach for layer in stack.layers)
-    return max((reach.size for reach in reaches if isinstance(reach, Window | Chunk)), default=None)
+    reaches = (layer.attention.pattern for layer in stack.layers)
+    return max((pattern.size for pattern in reaches if isinstance(pattern, SlidingWindow | Chunked)), default=None)
 
 
 def lengths_of(rows: Sequence[list[int]]) -> str:

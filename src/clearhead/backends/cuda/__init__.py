@@ -1,0 +1,1 @@
+"""Decoding on NVIDIA GPUs: Triton kernels and one CUDA graph per step."""

@@ -1,0 +1,62 @@
+"""The first two minutes: a real model continues a sentence, and shows how it is built.
+
+run(clearhead.cli.app.download_bar)
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from clearhead.architecture import Rope
+from clearhead.bundle import Model, create, load
+from clearhead.catalog import store
+from clearhead.families import llama
+from clearhead.summary import print_summary, summarize
+from clearhead.tokenization import byte_tokenizer
+
+PROMPT = "The three primary colors are red, yellow, and"
+NUM_TOKENS = 32
+
+
+def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], None]]]) -> None:
+    first = 'clearhead generate smollm2 "Once upon a time"   clearhead chat smollm2'
+    try:
+        with bar("smollm2") as progress:
+            store.get("smollm2", progress)
+        model, title = load("smollm2"), "SmolLM2-135M-Instruct"
+    except store.DownloadError as error:
+        print(f"SmolLM2 could not be fetched ({error}); here is the same on a small random model.\n")
+        model, title = random_model(), "a small random model (its text is noise)"
+        first = "clearhead get smollm2 (once there is a network)"
+    print(f"{title} continues, greedily:\n")
+    speak(model)
+    print_summary(summarize(model.config), title)
+    print(f"\nNext: {first}   clearhead show deepseek-v3   clearhead --help")
+
+
+def speak(model: Model) -> None:
+    sys.stdout.write(PROMPT)
+    started = time.perf_counter()
+    stream = model.stream(PROMPT, max_new_tokens=NUM_TOKENS)
+    for piece in stream:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+    elapsed_seconds = time.perf_counter() - started
+    print(f"\n\n({len(stream.generation.tokens)} tokens in {elapsed_seconds:.1f} s)\n")
+
+
+def random_model() -> Model:
+    tokenizer = byte_tokenizer()
+    config = llama.llama(
+        width=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        feed_forward=384,
+        vocab_size=tokenizer.vocab_size,
+        context=512,
+        rope=Rope(),
+        tied=True,
+    )
+    return create(config, tokenizer)

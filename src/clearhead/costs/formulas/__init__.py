@@ -1,0 +1,1 @@
+"""Closed formulas: what each operation of a network takes in parameters, FLOPs, bytes and memory."""

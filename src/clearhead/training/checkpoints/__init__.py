@@ -1,0 +1,1 @@
+"""Training checkpoints: written whole or not at all, read back before older ones are deleted."""

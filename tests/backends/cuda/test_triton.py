@@ -1,0 +1,204 @@
+"""Each Triton kernel against the PyTorch it stands for: on a GPU where there is one, by the interpreter else."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from clearhead.architecture.parts import Rope
+from clearhead.backends.packed.formats import Packed, pack, pack_gguf_blocks
+from clearhead.model.attend import Scoring, reference_attention
+from clearhead.model.masks import Mask
+from clearhead.model.norms import root_mean_square
+from clearhead.model.positions import rotation_for
+
+pytest.importorskip("triton", reason="Triton is not installed")
+from clearhead.backends.cuda import triton_attention as kernels
+from clearhead.backends.cuda import triton_products as products
+
+ON_GPU = torch.cuda.is_available()
+
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+def draw(*shape):
+    return torch.randn(*shape, device=DEVICE)
+
+
+def multiply(
+    x, weight, *, kind="rms", norm=None, shift=None, bias=None, residual=None, gated=False, activation="", unit=False
+):
+    """As launch.multiply, in small tiles."""
+    num_rows = weight.shape[0] // 2 if gated else weight.shape[0]
+    y = torch.empty(num_rows, device=DEVICE)
+    ends = *(x if part is None else part for part in (norm, shift, bias, residual)), num_rows, 1e-5
+    about = {
+        "K": weight.shape[1], "NORM": "" if norm is None else kind, "UNIT_OFFSET": unit, "NORM_BIAS": shift is not None,
+        "GATED": gated, "ACTIVATION": activation, "BIAS": bias is not None, "RESIDUAL": residual is not None,
+        "BLOCK_N": 4, "PDL": False,
+    }  # fmt: skip
+    grid = (-(-num_rows // 4),)
+    if isinstance(weight, Packed):
+        offsets = weight.scales if weight.offsets is None else weight.offsets
+        products.multiply_packed_row[2,](
+            y, x, weight.quants.view(torch.int32), weight.scales, offsets, *ends, GROUPS=weight.scales.shape[1],
+            BITS=8 if weight.quants.dtype == torch.int8 else 4, OFFSETS=weight.offsets is not None, **about,
+            BLOCK_G=16, DP4A=ON_GPU,
+        )  # fmt: skip
+    else:
+        products.multiply_row[grid](y, x, weight, *ends, **about, BLOCK_K=32)
+    return y
+
+
+@pytest.mark.parametrize("columns", [32, 96, 70])
+def test_a_product_with_norm_bias_and_residual(columns):
+    x, weight, norm, bias, residual = draw(columns), draw(10, columns), draw(columns), draw(10), draw(10)
+    expected = residual + bias + weight @ (root_mean_square(x, 1e-5) * norm)
+    torch.testing.assert_close(multiply(x, weight, norm=norm, bias=bias, residual=residual), expected)
+
+
+def test_a_norm_stored_as_its_distance_from_one():
+    x, weight, norm = draw(64), draw(8, 64), draw(64)
+    expected = weight @ (root_mean_square(x, 1e-5) * (1 + norm))
+    torch.testing.assert_close(multiply(x, weight, norm=norm, unit=True), expected)
+
+
+@pytest.mark.parametrize("columns", [32, 70, 1100])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_product_with_layer_norm(columns, biased):
+    x, weight, norm, residual = draw(columns), draw(10, columns), draw(columns), draw(10)
+    shift = draw(columns) if biased else None
+    expected = residual + weight @ functional.layer_norm(x, (columns,), norm, shift)
+    found = multiply(x, weight, kind="layer", norm=norm, shift=shift, residual=residual)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [None, "int8", "int4"])
+def test_layer_norm_of_a_small_deviation_from_a_large_mean(kind):
+    """Around 3000, Σx² in float32 cannot tell a deviation of 1 from 0, nor can x in eight bits."""
+    x, norm, shift = 3000 + draw(96), draw(96), draw(96)
+    weight = draw(10, 96) if kind is None else packed_weight(kind, 10, 96)
+    exact = functional.layer_norm(x.double(), (96,), norm.double(), shift.double())
+    expected = (weight if kind is None else weight.unpack()).double() @ (
+        exact if kind is None else in_eight_bits(exact)
+    )
+    found = multiply(x, weight, kind="layer", norm=norm, shift=shift)
+    assert (found - expected).norm() < (1e-3 if kind is None else 1e-2) * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("gelu", functional.gelu),
+        ("silu", functional.silu),
+        ("relu", functional.relu),
+        ("gelu_tanh", lambda x: functional.gelu(x, approximate="tanh")),
+    ],
+)
+def test_a_gate(name, function):
+    x, weight, bias = draw(64), draw(12, 64), draw(12)
+    gate, up = (weight @ x + bias).chunk(2)
+    torch.testing.assert_close(
+        multiply(x, weight, bias=bias, gated=True, activation=name), function(gate) * up, atol=1e-4, rtol=1e-4
+    )
+
+
+def packed_weight(kind, rows, columns):
+    if kind != "Q4_0":
+        return pack(draw(rows, columns), kind)
+    blocks = torch.randint(0, 256, (rows * columns // 32, 18), dtype=torch.uint8, device=DEVICE)
+    blocks[:, :2] = draw(len(blocks), 1).half().view(torch.uint8)
+    return pack_gguf_blocks(blocks, rows, kind)
+
+
+def in_eight_bits(x):
+    """As the kernel rounds what it multiplies by: groups of 32, each from -127 to 127."""
+    groups = functional.pad(x, (0, -len(x) % 32)).view(-1, 32)
+    scales = groups.abs().amax(dim=1, keepdim=True) / 127
+    return ((groups / scales + 0.5).floor() * scales).flatten()[: len(x)]
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0"])
+@pytest.mark.parametrize("columns", [64, 128, 160, 320])
+def test_weights_in_few_bits(kind, columns):
+    x, norm, residual, weight = draw(columns), draw(columns), draw(10), packed_weight(kind, 10, columns)
+    mean_square = x.square().mean() + 1e-5
+    expected = residual + weight.unpack() @ in_eight_bits(x * norm) / mean_square.sqrt()
+    torch.testing.assert_close(multiply(x, weight, norm=norm, residual=residual), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0"])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("columns", [64, 96, 320])
+def test_layer_norm_and_weights_in_few_bits(columns, biased, kind):
+    x, norm, residual, weight = draw(columns), draw(columns), draw(10), packed_weight(kind, 10, columns)
+    shift = draw(columns) if biased else None
+    normed = functional.layer_norm(x, (columns,), norm, shift)
+    found = multiply(x, weight, kind="layer", norm=norm, shift=shift, residual=residual)
+    torch.testing.assert_close(found, residual + weight.unpack() @ in_eight_bits(normed), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_a_gate_in_few_bits(kind):
+    x, weight, bias = draw(70), packed_weight(kind, 12, 70), draw(12)  # 70: rows are filled up to 128
+    gate, up = (weight.unpack() @ in_eight_bits(x) + bias).chunk(2)
+    found = multiply(x, weight, bias=bias, gated=True, activation="silu")
+    torch.testing.assert_close(found, functional.silu(gate) * up, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("num_spans", "window", "normed"), [(1, 99, False), (3, 99, False), (1, 40, True), (3, 7, True)]
+)
+@pytest.mark.parametrize("pairing", ["half", "interleaved", None])
+def test_attention_of_one_new_token(pairing, num_spans, window, normed):
+    batch, heads, kv_heads, width, capacity = 2, 6, 2, 16, 80
+    projected = draw(batch, (heads + 2 * kv_heads) * width)
+    keys, values = draw(batch, kv_heads, capacity, width), draw(batch, kv_heads, capacity, width)
+    positions = torch.tensor([70, 5], device=DEVICE)
+    q, k, v = (part.unflatten(1, (-1, width)) for part in projected.split([heads * width] + [kv_heads * width] * 2, 1))
+    norms = [draw(width), draw(width)]
+    if normed:
+        gains = [norm + (window == 7) for norm in norms]
+        q, k = (functional.rms_norm(part, (width,), gain, 1e-5) for part, gain in zip((q, k), gains, strict=True))
+    rotation = None
+    if pairing:
+        rotation = rotation_for(
+            Rope(pairing=pairing), torch.arange(capacity, device=DEVICE)[None], width, torch.float32
+        )
+    expected, kept = [], keys.clone()
+    for row, position in enumerate(positions.tolist()):
+        turned_q, turned_k = q[row], k[row]
+        if rotation is not None:
+            here = rotation_for(Rope(pairing=pairing), positions[row : row + 1, None], width, torch.float32)
+            turned_q, turned_k = (
+                here.rotate(q[row, None, :, None])[0, :, 0],
+                here.rotate(k[row, None, :, None])[0, :, 0],
+            )
+        kept[row, :, position] = turned_k
+        past = torch.cat((values[row, :, :position], v[row][:, None]), dim=1)[None]
+        seen = slice(max(0, position + 1 - window), position + 1)
+        how = Scoring(mask=Mask(), scale=0.3)
+        expected.append(
+            reference_attention(turned_q[None, :, None], kept[row, None, :, seen], past[:, :, seen], how).flatten()
+        )
+    y = torch.empty(batch, heads * width, device=DEVICE)
+    states = torch.empty(batch * kv_heads * num_spans * 16 * (width + 2), device=DEVICE)
+    arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=DEVICE)
+    empty = torch.zeros(1, device=DEVICE)
+    cosine, sine = (rotation.cosine[0, 0], rotation.sine[0, 0]) if rotation else (empty, empty)
+    kernels.attend_row[(batch * kv_heads, num_spans)](
+        y, states, arrivals, projected, keys, values, positions, cosine, sine, *norms,
+        keys.stride(0), keys.stride(1), window, 0.3, 1e-5,
+        N=heads, K=kv_heads, H=width, PAIRS=width // 2 if pairing else 0, NEIGHBOURS=pairing == "interleaved",
+        NORMED=normed, UNIT_OFFSET=int(window == 7), GROUP=16, SPANS=num_spans, BLOCK=16, PDL=False,
+    )  # fmt: skip
+    tolerance = 2e-2 if ON_GPU else 1e-5  # a GPU multiplies float32 tiles in TF32
+    torch.testing.assert_close(y, torch.stack(expected), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(keys, kept, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(values[0, :, 70], v[0])
+    assert not arrivals.any()

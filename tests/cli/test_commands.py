@@ -1,0 +1,484 @@
+"""The command line as a user meets it: data on stdout, one sentence on stderr, exit codes.
+
+Most of it runs in this process, from the entry point on; a few commands start one of their own.
+"""
+
+import io
+import json
+import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import get_args
+
+import pytest
+import torch
+
+from clearhead.bundle import Model, Weights, create
+from clearhead.catalog import store
+from clearhead.checkpoint.huggingface import save_folder
+from clearhead.checkpoint.native import save_native
+from clearhead.cli import main
+from clearhead.cli.app import print_json
+from clearhead.cli.generate import WEIGHTS
+from clearhead.errors import ClearheadError
+from clearhead.evaluation.perplexity import perplexity
+from clearhead.families.gpt import gpt
+from clearhead.families.plain import multi_head
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
+from tests.checkpoint.tiny import tiny_network
+
+
+@pytest.fixture
+def clearhead(monkeypatch, capsys):
+    """Run one command; `stdin` is what is piped in."""
+
+    def run(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["clearhead", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=left.value.code or 0, stdout=out, stderr=err)
+
+    return run
+
+
+def process(*arguments, **options):
+    command = [sys.executable, "-m", "clearhead", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_folder(tiny_network(), tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+@pytest.fixture(scope="module")
+def text_generator(tmp_path_factory):
+    """A model of bytes with a context of 64, and the folder it is saved in."""
+    tokenizer = byte_tokenizer()
+    model = Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
+    return model, model.save(tmp_path_factory.mktemp("speaker") / "bytes")
+
+
+# --- in a process of its own
+
+
+def test_help_answers_at_once():
+    """In processor time, which a busy machine does not stretch."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert process("--help").returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
+
+
+def test_a_pipe_through_a_real_process(text_generator):
+    model, folder = text_generator
+    done = process("generate", folder, "-", "--max-new-tokens", 5, "--json", input="Hello\n")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["tokens"] == model.generate("Hello", max_new_tokens=5).tokens
+
+
+def test_a_wrong_input_to_a_real_process():
+    done = process("generate", "gpt2", "hello")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: gpt2 is a preset")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code", "err"),
+    [
+        ("<&-", ["-"], 1, "error: the text is empty; it takes at least one token\n"),
+        (">&-", ["Hello"], 0, ""),
+        ("2>&-", ["Hello", "--stop", ""], 1, ""),
+    ],
+)
+def test_a_stream_that_is_closed_is_an_empty_one(text_generator, closed, arguments, code, err):
+    command = [
+        sys.executable,
+        "-m",
+        "clearhead",
+        "generate",
+        str(text_generator[1]),
+        *arguments,
+        "--max-new-tokens",
+        "3",
+    ]
+    shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command]
+    done = subprocess.run(shell, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", err)
+
+
+def test_bytes_that_are_no_text_are_one_sentence(text_generator, tmp_path):
+    (tmp_path / "latin.txt").write_bytes("déjà vu\n".encode("latin-1"))
+    with (tmp_path / "latin.txt").open() as file:
+        strictly = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+        done = process("generate", text_generator[1], "-", stdin=file, env=strictly)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(r"error: the text 'd\udce9j\udce0 vu' cannot be encoded: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_characters_that_the_terminal_lacks_are_spelled_out():
+    done = process("book", env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u2212" in done.stdout  # the minus sign
+
+
+# --- models
+
+
+@pytest.mark.parametrize(
+    "command", ["show", "get", "convert", "generate", "presets", "verify", "score", "embed", "trace", "book"]
+)
+def test_every_command_has_help_with_an_example(clearhead, command):
+    done = clearhead(command, "--help")
+    assert done.returncode == 0
+    assert f"clearhead {command}" in done.stdout
+    assert "--json" in done.stdout
+
+
+def test_show_a_preset_and_a_folder(clearhead, folder):
+    assert "8,030,261,248 parameters" in clearhead("show", "llama-3.1-8b").stdout
+    told = json.loads(clearhead("show", folder, "--json").stdout)
+    assert told["config"]["width"] == 16
+    assert told["parameters"] == sum(told["parts"].values())
+
+
+def test_presets_as_json(clearhead):
+    told = json.loads(clearhead("presets", "--json").stdout)
+    assert "gpt2-xl" in [name for names in told.values() for name in names]
+
+
+def test_get_lists_what_there_is(clearhead):
+    names = [row["name"] for row in json.loads(clearhead("get", "--json").stdout)]
+    assert {"smollm2", "capitals", "evaluation-sets"} < set(names)
+
+
+@pytest.mark.parametrize("kind", ["native", "huggingface"])
+def test_convert(clearhead, folder, tmp_path, kind):
+    done = clearhead("convert", folder, tmp_path / "out", "--to", kind, "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["format"] == kind
+    assert json.loads(clearhead("show", tmp_path / "out", "--json").stdout)["config"]["width"] == 16
+    again = ("convert", folder, tmp_path / "out", "--to", kind)
+    refused = clearhead(*again)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "out exists already; give another folder, or --overwrite" in refused.stderr
+    assert clearhead(*again, "--overwrite").returncode == 0
+
+
+# --- wrong input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("show", "llama-3.1-8bb"), "unknown model 'llama-3.1-8bb'; did you mean 'llama-3.1-8b' or "),
+        (("generate", "llama-3.1-8bb", "x"), "'llama-3.1-8bb'; `clearhead get` lists models with weights"),
+        (("show", "no/such/folder"), "no/such/folder does not exist"),
+        (("get", "smolm2"), "did you mean 'smollm2'"),
+        (("generate", "gpt2", "hello"), "gpt2 is a preset, an architecture without weights"),
+        (("generate", "SPEAKER", ""), "the text is empty"),
+        (("generate", "SPEAKER", "x", "--temperature", "nan"), "temperature is nan"),
+        (("generate", "SPEAKER", "x", "--temperature", "-1"), "temperature is -1"),
+        (("generate", "SPEAKER", "x", "--top-p", "0"), "--top-p is 0"),
+        (
+            ("generate", "SPEAKER", "x", "--top-p", "0.9"),
+            "--top-p has no effect at --temperature 0, which takes the likeliest token; --temperature 1 draws",
+        ),
+        (
+            ("generate", "SPEAKER", "x", "--n", "2"),
+            "n is 2, but at --temperature 0 all texts would be the same; --temperature 1 draws",
+        ),
+        (("chat", "SPEAKER", "--temperature", "0", "--seed", "1"), "seed has no effect at --temperature 0"),
+        (("generate", "SPEAKER", "x", "--weights", "int2"), "did you mean 'int8'? Known are: full, int4, int8, stored"),
+        (("chat", "SPEAKER", "--weights", "int2"), "unknown weights 'int2'"),
+        (("generate", "SPEAKER", "x", "--max-new-tokens", "-1"), "--max-new-tokens is -1"),
+        (("generate", "SPEAKER", "x", "--stop", ""), "stop has ''"),
+        (("generate", "SPEAKER", "x", "--stop-id", "999"), "--stop-id names token 999"),
+        (("generate", "SPEAKER", "x", "--logit-bias", "7"), "--logit-bias is '7'; it must be a token id and a number"),
+        (("generate", "SPEAKER", "x", "--logit-bias", "999=1"), "--logit-bias names token 999"),
+        (("generate", "SPEAKER", "x", "--n", "0"), "n is 0"),
+        (("generate", "SPEAKER", "x", "--beams", "2", "--top-k", "3"), "--top-k has no effect with beams"),
+        (("generate", "SPEAKER", "x", "--length-penalty", "2"), "--length-penalty has no effect without beams"),
+        (("generate", "SPEAKER", "x", "--logprobs", "1"), "shown with --json only"),
+        (("generate", "SPEAKER", "x", "--speculate", "no/such"), "no/such"),
+        (("generate", "SPEAKER", "x", "--speculate", "lokup"), "did you mean 'lookup'?"),
+        (("score", "SPEAKER"), "give one of the two"),
+        (("score", "SPEAKER", "x", "--file", "x"), "give one of the two"),
+        (("score", "SPEAKER", "--file", "no/such"), "no/such cannot be read"),
+        (("score", "SPEAKER", "--file", "no:100:such"), "no:100:such cannot be read"),  # not an emoji's name
+        (("score", "SPEAKER", "x"), "a text of fewer than two tokens cannot be scored"),
+        (("embed", "SPEAKER", ""), "the text is empty"),
+        (("trace", "SPEAKER", "x", "--head", "-9"), "--head -9 is out of range"),
+        (("generate", "no-model", "x", "--top-k", "0"), "--top-k is 0"),  # said before anything is loaded
+        (("chat", "SPEAKER"), "no chat template"),
+        (("chat", "SPEAKER", "--min-p", "2"), "--min-p is 2"),
+    ],
+)
+def test_a_wrong_input_is_one_sentence(clearhead, text_generator, arguments, sentence):
+    done = clearhead(*(text_generator[1] if argument == "SPEAKER" else argument for argument in arguments))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1
+    for word in ("model.", "clearhead.", "=", "None"):  # at a shell nobody writes Python
+        assert word not in done.stderr.replace("42=-1.5", "").replace(str(text_generator[1]), "")
+
+
+def test_errors_of_use(clearhead, folder, tmp_path):
+    assert clearhead("convert", folder, tmp_path / "out", "--to", "pickle").returncode == 1
+    (tmp_path / "file").touch()
+    for options in ((), ("--overwrite",)):
+        assert (
+            "file is a file; give a folder to write" in clearhead("convert", folder, tmp_path / "file", *options).stderr
+        )
+    no_text = clearhead("generate", folder, "hello")
+    assert no_text.returncode == 1
+    assert "this model has no tokenizer" in no_text.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("show",), "error: missing argument 'model' (see clearhead show --help)"),
+        (("shwo",), "error: no such command 'shwo'. Did you mean 'show'? (see clearhead --help)"),
+        (("show", "gpt2", "--jsn"), "(see clearhead show --help)"),
+        (("generate", "gpt2", "x", "--temperature", "hot"), "error: invalid value for '--temperature': "),
+        (("tokenizer", "trian"), "(see clearhead tokenizer --help)"),
+    ],
+)
+def test_a_command_that_cannot_be_understood_is_one_sentence_too(clearhead, arguments, words):
+    done = clearhead(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert words in done.stderr
+
+
+def test_nothing_asked_is_answered_with_the_help(clearhead):
+    done = clearhead()
+    assert (done.returncode, done.stderr) == (2, "")
+    assert "presets" in done.stdout
+
+
+def test_a_model_may_be_called_almost_as_the_other_way_to_speculate(clearhead, text_generator, monkeypatch):
+    _, folder = text_generator
+    monkeypatch.setattr("clearhead.checkpoint.load.fetch_from_hub", lambda name, wanted: folder)
+    assert clearhead("generate", folder, "x", "--max-new-tokens", 3, "--speculate", "me/lookup").returncode == 0
+
+
+def test_a_vocabulary_smaller_than_asked_is_a_note(clearhead, tmp_path):
+    (tmp_path / "corpus.txt").write_text("to be or not to be")
+    arguments = ("tokenizer", "train", tmp_path / "corpus.txt", "--out", tmp_path / "out")
+    assert clearhead(*arguments).stderr == "error: a bpe tokenizer needs a --vocab-size, such as 8000\n"
+    done = clearhead(*arguments, "--vocab-size", 9000, "--json")
+    size = json.loads(done.stdout)["vocab_size"]
+    assert done.stderr == f"note: these texts hold no more than {size} of the 9,000 tokens asked for\n"
+
+
+def test_the_weights_known_without_torch_are_those_there_are():
+    assert get_args(Weights) == WEIGHTS
+
+
+@pytest.mark.parametrize("arguments", [("--debug", "show", "nothing"), ("show", "nothing", "--debug")])
+def test_debug_lets_the_traceback_through_wherever_it_stands(monkeypatch, arguments):
+    monkeypatch.setattr(sys, "argv", ["clearhead", *arguments])
+    with pytest.raises(ClearheadError, match="unknown model 'nothing'"):
+        main()
+
+
+def test_version(clearhead):
+    assert clearhead("--version").stdout.strip().count(".") == 2
+
+
+# --- generate
+
+
+def test_text_is_streamed_as_generated(clearhead, text_generator):
+    model, folder = text_generator
+    expected = model.generate("Hello", max_new_tokens=20)
+    assert clearhead("generate", folder, "Hello", "--max-new-tokens", 20).stdout == expected.text + "\n"
+
+
+def test_a_piped_prompt_loses_the_newline_of_echo(clearhead, text_generator):
+    model, folder = text_generator
+    told = json.loads(clearhead("generate", folder, "-", "--max-new-tokens", 3, "--json", stdin="Hi\n\n").stdout)
+    assert told["prompt"] == "Hi\n"
+    assert told["tokens"] == model.generate("Hi\n", max_new_tokens=3).tokens
+
+
+OPTIONS = {
+    "temperature": 0.9,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.01,
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.2,
+    "frequency_penalty": 0.1,
+    "min_new_tokens": 9,
+    "max_new_tokens": 12,
+    "seed": 5,
+}
+
+
+def test_characters_without_a_token_are_a_note(tmp_path):
+    tokenizer = character_tokenizer("helo")
+    folder = Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer).save(tmp_path / "letters")
+    done = process("generate", folder, "Hello", "--max-new-tokens", 3, "--json")
+    assert json.loads(done.stdout)["prompt"] == "Hello"
+    assert done.stderr == "note: this model has no token for 'H', and reads an unknown one in its place\n"
+
+
+def test_every_sampling_option_arrives(clearhead, text_generator, monkeypatch):
+    model, folder = text_generator
+    flags = [word for name, value in OPTIONS.items() for word in ("--" + name.replace("_", "-"), value)]
+    flags += ["--stop", "q", "--stop", "zz", "--stop-id", 7, "--logit-bias", "65=2.5", "--logit-bias", "66=-1"]
+    lists = {"stop": ("q", "zz"), "stop_ids": (7,), "logit_bias": ((65, 2.5), (66, -1.0)), "logprobs": 2}
+    told = json.loads(clearhead("generate", folder, "Hello", *flags, "--logprobs", 2, "--json").stdout)
+    made = model.generate("Hello", **OPTIONS, **lists)
+    assert (told["tokens"], told["text"], told["finish_reason"]) == (made.tokens, made.text, made.finish_reason)
+    assert told["logprobs"] == pytest.approx(made.logprobs, abs=1e-5)
+    asked = {}
+    monkeypatch.setattr(Model, "generate_many", lambda self, prompts, n, **options: asked.update(options) or [made])
+    clearhead("generate", folder, "Hello", *flags, "--logprobs", 2, "--json")
+    assert asked == OPTIONS | lists
+
+
+def test_chat_and_generate_take_the_same_options():
+    from clearhead.cli.sampling import OPTIONS as TABLE
+    from clearhead.options import SamplingOptions
+
+    assert TABLE.keys() | {"logprobs"} == SamplingOptions.__dataclass_fields__.keys()
+    for command in ("generate", "chat"):
+        shown = process(command, "--help", env={"COLUMNS": "200", "PATH": ""}).stdout
+        assert all(f"--{name.replace('_', '-').removesuffix('s')}" in shown for name in TABLE)
+        assert all(group in shown for group in ("Length", "Sampling", "Penalties"))
+
+
+def test_several_texts(clearhead, text_generator):
+    model, folder = text_generator
+    arguments = ("generate", folder, "Hello", "--n", 3, "--temperature", 1, "--seed", 2, "--max-new-tokens", 9)
+    made = model.generate_many(["Hello"], n=3, temperature=1.0, seed=2, max_new_tokens=9)
+    assert [one["text"] for one in json.loads(clearhead(*arguments, "--json").stdout)] == [one.text for one in made]
+    assert clearhead(*arguments).stdout == "".join(f"[{n}] {one.text}\n" for n, one in enumerate(made, start=1))
+
+
+def test_beams(clearhead, text_generator):
+    model, folder = text_generator
+    made = model.generate_many(["Hello"], n=2, beams=3, length_penalty=0.5, max_new_tokens=9)
+    arguments = ("generate", folder, "Hello", "--beams", 3, "--length-penalty", 0.5, "--max-new-tokens", 9)
+    told = json.loads(clearhead(*arguments, "--n", 2, "--json").stdout)
+    assert [one["tokens"] for one in told] == [one.tokens for one in made]
+    assert [one["score"] for one in told] == pytest.approx([one.score for one in made], rel=1e-6)
+    assert clearhead(*arguments).stdout == made[0].text + "\n"
+
+
+def test_speculation(clearhead, text_generator):
+    _, folder = text_generator
+    plain = clearhead("generate", folder, "to be to be", "--max-new-tokens", 20).stdout
+    for guesser in ("lookup", folder):
+        done = clearhead("generate", folder, "to be to be", "--max-new-tokens", 20, "--speculate", guesser)
+        assert done.stdout == plain
+
+
+def test_the_end_of_the_context_is_told(clearhead, text_generator, tmp_path):
+    _, folder = text_generator  # rotary positions, made for 64 tokens
+    inside = clearhead("generate", folder, "x" * 50, "--max-new-tokens", 10, "--min-new-tokens", 10)
+    beyond = clearhead("generate", folder, "x" * 50, "--max-new-tokens", 30, "--min-new-tokens", 30)
+    assert inside.stderr == ""
+    assert beyond.stderr.startswith("note: the text goes past the 64 tokens this model was made for")
+    assert clearhead("score", folder, "x" * 64).stderr == ""
+    assert clearhead("score", folder, "x" * 65).stderr == beyond.stderr
+    tokenizer = byte_tokenizer()
+    config = gpt(width=16, attentions=[multi_head(16, 4)], vocab_size=tokenizer.vocab_size, context=32)
+    learned = create(config, tokenizer).save(tmp_path / "learned")
+    ended = clearhead("generate", learned, "x" * 20, "--max-new-tokens", 30, "--min-new-tokens", 30)
+    assert (ended.returncode, ended.stderr) == (0, "note: the text ends where the model does, at 32 tokens\n")
+    too_long = clearhead("generate", learned, "x" * 40)
+    assert (too_long.returncode, too_long.stdout) == (1, "")
+    assert "the text has 40 tokens; this model reads 32 at most" in too_long.stderr
+
+
+def test_a_recurrent_network_answers_as_text_and_as_json(clearhead, tmp_path):
+    tokenizer = byte_tokenizer()
+    sizes = {"source_vocab_size": tokenizer.vocab_size, "target_vocab_size": tokenizer.vocab_size, "context": 16}
+    torch.manual_seed(0)
+    network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="none", embedding_width=6, width=8, **sizes))
+    save_native(network, tmp_path, special_ids={"decoder_start_token_id": 1, "eos_token_id": 2})
+    tokenizer.save(tmp_path)
+    arguments = ("generate", tmp_path, "Hello", "--max-new-tokens", 5)
+    text = json.loads(clearhead(*arguments, "--json").stdout)["text"]
+    assert text
+    assert clearhead(*arguments).stdout == text + "\n"
+
+
+# --- score, embed
+
+
+def test_scores_are_those_of_the_model(clearhead, text_generator, tmp_path):
+    model, folder = text_generator
+    (tmp_path / "text.txt").write_text("café", encoding="utf-8")
+    told = json.loads(clearhead("score", folder, "--file", tmp_path / "text.txt", "--json").stdout)
+    expected = model.score("café")
+    assert [token["id"] for token in told["tokens"]] == expected.tokens
+    assert [token["logprob"] for token in told["tokens"][1:]] == pytest.approx(expected.logprobs, abs=1e-5)
+    assert "".join(token["text"] for token in told["tokens"][:3]) == "caf"
+    judged = {measure.name: measure.value for measure in perplexity(model, "café").measures}
+    assert judged == pytest.approx({name: told[name] for name in ("perplexity", "bits_per_byte")}, rel=1e-5)
+    piped = clearhead("score", folder, "-", stdin="café")
+    assert piped.stdout == f"perplexity: {expected.perplexity:,.4f}\nbits per byte: {told['bits_per_byte']:.4f}\n"
+
+
+def test_a_score_of_special_tokens_alone_is_refused(clearhead, text_generator, tmp_path):
+    """As a tokenizer may leave of one letter: the letter, and the end that it adds."""
+    folder = shutil.copytree(text_generator[1], tmp_path / "ending")
+    described = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    end = next(token for token in described["added_tokens"] if token["special"])
+    name, text = end["content"], {"Sequence": {"id": "A", "type_id": 0}}
+    described["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [text, {"SpecialToken": {"id": name, "type_id": 0}}],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {name: {"id": name, "ids": [end["id"]], "tokens": [name]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
+    assert "nothing of this text is scored" in clearhead("score", folder, "a").stderr
+
+
+def test_embeddings_are_those_of_the_model(clearhead, text_generator):
+    model, folder = text_generator
+    expected = model.embed(["to be", "or"])
+    told = json.loads(clearhead("embed", folder, "to be", "or", "--json").stdout)
+    assert [one["text"] for one in told] == ["to be", "or"]
+    torch.testing.assert_close(torch.tensor([one["embedding"] for one in told]), expected)
+    lines = clearhead("embed", folder, "to be", "or").stdout.splitlines()
+    torch.testing.assert_close(torch.tensor([[float(n) for n in line.split()] for line in lines]), expected)
+
+
+# --- demo
+
+
+def test_the_demo_says_what_works_next(clearhead, monkeypatch):
+    def unreachable(name, progress=None):
+        raise store.DownloadError("there is no network")
+
+    monkeypatch.setattr(store, "get", unreachable)
+    done = clearhead("demo")
+    assert done.returncode == 0
+    assert "SmolLM2 could not be fetched (there is no network)" in done.stdout
+    (following,) = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
+    assert "clearhead get smollm2" in following
+    assert "generate smollm2" not in following
+
+
+def test_json_has_neither_nan_nor_infinity(capsys):
+    print_json({"perplexity": math.inf, "rows": [(1.5, math.nan)], "text": "NaN"})
+    assert json.loads(capsys.readouterr().out) == {"perplexity": None, "rows": [[1.5, None]], "text": "NaN"}

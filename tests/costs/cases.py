@@ -1,0 +1,37 @@
+"""What the tests of this room are run on: every family at toy size, and toys for what no preset has.
+
+for name, config in CASES.items(): ...
+"""
+
+from dataclasses import replace
+
+from clearhead.architecture.config import ModelConfig
+from clearhead.architecture.parts import Chunked, RelativeSinusoid, SlidingWindow
+from clearhead.families import preset
+from tests.book.shrink import shrink
+from tests.model.toys import decoder, encoder, latent, stack, translator
+
+# One of each kind of architecture: all other presets differ from one of these in sizes only.
+PRESETS = (
+    "gpt1", "gpt2", "gpt3-175b", "gopher-280b", "palm-540b", "llama-3.1-8b", "mistral-7b", "smollm3-3b", "qwen3-0.6b",
+    "qwen3-30b-a3b", "gemma-3-1b", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "llama-4-scout", "grok-1",
+    "grok-2", "bloom-560m", "mpt-7b", "gpt-neo-125m", "bert-base", "t5-small", "t5-v1.1-small", "bart-base", "marian",
+    "transformer-base", "annotated-transformer",
+)  # fmt: skip
+
+
+def windowed_latent() -> ModelConfig:
+    config = decoder()
+    assert config.decoder is not None
+    return replace(config, decoder=stack(latent(pattern=SlidingWindow(size=3))))
+
+
+CASES: dict[str, ModelConfig] = {name: shrink(preset(name)) for name in PRESETS} | {
+    "other value width": decoder(value_width=3),
+    "chunks": decoder(pattern=Chunked(size=5)),
+    "windowed latent": windowed_latent(),
+    "transformer-xl": decoder(RelativeSinusoid()),
+    "encoder": encoder(),
+    "encoder with distances": encoder(RelativeSinusoid()),
+    "translator": translator(),
+}
