@@ -22,10 +22,10 @@ import ctranslate2
 import torch
 import transformers
 
+from clearhead.api import Model, load
 from clearhead.architecture import ModelConfig
 from clearhead.backends import accelerate
 from clearhead.benchmark import PAUSE_SECONDS, convert
-from clearhead.bundle import Model, load
 from clearhead.checkpoint import save_folder
 from clearhead.families import preset
 from clearhead.generation import BeamOptions, beam_search, encode_sources, pad_right

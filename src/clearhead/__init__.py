@@ -11,8 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clearhead.api import Model, create, load
     from clearhead.architecture import ModelConfig
-    from clearhead.bundle import Model, create, load
     from clearhead.catalog import get
     from clearhead.config import from_json, from_toml, to_json, to_toml
     from clearhead.costs import cost
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 HOMES = {
     "ClearheadError": "errors",
     "Generation": "generation",
-    "Model": "bundle",
+    "Model": "api",
     "ModelConfig": "architecture",
     "Trace": "inspection",
     "Transformer": "model",
     "cost": "costs",
-    "create": "bundle",
+    "create": "api",
     "from_json": "config",
     "from_toml": "config",
     "get": "catalog",
-    "load": "bundle",
+    "load": "api",
     "preset": "families",
     "presets": "families",
     "summarize": "summary",

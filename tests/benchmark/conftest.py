@@ -2,8 +2,8 @@
 
 import pytest
 
+from clearhead.api import Model
 from clearhead.benchmark.subject import Subject
-from clearhead.bundle import Model
 from tests.checkpoint.tiny import tiny_network
 
 CAPACITY = 64

@@ -5,6 +5,7 @@ import pytest
 import torch
 import transformers
 
+from clearhead.api import Model, load
 from clearhead.benchmark import ours as ours_room
 from clearhead.benchmark.ctranslate2 import CTranslate2
 from clearhead.benchmark.huggingface import HuggingFace
@@ -12,7 +13,6 @@ from clearhead.benchmark.llamacpp import LlamaCpp
 from clearhead.benchmark.measure import num_equal, take_turn
 from clearhead.benchmark.ours import Graph, open_ours
 from clearhead.benchmark.subject import Subject
-from clearhead.bundle import Model, load
 from clearhead.checkpoint.gguf_model import load_gguf
 from clearhead.errors import ClearheadError
 from tests.benchmark.conftest import CAPACITY

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from clearhead.api import load
 from clearhead.benchmark.line_up import line_up
 from clearhead.benchmark.ours import open_ours
 from clearhead.benchmark.subject import Subject, draw
-from clearhead.bundle import load
 from clearhead.errors import ClearheadError
 from tests.benchmark.conftest import CAPACITY
 from tests.checkpoint.tiny import tiny_config

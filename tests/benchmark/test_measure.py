@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
+from clearhead.api import Model
 from clearhead.benchmark import measure as room
 from clearhead.benchmark.measure import measure, measure_growth, num_equal, num_steps, take_turn
 from clearhead.benchmark.subject import Subject
-from clearhead.bundle import Model
 from tests.benchmark.doubles import Clock, Metronome
 from tests.checkpoint.tiny import tiny_network
 

@@ -9,7 +9,7 @@ import torch
 import transformers
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.checkpoint.huggingface import INDEX, WEIGHTS, save_folder
 from clearhead.checkpoint.load import FORMATS, format_of, open_model, read_config
 from clearhead.checkpoint.native import save_native

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import clearhead
-from clearhead.bundle import RecurrentBaseline
+from clearhead.api import RecurrentBaseline
 from clearhead.checkpoint.load import read_config
 from clearhead.checkpoint.native import save_native
 from clearhead.errors import ClearheadError

@@ -17,7 +17,7 @@ from typing import get_args
 import pytest
 import torch
 
-from clearhead.bundle import Model, Weights, create
+from clearhead.api import Model, Weights, create
 from clearhead.catalog import store
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.checkpoint.native import save_native

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.cli.terminal import talk
 from clearhead.tokenization.chat import render_chat
 from tests.checkpoint.tiny import tiny_network

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import sacrebleu
 
+from clearhead.api import Model, RecurrentBaseline
 from clearhead.architecture.parts import LearnedPositions
-from clearhead.bundle import Model, RecurrentBaseline
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.answers import answers, num_edits, pairs, translation
 from clearhead.evaluation.result import Result

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.catalog import store
 from clearhead.cli.evaluate import DATASET, QUESTIONS
 from clearhead.errors import ClearheadError

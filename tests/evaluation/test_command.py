@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from clearhead.bundle import Model, load
+from clearhead.api import Model, load
 from clearhead.catalog import store
 from clearhead.cli import main
 from clearhead.cli.evaluate import OPTIONS

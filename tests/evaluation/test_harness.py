@@ -7,7 +7,7 @@ from importlib import import_module, util
 import pytest
 import transformers
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.characters import byte_tokenizer

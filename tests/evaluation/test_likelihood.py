@@ -5,7 +5,7 @@ from itertools import groupby
 import pytest
 import torch
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.evaluation import likelihood
 from clearhead.evaluation.likelihood import Request, batches, encode_pair, log_likelihoods

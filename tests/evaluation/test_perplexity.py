@@ -8,7 +8,7 @@ import torch
 import transformers
 from tokenizers import processors
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.perplexity import perplexity, windows

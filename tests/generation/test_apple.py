@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.bundle import create, load
+from clearhead.api import create, load
 from clearhead.errors import ClearheadError
 from clearhead.generation.plain import decode_plainly
 from clearhead.options import SamplingOptions

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
+from clearhead.api import Model
 from clearhead.architecture.parts import LearnedPositions
-from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.generation.beam import BeamOptions, Hypothesis, Search, beam_search
 from clearhead.generation.plain import decode_plainly

@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers
 
+from clearhead.api import Model
 from clearhead.architecture.parts import DynamicScaling, Rope
-from clearhead.bundle import Model
 from clearhead.cache.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.families import preset

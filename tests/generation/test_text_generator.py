@@ -10,8 +10,8 @@ import pytest
 import torch
 import transformers
 
+from clearhead.api import Model, load
 from clearhead.architecture.parts import LearnedPositions
-from clearhead.bundle import Model, load
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.generation import text_generator as text_generator

@@ -9,11 +9,11 @@ import torch
 from torch.nn.functional import kl_div, log_softmax
 
 import clearhead
+from clearhead.api import Model
 from clearhead.architecture.config import Dropout
 from clearhead.architecture.parts import DeviationNorm, LayerNorm, Rope
 from clearhead.backends.cpu.stack import accelerate
 from clearhead.backends.packed.modules import pack_network
-from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.inspection.ablation import ablate
@@ -24,7 +24,6 @@ from clearhead.inspection.lens import logit_lens
 from clearhead.inspection.patching import patch, restoration
 from clearhead.inspection.readings import attention_entropy, induction_scores, previous_token_scores, rollout
 from clearhead.inspection.trace import Trace
-from clearhead.inspection.tracing import trace
 from clearhead.model.attend import Scoring
 from clearhead.model.masks import Mask
 from clearhead.model.transformer import Transformer
@@ -38,7 +37,7 @@ SUMS = ("gpt2", "llama-3.1-8b", "gemma-3-1b", "palm-540b", "deepseek-v3", "bloom
 
 def trace_of(name, tokens=TOKENS):
     model = Model(toy(shrink(preset(name))))
-    return trace(model, tokens, SOURCE if model.config.is_encoder_decoder else None)
+    return model.trace(tokens, SOURCE if model.config.is_encoder_decoder else None)
 
 
 def looking(rows):
@@ -67,7 +66,7 @@ def test_heads_that_look_back_by_one():
     for layer in previous_token_scores(looking(BEFORE)):
         close(layer, torch.full((4,), (1 + 1 + 0.8) / 3, dtype=torch.float64))
     with pytest.raises(ClearheadError, match="needs two"):
-        previous_token_scores(trace(Model(toy(decoder())), [1]))
+        previous_token_scores(Model(toy(decoder())).trace([1]))
 
 
 def test_heads_of_induction():
@@ -87,7 +86,7 @@ def test_rollout_of_two_layers():
     found = rollout(looking(THIRDS))
     close(found, step @ step, 1e-6)
     close(found.sum(dim=1), torch.ones(3), 1e-6)
-    source = rollout(trace(Model(toy(translator())), TOKENS, SOURCE), stack="encoder")
+    source = rollout(Model(toy(translator())).trace(TOKENS, SOURCE), stack="encoder")
     assert source.shape == (5, 5)
 
 
@@ -154,14 +153,14 @@ def traced_logit(traced, token):
 @pytest.mark.parametrize("norm", [LayerNorm(epsilon=0.1), LayerNorm(epsilon=0.1, bias=False), None], ids=str)
 def test_shares_under_other_last_norms(norm):
     config = decoder(position=Rope())
-    traced = trace(Model(toy(replace(config, decoder=replace(config.decoder, final_norm=norm)))), TOKENS)
+    traced = Model(toy(replace(config, decoder=replace(config.decoder, final_norm=norm)))).trace(TOKENS)
     assert attribute(traced, 5).logit == pytest.approx(traced.logits[-1, 5].item(), abs=1e-9)
 
 
 def test_the_share_of_a_part_is_what_its_absence_takes_under_the_same_divisor():
     """Without a last norm there is no divisor, so the last feed-forward's share is exactly the logit it moves."""
     config = decoder(position=Rope())
-    traced = trace(Model(toy(replace(config, decoder=replace(config.decoder, final_norm=None)))), TOKENS)
+    traced = Model(toy(replace(config, decoder=replace(config.decoder, final_norm=None)))).trace(TOKENS)
     share = next(s for s in attribute(traced, 5).shares if (s.part, s.layer) == ("feed_forward", 1))
     without = traced.to_logits(traced.middle(1))[-1, 5].item()
     assert share.logit == pytest.approx(traced.logits[-1, 5].item() - without, abs=1e-9)
@@ -173,7 +172,7 @@ def test_shares_of_a_stream_whose_squares_overflow_half_precision():
     network = toy(decoder(position=Rope())).float()
     with torch.no_grad():
         network.decoder.layers[1].feed_forward.down.weight.mul_(2000.0)
-    traced = trace(Model(network.half()), TOKENS)
+    traced = Model(network.half()).trace(TOKENS)
     assert traced.residual(2).square().mean().isinf()
     assert attribute(traced, 5, by_head=True).logit == pytest.approx(traced.logits[-1, 5].item(), rel=0.01)
 
@@ -182,18 +181,18 @@ def test_shares_of_a_stream_whose_squares_overflow_half_precision():
 def test_shares_under_a_norm_with_a_bias_in_half_precision(norm):
     config = decoder(position=Rope())
     network = toy(replace(config, decoder=replace(config.decoder, final_norm=norm)), torch.bfloat16)
-    traced = trace(Model(network), TOKENS)
+    traced = Model(network).trace(TOKENS)
     assert attribute(traced, 5, by_head=True).logit == pytest.approx(traced.logits[-1, 5].item(), rel=0.03)
 
 
 def test_where_logits_are_no_sum():
     post = Model(toy(replace(decoder(), decoder=stack(decoder().decoder.layers[0].attention, placement="post"))))
     with pytest.raises(ClearheadError, match="its stream is no sum"):
-        attribute(trace(post, TOKENS), 5)
+        attribute(post.trace(TOKENS), 5)
     with pytest.raises(ClearheadError, match="no head"):
         attribute(trace_of("bert-base"), 5)
     with pytest.raises(ClearheadError, match="token 29 is out of range"):
-        attribute(trace(Model(toy(decoder())), TOKENS), 29)
+        attribute(Model(toy(decoder())).trace(TOKENS), 29)
 
 
 # --- taking parts away
@@ -227,7 +226,7 @@ def test_without_a_head_is_as_with_zeros_in_the_last_matrix(name):
 def test_packed_weights_are_ablated_but_not_shared_out():
     network = toy(shrink(preset("llama-3.1-8b")), torch.bfloat16)
     pack_network(network, "int8")
-    traced = trace(Model(network), TOKENS)
+    traced = Model(network).trace(TOKENS)
     assert ablate(traced, layer=1, head=2).divergence > 0
     with pytest.raises(ClearheadError, match="the weights of this model are packed"):
         attribute(traced, 5)
@@ -258,7 +257,7 @@ def test_without_a_layer_is_the_network_without_it():
 
 
 def test_a_mean_takes_away_what_differs_between_tokens():
-    traced = trace(Model(toy(decoder(position=Rope()))), [7] * 6)
+    traced = Model(toy(decoder(position=Rope()))).trace([7] * 6)
     assert ablate(traced, 0, head=1, by="mean").divergence == pytest.approx(0.0, abs=1e-6)  # all tokens alike
     assert ablate(traced, 0, head=1).divergence > 1e-4
     varied = trace_of("llama-3.1-8b")
@@ -270,7 +269,7 @@ def test_a_mean_takes_away_what_differs_between_tokens():
 def test_ablation_sees_through_compile(fast):
     network = toy(decoder(position=Rope()), torch.float32)
     assert not fast or accelerate(network, build=True)
-    traced = trace(Model(network), TOKENS)
+    traced = Model(network).trace(TOKENS)
     expected = ablate(traced, 0, head=1)
     assert expected.divergence > 1e-4
     traced.network.decoder.compile(backend="eager")
@@ -280,14 +279,14 @@ def test_ablation_sees_through_compile(fast):
 
 @pytest.mark.parametrize("part", ["stream", "attention", "feed_forward"])
 def test_ablation_in_the_middle_of_training(part):
-    traced = trace(Model(toy(replace(decoder(), dropout=Dropout(attention=0.5)))), TOKENS)
+    traced = Model(toy(replace(decoder(), dropout=Dropout(attention=0.5)))).trace(TOKENS)
     expected = ablate(traced, 0, part=part)
     recompute_blocks(traced.network.train())
     close(ablate(traced, 0, part=part).after, expected.after, 1e-6)
 
 
 def test_the_encoder_of_a_translator():
-    traced = trace(Model(toy(translator())), TOKENS, SOURCE)
+    traced = Model(toy(translator())).trace(TOKENS, SOURCE)
     assert ablate(traced, 1, head=0, stack="encoder").divergence > 1e-6
 
 
@@ -315,7 +314,7 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_ablations(message):
     with pytest.raises(ClearheadError, match=message):
-        ablate(trace(Model(toy(decoder())), TOKENS), **WRONG[message])
+        ablate(Model(toy(decoder())).trace(TOKENS), **WRONG[message])
 
 
 # --- patching
@@ -324,7 +323,7 @@ def test_wrong_ablations(message):
 @pytest.mark.parametrize("name", ["gpt2", "gemma-3-1b", "deepseek-v3", "t5-small"])
 def test_all_of_the_stream_gives_all_of_the_answer(name):
     clean = trace_of(name)
-    corrupted = trace(Model(clean.network), OTHER, clean.source_tokens)
+    corrupted = Model(clean.network).trace(OTHER, clean.source_tokens)
     for layer in (0, clean.num_layers - 1):
         effect = patch(clean, corrupted, layer)
         close(effect.after, log_softmax(clean.logits[-1].float(), dim=-1), 1e-5)
@@ -336,7 +335,7 @@ def test_all_of_the_stream_gives_all_of_the_answer(name):
 def test_one_head_put_in():
     """The stream then has the clean head's output in place of its own; checked by hand through the last matrix."""
     model = Model(toy(decoder(position=Rope())))
-    clean, corrupted = trace(model, TOKENS), trace(model, OTHER)
+    clean, corrupted = model.trace(TOKENS), model.trace(OTHER)
     weights = corrupted.network.decoder.layers[1].attention.output.weight[:, 4:8]  # head 1
     given = [one.self_heads(1).attended.output[0, 1] @ weights.T for one in (clean, corrupted)]
     effect = patch(clean, corrupted, 1, places=[-1], head=1)
@@ -351,7 +350,7 @@ def test_one_head_put_in():
 def test_where_the_answer_is_carried():
     """In one layer without a look at other tokens nothing but the last place matters."""
     model = Model(toy(decoder(position=Rope())))
-    clean, corrupted = trace(model, TOKENS), trace(model, OTHER)
+    clean, corrupted = model.trace(TOKENS), model.trace(OTHER)
     gains = restoration(clean, corrupted, token=5)
     assert gains.shape == (2, 8)
     close(gains[:, :3], torch.zeros(2, 3), 1e-6)  # tokens before the difference are the same in both
@@ -363,9 +362,9 @@ def test_where_the_answer_is_carried():
 def test_wrong_pairs():
     model = Model(toy(decoder()))
     with pytest.raises(ClearheadError, match="8 and 3 tokens"):
-        patch(trace(model, TOKENS), trace(model, [1, 2, 3]), 0)
+        patch(model.trace(TOKENS), model.trace([1, 2, 3]), 0)
     with pytest.raises(ClearheadError, match="different models"):
-        patch(trace(model, TOKENS), trace(Model(toy(decoder())), TOKENS), 0)
+        patch(model.trace(TOKENS), Model(toy(decoder())).trace(TOKENS), 0)
 
 
 @pytest.mark.download
@@ -373,21 +372,21 @@ def test_patterns_in_real_weights(smollm2_gguf):
     """SmolLM2 has heads that look back by one and heads of induction, and settles on its word in its upper half."""
     model = clearhead.load(smollm2_gguf)
     drawn = torch.randint(100, 40_000, (24,), generator=torch.Generator().manual_seed(0)).tolist()
-    twice = trace(model, [*drawn, *drawn])
+    twice = model.trace([*drawn, *drawn])
     assert max(scores.max() for scores in induction_scores(twice)) > 0.5
     assert max(scores.max() for scores in previous_token_scores(twice)) > 0.5
     rome = model.encode(" Rome")[0]
-    clean = trace(model, "The capital of France is Paris, and the capital of Italy is")
+    clean = model.trace("The capital of France is Paris, and the capital of Italy is")
     rows = logit_lens(clean, top=1, rows=[-1])
     assert rows[-1].top_ids.item() == rome
     assert rows[9].top_ids.item() != rome
-    corrupted = trace(model, "The capital of France is Paris, and the capital of Spain is")
+    corrupted = model.trace("The capital of France is Paris, and the capital of Spain is")
     assert patch(clean, corrupted, 1, places=[-2]).gain(rome) > 2
     assert abs(patch(clean, corrupted, 1, places=[3]).gain(rome)) < 1e-3
 
 
 def test_an_encoder_alone_is_read_too():
     model = Model(toy(encoder()))
-    traced = trace(model, TOKENS)
+    traced = model.trace(TOKENS)
     assert rollout(traced).shape == (8, 8)
     assert rollout(traced)[0, -1] > 0

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from clearhead.api import Model, RecurrentBaseline
 from clearhead.architecture.config import Dropout, QueryTemperature, ScoreTemperature
 from clearhead.architecture.parts import Alibi, Chunked, DynamicScaling, RelativeSinusoid, Rope, SlidingWindow
-from clearhead.bundle import Model, RecurrentBaseline
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.inspection.ablation import ablate
 from clearhead.inspection.patching import patch
 from clearhead.inspection.record import Inputs, Listening
 from clearhead.inspection.recurrent import trace_recurrent
-from clearhead.inspection.tracing import MAX_TOKENS, record, trace, trace_generation, trace_row
+from clearhead.inspection.tracing import MAX_TOKENS, record, trace_generation, trace_row
 from clearhead.model.masks import Mask
 from clearhead.model.mixture import RouterLayer
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
@@ -57,7 +57,7 @@ def spied(network, tokens=TOKENS, source=SOURCE, **options):
 
 
 def test_scores_weights_and_values_are_those_of_the_forward(model):
-    traced = trace(model, TOKENS, source_for(model))
+    traced = model.trace(TOKENS, source_for(model))
     spy, order = spied(model.network)
     for kind, numbers in order.items():
         stack = None if kind in ("self", "cross") else kind
@@ -89,14 +89,14 @@ TWISTS = {
 @pytest.mark.parametrize("twist", TWISTS)
 def test_what_few_models_do_with_their_scores(twist):
     model = Model(toy(decoder(**TWISTS[twist])))
-    traced, (spy, _) = trace(model, TOKENS), spied(model.network)
+    traced, (spy, _) = model.trace(TOKENS), spied(model.network)
     for layer, residuals in enumerate(spy.attended):
         close(traced.scores(layer), residuals.scores[0])
         close(traced.attention(layer, 1, rows=[2, 9]), residuals.weights[0, 1, [2, 9]])
 
 
 def test_branches_add_up_to_the_next_stream(model):
-    traced = trace(model, TOKENS, source_for(model))
+    traced = model.trace(TOKENS, source_for(model))
     for stack in traced.states:
         for layer in range(traced.num_layers_of(stack)):
             stream, block = traced.residual(layer, stack), traced.replay(layer, stack).block
@@ -117,7 +117,7 @@ def test_branches_add_up_to_the_next_stream(model):
 
 @torch.no_grad()
 def test_logits_are_the_network_s(model):
-    traced = trace(model, TOKENS, source_for(model))
+    traced = model.trace(TOKENS, source_for(model))
     inputs = (torch.tensor([SOURCE]),) if model.config.is_encoder_decoder else ()
     expected = model.network(*inputs, torch.tensor([TOKENS]))[0]
     close(traced.logits, expected)
@@ -129,7 +129,7 @@ def test_router_choices_are_those_of_the_forward(model):
     routers = [part for part in model.network.modules() if isinstance(part, RouterLayer)]
     residuals = []
     hooks = [router.register_forward_hook(lambda module, given, out: residuals.append(out)) for router in routers]
-    traced = trace(model, TOKENS, source_for(model))
+    traced = model.trace(TOKENS, source_for(model))
     for hook in hooks:
         hook.remove()
     for layer in range(traced.num_layers):
@@ -148,12 +148,12 @@ def test_router_choices_are_those_of_the_forward(model):
 def test_a_cached_decode_gives_the_rows_of_the_whole(model):
     if model.config.decoder is None:
         with pytest.raises(ClearheadError, match="does not generate"):
-            trace_generation(model, SOURCE)
+            trace_generation(model.text_generator, SOURCE)
         return
-    made = trace_generation(model, SOURCE, max_new_tokens=7, temperature=1.0, seed=3)
+    made = trace_generation(model.text_generator, SOURCE, max_new_tokens=7, temperature=1.0, seed=3)
     answer = model.generate(SOURCE, max_new_tokens=7, temperature=1.0, seed=3).tokens
     assert made.tokens[-6:] == answer[:-1]
-    whole = trace(model, made.tokens, source_for(model))
+    whole = model.trace(made.tokens, source_for(model))
     for layer in range(made.num_layers):
         close(made.residual(layer + 1), whole.residual(layer + 1), 1e-10)
         close(made.attention(layer), whole.attention(layer), 1e-10)
@@ -219,7 +219,7 @@ def test_in_the_middle_of_training():
 def test_with_compile_on():
     """The graph that ran is a compiled one, with the fused kernel in it; a second trace needs no other."""
     network, graphs = toy(decoder(position=Rope())), []
-    plain = trace(Model(network), TOKENS)
+    plain = Model(network).trace(TOKENS)
 
     def backend(graph, examples):
         graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
@@ -230,7 +230,7 @@ def test_with_compile_on():
         network.hidden_states(torch.tensor([TOKENS]))
     before = len(graphs)
     for _ in range(2):
-        traced = trace(Model(network), TOKENS)
+        traced = Model(network).trace(TOKENS)
         for depth in range(traced.num_layers + 1):
             close(traced.residual(depth), plain.residual(depth))
         close(traced.attention(1), plain.attention(1))
@@ -269,7 +269,7 @@ def test_an_unasked_layer_costs_not_one_operation():
 def test_what_is_made_anew_is_what_was(model):
     """To the last bit, in whatever order it is asked for, and from as many streams as there are layers between."""
     source = source_for(model)
-    traced, whole = trace(model, TOKENS, source), trace(model, TOKENS, source, keep_heads=True)
+    traced, whole = model.trace(TOKENS, source), model.trace(TOKENS, source, keep_heads=True)
     for stack, states in whole.states.items():
         depths = range(whole.num_layers_of(stack) + 1)
         assert list(states) == list(depths)
@@ -281,7 +281,7 @@ def test_what_is_made_anew_is_what_was(model):
 def test_few_streams_are_kept_of_many_layers():
     config = decoder(position=Rope())
     network = toy(replace(config, decoder=replace(config.decoder, layers=config.decoder.layers * 5)))
-    traced = trace(Model(network), TOKENS)
+    traced = Model(network).trace(TOKENS)
     assert list(traced.states["decoder"]) == [0, 4, 8, 10]
     listening = Listening(network)
     with torch.no_grad():
@@ -296,7 +296,7 @@ def test_who_else_runs_the_network_is_neither_heard_nor_changed():
     others, residuals = torch.tensor([SOURCE]), []
     with torch.no_grad():
         alone = network(others)
-    plain = trace(Model(network), TOKENS)
+    plain = Model(network).trace(TOKENS)
     expected = plain.residual(0), plain.residual(2), plain.logits_at(-1), ablate(plain, layer=1, head=2).divergence
 
     def meanwhile(module, given, out):
@@ -310,15 +310,15 @@ def test_who_else_runs_the_network_is_neither_heard_nor_changed():
         return network(others)
 
     network.decoder.layers[0].register_forward_hook(meanwhile)
-    traced = trace(Model(network), TOKENS)
+    traced = Model(network).trace(TOKENS)
     found = traced.residual(0), traced.residual(2), traced.logits_at(-1)
     for value, before in zip(found, expected[:3], strict=True):
         close(value, before, 0.0)
-    made = trace_generation(Model(network), SOURCE, max_new_tokens=4, temperature=0.0)
+    made = trace_generation(Model(network).text_generator, SOURCE, max_new_tokens=4, temperature=0.0)
     assert len(made.residual(0)) == len(made.tokens) == len(SOURCE) + 3
     with_change = len(residuals)
     assert ablate(traced, layer=1, head=2).divergence == expected[3] > 0
-    patch(traced, trace(Model(network), TOKENS[::-1]), layer=1, places=[2])
+    patch(traced, Model(network).trace(TOKENS[::-1]), layer=1, places=[2])
     assert len(residuals) > with_change
     for read in residuals:
         close(read, alone, 0.0)
@@ -328,9 +328,9 @@ def test_texts():
     model = Model(
         toy(replace(decoder(), decoder=replace(decoder().decoder, embedding=embedding_of(300)))), byte_tokenizer()
     )
-    traced = trace(model, "né", keep_heads=True)
+    traced = model.trace("né", keep_heads=True)
     assert traced.token_texts[-3:] == ["n", "\\xc3", "\\xa9"]
-    assert trace(model, [299]).token_texts == ["299"]
+    assert model.trace([299]).token_texts == ["299"]
     assert repr(traced) == f"Trace({len(traced.tokens)} tokens, 2 layers)"
     assert traced._repr_html_().startswith("<iframe")
 
@@ -355,7 +355,7 @@ def test_alignments_of_the_recurrent_baseline(cell):
     redraw(network)
     traced = trace_recurrent(network, SOURCE, TOKENS)
     with pytest.raises(ClearheadError, match="this model is a recurrent network"):
-        trace_generation(RecurrentBaseline(network), SOURCE)
+        trace_generation(RecurrentBaseline(network).text_generator, SOURCE)
     network.eval()
     encoder_output = network.encode(torch.tensor([SOURCE]))
     states = network.hidden_states(torch.tensor([TOKENS]), encoder_output)[0, :-1]
@@ -384,7 +384,7 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_questions(message):
-    traced = trace(Model(toy(decoder())), TOKENS)
+    traced = Model(toy(decoder())).trace(TOKENS)
     with pytest.raises(ClearheadError, match=message):
         WRONG[message](traced)
 
@@ -394,24 +394,24 @@ def test_wrong_texts():
     with pytest.raises(
         ClearheadError, match=r"100,000 tokens is too long; give at most 32,768, such as tokens\[-32768:\]"
     ):
-        trace(model, [1] * 100_000)
+        model.trace([1] * 100_000)
     with pytest.raises(ClearheadError, match="too long"):
-        trace(across, [1], source=[1] * (MAX_TOKENS + 1))
+        across.trace([1], source=[1] * (MAX_TOKENS + 1))
     with pytest.raises(ClearheadError, match="needs a source"):
-        trace(across, TOKENS)
+        across.trace(TOKENS)
     with pytest.raises(ClearheadError, match="only an encoder-decoder takes a source"):
-        trace(model, TOKENS, SOURCE)
+        model.trace(TOKENS, SOURCE)
     with pytest.raises(ClearheadError, match="token id 29 is out of range"):
-        trace(model, [29])
+        model.trace([29])
     with pytest.raises(ClearheadError, match="leave out beams"):
-        trace_generation(model, TOKENS, beams=2)
+        trace_generation(model.text_generator, TOKENS, beams=2)
     with pytest.raises(ClearheadError, match="max_new_tokens must be at least 1"):
-        trace_generation(model, TOKENS, max_new_tokens=0)
+        trace_generation(model.text_generator, TOKENS, max_new_tokens=0)
 
 
 def test_too_many_scores_at_once(monkeypatch):
     monkeypatch.setattr("clearhead.inspection.heads.MAX_SCORES", 350)
-    traced = trace(Model(toy(decoder())), TOKENS)
+    traced = Model(toy(decoder())).trace(TOKENS)
     assert traced.attention(0, 0).shape == (10, 10)
     with pytest.raises(ClearheadError, match=r"asks for 400 scores at once; ask for one head with rows=range\(10\)"):
         traced.attention(0)
@@ -420,11 +420,11 @@ def test_too_many_scores_at_once(monkeypatch):
 def test_an_encoder_without_head_has_no_logits():
     network = toy(replace(decoder(), head=None))
     with pytest.raises(ClearheadError, match="no vocabulary head"):
-        trace(Model(network), TOKENS).logits  # noqa: B018
+        Model(network).trace(TOKENS).logits  # noqa: B018
 
 
 def test_mask_of_one_row_needs_no_square():
     """What is computed for one row does not grow with the square of the text."""
-    traced = trace(Model(toy(decoder(), torch.float32)), [1] * 30)
+    traced = Model(toy(decoder(), torch.float32)).trace([1] * 30)
     assert traced.self_heads(0).how.mask == Mask(causal=True)
     assert traced.self_heads(0).only(0, torch.tensor([7])).how.mask.allowed.shape == (1, 1, 1, 30)

@@ -7,11 +7,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.inspection.trace import Trace
-from clearhead.inspection.tracing import trace
 from tests.book.shrink import shrink
 from tests.model.toys import decoder, toy, translator
 
@@ -22,7 +21,7 @@ TOKENS, SOURCE = [3, 14, 15, 9, 2, 6, 5], [2, 7, 18, 28]
 def test_what_is_saved_comes_back(name, tmp_path):
     model = Model(toy(shrink(preset(name))))
     source = SOURCE if model.config.is_encoder_decoder else None
-    traced = trace(model, TOKENS, source)
+    traced = model.trace(TOKENS, source)
     path = traced.save(tmp_path / "trace.safetensors")
     for back in (Trace.load(path), Trace.load(path, model.network)):
         assert (back.tokens, back.token_texts, back.config) == (traced.tokens, traced.token_texts, traced.config)
@@ -43,7 +42,7 @@ def test_what_is_saved_comes_back(name, tmp_path):
 
 @pytest.fixture
 def saved(tmp_path):
-    return trace(Model(toy(translator())), TOKENS, SOURCE).save(tmp_path / "trace.safetensors")
+    return Model(toy(translator())).trace(TOKENS, SOURCE).save(tmp_path / "trace.safetensors")
 
 
 def rewrite(path, change_tensors=None, change_described=None):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from clearhead.bundle import load
+from clearhead.api import load
 from clearhead.cli import main
 from clearhead.training.loop import train
 from clearhead.training.recipe import read_recipe

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 import clearhead
-from clearhead.bundle import RecurrentBaseline
+from clearhead.api import RecurrentBaseline
 from clearhead.config import to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families import preset

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
+from clearhead.api import Model
 from clearhead.architecture.branches import FeedForward
 from clearhead.architecture.config import Head
 from clearhead.architecture.parts import SlidingWindow
 from clearhead.backends.cpu import library as cpu
-from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import family_of_type
 from clearhead.families.bart import Size, bart

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.api import Model
 from clearhead.architecture.config import GroupedAttention
-from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.verification import reading

@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 
+from clearhead.api import load
 from clearhead.backends import (
     AsyncTokens,
     Bits,
@@ -23,7 +24,6 @@ from clearhead.backends import (
 from clearhead.benchmark.engine import Engine, Hear
 from clearhead.benchmark.subject import Subject
 from clearhead.benchmark.traffic import weights_read
-from clearhead.bundle import load
 from clearhead.errors import ClearheadError
 from clearhead.generation import TokenSequence, decode
 from clearhead.model import Transformer

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import torch
 
+from clearhead.api import Model
 from clearhead.architecture import LearnedPositions, ModelConfig
-from clearhead.bundle import Model
 from clearhead.checkpoint import CONFIG, save_folder
 from clearhead.errors import ClearheadError
 from clearhead.model import Transformer

@@ -102,12 +102,12 @@ def named(text: str) -> list[str]:
 
 def open_subject(model: str, device: str, weights: list[str], capacity: int, folder: Path) -> "Subject":
     """In float32 where that is measured, else in bfloat16."""
+    from clearhead.api import DTYPES, load, resolve_device
     from clearhead.benchmark import Subject, draw
-    from clearhead.bundle import DTYPES, as_device, load
     from clearhead.checkpoint import HUB_FILE_PATTERNS, locate
     from clearhead.families import preset, presets
 
-    dtype, place = DTYPES["float32" if "float32" in weights else "bfloat16"], as_device(device)
+    dtype, place = DTYPES["float32" if "float32" in weights else "bfloat16"], resolve_device(device)
     assert place is not None
     if model in presets() and not Path(model).exists():
         return Subject(draw(preset(model), dtype, place), None, capacity, folder)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
+from clearhead.api import Model, create, load
 from clearhead.architecture import Rope
-from clearhead.bundle import Model, create, load
 from clearhead.catalog import store
 from clearhead.families import llama
 from clearhead.summary import print_summary, summarize

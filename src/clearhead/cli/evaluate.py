@@ -17,7 +17,7 @@ from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, load
 from clearhead.errors import ClearheadError, unknown_name
 
 if TYPE_CHECKING:
-    from clearhead.bundle import Model
+    from clearhead.api import Model
     from clearhead.evaluation import Result
 
 DATASET = "evaluation-sets"
@@ -58,7 +58,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Measure how good a model is: by a text, by questions, by translations or other answers."""
-    from clearhead.bundle import load
+    from clearhead.api import load
 
     given = {name: value for name, value in call.params.items() if name in TASK_OPTIONS and value is not None}
     check_options(task, given)

@@ -26,7 +26,7 @@ from clearhead.errors import ClearheadError, unknown_name
 from clearhead.options import CHAT, SamplingOptions, check_effect
 
 if TYPE_CHECKING:
-    from clearhead.bundle import Model
+    from clearhead.api import Model
     from clearhead.generation import Generation, Stream
 
 DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")]
@@ -76,7 +76,7 @@ def generate(
         check_effect(sampling, n)
     if logprobs is not None and not as_json:
         raise ClearheadError("log-probabilities are shown with --json only")
-    from clearhead.bundle import RecurrentBaseline
+    from clearhead.api import RecurrentBaseline
 
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     loaded = load_model(model, dtype, device, weights, fast)
@@ -157,7 +157,7 @@ def check_weights(name: str) -> None:
 def load_model(
     name: str, dtype: str | None, device: str | None, weights: str = "full", fast: bool | None = None
 ) -> "Model":
-    from clearhead.bundle import load
+    from clearhead.api import load
 
     with loading_bar(name) as progress:
         return load(name, dtype, device, progress, weights=weights, fast=fast)  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ def convert(
     as_json: JsonOption = False,
 ) -> None:
     """Write a model as a folder that transformers (huggingface) or Clearhead (native) reads."""
-    from clearhead.bundle import check_format, load
+    from clearhead.api import check_format, load
 
     check_format(to)
     if folder.is_file():

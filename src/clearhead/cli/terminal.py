@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from clearhead.chat import Chat
+from clearhead.api import Chat
 from clearhead.errors import ClearheadError
 
 HELP = "/reset starts anew, /history shows the conversation, /quit leaves, /help shows this; Ctrl-C stops an answer."

@@ -31,7 +31,7 @@ def trace(
     """See where a model looks: as a heatmap in the terminal, a page with every head, a picture, or numbers."""
     from rich.console import Console
 
-    from clearhead.bundle import load
+    from clearhead.api import load
     from clearhead.inspection import HeadSelection, Lens, output
     from clearhead.inspection import trace as trace_text
 

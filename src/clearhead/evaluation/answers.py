@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from operator import ne
 from typing import Any, Literal, get_args
 
+from clearhead.api import Model
 from clearhead.architecture import LearnedPositions, ModelConfig
-from clearhead.bundle import Model
 from clearhead.data import Pair
 from clearhead.errors import ClearheadError, require, unknown_name
 from clearhead.evaluation.result import Measure, Progress, Result, measure, rate

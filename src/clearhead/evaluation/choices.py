@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.data import read_json_lines
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.evaluation.likelihood import BATCH_TOKENS, Likelihood, check_reads_alone, encode_pair, log_likelihoods

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.likelihood import (
     BATCH_TOKENS,

@@ -16,7 +16,7 @@ scored; its bytes are not counted either.
 import math
 from collections.abc import Iterator, Sequence
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.likelihood import BATCH_TOKENS, Request, check_reads_alone, log_likelihoods
 from clearhead.evaluation.result import Measure, Progress, Result, exponential, rate

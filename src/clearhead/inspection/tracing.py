@@ -18,7 +18,7 @@ from clearhead.inspection.trace import Trace
 from clearhead.model import Transformer
 
 if TYPE_CHECKING:
-    from clearhead.bundle import Model
+    from clearhead.api import Model
     from clearhead.tokenization import Tokenizer
 
 MAX_TOKENS = 32_768  # the weights of one head would be 4 GiB in float32

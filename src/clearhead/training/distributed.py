@@ -30,7 +30,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
-from clearhead.bundle import as_device
+from clearhead.api import resolve_device
 from clearhead.errors import ClearheadError
 from clearhead.model import Block, RouterLayer
 from clearhead.training.tensor_parallel import Part, divide
@@ -238,7 +238,7 @@ def is_first_process() -> bool:
 def local_device(device: str | torch.device, local_rank: int) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    here = as_device(f"cuda:{local_rank}" if str(device) == "cuda" else device)
+    here = resolve_device(f"cuda:{local_rank}" if str(device) == "cuda" else device)
     assert here is not None
     return here
 

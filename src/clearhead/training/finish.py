@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clearhead.bundle import Model, RecurrentBaseline
+from clearhead.api import Model, RecurrentBaseline
 from clearhead.data import Batch
 from clearhead.errors import ClearheadError
 from clearhead.files import write_text

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import torch
 
+from clearhead.api import load
 from clearhead.architecture import ModelConfig
-from clearhead.bundle import load
 from clearhead.config import kind_of, to_dict
 from clearhead.data import (
     Data,

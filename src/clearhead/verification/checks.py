@@ -5,7 +5,7 @@ findings = list(verify(model)); all(finding.verdict != "fail" for finding in fin
 
 from collections.abc import Iterator, Mapping
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.verification import caching, fast, generating, reading
 from clearhead.verification.finding import Check, Finding, examine
 from clearhead.verification.subject import Subject

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.bundle import Model
+from clearhead.api import Model
 from clearhead.verification.finding import TOLERANCES, Finding
 from clearhead.verification.subject import dtype_of
 

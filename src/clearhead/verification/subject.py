@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from clearhead.api import Model
 from clearhead.architecture import Chunked, LearnedPositions, ModelConfig, SlidingWindow, Stack
-from clearhead.bundle import Model
 from clearhead.errors import ClearheadError
 from clearhead.generation import TokenSequence, decode, encode_sources, pad_right
 from clearhead.model import EncoderOutput, Transformer

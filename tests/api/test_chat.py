@@ -2,7 +2,7 @@
 
 import pytest
 
-from clearhead.bundle import Model, create
+from clearhead.api import Model, create
 from clearhead.errors import ClearheadError
 from clearhead.families.gpt import gpt
 from clearhead.families.plain import multi_head

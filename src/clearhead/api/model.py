@@ -9,34 +9,15 @@ told in generation/text_generator.py.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from clearhead.api.chat import Chat
 from clearhead.architecture import ModelConfig
-from clearhead.backends import (
-    PackedMatrix,
-    accelerate,
-    is_packed,
-    kernel_library,
-    pack_network,
-    why_no_cpu_kernels,
-    why_no_cuda_graph,
-)
-from clearhead.chat import Chat
-from clearhead.checkpoint import (
-    LoadedModel,
-    Progress,
-    check_target,
-    folder_tokenizer,
-    is_recurrent,
-    load_recurrent,
-    open_model,
-    save_folder,
-    save_native,
-)
+from clearhead.backends import PackedMatrix, is_packed
+from clearhead.checkpoint import LoadedModel, check_target, save_folder, save_native
 from clearhead.errors import ClearheadError, unknown_name
-from clearhead.families import preset
 from clearhead.generation import (
     Generation,
     Prompt,
@@ -50,18 +31,11 @@ from clearhead.generation import (
     pad_right,
     score,
     token_ids,
-    translate,
 )
 from clearhead.home import expand_user
-from clearhead.model import RecurrentTranslator, Transformer
-from clearhead.options import SamplingOptions
-from clearhead.tokenization import Tokenizer
 
 if TYPE_CHECKING:
     from clearhead.inspection import Trace
-
-Weights = Literal["full", "stored", "int8", "int4"]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -186,137 +160,15 @@ class Model(LoadedModel):
         return folder
 
 
-@dataclass(frozen=True, repr=False)
-class RecurrentBaseline(Model):
-    """The baseline before the Transformer. It answers texts; whoever asks for a Transformer's config is told so."""
-
-    network: RecurrentTranslator  # type: ignore[assignment]  # its own config is network.config
-
-    @property
-    def config(self) -> ModelConfig:
-        raise ClearheadError("this model is a recurrent network: it generates and is saved, and no more")
-
-    @property
-    def text_generator(self) -> TextGenerator:
-        raise ClearheadError("a recurrent network neither streams nor chats; generate gives its text whole")
-
-    def generate_many(
-        self,
-        prompts: Sequence[Prompt],
-        n: int = 1,
-        *,
-        max_new_tokens: int = SamplingOptions.max_new_tokens,
-        **options: Any,
-    ) -> list[Generation]:
-        """The likeliest token at each step; there is nothing else to choose."""
-        check_prompts(prompts)
-        SamplingOptions(max_new_tokens=max_new_tokens)  # refuses what is no such number
-        greedy = n == 1 and all(options[name] in (None, 0) for name in options)
-        if not greedy or options.keys() - {"temperature", "beams", "speculate"}:
-            raise ClearheadError("a recurrent network takes its likeliest token; give it max_new_tokens alone")
-        sources = [self.encode(prompt) for prompt in prompts]
-        start, stop = self.special_ids["decoder_start_token_id"], self.special_ids["eos_token_id"]
-        said = translate(self.network, sources, start_id=start, stop_ids={stop}, max_new_tokens=max_new_tokens)
-        return [self.told(source, answer, stop) for source, answer in zip(sources, said, strict=True)]
-
-    def save(self, folder: str | Path, format: Literal["huggingface", "native"] = "native") -> Path:
-        if format == "huggingface":
-            raise ClearheadError("transformers has no such recurrent network; save it as native")
-        return super().save(folder, format)
-
-    def told(self, source: list[int], answer: list[int], stop: int) -> Generation:
-        text = "" if self.tokenizer is None else self.tokenizer.decode([token for token in answer if token != stop])
-        return Generation(answer, text, source, "stop" if answer[-1:] == [stop] else "length")
-
-
 def check_prompts(prompts: object) -> None:
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
         raise ClearheadError(f"the prompts are {prompts!r}; give a list of them, or one to generate")
-
-
-def load(
-    what: str | Path,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    progress: Progress | None = None,
-    *,
-    weights: Weights = "full",
-    fast: bool | None = None,
-) -> Model:
-    """A model by installed name, folder, .gguf file or hub id; `dtype` None keeps the stored precision.
-
-    `weights`: `int8` or `int4` packs them, `stored` runs a .gguf file from its own blocks; all else is then kept in
-    bfloat16, unless `dtype` says otherwise. `fast`: tokens are made in kernels; True builds them for this processor,
-    which takes seconds once, None uses them where they are built, False leaves it to PyTorch.
-    """
-    if weights not in get_args(Weights):
-        raise unknown_name("weights", str(weights), get_args(Weights))
-    precision = as_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
-    place = as_device(device, precision)
-    if is_recurrent(what):
-        if fast or weights != "full":
-            raise ClearheadError(f"{what} holds a recurrent network, which has full weights and no fast step")
-        folder = expand_user(what)
-        network, special_ids = load_recurrent(folder, precision, place)
-        return RecurrentBaseline(network, folder_tokenizer(folder), None, special_ids)
-    loaded = open_model(what, precision, place, progress, keep_blocks=weights == "stored")
-    model = Model(**vars(loaded), in_graph=fast is not False)
-    if weights in ("int8", "int4"):
-        pack_network(model.network, weights)
-    if model.network.device.type == "cuda":
-        reason = why_no_cuda_graph(model.network)  # a graph needs no preparation
-    else:
-        reason = (
-            None if fast is False or accelerate(model.network, build=bool(fast)) else why_no_cpu_kernels(model.network)
-        )
-        if fast and is_packed(model.network) and kernel_library(build=True) is not None:
-            reason = None  # its products, one by one
-    if fast and reason:
-        raise ClearheadError(f"there is no fast step for this model: {reason}")
-    return model
-
-
-def create(
-    config: ModelConfig | str,
-    tokenizer: Tokenizer | None = None,
-    seed: int = 0,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-) -> Model:
-    """A new model with random weights, from a config or the name of a preset; a seed gives the same on any device."""
-    config, dtype = preset(config) if isinstance(config, str) else config, as_dtype(dtype)
-    device = as_device(device, dtype)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU's too
-        network = Transformer(config).eval()
-    return Model(network.to(device=device, dtype=dtype), tokenizer)
 
 
 def speculation_of(speculate: Speculation | Model | None) -> Speculation | None:
     return speculate.network if isinstance(speculate, Model) else speculate
 
 
-def as_device(device: torch.device | str | None, dtype: torch.dtype | None = None) -> torch.device | None:
-    """One that is here and has this precision, before a checkpoint is read for it."""
-    if device is None:
-        return None
-    try:
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise ClearheadError(f"there is no device {str(device)!r} here; cpu always works") from None
-    place = torch.device(device)
-    if place.type == "mps" and dtype == torch.float64:
-        raise ClearheadError("Apple's GPUs have no float64; float32 is the widest there")
-    return place
-
-
 def check_format(name: str) -> None:
     if name not in ("huggingface", "native"):
         raise unknown_name("format", name, ("huggingface", "native"))
-
-
-def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    name = str(dtype).removeprefix("torch.")
-    if dtype is not None and name not in DTYPES:
-        raise unknown_name("dtype", name, DTYPES)
-    return DTYPES.get(name)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.api import Model, RecurrentBaseline, create, load
 from clearhead.backends.packed.modules import pack_network
-from clearhead.bundle import Model, RecurrentBaseline, create, load
 from clearhead.errors import ClearheadError
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer

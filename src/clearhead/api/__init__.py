@@ -1,0 +1,26 @@
+"""The public Python interface: load or create a model, then generate, stream, chat, score, embed, trace and save.
+
+    model = clearhead.load("smollm2"); print(model.generate("The capital of France is", max_new_tokens=8))
+
+model       Model: a network with its tokenizer and everything a user does with them
+loading     load and create: a model from a checkpoint or from a config; data types and devices by name
+recurrent   RecurrentBaseline: the recurrent encoder-decoder behind the same interface
+chat        Chat: a conversation that keeps its cache between turns
+"""
+
+from clearhead.api.chat import Chat
+from clearhead.api.loading import DTYPES, Weights, create, load, resolve_device
+from clearhead.api.model import Model, check_format
+from clearhead.api.recurrent import RecurrentBaseline
+
+__all__ = [
+    "DTYPES",
+    "Chat",
+    "Model",
+    "RecurrentBaseline",
+    "Weights",
+    "check_format",
+    "create",
+    "load",
+    "resolve_device",
+]
