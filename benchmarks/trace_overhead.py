@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 import clearhead
-from clearhead.inspection import trace
 
 TIMED_SECONDS, LEAST_TURNS = 20, 3
 WAYS = ("forward", "hidden", "trace")
@@ -29,7 +28,7 @@ def ways(preset: str, num_tokens: int) -> dict[str, Callable[[], object]]:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.config.vocab_size, (1, num_tokens), generator=generator)
     forward, hidden = (lambda: model.network(tokens)), (lambda: model.network.hidden_states(tokens))
-    return dict(zip(WAYS, (forward, hidden, lambda: trace(model, tokens[0].tolist())), strict=True))
+    return dict(zip(WAYS, (forward, hidden, lambda: model.trace(tokens[0].tolist())), strict=True))
 
 
 def median_seconds(preset: str, num_tokens: int) -> dict[str, float]:

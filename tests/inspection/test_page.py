@@ -22,7 +22,6 @@ from clearhead.inspection.document import as_json
 from clearhead.inspection.labels import visible
 from clearhead.inspection.output import notebook, write
 from clearhead.inspection.page import THUMBNAIL, HeadSelection, page
-from clearhead.inspection.tracing import trace
 from clearhead.inspection.views import Lens, Look, View, alignment_view, views_of
 from tests.inspection.fake_views import causal_view, cross_view, lens_of
 from tests.inspection.page_reader import PageReader
@@ -32,7 +31,7 @@ HOSTILE = ["</script>", "<!--", "<script>", "]]>", "<img src=x onerror=alert(1)>
 
 
 def traced(config, tokens, source=None):
-    return trace(clearhead.Model(toy(config).float()), tokens, source)
+    return clearhead.Model(toy(config).float()).trace(tokens, source)
 
 
 # --- the numbers
@@ -219,7 +218,7 @@ def test_trace_as_json_is_the_python_trace(stories15m):
     told = json.loads(
         run("trace", stories15m, "Once upon a time", "--layer", 2, "--head", 1, "--lens", "--json").stdout
     )
-    found = trace(clearhead.load(stories15m, dtype="float32"), "Once upon a time")
+    found = clearhead.load(stories15m, dtype="float32").trace("Once upon a time")
     assert told["tokens"] == found.tokens
     assert (told["layer"], told["heads"]) == (2, [1])
     assert torch.tensor(told["weights"][0]).equal(found.attention(2, 1))

@@ -12,7 +12,6 @@ import clearhead
 from clearhead.inspection.book import book_page
 from clearhead.inspection.document import framed
 from clearhead.inspection.page import HeadSelection, page
-from clearhead.inspection.tracing import trace
 from clearhead.inspection.views import views_of
 from tests.inspection.fake_views import causal_view, cross_view, lens_of
 
@@ -109,7 +108,7 @@ def test_every_value_under_the_pointer_is_the_trace_s(opened, view):
 
 
 def test_a_real_model_s_page_says_what_its_trace_says(opened, stories15m):
-    traced = trace(clearhead.load(stories15m, dtype="float32"), "Once upon a time there was a little girl")
+    traced = clearhead.load(stories15m, dtype="float32").trace("Once upon a time there was a little girl")
     tab = opened(page(views_of(traced), "title"))
     for layer, head, row, column in ((0, 0, 8, 3), (3, 5, 7, 0), (5, 2, 4, 4)):
         tab.get_by_label(f"layer {layer}, head {head}", exact=True).click()

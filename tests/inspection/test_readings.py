@@ -10,8 +10,7 @@ from torch.nn.functional import kl_div, log_softmax
 
 import clearhead
 from clearhead.api import Model
-from clearhead.architecture.config import Dropout
-from clearhead.architecture.parts import DeviationNorm, LayerNorm, Rope
+from clearhead.architecture import DeviationNorm, Dropout, LayerNorm, Rope
 from clearhead.backends.cpu.stack import accelerate
 from clearhead.backends.packed.modules import pack_network
 from clearhead.errors import ClearheadError
@@ -104,7 +103,7 @@ def test_the_lens_ends_in_what_the_model_says(name):
     said = traced.logits.float().softmax(dim=-1).topk(3)
     assert torch.equal(rows[-1].top_ids, said.indices)
     close(rows[-1].top_probabilities, said.values, 1e-6)
-    middle = traced.to_logits(traced.middle(1)).float().softmax(dim=-1)
+    middle = traced.compute_logits(traced.middle(1)).float().softmax(dim=-1)
     close(rows[2].top_probabilities, middle.topk(3).values, 1e-6)
     close(rows[2].entropy, -(middle * middle.log()).sum(dim=-1), 1e-5)
 
@@ -162,7 +161,7 @@ def test_the_share_of_a_part_is_what_its_absence_takes_under_the_same_divisor():
     config = decoder(position=Rope())
     traced = Model(toy(replace(config, decoder=replace(config.decoder, final_norm=None)))).trace(TOKENS)
     share = next(s for s in attribute(traced, 5).shares if (s.part, s.layer) == ("feed_forward", 1))
-    without = traced.to_logits(traced.middle(1))[-1, 5].item()
+    without = traced.compute_logits(traced.middle(1))[-1, 5].item()
     assert share.logit == pytest.approx(traced.logits[-1, 5].item() - without, abs=1e-9)
     largest = attribute(traced, 5).largest(3)
     assert abs(largest[0].logit) >= abs(largest[1].logit) >= abs(largest[2].logit)
@@ -342,7 +341,7 @@ def test_one_head_put_in():
     block = model.network.decoder.layers[1]
     with torch.no_grad():
         middle = corrupted.middle(1)[-1] + (given[0] - given[1])[-1]
-        logits = corrupted.to_logits(middle + block.feed_forward(block.feed_forward_residual.norm(middle)))
+        logits = corrupted.compute_logits(middle + block.feed_forward(block.feed_forward_residual.norm(middle)))
     close(effect.after, log_softmax(logits.float(), dim=-1), 1e-5)
     assert effect.divergence > 1e-6
 

@@ -9,8 +9,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.api import Model, RecurrentBaseline
-from clearhead.architecture.config import Dropout, QueryTemperature, ScoreTemperature
-from clearhead.architecture.parts import Alibi, Chunked, DynamicScaling, RelativeSinusoid, Rope, SlidingWindow
+from clearhead.architecture import (
+    Alibi,
+    Chunked,
+    Dropout,
+    DynamicScaling,
+    QueryTemperature,
+    RelativeSinusoid,
+    Rope,
+    ScoreTemperature,
+    SlidingWindow,
+)
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.inspection.ablation import ablate

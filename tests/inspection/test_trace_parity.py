@@ -6,7 +6,7 @@ import transformers
 
 import clearhead
 from clearhead.inspection.record import Inputs
-from clearhead.inspection.tracing import record, trace
+from clearhead.inspection.tracing import record
 from clearhead.model import attend
 from tests.parity import test_bart, test_bert, test_deepseek, test_gemma, test_gpt, test_llama, test_t5
 from tests.parity.harness import build, inputs, load_ours
@@ -98,7 +98,7 @@ def test_weights_of_smollm2(smollm2_gguf, kernel_calls):
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    traced = trace(model, "The capital of France is Paris, and the capital of Italy is")
+    traced = model.trace("The capital of France is Paris, and the capital of Italy is")
     assert len(kernel_calls) == traced.num_layers == 30
     theirs = reference(torch.tensor([traced.tokens]), output_attentions=True).attentions
     for layer, expected in enumerate(theirs):

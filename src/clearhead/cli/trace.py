@@ -33,7 +33,6 @@ def trace(
 
     from clearhead.api import load
     from clearhead.inspection import HeadSelection, Lens, output
-    from clearhead.inspection import trace as trace_text
 
     chosen = HeadSelection(layer, head)
     if out is not None:
@@ -42,7 +41,7 @@ def trace(
     read = sys.stdin.read() if text == "-" else text
     with loading_bar(model) as progress:
         loaded = load(model, dtype=dtype, device=device, progress=progress)
-    traced = trace_text(loaded, read, source)
+    traced = loaded.trace(read, source)
     readings = Lens.of(traced, loaded.tokenizer, output.lens_length(out)) if lens else None
     if out is not None:
         output.write(traced, out, chosen, readings)

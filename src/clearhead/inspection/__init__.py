@@ -25,7 +25,7 @@ from clearhead.inspection.trace import (
     Trace,
 )
 from clearhead.inspection.tracing import (
-    trace,
+    trace_text,
 )
 from clearhead.inspection.views import (
     Lens,
@@ -39,5 +39,5 @@ __all__ = [
     "book_page",
     "output",
     "print_book",
-    "trace",
+    "trace_text",
 ]

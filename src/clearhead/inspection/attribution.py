@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.inspection.heads import index
 from clearhead.inspection.trace import Trace
-from clearhead.model import RootMeanSquare, StandardDeviation, Transformer
+from clearhead.model import DeviationNormLayer, RmsNormLayer, Transformer
 
 
 @dataclass(frozen=True)
@@ -104,13 +104,13 @@ class FrozenNorm:
         x = wide(x)
         zero, one = torch.zeros_like(x), x.new_ones(())
         match norm:
-            case RootMeanSquare():
+            case RmsNormLayer():
                 gain = norm.weight + 1 if norm.config.unit_offset else norm.weight
                 return FrozenNorm(gain, zero, (x.square().mean() + norm.config.epsilon).sqrt(), centred=False)
             case nn.LayerNorm():
                 divisor = (x.var(correction=0) + norm.eps).sqrt()
                 return FrozenNorm(norm.weight, zero if norm.bias is None else wide(norm.bias), divisor, centred=True)
-            case StandardDeviation():
+            case DeviationNormLayer():
                 return FrozenNorm(norm.weight, wide(norm.bias), x.std() + norm.epsilon, centred=True)
             case _:
                 return FrozenNorm(torch.ones_like(x), zero, one, centred=False)

@@ -47,6 +47,6 @@ def logit_lens(trace: Trace, top: int = 5, every: int = 1, rows: Iterable[int] |
 def lens_row(
     trace: Trace, layer: int, after: Literal["attention", "feed_forward"], states: Tensor, top: int
 ) -> LensRow:
-    probabilities = trace.to_logits(states).float().softmax(dim=-1)
+    probabilities = trace.compute_logits(states).float().softmax(dim=-1)
     best = probabilities.topk(top, dim=-1)
     return LensRow(layer, after, best.indices, best.values, torch.special.entr(probabilities).sum(dim=-1))

@@ -34,5 +34,5 @@ def trace_recurrent(network: RecurrentTranslator, source: Sequence[int], target:
     read, said = torch.tensor([list(source)], device=device), torch.tensor([list(target)], device=device)
     with resting(network):
         encoder_output = network.encode(read)
-        alignments = network.align(said, encoder_output)[0]
+        alignments = network.attention_weights(said, encoder_output)[0]
         return RecurrentTrace(list(target), list(source), alignments, network.decode(said, encoder_output)[0])

@@ -25,11 +25,11 @@ from clearhead.model import (
     LayerStack,
     MixtureLayer,
     Residual,
-    contexts_for,
     cross_attention_mask,
     fused_attention,
-    places,
-    positions_from,
+    make_contexts,
+    positions_from_mask,
+    resolve_positions,
 )
 
 
@@ -43,16 +43,16 @@ class Routing:
 
 def context_of(stack: LayerStack, layer: int, inputs: Inputs) -> AttentionContext:
     """What the stack's forward told the attention of this layer."""
-    positions, grid = places(inputs.tokens, inputs.mask, inputs.positions, inputs.documents)
+    positions, grid = resolve_positions(inputs.tokens, inputs.mask, inputs.positions, inputs.documents)
     dtype = stack.embedding.tokens.weight.dtype
     forward = ForwardContext(lambda pattern: grid, positions, stack.width, dtype, fused_attention, absorb=False)
     described = stack.stack.layers[layer]
-    return contexts_for([described], forward, stack.relative_bias)[described.attention]
+    return make_contexts([described], forward, stack.relative_bias)[described.attention]
 
 
 def context_across(inputs: Inputs, source: Inputs) -> AttentionContext:
     return AttentionContext(
-        cross_attention_mask(source.mask), fused_attention, positions_from(inputs.tokens, inputs.mask)
+        cross_attention_mask(source.mask), fused_attention, positions_from_mask(inputs.tokens, inputs.mask)
     )
 
 

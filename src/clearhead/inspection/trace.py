@@ -166,28 +166,28 @@ class Trace:
     @property
     def logits(self) -> Tensor:
         """(T, V)."""
-        return self.to_logits(self.residual(self.num_layers))
+        return self.compute_logits(self.residual(self.num_layers))
 
     @quiet
-    def to_logits(self, states: Tensor) -> Tensor:
+    def compute_logits(self, states: Tensor) -> Tensor:
         """A stream (n, D) of the stack that answers, as if it were the last: (n, V)."""
         network = self.need_network()
         if network.head is None:
             raise ClearheadError(
                 "this model has no vocabulary head, so no logits; residual(num_layers) holds its last states"
             )
-        return network.to_logits(self.layer_stack(None).final_norm(states))
+        return network.compute_logits(self.layer_stack(None).final_norm(states))
 
     def logits_at(self, position: int) -> Tensor:
         """(V,)."""
-        return self.to_logits(self.residual(self.num_layers)[self.position(position)])
+        return self.compute_logits(self.residual(self.num_layers)[self.position(position)])
 
     @quiet
     def run_again(self, position: int, network: Transformer | None = None) -> Tensor:
         """The logits at one place (V,) from a new forward, of a network with a change in it where one is given."""
         position, network = self.position(position), network or self.need_network()
         source = self.inputs["encoder"] if self.config.is_encoder_decoder else None
-        return network.to_logits(run(network, self.inputs[self.stack_name(None)], source)[0, position])
+        return network.compute_logits(run(network, self.inputs[self.stack_name(None)], source)[0, position])
 
     # --- how it is computed
 

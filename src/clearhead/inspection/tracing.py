@@ -1,53 +1,54 @@
 """Ways to a trace: of a text, of what a model generates, of a row in training. All run the fast path.
 
-traced = trace(model, "The cat sat on the mat"); traced.attention(layer=3, head=2)   # (T, T), rows sum to 1
+traced = trace_text(generator, "The cat sat on the mat"); traced.attention(layer=3, head=2)   # (T, T), rows sum to 1
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from clearhead.architecture import Stack
 from clearhead.errors import ClearheadError
-from clearhead.generation import Prompt, check_tokens
+from clearhead.generation import Prompt, TextGenerator, check_tokens, token_ids
 from clearhead.inspection.heads import index
 from clearhead.inspection.record import Inputs, Listening, resting, run
 from clearhead.inspection.trace import Trace
 from clearhead.model import Transformer
-
-if TYPE_CHECKING:
-    from clearhead.api import Model
-    from clearhead.tokenization import Tokenizer
+from clearhead.tokenization import Tokenizer
 
 MAX_TOKENS = 32_768  # the weights of one head would be 4 GiB in float32
 
 
-def trace(model: "Model", text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False) -> Trace:
-    """Read a text or token ids. An encoder-decoder reads `source`, and `text` as the answer it is giving.
+def trace_text(
+    generator: TextGenerator, text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False
+) -> Trace:
+    """Run one forward pass over a text or token ids and return its trace.
 
-    keep_heads: queries, keys and values of all layers are made at once and kept.
+    An encoder-decoder reads `source`; `text` is then the answer that its decoder reads. keep_heads: compute the
+    queries, keys and values of all layers now and keep them.
     """
-    if model.config.is_encoder_decoder != (source is not None):
+    network, config, tokenizer = generator.network, generator.network.config, generator.tokenizer
+    if config.is_encoder_decoder != (source is not None):
         if source is None:
             raise ClearheadError("an encoder-decoder needs a source, what it answers; the text is its answer")
         raise ClearheadError("only an encoder-decoder takes a source; leave it out, this model reads the text alone")
-    read = model.encode(text)
+    tokens = token_ids(text, tokenizer)
     if source is not None and isinstance(text, str):
-        read = answer_so_far(model, read)
-    inputs = inputs_of(read, model.network, model.config.output_stack)
-    encoded = None
+        tokens = decoder_input(generator, tokens)
+    inputs = inputs_of(tokens, network, config.output_stack)
+    encoder_inputs = None
     if source is not None:
-        assert model.config.encoder is not None
-        encoded = inputs_of(model.encode(source), model.network, model.config.encoder)
-    return record(model.network, inputs, encoded, tokenizer=model.tokenizer, keep_heads=keep_heads)
+        assert config.encoder is not None
+        encoder_inputs = inputs_of(token_ids(source, tokenizer), network, config.encoder)
+    return record(network, inputs, encoder_inputs, tokenizer=tokenizer, keep_heads=keep_heads)
 
 
-def answer_so_far(model: "Model", answer: list[int]) -> list[int]:
-    """What the decoder reads while it gives this answer: a start before it, and not the end that comes after it."""
-    ends = model.tokenizer is not None and answer[-1:] == [model.tokenizer.eos_id]
-    return [model.text_generator.start_id, *(answer[:-1] if ends else answer)]
+def decoder_input(generator: TextGenerator, answer: list[int]) -> list[int]:
+    """Return what the decoder reads to produce `answer`: the start token, then the answer without its end token."""
+    ends = generator.tokenizer is not None and answer[-1:] == [generator.tokenizer.eos_id]
+    return [generator.start_id, *(answer[:-1] if ends else answer)]
 
 
 def inputs_of(tokens: list[int], network: Transformer, stack: Stack) -> Inputs:
@@ -56,28 +57,29 @@ def inputs_of(tokens: list[int], network: Transformer, stack: Stack) -> Inputs:
     return Inputs(torch.tensor([tokens], device=network.device))
 
 
-def trace_generation(model: "Model", prompt: Prompt, **options: Any) -> Trace:
-    """Generate with a cache, and trace every token that went through the network: all but the last one made.
+def trace_generation(generator: TextGenerator, prompt: Prompt, **options: Any) -> Trace:
+    """Generate with a cache and trace every token the network read: all but the last generated one.
 
-    Rotations whose frequencies follow the length (dynamic scaling) are shown as of the last length.
+    Rotations whose frequencies depend on the length (dynamic scaling) are shown for the final length.
     """
     for name in ("n", "beams", "speculate"):
         if name in options:
             raise ClearheadError(f"a trace follows one text, token by token; leave out {name}")
-    across, device = model.config.is_encoder_decoder, model.network.device
-    listening = Listening(model.network)
-    made = replace(model, network=listening, in_graph=False).generate(prompt, **options)
+    network = generator.network
+    listening = Listening(network)
+    (generation,) = replace(generator, network=listening, in_graph=False).sample([prompt], 1, options)
     states = {
         name: {depth: torch.cat(pieces, dim=1)[0] for depth, pieces in depths.items() if pieces}
         for name, depths in listening.residuals.items()
     }
     if not states["decoder"]:
         raise ClearheadError("nothing was generated; max_new_tokens must be at least 1")
-    tokens = [*([model.text_generator.start_id] if across else made.prompt_tokens), *made.tokens]
-    inputs = {"decoder": Inputs(torch.tensor([tokens[: len(states["decoder"][0])]], device=device))}
-    if across:
-        inputs["encoder"] = Inputs(torch.tensor([made.prompt_tokens], device=device))
-    return assemble(model.network, inputs, states, model.tokenizer)
+    is_encoder_decoder = network.config.is_encoder_decoder
+    tokens = [*([generator.start_id] if is_encoder_decoder else generation.prompt_tokens), *generation.tokens]
+    inputs = {"decoder": Inputs(torch.tensor([tokens[: len(states["decoder"][0])]], device=network.device))}
+    if is_encoder_decoder:
+        inputs["encoder"] = Inputs(torch.tensor([generation.prompt_tokens], device=network.device))
+    return assemble(network, inputs, states, generator.tokenizer)
 
 
 class Rows(Protocol):
@@ -97,7 +99,7 @@ class Rows(Protocol):
     def source_mask(self) -> Tensor | None: ...
 
 
-def trace_row(network: Transformer, batch: Rows, row: int = 0, tokenizer: "Tokenizer | None" = None) -> Trace:
+def trace_row(network: Transformer, batch: Rows, row: int = 0, tokenizer: Tokenizer | None = None) -> Trace:
     """One row of a batch, in the middle of a training run: without dropout, and without a gradient.
 
     Its streams and heads are of this step. What branches add and the logits are computed when they are asked for, with
@@ -119,7 +121,7 @@ def record(
     inputs: Inputs,
     source: Inputs | None = None,
     *,
-    tokenizer: "Tokenizer | None" = None,
+    tokenizer: Tokenizer | None = None,
     keep_heads: bool = False,
 ) -> Trace:
     """One forward on the fast path. Where heads are kept, so are all streams: nothing then depends on later weights."""
@@ -146,7 +148,7 @@ def assemble(
     network: Transformer,
     inputs: dict[str, Inputs],
     states: dict[str, dict[int, Tensor]],
-    tokenizer: "Tokenizer | None",
+    tokenizer: Tokenizer | None,
 ) -> Trace:
     tokens = {name: read.tokens[0].tolist() for name, read in inputs.items()}
     texts = {name: [text_of(token, tokenizer) for token in tokens[name]] for name in tokens}
@@ -164,6 +166,6 @@ def assemble(
     )
 
 
-def text_of(token: int, tokenizer: "Tokenizer | None") -> str:
+def text_of(token: int, tokenizer: Tokenizer | None) -> str:
     """Networks often have more ids than their tokenizer has tokens."""
     return str(token) if tokenizer is None or token >= tokenizer.vocab_size else tokenizer.token_text(token)
