@@ -1,4 +1,4 @@
-"""Rules of the house as tests: which room may import which, how long a file may be, what the public face is."""
+"""Rules about files: how long they may be, what they must say and must not do, and which ones a forward pass runs."""
 
 import ast
 import re
@@ -12,81 +12,19 @@ import pytest
 import torch
 
 import clearhead
+from tests.rules.source import FILES, ROOT
 
-SOURCE = Path(clearhead.__file__).parent
-FILES = sorted(SOURCE.rglob("*.py"))
-
-# A room may import itself, `errors`, `files`, `home` and `config` (machinery), and these.
-ARROWS = {
-    "model": set(),
-    "families": {"model"},
-    "tokenization": set(),
-    "checkpoint": {"families", "fast", "model", "tokenization"},
-    "cache": {"model"},
-    "generation": {"cache", "fast", "model", "tokenization"},
-    "summary": {"model"},
-    "conversation": {"cache", "generation", "tokenization"},
-    "bundle": {"checkpoint", "conversation", "families", "fast", "generation", "inspection", "model", "tokenization"},
-    "demo": {"bundle", "checkpoint", "families", "model", "summary", "tokenization"},
-    "terminal": {"conversation"},
-    "verification": {"bundle", "cache", "fast", "generation", "model"},
-    "fast": {"cache", "model"},
-    "data": {"tokenization"},
-    "cost": {"cache", "fast", "model"},
-    "evaluation": {"bundle", "cache", "data", "generation", "model", "tokenization"},
-    "training": {"bundle", "checkpoint", "cost", "data", "evaluation", "families", "fast", "model", "tokenization"},
-    "inspection": {"bundle", "cache", "generation", "model", "tokenization"},  # bundle for its type only
-    "benchmark": {"bundle", "cache", "checkpoint", "fast", "generation", "model"},
-    "cli": {
-        "benchmark",
-        "bundle",
-        "checkpoint",
-        "cost",
-        "data",
-        "demo",
-        "evaluation",
-        "families",
-        "generation",
-        "inspection",
-        "summary",
-        "terminal",
-        "tokenization",
-        "training",
-        "verification",
-    },
-    "config": set(),
-    "errors": set(),
-    "files": set(),
-    "home": set(),
-}
-
-
-def room_of(path):
-    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
-
-
-def imported_rooms(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("clearhead."):
-            yield node.module.split(".")[1]
-        elif isinstance(node, ast.ImportFrom) and node.module == "clearhead":
-            yield from (alias.name for alias in node.names)
-
-
-@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) not in ("__init__", "__main__")], ids=str)
-def test_arrows_point_one_way(path):
-    room = room_of(path)
-    allowed = ARROWS[room] | {room, "errors", "files", "home", "config"}
-    assert set(imported_rooms(path)) <= allowed
+MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION = 300, 80
+LONGEST_CALL_PATH = 8
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_files_and_functions_are_short(path):
     text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 300
+    assert text.count("\n") <= MOST_LINES_OF_A_FILE
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
-            assert node.end_lineno - node.lineno <= 80, node.name
+            assert node.end_lineno - node.lineno <= MOST_LINES_OF_A_FUNCTION, node.name
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)
@@ -121,7 +59,7 @@ def test_light_imports_bring_no_torch(module):
 
 
 def files_of_a_forward():
-    """The files of model/ that a forward of a decoder with rotary grouped attention runs through, in their order."""
+    """Return the files of model/ that the forward pass of a LLaMA-style decoder runs through, in order."""
     config = clearhead.preset("llama-3.2-1b")
     layer = replace(config.decoder.layers[0], feed_forward=replace(config.decoder.layers[0].feed_forward, width=8))
     layer = replace(layer, attention=replace(layer.attention, num_heads=4, num_kv_heads=2, head_width=4))
@@ -129,12 +67,12 @@ def files_of_a_forward():
     stack = replace(config.decoder, embedding=embedding, layers=(layer,))
     network, seen = clearhead.Transformer(replace(config, width=8, decoder=stack)), {}
 
-    def listen(frame, event, argument):
+    def record(frame, event, argument):
         path = Path(frame.f_code.co_filename)
-        if event == "call" and path.parent == SOURCE / "model":
+        if event == "call" and path.parent == ROOT / "model":
             seen[path.stem] = True
 
-    sys.setprofile(listen)
+    sys.setprofile(record)
     try:
         network(torch.tensor([[1, 2, 3]]))
     finally:
@@ -143,9 +81,8 @@ def files_of_a_forward():
 
 
 def test_one_forward_is_at_most_eight_files():
-    """The walk that model/__init__.py tells is the one that is taken; beside it stand data and formulas."""
-    told = import_module("clearhead.model").__doc__
-    walk = re.findall(r"^    ([a-z_]+)  ", told, re.MULTILINE)
-    assert len(walk) <= 8
-    beside = {"config", "parts", "masks", "norms", "positions"}
-    assert [name for name in files_of_a_forward() if name not in beside] == walk
+    """The docstring of clearhead.model lists the files of a forward pass in order; formulas are listed apart."""
+    documented = re.findall(r"^    ([a-z_]+)  ", import_module("clearhead.model").__doc__, re.MULTILINE)
+    assert len(documented) <= LONGEST_CALL_PATH
+    formulas = {"masks", "norms", "positions"}
+    assert [name for name in files_of_a_forward() if name not in formulas] == documented

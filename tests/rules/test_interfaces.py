@@ -1,0 +1,130 @@
+"""What a package offers is documented; what a module keeps to itself is named so."""
+
+import ast
+import inspect
+import re
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+import clearhead
+from clearhead.cli.app import app
+from tests.rules.source import FILES, ROOT, exported, package_of, tree_of
+
+TESTS = Path(__file__).parents[1]
+PACKAGES = [package_of(path) for path in FILES if path.name == "__init__.py" and package_of(path)]
+OUTSIDE = [*TESTS.rglob("*.py"), *(TESTS.parent / "benchmarks").glob("*.py")]
+
+
+def is_ours(value: object) -> bool:
+    return (getattr(value, "__module__", None) or "").startswith("clearhead")
+
+
+def undocumented(name: str, value: object) -> list[str]:
+    """Return what lacks a docstring: the function or class itself, and the public methods that the class defines."""
+    if isinstance(value, ModuleType) or not (inspect.isfunction(value) or inspect.isclass(value)) or not is_ours(value):
+        return []
+    missing = [] if own_docstring(value) else [name]
+    if inspect.isclass(value):
+        for attribute, member in vars(value).items():
+            function = getattr(member, "__func__", member)  # of a class method or a static method
+            function = member.fget if isinstance(member, property) else function
+            public = not attribute.startswith("_") and inspect.isfunction(function)
+            if public and not own_docstring(function) and not inherits_docstring(value, attribute):
+                missing.append(f"{name}.{attribute}")
+    return missing
+
+
+def own_docstring(value: object) -> bool:
+    text = getattr(value, "__doc__", None)
+    return bool(text) and not re.match(r"\w+\(.*\)$", text)  # a dataclass without one is given its signature
+
+
+def inherits_docstring(owner: type, attribute: str) -> bool:
+    return any(getattr(getattr(base, attribute, None), "__doc__", None) for base in owner.__mro__[1:])
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=".".join)
+def test_exported_functions_and_classes_have_docstrings(package):
+    try:
+        module = import_module(".".join(("clearhead", *package)))
+    except ImportError as error:
+        pytest.skip(str(error))
+    missing = [one for name in sorted(exported(package)) for one in undocumented(name, getattr(module, name, None))]
+    assert missing == []
+
+
+def test_the_public_api_has_docstrings():
+    missing = [one for name in clearhead.__all__ for one in undocumented(name, getattr(clearhead, name))]
+    assert missing == []
+
+
+def test_the_rule_sees_a_missing_docstring():
+    def bare() -> None: ...
+
+    class Bare:
+        """Documented, unlike its method."""
+
+        def method(self) -> None: ...
+
+    bare.__module__ = Bare.__module__ = "clearhead.x"
+    assert undocumented("bare", bare) == ["bare"]
+    assert undocumented("Bare", Bare) == ["Bare.method"]
+
+
+def commands(command, path=()):
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_and_option_has_help(path):
+    command = COMMANDS[path]
+    assert command.help
+    assert [parameter.name for parameter in command.params if not getattr(parameter, "help", None)] == []
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Return all names, attributes and words in strings of a file: any of them may be a use."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.alias):
+            found.update(node.name.split("."))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 200:
+            found.update(re.findall(r"\w+", node.value))
+    return frozenset(found)
+
+
+def defined_in(path: Path) -> list[str]:
+    """Return the functions and classes of a module that carry no decorator: commands, say, are used by theirs."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return [
+        node.name
+        for node in tree_of(path).body
+        if isinstance(node, kinds) and (isinstance(node, ast.ClassDef) or not node.decorator_list)
+    ]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_used_in_one_module_only_begin_with_an_underscore(path):
+    others = [file for file in (*FILES, *OUTSIDE) if file != path]
+    alone = [
+        name
+        for name in defined_in(path)
+        if not name.startswith("_") and not any(name in names_in(file) for file in others)
+    ]
+    assert alone == []
