@@ -1,8 +1,9 @@
-"""What all commands share: the app, its entry point, the bars. Data on stdout, messages on stderr; exit code 0, 1 or 2.
+"""What all commands share: the Typer app, the entry point, progress bars and output helpers.
 
     clearhead --help
 
-Each file beside this one adds its commands to `app`; heavy imports stand inside them, so that --help answers at once.
+Data goes to stdout, messages and progress bars to stderr. The other modules of this package add their commands to
+`app`; they import torch and other heavy packages inside the commands, so that `--help` answers at once.
 """
 
 import io
@@ -42,64 +43,68 @@ errors = Console(stderr=True, highlight=False, emoji=False)
 PIPE_WIDTH = 120  # characters
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # it has no public name in typer
 
-ModelArgument = Annotated[str, typer.Argument(help="Installed name, folder, .gguf file or hub id.")]
-OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Write over what is there.")]
+ModelArgument = Annotated[str, typer.Argument(help="An installed name, a folder, a .gguf file or a Hub id.")]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def main() -> None:
-    """The entry point: a wrong input is one sentence on stderr. --debug may stand anywhere.
+    """Run the command line, and report an error as one sentence on stderr.
 
-    Exit code 1, or 2 where the command itself could not be understood.
+    Exit with 0 on success, 1 on an error, and 2 if the command line could not be parsed. `--debug`, at any position,
+    shows the traceback of an error instead.
     """
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     open_streams()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal's encoding lacks is spelled out
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
-    if isinstance(sys.stdin, io.TextIOWrapper):  # bytes that are no text are refused where the text is encoded
+    if isinstance(sys.stdin, io.TextIOWrapper):  # the tokenizer refuses bytes that are not UTF-8
         sys.stdin.reconfigure(errors="surrogateescape")
     warnings.formatwarning = lambda message, *place, **line: f"note: {message}\n"
     try:
         sys.exit(app(arguments, prog_name="clearhead", standalone_mode=False))
     except UsageError as error:
-        if said := error.format_message():  # none where the help was asked for, and is printed by now
-            where = error.ctx.command_path if error.ctx else "clearhead"
-            tell("error", f"{said[0].lower()}{said[1:].rstrip('.')} (see {where} --help)")
+        if message := error.format_message():  # empty if the help was printed
+            command = error.ctx.command_path if error.ctx else "clearhead"
+            print_message("error", f"{message[0].lower()}{message[1:].rstrip('.')} (see {command} --help)")
         sys.exit(2)
-    except (ClearheadError, OSError) as error:  # OSError: a full disk, a folder that may not be written
+    except (ClearheadError, OSError) as error:  # OSError: a full disk, a missing permission
         if len(arguments) < len(sys.argv) - 1:
             raise
-        tell("error", as_typed(str(error), arguments))
+        print_message("error", with_option_names(str(error), arguments))
         sys.exit(1)
-    except typer.Abort:  # nobody at the other end of a question
+    except typer.Abort:  # a question that nobody can answer: stdin is not a terminal
         sys.exit(1)
 
 
 def open_streams() -> None:
-    """Whoever started this may have closed some (`<&-`): nothing comes in then, and what goes out is dropped."""
+    """Replace closed standard streams (`clearhead ... <&-`) with the null device."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (until the end)
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  (open until exit)
 
 
-def tell(kind: str, said: str) -> None:
-    """One line on stderr: an error or a note."""
-    errors.print(f"{kind}: {said}", markup=False, soft_wrap=True)
+def print_message(kind: str, message: str) -> None:
+    """Print one line to stderr; `kind` is "error" or "note"."""
+    errors.print(f"{kind}: {message}", markup=False, soft_wrap=True)
 
 
-def as_typed(said: str, arguments: list[str]) -> str:
-    """With the options of the command as they are typed: top_p becomes --top-p, temperature 1 --temperature 1."""
+def with_option_names(message: str, arguments: list[str]) -> str:
+    """Return a message with options spelled as on the command line: `top_p` becomes `--top-p`.
+
+    A parameter name that is also a plain word (temperature) is replaced only in front of a number.
+    """
     command: Any = typer.main.get_command(app)
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
     for parameter in command.params:
-        ending = r"\b" if "_" in parameter.name else r"(?= -?\d)"  # a plain word is an option before a value only
-        said = re.sub(rf"(?<!-)\b{parameter.name}{ending}", parameter.opts[0], said)
-    return said
+        ending = r"\b" if "_" in parameter.name else r"(?= -?\d)"
+        message = re.sub(rf"(?<!-)\b{parameter.name}{ending}", parameter.opts[0], message)
+    return message
 
 
-def print_version(asked: bool) -> None:
-    if asked:
+def print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(version("clearhead"))
@@ -110,25 +115,26 @@ def print_version(asked: bool) -> None:
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """What holds for every command; `main` looks at --debug."""
+    """Define the options that every command shares; `main` handles --debug."""
 
 
 def check_absent(path: Path, overwrite: bool, kind: str = "folder") -> None:
-    """Before long work: what stands there is written over only where that was asked for."""
-    taken = any(path.iterdir()) if path.is_dir() else path.exists()
-    if taken and not overwrite:
-        raise ClearheadError(f"{path} exists already; give another {kind}, or --overwrite")
+    """Raise ClearheadError if an output exists and may not be replaced. Call it before long work."""
+    exists = any(path.iterdir()) if path.is_dir() else path.exists()
+    if exists and not overwrite:
+        raise ClearheadError(f"{path} already exists; choose another {kind} or add --overwrite")
 
 
 def print_json(data: Any) -> None:
+    """Print data as JSON on stdout."""
     typer.echo(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def finite(data: Any) -> Any:
-    """With null for what is no number or infinite: JSON has neither."""
+    """Return the data with null in place of NaN and infinity, which JSON does not have."""
     match data:
         case float():
             return data if math.isfinite(data) else None
@@ -140,30 +146,32 @@ def finite(data: Any) -> Any:
 
 
 def table_console() -> Console:
+    """Return a console for tables; in a pipe it is wide enough not to fold rows."""
     console = Console(highlight=False, emoji=False)
-    if not console.is_terminal:  # there rich takes 80 characters, and would fold the rows
+    if not console.is_terminal:  # rich assumes 80 characters in a pipe
         console.width = max(console.width, PIPE_WIDTH)
     return console
 
 
 def progress_bar(*columns: ProgressColumn) -> Progress:
-    """On stderr and only on a terminal."""
-    shown = (TextColumn("{task.description}"), BarColumn(), *columns)
-    return Progress(*shown, console=errors, transient=True, disable=not errors.is_terminal)
+    """Return a progress bar on stderr that is shown only on a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), *columns)
+    return Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
 
 
 @contextmanager
-def loading_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Over the tensors of a checkpoint."""
+def loading_bar(model: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar while tensors load; yields the callback that `clearhead.load(progress=...)` takes."""
     with progress_bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task(f"loading {what}", total=None)
+        task = bar.add_task(f"loading {model}", total=None)
         yield lambda name, done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager
-def download_bar(what: str) -> Iterator[Callable[[str, int, int], None]]:
+def download_bar(name: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a progress bar while a package downloads; yields the callback that `clearhead.get(progress=...)` takes."""
     with progress_bar(DownloadColumn(), TransferSpeedColumn()) as bar:
-        task = bar.add_task(what, total=None)
+        task = bar.add_task(name, total=None)
         yield lambda stage, done, total: bar.update(
-            task, description=f"{stage} {what}", completed=done, total=total or None
+            task, description=f"{stage} {name}", completed=done, total=total or None
         )

@@ -1,4 +1,4 @@
-"""The first two minutes: a real model continues a sentence, and shows how it is built.
+"""The demo: download a real model, let it continue a sentence, and show its architecture.
 
 run(clearhead.cli.app.download_bar)
 """
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from clearhead.api import Model, create, load
 from clearhead.architecture import Rope
 from clearhead.catalog import store
-from clearhead.families import llama
+from clearhead.families import llama_config
 from clearhead.summary import print_summary, summarize
 from clearhead.tokenization import byte_tokenizer
 
@@ -20,22 +20,26 @@ NUM_TOKENS = 32
 
 
 def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], None]]]) -> None:
-    first = 'clearhead generate smollm2 "Once upon a time"   clearhead chat smollm2'
+    """Run the demo; `bar` shows a progress bar during the download.
+
+    Without a network, a small random model takes the place of SmolLM2.
+    """
+    next_command = 'clearhead generate smollm2 "Once upon a time"   clearhead chat smollm2'
     try:
         with bar("smollm2") as progress:
             store.get("smollm2", progress)
         model, title = load("smollm2"), "SmolLM2-135M-Instruct"
     except store.DownloadError as error:
-        print(f"SmolLM2 could not be fetched ({error}); here is the same on a small random model.\n")
-        model, title = random_model(), "a small random model (its text is noise)"
-        first = "clearhead get smollm2 (once there is a network)"
-    print(f"{title} continues, greedily:\n")
-    speak(model)
+        print(f"SmolLM2 could not be downloaded ({error}); a small random model is used instead.\n")
+        model, title = random_model(), "A small random model (its text is noise)"
+        next_command = "clearhead get smollm2 (once there is a network)"
+    print(f"{title} continues a sentence with greedy decoding:\n")
+    stream_continuation(model)
     print_summary(summarize(model.config), title)
-    print(f"\nNext: {first}   clearhead show deepseek-v3   clearhead --help")
+    print(f"\nNext: {next_command}   clearhead show deepseek-v3   clearhead --help")
 
 
-def speak(model: Model) -> None:
+def stream_continuation(model: Model) -> None:
     sys.stdout.write(PROMPT)
     started = time.perf_counter()
     stream = model.stream(PROMPT, max_new_tokens=NUM_TOKENS)
@@ -48,7 +52,7 @@ def speak(model: Model) -> None:
 
 def random_model() -> Model:
     tokenizer = byte_tokenizer()
-    config = llama.llama(
+    config = llama_config(
         width=128,
         num_layers=4,
         num_heads=4,
