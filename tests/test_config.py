@@ -1,4 +1,4 @@
-"""Configs to text and back, over randomly built ones, and the sentence for every way to write one wrongly."""
+"""Configs survive JSON and TOML, tested with random ones, and every kind of invalid file has a clear error."""
 
 import json
 from dataclasses import dataclass
@@ -8,15 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clearhead.architecture.config import Head, ModelConfig
-from clearhead.architecture.parts import LayerNorm, LinearScaling, Rope
+from clearhead.architecture import Head, LayerNorm, LinearScaling, ModelConfig, Rope
 from clearhead.config import MAX_LAYERS, from_dict, from_json, from_toml, kind_of, to_dict, to_json, to_toml
 from clearhead.errors import ClearheadError
 from clearhead.families import preset, presets
 from tests.model.random_configs import CONFIGS, SLOWLY
 from tests.model.toys import decoder, grouped, translator
 
-# --- over random configs
+# --- random configs
 
 
 @SLOWLY
@@ -34,7 +33,7 @@ def test_toml_round_trip_of_random_configs(config):
 
 @SLOWLY
 @given(CONFIGS, st.data())
-def test_any_key_renamed_is_named_with_its_nearest(config, data):
+def test_a_misspelt_key_is_reported_with_the_nearest_name(config, data):
     plain = to_dict(config)
     table, where = data.draw(st.sampled_from(list(tables(plain, "model_config"))))
     keys = [key for key in table if key not in ("kind", "times")]
@@ -48,13 +47,13 @@ def test_any_key_renamed_is_named_with_its_nearest(config, data):
 
 
 @given(st.floats(1, exclude_min=True, allow_infinity=False))
-def test_a_float_survives_to_its_last_bit(theta):
+def test_floats_round_trip_exactly(theta):
     assert from_json(Rope, to_json(Rope(theta=theta))).theta == theta
     assert from_toml(Rope, to_toml(Rope(theta=theta))).theta == theta
 
 
 def tables(plain: Any, where: str) -> Any:
-    """Every table inside plain data with its place, as errors name it."""
+    """Yield every table inside plain data and its place as error messages name it."""
     if isinstance(plain, dict):
         yield plain, where
         for key, value in plain.items():
@@ -73,7 +72,7 @@ ANYTHING = st.recursive(
 
 @SLOWLY
 @given(ANYTHING, st.data())
-def test_anything_in_any_place_is_read_or_refused_and_never_breaks(anything, data):
+def test_an_arbitrary_value_anywhere_is_accepted_or_raises_a_one_line_error(anything, data):
     plain = to_dict(translator())
     table, _ = data.draw(st.sampled_from(list(tables(plain, ""))))
     table[data.draw(st.sampled_from(sorted(table)))] = anything
@@ -90,74 +89,82 @@ def outcome(plain: Any) -> ModelConfig | str:
 
 @SLOWLY
 @given(st.text())
-def test_any_text_is_read_or_refused_and_never_breaks(text):
+def test_an_arbitrary_text_raises_a_clearhead_error(text):
     for read in (from_json, from_toml):
         with pytest.raises(ClearheadError):
             read(ModelConfig, text)
 
 
-# --- how it is written
+# --- the written form
 
 
 @pytest.mark.parametrize("name", presets())
-def test_every_preset_survives_both_texts(name):
+def test_every_preset_round_trips_through_json_and_toml(name):
     config = preset(name)
     assert from_json(ModelConfig, to_json(config)) == config
     assert from_toml(ModelConfig, to_toml(config)) == config
 
 
-def test_equal_layers_are_written_once():
+def test_consecutive_equal_layers_are_written_once():
     plain = to_dict(preset("llama-3.1-405b"))
     assert [entry["times"] for entry in plain["decoder"]["layers"]] == [126]
     assert len(to_json(preset("llama-3.1-405b"))) < 2000
-    assert "times" not in to_dict(preset("gpt3-125m"))["decoder"]["layers"][0]  # dense and banded in turn
+    assert "times" not in to_dict(preset("gpt3-125m"))["decoder"]["layers"][0]  # dense and banded layers alternate
 
 
-def test_none_is_left_out_and_a_choice_says_its_kind():
+def test_none_is_omitted_and_a_choice_is_written_with_its_kind():
     assert to_dict(Rope()) == {"theta": 10000.0, "pairing": "half"}
     assert to_dict(Rope(scaling=LinearScaling(factor=2.0)))["scaling"] == {"kind": "linear_scaling", "factor": 2.0}
     assert kind_of(type(grouped())) == "grouped_attention"
     assert "kind" not in to_dict(decoder())["decoder"]
 
 
-def test_null_is_read_as_absent():
+def test_null_is_read_as_none():
     assert from_json(Rope, '{"width": null, "scaling": null}') == Rope()
 
 
-def test_a_whole_number_is_a_float_where_a_float_is_meant():
+def test_an_integer_is_read_as_a_float_for_a_float_field():
     rope = from_json(Rope, '{"theta": 500000}')
     assert rope == Rope(theta=500000.0)
     assert isinstance(rope.theta, float)
 
 
-# --- wrongly written
+# --- invalid data
 
 LAYERS = {"times": 2, "attention": {"kind": "grouped_attention", "num_heads": 2, "num_kv_heads": 1, "head_width": 4}}
-WRONG = {
-    "no table": (Rope, [], "rope must be a table of named values, not []"),
+INVALID = {
+    "not a table": (Rope, [], "rope must be a table of named values, not []"),
     "unknown key": (Rope, {"thetta": 1.0}, "unknown key in rope: 'thetta'; did you mean 'theta'?"),
-    "far key": (Head, {"zzz": 1}, "unknown key in head: 'zzz'; known are: bias, scale, softcap, tied, transform"),
+    "unknown key without a near name": (
+        Head,
+        {"zzz": 1},
+        "unknown key in head: 'zzz'; available: bias, scale, softcap, tied, transform",
+    ),
     "missing": (LayerNorm, {}, "layer_norm.epsilon is missing"),
-    "string for number": (Rope, {"theta": "big"}, "rope.theta must be float, not 'big'"),
-    "float for whole": (Rope, {"width": 4.0}, "rope.width must be int, not 4.0"),
-    "yes for number": (Rope, {"theta": True}, "rope.theta must be float, not True"),
-    "yes for whole": (Rope, {"width": True}, "rope.width must be int, not True"),
-    "number for yes": (LayerNorm, {"epsilon": 1e-5, "bias": 1}, "layer_norm.bias must be bool, not 1"),
-    "null for number": (Rope, {"theta": None}, "rope.theta must be float, not None"),
+    "string for a float": (Rope, {"theta": "big"}, "rope.theta must be float, not 'big'"),
+    "float for an int": (Rope, {"width": 4.0}, "rope.width must be int, not 4.0"),
+    "bool for a float": (Rope, {"theta": True}, "rope.theta must be float, not True"),
+    "bool for an int": (Rope, {"width": True}, "rope.width must be int, not True"),
+    "int for a bool": (LayerNorm, {"epsilon": 1e-5, "bias": 1}, "layer_norm.bias must be bool, not 1"),
+    "null for a float": (Rope, {"theta": None}, "rope.theta must be float, not None"),
     "infinite": (Rope, {"theta": float("inf")}, "rope.theta must be a finite number"),
-    "nobody knows": (Rope, {"theta": float("nan")}, "rope.theta must be a finite number"),
-    "beyond a float": (Rope, {"theta": 10**400}, "rope.theta must be a finite number"),
-    "wrong word": (Rope, {"pairing": "halve"}, "unknown rope.pairing: 'halve'; did you mean 'half'?"),
-    "number for word": (Rope, {"pairing": 3}, "unknown rope.pairing: '3'; known are: half, interleaved"),
-    "list for word": (Rope, {"pairing": ["half"]}, "unknown rope.pairing: \"['half']\"; did you mean 'half'?"),
+    "not a number": (Rope, {"theta": float("nan")}, "rope.theta must be a finite number"),
+    "too large for a float": (Rope, {"theta": 10**400}, "rope.theta must be a finite number"),
+    "unknown literal": (Rope, {"pairing": "halve"}, "unknown rope.pairing: 'halve'; did you mean 'half'?"),
+    "number for a literal": (Rope, {"pairing": 3}, "unknown rope.pairing: '3'; available: half, interleaved"),
+    "list for a literal": (Rope, {"pairing": ["half"]}, "unknown rope.pairing: \"['half']\"; did you mean 'half'?"),
     "no kind": (
         Rope,
         {"scaling": {"factor": 2.0}},
         "rope.scaling needs a kind: one of dynamic_scaling, linear_scaling, llama3_scaling, yarn_scaling",
     ),
-    "number for choice": (Rope, {"scaling": 2.0}, "rope.scaling needs a kind: one of dynamic_scaling, linear_scaling"),
-    "kind of number": (Rope, {"scaling": {"kind": 7}}, "rope.scaling needs a kind: one of dynamic_scaling"),
-    "wrong kind": (
+    "number for a choice": (
+        Rope,
+        {"scaling": 2.0},
+        "rope.scaling needs a kind: one of dynamic_scaling, linear_scaling",
+    ),
+    "kind that is a number": (Rope, {"scaling": {"kind": 7}}, "rope.scaling needs a kind: one of dynamic_scaling"),
+    "unknown kind": (
         Rope,
         {"scaling": {"kind": "linear"}},
         "unknown rope.scaling.kind: 'linear'; did you mean 'linear_scaling'?",
@@ -167,8 +174,8 @@ WRONG = {
         {"scaling": {"kind": "linear_scaling", "factor": 2.0, "beta_fast": 1.0}},
         "unknown key in rope.scaling: 'beta_fast'",
     ),
-    "refused at birth": (Rope, {"theta": 0.5}, "Rope.theta is 0.5"),
-    "missing inside": (
+    "rejected by the dataclass": (Rope, {"theta": 0.5}, "Rope.theta is 0.5"),
+    "missing in a nested table": (
         ModelConfig,
         {"width": 4, "context": 4, "decoder": {"layers": []}},
         "model_config.decoder.embedding is missing",
@@ -176,12 +183,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_every_way_to_write_it_wrongly_has_its_sentence(name):
-    part, data, sentence = WRONG[name]
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_data_has_a_clear_error(name):
+    part, data, message = INVALID[name]
     with pytest.raises(ClearheadError) as caught:
         from_dict(part, data)
-    assert str(caught.value).startswith(sentence)
+    assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
@@ -192,7 +199,7 @@ def with_layers(layers: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("layers", "sentence"),
+    ("layers", "message"),
     [
         ("many", "model_config.decoder.layers must be a list, not 'many'"),
         ({"times": 2}, "model_config.decoder.layers must be a list, not {'times': 2}"),
@@ -206,14 +213,14 @@ def with_layers(layers: Any) -> dict[str, Any]:
         ([], "a stack needs at least one layer"),
     ],
 )
-def test_lists_of_layers_wrongly_written(layers, sentence):
+def test_invalid_lists_of_layers_have_a_clear_error(layers, message):
     with pytest.raises(ClearheadError) as caught:
         from_dict(ModelConfig, with_layers(layers))
-    assert str(caught.value).startswith(sentence)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "sentence"),
+    ("read", "text", "message"),
     [
         (from_json, "{", "not valid JSON: Expecting property name"),
         (from_json, "", "not valid JSON"),
@@ -229,13 +236,13 @@ def test_lists_of_layers_wrongly_written(layers, sentence):
     ],
     ids=lambda value: value[:16] if isinstance(value, str) else None,
 )
-def test_texts_wrongly_written(read, text, sentence):
+def test_invalid_texts_have_a_clear_error(read, text, message):
     with pytest.raises(ClearheadError) as caught:
         read(Rope, text)
-    assert str(caught.value).startswith(sentence)
+    assert str(caught.value).startswith(message)
 
 
-# --- the machinery alone, with more kinds of field than the network has
+# --- other types of fields than model configs have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,12 +263,12 @@ class Paper:
         note=st.none() | st.text(),
     )
 )
-def test_any_text_in_a_field_survives_both_forms(paper):
+def test_any_string_in_a_field_round_trips_through_json_and_toml(paper):
     assert from_json(Paper, to_json(paper)) == paper
     assert from_toml(Paper, to_toml(paper)) == paper
 
 
-def test_lists_that_are_not_repeated_may_be_long():
+def test_lists_without_times_may_be_longer_than_max_layers():
     @dataclass(frozen=True)
     class Names:
         names: tuple[str, ...]
@@ -269,12 +276,12 @@ def test_lists_that_are_not_repeated_may_be_long():
     assert len(from_dict(Names, {"names": ["x"] * (MAX_LAYERS + 1)}).names) == MAX_LAYERS + 1
 
 
-def test_a_size_that_no_tensor_can_have():
-    with pytest.raises(ClearheadError, match="width is too large a number"):
+def test_an_integer_beyond_64_bits_is_rejected():
+    with pytest.raises(ClearheadError, match="width is out of range; it must fit in 64 bits"):
         from_dict(ModelConfig, to_dict(decoder()) | {"width": 10**30})
 
 
-def test_lists_of_plain_values_keep_repetitions():
+def test_lists_of_plain_values_are_written_in_full():
     paper = Paper(title="", pages=(1, 1, 1, 2))
     assert to_dict(paper)["pages"] == [1, 1, 1, 2]
     with pytest.raises(ClearheadError, match=r"paper.pages\[1\] must be int, not 'two'"):

@@ -1,4 +1,4 @@
-"""Where things are kept."""
+"""The folder of downloads and measurements."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from clearhead.home import home
 
 
-def test_where_models_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_follows_the_environment_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CLEARHEAD_HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/somebody")

@@ -1,9 +1,10 @@
-"""Machinery only: frozen dataclasses that check themselves, to plain data and back, strictly; JSON and TOML.
+"""Validate config dataclasses and convert them to and from plain data, JSON and TOML.
 
     from_json(ModelConfig, to_json(config)) == config
 
-A choice between types is written with its `kind`; equal neighbours in a tuple of parts are written once with
-`times`; None is left out. An unknown key, a wrong type or a missing value is an error that names the place.
+A field that admits several dataclasses is written with the `kind` of its value. Consecutive equal items in a tuple of
+dataclasses are written once, with `times`. None is omitted. Reading is strict: an unknown key, a wrong type or a
+missing value raises ClearheadError, and the message names its place.
 """
 
 import json
@@ -24,36 +25,39 @@ from clearhead.files import parse_json
 T = TypeVar("T")
 MAX_LAYERS = 1000  # the deepest released model has 126
 
-hints_of: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # a model has hundreds of parts of a dozen types
+type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # a model has hundreds of parts of a dozen types
 
 
 def kind_of(part: type) -> str:
-    """GroupedAttention -> grouped_attention."""
+    """Return the `kind` that stands for a class in plain data: GroupedAttention -> grouped_attention."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", part.__name__).lower()
 
 
-def choices_of(hint: Any) -> tuple[list[type], bool]:
-    """The dataclasses a hint admits, and whether None is one of its choices."""
+def dataclass_choices(hint: Any) -> tuple[list[type], bool]:
+    """Return the dataclasses that a type hint admits, and whether it also admits None."""
     options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     parts = [option for option in options if isinstance(option, type) and is_dataclass(option)]
     return parts, NoneType in options
 
 
-class Checked:
-    """A value is of its type and a choice one of its choices; a number is finite and above 0, or 0 where it may be; a
-    share is below 1 too."""
+class CheckedConfig:
+    """Base of config dataclasses: check the type and range of every field when the instance is created.
+
+    Numbers must be finite and greater than 0; those named in MAY_BE_ZERO may be 0. A field whose name ends in `share`
+    must be between 0 and 1.
+    """
 
     MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        hints = hints_of(type(self))
+        hints = type_hints(type(self))
         for name, value in vars(self).items():
             where = f"{type(self).__name__}.{name}"
             if get_origin(hints[name]) is Literal:
                 if value not in get_args(hints[name]):
                     raise unknown_name(where, str(value), get_args(hints[name]))
                 continue
-            require(admits(hints[name], value), f"{where} is {value!r}; it must be {described(hints[name])}")
+            require(matches_type(value, hints[name]), f"{where} is {value!r}; it must be {describe_type(hints[name])}")
             if name in self.MAY_BE_ZERO and value is not None:
                 require(0 <= value < math.inf, f"{where} is {value}; it must be 0 or more")
             elif name.endswith("share"):
@@ -62,21 +66,21 @@ class Checked:
                 require(0 < value < math.inf, f"{where} is {value}; it must be finite and greater than 0")
 
 
-def admits(hint: Any, value: Any) -> bool:
-    """Whether a value is of this type: an int is a float too, a bool is neither."""
+def matches_type(value: Any, hint: Any) -> bool:
+    """Return whether a value has the type of a hint. An int also counts as a float; a bool counts as neither."""
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(admits(option, value) for option in options)
+        return any(matches_type(value, option) for option in options)
     if origin is tuple:
-        return isinstance(value, tuple) and all(admits(options[0], item) for item in value)
+        return isinstance(value, tuple) and all(matches_type(item, options[0]) for item in value)
     if hint in (int, float):
         return type(value) is int or type(value) is hint
     return isinstance(value, hint)
 
 
-def described(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     if get_origin(hint) is tuple:
-        return f"a tuple of {described(get_args(hint)[0])}"
+        return f"a tuple of {describe_type(get_args(hint)[0])}"
     names = [option.__name__ for option in get_args(hint) or (hint,)]
     return " or ".join("None" if name == "NoneType" else name for name in names)
 
@@ -85,21 +89,22 @@ def described(hint: Any) -> str:
 
 
 def to_dict(part: Any) -> dict[str, Any]:
-    hints = hints_of(type(part))
+    """Convert a config dataclass to plain data: dicts, lists, strings, numbers and booleans."""
+    hints = type_hints(type(part))
     pairs = ((item.name, getattr(part, item.name)) for item in fields(part))
     return {name: _plain(value, hints[name]) for name, value in pairs if value is not None}
 
 
 def _plain(value: Any, hint: Any) -> Any:
     if is_dataclass(value):
-        choices, _ = choices_of(hint)
+        choices, _ = dataclass_choices(hint)
         kind = {"kind": kind_of(type(value))} if len(choices) > 1 else {}
         return kind | to_dict(value)
     if isinstance(value, tuple):
         inner = get_args(hint)[0]
-        if not choices_of(inner)[0]:
+        if not dataclass_choices(inner)[0]:
             return [_plain(item, inner) for item in value]
-        runs = [(_plain(item, inner), len(list(same))) for item, same in groupby(value)]
+        runs = [(_plain(item, inner), len(list(equal))) for item, equal in groupby(value)]
         return [plain if times == 1 else {"times": times} | plain for plain, times in runs]
     return value
 
@@ -108,17 +113,17 @@ def _plain(value: Any, hint: Any) -> Any:
 
 
 def from_dict(part: type[T], data: Any, where: str = "") -> T:
-    """Build `part` from plain data; `where` names the place in error messages."""
+    """Create a `part` from plain data. `where` is how error messages name its place."""
     where = where or kind_of(part)
     if not isinstance(data, Mapping):
         raise ClearheadError(f"{where} must be a table of named values, not {data!r}")
-    hints = hints_of(part)
-    known = {item.name: item for item in fields(part)}  # type: ignore[arg-type]
+    hints = type_hints(part)
+    part_fields = {item.name: item for item in fields(part)}  # type: ignore[arg-type]
     for key in data:
-        if key not in known:
-            raise unknown_name(f"key in {where}:", str(key), known)
+        if key not in part_fields:
+            raise unknown_name(f"key in {where}:", str(key), part_fields)
     values = {}
-    for name, item in known.items():
+    for name, item in part_fields.items():
         if name in data:
             values[name] = _parse(hints[name], data[name], f"{where}.{name}")
         elif item.default is MISSING and item.default_factory is MISSING:
@@ -127,7 +132,7 @@ def from_dict(part: type[T], data: Any, where: str = "") -> T:
 
 
 def _parse(hint: Any, data: Any, where: str) -> Any:
-    choices, optional = choices_of(hint)
+    choices, optional = dataclass_choices(hint)
     if data is None and optional:
         return None
     if choices:
@@ -163,7 +168,7 @@ def _parse_tuple(inner: Any, data: Any, where: str) -> tuple[Any, ...]:
             times = _parse_scalar(int, entry["times"], f"{where}[{number}].times")
             entry = {k: v for k, v in entry.items() if k != "times"}
             if not 1 <= times <= MAX_LAYERS - len(items):
-                raise ClearheadError(f"{where}[{number}].times is {times}; it must be from 1 to {MAX_LAYERS} in all")
+                raise ClearheadError(f"{where}[{number}].times is {times}; it must be from 1 to {MAX_LAYERS} in total")
         items.extend([_parse(inner, entry, f"{where}[{number}]")] * times)
     return tuple(items)
 
@@ -176,22 +181,25 @@ def _parse_scalar(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
         raise ClearheadError(f"{where} must be {kind.__name__}, not {data!r}")
     if kind is int and not -(2**63) <= data < 2**63:
-        raise ClearheadError(f"{where} is too large a number")
+        raise ClearheadError(f"{where} is out of range; it must fit in 64 bits")
     return data
 
 
-# --- text forms
+# --- JSON and TOML
 
 
 def to_json(part: Any) -> str:
+    """Convert a config dataclass to indented JSON."""
     return json.dumps(to_dict(part), indent=2) + "\n"
 
 
 def from_json(part: type[T], text: str) -> T:
+    """Create a config dataclass from JSON: from_json(ModelConfig, text)."""
     return from_dict(part, parse_json(text))
 
 
 def from_toml(part: type[T], text: str) -> T:
+    """Create a config dataclass from TOML: from_toml(ModelConfig, text)."""
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -200,11 +208,12 @@ def from_toml(part: type[T], text: str) -> T:
 
 
 def to_toml(part: Any) -> str:
+    """Convert a config dataclass to TOML."""
     return "\n".join(_toml_table(to_dict(part), ())).strip() + "\n"
 
 
 def _toml_table(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
-    """Plain values first, then sub-tables under [their.path], lists of tables under [[their.path]]."""
+    """Return the lines of a table: its plain values, then [sub.tables], then [[lists.of.tables]]."""
     lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not _is_table(value)]
     for key, value in table.items():
         name = ".".join((*path, key))
@@ -223,5 +232,5 @@ def _is_table(value: Any) -> bool:
 
 
 def _toml_value(value: Any) -> str:
-    # JSON spells booleans, integers, lists and strings as TOML does, but for DEL; a float keeps its point.
+    # JSON writes booleans, integers, lists and strings as TOML does, except DEL. repr keeps the point of a float.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")

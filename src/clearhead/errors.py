@@ -1,38 +1,45 @@
-"""The one error a user can cause: a sentence that says what is wrong and what would work.
+"""The error raised for invalid user input: one sentence that says what is wrong and what would work.
 
-    raise unknown("preset", "gtp2", presets())   # unknown preset 'gtp2'; did you mean 'gpt2'?
+    raise unknown_name("preset", "gtp2", presets())   # unknown preset 'gtp2'; did you mean 'gpt2'?
 
-Whatever goes wrong through a bug of ours stays an ordinary exception with its traceback.
+A defect in Clearhead itself raises an ordinary exception and shows its traceback.
 """
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-FEW = 8  # names that a sentence can hold
+MAX_LISTED_WITH_SUGGESTION = 8
+MAX_LISTED = 12
 
 
 class ClearheadError(ValueError):
-    """Bad input: one clear sentence. The command line prints it without a traceback."""
+    """Invalid input, described in one sentence. The command line prints it without a traceback."""
 
 
-def require(condition: bool, sentence: str) -> None:
+def require(condition: bool, message: str) -> None:
+    """Raise ClearheadError with `message` unless `condition` holds."""
     if not condition:
-        raise ClearheadError(sentence)
+        raise ClearheadError(message)
 
 
-def unknown_name(kind: str, name: str, choices: Iterable[str], lists: str = "") -> ClearheadError:
-    """The error for a name that is not among `choices`: the nearest right one, and all of them where they are few.
+def unknown_name(kind: str, name: str, choices: Iterable[str], where_listed: str = "") -> ClearheadError:
+    """Return the error for a name that is not among `choices`.
 
-    `lists` says where all are told, for choices that are too many to name.
+    The message suggests the nearest name and lists the choices if they are few. If there are too many to list, pass
+    `where_listed`, a sentence that says where the user finds them.
     """
-    known = sorted(choices)
-    spelled = {choice.lower(): choice for choice in known}
-    near = [spelled[match] for match in get_close_matches(name.lower(), spelled, n=3 if lists else 1, cutoff=0.6)]
-    said = [f"did you mean {' or '.join(map(repr, near))}?"] if near else []
-    if lists:
-        said.append(lists)
-    elif not near:
-        said.append(f"known are: {', '.join(known[:12]) or '(none)'}{', …' * (len(known) > 12)}")
-    elif 1 < len(known) <= FEW:
-        said.append(f"Known are: {', '.join(known)}")
-    return ClearheadError(f"unknown {kind} {name!r}; {' '.join(said)}")
+    names = sorted(choices)
+    by_lower_case = {choice.lower(): choice for choice in names}
+    num_suggestions = 3 if where_listed else 1
+    matches = get_close_matches(name.lower(), by_lower_case, n=num_suggestions, cutoff=0.6)
+    parts = []
+    if matches:
+        parts.append(f"did you mean {' or '.join(repr(by_lower_case[match]) for match in matches)}?")
+    if where_listed:
+        parts.append(where_listed)
+    elif not matches:
+        listed = ", ".join(names[:MAX_LISTED]) or "(none)"
+        parts.append(f"available: {listed}{', …' * (len(names) > MAX_LISTED)}")
+    elif 1 < len(names) <= MAX_LISTED_WITH_SUGGESTION:
+        parts.append(f"Available: {', '.join(names)}")
+    return ClearheadError(f"unknown {kind} {name!r}; {' '.join(parts)}")

@@ -1,8 +1,8 @@
-"""Files: small ones read whole, in UTF-8 and sound as JSON or with a clear sentence; all of them written whole.
+"""Read text and JSON files with clear errors, and write files atomically.
 
-    settings = read_object(Path("config.json")); write_text(Path("config.json"), to_json(settings))
+    settings = read_json_object(Path("config.json")); write_text(Path("config.json"), to_json(settings))
 
-Only tensors need torch, so that a tokenizer is read and written without it.
+Only `write_safetensors` needs torch, so tokenizers can be read and written without it.
 """
 
 import json
@@ -21,6 +21,7 @@ MAX_BYTES = 1 << 27  # Gemma 3's tokenizer.json, the largest of the common ones,
 
 
 def read_bytes(path: Path) -> bytes:
+    """Return the content of a file of at most MAX_BYTES."""
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
@@ -31,7 +32,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Without the mark that some editors put before UTF-8."""
+    """Return the text of a UTF-8 file, without the byte order mark that some editors write."""
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -39,34 +40,38 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
+    """Return the JSON value in a file."""
     return parse_json(read_text(path), f"{path} is ")
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is no such file."""
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or an empty one if the file does not exist."""
     if not path.exists():
         return {}
     content = read_json(path)
     if not isinstance(content, dict):
-        raise ClearheadError(f"{path} holds {type(content).__name__}, where an object is needed")
+        raise ClearheadError(f"{path} contains a {type(content).__name__}; it must contain a JSON object")
     return content
 
 
 def parse_json(text: str, subject: str = "") -> Any:
-    """`subject` opens the sentence of the error."""
+    """Parse JSON. `subject` is the start of the error message, such as "config.json is "."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError) as error:  # ValueError: a number of thousands of digits, too
+    except (ValueError, RecursionError) as error:  # ValueError also for a number of thousands of digits
         raise ClearheadError(f"{subject}not valid JSON: {error}") from None
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Another name to write a file under; it gets its own once all of it is on the disk, and goes after an error."""
-    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")  # several may write it at once
+    """Provide a temporary path to write to; rename it to `path` once its content is on disk.
+
+    After an error the temporary file is deleted and `path` keeps its old content.
+    """
+    partial = path.with_name(f"{path.name}.{os.urandom(4).hex()}.partial")  # several processes may write at once
     try:
         yield partial
-        with partial.open("r+b") as file:  # Windows flushes only what is open for writing
+        with partial.open("r+b") as file:  # Windows flushes only files that are open for writing
             os.fsync(file.fileno())
         partial.replace(path)
     finally:
@@ -74,17 +79,22 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file atomically."""
     with atomic_write(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
+    """Write a binary file atomically."""
     with atomic_write(path) as partial:
         partial.write_bytes(content)
 
 
 def write_safetensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str] | None = None) -> None:
-    """Readable by whoever may read the folder's other files; safetensors itself would leave it to its owner alone."""
+    """Write a safetensors file atomically, with the default permissions of new files.
+
+    The safetensors library itself would make it readable by its owner only.
+    """
     from safetensors.torch import save_file
 
     with atomic_write(path) as partial:
@@ -94,9 +104,9 @@ def write_safetensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[s
         partial.chmod(mode)
 
 
-def check_output(path: Path, kinds: Iterable[str]) -> None:
-    """Before long work: the name of a file to write ends in one of `kinds`, and there is a folder for it."""
-    if path.suffix.lower() not in kinds:
-        raise ClearheadError(f"{path.name!r} says no kind of file; give a name that ends in {', '.join(kinds)}")
+def check_output_path(path: Path, extensions: Iterable[str]) -> None:
+    """Raise ClearheadError unless `path` has one of these extensions and its folder exists. Call it before long tasks."""
+    if path.suffix.lower() not in extensions:
+        raise ClearheadError(f"{path.name!r} has an unsupported extension; use {' or '.join(extensions)}")
     if not path.parent.is_dir():
-        raise ClearheadError(f"there is no folder {str(path.parent)!r} to write {path.name} into")
+        raise ClearheadError(f"there is no folder {str(path.parent)!r} to write {path.name} to")

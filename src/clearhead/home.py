@@ -1,6 +1,6 @@
-"""Where Clearhead keeps what it fetched, built or measured on this machine.
+"""The folder in which Clearhead keeps downloads, built kernels and measurements of this machine.
 
-home() / "models"
+models = home() / "models"
 """
 
 import os
@@ -8,12 +8,15 @@ from pathlib import Path
 
 
 def home() -> Path:
-    """$CLEARHEAD_HOME, or `clearhead` in the user's cache folder."""
-    if own := os.environ.get("CLEARHEAD_HOME"):
-        return expand_user(own)
+    """Return $CLEARHEAD_HOME, or the folder `clearhead` in the user's cache folder."""
+    if configured := os.environ.get("CLEARHEAD_HOME"):
+        return expand_user(configured)
     return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "clearhead"
 
 
 def expand_user(path: str | Path) -> Path:
-    """With the user's folder for ~; where there is no such user (~nobody), as it is."""
+    """Replace a leading ~ by the user's home folder. Return the path unchanged if there is no such user (~nobody).
+
+    Path.expanduser would raise RuntimeError in that case.
+    """
     return Path(os.path.expanduser(path))
