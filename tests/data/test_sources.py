@@ -1,4 +1,4 @@
-"""Files to texts, and what is said of those that cannot be read."""
+"""Test reading texts from files, and the errors for files that cannot be read."""
 
 import gzip
 import json
@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError
 TEXT = "One line.\nAnother.\n\nA paragraph.\n"
 
 
-def test_units_of_a_text(tmp_path):
+def test_read_texts_by_file_line_and_paragraph(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(TEXT.encode())
     assert list(read_texts(path)) == [TEXT]
@@ -22,7 +22,7 @@ def test_units_of_a_text(tmp_path):
         list(read_texts(path, unit="lines"))
 
 
-def test_a_folder_in_the_order_of_names_gz_and_jsonl_too(tmp_path):
+def test_read_texts_of_a_folder_reads_txt_gz_and_jsonl_sorted_by_name(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "b.txt").write_text("b")
     (tmp_path / "sub" / "c.jsonl").write_text('{"text": "c1"}\n\n{"text": "c2"}\n')
@@ -31,7 +31,7 @@ def test_a_folder_in_the_order_of_names_gz_and_jsonl_too(tmp_path):
     assert list(read_texts(tmp_path)) == ["a", "b", "c1", "c2"]
 
 
-def test_lines_end_at_newlines_only(tmp_path):
+def test_read_lines_splits_at_newlines_only_and_skips_the_byte_order_mark(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\u2028still one\x0b\r\ntwo\n\nend".encode())
     assert list(read_lines(path)) == ["one\u2028still one\x0b", "two", "", "end"]
@@ -40,7 +40,7 @@ def test_lines_end_at_newlines_only(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("read", [lambda path: list(read_lines(path)), read_text])
-def test_a_file_that_is_not_utf8_is_named_with_the_place(tmp_path, suffix, read):
+def test_a_file_that_is_not_utf8_gives_an_error_with_byte_and_offset(tmp_path, suffix, read):
     content = "Grüße\nund ".encode() + b"\xfc" + b"ber\n"
     path = tmp_path / f"latin.txt{suffix}"
     path.write_bytes(gzip.compress(content) if suffix else content)
@@ -48,31 +48,31 @@ def test_a_file_that_is_not_utf8_is_named_with_the_place(tmp_path, suffix, read)
         read(path)
 
 
-def test_broken_gzip_missing_files_and_empty_folders(tmp_path):
-    whole = gzip.compress(TEXT.encode() * 100)
-    (tmp_path / "cut.txt.gz").write_bytes(whole[:-20])
+def test_broken_gzip_missing_files_and_empty_folders_are_rejected(tmp_path):
+    complete = gzip.compress(TEXT.encode() * 100)
+    (tmp_path / "cut.txt.gz").write_bytes(complete[:-20])
     (tmp_path / "none.txt.gz").write_bytes(b"plain text")
-    with pytest.raises(ClearheadError, match="not a whole gzip file"):
+    with pytest.raises(ClearheadError, match="not a complete gzip file"):
         read_text(tmp_path / "cut.txt.gz")
     with pytest.raises(ClearheadError, match="cannot be read: Not a gzipped file"):
         read_text(tmp_path / "none.txt.gz")
     with pytest.raises(ClearheadError, match="does not exist"):
         list(read_texts(tmp_path / "absent"))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ClearheadError, match="holds no file to read"):
+    with pytest.raises(ClearheadError, match=r"contains no \.txt or \.jsonl file"):
         list(read_texts(tmp_path / "empty"))
 
 
-def test_what_another_program_writes_is_read_as_it_comes():
-    """As `<(zcat …)` of a shell gives it."""
-    end, other = os.pipe()
-    os.write(other, b"a b\nc\n")
-    os.close(other)
-    assert list(read_texts(f"/dev/fd/{end}", "line")) == ["a b", "c"]
-    os.close(end)
+def test_read_texts_reads_a_pipe():
+    """A shell passes one for `<(zcat …)`."""
+    reader, writer = os.pipe()
+    os.write(writer, b"a b\nc\n")
+    os.close(writer)
+    assert list(read_texts(f"/dev/fd/{reader}", "line")) == ["a b", "c"]
+    os.close(reader)
 
 
-def test_parallel_files(tmp_path):
+def test_read_parallel_pairs_lines_and_rejects_unequal_or_empty_files(tmp_path):
     (tmp_path / "en").write_text("a dog\na cat\n")
     (tmp_path / "de.gz").write_bytes(gzip.compress(b"ein Hund\neine Katze\n"))
     assert read_parallel(tmp_path / "en", tmp_path / "de.gz") == [("a dog", "ein Hund"), ("a cat", "eine Katze")]
@@ -80,21 +80,21 @@ def test_parallel_files(tmp_path):
     with pytest.raises(ClearheadError, match=r"en has 2 lines and .*fr has 1;"):
         read_parallel(tmp_path / "en", tmp_path / "fr")
     (tmp_path / "empty").write_text("")
-    with pytest.raises(ClearheadError, match="empty is empty; there is nothing to read"):
+    with pytest.raises(ClearheadError, match="empty is empty; it must contain at least one entry"):
         read_parallel(tmp_path / "empty", tmp_path / "empty")
 
 
-def test_tables(tmp_path):
+def test_read_table_selects_two_columns(tmp_path):
     path = tmp_path / "table.tsv"
     path.write_text("1\thello\tHH AH\n2\tworld\tW ER\n")
     assert read_table(path, 1, 2) == [("hello", "HH AH"), ("world", "W ER")]
-    with pytest.raises(ClearheadError, match=r"line 1 of .*table.tsv has 3 tab-separated columns"):
+    with pytest.raises(ClearheadError, match=r"line 1 of .*table.tsv has 3 tab-separated columns, but columns 1 and 3"):
         read_table(path, 1, 3)
     path.write_bytes(b"\xef\xbb\xbfa\tb\r\n\r\n\tc\r\n")
     assert read_table(path) == [("a", "b"), ("", "c")]
 
 
-def test_chats(tmp_path):
+def test_read_chats_returns_the_messages(tmp_path):
     path = tmp_path / "chats.jsonl"
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     path.write_text(json.dumps({"messages": messages}) + "\n")
@@ -107,25 +107,25 @@ def test_chats(tmp_path):
         ("{", "line 1 of .* is not valid JSON"),
         ("[1]", "line 1 of .* is not a JSON object"),
         ("[" * 100_000, "line 1 of .* is not valid JSON"),
-        ('{"body": "x"}', "line 1 of .* has no text under 'text'; its keys are: body"),
-        (r'{"text": "cut \uD83D"}', "line 1 of .* has half a character"),
+        ('{"body": "x"}', "line 1 of .* has no text under the key 'text'; its keys are: body"),
+        (r'{"text": "cut \uD83D"}', "line 1 of .* has an unpaired surrogate"),
     ],
 )
-def test_json_lines_that_cannot_be_read(tmp_path, line, message):
+def test_invalid_json_lines_are_rejected_with_the_line_number(tmp_path, line, message):
     path = tmp_path / "a.jsonl"
     path.write_text(line)
     with pytest.raises(ClearheadError, match=message):
         list(read_texts(path))
 
 
-def test_chats_without_messages(tmp_path):
+def test_a_chat_message_without_content_is_rejected(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"messages": [{"role": "user"}]}\n')
-    with pytest.raises(ClearheadError, match=r'line 1 of .* has no "messages"'):
+    with pytest.raises(ClearheadError, match=r'line 1 of .* needs "messages"'):
         read_chats(path)
 
 
-def test_names_of_files_may_be_in_capitals_and_both_halves_make_a_character(tmp_path):
+def test_upper_case_suffixes_and_surrogate_pairs_are_read(tmp_path):
     (tmp_path / "A.JSONL").write_text('{"text": "\\ud83d\\ude42"}\n')
     (tmp_path / "B.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "b"}\n'))
     assert list(read_texts(tmp_path)) == ["\N{SLIGHTLY SMILING FACE}", "b"]

@@ -1,90 +1,60 @@
-"""From files to batches: what training reads.
+"""Read files into batches for training.
 
-Start at `batch.py` (the one thing that flows) and `open.py` (a [data] table to datasets). On the way:
+Start with `batch.py`, the type that training consumes, and `open.py`, which turns a [data] table into datasets.
 
-    config        the [data] table: which files, which rows, what is asked
-    sources       files to texts                      synthetic   tasks that need no file
-    tokens        a long row of ids                   shards      the same on disk, larger than memory
-    objectives    ids to inputs and targets           packing     documents to rows
-    readers       long texts to batches               datasets    what can be asked for a batch by row numbers
-    loader        order, ranks, workers, resume       draws       randomness without state
-    cmudict       a dictionary of sounds as a table
+    batch           inputs and targets of one batch
+    config          the [data] table: which files, how rows are cut, which objective
+    sources         read texts, pairs and chats from files
+    synthetic       generate examples of small tasks
+    tokens          a long token sequence in memory
+    shards          the same on disk, for corpora larger than memory
+    objectives      token ids to inputs and targets
+    readers         rows of a long text to batches, one class for each objective
+    packing         pack documents into rows
+    datasets        windows, chunks, packed documents, examples
+    open            build the datasets of a [data] table
+    loader          order, ranks, workers, resume
+    counter_random  random numbers without state
+    cmudict         write a pronunciation dictionary as a table
 """
 
-from clearhead.data.batch import (
-    IGNORED,
-    Batch,
-)
-from clearhead.data.config import (
-    Data,
-    LongText,
-    Masked,
-    PairData,
-    SpanCorruption,
-    SyntheticData,
-)
-from clearhead.data.datasets import (
-    Examples,
-)
-from clearhead.data.loader import (
-    Dataset,
-    Loader,
-    in_order,
-)
-from clearhead.data.objectives import (
-    noise_of,
-    span_lengths,
-)
-from clearhead.data.open import (
-    open_data,
-    start_id,
-    texts_of,
-)
-from clearhead.data.shards import (
-    INDEX,
-    Index,
-    verify_shards,
-    write_shards,
-)
-from clearhead.data.sources import (
-    Pair,
-    read_json_lines,
-    read_parallel,
-    read_table,
-    read_text,
-    read_texts,
-)
-from clearhead.data.tokens import (
-    document_ids,
-)
+from clearhead.data.batch import IGNORED, Batch
+from clearhead.data.config import Data, LongText, Masked, PairData, SpanCorruption, SyntheticData
+from clearhead.data.datasets import Examples
+from clearhead.data.loader import Dataset, Loader, evaluation_batches
+from clearhead.data.objectives import count_noise, span_corruption_lengths
+from clearhead.data.open import decoder_start_id, open_data, tokenizer_texts
+from clearhead.data.shards import INDEX_FILE, ShardIndex, verify_shards, write_shards
+from clearhead.data.sources import Pair, read_json_lines, read_parallel, read_table, read_text, read_texts
+from clearhead.data.tokens import document_ids
 
 __all__ = [
     "IGNORED",
-    "INDEX",
+    "INDEX_FILE",
     "Batch",
     "Data",
     "Dataset",
     "Examples",
-    "Index",
     "Loader",
     "LongText",
     "Masked",
     "Pair",
     "PairData",
+    "ShardIndex",
     "SpanCorruption",
     "SyntheticData",
+    "count_noise",
+    "decoder_start_id",
     "document_ids",
-    "in_order",
-    "noise_of",
+    "evaluation_batches",
     "open_data",
     "read_json_lines",
     "read_parallel",
     "read_table",
     "read_text",
     "read_texts",
-    "span_lengths",
-    "start_id",
-    "texts_of",
+    "span_corruption_lengths",
+    "tokenizer_texts",
     "verify_shards",
     "write_shards",
 ]

@@ -1,6 +1,6 @@
-"""The one thing that flows from data to training.
+"""Hold one batch: the inputs and targets that training reads.
 
-batch = Batch(tokens=ids[:, :-1], targets=ids[:, 1:])   # a language model: the shift by one
+batch = Batch(tokens=ids[:, :-1], targets=ids[:, 1:])   # a language model predicts the next token
 loss = cross_entropy(network(batch.tokens), batch.targets, ignore_index=IGNORED)
 """
 
@@ -9,31 +9,35 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-IGNORED = -100  # torch.nn.functional.cross_entropy's own default of ignore_index
+IGNORED = -100  # the default ignore_index of torch.nn.functional.cross_entropy
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of equal length. B rows, T tokens of the side that answers, S tokens of the encoder's side."""
+    """B rows of T decoder tokens, with S encoder tokens each if the network has an encoder and a decoder."""
 
-    tokens: Tensor  # (B, T) what the network reads: the decoder's side, or the only one
-    targets: Tensor  # (B, T) what it should say at each place; IGNORED where nothing is asked
-    mask: Tensor | None = None  # (B, T) True: a real token; None: no padding
-    documents: Tensor | None = None  # (B, T) the number of the packed document, for the document mask
-    positions: Tensor | None = None  # (B, T) restarting in each packed document
-    source: Tensor | None = None  # (B, S) the encoder's side
-    source_mask: Tensor | None = None  # (B, S) True: a real token; None: no padding
+    tokens: Tensor  # (B, T) input of the decoder, or of the only stack
+    targets: Tensor  # (B, T) the token to predict at each position; IGNORED where there is no target
+    mask: Tensor | None = None  # (B, T) True for real tokens; None if there is no padding
+    documents: Tensor | None = None  # (B, T) index of the packed document, for the document mask
+    positions: Tensor | None = None  # (B, T) position within the packed document
+    source: Tensor | None = None  # (B, S) input of the encoder
+    source_mask: Tensor | None = None  # (B, S) True for real tokens; None if there is no padding
 
     def to(self, device: torch.device | str) -> "Batch":
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return replace(self, **{name: part.to(device) for name, part in parts.items() if part is not None})
+        """Return the batch with all its tensors on a device."""
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: tensor.to(device) for name, tensor in tensors.items() if tensor is not None})
 
     @property
-    def real(self) -> Tensor | None:
-        """(B, T) True: a token of some text; None: all are. In packed rows only the filler is asked for nothing."""
+    def real_tokens(self) -> Tensor | None:
+        """(B, T) mask of the tokens that come from a text; None if all do.
+
+        In packed rows every token has a target except the filler at the end, so the targets tell which are real.
+        """
         return self.mask if self.documents is None else self.targets != IGNORED
 
     @property
     def num_targets(self) -> int:
-        """How many tokens are asked for: what a loss summed over the batch is divided by."""
+        """Number of targets: the divisor that turns a summed loss into a mean."""
         return int((self.targets != IGNORED).sum())

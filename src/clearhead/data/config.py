@@ -1,104 +1,111 @@
-"""What to read, as data: the [data] table of a recipe.
+"""Describe the training data: the [data] table of a recipe.
 
     [data]
     kind = "text_data"
     path = "tinyshakespeare.txt"
     context = 256
 
-`open.py` makes the datasets. Paths are taken from the folder in which the program runs.
+`open.py` builds the datasets. Relative paths start at the current directory.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.config import Checked
+from clearhead.config import CheckedConfig
 from clearhead.data.sources import Unit
 from clearhead.data.synthetic import Task
 from clearhead.errors import require
 
-Form = Literal["translation", "continuation"]  # the answer comes from a decoder, or goes on where the question ends
+# translation: an encoder reads the source and a decoder writes the target.
+# continuation: a decoder-only model reads the source and writes the target after it.
+Form = Literal["translation", "continuation"]
 
 
-# --- what is asked of a long text
+# --- objectives for long texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Causal:
-    """The next token, for a decoder."""
+    """Predict the next token, for a decoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masked(Checked):
-    """Some tokens from both sides, for an encoder (BERT)."""
+class Masked(CheckedConfig):
+    """Predict masked tokens from both sides, for an encoder (BERT)."""
 
     mask_token: str = "[MASK]"
-    share: float = 0.15
+    share: float = 0.15  # of the tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanCorruption(Checked):
-    """Hidden spans, for an encoder-decoder (T5)."""
+class SpanCorruption(CheckedConfig):
+    """Predict the spans that sentinel tokens replace, for an encoder-decoder (T5)."""
 
-    sentinel: str = "<extra_id_{}>"  # {} counts from 0
-    share: float = 0.15
-    mean_length: float = 3.0
+    sentinel: str = "<extra_id_{}>"  # {} is the number of the span, from 0
+    share: float = 0.15  # of the tokens
+    mean_length: float = 3.0  # of a span, in tokens
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             "{}" in self.sentinel and self.mean_length >= 1,
-            "SpanCorruption needs a sentinel with {} for its number and a mean_length of 1 or more",
+            "SpanCorruption needs a sentinel that contains {} and a mean_length of at least 1; "
+            f"got {self.sentinel!r} and {self.mean_length}",
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongText(Checked):
-    """What text files and token shards share: tokens in a row, read in rows of `context`."""
+class LongText(CheckedConfig):
+    """Common settings of text files and token shards: one long token sequence, read in rows of `context` tokens."""
 
     path: str
     context: int
     validation_path: str | None = None
-    validation_share: float = 0.1  # the last of the tokens, where there is no validation_path
-    rows: Literal["windows", "chunks", "packed"] = "windows"  # anywhere; end to end; whole documents side by side
+    validation_share: float = 0.1  # the last part of the tokens, used without a validation_path
+    # windows: rows start at random positions. chunks: consecutive rows. packed: several whole documents per row.
+    rows: Literal["windows", "chunks", "packed"] = "windows"
     objective: Causal | Masked | SpanCorruption = Causal()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
             self.rows != "packed" or self.objective == Causal(),
-            "packed rows are for the causal objective; take windows or chunks",
+            "packed rows support only the causal objective; use windows or chunks",
         )
         require(
             self.context >= 2 or not isinstance(self.objective, SpanCorruption),
-            "span corruption needs a context of 2 tokens or more: one to hide, one to show",
+            f"data.context is {self.context}; span corruption needs a context of at least 2 tokens, "
+            "one to hide and one to keep",
         )
 
 
-# --- where data come from
+# --- sources of data
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextData(LongText):
     """A text or JSON lines file, or a folder of them, tokenized in memory."""
 
-    unit: Unit = "file"  # what is a document; in JSON lines it is a line
-    field: str = "text"  # of each line of JSON
+    unit: Unit = "file"  # what counts as one document in a text file; in JSON lines it is always the line
+    field: str = "text"  # key of the text in JSON lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardData(LongText):
-    """A folder of token shards, left on disk."""
+    """A folder of token shards, which stay on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelFiles:
+    """Two text files in which line n of one is the translation of line n of the other."""
+
     source: str
     target: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairTable(Checked):
-    """A tab-separated file; columns count from 0."""
+class PairTable(CheckedConfig):
+    """A tab-separated file. Columns are numbered from 0."""
 
     MAY_BE_ZERO = ("source_column", "target_column")
 
@@ -108,33 +115,35 @@ class PairTable(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairData(Checked):
-    """Questions and answers, such as sentences and their translations."""
+class PairData(CheckedConfig):
+    """Pairs of a source and a target text, such as sentences and their translations."""
 
     train: ParallelFiles | PairTable
-    context: int  # of either side; longer pairs are left out
+    context: int  # of each side, in tokens; longer pairs are dropped
     validation: ParallelFiles | PairTable | None = None
-    validation_share: float = 0.1  # of the distinct sources, where there is no validation
+    validation_share: float = 0.1  # of the distinct sources, used without a validation table
     form: Form = "translation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatData(Checked):
-    """JSON lines of chats; the assistant's words are learnt."""
+class ChatData(CheckedConfig):
+    """JSON lines of chats. Only the assistant's messages are targets."""
 
     path: str
-    context: int  # longer chats are left out
+    context: int  # in tokens; longer chats are dropped
     validation_path: str | None = None
-    validation_share: float = 0.1  # the last of the chats, where there is no validation_path
+    validation_share: float = 0.1  # the last chats, used without a validation_path
 
 
 @dataclass(frozen=True, kw_only=True)
-class SyntheticData(Checked):
+class SyntheticData(CheckedConfig):
+    """Generated examples of a small task; no file is read."""
+
     MAY_BE_ZERO = ("seed",)
 
     task: Task
     min_length: int = 1
-    max_length: int = 16  # of the question, in characters; of each number in digits
+    max_length: int = 16  # of the source in characters; for addition, of each number in digits
     num_examples: int = 20_000
     num_validation: int = 1_000
     seed: int = 0
@@ -144,7 +153,8 @@ class SyntheticData(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(
-            self.min_length <= self.max_length, f"min_length {self.min_length} is above max_length {self.max_length}"
+            self.min_length <= self.max_length,
+            f"data.min_length {self.min_length} is above data.max_length {self.max_length}; lower it",
         )
 
 

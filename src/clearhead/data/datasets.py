@@ -1,8 +1,8 @@
-"""Datasets: what a loader asks for batches by row number.
+"""Define the datasets, which return a batch for given row numbers.
 
-Windows(tokens, context=256, reader=CausalReader())   # anywhere in a long text, elsewhere in each epoch
-Chunks(tokens, context=256, reader=CausalReader())    # the same text cut once, end to end
-Packed(tokens, context=256)                           # several documents in a row, each for itself
+Windows(tokens, context=256, reader=CausalReader())   # rows at random positions of a long text, new in each epoch
+Chunks(tokens, context=256, reader=CausalReader())    # consecutive rows of the same text
+Packed(tokens, context=256)                           # several documents in a row, none attends to another
 Examples(rows, pad_id=0, context=256)                 # rows of unequal length: pairs and chats
 """
 
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.data.batch import IGNORED, Batch
-from clearhead.data.counter_random import Ids, Numbers
-from clearhead.data.packing import cut, pack
+from clearhead.data.counter_random import Ids, Keys
+from clearhead.data.packing import cut_documents, pack
 from clearhead.data.readers import Reader
 from clearhead.data.tokens import Tokens
 from clearhead.errors import ClearheadError
 
 
 class Windows:
-    """Rows that start anywhere. An epoch has as many as the text has contexts."""
+    """Rows that start at random positions. An epoch has as many rows as the text has contexts."""
 
     lengths = None
 
@@ -35,13 +35,13 @@ class Windows:
     def __len__(self) -> int:
         return self._num_rows
 
-    def batch(self, rows: Ids, keys: Numbers) -> Batch:
+    def batch(self, rows: Ids, keys: Keys) -> Batch:
         starts = keys % np.uint64(len(self._tokens) - self._row_length + 1)
         return self._reader.read(_read_rows(self._tokens, starts.astype(np.int64), self._row_length), keys)
 
 
 class Chunks:
-    """Rows end to end; what is left at the end and fills no row is not read."""
+    """Consecutive rows. Tokens at the end that do not fill a row are not read."""
 
     lengths = None
 
@@ -52,47 +52,47 @@ class Chunks:
     def __len__(self) -> int:
         return (len(self._tokens) - self._reader.num_extra) // self._context
 
-    def batch(self, rows: Ids, keys: Numbers) -> Batch:
+    def batch(self, rows: Ids, keys: Keys) -> Batch:
         return self._reader.read(_read_rows(self._tokens, rows * self._context, self._row_length), keys)
 
 
 class Packed:
-    """Documents side by side, for a causal model. None sees another; positions start anew in each.
+    """Several documents in each row, for a causal model. None attends to another, and positions restart in each.
 
-    What is left of a row is a document of its own of which nothing is asked, so that no mask is needed.
+    The filler at the end of a row is a document of its own without targets, so that no padding mask is needed.
     """
 
     lengths = None
 
     def __init__(self, tokens: Tokens, context: int) -> None:
         self._tokens, self._context = tokens, context
-        self._pieces = cut(*tokens.documents(), context)
+        self._pieces = cut_documents(*tokens.documents(), context)
         rows = pack(self._pieces.lengths, context)
         if not rows:
-            raise ClearheadError("the corpus has no document of two tokens or more")
+            raise ClearheadError("the corpus has no document of at least two tokens, so there is nothing to predict")
         self._order = np.concatenate([np.array(row) for row in rows])
         self._row_starts = np.cumsum([0, *(len(row) for row in rows)])
 
     def __len__(self) -> int:
         return len(self._row_starts) - 1
 
-    def batch(self, rows: Ids, keys: Numbers) -> Batch:
+    def batch(self, rows: Ids, keys: Keys) -> Batch:
         shape = len(rows), self._context
         tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         targets, documents = np.full(shape, IGNORED), np.zeros(shape, np.int64)
-        for line, row in enumerate(rows):
+        for batch_row, row in enumerate(rows):
             start = 0
             pieces = self._order[self._row_starts[row] : self._row_starts[row + 1]]
             for number, piece in enumerate(pieces):
                 length = int(self._pieces.lengths[piece])
                 ids = self._tokens.read(int(self._pieces.starts[piece]), length + 1)
-                place = line, slice(start, start + length)
-                tokens[place], targets[place] = ids[:-1], ids[1:]
-                documents[place] = number
-                positions[place] = np.arange(length)
+                span = batch_row, slice(start, start + length)
+                tokens[span], targets[span] = ids[:-1], ids[1:]
+                documents[span] = number
+                positions[span] = np.arange(length)
                 start += length
-            documents[line, start:] = len(pieces)
-            positions[line, start:] = np.arange(self._context - start)
+            documents[batch_row, start:] = len(pieces)
+            positions[batch_row, start:] = np.arange(self._context - start)
         return Batch(
             tokens=torch.from_numpy(tokens),
             targets=torch.from_numpy(targets),
@@ -103,7 +103,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Example:
-    """What a decoder reads and is asked for, and what its encoder reads, if there is one."""
+    """One row: the inputs and targets of a decoder, and the source of the encoder if there is one."""
 
     tokens: Sequence[int]
     targets: Sequence[int]
@@ -111,34 +111,35 @@ class Example:
 
     @property
     def length(self) -> int:
-        """Of the longer side: batches by it are 91 % full on Multi30k, by the sum of both 80 %."""
+        """Length of the longer side. Grouping by it fills batches of Multi30k to 91 %, by the sum of both to 80 %."""
         return max(len(self.tokens), len(self.source or ()))
 
 
 class Examples:
-    """Rows of unequal length, held in memory; a batch is as long as its longest. All have a source, or none."""
+    """Rows of unequal length in memory, padded to the longest of a batch. Either all rows have a source or none."""
 
     def __init__(self, examples: Iterable[Example], pad_id: int, context: int) -> None:
-        """Examples longer than `context` are left out, and counted in `num_left_out`."""
-        given = list(examples)
-        kept = [example for example in given if example.length <= context]
+        """Drop the examples longer than `context`; `num_too_long` is their number."""
+        everything = list(examples)
+        kept = [example for example in everything if example.length <= context]
         if not kept:
-            shortest = min((example.length for example in given), default=0)
+            shortest = min((example.length for example in everything), default=0)
             raise ClearheadError(
-                f"none of the {len(given)} examples fits the context of {context} tokens; the shortest has {shortest}"
+                f"none of the {len(everything)} examples fits data.context {context}; "
+                f"the shortest has {shortest} tokens, so raise data.context"
             )
-        self.num_left_out = len(given) - len(kept)
+        self.num_too_long = len(everything) - len(kept)
         self.lengths: NDArray[np.int64] = np.array([example.length for example in kept])
-        self._tokens = _Ragged([example.tokens for example in kept], pad_id)
-        self._targets = _Ragged([example.targets for example in kept], IGNORED)
+        self._tokens = _RaggedArray([example.tokens for example in kept], pad_id)
+        self._targets = _RaggedArray([example.targets for example in kept], IGNORED)
         self._sources = None
         if kept[0].source is not None:
-            self._sources = _Ragged([example.source or () for example in kept], pad_id)
+            self._sources = _RaggedArray([example.source or () for example in kept], pad_id)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def batch(self, rows: Ids, keys: Numbers) -> Batch:
+    def batch(self, rows: Ids, keys: Keys) -> Batch:
         tokens, mask = self._tokens.pad(rows)
         targets, _ = self._targets.pad(rows)
         if self._sources is None:
@@ -147,8 +148,8 @@ class Examples:
         return Batch(tokens=tokens, targets=targets, mask=mask, source=source, source_mask=source_mask)
 
 
-class _Ragged:
-    """Lists of ids in one array."""
+class _RaggedArray:
+    """Lists of ids of unequal length, stored in one array."""
 
     def __init__(self, lists: Sequence[Sequence[int]], filler: int) -> None:
         lengths = np.array([len(ids) for ids in lists])
@@ -158,20 +159,20 @@ class _Ragged:
         self._filler = filler
 
     def pad(self, rows: Ids) -> tuple[Tensor, Tensor | None]:
-        """(B, T) ids and the mask of the real ones, None where all are; padding stands behind."""
+        """Return (B, T) ids padded on the right, and the mask of the real ones, None if there is no padding."""
         starts = self._starts[rows]
         lengths = self._ends[rows] - starts
-        places = np.arange(lengths.max())
-        real = places < lengths[:, None]
-        ids = np.full(real.shape, self._filler, dtype=np.int64)
-        ids[real] = self._values[(starts[:, None] + places)[real]]
-        return torch.from_numpy(ids), None if real.all() else torch.from_numpy(real)
+        offsets = np.arange(lengths.max())
+        mask = offsets < lengths[:, None]
+        ids = np.full(mask.shape, self._filler, dtype=np.int64)
+        ids[mask] = self._values[(starts[:, None] + offsets)[mask]]
+        return torch.from_numpy(ids), None if mask.all() else torch.from_numpy(mask)
 
 
 def _row_length(tokens: Tokens, context: int, reader: Reader) -> int:
     needed = context + reader.num_extra
     if len(tokens) < needed:
-        raise ClearheadError(f"the text has {len(tokens)} tokens; a row of context {context} takes {needed}")
+        raise ClearheadError(f"the text has {len(tokens)} tokens, but a row of context {context} needs {needed}")
     return needed
 
 

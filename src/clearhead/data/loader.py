@@ -1,11 +1,12 @@
-"""Rows of a dataset to batches, without end: shuffled, cut by rank, and to be taken up again anywhere.
+"""Load batches from a dataset without end: shuffled, divided among ranks, and resumable at any batch.
 
     loader = Loader(dataset, batch_size=64, seed=1, num_workers=2)
     for batch, state in loader: ...                 # later: Loader(dataset, 64, seed=1).resume(state)
 
-The epochs, each in an order of its own, form one endless sequence of rows. Batch n is rows n · batch_size onwards of
-it, across the border of two epochs too, and rank r of w has the r-th of its w equal parts. So a batch is a function of
-its number: any number of workers makes the same ones, and to resume is to start at another number.
+The epochs, each in its own random order, form one endless sequence of rows. Batch n consists of `batch_size` rows from
+row n · batch_size of this sequence, also across the end of an epoch. Rank r of w reads the r-th of its w equal parts.
+A batch is therefore a function of its number: any number of workers makes the same batches, and resuming means
+starting at another number.
 """
 
 import hashlib
@@ -22,28 +23,28 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from clearhead.data.batch import IGNORED, Batch
-from clearhead.data.counter_random import Ids, Numbers, row_keys, shuffled
+from clearhead.data.counter_random import Ids, Keys, permutation, row_keys
 from clearhead.errors import ClearheadError
 
-POOLED_BATCHES = 64  # rows of alike length are sought among these many batches: little padding, much chance
+POOL_BATCHES = 64  # rows are sorted by length within pools of this many batches: little padding, much randomness
 
 
 class Dataset(Protocol):
-    """Rows by number, made into batches."""
+    """Numbered rows that can be read as batches."""
 
     @property
     def lengths(self) -> NDArray[np.int64] | None:
-        """Tokens of each row where rows differ, for batches of rows that are alike; None: all are equal."""
+        """Number of tokens of each row, for grouping rows of similar length; None if all rows are equally long."""
 
     def __len__(self) -> int:
-        """The rows of one epoch."""
+        """Number of rows in an epoch."""
 
-    def batch(self, rows: Ids, keys: Numbers) -> Batch:
-        """These rows. Whatever is left to chance is drawn from the key of each, and from nothing else."""
+    def batch(self, rows: Ids, keys: Keys) -> Batch:
+        """Return these rows. All randomness comes from the key of each row."""
 
 
 class Loader:
-    """Endless pairs of a batch and the state after it."""
+    """Yields pairs of a batch and the state after it, without end."""
 
     def __init__(
         self,
@@ -55,15 +56,15 @@ class Loader:
         world_size: int = 1,
         num_workers: int = 0,
     ) -> None:
-        """`batch_size`: the rows of all ranks together."""
+        """`batch_size` is the number of rows of all ranks together."""
         if batch_size < 1 or batch_size % world_size:
             raise ClearheadError(f"batch_size is {batch_size}; it must be a multiple of the {world_size} processes")
         if len(dataset) < 1:
-            raise ClearheadError("the dataset has no rows to train on")
-        self._batches = _Batches(dataset, batch_size, seed, rank, world_size)
+            raise ClearheadError("the dataset has no rows to train on; check the files of [data]")
+        self._batches = _NumberedBatches(dataset, batch_size, seed, rank, world_size)
         self._num_workers = num_workers
         self._num_rows, self._batch_size = len(dataset), batch_size
-        self._identity = {
+        self._fingerprint = {
             "seed": seed,
             "batch_size": batch_size,
             "num_rows": len(dataset),
@@ -73,46 +74,45 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Batch, dict[str, Any]]]:
         batches: DataLoader[Batch] = DataLoader(
-            self._batches,  # type: ignore[arg-type]  # it has no end, and is asked for numbers only
+            self._batches,  # type: ignore[arg-type]  # it has no length; DataLoader only indexes it
             batch_size=None,
             sampler=count(self._next),
             num_workers=self._num_workers,
-            collate_fn=_as_it_is,
-            worker_init_fn=_outlive_a_signal,
-            generator=torch.Generator(),  # otherwise it draws from torch's own, and dropout would change
+            collate_fn=_identity,
+            worker_init_fn=_survive_one_signal,
+            generator=torch.Generator(),  # the default draws from torch's global generator, which would change dropout
         )
         for number, batch in enumerate(batches, start=self._next + 1):
             yield batch, self._state(number)
 
     def resume(self, state: dict[str, Any]) -> "Loader":
-        """Let iteration start with the batch that follows `state`."""
-        for name, value in self._identity.items():
+        """Make iteration start with the batch that follows `state`. Raise ClearheadError if the data differ."""
+        for name, value in self._fingerprint.items():
             if state.get(name) != value:
                 raise ClearheadError(
-                    f"the run to resume had {name} {state.get(name)} in its data, this one has {value};"
-                    " give the same data, or start a new run"
+                    f"the run to resume had {name} {state.get(name)} in its data, but this one has {value};"
+                    " use the same data or start a new run"
                 )
         self._next = (state["epoch"] * self._num_rows + state["row"]) // self._batch_size
         return self
 
     def _state(self, num_batches: int) -> dict[str, Any]:
         epoch, row = divmod(num_batches * self._batch_size, self._num_rows)
-        return {**self._identity, "epoch": epoch, "row": row}
+        return {**self._fingerprint, "epoch": epoch, "row": row}
 
 
-class _Batches:
-    """One rank's batches by number; each worker has a copy."""
+class _NumberedBatches:
+    """The batches of one rank by number. Each worker has a copy."""
 
     def __init__(self, dataset: Dataset, batch_size: int, seed: int, rank: int, world_size: int) -> None:
         self._dataset, self._batch_size, self._seed = dataset, batch_size, seed
-        self._rank, self._share = rank, batch_size // world_size
+        self._rank, self._rank_rows = rank, batch_size // world_size
         self._last_order: tuple[int, Ids] = (-1, np.empty(0, np.int64))
 
     def __getitem__(self, number: int) -> Batch:
-        first = number * self._batch_size + self._rank * self._share
-        epochs, places = np.divmod(np.arange(first, first + self._share), len(self._dataset))
-        orders = [self._order(epoch)[places[epochs == epoch]] for epoch in np.unique(epochs)]
-        rows = np.concatenate(orders)
+        first = number * self._batch_size + self._rank * self._rank_rows
+        epochs, indices = np.divmod(np.arange(first, first + self._rank_rows), len(self._dataset))
+        rows = np.concatenate([self._order(epoch)[indices[epochs == epoch]] for epoch in np.unique(epochs)])
         return self._dataset.batch(rows, row_keys(self._seed, epochs, rows))
 
     def _order(self, epoch: int) -> Ids:
@@ -122,45 +122,47 @@ class _Batches:
 
 
 def epoch_order(dataset: Dataset, seed: int, epoch: int, batch_size: int) -> Ids:
-    """All rows once. Where lengths differ, rows of alike length stand together, a batch of them at a time."""
+    """Return all row numbers in the order of an epoch. If lengths differ, each batch has rows of similar length."""
     order = np.argsort(row_keys(seed, epoch, np.arange(len(dataset))), kind="stable")
     if dataset.lengths is None:
         return order
-    lead = -epoch * len(dataset) % batch_size  # these rows fill the batch which the epoch before began
-    key = row_keys(seed, epoch, len(dataset))  # no row's own
-    return np.concatenate([order[:lead], _alike(order[lead:], dataset.lengths, batch_size, key)])
+    num_carried = -epoch * len(dataset) % batch_size  # these rows complete the last batch of the previous epoch
+    key = row_keys(seed, epoch, len(dataset))  # not the key of any row
+    grouped = _group_by_length(order[num_carried:], dataset.lengths, batch_size, key)
+    return np.concatenate([order[:num_carried], grouped])
 
 
-def _alike(order: Ids, lengths: NDArray[np.int64], batch_size: int, key: Numbers) -> Ids:
-    pool = batch_size * POOLED_BATCHES
-    pools = [order[start : start + pool] for start in range(0, len(order), pool)]
+def _group_by_length(order: Ids, lengths: NDArray[np.int64], batch_size: int, key: Keys) -> Ids:
+    """Sort pools of rows by length, cut them into batches, and shuffle the batches."""
+    pool_size = batch_size * POOL_BATCHES
+    pools = [order[start : start + pool_size] for start in range(0, len(order), pool_size)]
     ordered = np.concatenate([rows[np.argsort(lengths[rows], kind="stable")] for rows in pools] or [order])
-    num_whole = len(ordered) // batch_size
-    batches = ordered[: num_whole * batch_size].reshape(num_whole, batch_size)
-    mixed = batches[shuffled(key, num_whole)]
-    return np.concatenate([mixed.reshape(-1), ordered[num_whole * batch_size :]])
+    num_full = len(ordered) // batch_size
+    batches = ordered[: num_full * batch_size].reshape(num_full, batch_size)
+    shuffled = batches[permutation(key, num_full)]
+    return np.concatenate([shuffled.reshape(-1), ordered[num_full * batch_size :]])
 
 
 def sample_digest(dataset: Dataset) -> str:
-    """A few rows in 16 letters: enough to tell another text or another tokenizer, without reading all."""
+    """Return a digest of 16 rows, which detects another text or tokenizer without reading everything."""
     rows = np.linspace(0, len(dataset) - 1, num=16, dtype=np.int64)
     batch = dataset.batch(rows, row_keys(0, 0, rows))
-    parts = [part for part in (batch.tokens, batch.targets, batch.source) if part is not None]
-    return hashlib.sha256(b"".join(part.numpy().tobytes() for part in parts)).hexdigest()[:16]
+    tensors = [tensor for tensor in (batch.tokens, batch.targets, batch.source) if tensor is not None]
+    return hashlib.sha256(b"".join(tensor.numpy().tobytes() for tensor in tensors)).hexdigest()[:16]
 
 
-def in_order(
+def evaluation_batches(
     dataset: Dataset, batch_size: int, *, rank: int = 0, world_size: int = 1, num_parts: int = 1
 ) -> Iterator[Batch]:
-    """Every row once, for evaluation, with the same draws each time; each batch in `num_parts`, one may be smaller.
+    """Yield every row once, in the same order and with the same randomness each time.
 
-    Where lengths differ, rows of alike length are together and the batches come in a mixed order, so that the first
-    few are a fair sample. All ranks get equally many parts: one that would be empty holds a row of which nothing is
-    asked.
+    Each batch comes in `num_parts` parts, whose sizes differ by at most one row. If lengths differ, rows of similar
+    length share a batch and the batches are shuffled, so that the first few are a fair sample. All ranks get the same
+    number of parts; a part that would be empty holds one row without targets.
     """
     order, starts = np.arange(len(dataset)), np.arange(0, len(dataset), batch_size)
     if dataset.lengths is not None:
-        order, starts = np.argsort(dataset.lengths, kind="stable"), starts[shuffled(0, len(starts))]
+        order, starts = np.argsort(dataset.lengths, kind="stable"), starts[permutation(0, len(starts))]
     for start, part in product(starts, range(num_parts)):
         rows = order[start : start + batch_size][part * world_size + rank :: num_parts * world_size]
         if len(rows):
@@ -170,15 +172,18 @@ def in_order(
             yield replace(filler, targets=torch.full_like(filler.targets, IGNORED))
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch
 
 
-def _outlive_a_signal(worker: int) -> None:
-    """Who stops a run often signals all its processes, as torchrun does; a worker that dies would end it unsaved."""
+def _survive_one_signal(worker: int) -> None:
+    """Let a worker ignore the first SIGTERM or SIGINT.
+
+    Tools such as torchrun signal all processes of a run. A worker that died would end the run before it has saved.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _hear_once)
+        signal.signal(number, _restore_default_handler)
 
 
-def _hear_once(number: int, frame: FrameType | None) -> None:
+def _restore_default_handler(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_DFL)

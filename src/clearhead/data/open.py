@@ -1,8 +1,8 @@
-"""A [data] table and a tokenizer to datasets.
+"""Build the training and the validation dataset from a [data] table and a tokenizer.
 
     train, validation = open_data(TextData(path="tinyshakespeare.txt", context=256), tokenizer)
 
-All that can be wrong with the files is found here, before training starts.
+All files are read and checked here, before training starts.
 """
 
 import zlib
@@ -24,18 +24,21 @@ from clearhead.data.config import (
 )
 from clearhead.data.datasets import Chunks, Example, Examples, Packed, Windows
 from clearhead.data.loader import Dataset
-from clearhead.data.objectives import continuation, noise_of, supervised, translation
+from clearhead.data.objectives import continuation, count_noise, supervised_chat, translation
 from clearhead.data.readers import CausalReader, MaskedReader, Reader, SpanReader
 from clearhead.data.shards import open_shards
 from clearhead.data.sources import Chat, Pair, read_chats, read_parallel, read_table, read_texts
-from clearhead.data.synthetic import examples
+from clearhead.data.synthetic import make_examples
 from clearhead.data.tokens import Tokens, document_ids
 from clearhead.errors import ClearheadError
 from clearhead.tokenization import Tokenizer
 
 
 def open_data(data: Data, tokenizer: Tokenizer, start: int | None = None) -> tuple[Dataset, Dataset]:
-    """The datasets to train on and to validate with. A decoder reads `start` first; None: `start_id(tokenizer)`."""
+    """Return the training and the validation dataset.
+
+    `start` is the id of the first token that a decoder reads; None means `decoder_start_id(tokenizer)`.
+    """
     match data:
         case LongText():
             return _open_long_text(data, tokenizer, start)
@@ -47,13 +50,13 @@ def open_data(data: Data, tokenizer: Tokenizer, start: int | None = None) -> tup
             return _chat_examples(chats, data, tokenizer), _chat_examples(held_out, data, tokenizer)
 
 
-def texts_of(data: Data) -> Iterator[str]:
-    """What a tokenizer for these data is trained on."""
+def tokenizer_texts(data: Data) -> Iterator[str]:
+    """Yield the training texts from which a tokenizer for this data is learned."""
     match data:
         case TextData():
             yield from read_texts(data.path, data.unit, data.field)
         case ShardData():
-            raise ClearheadError("token shards have a tokenizer already; name the one they were written with")
+            raise ClearheadError("token shards already have a tokenizer; use kind = 'tokenizer_file' with its path")
         case PairData() | SyntheticData():
             for pair in open_pairs(data)[0]:
                 yield from pair
@@ -62,17 +65,20 @@ def texts_of(data: Data) -> Iterator[str]:
                 yield from (str(message["content"]) for message in chat)
 
 
-def start_id(tokenizer: Tokenizer) -> int:
-    """What a decoder reads first: the begin of text, or its end where there is none (as BART does)."""
+def decoder_start_id(tokenizer: Tokenizer) -> int:
+    """Return the id of the first token that a decoder reads: begin of text, or end of text if there is none (BART)."""
     start = tokenizer.eos_id if tokenizer.bos_id is None else tokenizer.bos_id
     if start is None:
-        raise ClearheadError("the tokenizer has no begin or end of text; a decoder starts from one")
+        raise ClearheadError(
+            "the tokenizer has no begin-of-text or end-of-text token; a decoder needs one to start from"
+        )
     return start
 
 
-def end_id(tokenizer: Tokenizer) -> int:
+def required_eos_id(tokenizer: Tokenizer) -> int:
+    """Return the id of the end-of-text token. Raise ClearheadError if the tokenizer has none."""
     if tokenizer.eos_id is None:
-        raise ClearheadError("the tokenizer has no end of text; without one, no answer would ever end")
+        raise ClearheadError("the tokenizer has no end-of-text token; a decoder needs one to end its output")
     return tokenizer.eos_id
 
 
@@ -85,48 +91,53 @@ def _open_long_text(data: LongText, tokenizer: Tokenizer, start: int | None) -> 
         train, validation = tokens.split(data.validation_share)
     else:
         train, validation = tokens, _read_tokens(data, data.validation_path, tokenizer)
-    training = _rows(train, data.rows, data, tokenizer, start)
+    training = _build_rows(train, data.rows, data, tokenizer, start)
+    # Windows change with each epoch, but the validation rows must stay the same.
+    validation_rows = "chunks" if data.rows == "windows" else data.rows
     try:
-        # Windows lie elsewhere in each epoch; what is validated with stays the same.
-        return training, _rows(validation, "chunks" if data.rows == "windows" else data.rows, data, tokenizer, start)
+        return training, _build_rows(validation, validation_rows, data, tokenizer, start)
     except ClearheadError as error:
-        raise ClearheadError(f"for validation, {error}; validation_share or validation_path can give more") from None
+        raise ClearheadError(
+            f"the validation data are too short: {error}; raise validation_share or set validation_path"
+        ) from None
 
 
-def _rows(tokens: Tokens, rows: str, data: LongText, tokenizer: Tokenizer, start: int | None) -> Dataset:
+def _build_rows(tokens: Tokens, rows: str, data: LongText, tokenizer: Tokenizer, start: int | None) -> Dataset:
     if rows == "packed":
         return Packed(tokens, data.context)
-    return (Windows if rows == "windows" else Chunks)(tokens, data.context, _reader(data, tokenizer, start))
+    return (Windows if rows == "windows" else Chunks)(tokens, data.context, _build_reader(data, tokenizer, start))
 
 
 def _read_tokens(data: LongText, path: str, tokenizer: Tokenizer) -> Tokens:
     if not isinstance(data, TextData):
         return open_shards(path, tokenizer)
     texts = read_texts(path, data.unit, data.field)
-    tokens = Tokens.of(document_ids(text, tokenizer) for text in texts)
+    tokens = Tokens.from_documents(document_ids(text, tokenizer) for text in texts)
     if len(tokens) == 0:
-        raise ClearheadError(f"{path} is empty; there is nothing to train on")
+        raise ClearheadError(f"{path} is empty; training needs at least one token")
     return tokens
 
 
-def _reader(data: LongText, tokenizer: Tokenizer, start: int | None) -> Reader:
+def _build_reader(data: LongText, tokenizer: Tokenizer, start: int | None) -> Reader:
     match data.objective:
         case Causal():
             return CausalReader()
         case Masked() as masked:
-            mask_id = _single_id(masked.mask_token, tokenizer)
+            mask_id = _special_token_id(masked.mask_token, tokenizer)
             return MaskedReader(mask_id, tokenizer.vocab_size, tokenizer.special_ids, masked.share)
         case SpanCorruption() as spans:
-            _, num_spans = noise_of(data.context, spans.share, spans.mean_length)
-            sentinels = tuple(_single_id(spans.sentinel.format(number), tokenizer) for number in range(num_spans))
-            start = start_id(tokenizer) if start is None else start
-            return SpanReader(sentinels, start, end_id(tokenizer), spans.share, spans.mean_length)
+            _, num_spans = count_noise(data.context, spans.share, spans.mean_length)
+            sentinels = tuple(
+                _special_token_id(spans.sentinel.format(number), tokenizer) for number in range(num_spans)
+            )
+            start = decoder_start_id(tokenizer) if start is None else start
+            return SpanReader(sentinels, start, required_eos_id(tokenizer), spans.share, spans.mean_length)
 
 
-def _single_id(token: str, tokenizer: Tokenizer) -> int:
+def _special_token_id(token: str, tokenizer: Tokenizer) -> int:
     ids = tokenizer.encode(token, add_special_tokens=False)
     if len(ids) != 1 or ids[0] not in tokenizer.special_ids:
-        raise ClearheadError(f"the tokenizer has no special token {token!r}, which the objective needs")
+        raise ClearheadError(f"the tokenizer has no special token {token!r}, which data.objective needs")
     return ids[0]
 
 
@@ -134,23 +145,27 @@ def _single_id(token: str, tokenizer: Tokenizer) -> int:
 
 
 def open_pairs(data: PairData | SyntheticData) -> tuple[list[Pair], list[Pair]]:
-    """The texts themselves, for training and for validation."""
+    """Return the pairs of texts for training and for validation."""
     if isinstance(data, SyntheticData):
         train, held_out = (
-            examples(data.task, data.min_length, data.max_length, num_examples=number, seed=data.seed, held_out=out)
+            make_examples(
+                data.task, data.min_length, data.max_length, num_examples=number, seed=data.seed, held_out=out
+            )
             for number, out in ((data.num_examples, False), (data.num_validation, True))
         )
         return list(train), list(held_out)
     pairs = _read_pairs(data.train)
     if data.validation is not None:
         return pairs, _read_pairs(data.validation)
-    # By the source's text and not by its place: several answers to one question stay together.
-    held = [zlib.crc32(source.encode()) < data.validation_share * 2**32 for source, _ in pairs]
-    if all(held) or not any(held):
-        raise ClearheadError(f"{len(pairs)} pairs are too few to hold {data.validation_share} of them out")
+    # Decided by a hash of the source, so that all targets of one source are on the same side.
+    is_held_out = [zlib.crc32(source.encode()) < data.validation_share * 2**32 for source, _ in pairs]
+    if all(is_held_out) or not any(is_held_out):
+        raise ClearheadError(
+            f"{len(pairs)} pairs are too few to hold out a share of {data.validation_share}; set data.validation"
+        )
     return (
-        [pair for pair, out in zip(pairs, held, strict=True) if not out],
-        [pair for pair, out in zip(pairs, held, strict=True) if out],
+        [pair for pair, out in zip(pairs, is_held_out, strict=True) if not out],
+        [pair for pair, out in zip(pairs, is_held_out, strict=True) if out],
     )
 
 
@@ -163,20 +178,21 @@ def _read_pairs(files: ParallelFiles | PairTable) -> list[Pair]:
 def _pair_examples(
     pairs: Iterable[Pair], data: PairData | SyntheticData, tokenizer: Tokenizer, start: int | None
 ) -> Examples:
-    first, end = start_id(tokenizer) if start is None else start, end_id(tokenizer)
+    first, end = decoder_start_id(tokenizer) if start is None else start, required_eos_id(tokenizer)
 
     def example(pair: Pair) -> Example:
         source = tokenizer.encode(pair[0])
-        if data.form == "translation":
-            return Example(*translation(_inside(tokenizer.encode(pair[1]), first, end), first, end), source=source)
-        return Example(*continuation(source, tokenizer.encode(pair[1], add_special_tokens=False), first, end))
+        if data.form == "continuation":
+            return Example(*continuation(source, tokenizer.encode(pair[1], add_special_tokens=False), first, end))
+        target = _strip_added_tokens(tokenizer.encode(pair[1]), first, end)
+        return Example(*translation(target, first, end), source=source)
 
-    rows = (row for row in map(example, pairs) if row.source != [])  # an encoder cannot read nothing
+    rows = (row for row in map(example, pairs) if row.source != [])  # an encoder needs at least one token
     return Examples(rows, _pad_id(tokenizer), data.context)
 
 
-def _inside(ids: list[int], first: int, end: int) -> list[int]:
-    """An answer without its first token and its end, where the tokenizer has put them; BART puts one more between."""
+def _strip_added_tokens(ids: list[int], first: int, end: int) -> list[int]:
+    """Remove the start and end tokens that the tokenizer added. BART adds one more token after the start; it stays."""
     ids = ids[1:] if ids[:1] == [first] else ids
     return ids[:-1] if ids[-1:] == [end] else ids
 
@@ -187,7 +203,9 @@ def _open_chats(data: ChatData) -> tuple[list[Chat], list[Chat]]:
         return chats, read_chats(data.validation_path)
     border = int(len(chats) * (1 - data.validation_share))
     if border in (0, len(chats)):
-        raise ClearheadError(f"{len(chats)} chats are too few to hold {data.validation_share} of them out")
+        raise ClearheadError(
+            f"{len(chats)} chats are too few to hold out a share of {data.validation_share}; set data.validation_path"
+        )
     return chats[:border], chats[border:]
 
 
@@ -195,11 +213,11 @@ def _chat_examples(chats: Sequence[Chat], data: ChatData, tokenizer: Tokenizer) 
     rows = []
     for chat in chats:
         try:
-            rows.append(Example(*supervised(tokenizer, chat)))
+            rows.append(Example(*supervised_chat(tokenizer, chat)))
         except ClearheadError as error:
-            raise ClearheadError(f"the chat that starts {str(chat[:1])[:80]} cannot be read: {error}") from error
+            raise ClearheadError(f"the chat that starts with {str(chat[:1])[:80]} cannot be used: {error}") from error
     return Examples(rows, _pad_id(tokenizer), data.context)
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:
-    return 0 if tokenizer.pad_id is None else tokenizer.pad_id  # the mask says which are padding
+    return 0 if tokenizer.pad_id is None else tokenizer.pad_id  # any id works: the mask excludes padding

@@ -1,9 +1,9 @@
-"""Files to texts: plain text, JSON lines, two parallel files, tab-separated tables; .gz of each.
+"""Read texts from files: plain text, JSON lines, two parallel files and tab-separated tables, also as .gz.
 
     for text in read_texts("books", unit="file"): ...
     pairs = read_parallel("train.en.gz", "train.de.gz")
 
-What cannot be read is an error that names the file and the place in it.
+A file that cannot be read raises a ClearheadError with its name and the line or byte.
 """
 
 import gzip
@@ -19,9 +19,9 @@ from typing import Any, Literal, TypeVar, get_args
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.files import parse_json
 
-SUFFIXES = (".txt", ".jsonl")  # of the files that are read in a folder, with or without .gz
-BYTE_ORDER_MARK = "\ufeff"  # which some editors write first
-HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # JSON can spell it, no tokenizer can read it
+SUFFIXES = (".txt", ".jsonl")  # files that are read from a folder, with or without .gz
+BYTE_ORDER_MARK = "\ufeff"  # some editors write it at the start of a file
+SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain an unpaired one, but no tokenizer can encode it
 T = TypeVar("T")
 Unit = Literal["file", "paragraph", "line"]
 Pair = tuple[str, str]
@@ -29,29 +29,30 @@ Chat = Sequence[Mapping[str, object]]
 
 
 def find_files(path: str | Path) -> list[Path]:
-    """The file itself, or all text files below a folder, in the order of their names."""
+    """Return the file itself, or all text files below a folder, sorted by name."""
     path = Path(path)
     if not path.exists():
         raise ClearheadError(f"{path} does not exist; give a text file or a folder of text files")
-    if not path.is_dir():  # a pipe too
+    if not path.is_dir():  # a file or a pipe
         return [path]
-    found = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) in SUFFIXES)
-    if not found:
-        raise ClearheadError(f"{path} holds no file to read; looked for {', '.join(SUFFIXES)} and the same with .gz")
-    return found
+    files = sorted(file for file in path.rglob("*") if file.is_file() and _suffix(file) in SUFFIXES)
+    if not files:
+        raise ClearheadError(f"{path} contains no {' or '.join(SUFFIXES)} file, with or without .gz")
+    return files
 
 
 def read_texts(path: str | Path, unit: Unit = "file", field: str = "text") -> Iterator[str]:
-    """The documents of a file or folder, none empty: each file, paragraph (between empty lines) or line is one.
+    """Yield the documents of a file or folder. Empty ones are skipped.
 
-    In JSON lines each line is one, whose text is `field`.
+    `unit` says what a document is in a text file: the file, a paragraph (separated by empty lines) or a line. In JSON
+    lines each line is a document, and `field` is the key of its text.
     """
     if unit not in get_args(Unit):
         raise unknown_name("unit", unit, get_args(Unit))
     for file in find_files(path):
         texts: Iterator[str]
-        if _kind(file) == ".jsonl":
-            texts = (_text_of(entry, field, f"line {number} of {file}") for number, entry in read_json_lines(file))
+        if _suffix(file) == ".jsonl":
+            texts = (_text_field(entry, field, f"line {number} of {file}") for number, entry in read_json_lines(file))
         elif unit == "line":
             texts = read_lines(file)
         elif unit == "paragraph":
@@ -62,18 +63,18 @@ def read_texts(path: str | Path, unit: Unit = "file", field: str = "text") -> It
 
 
 def read_parallel(source: str | Path, target: str | Path) -> list[Pair]:
-    """Line n of one file and line n of the other."""
+    """Return pairs of line n of one file and line n of the other."""
     sources, targets = list(read_lines(source)), list(read_lines(target))
     if len(sources) != len(targets):
         raise ClearheadError(
             f"{source} has {len(sources)} lines and {target} has {len(targets)};"
-            " line n of one is the translation of line n of the other"
+            " both files need the same number of lines, since line n of one belongs to line n of the other"
         )
-    return _not_empty(list(zip(sources, targets, strict=True)), source)
+    return _require_rows(list(zip(sources, targets, strict=True)), source)
 
 
 def read_table(path: str | Path, source_column: int = 0, target_column: int = 1) -> list[Pair]:
-    """Two columns of a tab-separated file, counted from 0; empty lines are left out."""
+    """Return two columns of a tab-separated file, numbered from 0. Empty lines are skipped."""
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
         if not line:
@@ -81,40 +82,42 @@ def read_table(path: str | Path, source_column: int = 0, target_column: int = 1)
         cells = line.split("\t")
         if len(cells) <= max(source_column, target_column):
             raise ClearheadError(
-                f"line {number} of {path} has {len(cells)} tab-separated columns;"
-                f" columns {source_column} and {target_column}, counted from 0, are asked for"
+                f"line {number} of {path} has {len(cells)} tab-separated columns, but columns {source_column} and"
+                f" {target_column}, numbered from 0, were requested"
             )
         pairs.append((cells[source_column], cells[target_column]))
-    return _not_empty(pairs, path)
+    return _require_rows(pairs, path)
 
 
 def read_chats(path: str | Path) -> list[Chat]:
-    """JSON lines, each with `messages`: a list of objects with a `role` and a `content`."""
+    """Return the chats of JSON lines: each line has `messages`, a list of objects with a `role` and a `content`."""
     chats: list[Chat] = []
     for file in find_files(path):
         for number, entry in read_json_lines(file):
             messages = entry.get("messages")
             if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
-                raise ClearheadError(f'line {number} of {file} has no "messages", each with a role and a content')
+                raise ClearheadError(
+                    f'line {number} of {file} needs "messages": a list of objects with a role and a content'
+                )
             chats.append(messages)
-    return _not_empty(chats, path)
+    return _require_rows(chats, path)
 
 
 def read_json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a file with their line numbers, counted from 1."""
+    """Yield the objects of a JSON lines file with their line numbers, from 1. Empty lines are skipped."""
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
         entry = parse_json(line, f"line {number} of {path} is ")
         if not isinstance(entry, dict):
             raise ClearheadError(f"line {number} of {path} is not a JSON object")
-        if "\\ud" in line.lower() and HALF_CHARACTER.search(json.dumps(entry, ensure_ascii=False)):
-            raise ClearheadError(f"line {number} of {path} has half a character (\\ud800 to \\udfff); mend it")
+        if "\\ud" in line.lower() and SURROGATE.search(json.dumps(entry, ensure_ascii=False)):
+            raise ClearheadError(f"line {number} of {path} has an unpaired surrogate (\\ud800 to \\udfff); remove it")
         yield number, entry
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Lines of a UTF-8 file without their ends; only \\n and \\r\\n end a line."""
+    """Yield the lines of a UTF-8 file without their line breaks. Only \\n and \\r\\n end a line."""
     offset = 0
     with _readable(path) as file:
         for line in file:
@@ -124,7 +127,7 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 
 def read_text(path: str | Path) -> str:
-    """All characters of a UTF-8 file, as they are."""
+    """Return the text of a UTF-8 file, with its line breaks unchanged."""
     with _readable(path) as file:
         return _decode(file.read(), path).removeprefix(BYTE_ORDER_MARK)
 
@@ -133,8 +136,10 @@ def _decode(content: bytes, path: str | Path, offset: int = 0) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        byte, place = content[error.start], offset + error.start
-        raise ClearheadError(f"{path} is not UTF-8 text: byte {byte:#04x} at offset {place}; convert it") from None
+        byte, position = content[error.start], offset + error.start
+        raise ClearheadError(
+            f"{path} is not UTF-8 text: byte {byte:#04x} at offset {position}; convert it to UTF-8"
+        ) from None
 
 
 @contextmanager
@@ -143,8 +148,8 @@ def _readable(path: str | Path) -> Iterator[BufferedIOBase]:
         with _open(Path(path)) as file:
             yield file
     except (EOFError, zlib.error) as error:
-        raise ClearheadError(f"{path} is not a whole gzip file: {error}") from None
-    except OSError as error:  # also what gzip raises for a file that is none
+        raise ClearheadError(f"{path} is not a complete gzip file: {error}") from None
+    except OSError as error:  # gzip also raises it for a file that is not compressed
         raise ClearheadError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
@@ -152,27 +157,27 @@ def _open(path: Path) -> AbstractContextManager[BufferedIOBase]:
     return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
 
 
-def _kind(path: Path) -> str:
-    """The suffix in small letters, .gz apart."""
+def _suffix(path: Path) -> str:
+    """Return the suffix in lower case, without .gz."""
     return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _paragraphs(lines: Iterator[str]) -> Iterator[str]:
-    gathered: list[str] = []
+    paragraph: list[str] = []
     for line in lines:
         if line.strip():
-            gathered.append(line)
-        elif gathered:
-            yield "\n".join(gathered)
-            gathered = []
-    if gathered:
-        yield "\n".join(gathered)
+            paragraph.append(line)
+        elif paragraph:
+            yield "\n".join(paragraph)
+            paragraph = []
+    if paragraph:
+        yield "\n".join(paragraph)
 
 
-def _text_of(entry: Mapping[str, Any], field: str, where: str) -> str:
+def _text_field(entry: Mapping[str, Any], field: str, where: str) -> str:
     text = entry.get(field)
     if not isinstance(text, str):
-        raise ClearheadError(f"{where} has no text under {field!r}; its keys are: {', '.join(entry)}")
+        raise ClearheadError(f"{where} has no text under the key {field!r}; its keys are: {', '.join(entry)}")
     return text
 
 
@@ -180,7 +185,7 @@ def _is_message(message: object) -> bool:
     return isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
 
 
-def _not_empty(rows: list[T], path: str | Path) -> list[T]:
+def _require_rows(rows: list[T], path: str | Path) -> list[T]:
     if not rows:
-        raise ClearheadError(f"{path} is empty; there is nothing to read")
+        raise ClearheadError(f"{path} is empty; it must contain at least one entry")
     return rows

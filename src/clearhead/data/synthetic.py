@@ -1,10 +1,10 @@
-"""Tasks that need no file: a question and its answer, as text, made from a key.
+"""Generate examples of small tasks from a key: a source text and the target text that answers it.
 
-    make("reverse", key, 1, 8)                     # ('kdwa', 'awdk')
-    make("capitals", key, 1, 24)                   # ('<U> Ze kO iwp', 'ZE KO IWP')
-    examples("sort", 1, 8, num_examples=1000, seed=0, held_out=True)
+    make_example("reverse", key, 1, 8)             # ('kdwa', 'awdk')
+    make_example("capitals", key, 1, 24)           # ('<U> Ze kO iwp', 'ZE KO IWP')
+    make_examples("sort", 1, 8, num_examples=1000, seed=0, held_out=True)
 
-Examples for validation are never among those for training: a hash of the question decides to which they belong.
+Validation examples never occur in training: a hash of the source decides which of the two an example belongs to.
 """
 
 import string
@@ -15,87 +15,90 @@ from typing import Literal
 
 import numpy as np
 
-from clearhead.data.counter_random import Numbers, numbers
+from clearhead.data.counter_random import Keys, random_integers
 from clearhead.errors import unknown_name
 
 Task = Literal["copy", "reverse", "sort", "addition", "induction", "capitals"]
-HELD_OUT = 10  # one question in this many
+HELD_OUT_EVERY = 10  # one source in this many is held out for validation
 SENTENCE = string.ascii_letters * 2 + string.digits + ".,;:!?'-" + " " * 20
 
 
-class Draws:
-    """The numbers of one key, one after the other."""
+class KeyedRandom:
+    """The random numbers of one key, one after another."""
 
-    def __init__(self, key: Numbers) -> None:
-        self._key, self._used = key, 0
+    def __init__(self, key: Keys) -> None:
+        self._key, self._num_used = key, 0
 
     def below(self, limit: int) -> int:
-        self._used += 1
-        return int(numbers(self._key, self._used) % np.uint64(limit))
+        """Return a random integer below `limit`."""
+        self._num_used += 1
+        return int(random_integers(self._key, self._num_used) % np.uint64(limit))
 
     def text(self, alphabet: str, length: int) -> str:
-        self._used += length
-        places = numbers(self._key, np.arange(self._used - length + 1, self._used + 1)) % np.uint64(len(alphabet))
-        return "".join([alphabet[place] for place in places.tolist()])
+        """Return `length` random characters of an alphabet."""
+        self._num_used += length
+        counters = np.arange(self._num_used - length + 1, self._num_used + 1)
+        indices = random_integers(self._key, counters) % np.uint64(len(alphabet))
+        return "".join([alphabet[index] for index in indices.tolist()])
 
 
-def copy(draws: Draws, length: int) -> tuple[str, str]:
-    text = draws.text(string.ascii_lowercase, length)
+def copy(random: KeyedRandom, length: int) -> tuple[str, str]:
+    text = random.text(string.ascii_lowercase, length)
     return text, text
 
 
-def reverse(draws: Draws, length: int) -> tuple[str, str]:
-    text = draws.text(string.ascii_lowercase, length)
+def reverse(random: KeyedRandom, length: int) -> tuple[str, str]:
+    text = random.text(string.ascii_lowercase, length)
     return text, text[::-1]
 
 
-def sort(draws: Draws, length: int) -> tuple[str, str]:
-    text = draws.text(string.ascii_lowercase, length)
+def sort(random: KeyedRandom, length: int) -> tuple[str, str]:
+    text = random.text(string.ascii_lowercase, length)
     return text, "".join(sorted(text))
 
 
-def addition(draws: Draws, length: int) -> tuple[str, str]:
-    """Two numbers of up to `length` digits."""
-    first, second = (int(draws.text(string.digits, length)) for _ in range(2))
+def addition(random: KeyedRandom, length: int) -> tuple[str, str]:
+    """Add two numbers of up to `length` digits."""
+    first, second = (int(random.text(string.digits, length)) for _ in range(2))
     return f"{first}+{second}", str(first + second)
 
 
-def induction(draws: Draws, length: int) -> tuple[str, str]:
-    """... A B ... A -> B: what followed the last token where it stood before (Olsson et al. 2022)."""
-    text = draws.text(string.ascii_lowercase, length)
-    question = text + text[draws.below(length)]
-    place = question.rindex(question[-1], 0, length)  # of several, the last one counts
-    return question, question[place + 1]
+def induction(random: KeyedRandom, length: int) -> tuple[str, str]:
+    """Return ... A B ... A -> B: the character that followed the previous occurrence (Olsson et al. 2022)."""
+    text = random.text(string.ascii_lowercase, length)
+    source = text + text[random.below(length)]
+    previous = source.rindex(source[-1], 0, length)  # the latest of several occurrences
+    return source, source[previous + 1]
 
 
-def capitals(draws: Draws, length: int) -> tuple[str, str]:
-    """The book's task (D4): <U> asks for capitals, <L> for small letters."""
-    sentence = " ".join(draws.text(SENTENCE, length).split()) or "a"
-    return (f"<U> {sentence}", sentence.upper()) if draws.below(2) else (f"<L> {sentence}", sentence.lower())
+def capitals(random: KeyedRandom, length: int) -> tuple[str, str]:
+    """Change the case of a sentence (book D4): <U> requests upper case and <L> lower case."""
+    sentence = " ".join(random.text(SENTENCE, length).split()) or "a"
+    return (f"<U> {sentence}", sentence.upper()) if random.below(2) else (f"<L> {sentence}", sentence.lower())
 
 
-TASKS: dict[str, Callable[[Draws, int], tuple[str, str]]] = {
+TASKS: dict[str, Callable[[KeyedRandom, int], tuple[str, str]]] = {
     task.__name__: task for task in (copy, reverse, sort, addition, induction, capitals)
 }
 
 
-def make(task: str, key: Numbers, min_length: int, max_length: int) -> tuple[str, str]:
-    """One question and its answer, of a length that the key decides."""
+def make_example(task: str, key: Keys, min_length: int, max_length: int) -> tuple[str, str]:
+    """Return a source and its target. The key decides the length."""
     if task not in TASKS:
         raise unknown_name("task", task, TASKS)
-    draws = Draws(key)
-    return TASKS[task](draws, min_length + draws.below(max_length - min_length + 1))
+    random = KeyedRandom(key)
+    return TASKS[task](random, min_length + random.below(max_length - min_length + 1))
 
 
-def examples(
+def make_examples(
     task: str, min_length: int, max_length: int, *, num_examples: int, seed: int, held_out: bool
 ) -> Iterator[tuple[str, str]]:
-    """Examples of those held out for validation or of the others."""
+    """Yield examples whose sources are all held out for validation, or none of them."""
     for number in range(num_examples):
-        key = numbers(numbers(seed, int(held_out)), number)
-        tries = (make(task, numbers(key, attempt), min_length, max_length) for attempt in count(0))
-        yield next(pair for pair in tries if is_held_out(pair[0]) == held_out)
+        key = random_integers(random_integers(seed, int(held_out)), number)
+        attempts = (make_example(task, random_integers(key, index), min_length, max_length) for index in count(0))
+        yield next(pair for pair in attempts if is_held_out(pair[0]) == held_out)
 
 
-def is_held_out(question: str) -> bool:
-    return zlib.crc32(question.encode()) % HELD_OUT == 0
+def is_held_out(source: str) -> bool:
+    return zlib.crc32(source.encode()) % HELD_OUT_EVERY == 0

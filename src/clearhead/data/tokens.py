@@ -1,6 +1,6 @@
-"""A long row of token ids, in memory or in files, and where its documents begin.
+"""Store a long sequence of token ids, in memory or in files, with the start of each of its documents.
 
-tokens = Tokens.of(document_ids(text, tokenizer) for text in texts)
+tokens = Tokens.from_documents(document_ids(text, tokenizer) for text in texts)
 train, validation = tokens.split(0.1)
 """
 
@@ -13,13 +13,15 @@ from numpy.typing import NDArray
 from clearhead.data.counter_random import Ids
 from clearhead.tokenization import Tokenizer
 
-Stored = NDArray[np.unsignedinteger[Any]]
+StoredIds = NDArray[np.unsignedinteger[Any]]
 
 
 class Tokens:
-    """The ids from `first` up to `last` of several arrays in a row; memory-mapped arrays stay on disk."""
+    """The ids from index `first` up to `last` of several concatenated arrays. Memory-mapped arrays stay on disk."""
 
-    def __init__(self, parts: Sequence[Stored], document_starts: Ids, first: int = 0, last: int | None = None) -> None:
+    def __init__(
+        self, parts: Sequence[StoredIds], document_starts: Ids, first: int = 0, last: int | None = None
+    ) -> None:
         self._parts = list(parts)
         self._part_starts = np.cumsum([0, *(len(part) for part in parts)])
         self._document_starts = document_starts
@@ -27,17 +29,18 @@ class Tokens:
         self._last = int(self._part_starts[-1]) if last is None else last
 
     @staticmethod
-    def of(documents: Iterable[Sequence[int]]) -> "Tokens":
-        kept = [np.asarray(document, dtype=np.uint32) for document in documents]
-        lengths = [len(document) for document in kept]
-        joined = np.concatenate(kept) if kept else np.empty(0, np.uint32)
-        return Tokens([smallest(joined)], np.cumsum([0, *lengths])[:-1])
+    def from_documents(documents: Iterable[Sequence[int]]) -> "Tokens":
+        """Return the ids of all documents, kept in memory."""
+        arrays = [np.asarray(document, dtype=np.uint32) for document in documents]
+        lengths = [len(array) for array in arrays]
+        ids = np.concatenate(arrays) if arrays else np.empty(0, np.uint32)
+        return Tokens([compact(ids)], np.cumsum([0, *lengths])[:-1])
 
     def __len__(self) -> int:
         return self._last - self._first
 
     def read(self, start: int, count: int) -> Ids:
-        """`count` ids from `start`, counted from the first of these."""
+        """Return `count` ids from index `start` of this range."""
         assert 0 <= start <= start + count <= len(self)
         start += self._first
         pieces = []
@@ -50,13 +53,13 @@ class Tokens:
         return np.concatenate([np.empty(0, np.int64), *pieces], dtype=np.int64)
 
     def documents(self) -> tuple[Ids, Ids]:
-        """Start and length of each document; the one at either end may have been cut by `split`."""
+        """Return the start and the length of each document. `split` may have cut the first and the last one."""
         inside = (self._document_starts > self._first) & (self._document_starts < self._last)
         starts = np.unique(np.concatenate([[self._first], self._document_starts[inside]]))
         return starts - self._first, np.diff(np.append(starts, self._last))
 
     def split(self, share: float) -> tuple["Tokens", "Tokens"]:
-        """All but the last `share` of the ids, and these."""
+        """Return two ranges: all ids except the last `share` of them, and these last ids."""
         border = self._first + int(len(self) * (1 - share))
         return (
             Tokens(self._parts, self._document_starts, self._first, border),
@@ -64,7 +67,7 @@ class Tokens:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """For workers that do not inherit memory: a mapped file goes to them by its name, not by its content."""
+        """Pickle a memory-mapped file by its name, so that workers that are not forked do not receive its content."""
         parts = [(part.filename, part.dtype) if isinstance(part, np.memmap) else part for part in self._parts]
         return {**self.__dict__, "_parts": parts}
 
@@ -76,13 +79,13 @@ class Tokens:
 
 
 def document_ids(text: str, tokenizer: Tokenizer) -> list[int]:
-    """A document as a model reads it, and the end of text where the tokenizer has one."""
+    """Encode a document and append the end-of-text token if the tokenizer has one and did not add it."""
     ids = tokenizer.encode(text)
     if tokenizer.eos_id is not None and ids[-1:] != [tokenizer.eos_id]:
         ids.append(tokenizer.eos_id)
     return ids
 
 
-def smallest(ids: NDArray[np.uint32]) -> Stored:
-    """In two bytes each where the largest allows it."""
+def compact(ids: NDArray[np.uint32]) -> StoredIds:
+    """Return the ids in two bytes each if all of them fit."""
     return ids.astype(np.uint16) if len(ids) and ids.max() < 2**16 else ids
