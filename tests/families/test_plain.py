@@ -7,7 +7,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from clearhead.architecture.config import Dropout, NormalInitial
+from clearhead.architecture import Dropout, NormalInitial
 from clearhead.checkpoint.huggingface import load_folder
 from clearhead.errors import ClearheadError
 from clearhead.families import bert, bloom, family_for, family_of_type, gpt, gpt_neo, mpt, preset
@@ -19,13 +19,13 @@ PRESETS = [(family, name) for family in FAMILIES for name in family.presets]
 
 
 def read(family, data, **changes):
-    return family.read(Settings({**data, **changes}, "config.json"))
+    return family.read_config(Settings({**data, **changes}, "config.json"))
 
 
 @pytest.mark.parametrize(("family", "name"), PRESETS, ids=lambda part: getattr(part, "name", part))
 def test_presets_in_their_own_words(family, name):
     config = preset(name)
-    assert read(family, family.write(config)) == config
+    assert read(family, family.write_config(config)) == config
     trained = replace(config, dropout=Dropout(residual=0.1), initial=NormalInitial(residual_scaled=True))
     assert family_for(trained) is family
 
@@ -89,7 +89,7 @@ REFUSED = [
 @pytest.mark.parametrize(("name", "setting"), REFUSED)
 def test_settings_that_are_not_computed_are_refused(name, setting):
     family = family_for(preset(name))
-    data = family.write(preset(name))
+    data = family.write_config(preset(name))
     read(family, data)
     ((key, value),) = setting.items()
     named = next(iter(value)) if isinstance(value, dict) else key
@@ -105,7 +105,7 @@ def test_nothing_is_written_that_reads_otherwise(family):
     refused = 0
     for _, other in mutants(config):
         try:
-            data = family.write(other)
+            data = family.write_config(other)
         except ClearheadError:
             refused += 1
         else:

@@ -7,11 +7,9 @@ import random
 
 import pytest
 
-from clearhead.architecture.config import LatentAttention
-from clearhead.architecture.parts import Rope, YarnScaling
 from clearhead.errors import ClearheadError
 from clearhead.families import family_for, family_of_type, preset
-from clearhead.families.deepseek import recovered_mscale, score_scale
+from clearhead.families.rope import recover_mscale, yarn_score_scale
 from clearhead.families.settings import Settings
 from tests.parity.mutants import mutants
 
@@ -186,7 +184,7 @@ RELEASED = {
 
 
 def read(data):
-    return family_of_type(data["model_type"]).read(Settings(data, "config.json"))
+    return family_of_type(data["model_type"]).read_config(Settings(data, "config.json"))
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -199,7 +197,7 @@ def test_what_is_written_reads_back(name):
     """family_for gives only a family whose words say the whole config."""
     family = family_of_type(RELEASED[name]["model_type"])
     assert family_for(preset(name)) is family
-    assert family.read(Settings(family.write(preset(name)), "written")) == preset(name)
+    assert family.read_config(Settings(family.write_config(preset(name)), "written")) == preset(name)
 
 
 REFUSED = [
@@ -241,11 +239,11 @@ def test_a_config_is_written_whole_or_refused(name):
     written = refused = 0
     for path, config in mutants(preset(name)):
         try:
-            data = family.write(config)
+            data = family.write_config(config)
         except ClearheadError:
             refused += 1
         else:
-            assert family.read(Settings(data, path)) == config, path
+            assert family.read_config(Settings(data, path)) == config, path
             written += 1
     assert written >= 5
     assert refused >= 5
@@ -255,15 +253,5 @@ def test_the_magnitude_of_yarn_is_recovered_from_the_scale():
     numbers = random.Random(0)
     for _ in range(2000):
         factor, mscale, width = numbers.uniform(1.001, 100), numbers.uniform(0.01, 3), 2 * numbers.randint(2, 256)
-        yarn = YarnScaling(factor=factor, original_context=64, attention_factor=1.0)
-        scale = score_scale(width, factor, mscale)
-        attention = LatentAttention(
-            num_heads=1,
-            latent_rank=1,
-            plain_width=width - 2,
-            rotary_width=2,
-            value_width=1,
-            rope=Rope(scaling=yarn),
-            scale=scale,
-        )
-        assert score_scale(width, factor, recovered_mscale(attention)) == scale
+        scale = yarn_score_scale(width, factor, mscale)
+        assert yarn_score_scale(width, factor, recover_mscale(scale, width, factor)) == scale

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clearhead.architecture.config import ModelConfig
+from clearhead.architecture import ModelConfig
 from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.families import family_for
 from clearhead.families.settings import Settings
@@ -191,9 +191,9 @@ def check_round_trip(case: Case, folder: Path) -> None:
     config = loaded.network.config
     saved_as = save_folder(loaded.network, folder / "ours", loaded.family, loaded.special_ids)
     for family in (saved_as, family_for(config)):
-        assert family.read is not None
-        assert family.write is not None
-        assert family.read(Settings(family.write(config), "written")) == config
+        assert family.read_config is not None
+        assert family.write_config is not None
+        assert family.read_config(Settings(family.write_config(config), "written")) == config
     if case.exact_tensors:
         theirs, ours = (
             load_file(folder / "theirs" / "model.safetensors"),

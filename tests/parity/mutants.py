@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from clearhead.architecture.config import ModelConfig
-from clearhead.architecture.parts import (
+from clearhead.architecture import (
     Alibi,
     Bidirectional,
     Causal,
     Chunked,
+    ModelConfig,
     NoPosition,
     RelativeBuckets,
     RelativeSinusoid,
     Rope,
     SlidingWindow,
 )
-from clearhead.config import choices_of
+from clearhead.config import dataclass_choices
 from clearhead.errors import ClearheadError
 
 # Fields that change nothing in a float32 forward, each with its reason.
@@ -61,7 +61,7 @@ def wrong_field(name: str, value: Any, hint: Any, path: str) -> Iterator[tuple[s
         yield from wrong_values(value, path)
         for other in other_choices(value, hint):
             yield f"{path}: {type(other).__name__}", other
-        if choices_of(hint)[1] and name != "head":  # without a head no logits come out
+        if dataclass_choices(hint)[1] and name != "head":  # without a head no logits come out
             yield f"{path}: None", None
     elif get_origin(hint) is Literal:
         for option in get_args(hint):
@@ -75,16 +75,16 @@ def wrong_field(name: str, value: Any, hint: Any, path: str) -> Iterator[tuple[s
             yield f"{path} - 1", value - 1
     elif isinstance(value, float):
         yield path, value + 1e-2 if "epsilon" in name else value * 1.05
-    elif value is None and name in INSTEAD_OF_NONE and not choices_of(hint)[0]:
+    elif value is None and name in INSTEAD_OF_NONE and not dataclass_choices(hint)[0]:
         yield path, INSTEAD_OF_NONE[name]
 
 
 def other_choices(value: Any, hint: Any) -> Iterator[Any]:
     """Neighbours of another type, where they need no further numbers."""
     match value:
-        case Rope() | RelativeBuckets() | RelativeSinusoid() | Alibi() if NoPosition in choices_of(hint)[0]:
+        case Rope() | RelativeBuckets() | RelativeSinusoid() | Alibi() if NoPosition in dataclass_choices(hint)[0]:
             yield NoPosition()
-        case NoPosition() if RelativeBuckets in choices_of(hint)[0]:
+        case NoPosition() if RelativeBuckets in dataclass_choices(hint)[0]:
             yield Rope()
         case Bidirectional():
             yield Causal()

@@ -110,7 +110,7 @@ def test_every_one_field_error_is_seen(case, tmp_path):
 
 @pytest.mark.parametrize("name", bart.PRESETS)
 def test_presets_survive_their_own_words(name):
-    assert bart.read(Settings(bart.write(preset(name)), "written")) == preset(name)
+    assert bart.read_config(Settings(bart.write_config(preset(name)), "written")) == preset(name)
 
 
 def test_checkpoint_of_the_bare_model(tmp_path):
@@ -126,7 +126,7 @@ def test_checkpoint_of_the_bare_model(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     network = load_folder(tmp_path).network
     assert not network.config.head.bias
-    assert bart.read(Settings(bart.write(network.config), "written")) == network.config
+    assert bart.read_config(Settings(bart.write_config(network.config), "written")) == network.config
     given = inputs(case, network.config, padded=True)
     with torch.no_grad():
         torch.testing.assert_close(network(**given), run_reference(model, case, given), rtol=0, atol=1e-5)
@@ -158,9 +158,9 @@ def test_copy_of_what_is_not_there(tmp_path):
     ids=json.dumps,
 )
 def test_unknown_words_are_refused(name, wrong):
-    words = bart.write(preset(name)) | wrong
+    words = bart.write_config(preset(name)) | wrong
     with pytest.raises(ClearheadError, match=r"config\.json"):
-        bart.read(Settings(words, "config.json"))
+        bart.read_config(Settings(words, "config.json"))
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ def test_unknown_words_are_refused(name, wrong):
 )
 def test_impossible_sizes_are_refused(wrong, sentence):
     with pytest.raises(ClearheadError, match=sentence):
-        bart.read(Settings(bart.write(preset("bart-base")) | wrong, "config.json"))
+        bart.read_config(Settings(bart.write_config(preset("bart-base")) | wrong, "config.json"))
 
 
 @pytest.mark.parametrize("name", ["transformer-base", "annotated-transformer", "t5-small", "llama-7b"])
 def test_other_families_cannot_be_said(name):
     with pytest.raises(ClearheadError, match=r"cannot say all|this family"):
-        bart.write(preset(name))
+        bart.write_config(preset(name))

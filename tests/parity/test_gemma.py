@@ -87,7 +87,7 @@ def test_every_one_field_error_is_seen(case, tmp_path):
 
 
 def read(**data):
-    return family_of_type("gemma3_text").read(Settings({"model_type": "gemma3_text", **data}, "config.json"))
+    return family_of_type("gemma3_text").read_config(Settings({"model_type": "gemma3_text", **data}, "config.json"))
 
 
 def test_older_words_for_ropes():

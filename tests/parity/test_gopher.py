@@ -3,12 +3,12 @@
 import torch
 from torch.nn import functional
 
-from clearhead.families.gopher import gopher
+from clearhead.families.gopher import gopher_config
 from clearhead.model.transformer import Transformer
 from tests.parity.harness import VOCAB, check_equations, under
 
 # Heads of another width than 48 / 4, as in the release of 417M.
-CONFIG = gopher(width=48, num_layers=3, num_heads=4, head_width=10, vocab_size=VOCAB, epsilon=1e-3)
+CONFIG = gopher_config(width=48, num_layers=3, num_heads=4, head_width=10, vocab_size=VOCAB, epsilon=1e-3)
 
 
 def rms(x, weight):

@@ -4,8 +4,8 @@ import pytest
 import torch
 import transformers
 
-from clearhead.architecture.parts import Causal, SlidingWindow
-from clearhead.families.gpt import gpt, multi_head
+from clearhead.architecture import Causal, SlidingWindow
+from clearhead.families.gpt import gpt_config, multi_head_attention
 from clearhead.model.attend import fused_attention, reference_attention
 from clearhead.model.transformer import Transformer
 from tests.parity.harness import (
@@ -124,8 +124,8 @@ GPT3 = Case("gpt3", banded_gpt2)
 
 def gpt3_config():
     reaches = (Causal(), SlidingWindow(size=BAND)) * 2
-    attentions = [multi_head(48, 4, pattern=pattern) for pattern in reaches]
-    return gpt(width=48, attentions=attentions, vocab_size=VOCAB, context=32, epsilon=1e-3)
+    attentions = [multi_head_attention(48, 4, pattern=pattern) for pattern in reaches]
+    return gpt_config(width=48, attentions=attentions, vocab_size=VOCAB, context=32, epsilon=1e-3)
 
 
 def load_banded(model, folder):

@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch.nn.functional import gelu
 
-from clearhead.architecture.branches import Experts, Router
-from clearhead.architecture.config import GroupedAttention, Head, ScoreTemperature
-from clearhead.architecture.parts import Rope
+from clearhead.architecture import Experts, GroupedAttention, Head, Rope, Router, ScoreTemperature
 from clearhead.checkpoint.fill import fill
 from clearhead.families import grok, preset
-from clearhead.families.trunk import gated
+from clearhead.families.llama_style import gated_feed_forward
 from clearhead.model.attend import fused_attention, reference_attention
 from tests.parity.harness import VOCAB, seen
 from tests.parity.mutants import mutants
@@ -113,7 +111,7 @@ def small_attention(**changes):
 
 
 def small(attention, experts, head):
-    return grok.grok(
+    return grok.grok_config(
         width=WIDTH,
         num_layers=LAYERS,
         attention=attention,
@@ -127,13 +125,17 @@ def small(attention, experts, head):
 
 
 def mixture(router, **changes):
-    return Experts(num_experts=EXPERTS, num_chosen=2, expert=gated(INNER, "gelu_tanh"), router=router, **changes)
+    return Experts(
+        num_experts=EXPERTS, num_chosen=2, expert=gated_feed_forward(INNER, "gelu_tanh"), router=router, **changes
+    )
 
 
 GROK1 = small(small_attention(position=Rope()), mixture(Router(score="softmax")), Head(tied=True, scale=0.6))
 GROK2 = small(
     small_attention(position=Rope(theta=THETA), temperature=ScoreTemperature(length=WARM_FROM)),
-    mixture(Router(score="softmax", softcap=ROUTER_CAP), shared=gated(SHARED, "gelu_tanh"), divisor=2**0.5),
+    mixture(
+        Router(score="softmax", softcap=ROUTER_CAP), shared=gated_feed_forward(SHARED, "gelu_tanh"), divisor=2**0.5
+    ),
     Head(tied=False, scale=0.5, softcap=LOGIT_CAP),
 )
 
@@ -222,7 +224,7 @@ def test_every_one_field_error_is_seen(name):
 def test_grok2_becomes_grok1():
     """Without its dense part and its divisor, under caps too high to touch and before it warms."""
     first, given, _ = loaded("grok-1")
-    experts = mixture(Router(score="softmax", softcap=1e6), shared=gated(SHARED, "gelu_tanh"))
+    experts = mixture(Router(score="softmax", softcap=1e6), shared=gated_feed_forward(SHARED, "gelu_tanh"))
     attention = small_attention(position=Rope(), temperature=ScoreTemperature(length=LENGTH))
     config = small(attention, experts, Head(tied=False, scale=0.6, softcap=1e6))
     second = type(first)(config)

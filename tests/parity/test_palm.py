@@ -3,10 +3,10 @@
 import torch
 from torch.nn import functional
 
-from clearhead.families.palm import palm
+from clearhead.families.palm import palm_config
 from tests.parity.harness import VOCAB, check_equations, under
 
-CONFIG = palm(width=48, num_layers=3, num_heads=4, head_width=20, vocab_size=VOCAB, epsilon=1e-3)
+CONFIG = palm_config(width=48, num_layers=3, num_heads=4, head_width=20, vocab_size=VOCAB, epsilon=1e-3)
 
 
 def norm(x, weight):

@@ -7,12 +7,12 @@ import pytest
 import torch
 import transformers
 
-from clearhead.architecture.parts import Rope
+from clearhead.architecture import Rope
 from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.errors import ClearheadError
 from clearhead.families import family_for
-from clearhead.families.gemma import gemma3
-from clearhead.families.llama import llama
+from clearhead.families.gemma import gemma3_preset
+from clearhead.families.llama import llama_config
 from clearhead.model.transformer import Transformer
 from tests.parity import test_bart, test_deepseek, test_llama, test_mpt
 from tests.parity.harness import VOCAB, Case, build, difference, inputs, load_ours, rerandomize, run_reference
@@ -42,14 +42,14 @@ def can_be_saved(config):
 
 def test_a_width_that_transformers_refuses_is_refused_at_once():
     """One more, and heads of their own width would still do for us."""
-    config = gemma3(48, 2, 4, 1, 64, head_width=16)()
+    config = gemma3_preset(48, 2, 4, 1, 64, head_width=16)()
     assert can_be_saved(config)
     scaled = replace(config.decoder.embedding, scale=49**0.5)
     assert not can_be_saved(replace(config, width=49, decoder=replace(config.decoder, embedding=scaled)))
 
 
 def test_no_layer_with_positions(tmp_path):
-    config = llama(
+    config = llama_config(
         width=48,
         num_layers=2,
         num_heads=4,

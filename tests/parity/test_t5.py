@@ -83,22 +83,24 @@ def test_every_one_field_error_is_seen(case, tmp_path):
 
 @pytest.mark.parametrize("name", t5.PRESETS)
 def test_presets_survive_their_own_words(name):
-    assert t5.read(Settings(t5.write(preset(name)), "written")) == preset(name)
+    assert t5.read_config(Settings(t5.write_config(preset(name)), "written")) == preset(name)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_head_survives_its_own_words(tied, scaled):
-    words = t5.write(preset("t5-small")) | {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
-    config = t5.read(Settings(words, "changed"))
+    words = t5.write_config(preset("t5-small")) | {"tie_word_embeddings": tied, "scale_decoder_outputs": scaled}
+    config = t5.read_config(Settings(words, "changed"))
     assert (config.head.tied, config.head.scale == 1.0) == (tied, not scaled)
-    assert t5.read(Settings(t5.write(config), "written")) == config
+    assert t5.read_config(Settings(t5.write_config(config), "written")) == config
 
 
 def test_release_of_v1_1_is_untied():
     """The first releases say only `tie_word_embeddings: false`."""
-    words = {key: value for key, value in t5.write(preset("t5-v1.1-small")).items() if key != "scale_decoder_outputs"}
-    assert t5.read(Settings(words, "config.json")) == preset("t5-v1.1-small")
+    words = {
+        key: value for key, value in t5.write_config(preset("t5-v1.1-small")).items() if key != "scale_decoder_outputs"
+    }
+    assert t5.read_config(Settings(words, "config.json")) == preset("t5-v1.1-small")
 
 
 def test_release_of_v1_0_with_every_copy(tmp_path):
@@ -106,7 +108,7 @@ def test_release_of_v1_0_with_every_copy(tmp_path):
     model = build(CASES[0])
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
-    for name in t5.COPIES:
+    for name in t5.DUPLICATES:
         tensors[name] = tensors["shared.weight"].clone()
     tensors["decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"] = torch.zeros(16, 3)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -126,9 +128,9 @@ def test_release_of_v1_0_with_every_copy(tmp_path):
     ids=json.dumps,
 )
 def test_unknown_words_are_refused(wrong):
-    words = t5.write(preset("t5-small")) | wrong
+    words = t5.write_config(preset("t5-small")) | wrong
     with pytest.raises(ClearheadError, match=r"config\.json"):
-        t5.read(Settings(words, "config.json"))
+        t5.read_config(Settings(words, "config.json"))
 
 
 @pytest.mark.parametrize(
@@ -138,10 +140,10 @@ def test_unknown_words_are_refused(wrong):
 )
 def test_impossible_sizes_are_refused(wrong):
     with pytest.raises(ClearheadError, match=next(iter(wrong))):
-        t5.read(Settings(t5.write(preset("t5-small")) | wrong, "config.json"))
+        t5.read_config(Settings(t5.write_config(preset("t5-small")) | wrong, "config.json"))
 
 
 @pytest.mark.parametrize("name", ["transformer-base", "bart-base", "llama-7b"])
 def test_other_families_cannot_be_said(name):
     with pytest.raises(ClearheadError, match="this family has"):
-        t5.write(preset(name))
+        t5.write_config(preset(name))

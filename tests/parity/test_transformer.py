@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from clearhead.architecture.parts import LayerNorm
-from clearhead.families.transformer import annotated, transformer
+from clearhead.architecture import LayerNorm
+from clearhead.families.transformer import annotated_transformer_config, transformer_config
 from tests.parity.harness import VOCAB, check_equations, under
 
 WIDTH, HEADS, LAYERS, EPSILON = 48, 4, 3, 1e-3
@@ -84,7 +84,7 @@ def torch_layers(norm_first):
 @pytest.mark.parametrize("placement", ["post", "pre"])
 @pytest.mark.parametrize("attention_bias", [False, True])
 def test_equal_to_torch_layers(placement, attention_bias):
-    config = transformer(
+    config = transformer_config(
         **SIZES,
         source_vocab_size=VOCAB,
         target_vocab_size=VOCAB,
@@ -109,7 +109,7 @@ def linear(x, w, name):
     return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
 
-def multi_head(x, encoder_output, hidden, w):
+def multi_head_attention(x, encoder_output, hidden, w):
     def heads(y):
         return y.view(y.shape[0], -1, HEADS, WIDTH // HEADS).transpose(1, 2)
 
@@ -134,20 +134,20 @@ def annotated_equations(weights, given):
     for number in range(LAYERS):
         w = under(weights, f"encoder.layers.{number}.")
         h = deviation_norm(x, under(w, "attention_residual.norm."))
-        x = x + multi_head(h, h, padding, under(w, "attention."))
+        x = x + multi_head_attention(h, h, padding, under(w, "attention."))
         x = x + feed_forward(deviation_norm(x, under(w, "feed_forward_residual.norm.")), w)
     encoder_output = deviation_norm(x, under(weights, "encoder.final_norm."))
     y = embed(given["target"], weights["decoder.embedding.tokens.weight"])
     for number in range(LAYERS):
         w = under(weights, f"decoder.layers.{number}.")
         h = deviation_norm(y, under(w, "attention_residual.norm."))
-        y = y + multi_head(h, h, later, under(w, "attention."))
+        y = y + multi_head_attention(h, h, later, under(w, "attention."))
         h = deviation_norm(y, under(w, "cross_attention_residual.norm."))
-        y = y + multi_head(h, encoder_output, padding, under(w, "cross_attention."))
+        y = y + multi_head_attention(h, encoder_output, padding, under(w, "cross_attention."))
         y = y + feed_forward(deviation_norm(y, under(w, "feed_forward_residual.norm.")), w)
     return linear(deviation_norm(y, under(weights, "decoder.final_norm.")), weights, "head")
 
 
 def test_annotated_transformer_is_equal_to_its_equations():
-    config = annotated(source_vocab_size=VOCAB + 4, target_vocab_size=VOCAB, **SIZES)
+    config = annotated_transformer_config(source_vocab_size=VOCAB + 4, target_vocab_size=VOCAB, **SIZES)
     assert check_equations(config, annotated_equations) >= 60

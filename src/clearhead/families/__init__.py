@@ -1,8 +1,21 @@
-"""Who the models are: the only room where their names occur.
+"""Model families: released sizes, config.json in both directions, and the tensor names of checkpoints.
 
-    preset("llama-3.1-8b"); family_of_type("llama").read(settings); family_for(config)
+    preset("llama-3.1-8b"); family_of_type("llama").read_config(settings); family_for(config)
 
-One file per family; `names`, `settings`, `rope`, `plain` and `trunk` are what several share.
+This is the only package in which names of models decide anything. docs/add-a-family.md shows how to add one.
+
+    family         Family: everything that one family provides
+    settings       Settings: typed access to the values of a config.json
+    tensor_rules   how a tensor of a foreign checkpoint holds one or several of ours
+    rope           rotary settings in both directions
+    gpt_style      parts shared by GPT, BERT, BLOOM, MPT, BART and the Transformer of 2017
+    llama_style    parts shared by LLaMA, Qwen, Gemma, DeepSeek, Llama 4 and Grok
+    gguf           metadata and tensor names of GGUF files
+    ctranslate2    settings and tensor names of Marian models in CTranslate2's format
+    bart, bert, bloom, deepseek, gemma, gopher, gpt, gpt_neo, grok, llama, llama4, mpt, palm, qwen, t5, transformer
+                   one family or a few close relatives each
+
+Importing this package does not import torch.
 """
 
 from clearhead.architecture import ModelConfig
@@ -25,17 +38,19 @@ from clearhead.families import (
     t5,
     transformer,
 )
+from clearhead.families.ctranslate2 import CTRANSLATE2_MARIAN, marian_config
 from clearhead.families.family import Family
-from clearhead.families.names import (
-    AFTER_LAST,
-    Row,
-    Table,
-    expand,
-    parse_target,
+from clearhead.families.gguf import gguf_architecture, gguf_settings, to_plain_value
+from clearhead.families.llama import META_LLAMA_NAMES, llama_config
+from clearhead.families.settings import Settings
+from clearhead.families.tensor_rules import (
+    NUM_LAYERS_PLACEHOLDER,
+    NameTable,
+    TensorRule,
+    expand_table,
+    split_expert_index,
 )
-from clearhead.families.settings import (
-    Settings,
-)
+from clearhead.families.transformer import transformer_config
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
@@ -58,12 +73,12 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def presets() -> tuple[str, ...]:
-    """The names of all released sizes."""
+    """Return the names of all released sizes."""
     return tuple(name for family in FAMILIES for name in family.presets)
 
 
 def preset(name: str) -> ModelConfig:
-    """The configuration of a released model."""
+    """Return the configuration of a released model."""
     for family in FAMILIES:
         if name in family.presets:
             return family.presets[name]()
@@ -71,42 +86,45 @@ def preset(name: str) -> ModelConfig:
 
 
 def family_of_type(model_type: str) -> Family:
-    """The family that reads a config.json with this `model_type`."""
-    types = {kind: family for family in FAMILIES for kind in family.model_types}
-    if model_type not in types:
-        raise unknown_name("model_type", model_type, types)
-    return types[model_type]
+    """Return the family that reads a config.json with this `model_type`."""
+    families = {known_type: family for family in FAMILIES for known_type in family.model_types}
+    if model_type not in families:
+        raise unknown_name("model_type", model_type, families)
+    return families[model_type]
 
 
 def family_for(config: ModelConfig) -> Family:
-    """The first family whose config.json can say all of this config."""
+    """Return the first family whose config.json can express the whole configuration."""
     for family in FAMILIES:
-        if family.write is None:
+        if family.write_config is None:
             continue
         try:
-            family.write(config)
+            family.write_config(config)
         except ClearheadError:
             continue
         return family
-    raise ClearheadError("no family of Hugging Face models computes this configuration; save it as native instead")
+    raise ClearheadError("no Hugging Face model type can express this configuration; save it as native instead")
 
 
 __all__ = [
-    "AFTER_LAST",
+    "CTRANSLATE2_MARIAN",
     "FAMILIES",
+    "META_LLAMA_NAMES",
+    "NUM_LAYERS_PLACEHOLDER",
     "Family",
-    "Row",
+    "NameTable",
     "Settings",
-    "Table",
-    "bart",
-    "ctranslate2",
-    "expand",
+    "TensorRule",
+    "expand_table",
     "family_for",
     "family_of_type",
-    "gguf",
-    "llama",
-    "parse_target",
+    "gguf_architecture",
+    "gguf_settings",
+    "llama_config",
+    "marian_config",
     "preset",
     "presets",
-    "transformer",
+    "split_expert_index",
+    "to_plain_value",
+    "transformer_config",
 ]

@@ -1,16 +1,15 @@
-"""BART, Marian (OPUS-MT) and Pegasus: the Transformer of 2017 with biases throughout, each with its own ornaments.
+"""BART, Marian (OPUS-MT) and Pegasus: the Transformer of 2017 with biases throughout, in three variants.
 
-             positions             norm of embeddings   norms   last norm
-    bart     learned               yes                  post    no
-    marian   sines, then cosines   no                   post    no
-    pegasus  sines, then cosines   no                   pre     yes
+             positions             embedding norm   norm placement   final norm
+    bart     learned               yes              post             no
+    marian   sines, then cosines   no               post             no
+    pegasus  sines, then cosines   no               pre              yes
 
-One token table serves source, target and head; a bias is added to the logits.
+Source, target and head share one token table; a bias is added to the logits.
 Sources: Lewis et al. 2020, §2.1; Junczys-Dowmunt et al. 2018; Zhang et al. 2020, §6.1; the config.json of each release.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -28,30 +27,30 @@ from clearhead.architecture import (
     SinusoidalPositions,
     Stack,
 )
-from clearhead.families.family import Family, narrow, said_whole
-from clearhead.families.names import Copy, SingleRow, Table
-from clearhead.families.plain import multi_head
-from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
+from clearhead.families.family import Family, Preset, require_round_trip, require_type
+from clearhead.families.gpt_style import multi_head_attention
+from clearhead.families.settings import NAMES_BY_ACTIVATION, Settings
+from clearhead.families.tensor_rules import Copy, NameTable, SingleRow
 
-Kind = Literal["bart", "marian", "pegasus"]
-NORM = LayerNorm(epsilon=1e-5)  # PyTorch's default; config.json has no word for it
+ModelType = Literal["bart", "marian", "pegasus"]
+NORM = LayerNorm(epsilon=1e-5)  # PyTorch's default; config.json has no setting for it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """Of one stack."""
+class StackSize:
+    """The sizes of an encoder or a decoder."""
 
     num_layers: int
     num_heads: int
     feed_forward: int
 
 
-def bart(
-    kind: Kind,
+def bart_config(
+    model_type: ModelType,
     *,
     width: int,
-    encoder: Size,
-    decoder: Size,
+    encoder: StackSize,
+    decoder: StackSize,
     vocab_size: int,
     context: int,
     activation: Activation,
@@ -59,24 +58,27 @@ def bart(
     target_vocab_size: int | None = None,
     logit_bias: bool = True,
 ) -> ModelConfig:
-    """`scaled`: embeddings times √width. `target_vocab_size`: source and target have a table each; None: one."""
+    """Return the config of an encoder-decoder.
+
+    `scaled` multiplies embeddings by √width. A `target_vocab_size` gives the target a token table of its own.
+    """
     embedding = Embedding(
         vocab_size=vocab_size,
         scale=math.sqrt(width) if scaled else 1.0,
         positions=SinusoidalPositions(layout="halves"),
     )
-    if kind == "bart":
+    if model_type == "bart":
         embedding = replace(embedding, positions=LearnedPositions(num_positions=context, offset=2), norm=NORM)
-    final_norm = NORM if kind == "pegasus" else None
+    final_norm = NORM if model_type == "pegasus" else None
 
-    def layer(size: Size, *, decodes: bool) -> Layer:
-        attention = multi_head(width, size.num_heads, pattern=Bidirectional())
+    def make_layer(size: StackSize, *, is_decoder: bool) -> Layer:
+        attention = multi_head_attention(width, size.num_heads, pattern=Bidirectional())
         return Layer(
-            attention=replace(attention, pattern=Causal()) if decodes else attention,
-            cross_attention=attention if decodes else None,
+            attention=replace(attention, pattern=Causal()) if is_decoder else attention,
+            cross_attention=attention if is_decoder else None,
             feed_forward=FeedForward(width=size.feed_forward, activation=activation, bias=True),
             norm=NORM,
-            placement="pre" if kind == "pegasus" else "post",
+            placement="pre" if model_type == "pegasus" else "post",
         )
 
     return ModelConfig(
@@ -84,12 +86,12 @@ def bart(
         context=context,
         encoder=Stack(
             embedding=embedding,
-            layers=(layer(encoder, decodes=False),) * encoder.num_layers,
+            layers=(make_layer(encoder, is_decoder=False),) * encoder.num_layers,
             final_norm=final_norm,
         ),
         decoder=Stack(
             embedding=replace(embedding, vocab_size=target_vocab_size or vocab_size),
-            layers=(layer(decoder, decodes=True),) * decoder.num_layers,
+            layers=(make_layer(decoder, is_decoder=True),) * decoder.num_layers,
             final_norm=final_norm,
         ),
         head=Head(bias=logit_bias),
@@ -97,116 +99,130 @@ def bart(
     )
 
 
-def released(
-    kind: Kind, width: int, num_layers: int, num_heads: int, *, vocab_size: int, context: int, activation: Activation
-) -> Callable[[], ModelConfig]:
-    size = Size(num_layers=num_layers, num_heads=num_heads, feed_forward=4 * width)
-    return lambda: bart(
-        kind,
+def bart_preset(
+    model_type: ModelType,
+    width: int,
+    num_layers: int,
+    num_heads: int,
+    *,
+    vocab_size: int,
+    context: int,
+    activation: Activation,
+) -> Preset:
+    size = StackSize(num_layers=num_layers, num_heads=num_heads, feed_forward=4 * width)
+    return lambda: bart_config(
+        model_type,
         width=width,
         encoder=size,
         decoder=size,
         vocab_size=vocab_size,
         context=context,
         activation=activation,
-        scaled=kind != "bart",
+        scaled=model_type != "bart",
     )
 
 
 PRESETS = {
-    "bart-base": released("bart", 768, 6, 12, vocab_size=50265, context=1024, activation="gelu"),
-    "bart-large": released("bart", 1024, 12, 16, vocab_size=50265, context=1024, activation="gelu"),
+    "bart-base": bart_preset("bart", 768, 6, 12, vocab_size=50265, context=1024, activation="gelu"),
+    "bart-large": bart_preset("bart", 1024, 12, 16, vocab_size=50265, context=1024, activation="gelu"),
     # opus-mt-en-de; the vocabulary differs from pair to pair
-    "marian": released("marian", 512, 6, 8, vocab_size=58101, context=512, activation="silu"),
-    "pegasus-large": released("pegasus", 1024, 16, 16, vocab_size=96103, context=1024, activation="relu"),
+    "marian": bart_preset("marian", 512, 6, 8, vocab_size=58101, context=512, activation="silu"),
+    "pegasus-large": bart_preset("pegasus", 1024, 16, 16, vocab_size=96103, context=1024, activation="relu"),
 }
 
 
-# --- transformers' words
+# --- config.json
 
-# What older files say of the ornaments, and transformers takes from the model_type alone.
-SAID_BY_TYPE: dict[Kind, dict[str, bool]] = {
+# Settings of older files that follow from the model_type; transformers ignores them.
+IMPLIED_BY_TYPE: dict[ModelType, dict[str, bool]] = {
     "bart": {"normalize_before": False, "normalize_embedding": True, "static_position_embeddings": False},
     "marian": {"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True},
     "pegasus": {"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True},
 }
 
 
-def read(settings: Settings) -> ModelConfig:
-    kind = cast(Kind, settings.text("model_type"))
-    for name, value in SAID_BY_TYPE[kind].items():
-        settings.refuse(name, value)
-    settings.refuse("add_final_layer_norm", kind == "pegasus")
-    settings.refuse("is_encoder_decoder", True)
-    settings.refuse("is_decoder", False)
-    settings.refuse("tie_word_embeddings", True)
-    vocab_size = settings.whole("vocab_size")
-    shared = kind != "marian" or settings.flag("share_encoder_decoder_embeddings", True)
+def read_config(settings: Settings) -> ModelConfig:
+    """Return the config that a config.json describes."""
+    model_type = cast(ModelType, settings.string("model_type"))
+    for name, value in IMPLIED_BY_TYPE[model_type].items():
+        settings.allow_only(name, value)
+    settings.allow_only("add_final_layer_norm", model_type == "pegasus")
+    settings.allow_only("is_encoder_decoder", True)
+    settings.allow_only("is_decoder", False)
+    settings.allow_only("tie_word_embeddings", True)
+    vocab_size = settings.integer("vocab_size")
+    shared = model_type != "marian" or settings.boolean("share_encoder_decoder_embeddings", True)
     if shared:
-        settings.refuse("decoder_vocab_size", vocab_size)
-    return bart(
-        kind,
-        width=settings.whole("d_model"),
+        settings.allow_only("decoder_vocab_size", vocab_size)
+    return bart_config(
+        model_type,
+        width=settings.integer("d_model"),
         encoder=read_size(settings, "encoder"),
         decoder=read_size(settings, "decoder"),
         vocab_size=vocab_size,
-        target_vocab_size=None if shared else settings.whole("decoder_vocab_size", vocab_size),
-        context=settings.whole("max_position_embeddings"),
+        target_vocab_size=None if shared else settings.integer("decoder_vocab_size", vocab_size),
+        context=settings.integer("max_position_embeddings"),
         activation=settings.activation("activation_function", "gelu"),
-        scaled=settings.flag("scale_embedding", False),
-        logit_bias=settings.flag("final_logits_bias", True),
+        scaled=settings.boolean("scale_embedding", False),
+        logit_bias=settings.boolean("final_logits_bias", True),
     )
 
 
-def read_size(settings: Settings, stack: str) -> Size:
-    return Size(
-        num_layers=settings.whole(f"{stack}_layers"),
-        num_heads=settings.whole(f"{stack}_attention_heads"),
-        feed_forward=settings.whole(f"{stack}_ffn_dim"),
+def read_size(settings: Settings, stack: str) -> StackSize:
+    return StackSize(
+        num_layers=settings.integer(f"{stack}_layers"),
+        num_heads=settings.integer(f"{stack}_attention_heads"),
+        feed_forward=settings.integer(f"{stack}_ffn_dim"),
     )
 
 
-def settle(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
-    """Checkpoints of the bare model (bart-large) have no logit bias."""
+def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
+    """Remove the logit bias if the checkpoint has none, as checkpoints without head (bart-large) do."""
     assert config.head is not None
     return replace(config, head=replace(config.head, bias="final_logits_bias" in tensor_names))
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    encoder, decoder, head = narrow(Stack, config.encoder), narrow(Stack, config.decoder), narrow(Head, config.head)
-    kind = "pegasus" if encoder.final_norm else "bart" if encoder.embedding.norm else "marian"
-    names = {
-        "bart": "BartForConditionalGeneration",
-        "marian": "MarianMTModel",
-        "pegasus": "PegasusForConditionalGeneration",
-    }
+ARCHITECTURES = {
+    "bart": "BartForConditionalGeneration",
+    "marian": "MarianMTModel",
+    "pegasus": "PegasusForConditionalGeneration",
+}
+
+
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json that describes a config."""
+    encoder, decoder = require_type(Stack, config.encoder), require_type(Stack, config.decoder)
+    head, feed_forward = require_type(Head, config.head), require_type(FeedForward, encoder.layers[0].feed_forward)
+    model_type = "pegasus" if encoder.final_norm else "bart" if encoder.embedding.norm else "marian"
     data = {
-        "architectures": [names[kind]],
-        "model_type": kind,
+        "architectures": [ARCHITECTURES[model_type]],
+        "model_type": model_type,
         "is_encoder_decoder": True,
         "d_model": config.width,
         "vocab_size": encoder.embedding.vocab_size,
         "max_position_embeddings": config.context,
         **write_size(encoder, "encoder"),
         **write_size(decoder, "decoder"),
-        "activation_function": ACTIVATION_NAMES_BACK[narrow(FeedForward, encoder.layers[0].feed_forward).activation],
+        "activation_function": NAMES_BY_ACTIVATION[feed_forward.activation],
         "scale_embedding": encoder.embedding.scale != 1.0,
         "tie_word_embeddings": head.tied,
     }
     if not config.share_embeddings:
         data |= {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": decoder.embedding.vocab_size}
     if not head.bias:
-        data |= {"final_logits_bias": False}  # our own word; transformers fills in zeros
-    return said_whole(data, config, read)
+        data |= {"final_logits_bias": False}  # a setting of ours; transformers fills in zeros
+    return require_round_trip(data, config, read_config)
 
 
 def write_size(stack: Stack, name: str) -> dict[str, int]:
     return {
         f"{name}_layers": len(stack.layers),
         f"{name}_attention_heads": stack.layers[0].attention.num_heads,
-        f"{name}_ffn_dim": narrow(FeedForward, stack.layers[0].feed_forward).width,
+        f"{name}_ffn_dim": require_type(FeedForward, stack.layers[0].feed_forward).width,
     }
 
+
+# --- tensor names
 
 LAYER_PARTS = {
     "self_attn.q_proj": "attention.query",
@@ -221,7 +237,7 @@ LAYER_PARTS = {
     "encoder_attn_layer_norm": "cross_attention_residual.norm",
     "fc1": "feed_forward.up",
     "fc2": "feed_forward.down",
-    "final_layer_norm": "feed_forward_residual.norm",  # of the layer
+    "final_layer_norm": "feed_forward_residual.norm",  # the last norm of the layer
 }
 STACK_PARTS = {
     "embed_positions": "embedding.positions",
@@ -230,9 +246,9 @@ STACK_PARTS = {
     **{f"layers.{{layer}}.{theirs}": f"layers.{{layer}}.{ours}" for theirs, ours in LAYER_PARTS.items()},
 }
 SOURCE, TARGET = "encoder.embedding.tokens.weight", "decoder.embedding.tokens.weight"
-NAMES: Table = {
-    "model.shared.weight": Copy((SOURCE,), without=TARGET),
-    "model.encoder.embed_tokens.weight": Copy((SOURCE,), beside=TARGET),
+NAMES: NameTable = {
+    "model.shared.weight": Copy((SOURCE,), only_without=TARGET),
+    "model.encoder.embed_tokens.weight": Copy((SOURCE,), only_with=TARGET),
     "model.decoder.embed_tokens.weight": TARGET,
     **{
         f"model.{stack}.{theirs}.{leaf}": f"{stack}.{ours}.{leaf}"
@@ -242,25 +258,25 @@ NAMES: Table = {
     },
     "final_logits_bias": SingleRow(("head.bias",)),
 }
-COPIES = {
+DUPLICATES = {
     "lm_head.weight": "model.shared.weight",
     "model.encoder.embed_tokens.weight": "model.shared.weight",
     "model.decoder.embed_tokens.weight": "model.shared.weight",
 }
-DROPPED = (
-    r"model\.(encoder|decoder)\.embed_positions\.weight",  # where they are sinusoids: recomputed
-    r"model\.(encoder|decoder)\.version",  # number of fairseq's file format
+IGNORED_TENSORS = (
+    r"model\.(encoder|decoder)\.embed_positions\.weight",  # fixed sinusoids, which are computed
+    r"model\.(encoder|decoder)\.version",  # version of fairseq's file format
 )
 
 FAMILY = Family(
     name="bart",
     presets=PRESETS,
     model_types=("bart", "marian", "pegasus"),
-    read=read,
-    write=write,
-    names=NAMES,
-    prefix="model.",
-    copies=COPIES,
-    dropped=DROPPED,
-    settle=settle,
+    read_config=read_config,
+    write_config=write_config,
+    tensor_names=NAMES,
+    base_model_prefix="model.",
+    duplicates=DUPLICATES,
+    ignored_tensors=IGNORED_TENSORS,
+    adjust_config=adjust_config,
 )

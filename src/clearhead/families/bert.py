@@ -1,10 +1,9 @@
-"""BERT: an encoder with learned positions, segment vectors and norms after each branch (Devlin et al. 2019, §3).
+"""BERT: an encoder with learned positions, segment embeddings and post-norm layers (Devlin et al. 2019, §3).
 
-Heads and pooler come and go with the checkpoint: masked-language models have a head, sentence encoders have none.
+Head and pooler depend on the checkpoint: masked language models have a head, sentence encoders have none.
 Sizes: the paper, §3, with the vocabulary of the uncased release. GELU is the exact form, as in transformers.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,13 +19,13 @@ from clearhead.architecture import (
     ModelConfig,
     Stack,
 )
-from clearhead.families.family import Family, said_whole
-from clearhead.families.names import Table
-from clearhead.families.plain import multi_head, plain_layers, plain_parts
-from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
+from clearhead.families.family import Family, Preset, require_round_trip
+from clearhead.families.gpt_style import make_layers, multi_head_attention, stack_parts
+from clearhead.families.settings import NAMES_BY_ACTIVATION, Settings
+from clearhead.families.tensor_rules import NameTable
 
 
-def bert(
+def bert_config(
     *,
     width: int,
     num_layers: int,
@@ -39,6 +38,7 @@ def bert(
     epsilon: float = 1e-12,
     pooler: bool = True,
 ) -> ModelConfig:
+    """Return an encoder with a masked-language-model head."""
     norm = LayerNorm(epsilon=epsilon)
     embedding = Embedding(
         vocab_size=vocab_size,
@@ -46,68 +46,73 @@ def bert(
         num_token_types=num_token_types,
         norm=norm,
     )
-    attention = multi_head(width, num_heads, pattern=Bidirectional())
-    inner = FeedForward(width=feed_forward, activation=activation, bias=True)
+    attention = multi_head_attention(width, num_heads, pattern=Bidirectional())
+    dense = FeedForward(width=feed_forward, activation=activation, bias=True)
     return ModelConfig(
         width=width,
         context=context,
-        encoder=Stack(embedding=embedding, layers=plain_layers([attention] * num_layers, inner, norm, "post")),
-        head=word_head(inner, norm),
+        encoder=Stack(embedding=embedding, layers=make_layers([attention] * num_layers, dense, norm, "post")),
+        head=masked_language_head(dense, norm),
         pooler=pooler,
     )
 
 
-def word_head(feed_forward: FeedForward, norm: LayerNorm) -> Head:
+def masked_language_head(feed_forward: FeedForward, norm: LayerNorm) -> Head:
+    """Return the head that predicts masked tokens."""
     return Head(bias=True, transform=HeadTransform(activation=feed_forward.activation, norm=norm))
 
 
-def released(width: int, num_layers: int, num_heads: int) -> Callable[[], ModelConfig]:
-    return lambda: bert(width=width, num_layers=num_layers, num_heads=num_heads, feed_forward=4 * width)
+def bert_preset(width: int, num_layers: int, num_heads: int) -> Preset:
+    return lambda: bert_config(width=width, num_layers=num_layers, num_heads=num_heads, feed_forward=4 * width)
 
 
-PRESETS = {"bert-base": released(768, 12, 12), "bert-large": released(1024, 24, 16)}
+PRESETS = {"bert-base": bert_preset(768, 12, 12), "bert-large": bert_preset(1024, 24, 16)}
 
 
-# --- transformers' words
+# --- config.json
 
 WITH_HEAD = ("BertForMaskedLM", "BertForPreTraining")
 
 
-def read(settings: Settings) -> ModelConfig:
-    """Head and pooler by the class in `architectures`; `add_pooling_layer` is a word for its constructor, not saved."""
-    settings.refuse("position_embedding_type", "absolute")
-    settings.refuse("is_decoder", False)
-    settings.refuse("add_cross_attention", False)
-    settings.refuse("tie_word_embeddings", True)
-    architectures = settings.items("architectures")
-    config = bert(
-        width=settings.whole("hidden_size"),
-        num_layers=settings.whole("num_hidden_layers"),
-        num_heads=settings.whole("num_attention_heads"),
-        feed_forward=settings.whole("intermediate_size"),
-        vocab_size=settings.whole("vocab_size"),
-        context=settings.whole("max_position_embeddings"),
-        num_token_types=settings.whole("type_vocab_size", 2),
+def read_config(settings: Settings) -> ModelConfig:
+    """Return the config that a config.json describes; the class in `architectures` decides about head and pooler.
+
+    transformers takes `add_pooling_layer` as a constructor argument and does not save it; `write_config` does.
+    """
+    settings.allow_only("position_embedding_type", "absolute")
+    settings.allow_only("is_decoder", False)
+    settings.allow_only("add_cross_attention", False)
+    settings.allow_only("tie_word_embeddings", True)
+    architectures = settings.array("architectures")
+    config = bert_config(
+        width=settings.integer("hidden_size"),
+        num_layers=settings.integer("num_hidden_layers"),
+        num_heads=settings.integer("num_attention_heads"),
+        feed_forward=settings.integer("intermediate_size"),
+        vocab_size=settings.integer("vocab_size"),
+        context=settings.integer("max_position_embeddings"),
+        num_token_types=settings.integer("type_vocab_size", 2),
         activation=settings.activation("hidden_act", "gelu"),
         epsilon=settings.number("layer_norm_eps", 1e-12),
-        pooler=settings.flag("add_pooling_layer", "BertForMaskedLM" not in architectures),
+        pooler=settings.boolean("add_pooling_layer", "BertForMaskedLM" not in architectures),
     )
     return config if any(name in WITH_HEAD for name in architectures) else replace(config, head=None)
 
 
-def settle(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
-    """Checkpoints often hold more or less than the class in their config: sentence encoders, heads left on."""
-    parts = plain_parts(config.encoder)
+def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
+    """Give the config a head and a pooler if the checkpoint has them, whichever class config.json names."""
+    parts = stack_parts(config.encoder)
     has_head = any(name.startswith("cls.predictions.") for name in tensor_names)
     return replace(
         config,
-        head=word_head(parts.feed_forward, parts.norm) if has_head else None,
+        head=masked_language_head(parts.feed_forward, parts.norm) if has_head else None,
         pooler=any(name.endswith("pooler.dense.weight") for name in tensor_names),
     )
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    parts = plain_parts(config.encoder)
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json that describes a config."""
+    parts = stack_parts(config.encoder)
     embedding = parts.stack.embedding
     data = {
         "architectures": ["BertForMaskedLM" if config.head else "BertModel"],
@@ -119,15 +124,17 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.context,
         "type_vocab_size": embedding.num_token_types,
-        "hidden_act": ACTIVATION_NAMES_BACK[parts.feed_forward.activation],
+        "hidden_act": NAMES_BY_ACTIVATION[parts.feed_forward.activation],
         "layer_norm_eps": parts.norm.epsilon,
         "add_pooling_layer": config.pooler,
     }
-    return said_whole(data, config, read)
+    return require_round_trip(data, config, read_config)
 
+
+# --- tensor names
 
 ENCODER_LAYER = "encoder.layers.{layer}"
-NAMES: Table = {
+NAMES: NameTable = {
     "bert.embeddings.word_embeddings.weight": "encoder.embedding.tokens.weight",
     "bert.embeddings.position_embeddings.weight": "encoder.embedding.positions.weight",
     "bert.embeddings.token_type_embeddings.weight": "encoder.embedding.types.weight",
@@ -157,26 +164,26 @@ NAMES: Table = {
     "cls.predictions.transform.LayerNorm.bias": "head.transform.norm.bias",
     "cls.predictions.bias": "head.bias",
 }
-OLDER_ENDINGS = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # named after TensorFlow's
-COPIES = {
+LEGACY_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # TensorFlow's names
+DUPLICATES = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
 }
-DROPPED = (
+IGNORED_TENSORS = (
     r".*\.position_ids",  # 0, 1, 2, …
-    r"cls\.seq_relationship\.(weight|bias)",  # "is this the next sentence?": a task of pretraining alone
+    r"cls\.seq_relationship\.(weight|bias)",  # next-sentence prediction, used in pretraining only
 )
 
 FAMILY = Family(
     name="bert",
     presets=PRESETS,
     model_types=("bert",),
-    read=read,
-    write=write,
-    names=NAMES,
-    prefix="bert.",
-    older_endings=OLDER_ENDINGS,
-    copies=COPIES,
-    dropped=DROPPED,
-    settle=settle,
+    read_config=read_config,
+    write_config=write_config,
+    tensor_names=NAMES,
+    base_model_prefix="bert.",
+    legacy_suffixes=LEGACY_SUFFIXES,
+    duplicates=DUPLICATES,
+    ignored_tensors=IGNORED_TENSORS,
+    adjust_config=adjust_config,
 )

@@ -1,19 +1,18 @@
-"""BLOOM: ALiBi instead of positions, a norm on the embeddings, biases everywhere (Le Scao et al. 2022, §3.2).
+"""BLOOM: ALiBi, a norm on the embeddings and biases everywhere (Le Scao et al. 2022, §3.2).
 
 Sizes: the paper, Table 3, and the config.json of each release.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from clearhead.architecture import Alibi, Embedding, FeedForward, Head, LayerNorm, ModelConfig, Stack
-from clearhead.families.family import Family, said_whole
-from clearhead.families.names import LAYER, QKV_BIASES, QKV_WEIGHTS, FusedPerHead, Table
-from clearhead.families.plain import multi_head, plain_layers, plain_parts
+from clearhead.families.family import Family, Preset, require_round_trip
+from clearhead.families.gpt_style import make_layers, multi_head_attention, stack_parts
 from clearhead.families.settings import Settings
+from clearhead.families.tensor_rules import LAYER, QKV_BIASES, QKV_WEIGHTS, FusedPerHead, NameTable
 
 
-def bloom(
+def bloom_config(
     *,
     width: int,
     num_layers: int,
@@ -23,60 +22,63 @@ def bloom(
     epsilon: float = 1e-5,
     tied: bool = True,
 ) -> ModelConfig:
+    """Return a config; the feed-forward is four times as wide as the model."""
     norm = LayerNorm(epsilon=epsilon)
-    attention = multi_head(width, num_heads, position=Alibi())
-    inner = FeedForward(width=4 * width, activation="gelu_tanh", bias=True)
+    attention = multi_head_attention(width, num_heads, position=Alibi())
+    dense = FeedForward(width=4 * width, activation="gelu_tanh", bias=True)
     stack = Stack(
         embedding=Embedding(vocab_size=vocab_size, norm=norm),
-        layers=plain_layers([attention] * num_layers, inner, norm),
+        layers=make_layers([attention] * num_layers, dense, norm),
         final_norm=norm,
     )
     return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
 
 
-def released(width: int, num_layers: int, num_heads: int) -> Callable[[], ModelConfig]:
-    return lambda: bloom(width=width, num_layers=num_layers, num_heads=num_heads)
+def bloom_preset(width: int, num_layers: int, num_heads: int) -> Preset:
+    return lambda: bloom_config(width=width, num_layers=num_layers, num_heads=num_heads)
 
 
 PRESETS = {
-    "bloom-560m": released(1024, 24, 16),
-    "bloom-1b1": released(1536, 24, 16),
-    "bloom-1b7": released(2048, 24, 16),
-    "bloom-3b": released(2560, 30, 32),
-    "bloom-7b1": released(4096, 30, 32),
-    "bloom-176b": released(14336, 70, 112),
+    "bloom-560m": bloom_preset(1024, 24, 16),
+    "bloom-1b1": bloom_preset(1536, 24, 16),
+    "bloom-1b7": bloom_preset(2048, 24, 16),
+    "bloom-3b": bloom_preset(2560, 30, 32),
+    "bloom-7b1": bloom_preset(4096, 30, 32),
+    "bloom-176b": bloom_preset(14336, 70, 112),
 }
 
 
-# --- transformers' words
+# --- config.json
 
 
-def read(settings: Settings) -> ModelConfig:
-    """The releases say `n_embed` and `num_attention_heads` where transformers writes `hidden_size` and `n_head`.
+def read_config(settings: Settings) -> ModelConfig:
+    """Return the config that a config.json describes.
 
-    `slow_but_exact` is refused because transformers then leaves out two biases.
+    The releases use `n_embed` and `num_attention_heads` where transformers writes `hidden_size` and `n_head`.
+    `slow_but_exact` is not supported because transformers then leaves out two biases.
     """
-    width = either(settings, "hidden_size", "n_embed")
-    settings.refuse("apply_residual_connection_post_layernorm", False)
-    settings.refuse("slow_but_exact", False)
-    settings.refuse("n_inner", 4 * width)
-    return bloom(
+    width = read_either(settings, "hidden_size", "n_embed")
+    settings.allow_only("apply_residual_connection_post_layernorm", False)
+    settings.allow_only("slow_but_exact", False)
+    settings.allow_only("n_inner", 4 * width)
+    return bloom_config(
         width=width,
-        num_layers=either(settings, "n_layer", "num_hidden_layers"),
-        num_heads=either(settings, "n_head", "num_attention_heads"),
-        vocab_size=settings.whole("vocab_size"),
-        context=settings.whole("seq_length", 2048),
+        num_layers=read_either(settings, "n_layer", "num_hidden_layers"),
+        num_heads=read_either(settings, "n_head", "num_attention_heads"),
+        vocab_size=settings.integer("vocab_size"),
+        context=settings.integer("seq_length", 2048),
         epsilon=settings.number("layer_norm_epsilon", 1e-5),
-        tied=settings.flag("tie_word_embeddings", True),
+        tied=settings.boolean("tie_word_embeddings", True),
     )
 
 
-def either(settings: Settings, name: str, other: str) -> int:
-    return settings.whole(other if other in settings else name)
+def read_either(settings: Settings, name: str, released_name: str) -> int:
+    return settings.integer(released_name if released_name in settings else name)
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    parts = plain_parts(config.decoder)
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json that describes a config."""
+    parts = stack_parts(config.decoder)
     data = {
         "architectures": ["BloomForCausalLM"],
         "model_type": "bloom",
@@ -88,10 +90,10 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "layer_norm_epsilon": parts.norm.epsilon,
         "tie_word_embeddings": config.head is not None and config.head.tied,
     }
-    return said_whole(data, config, read)
+    return require_round_trip(data, config, read_config)
 
 
-NAMES: Table = {
+NAMES: NameTable = {
     "transformer.word_embeddings.weight": "decoder.embedding.tokens.weight",
     "transformer.word_embeddings_layernorm.weight": "decoder.embedding.norm.weight",
     "transformer.word_embeddings_layernorm.bias": "decoder.embedding.norm.bias",
@@ -116,9 +118,9 @@ FAMILY = Family(
     name="bloom",
     presets=PRESETS,
     model_types=("bloom",),
-    read=read,
-    write=write,
-    names=NAMES,
-    prefix="transformer.",
-    copies={"lm_head.weight": "transformer.word_embeddings.weight"},
+    read_config=read_config,
+    write_config=write_config,
+    tensor_names=NAMES,
+    base_model_prefix="transformer.",
+    duplicates={"lm_head.weight": "transformer.word_embeddings.weight"},
 )

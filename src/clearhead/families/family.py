@@ -1,6 +1,6 @@
-"""What a family of models brings: its released sizes, its config in transformers' words, its tensor names.
+"""The Family class: what a family of models provides, and helpers for reading and writing its config.json.
 
-config = family.read(Settings(json_data, "config.json")); json_data = family.write(config)
+config = family.read_config(Settings(json_data, "config.json")); json_data = family.write_config(config)
 """
 
 from collections.abc import Callable, Mapping
@@ -9,56 +9,68 @@ from typing import Any, TypeVar
 
 from clearhead.architecture import Dropout, GroupedAttention, ModelConfig, NormalInitial, Stack
 from clearhead.errors import ClearheadError, unknown_name
-from clearhead.families.names import Table
 from clearhead.families.settings import Settings
+from clearhead.families.tensor_rules import NameTable
 
 Part = TypeVar("Part")
+Preset = Callable[[], ModelConfig]  # builds the configuration of one released size
 
 
-def said_whole(data: dict[str, Any], config: ModelConfig, read: Callable[[Settings], ModelConfig]) -> dict[str, Any]:
-    """`data`, if reading it gives back the config; dropout and initial weights are matters of training, not written."""
-    kind = data["model_type"]
-    if read(Settings(data, kind)) != replace(config, dropout=Dropout(), initial=NormalInitial()):
-        raise ClearheadError(f"a config.json of type {kind!r} cannot say all of this configuration")
-    return data
-
-
-def as_it_is(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
+def keep_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
+    """Return the config as it is: config.json alone determines it."""
     return config
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
+    """The released sizes of a family, and how its Hugging Face checkpoints correspond to our networks.
+
+    A family without `model_types` has no Hugging Face form; its presets can still be built.
+    """
+
     name: str
-    presets: Mapping[str, Callable[[], ModelConfig]]
-    model_types: tuple[str, ...] = ()  # of transformers; none: no released Hugging Face form
-    read: Callable[[Settings], ModelConfig] | None = None
-    write: Callable[[ModelConfig], dict[str, Any]] | None = None
-    names: Table = field(default_factory=dict)
-    prefix: str = ""  # leading part of all names that checkpoints of the bare model leave out
-    older_endings: Mapping[str, str] = field(default_factory=dict)  # of names in older checkpoints -> those of today
-    copies: Mapping[str, str] = field(default_factory=dict)  # foreign name -> the one it repeats where tied
-    dropped: tuple[str, ...] = ()  # patterns of tensors left out on purpose, each with its reason beside it
-    settle: Callable[[ModelConfig, set[str]], ModelConfig] = as_it_is  # what only the tensors can tell
+    presets: Mapping[str, Preset]
+    model_types: tuple[str, ...] = ()  # the values of `model_type` in config.json that this family reads
+    read_config: Callable[[Settings], ModelConfig] | None = None  # from config.json to our config
+    write_config: Callable[[ModelConfig], dict[str, Any]] | None = None  # from our config to config.json
+    tensor_names: NameTable = field(default_factory=dict)  # tensor names of checkpoints -> ours
+    base_model_prefix: str = ""  # start of the names that a checkpoint without head leaves out, such as "model."
+    legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # end of a name in old checkpoints -> end today
+    duplicates: Mapping[str, str] = field(default_factory=dict)  # tensor that may repeat another -> that other one
+    ignored_tensors: tuple[str, ...] = ()  # regular expressions of tensors that are not loaded, each with its reason
+    adjust_config: Callable[[ModelConfig, set[str]], ModelConfig] = keep_config  # corrects what only tensor names tell
 
 
-# --- what several families ask when they read and write
+# --- helpers for read_config and write_config
 
 
-def chosen(kinds: Mapping[str, Part], name: Any, settings: Settings) -> Part:
-    """What an entry of `layer_types` means."""
-    if not isinstance(name, str) or name not in kinds:
-        raise unknown_name(f"layer type in {settings.where}:", str(name), kinds)
-    return kinds[name]
+def require_round_trip(
+    data: dict[str, Any], config: ModelConfig, read_config: Callable[[Settings], ModelConfig]
+) -> dict[str, Any]:
+    """Return `data`; raise ClearheadError unless reading it gives back `config`.
+
+    Dropout and initial weights concern training only and are not written, so they are not compared.
+    """
+    model_type = data["model_type"]
+    if read_config(Settings(data, model_type)) != replace(config, dropout=Dropout(), initial=NormalInitial()):
+        raise ClearheadError(f"a config.json of type {model_type!r} cannot express this configuration")
+    return data
 
 
-def narrow(kind: type[Part], part: object) -> Part:
-    """`part`, which this family has as `kind` only."""
-    if not isinstance(part, kind):
-        raise ClearheadError(f"this family has {kind.__name__} where the config has {type(part).__name__}")
+def look_up_layer_type(meanings: Mapping[str, Part], name: Any, settings: Settings) -> Part:
+    """Return what an entry of `layer_types` means, or raise ClearheadError if it is unknown."""
+    if not isinstance(name, str) or name not in meanings:
+        raise unknown_name(f"layer type in {settings.where}:", str(name), meanings)
+    return meanings[name]
+
+
+def require_type(expected: type[Part], part: object) -> Part:
+    """Return `part`; raise ClearheadError if it is not the one type that this family supports there."""
+    if not isinstance(part, expected):
+        raise ClearheadError(f"this family needs {expected.__name__} where the config has {type(part).__name__}")
     return part
 
 
-def grouped_of(stack: Stack) -> list[GroupedAttention]:
-    """The attention of each layer."""
-    return [narrow(GroupedAttention, layer.attention) for layer in stack.layers]
+def grouped_attentions(stack: Stack) -> list[GroupedAttention]:
+    """Return the attention of each layer; raise ClearheadError if one is not grouped attention."""
+    return [require_type(GroupedAttention, layer.attention) for layer in stack.layers]

@@ -1,11 +1,10 @@
-"""Gemma 3, the language part: five layers with a short window for each one that sees everything.
+"""Gemma 3, language part: five layers with sliding-window attention for each layer with full attention.
 
-Norms on both sides of each branch with weights stored as their distance from 1, normed heads, GeGLU, embeddings
-times √width. Windowed layers turn by a base of their own. Sources: Gemma 3 (2025, Table 1), the config.json of each
-release. `attn_logit_softcapping` is Gemma 2's; transformers' Gemma 3 does not apply it, nor do we.
+Norms before and after each branch, whose weights are stored minus 1; normalised queries and keys; GeGLU; embeddings
+multiplied by √width. Windowed layers have their own rotary base. Sources: Gemma 3 (2025, Table 1), the config.json of
+each release. `attn_logit_softcapping` belongs to Gemma 2; transformers' Gemma 3 ignores it, and so do we.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,31 +21,41 @@ from clearhead.architecture import (
     SlidingWindow,
     Stack,
 )
-from clearhead.families import llama
-from clearhead.families.family import Family, chosen, grouped_of, narrow, said_whole
-from clearhead.families.names import LAYER, Table
-from clearhead.families.rope import read_scaling, write_rope
-from clearhead.families.settings import Settings
-from clearhead.families.trunk import (
-    TRUNK,
+from clearhead.families.family import (
+    Family,
+    Preset,
+    grouped_attentions,
+    look_up_layer_type,
+    require_round_trip,
+    require_type,
+)
+from clearhead.families.llama_style import (
+    COMMON_NAMES,
+    DUPLICATES,
+    HEAD_NORM_NAMES,
+    IGNORED_TENSORS,
     activation_name,
-    check_heads,
-    dense_of,
-    gated,
-    language_model,
-    write_grouped,
+    decoder_only_config,
+    first_feed_forward,
+    gated_feed_forward,
+    require_divisible_width,
+    write_attention,
     write_sizes,
 )
+from clearhead.families.rope import read_scaling, write_rope
+from clearhead.families.settings import Settings
+from clearhead.families.tensor_rules import LAYER, NameTable
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
 LOCAL_THETA, GLOBAL_THETA = 10000.0, 1000000.0
 
 
-def weight_from_one(epsilon: float) -> RmsNorm:
+def unit_offset_norm(epsilon: float) -> RmsNorm:
+    """Return an RMS norm that multiplies by 1 + weight, in float32."""
     return RmsNorm(epsilon=epsilon, unit_offset=True, scale_in_float32=True)
 
 
-def gemma3(
+def gemma3_preset(
     width: int,
     num_layers: int,
     num_heads: int,
@@ -55,11 +64,11 @@ def gemma3(
     *,
     head_width: int = 256,
     scale_width: int = 256,
-    sees_images: bool = True,
-) -> Callable[[], ModelConfig]:
-    """`scale_width` divides the scores by its root. The sizes that see images were also made for long texts."""
-    norm = weight_from_one(1e-6)
-    scaling = LinearScaling(factor=8.0) if sees_images else None
+    multimodal: bool = True,
+) -> Preset:
+    """Return a preset; scores are divided by √scale_width. The multimodal sizes also have the longer context."""
+    norm = unit_offset_norm(1e-6)
+    scaling = LinearScaling(factor=8.0) if multimodal else None
     full = GroupedAttention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -68,13 +77,13 @@ def gemma3(
         scale=scale_width**-0.5,
         head_norm=HeadNorm(norm=norm),
     )
-    windowed = replace(full, position=Rope(theta=LOCAL_THETA), pattern=SlidingWindow(size=1024 if sees_images else 512))
-    return lambda: language_model(
+    windowed = replace(full, position=Rope(theta=LOCAL_THETA), pattern=SlidingWindow(size=1024 if multimodal else 512))
+    return lambda: decoder_only_config(
         width=width,
-        context=131072 if sees_images else 32768,
-        vocab_size=262208 if sees_images else 262144,
-        attentions=[windowed if (number + 1) % 6 else full for number in range(num_layers)],
-        feed_forwards=[gated(feed_forward, "gelu_tanh")] * num_layers,
+        context=131072 if multimodal else 32768,
+        vocab_size=262208 if multimodal else 262144,
+        attentions=[windowed if (index + 1) % 6 else full for index in range(num_layers)],
+        feed_forwards=[gated_feed_forward(feed_forward, "gelu_tanh")] * num_layers,
         norm=norm,
         head=Head(tied=True),
         placement="sandwich",
@@ -83,68 +92,72 @@ def gemma3(
 
 
 PRESETS = {
-    "gemma-3-270m": gemma3(640, 18, 4, 1, 2048, sees_images=False),
-    "gemma-3-1b": gemma3(1152, 26, 4, 1, 6912, sees_images=False),
-    "gemma-3-4b": gemma3(2560, 34, 8, 4, 10240),
-    "gemma-3-12b": gemma3(3840, 48, 16, 8, 15360),
-    "gemma-3-27b": gemma3(5376, 62, 32, 16, 21504, head_width=128, scale_width=168),
+    "gemma-3-270m": gemma3_preset(640, 18, 4, 1, 2048, multimodal=False),
+    "gemma-3-1b": gemma3_preset(1152, 26, 4, 1, 6912, multimodal=False),
+    "gemma-3-4b": gemma3_preset(2560, 34, 8, 4, 10240),
+    "gemma-3-12b": gemma3_preset(3840, 48, 16, 8, 15360),
+    "gemma-3-27b": gemma3_preset(5376, 62, 32, 16, 21504, head_width=128, scale_width=168),
 }
 
 
-# --- transformers' words; the released files of 4B and above leave most of them to these defaults
+# --- config.json; the released files of 4B and above rely on these defaults for most settings
 
 
-def read(settings: Settings) -> ModelConfig:
-    settings.refuse("use_bidirectional_attention", False)
-    width, num_layers = settings.whole("hidden_size", 2304), settings.whole("num_hidden_layers", 26)
+def read_config(settings: Settings) -> ModelConfig:
+    """Return the config that a config.json describes."""
+    settings.allow_only("use_bidirectional_attention", False)
+    width, num_layers = settings.integer("hidden_size", 2304), settings.integer("num_hidden_layers", 26)
     activation = settings.activation("hidden_activation", "gelu_pytorch_tanh")
-    norm = weight_from_one(settings.number("rms_norm_eps", 1e-6))
+    norm = unit_offset_norm(settings.number("rms_norm_eps", 1e-6))
     softcap = settings.number("final_logit_softcapping") if "final_logit_softcapping" in settings else None
-    context = settings.whole("max_position_embeddings", 131072)
-    return language_model(
+    context = settings.integer("max_position_embeddings", 131072)
+    return decoder_only_config(
         width=width,
         context=context,
-        vocab_size=settings.whole("vocab_size", 262208),
+        vocab_size=settings.integer("vocab_size", 262208),
         attentions=read_attentions(settings, num_layers, context, norm),
-        feed_forwards=[gated(settings.whole("intermediate_size", 9216), activation)] * num_layers,
+        feed_forwards=[gated_feed_forward(settings.integer("intermediate_size", 9216), activation)] * num_layers,
         norm=norm,
-        head=Head(tied=settings.flag("tie_word_embeddings", True), softcap=softcap),
+        head=Head(tied=settings.boolean("tie_word_embeddings", True), softcap=softcap),
         placement="sandwich",
         embedding_scale=width**0.5,
     )
 
 
 def read_attentions(settings: Settings, num_layers: int, context: int, norm: RmsNorm) -> list[GroupedAttention]:
-    bias = settings.flag("attention_bias", False)
+    bias = settings.boolean("attention_bias", False)
     full = GroupedAttention(
-        num_heads=settings.whole("num_attention_heads", 8),
-        num_kv_heads=settings.whole("num_key_value_heads", 4, at_least=1),
-        head_width=settings.whole("head_dim", 256),
+        num_heads=settings.integer("num_attention_heads", 8),
+        num_kv_heads=settings.integer("num_key_value_heads", 4, at_least=1),
+        head_width=settings.integer("head_dim", 256),
         position=read_rope(settings, FULL, context),
         input_bias=bias,
         output_bias=bias,
-        scale=settings.whole("query_pre_attn_scalar", 256, at_least=1) ** -0.5,
+        scale=settings.integer("query_pre_attn_scalar", 256, at_least=1) ** -0.5,
         head_norm=HeadNorm(norm=norm),
     )
-    kinds = {FULL: full}
-    types = read_layer_types(settings, num_layers)
-    if WINDOWED in types:
-        window = SlidingWindow(size=settings.whole("sliding_window", 4096))
-        kinds[WINDOWED] = replace(full, position=read_rope(settings, WINDOWED, context), pattern=window)
-    return [chosen(kinds, name, settings) for name in types]
+    attentions = {FULL: full}
+    layer_types = read_layer_types(settings, num_layers)
+    if WINDOWED in layer_types:
+        window = SlidingWindow(size=settings.integer("sliding_window", 4096))
+        attentions[WINDOWED] = replace(full, position=read_rope(settings, WINDOWED, context), pattern=window)
+    return [look_up_layer_type(attentions, name, settings) for name in layer_types]
 
 
 def read_layer_types(settings: Settings, num_layers: int) -> list[Any]:
-    every = settings.whole("sliding_window_pattern", 6, at_least=1)
-    by_pattern = [WINDOWED if (number + 1) % every else FULL for number in range(num_layers)]
+    every = settings.integer("sliding_window_pattern", 6, at_least=1)
+    by_pattern = [WINDOWED if (index + 1) % every else FULL for index in range(num_layers)]
     return settings.per_layer("layer_types", num_layers) or by_pattern
 
 
 def read_rope(settings: Settings, layer_type: str, context: int) -> Rope:
-    """`rope_parameters` by type of layer; before it, `rope_scaling` for full layers and a base for each type."""
-    parameters = settings.table("rope_parameters").table(layer_type)
+    """Return the rotary positions of one layer type.
+
+    `rope_parameters` has an entry for each type; older files have `rope_scaling` for full layers and a base per type.
+    """
+    parameters = settings.object("rope_parameters").object(layer_type)
     if layer_type == FULL:
-        scaling = settings.table("rope_scaling")
+        scaling = settings.object("rope_scaling")
         parameters = Settings({**parameters.data, **scaling.data}, scaling.where)
         theta = settings.number("rope_theta", GLOBAL_THETA)
     else:
@@ -152,33 +165,35 @@ def read_rope(settings: Settings, layer_type: str, context: int) -> Rope:
     return Rope(theta=parameters.number("rope_theta", theta), scaling=read_scaling(parameters, context))
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    stack, head = narrow(Stack, config.decoder), narrow(Head, config.head)
-    attentions = grouped_of(stack)
-    windowed = next((one for one in attentions if isinstance(one.pattern, SlidingWindow)), None)
-    full = next((one for one in attentions if isinstance(one.pattern, Causal)), None)
-    ropes = {WINDOWED: windowed, FULL: full}
-    check_heads(config, attentions[0].num_heads)
-    data = write_sizes(config) | write_grouped(attentions[0])
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json that describes a config."""
+    stack, head = require_type(Stack, config.decoder), require_type(Head, config.head)
+    attentions = grouped_attentions(stack)
+    by_pattern = {type(attention.pattern): attention for attention in reversed(attentions)}  # the first of each type
+    by_type = {WINDOWED: by_pattern.get(SlidingWindow), FULL: by_pattern.get(Causal)}
+    require_divisible_width(config, attentions[0].num_heads)
+    data = write_sizes(config) | write_attention(attentions[0])
     data |= {
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
-        "intermediate_size": narrow(FeedForward, dense_of(stack)).width,
+        "intermediate_size": require_type(FeedForward, first_feed_forward(stack)).width,
         "hidden_activation": activation_name(stack),
-        "query_pre_attn_scalar": round(narrow(float, attentions[0].scale) ** -2),
-        "layer_types": [WINDOWED if isinstance(one.pattern, SlidingWindow) else FULL for one in attentions],
-        "rope_parameters": {name: write_rope(narrow(Rope, one.position)) for name, one in ropes.items() if one},
+        "query_pre_attn_scalar": round(require_type(float, attentions[0].scale) ** -2),
+        "layer_types": [WINDOWED if isinstance(attention.pattern, SlidingWindow) else FULL for attention in attentions],
+        "rope_parameters": {
+            name: write_rope(require_type(Rope, attention.position)) for name, attention in by_type.items() if attention
+        },
         "final_logit_softcapping": head.softcap,
     }
-    if windowed:
-        data["sliding_window"] = narrow(SlidingWindow, windowed.pattern).size
-    return said_whole(data, config, read)
+    windows = [attention.pattern for attention in attentions if isinstance(attention.pattern, SlidingWindow)]
+    if windows:
+        data["sliding_window"] = windows[0].size
+    return require_round_trip(data, config, read_config)
 
 
-NAMES: Table = {
-    **TRUNK,
-    "model.layers.{layer}.self_attn.q_norm.weight": f"{LAYER}.attention.query_norm.weight",
-    "model.layers.{layer}.self_attn.k_norm.weight": f"{LAYER}.attention.key_norm.weight",
+NAMES: NameTable = {
+    **COMMON_NAMES,
+    **HEAD_NORM_NAMES,
     "model.layers.{layer}.input_layernorm.weight": f"{LAYER}.attention_residual.norm.weight",
     "model.layers.{layer}.post_attention_layernorm.weight": f"{LAYER}.attention_residual.branch_norm.weight",
     "model.layers.{layer}.pre_feedforward_layernorm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
@@ -189,10 +204,10 @@ FAMILY = Family(
     name="gemma",
     presets=PRESETS,
     model_types=("gemma3_text",),
-    read=read,
-    write=write,
-    names=NAMES,
-    prefix="model.",
-    copies=llama.COPIES,
-    dropped=llama.DROPPED,
+    read_config=read_config,
+    write_config=write_config,
+    tensor_names=NAMES,
+    base_model_prefix="model.",
+    duplicates=DUPLICATES,
+    ignored_tensors=IGNORED_TENSORS,
 )

@@ -1,23 +1,30 @@
-"""GGUF files in the families' words: their keys become transformers' settings, their names become ours.
+"""GGUF files: translate their metadata to transformers' settings and their tensor names to ours.
 
-    settings = settings_from(metadata, shapes, where="model.gguf"); names = ARCHITECTURES["llama"].names
+    settings = gguf_settings(metadata, shapes, where="model.gguf"); names = gguf_architecture(metadata).tensor_names
 
-The keys are llama.cpp's (`gguf` package, constants.py). Its converter turns the rotary rows of the `llama`
-architecture back to neighbours, adds 1 to Gemma's norm weights, and transposes GPT-2's matrices.
+The keys are llama.cpp's (`gguf` package, constants.py). Its converter stores the rotary pairs of the `llama`
+architecture as neighbouring rows, adds 1 to Gemma's norm weights, and transposes GPT-2's matrices.
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.architecture import Llama3Scaling
 from clearhead.errors import ClearheadError, unknown_name
-from clearhead.families.names import LAYER, QKV_BIASES, QKV_WEIGHTS, Fused, Interleaved, PlusOne, Row, Table
 from clearhead.families.settings import Settings
-from clearhead.model import llama3_frequencies
+from clearhead.families.tensor_rules import (
+    LAYER,
+    QKV_BIASES,
+    QKV_WEIGHTS,
+    Fused,
+    Interleaved,
+    NameTable,
+    PlusOne,
+    TensorRule,
+)
 
-# GGUF key after "<architecture>." -> transformers' setting
-KEYS = {
+# GGUF key without the leading "<architecture>." -> transformers' setting
+LLAMA_STYLE_KEYS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -31,8 +38,8 @@ KEYS = {
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
 }
-# Keys that change what is computed and that none of these architectures has, with the values that change nothing
-REFUSED: dict[str, tuple[Any, ...]] = {
+# Keys that change the result and that none of these architectures uses -> the values that change nothing
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logit_scale": (1.0,),
     "attention.scale": (),
     "attention.causal": (True,),
@@ -63,9 +70,12 @@ PROJECTIONS = {
 }
 
 
-def projections(query_and_key: Callable[[tuple[str, ...]], Row] | None = None) -> Table:
-    """The rows common to all with separate query, key and value."""
-    table: dict[str, str | Row] = {
+def projections(query_key_rule: Callable[[tuple[str, ...]], TensorRule] | None = None) -> NameTable:
+    """Return the names shared by all architectures with separate query, key and value.
+
+    `query_key_rule` is the rule for the query and key projections; None: they are stored like ours.
+    """
+    table: dict[str, str | TensorRule] = {
         "token_embd.weight": "decoder.embedding.tokens.weight",
         "blk.{layer}.attn_norm.weight": f"{LAYER}.attention_residual.norm.weight",
         "blk.{layer}.ffn_norm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
@@ -74,17 +84,17 @@ def projections(query_and_key: Callable[[tuple[str, ...]], Row] | None = None) -
     }
     for theirs, ours in PROJECTIONS.items():
         for part in ("weight", "bias"):
-            own = f"{LAYER}.{ours}.{part}"
-            turned = query_and_key if theirs in ("attn_q", "attn_k") else None
-            table[f"blk.{{layer}}.{theirs}.{part}"] = turned((own,)) if turned else own
+            own_name = f"{LAYER}.{ours}.{part}"
+            rule = query_key_rule if theirs in ("attn_q", "attn_k") else None
+            table[f"blk.{{layer}}.{theirs}.{part}"] = rule((own_name,)) if rule else own_name
     return table
 
 
-HEAD_NORMS: Table = {
+HEAD_NORMS: NameTable = {
     "blk.{layer}.attn_q_norm.weight": f"{LAYER}.attention.query_norm.weight",
     "blk.{layer}.attn_k_norm.weight": f"{LAYER}.attention.key_norm.weight",
 }
-GEMMA_NORMS: Table = {
+GEMMA_NORMS: NameTable = {
     "blk.{layer}.attn_norm.weight": PlusOne((f"{LAYER}.attention_residual.norm.weight",)),
     "blk.{layer}.post_attention_norm.weight": PlusOne((f"{LAYER}.attention_residual.branch_norm.weight",)),
     "blk.{layer}.ffn_norm.weight": PlusOne((f"{LAYER}.feed_forward_residual.norm.weight",)),
@@ -93,7 +103,7 @@ GEMMA_NORMS: Table = {
     "blk.{layer}.attn_k_norm.weight": PlusOne((f"{LAYER}.attention.key_norm.weight",)),
     "output_norm.weight": PlusOne(("decoder.final_norm.weight",)),
 }
-GPT2_NAMES: Table = {
+GPT2_NAMES: NameTable = {
     "token_embd.weight": "decoder.embedding.tokens.weight",
     "position_embd.weight": "decoder.embedding.positions.weight",
     "blk.{layer}.attn_norm.weight": f"{LAYER}.attention_residual.norm.weight",
@@ -110,52 +120,57 @@ GPT2_NAMES: Table = {
     "blk.{layer}.ffn_down.bias": f"{LAYER}.feed_forward.down.bias",
     "output_norm.weight": "decoder.final_norm.weight",
     "output_norm.bias": "decoder.final_norm.bias",
-    "output.weight": "head.weight",  # some converters write the token table twice
+    "output.weight": "head.weight",  # some converters store the token table a second time
 }
 
 
 @dataclass(frozen=True)
-class Architecture:
-    model_type: str  # of transformers, for families.family_of_type
-    names: Table
-    keys: Mapping[str, str]
+class GgufArchitecture:
+    """How the files of one GGUF architecture correspond to a family."""
+
+    model_type: str  # of the family in transformers, for `family_of_type`
+    tensor_names: NameTable
+    keys: Mapping[str, str]  # metadata key without the architecture's name -> transformers' setting
+    # Llama 3's rotary scaling is stored as a tensor of divisors; checkpoint/gguf_model.py turns it into a config.
+    ignored_tensors: tuple[str, ...] = (r"rope_freqs\.weight",)
 
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", projections(Interleaved), KEYS),
-    "qwen2": Architecture("qwen2", projections(), KEYS),
-    "qwen3": Architecture("qwen3", {**projections(), **HEAD_NORMS}, KEYS),
-    "gemma3": Architecture("gemma3_text", {**projections(), **GEMMA_NORMS}, KEYS),
-    "gpt2": Architecture("gpt2", GPT2_NAMES, GPT2_KEYS),
+    "llama": GgufArchitecture("llama", projections(Interleaved), LLAMA_STYLE_KEYS),
+    "qwen2": GgufArchitecture("qwen2", projections(), LLAMA_STYLE_KEYS),
+    "qwen3": GgufArchitecture("qwen3", {**projections(), **HEAD_NORMS}, LLAMA_STYLE_KEYS),
+    "gemma3": GgufArchitecture("gemma3_text", {**projections(), **GEMMA_NORMS}, LLAMA_STYLE_KEYS),
+    "gpt2": GgufArchitecture("gpt2", GPT2_NAMES, GPT2_KEYS),
 }
-# llama3 scaling travels as a tensor of divisors; see llama3_scaling
-DROPPED = (r"rope_freqs\.weight",)
 
 
-def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
+def gguf_architecture(metadata: Mapping[str, Any]) -> GgufArchitecture:
+    """Return the architecture that a file's metadata names."""
     name = str(metadata.get("general.architecture"))
     if name not in ARCHITECTURES:
         raise unknown_name("GGUF architecture", name, ARCHITECTURES)
     return ARCHITECTURES[name]
 
 
-def settings_from(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> Settings:
-    """What transformers' config.json of the same model would say; `shapes` of the stored tensors."""
-    architecture, prefix = architecture_of(metadata), f"{metadata['general.architecture']}."
-    own = (prefix, "split.")  # not the vocabulary, which may be long
-    stored = Settings({key: as_list(value) for key, value in metadata.items() if key.startswith(own)}, where)
-    if stored.whole("split.count", 1) > 1:
-        raise ClearheadError(f"{where} is one part of a split model; join its parts first (llama-gguf-split --merge)")
+def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> Settings:
+    """Return the settings that transformers' config.json of the same model would hold.
+
+    `shapes` are the shapes of the stored tensors by their names.
+    """
+    architecture, prefix = gguf_architecture(metadata), f"{metadata['general.architecture']}."
+    prefixes = (prefix, "split.")  # leaves out the vocabulary, which may be long
+    stored = Settings(
+        {key: to_plain_value(value) for key, value in metadata.items() if key.startswith(prefixes)}, where
+    )
+    check_supported(stored, prefix, architecture)
     data: dict[str, Any] = {
         setting: stored.data[prefix + key] for key, setting in architecture.keys.items() if prefix + key in stored
     }
-    for key, harmless in REFUSED.items():
-        stored.refuse(prefix + key, *harmless)
-    rotated, head = stored.data.get(prefix + "rope.dimension_count"), head_width_of(data)
-    if rotated is not None and head is not None and rotated != head:
-        raise ClearheadError(f"{where}: {rotated} of {head} entries of a head are rotated, which is not computed here")
-    if architecture.model_type == "llama":
-        stored.refuse(prefix + "attention.sliding_window", 0)
+    rotary_width, head_width = stored.data.get(prefix + "rope.dimension_count"), head_width_of(data)
+    if rotary_width is not None and head_width is not None and rotary_width != head_width:
+        raise ClearheadError(
+            f"{where}: {rotary_width} of {head_width} entries of a head are rotated; only full rotation is supported"
+        )
     vocab_size, *_ = shapes.get("token_embd.weight", (None,))
     data |= {"model_type": architecture.model_type, "vocab_size": vocab_size}
     data["tie_word_embeddings"] = "output.weight" not in shapes
@@ -167,43 +182,46 @@ def settings_from(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     return Settings(data, where)
 
 
-def as_list(value: Any) -> Any:
-    """Arrays of numbers as lists, which can be compared with a number."""
+def check_supported(stored: Settings, prefix: str, architecture: GgufArchitecture) -> None:
+    """Raise ClearheadError if the file is one part of several, or if a key asks for something unsupported."""
+    if stored.integer("split.count", 1) > 1:
+        message = "is one part of a split model; join its parts first (llama-gguf-split --merge)"
+        raise ClearheadError(f"{stored.where} {message}")
+    for key, harmless_values in UNSUPPORTED.items():
+        stored.allow_only(prefix + key, *harmless_values)
+    if architecture.model_type == "llama":
+        stored.allow_only(prefix + "attention.sliding_window", 0)
+
+
+def to_plain_value(value: Any) -> Any:
+    """Return NumPy arrays and scalars as lists and Python numbers, which compare with `==` and `in`."""
     if isinstance(value, list):
-        return [as_list(one) for one in value]
+        return [to_plain_value(entry) for entry in value]
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def rope_scaling(stored: Settings, prefix: str) -> dict[str, Any]:
-    """As llama.cpp reads it: a factor alone, which once had another name, is linear; without one nothing is scaled."""
+    """Return `rope_scaling` as llama.cpp understands the keys.
+
+    A factor without a type means linear scaling; its older key is `scale_linear`. Without a factor nothing is scaled.
+    """
     factor = stored.data.get(prefix + "scaling.factor", stored.data.get(prefix + "scale_linear"))
-    kind = stored.text(prefix + "scaling.type", "linear")
-    if factor is None or kind == "none":
+    rope_type = stored.string(prefix + "scaling.type", "linear")
+    if factor is None or rope_type == "none":
         return {}
     original = stored.data.get(prefix + "scaling.original_context_length")
-    return {"rope_type": kind, "factor": factor, "original_max_position_embeddings": original}
+    return {"rope_type": rope_type, "factor": factor, "original_max_position_embeddings": original}
 
 
 def head_width_of(data: Mapping[str, Any]) -> int | None:
-    """As stored, or width / heads."""
-    width, heads = data.get("hidden_size"), data.get("num_attention_heads")
-    if "head_dim" in data or not isinstance(width, int) or not isinstance(heads, int) or heads < 1:
+    """Return the stored head width, or else width / heads; None if neither is known."""
+    width, num_heads = data.get("hidden_size"), data.get("num_attention_heads")
+    if "head_dim" in data or not isinstance(width, int) or not isinstance(num_heads, int) or num_heads < 1:
         return data.get("head_dim")
-    return width // heads
+    return width // num_heads
 
 
 def gemma3_settings(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What llama.cpp knows of Gemma 3 by heart: the 27B's width / heads as score scale."""
+    """Return the score scale, which llama.cpp hard-codes: by width / heads for the 27B model, else by head width."""
     by_width = head_width_of({key: value for key, value in data.items() if key != "head_dim"})
     return {"query_pre_attn_scalar": by_width if data.get("num_hidden_layers") == 62 else data.get("head_dim")}
-
-
-def llama3_scaling(divisors: Any, theta: float) -> Llama3Scaling | None:
-    """The scaling that a `rope_freqs` tensor spells out; None where it is not Llama 3's."""
-    exponents = 2 * divisors.new_tensor(range(len(divisors))) / (2 * len(divisors))
-    frequencies = 1 / theta**exponents
-    scaling = Llama3Scaling(
-        factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
-    )
-    spelled = frequencies / llama3_frequencies(frequencies, scaling)
-    return scaling if ((spelled - divisors).abs() <= 1e-3 * divisors).all() else None

@@ -1,18 +1,18 @@
-"""Grok 1 and 2: norms on both sides of each branch, capped scores, two of eight large experts, unscaled by their sum.
+"""Grok 1 and 2: norms before and after each branch, capped scores, two of eight large experts without renormalisation.
 
-Sources: xAI's model.py and run.py (2024) for Grok 1; the config.json of Grok 2 (2025) and the `grok.py` of sglang, to
-which xAI points for serving it. Grok 2 adds a dense feed-forward beside the experts, caps the router and the logits
-too, and warms scores beyond 1024 tokens. Which GELU it uses is not settled (sglang declares tanh, its kernel computes
-erf), nor is what its rope_type "original" means; here: tanh, and no scaling.
+Sources: xAI's model.py and run.py (2024) for Grok 1; the config.json of Grok 2 (2025) and the `grok.py` of sglang,
+which xAI recommends for serving it. Grok 2 adds a dense feed-forward beside the experts, also caps the router and the
+logits, and multiplies scores beyond 1024 tokens by a temperature. Two points are not settled: its GELU (sglang declares
+tanh, its kernel computes erf) and its rope_type "original"; we use tanh and no scaling.
 """
 
 from clearhead.architecture import Experts, GroupedAttention, Head, ModelConfig, RmsNorm, Rope, Router, ScoreTemperature
 from clearhead.families.family import Family
-from clearhead.families.names import LAYER, Copy, Table
-from clearhead.families.trunk import gated, language_model
+from clearhead.families.llama_style import decoder_only_config, gated_feed_forward
+from clearhead.families.tensor_rules import LAYER, Copy, NameTable
 
 
-def grok(
+def grok_config(
     *,
     width: int,
     num_layers: int,
@@ -24,7 +24,8 @@ def grok(
     vocab_size: int = 131072,
     epsilon: float = 1e-5,
 ) -> ModelConfig:
-    return language_model(
+    """Return a config whose layers are all equal."""
+    return decoder_only_config(
         width=width,
         context=context,
         vocab_size=vocab_size,
@@ -37,9 +38,11 @@ def grok(
     )
 
 
-def grok1() -> ModelConfig:
-    experts = Experts(num_experts=8, num_chosen=2, expert=gated(32768, "gelu_tanh"), router=Router(score="softmax"))
-    return grok(
+def grok1_preset() -> ModelConfig:
+    experts = Experts(
+        num_experts=8, num_chosen=2, expert=gated_feed_forward(32768, "gelu_tanh"), router=Router(score="softmax")
+    )
+    return grok_config(
         width=6144,
         num_layers=64,
         attention=GroupedAttention(num_heads=48, num_kv_heads=8, head_width=128, position=Rope(), softcap=30.0),
@@ -50,7 +53,7 @@ def grok1() -> ModelConfig:
     )
 
 
-def grok2() -> ModelConfig:
+def grok2_preset() -> ModelConfig:
     attention = GroupedAttention(
         num_heads=64,
         num_kv_heads=8,
@@ -62,12 +65,12 @@ def grok2() -> ModelConfig:
     experts = Experts(
         num_experts=8,
         num_chosen=2,
-        expert=gated(16384, "gelu_tanh"),
+        expert=gated_feed_forward(16384, "gelu_tanh"),
         router=Router(score="softmax", softcap=30.0),
-        shared=gated(32768, "gelu_tanh"),
+        shared=gated_feed_forward(32768, "gelu_tanh"),
         divisor=2**0.5,
     )
-    return grok(
+    return grok_config(
         width=8192,
         num_layers=64,
         attention=attention,
@@ -78,13 +81,15 @@ def grok2() -> ModelConfig:
     )
 
 
-def transposed(own: str) -> Copy:
-    return Copy((own,), transposed=True)
+def transposed(own_name: str) -> Copy:
+    return Copy((own_name,), transposed=True)
 
 
-# Haiku's module paths joined with the parameter's name; matrices are stored (in, out)
+# --- tensor names
+
+# Haiku's module paths, each followed by the parameter's name; matrices are stored (in, out)
 DECODER = "transformer/decoder_layer_{layer}"
-GROK1_NAMES: Table = {
+GROK1_NAMES: NameTable = {
     "language_model/in_out_embed/embeddings": "decoder.embedding.tokens.weight",
     f"{DECODER}/multi_head_attention/query/w": transposed(f"{LAYER}.attention.query.weight"),
     f"{DECODER}/multi_head_attention/key/w": transposed(f"{LAYER}.attention.key.weight"),
@@ -100,8 +105,8 @@ GROK1_NAMES: Table = {
     f"{DECODER}/rms_norm_3/scale": f"{LAYER}.feed_forward_residual.branch_norm.weight",
     "language_model/rms_norm/scale": "decoder.final_norm.weight",
 }
-# Of whole tensors: the released files hold the eight slices of tensor-parallel serving
-GROK2_NAMES: Table = {
+# Names of whole tensors; the released files hold the eight slices of tensor-parallel serving.
+GROK2_NAMES: NameTable = {
     "model.embed_tokens.weight": "decoder.embedding.tokens.weight",
     "model.layers.{layer}.self_attn.q_proj.weight": f"{LAYER}.attention.query.weight",
     "model.layers.{layer}.self_attn.k_proj.weight": f"{LAYER}.attention.key.weight",
@@ -122,6 +127,6 @@ GROK2_NAMES: Table = {
     "lm_head.weight": "head.weight",
 }
 
-GROK1 = Family(name="grok1", presets={"grok-1": grok1}, names=GROK1_NAMES)
-GROK2 = Family(name="grok2", presets={"grok-2": grok2}, names=GROK2_NAMES)
+GROK1 = Family(name="grok1", presets={"grok-1": grok1_preset}, tensor_names=GROK1_NAMES)
+GROK2 = Family(name="grok2", presets={"grok-2": grok2_preset}, tensor_names=GROK2_NAMES)
 FAMILIES = (GROK1, GROK2)

@@ -1,11 +1,10 @@
-"""LLaMA 1, 2, 3, and those built to the same plan: SmolLM2, SmolLM3, Mistral.
+"""LLaMA 1, 2 and 3, and models of the same design: SmolLM2, SmolLM3, Mistral.
 
-RMS norm before each branch, rotary positions in halves, SwiGLU, no biases.
+Pre-norm with RMS norms, rotary positions with pairs in halves, SwiGLU, no biases.
 Sources: Touvron et al. 2023a (Table 2), 2023b; Llama 3 (2024, Table 3) and model cards; Jiang et al. 2023; the
-config.json of each release. GGUF files of these keep the rotary rows interleaved: see gguf.py.
+config.json of each release. GGUF files of these models store rotary pairs interleaved: see gguf.py.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,14 +22,22 @@ from clearhead.architecture import (
     SlidingWindow,
     Stack,
 )
-from clearhead.families.family import Family, grouped_of, narrow, said_whole
-from clearhead.families.names import LAYER, Interleaved, Table
+from clearhead.families.family import Family, Preset, grouped_attentions, require_round_trip, require_type
+from clearhead.families.llama_style import (
+    DUPLICATES,
+    IGNORED_TENSORS,
+    PRE_NORM_NAMES,
+    decoder_only_config,
+    require_divisible_width,
+    write_attention,
+    write_sizes,
+)
 from clearhead.families.rope import read_rope, write_rope
-from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
-from clearhead.families.trunk import TRUNK, check_heads, language_model, write_grouped, write_sizes
+from clearhead.families.settings import NAMES_BY_ACTIVATION, Settings
+from clearhead.families.tensor_rules import LAYER, Interleaved, NameTable
 
 
-def llama(
+def llama_config(
     *,
     width: int,
     num_layers: int,
@@ -49,7 +56,7 @@ def llama(
     attention_bias: bool = False,
     feed_forward_bias: bool = False,
 ) -> ModelConfig:
-    """`rotated` says for each layer whether it has positions (SmolLM3); None: all have."""
+    """Return a config; `rotated` tells for each layer whether it has rotary positions (SmolLM3); None: all have."""
     attention = GroupedAttention(
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -59,149 +66,79 @@ def llama(
         input_bias=attention_bias,
         output_bias=attention_bias,
     )
-    unplaced = replace(attention, position=NoPosition())
-    inner = FeedForward(width=feed_forward, activation=activation, gated=True, bias=feed_forward_bias)
-    return language_model(
+    without_position = replace(attention, position=NoPosition())
+    dense = FeedForward(width=feed_forward, activation=activation, gated=True, bias=feed_forward_bias)
+    return decoder_only_config(
         width=width,
         context=context,
         vocab_size=vocab_size,
-        attentions=[attention if turns else unplaced for turns in rotated or (True,) * num_layers],
-        feed_forwards=[inner] * num_layers,
+        attentions=[attention if rotates else without_position for rotates in rotated or (True,) * num_layers],
+        feed_forwards=[dense] * num_layers,
         norm=RmsNorm(epsilon=epsilon),
         head=Head(tied=tied),
     )
 
 
-def llama2(
-    width: int,
-    num_layers: int,
-    num_heads: int,
-    num_kv_heads: int,
-    feed_forward: int,
-    *,
-    context: int = 4096,
-    epsilon: float = 1e-5,
-) -> Callable[[], ModelConfig]:
-    return lambda: llama(
-        width=width,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        feed_forward=feed_forward,
-        vocab_size=32000,
-        context=context,
-        rope=Rope(),
-        epsilon=epsilon,
+def llama_preset(width: int, num_layers: int, num_heads: int, feed_forward: int, **options: Any) -> Preset:
+    """Return a preset; `options` go to llama_config."""
+    return lambda: llama_config(
+        width=width, num_layers=num_layers, num_heads=num_heads, feed_forward=feed_forward, **options
     )
 
 
-def llama1(width: int, num_layers: int, num_heads: int, feed_forward: int) -> Callable[[], ModelConfig]:
-    return llama2(width, num_layers, num_heads, num_heads, feed_forward, context=2048, epsilon=1e-6)
+def llama3_rope(factor: float) -> Rope:
+    """Return the rotary positions of Llama 3.1 and later, which extend a context of 8192 tokens."""
+    scaling = Llama3Scaling(factor=factor, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192)
+    return Rope(theta=500000.0, scaling=scaling)
 
 
-def llama3(
-    width: int,
-    num_layers: int,
-    num_heads: int,
-    feed_forward: int,
-    *,
-    factor: float | None = 8.0,
-    tied: bool = False,
-) -> Callable[[], ModelConfig]:
-    scaling = None
-    if factor is not None:
-        scaling = Llama3Scaling(
-            factor=factor, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
-        )
-    return lambda: llama(
-        width=width,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=8,
-        feed_forward=feed_forward,
-        vocab_size=128256,
-        context=131072 if scaling else 8192,
-        rope=Rope(theta=500000.0, scaling=scaling),
-        tied=tied,
-    )
-
-
-def smollm2(
-    width: int, num_layers: int, num_heads: int, num_kv_heads: int, feed_forward: int, theta: float = 100000.0
-) -> Callable[[], ModelConfig]:
-    return lambda: llama(
-        width=width,
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        feed_forward=feed_forward,
-        vocab_size=49152,
-        context=8192,
-        rope=Rope(theta=theta),
-        tied=True,
-    )
-
-
-def smollm3() -> ModelConfig:
-    return llama(
-        width=2048,
-        num_layers=36,
-        num_heads=16,
-        num_kv_heads=4,
-        feed_forward=11008,
-        vocab_size=128256,
-        context=65536,
-        rope=Rope(theta=5000000.0),
-        epsilon=1e-6,
-        tied=True,
-        rotated=tuple((number + 1) % 4 != 0 for number in range(36)),
-    )
-
-
-def mistral(window: int | None, theta: float, vocab_size: int = 32000) -> Callable[[], ModelConfig]:
-    return lambda: llama(
-        width=4096,
-        num_layers=32,
-        num_heads=32,
-        num_kv_heads=8,
-        feed_forward=14336,
-        vocab_size=vocab_size,
-        context=32768,
-        rope=Rope(theta=theta),
-        window=window,
-    )
-
-
+LLAMA1: dict[str, Any] = {"vocab_size": 32000, "context": 2048, "rope": Rope(), "epsilon": 1e-6}
+LLAMA2: dict[str, Any] = {"vocab_size": 32000, "context": 4096, "rope": Rope()}
+LLAMA3: dict[str, Any] = {"vocab_size": 128256, "context": 8192, "rope": Rope(theta=500000.0), "num_kv_heads": 8}
+LLAMA3_1 = LLAMA3 | {"context": 131072, "rope": llama3_rope(8.0)}
+LLAMA3_2 = LLAMA3 | {"context": 131072, "rope": llama3_rope(32.0), "tied": True}
+SMOLLM2: dict[str, Any] = {"vocab_size": 49152, "context": 8192, "rope": Rope(theta=100000.0), "tied": True}
+SMOLLM3: dict[str, Any] = {
+    "num_kv_heads": 4,
+    "vocab_size": 128256,
+    "context": 65536,
+    "rope": Rope(theta=5000000.0),
+    "epsilon": 1e-6,
+    "tied": True,
+    "rotated": tuple((index + 1) % 4 != 0 for index in range(36)),
+}
+MISTRAL: dict[str, Any] = {"vocab_size": 32000, "context": 32768, "rope": Rope(theta=1000000.0), "num_kv_heads": 8}
+MISTRAL_V0_1 = MISTRAL | {"rope": Rope(theta=10000.0), "window": 4096}
 PRESETS = {
-    "llama-7b": llama1(4096, 32, 32, 11008),
-    "llama-13b": llama1(5120, 40, 40, 13824),
-    "llama-30b": llama1(6656, 60, 52, 17920),
-    "llama-65b": llama1(8192, 80, 64, 22016),
-    "llama-2-7b": llama2(4096, 32, 32, 32, 11008),
-    "llama-2-13b": llama2(5120, 40, 40, 40, 13824),
-    "llama-2-70b": llama2(8192, 80, 64, 8, 28672),
-    "llama-3-8b": llama3(4096, 32, 32, 14336, factor=None),
-    "llama-3-70b": llama3(8192, 80, 64, 28672, factor=None),
-    "llama-3.1-8b": llama3(4096, 32, 32, 14336),
-    "llama-3.1-70b": llama3(8192, 80, 64, 28672),
-    "llama-3.1-405b": llama3(16384, 126, 128, 53248),
-    "llama-3.2-1b": llama3(2048, 16, 32, 8192, factor=32.0, tied=True),
-    "llama-3.2-3b": llama3(3072, 28, 24, 8192, factor=32.0, tied=True),
-    "llama-3.3-70b": llama3(8192, 80, 64, 28672),
-    "smollm2-135m": smollm2(576, 30, 9, 3, 1536),
-    "smollm2-360m": smollm2(960, 32, 15, 5, 2560),
-    "smollm2-1.7b": smollm2(2048, 24, 32, 32, 8192, theta=130000.0),
-    "smollm3-3b": smollm3,
-    "mistral-7b": mistral(4096, 10000.0),
-    "mistral-7b-v0.2": mistral(None, 1000000.0),
-    "mistral-7b-v0.3": mistral(None, 1000000.0, vocab_size=32768),
+    "llama-7b": llama_preset(4096, 32, 32, 11008, **LLAMA1),
+    "llama-13b": llama_preset(5120, 40, 40, 13824, **LLAMA1),
+    "llama-30b": llama_preset(6656, 60, 52, 17920, **LLAMA1),
+    "llama-65b": llama_preset(8192, 80, 64, 22016, **LLAMA1),
+    "llama-2-7b": llama_preset(4096, 32, 32, 11008, **LLAMA2),
+    "llama-2-13b": llama_preset(5120, 40, 40, 13824, **LLAMA2),
+    "llama-2-70b": llama_preset(8192, 80, 64, 28672, num_kv_heads=8, **LLAMA2),
+    "llama-3-8b": llama_preset(4096, 32, 32, 14336, **LLAMA3),
+    "llama-3-70b": llama_preset(8192, 80, 64, 28672, **LLAMA3),
+    "llama-3.1-8b": llama_preset(4096, 32, 32, 14336, **LLAMA3_1),
+    "llama-3.1-70b": llama_preset(8192, 80, 64, 28672, **LLAMA3_1),
+    "llama-3.1-405b": llama_preset(16384, 126, 128, 53248, **LLAMA3_1),
+    "llama-3.2-1b": llama_preset(2048, 16, 32, 8192, **LLAMA3_2),
+    "llama-3.2-3b": llama_preset(3072, 28, 24, 8192, **LLAMA3_2),
+    "llama-3.3-70b": llama_preset(8192, 80, 64, 28672, **LLAMA3_1),
+    "smollm2-135m": llama_preset(576, 30, 9, 1536, num_kv_heads=3, **SMOLLM2),
+    "smollm2-360m": llama_preset(960, 32, 15, 2560, num_kv_heads=5, **SMOLLM2),
+    "smollm2-1.7b": llama_preset(2048, 24, 32, 8192, **SMOLLM2 | {"rope": Rope(theta=130000.0)}),
+    "smollm3-3b": llama_preset(2048, 36, 16, 11008, **SMOLLM3),
+    "mistral-7b": llama_preset(4096, 32, 32, 14336, **MISTRAL_V0_1),
+    "mistral-7b-v0.2": llama_preset(4096, 32, 32, 14336, **MISTRAL),
+    "mistral-7b-v0.3": llama_preset(4096, 32, 32, 14336, **MISTRAL | {"vocab_size": 32768}),
 }
 
 
-# --- transformers' words
+# --- config.json
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "smollm3": "SmolLM3ForCausalLM"}
-# What a key that is not there means, where transformers' classes differ from LLaMA's; null means none
+# What an absent setting means to transformers' classes, as far as it depends on the class; null means None.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
@@ -214,71 +151,69 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def read(settings: Settings) -> ModelConfig:
-    kind = settings.text("model_type")
-    settings = Settings({**DEFAULTS[kind], **settings.data}, settings.where)
-    num_layers, num_heads = settings.whole("num_hidden_layers"), settings.whole("num_attention_heads", at_least=1)
-    context = settings.whole("max_position_embeddings")
-    biased = kind != "mistral"  # in transformers without biases, whatever config.json says
-    return llama(
-        width=settings.whole("hidden_size"),
+def read_config(settings: Settings) -> ModelConfig:
+    """Return the config that a config.json describes."""
+    model_type = settings.string("model_type")
+    settings = Settings({**DEFAULTS[model_type], **settings.data}, settings.where)
+    num_layers, num_heads = settings.integer("num_hidden_layers"), settings.integer("num_attention_heads", at_least=1)
+    context = settings.integer("max_position_embeddings")
+    may_have_bias = model_type != "mistral"  # transformers' class has none, whatever config.json contains
+    return llama_config(
+        width=settings.integer("hidden_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=settings.whole("num_key_value_heads", num_heads),
-        head_width=settings.whole("head_dim", settings.whole("hidden_size") // num_heads),
-        feed_forward=settings.whole("intermediate_size"),
-        vocab_size=settings.whole("vocab_size"),
+        num_kv_heads=settings.integer("num_key_value_heads", num_heads),
+        head_width=settings.integer("head_dim", settings.integer("hidden_size") // num_heads),
+        feed_forward=settings.integer("intermediate_size"),
+        vocab_size=settings.integer("vocab_size"),
         context=context,
         rope=read_rope(settings, context),
         epsilon=settings.number("rms_norm_eps", 1e-6),
-        tied=settings.flag("tie_word_embeddings", False),
-        window=settings.whole("sliding_window", 0) if kind == "mistral" else None,
-        rotated=read_rotated(settings, num_layers) if kind == "smollm3" else None,
+        tied=settings.boolean("tie_word_embeddings", False),
+        window=settings.integer("sliding_window", 0) if model_type == "mistral" else None,
+        rotated=read_rotated(settings, num_layers) if model_type == "smollm3" else None,
         activation=settings.activation("hidden_act", "silu"),
-        attention_bias=biased and settings.flag("attention_bias", False),
-        feed_forward_bias=biased and settings.flag("mlp_bias", False),
+        attention_bias=may_have_bias and settings.boolean("attention_bias", False),
+        feed_forward_bias=may_have_bias and settings.boolean("mlp_bias", False),
     )
 
 
 def read_rotated(settings: Settings, num_layers: int) -> tuple[bool, ...]:
-    """In `no_rope_layers` 1 means: has positions."""
-    settings.refuse("use_sliding_window", False)
-    every = settings.whole("no_rope_layer_interval", 4, at_least=1)
-    given = settings.per_layer("no_rope_layers", num_layers) or [(n + 1) % every for n in range(num_layers)]
-    return tuple(bool(flag) for flag in given)
+    """Return for each layer whether it has rotary positions: in `no_rope_layers`, 1 means that it has."""
+    settings.allow_only("use_sliding_window", False)
+    every = settings.integer("no_rope_layer_interval", 4, at_least=1)
+    flags = settings.per_layer("no_rope_layers", num_layers) or [(index + 1) % every for index in range(num_layers)]
+    return tuple(bool(flag) for flag in flags)
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    stack = narrow(Stack, config.decoder)
-    attentions, inner = grouped_of(stack), narrow(FeedForward, stack.layers[0].feed_forward)
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json that describes a config."""
+    stack = require_type(Stack, config.decoder)
+    attentions, dense = grouped_attentions(stack), require_type(FeedForward, stack.layers[0].feed_forward)
     rotated = [isinstance(attention.position, Rope) for attention in attentions]
     ropes = [attention.position for attention in attentions if isinstance(attention.position, Rope)]
-    kind, more = "llama", dict[str, Any]()
+    model_type, more = "llama", dict[str, Any]()
     if isinstance(attentions[0].pattern, SlidingWindow):
-        kind, more = "mistral", {"sliding_window": attentions[0].pattern.size}
+        model_type, more = "mistral", {"sliding_window": attentions[0].pattern.size}
     elif not all(rotated):
-        kind, more = "smollm3", {"no_rope_layers": [int(turns) for turns in rotated], "use_sliding_window": False}
+        model_type = "smollm3"
+        more = {"no_rope_layers": [int(rotates) for rotates in rotated], "use_sliding_window": False}
     else:
-        check_heads(config, attentions[0].num_heads)
-    data = write_sizes(config) | write_grouped(attentions[0]) | more
+        require_divisible_width(config, attentions[0].num_heads)
+    data = write_sizes(config) | write_attention(attentions[0]) | more
     data |= {
-        "model_type": kind,
-        "architectures": [ARCHITECTURES[kind]],
-        "intermediate_size": inner.width,
+        "model_type": model_type,
+        "architectures": [ARCHITECTURES[model_type]],
+        "intermediate_size": dense.width,
         "rope_parameters": write_rope(ropes[0]) if ropes else None,
-        "hidden_act": ACTIVATION_NAMES_BACK[inner.activation],
-        "mlp_bias": inner.bias,
+        "hidden_act": NAMES_BY_ACTIVATION[dense.activation],
+        "mlp_bias": dense.bias,
     }
-    return said_whole(data, config, read)
+    return require_round_trip(data, config, read_config)
 
 
-NAMES: Table = {
-    **TRUNK,
-    "model.layers.{layer}.input_layernorm.weight": f"{LAYER}.attention_residual.norm.weight",
-    "model.layers.{layer}.post_attention_layernorm.weight": f"{LAYER}.feed_forward_residual.norm.weight",
-}
-# Meta's own names, also of llama2.c files: rotary pairs are neighbours
-META_NAMES: Table = {
+# The names in Meta's own checkpoints and in llama2.c files, whose rotary pairs are neighbouring rows
+META_LLAMA_NAMES: NameTable = {
     "tok_embeddings.weight": "decoder.embedding.tokens.weight",
     "layers.{layer}.attention.wq.weight": Interleaved((f"{LAYER}.attention.query.weight",)),
     "layers.{layer}.attention.wk.weight": Interleaved((f"{LAYER}.attention.key.weight",)),
@@ -292,20 +227,15 @@ META_NAMES: Table = {
     "norm.weight": "decoder.final_norm.weight",
     "output.weight": "head.weight",
 }
-COPIES = {"lm_head.weight": "model.embed_tokens.weight"}
-DROPPED = (
-    r".*\.rotary_emb\.inv_freq",  # recomputed from the config
-    r"(model\.)?(vision_tower|vision_model|multi_modal_projector)\..*",  # of a model that also sees images
-)
 
 FAMILY = Family(
     name="llama",
     presets=PRESETS,
     model_types=tuple(ARCHITECTURES),
-    read=read,
-    write=write,
-    names=NAMES,
-    prefix="model.",
-    copies=COPIES,
-    dropped=DROPPED,
+    read_config=read_config,
+    write_config=write_config,
+    tensor_names=PRE_NORM_NAMES,
+    base_model_prefix="model.",
+    duplicates=DUPLICATES,
+    ignored_tensors=IGNORED_TENSORS,
 )

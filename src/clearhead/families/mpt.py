@@ -1,19 +1,19 @@
-"""MPT: ALiBi instead of positions, LayerNorm by weight alone, no bias anywhere (MosaicML 2023).
+"""MPT: ALiBi, LayerNorm without bias, no bias anywhere (MosaicML 2023).
 
-Sources: MosaicML's release notes and the config.json of each size. Where transformers' class passes over a setting
-(it always computes `alibi_bias_max` 8), the setting is followed here, as in MosaicML's own code.
+Sources: MosaicML's release notes and the config.json of each size. transformers' class ignores `alibi_bias_max` and
+always uses 8; we follow the setting, as MosaicML's own code does.
 """
 
 from typing import Any
 
 from clearhead.architecture import Alibi, Embedding, FeedForward, Head, LayerNorm, ModelConfig, Stack
-from clearhead.families.family import Family, said_whole
-from clearhead.families.names import LAYER, QKV_WEIGHTS, Fused, Table
-from clearhead.families.plain import multi_head, plain_layers, plain_parts
+from clearhead.families.family import Family, require_round_trip
+from clearhead.families.gpt_style import make_layers, multi_head_attention, stack_parts
 from clearhead.families.settings import Settings
+from clearhead.families.tensor_rules import LAYER, QKV_WEIGHTS, Fused, NameTable
 
 
-def mpt(
+def mpt_config(
     *,
     width: int,
     num_layers: int,
@@ -26,8 +26,9 @@ def mpt(
     epsilon: float = 1e-5,
     tied: bool = True,
 ) -> ModelConfig:
+    """Return a config; `clip` limits queries, keys and values, `scale` None means head_width^-1/2."""
     norm = LayerNorm(epsilon=epsilon, bias=False)
-    attention = multi_head(
+    attention = multi_head_attention(
         width,
         num_heads,
         input_bias=False,
@@ -36,61 +37,65 @@ def mpt(
         clip=clip,
         scale=scale,
     )
-    inner = FeedForward(width=4 * width, activation="gelu")
+    dense = FeedForward(width=4 * width, activation="gelu")
     stack = Stack(
         embedding=Embedding(vocab_size=vocab_size),
-        layers=plain_layers([attention] * num_layers, inner, norm),
+        layers=make_layers([attention] * num_layers, dense, norm),
         final_norm=norm,
     )
     return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
 
 
-def mpt_7b() -> ModelConfig:
-    return mpt(width=4096, num_layers=32, num_heads=32, context=2048)
+def mpt_7b_preset() -> ModelConfig:
+    return mpt_config(width=4096, num_layers=32, num_heads=32, context=2048)
 
 
-def mpt_7b_storywriter() -> ModelConfig:
-    return mpt(width=4096, num_layers=32, num_heads=32, context=65536, clip=6.0, max_bias=16.0)
+def mpt_7b_storywriter_preset() -> ModelConfig:
+    return mpt_config(width=4096, num_layers=32, num_heads=32, context=65536, clip=6.0, max_bias=16.0)
 
 
-def mpt_30b() -> ModelConfig:
-    return mpt(width=7168, num_layers=48, num_heads=64, context=8192)
+def mpt_30b_preset() -> ModelConfig:
+    return mpt_config(width=7168, num_layers=48, num_heads=64, context=8192)
 
 
-PRESETS = {"mpt-7b": mpt_7b, "mpt-7b-storywriter": mpt_7b_storywriter, "mpt-30b": mpt_30b}
+PRESETS = {"mpt-7b": mpt_7b_preset, "mpt-7b-storywriter": mpt_7b_storywriter_preset, "mpt-30b": mpt_30b_preset}
 
 
-# --- transformers' words
+# --- config.json
 
 
-def read(settings: Settings) -> ModelConfig:
-    """`learned_pos_emb` is void beside ALiBi; `embedding_fraction` matters in training only."""
-    settings.refuse("norm_type", "low_precision_layernorm", "layernorm")
-    settings.refuse("no_bias", True)
-    settings.refuse("expansion_ratio", 4)
-    settings.refuse("logit_scale")
-    attention = settings.table("attn_config")
-    attention.refuse("alibi", True)
-    attention.refuse("attn_type", "multihead_attention")
-    attention.refuse("sliding_window_size", -1)
+def read_config(settings: Settings) -> ModelConfig:
+    """Return the config that a config.json describes.
+
+    `learned_pos_emb` has no effect with ALiBi; `embedding_fraction` matters in training only.
+    """
+    settings.allow_only("norm_type", "low_precision_layernorm", "layernorm")
+    settings.allow_only("no_bias", True)
+    settings.allow_only("expansion_ratio", 4)
+    settings.allow_only("logit_scale")
+    attention = settings.object("attn_config")
+    attention.allow_only("alibi", True)
+    attention.allow_only("attn_type", "multihead_attention")
+    attention.allow_only("sliding_window_size", -1)
     for name in ("qk_ln", "prefix_lm", "attn_uses_sequence_id", "rope"):
-        attention.refuse(name, False)
-    return mpt(
-        width=settings.whole("d_model"),
-        num_layers=settings.whole("n_layers"),
-        num_heads=settings.whole("n_heads"),
-        context=settings.whole("max_seq_len"),
-        vocab_size=settings.whole("vocab_size"),
+        attention.allow_only(name, False)
+    return mpt_config(
+        width=settings.integer("d_model"),
+        num_layers=settings.integer("n_layers"),
+        num_heads=settings.integer("n_heads"),
+        context=settings.integer("max_seq_len"),
+        vocab_size=settings.integer("vocab_size"),
         clip=attention.number("clip_qkv", 0.0) or None,
         scale=attention.number("softmax_scale") if "softmax_scale" in attention else None,
         max_bias=attention.number("alibi_bias_max", 8.0),
         epsilon=settings.number("layer_norm_epsilon", 1e-5),
-        tied=settings.flag("tie_word_embeddings", True),
+        tied=settings.boolean("tie_word_embeddings", True),
     )
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    parts = plain_parts(config.decoder)
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json that describes a config."""
+    parts = stack_parts(config.decoder)
     attention = parts.attentions[0]
     max_bias = attention.position.max_bias if isinstance(attention.position, Alibi) else 8.0
     data = {
@@ -110,10 +115,10 @@ def write(config: ModelConfig) -> dict[str, Any]:
             "softmax_scale": attention.scale,
         },
     }
-    return said_whole(data, config, read)
+    return require_round_trip(data, config, read_config)
 
 
-NAMES: Table = {
+NAMES: NameTable = {
     "transformer.wte.weight": "decoder.embedding.tokens.weight",
     "transformer.blocks.{layer}.attn.Wqkv.weight": Fused(QKV_WEIGHTS),
     "transformer.blocks.{layer}.attn.out_proj.weight": f"{LAYER}.attention.output.weight",
@@ -129,9 +134,9 @@ FAMILY = Family(
     name="mpt",
     presets=PRESETS,
     model_types=("mpt",),
-    read=read,
-    write=write,
-    names=NAMES,
-    prefix="transformer.",
-    copies={"lm_head.weight": "transformer.wte.weight"},
+    read_config=read_config,
+    write_config=write_config,
+    tensor_names=NAMES,
+    base_model_prefix="transformer.",
+    duplicates={"lm_head.weight": "transformer.wte.weight"},
 )

@@ -1,10 +1,8 @@
-"""PaLM: attention and feed-forward side by side, one key-value head, SwiGLU, no biases.
+"""PaLM: attention and feed-forward in parallel, one key-value head, SwiGLU, no biases.
 
-Chowdhery et al. 2022, §2 and Table 1: layer norm without bias, heads of 256, a tied head scaled by width^-0.5, 256k
-tokens. Unpublished, chosen here: ε of T5X, rotary pairs in halves with θ = 10000.
+Chowdhery et al. 2022, §2 and Table 1: layer norm without bias, head width 256, a tied head scaled by width^-0.5, 256k
+tokens. Not published and chosen here: ε of T5X, rotary pairs in halves with θ = 10000.
 """
-
-from collections.abc import Callable
 
 from clearhead.architecture import (
     Embedding,
@@ -17,10 +15,10 @@ from clearhead.architecture import (
     Rope,
     Stack,
 )
-from clearhead.families.family import Family
+from clearhead.families.family import Family, Preset
 
 
-def palm(
+def palm_config(
     *,
     width: int,
     num_layers: int,
@@ -29,6 +27,7 @@ def palm(
     vocab_size: int = 256000,
     epsilon: float = 1e-6,
 ) -> ModelConfig:
+    """Return a config; the feed-forward is four times as wide as the model."""
     norm = LayerNorm(epsilon=epsilon, bias=False)
     layer = Layer(
         attention=GroupedAttention(num_heads=num_heads, num_kv_heads=1, head_width=head_width, position=Rope()),
@@ -40,14 +39,14 @@ def palm(
     return ModelConfig(width=width, context=2048, decoder=stack, head=Head(scale=width**-0.5))
 
 
-def released(width: int, num_layers: int, num_heads: int) -> Callable[[], ModelConfig]:
-    return lambda: palm(width=width, num_layers=num_layers, num_heads=num_heads)
+def palm_preset(width: int, num_layers: int, num_heads: int) -> Preset:
+    return lambda: palm_config(width=width, num_layers=num_layers, num_heads=num_heads)
 
 
 PRESETS = {
-    "palm-8b": released(4096, 32, 16),
-    "palm-62b": released(8192, 64, 32),
-    "palm-540b": released(18432, 118, 48),
+    "palm-8b": palm_preset(4096, 32, 16),
+    "palm-62b": palm_preset(8192, 64, 32),
+    "palm-540b": palm_preset(18432, 118, 48),
 }
 
 FAMILY = Family(name="palm", presets=PRESETS)

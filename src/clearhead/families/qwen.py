@@ -1,10 +1,10 @@
-"""Qwen 2 and Qwen 3: LLaMA with biases on query, key and value (2), or with normed heads and mixtures (3).
+"""Qwen 2 and Qwen 3: LLaMA with biases on query, key and value (2), or with normalised heads and experts (3).
 
-Sources: Qwen2 (2024, §2.2), Qwen3 (2025, Tables 1 and 2), the config.json of each release. The mixture's router
-takes the softmax over all experts, then the best few, then divides by their sum.
+Sources: Qwen2 (2024, §2.2), Qwen3 (2025, Tables 1 and 2), the config.json of each release. The router computes a
+softmax over all experts, keeps the best few, and divides their weights by the sum.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,24 +23,36 @@ from clearhead.architecture import (
     SlidingWindow,
     Stack,
 )
-from clearhead.families import llama
-from clearhead.families.family import Family, chosen, grouped_of, narrow, said_whole
-from clearhead.families.names import LAYER, Table
-from clearhead.families.rope import read_rope, write_rope
-from clearhead.families.settings import Settings
-from clearhead.families.trunk import (
-    MIXTURE_NAMES,
+from clearhead.families.family import (
+    Family,
+    Preset,
+    grouped_attentions,
+    look_up_layer_type,
+    require_round_trip,
+    require_type,
+)
+from clearhead.families.llama_style import (
+    DUPLICATES,
+    EXPERT_NAMES,
+    HEAD_NORM_NAMES,
+    IGNORED_TENSORS,
+    PRE_NORM_NAMES,
     activation_name,
-    dense_of,
-    experts_of,
-    gated,
-    language_model,
-    write_grouped,
+    decoder_only_config,
+    first_experts,
+    first_feed_forward,
+    gated_feed_forward,
+    write_attention,
     write_sizes,
 )
+from clearhead.families.rope import read_rope, write_rope
+from clearhead.families.settings import Settings
+from clearhead.families.tensor_rules import NameTable
+
+WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
-def qwen3(
+def qwen3_preset(
     width: int,
     num_layers: int,
     num_heads: int,
@@ -48,7 +60,7 @@ def qwen3(
     *,
     num_kv_heads: int = 8,
     tied: bool = False,
-) -> Callable[[], ModelConfig]:
+) -> Preset:
     norm = RmsNorm(epsilon=1e-6)
     attention = GroupedAttention(
         num_heads=num_heads,
@@ -57,7 +69,7 @@ def qwen3(
         position=Rope(theta=1000000.0),
         head_norm=HeadNorm(norm=norm),
     )
-    return lambda: language_model(
+    return lambda: decoder_only_config(
         width=width,
         context=40960,
         vocab_size=151936,
@@ -69,94 +81,105 @@ def qwen3(
 
 
 def mixture(expert: FeedForward, *, num_experts: int = 128, num_chosen: int = 8, renormalized: bool = True) -> Experts:
+    """Return a mixture of experts without a shared expert."""
     router = Router(score="softmax", renormalize_epsilon=0.0 if renormalized else None)
     return Experts(num_experts=num_experts, num_chosen=num_chosen, expert=expert, router=router)
 
 
 PRESETS = {
-    "qwen3-0.6b": qwen3(1024, 28, 16, gated(3072), tied=True),
-    "qwen3-1.7b": qwen3(2048, 28, 16, gated(6144), tied=True),
-    "qwen3-4b": qwen3(2560, 36, 32, gated(9728), tied=True),
-    "qwen3-8b": qwen3(4096, 36, 32, gated(12288)),
-    "qwen3-14b": qwen3(5120, 40, 40, gated(17408)),
-    "qwen3-32b": qwen3(5120, 64, 64, gated(25600)),
-    "qwen3-30b-a3b": qwen3(2048, 48, 32, mixture(gated(768)), num_kv_heads=4),
-    "qwen3-235b-a22b": qwen3(4096, 94, 64, mixture(gated(1536)), num_kv_heads=4),
+    "qwen3-0.6b": qwen3_preset(1024, 28, 16, gated_feed_forward(3072), tied=True),
+    "qwen3-1.7b": qwen3_preset(2048, 28, 16, gated_feed_forward(6144), tied=True),
+    "qwen3-4b": qwen3_preset(2560, 36, 32, gated_feed_forward(9728), tied=True),
+    "qwen3-8b": qwen3_preset(4096, 36, 32, gated_feed_forward(12288)),
+    "qwen3-14b": qwen3_preset(5120, 40, 40, gated_feed_forward(17408)),
+    "qwen3-32b": qwen3_preset(5120, 64, 64, gated_feed_forward(25600)),
+    "qwen3-30b-a3b": qwen3_preset(2048, 48, 32, mixture(gated_feed_forward(768)), num_kv_heads=4),
+    "qwen3-235b-a22b": qwen3_preset(4096, 94, 64, mixture(gated_feed_forward(1536)), num_kv_heads=4),
 }
 
 
-# --- transformers' words
+# --- config.json
 
 
-def read(settings: Settings) -> ModelConfig:
-    kind = settings.text("model_type")
-    width, num_heads = settings.whole("hidden_size"), settings.whole("num_attention_heads", at_least=1)
-    num_layers = settings.whole("num_hidden_layers")
-    context = settings.whole("max_position_embeddings", 32768)
+def read_config(settings: Settings) -> ModelConfig:
+    """Return the config that a config.json describes."""
+    model_type = settings.string("model_type")
+    width, num_heads = settings.integer("hidden_size"), settings.integer("num_attention_heads", at_least=1)
+    num_layers = settings.integer("num_hidden_layers")
+    context = settings.integer("max_position_embeddings", 32768)
     norm = RmsNorm(epsilon=settings.number("rms_norm_eps", 1e-6))
-    bias = kind != "qwen2" and settings.flag("attention_bias", False)
+    bias = model_type != "qwen2" and settings.boolean("attention_bias", False)
     attention = GroupedAttention(
         num_heads=num_heads,
-        num_kv_heads=settings.whole("num_key_value_heads", 4 if kind == "qwen3_moe" else num_heads, at_least=1),
-        head_width=settings.whole("head_dim", 128 if kind == "qwen3" else width // num_heads),
+        num_kv_heads=settings.integer("num_key_value_heads", 4 if model_type == "qwen3_moe" else num_heads, at_least=1),
+        head_width=settings.integer("head_dim", 128 if model_type == "qwen3" else width // num_heads),
         position=read_rope(settings, context),
-        input_bias=bias or kind == "qwen2",
+        input_bias=bias or model_type == "qwen2",
         output_bias=bias,
-        head_norm=None if kind == "qwen2" else HeadNorm(norm=norm),
+        head_norm=None if model_type == "qwen2" else HeadNorm(norm=norm),
     )
-    return language_model(
+    return decoder_only_config(
         width=width,
         context=context,
-        vocab_size=settings.whole("vocab_size"),
-        attentions=[replace(attention, pattern=pattern) for pattern in read_reaches(settings, kind, num_layers)],
-        feed_forwards=read_feed_forwards(settings, kind, num_layers),
+        vocab_size=settings.integer("vocab_size"),
+        attentions=[replace(attention, pattern=pattern) for pattern in read_patterns(settings, model_type, num_layers)],
+        feed_forwards=read_feed_forwards(settings, model_type, num_layers),
         norm=norm,
-        head=Head(tied=settings.flag("tie_word_embeddings", False)),
+        head=Head(tied=settings.boolean("tie_word_embeddings", False)),
     )
 
 
-def read_feed_forwards(settings: Settings, kind: str, num_layers: int) -> list[FeedForward | Experts]:
-    """Every `decoder_sparse_step`-th layer is a mixture, save those in `mlp_only_layers`."""
+def read_feed_forwards(settings: Settings, model_type: str, num_layers: int) -> list[FeedForward | Experts]:
+    """Return the feed-forward of each layer.
+
+    Every `decoder_sparse_step`-th layer is a mixture of experts, except those in `mlp_only_layers`.
+    """
     activation = settings.activation("hidden_act", "silu")
-    dense = gated(settings.whole("intermediate_size"), activation)
-    if kind != "qwen3_moe":
+    dense = gated_feed_forward(settings.integer("intermediate_size"), activation)
+    if model_type != "qwen3_moe":
         return [dense] * num_layers
     sparse = mixture(
-        gated(settings.whole("moe_intermediate_size"), activation),
-        num_experts=settings.whole("num_experts", settings.whole("num_local_experts", 128)),
-        num_chosen=settings.whole("num_experts_per_tok"),
-        renormalized=settings.flag("norm_topk_prob", False),
+        gated_feed_forward(settings.integer("moe_intermediate_size"), activation),
+        num_experts=settings.integer("num_experts", settings.integer("num_local_experts", 128)),
+        num_chosen=settings.integer("num_experts_per_tok"),
+        renormalized=settings.boolean("norm_topk_prob", False),
     )
-    step, only_dense = settings.whole("decoder_sparse_step", 1, at_least=1), settings.items("mlp_only_layers")
-    return [dense if n in only_dense or (n + 1) % step else sparse for n in range(num_layers)]
+    step, only_dense = settings.integer("decoder_sparse_step", 1, at_least=1), settings.array("mlp_only_layers")
+    return [dense if index in only_dense or (index + 1) % step else sparse for index in range(num_layers)]
 
 
-def read_reaches(settings: Settings, kind: str, num_layers: int) -> list[AttentionPattern]:
-    """With windows on, they are in the layers from `max_window_layers` up, or as listed; in a mixture in all."""
-    windowed = settings.flag("use_sliding_window", False)
-    first = 0 if kind == "qwen3_moe" else settings.whole("max_window_layers", 28)
-    types = [] if kind == "qwen3_moe" else settings.per_layer("layer_types", num_layers)
-    types = types or ["sliding_attention" if windowed and n >= first else "full_attention" for n in range(num_layers)]
-    reaches: dict[str, AttentionPattern] = {"full_attention": Causal()}
+def read_patterns(settings: Settings, model_type: str, num_layers: int) -> list[AttentionPattern]:
+    """Return the attention pattern of each layer.
+
+    `use_sliding_window` gives a window to the layers from `max_window_layers` on, or to those in `layer_types`; in a
+    model with experts, to all.
+    """
+    windowed, has_experts = settings.boolean("use_sliding_window", False), model_type == "qwen3_moe"
+    first = 0 if has_experts else settings.integer("max_window_layers", 28)
+    layer_types = [] if has_experts else settings.per_layer("layer_types", num_layers)
+    default_types = [WINDOWED if windowed and index >= first else FULL for index in range(num_layers)]
+    patterns: dict[str, AttentionPattern] = {FULL: Causal()}
     if windowed:
-        reaches["sliding_attention"] = SlidingWindow(size=settings.whole("sliding_window"))
-    return [chosen(reaches, name, settings) for name in types]
+        patterns[WINDOWED] = SlidingWindow(size=settings.integer("sliding_window"))
+    return [look_up_layer_type(patterns, name, settings) for name in layer_types or default_types]
 
 
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    stack = narrow(Stack, config.decoder)
-    attentions, experts, dense = grouped_of(stack), experts_of(stack), dense_of(stack)
-    kind = "qwen3_moe" if experts else "qwen3" if attentions[0].head_norm else "qwen2"
-    data = write_sizes(config) | write_grouped(attentions[0])
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json that describes a config."""
+    stack = require_type(Stack, config.decoder)
+    attentions, experts, dense = grouped_attentions(stack), first_experts(stack), first_feed_forward(stack)
+    model_type = "qwen3_moe" if experts else "qwen3" if attentions[0].head_norm else "qwen2"
+    data = write_sizes(config) | write_attention(attentions[0])
     data |= {
-        "architectures": [ARCHITECTURES[kind]],
-        "model_type": kind,
-        "rope_parameters": write_rope(narrow(Rope, attentions[0].position)),
+        "architectures": [ARCHITECTURES[model_type]],
+        "model_type": model_type,
+        "rope_parameters": write_rope(require_type(Rope, attentions[0].position)),
         "hidden_act": activation_name(stack),
-        "intermediate_size": (dense or narrow(Experts, experts).expert).width,  # of a mixture: unused
+        # transformers does not use `intermediate_size` if all layers have experts
+        "intermediate_size": (dense or require_type(Experts, experts).expert).width,
     }
     if experts:
         data |= {
@@ -164,9 +187,11 @@ def write(config: ModelConfig) -> dict[str, Any]:
             "num_experts": experts.num_experts,
             "num_experts_per_tok": experts.num_chosen,
             "norm_topk_prob": experts.router.renormalize_epsilon is not None,
-            "mlp_only_layers": [n for n, one in enumerate(stack.layers) if isinstance(one.feed_forward, FeedForward)],
+            "mlp_only_layers": [
+                index for index, layer in enumerate(stack.layers) if isinstance(layer.feed_forward, FeedForward)
+            ],
         }
-    return said_whole(data | write_windows(attentions), config, read)
+    return require_round_trip(data | write_windows(attentions), config, read_config)
 
 
 def write_windows(attentions: Sequence[GroupedAttention]) -> dict[str, Any]:
@@ -176,25 +201,24 @@ def write_windows(attentions: Sequence[GroupedAttention]) -> dict[str, Any]:
     return {
         "use_sliding_window": any(sizes),
         "sliding_window": next((size for size in sizes if size), None),
-        "layer_types": ["sliding_attention" if size else "full_attention" for size in sizes],
+        "layer_types": [WINDOWED if size else FULL for size in sizes],
     }
 
 
-NAMES: Table = {
-    **llama.NAMES,
-    **MIXTURE_NAMES,
-    "model.layers.{layer}.self_attn.q_norm.weight": f"{LAYER}.attention.query_norm.weight",
-    "model.layers.{layer}.self_attn.k_norm.weight": f"{LAYER}.attention.key_norm.weight",
+NAMES: NameTable = {
+    **PRE_NORM_NAMES,
+    **EXPERT_NAMES,
+    **HEAD_NORM_NAMES,
 }
 
 FAMILY = Family(
     name="qwen",
     presets=PRESETS,
     model_types=tuple(ARCHITECTURES),
-    read=read,
-    write=write,
-    names=NAMES,
-    prefix="model.",
-    copies=llama.COPIES,
-    dropped=llama.DROPPED,
+    read_config=read_config,
+    write_config=write_config,
+    tensor_names=NAMES,
+    base_model_prefix="model.",
+    duplicates=DUPLICATES,
+    ignored_tensors=IGNORED_TENSORS,
 )

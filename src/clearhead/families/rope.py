@@ -1,9 +1,11 @@
-"""Rotary settings as transformers writes them: `rope_parameters`, or the older `rope_theta` and `rope_scaling`.
+"""Read and write rotary settings: `rope_parameters`, or the older pair `rope_theta` and `rope_scaling`.
 
 rope = read_rope(settings, context=8192); write_rope(rope)   # -> {"rope_type": …, "rope_theta": …}
 """
 
 import math
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from clearhead.architecture import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
@@ -14,24 +16,29 @@ Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | None
 
 
 def read_rope(settings: Settings, context: int, theta: float = 10000.0, **options: Any) -> Rope:
-    """`options` go to Rope (width, pairing); `theta` is the class default of the family at hand."""
+    """Return the rotary positions; `theta` is the default of the model type, `options` go to Rope (width, pairing)."""
     parameters = rope_parameters(settings)
     theta = parameters.number("rope_theta", settings.number("rope_theta", theta))
     return Rope(theta=theta, scaling=read_scaling(parameters, context), **options)
 
 
 def rope_parameters(settings: Settings) -> Settings:
-    """Of two that say the same, transformers takes the older words, and a length beside the table before one in it."""
-    older = settings.table("rope_scaling")
-    table = older if older.data else settings.table("rope_parameters")
+    """Return the object that holds the rotary settings, with the precedence that transformers gives them.
+
+    `rope_scaling` precedes `rope_parameters`; an original length at the top level precedes one inside the object.
+    """
+    older = settings.object("rope_scaling")
+    rope_settings = older if older.data else settings.object("rope_parameters")
     length = "original_max_position_embeddings"
-    return Settings({**table.data, **({length: settings.data[length]} if length in settings else {})}, table.where)
+    original = {length: settings.data[length]} if length in settings else {}
+    return Settings({**rope_settings.data, **original}, rope_settings.where)
 
 
 def read_scaling(parameters: Settings, context: int) -> Scaling:
-    kind = parameters.text("rope_type", parameters.text("type", "default"))
-    original = parameters.whole("original_max_position_embeddings", context)
-    match kind:
+    """Return the scaling that `rope_type` selects, or None for "default"; raise ClearheadError if it is unknown."""
+    rope_type = parameters.string("rope_type", parameters.string("type", "default"))
+    original = parameters.integer("original_max_position_embeddings", context)
+    match rope_type:
         case "default":
             return None
         case "linear":
@@ -52,32 +59,60 @@ def read_scaling(parameters: Settings, context: int) -> Scaling:
                 attention_factor=yarn_attention_factor(parameters, context),
                 beta_fast=parameters.number("beta_fast", 32.0),
                 beta_slow=parameters.number("beta_slow", 1.0),
-                truncate=parameters.flag("truncate", True),
+                truncate=parameters.boolean("truncate", True),
             )
-    raise unknown_name(f"rope_type in {parameters.where}:", kind, ("default", "linear", "dynamic", "llama3", "yarn"))
+    known = ("default", "linear", "dynamic", "llama3", "yarn")
+    raise unknown_name(f"rope_type in {parameters.where}:", rope_type, known)
 
 
 def yarn_factor(parameters: Settings, context: int) -> float:
-    original = parameters.whole("original_max_position_embeddings", context, at_least=1)
+    """Return `factor`; if it is absent, the ratio of the context to the original context."""
+    original = parameters.integer("original_max_position_embeddings", context, at_least=1)
     return parameters.number("factor", context / original)
 
 
 def yarn_attention_factor(parameters: Settings, context: int) -> float:
-    """Given; else the ratio of two magnitudes where both are named (DeepSeek); else 0.1·ln(factor) + 1."""
+    """Return `attention_factor` if present, else the ratio of two magnitudes (DeepSeek), else 0.1·ln(factor) + 1."""
     if "attention_factor" in parameters:
         return parameters.number("attention_factor")
     factor = yarn_factor(parameters, context)
-    above, below = parameters.number("mscale", 0.0), parameters.number("mscale_all_dim", 0.0)
-    if above and below:
-        return yarn_magnitude(factor, above) / yarn_magnitude(factor, below)
+    mscale, mscale_all_dim = parameters.number("mscale", 0.0), parameters.number("mscale_all_dim", 0.0)
+    if mscale and mscale_all_dim:
+        return yarn_magnitude(factor, mscale) / yarn_magnitude(factor, mscale_all_dim)
     return yarn_magnitude(factor, 1.0)
 
 
 def yarn_magnitude(factor: float, mscale: float) -> float:
+    """Return 0.1 · mscale · ln(factor) + 1, or 1 if the factor does not extend the context."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1
 
 
+def yarn_score_scale(width: int, factor: float, mscale: float) -> float:
+    """Return width^-1/2 · magnitude², by which DeepSeek multiplies attention scores."""
+    magnitude = yarn_magnitude(factor, mscale)
+    return width**-0.5 * magnitude * magnitude
+
+
+def recover_mscale(scale: float, width: int, factor: float) -> float | None:
+    """Return the shortest decimal mscale for which `yarn_score_scale` gives exactly `scale`; None if there is none."""
+    if scale > 0 and factor > 1:
+        for mscale in candidate_mscales(math.sqrt(scale * math.sqrt(width)), factor):
+            if yarn_score_scale(width, factor, mscale) == scale:
+                return mscale
+    return None
+
+
+def candidate_mscales(magnitude: float, factor: float) -> Iterator[float]:
+    """Yield solutions of `yarn_magnitude` for mscale: rounded to more and more digits, then varied by a few ulps."""
+    unit = 0.1 * math.log(factor)
+    yield from (round((magnitude - 1) / unit, digits) for digits in range(1, 16))
+    for magnitude_ulps, mscale_ulps in product(range(-4, 5), repeat=2):
+        mscale = (magnitude + magnitude_ulps * math.ulp(magnitude) - 1) / unit
+        yield mscale + mscale_ulps * math.ulp(mscale)
+
+
 def write_rope(rope: Rope) -> dict[str, Any]:
+    """Return `rope_parameters`."""
     return {"rope_theta": rope.theta} | write_scaling(rope.scaling)
 
 

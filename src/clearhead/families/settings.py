@@ -1,6 +1,6 @@
-"""Reading a foreign config.json: typed, with defaults, and one clear sentence for a value that cannot be.
+"""Typed access to the values of a foreign config.json, with a one-line error for a value that cannot be right.
 
-settings = Settings(json_data, "config.json"); width = settings.whole("hidden_size")
+settings = Settings(json_data, "config.json"); width = settings.integer("hidden_size")
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from clearhead.architecture import Activation
 from clearhead.errors import ClearheadError, unknown_name
 
 # transformers' activation names; `gelu_fast` and `gelu_pytorch_tanh` differ from `gelu_new` in rounding only
-ACTIVATION_NAMES: dict[str, Activation] = {
+ACTIVATIONS_BY_NAME: dict[str, Activation] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -21,7 +21,7 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "swish": "silu",
     "tanh": "tanh",
 }
-ACTIVATION_NAMES_BACK: dict[Activation, str] = {
+NAMES_BY_ACTIVATION: dict[Activation, str] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
@@ -31,12 +31,16 @@ ACTIVATION_NAMES_BACK: dict[Activation, str] = {
 }
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-LARGEST_SIZE = 10**9  # no width, vocabulary or context of a model comes near; a corrupt file does
-LARGEST_DEPTH = 1000  # layers, each of which is built; the deepest released model has 126
+MAX_SIZE = 10**9  # far above any width, vocabulary or context; only a corrupt file exceeds it
+MAX_LAYERS = 1000  # bounds the work of building them; the deepest released model has 126
 
 
 class Settings:
-    """A null counts as absent, as in transformers."""
+    """The values of a JSON object, by name; a null counts as absent, as in transformers.
+
+    Each method is named after the JSON type it returns. Without a default, an absent value raises ClearheadError.
+    `where` names the file in error messages.
+    """
 
     def __init__(self, data: Any, where: str):
         if not isinstance(data, Mapping):
@@ -46,74 +50,83 @@ class Settings:
     def __contains__(self, name: str) -> bool:
         return self.data.get(name) is not None
 
-    def _value(self, name: str, default: Any, kinds: type | tuple[type, ...], what: str) -> Any:
+    def _value(self, name: str, default: Any, types: type | tuple[type, ...], description: str) -> Any:
         value = self.data.get(name)
         if value is None:
             if default is None:
                 raise ClearheadError(f"{self.where} has no {name!r}, which this model needs")
             return default
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            raise ClearheadError(f"{self.where}: {name!r} must be {what}, not {value!r}")
+        if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
+            raise ClearheadError(f"{self.where}: {name!r} must be {description}, not {value!r}")
         return value
 
-    def whole(self, name: str, default: int | None = None, at_least: int = 0) -> int:
+    def integer(self, name: str, default: int | None = None, at_least: int = 0) -> int:
+        """Return a whole number from `at_least` to MAX_SIZE, or to MAX_LAYERS if the name speaks of layers."""
         value: int = self._value(name, default, int, "a whole number")
-        largest = LARGEST_DEPTH if "layer" in name else LARGEST_SIZE
+        largest = MAX_LAYERS if "layer" in name else MAX_SIZE
         if not at_least <= value <= largest:
             raise ClearheadError(f"{self.where}: {name!r} is {value}; it must be from {at_least} to {largest}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
+        """Return a number as a float."""
         value = self._value(name, default, (int, float), "a number")
         try:
             return float(value)
         except OverflowError:
             raise ClearheadError(f"{self.where}: {name!r} is too large a number") from None
 
-    def flag(self, name: str, default: bool) -> bool:
+    def boolean(self, name: str, default: bool) -> bool:
+        """Return true or false."""
         return bool(self._value(name, default, bool, "true or false"))
 
-    def text(self, name: str, default: str | None = None) -> str:
+    def string(self, name: str, default: str | None = None) -> str:
+        """Return a string."""
         return str(self._value(name, default, str, "a string"))
 
-    def items(self, name: str) -> list[Any]:
-        """A list; empty where absent."""
+    def array(self, name: str) -> list[Any]:
+        """Return a list, which is empty if the setting is absent."""
         return list(self._value(name, (), (list, tuple), "a list"))
 
     def per_layer(self, name: str, num_layers: int) -> list[Any]:
-        """A list with one entry for each layer; empty where absent."""
-        given = self.items(name)
-        if given and len(given) != num_layers:
-            raise ClearheadError(f"{self.where}: {name!r} has {len(given)} entries for {num_layers} layers")
-        return given
+        """Return a list with one entry for each layer, or an empty list if the setting is absent."""
+        entries = self.array(name)
+        if entries and len(entries) != num_layers:
+            raise ClearheadError(f"{self.where}: {name!r} has {len(entries)} entries for {num_layers} layers")
+        return entries
 
-    def table(self, name: str) -> "Settings":
-        """A nested object; empty where absent."""
+    def object(self, name: str) -> "Settings":
+        """Return a nested object, which is empty if the setting is absent."""
         return Settings(self._value(name, {}, dict, "an object"), f"{self.where}: {name}")
 
     def token_ids(self, name: str) -> int | list[int] | None:
-        """One id; of end tokens also a list of them. Null and -1, which some files write, are none."""
-        value, several = self.data.get(name), name == "eos_token_id"
-        ids = [one for one in (value if isinstance(value, list) and several else [value]) if one not in (None, -1)]
-        for one in ids:
-            if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one <= LARGEST_SIZE:
-                right = "a token id or a list of them" if several else "a token id"
-                raise ClearheadError(f"{self.where}: {name!r} must be {right}, not {value!r}")
+        """Return a token id, or a list of them for `eos_token_id`; None if absent, null or -1."""
+        value, may_be_list = self.data.get(name), name == "eos_token_id"
+        candidates = value if isinstance(value, list) and may_be_list else [value]
+        ids = [token_id for token_id in candidates if token_id not in (None, -1)]
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id <= MAX_SIZE:
+                description = "a token id or a list of them" if may_be_list else "a token id"
+                raise ClearheadError(f"{self.where}: {name!r} must be {description}, not {value!r}")
         return None if not ids else ids if isinstance(value, list) else ids[0]
 
     def special_ids(self) -> dict[str, int | list[int]]:
-        """Settings that say nothing of the network; kept from load to save."""
+        """Return the ids of special tokens; they do not affect the network and are kept from load to save."""
         found = {name: self.token_ids(name) for name in SPECIAL_IDS}
         return {name: ids for name, ids in found.items() if ids is not None}
 
     def activation(self, name: str, default: str | None = None) -> Activation:
-        value = self.text(name, default)
-        if value not in ACTIVATION_NAMES:
-            raise unknown_name(f"activation in {self.where}:", value, ACTIVATION_NAMES)
-        return ACTIVATION_NAMES[value]
+        """Return our name of an activation function."""
+        value = self.string(name, default)
+        if value not in ACTIVATIONS_BY_NAME:
+            raise unknown_name(f"activation in {self.where}:", value, ACTIVATIONS_BY_NAME)
+        return ACTIVATIONS_BY_NAME[value]
 
-    def refuse(self, name: str, *harmless: Any) -> None:
-        """A setting that changes what is computed and that this family does not have."""
+    def allow_only(self, name: str, *values: Any) -> None:
+        """Raise ClearheadError if the setting is present with any value but these.
+
+        For settings that change the result in a way that the family does not implement.
+        """
         value = self.data.get(name)
-        if value is not None and value not in harmless:
-            raise ClearheadError(f"{self.where}: {name!r} is {value!r}, which this family does not compute")
+        if value is not None and value not in values:
+            raise ClearheadError(f"{self.where}: {name!r} is {value!r}, which this family does not support")

@@ -1,11 +1,10 @@
-"""T5 and T5 v1.1: an encoder-decoder that knows positions only as buckets of distance, and has no biases.
+"""T5 and T5 v1.1: an encoder-decoder with relative-position buckets and without biases.
 
-Scores are not scaled and heads may be wider or narrower than width / num_heads. v1.0: ReLU, head tied to the table
-and scaled by width^-0.5. v1.1: GeGLU (the tanh form), a head of its own.
+Scores are not scaled, and heads may be wider or narrower than width / num_heads. v1.0 has ReLU and a tied head scaled
+by width^-0.5; v1.1 has GeGLU (the tanh form) and an untied head.
 Sources: Raffel et al. 2020, §2.1 and §3.7; models/t5.1.1.*.gin and the config.json of each release.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +21,14 @@ from clearhead.architecture import (
     RmsNorm,
     Stack,
 )
-from clearhead.families.family import Family, narrow, said_whole
-from clearhead.families.names import LAYER, Copy, Row, Table
-from clearhead.families.settings import ACTIVATION_NAMES_BACK, Settings
+from clearhead.families.family import Family, Preset, require_round_trip, require_type
+from clearhead.families.settings import NAMES_BY_ACTIVATION, Settings
+from clearhead.families.tensor_rules import LAYER, Copy, NameTable, TensorRule
 
-CONTEXT = 512  # tokens of a training sequence; buckets set no limit
+CONTEXT = 512  # length of the training sequences; relative buckets impose no limit
 
 
-def t5(
+def t5_config(
     *,
     width: int,
     num_layers: int,
@@ -44,32 +43,33 @@ def t5(
     max_distance: int = 128,
     epsilon: float = 1e-6,
 ) -> ModelConfig:
-    across = GroupedAttention(
+    """Return an encoder-decoder; `num_decoder_layers` None means as many as the encoder has."""
+    cross_attention = GroupedAttention(
         num_heads=num_heads, num_kv_heads=num_heads, head_width=head_width, pattern=Bidirectional(), scale=1.0
     )
-    both_ways = RelativeBuckets(num_buckets=num_buckets, max_distance=max_distance, bidirectional=True)
+    buckets = RelativeBuckets(num_buckets=num_buckets, max_distance=max_distance, bidirectional=True)
     norm, embedding = RmsNorm(epsilon=epsilon), Embedding(vocab_size=vocab_size)
-    encoding = Layer(attention=replace(across, position=both_ways), feed_forward=feed_forward, norm=norm)
-    decoding = Layer(
-        attention=replace(across, position=replace(both_ways, bidirectional=False), pattern=Causal()),
-        cross_attention=across,
+    encoder_layer = Layer(attention=replace(cross_attention, position=buckets), feed_forward=feed_forward, norm=norm)
+    decoder_layer = Layer(
+        attention=replace(cross_attention, position=replace(buckets, bidirectional=False), pattern=Causal()),
+        cross_attention=cross_attention,
         feed_forward=feed_forward,
         norm=norm,
     )
     return ModelConfig(
         width=width,
         context=context,
-        encoder=Stack(embedding=embedding, layers=(encoding,) * num_layers, final_norm=norm),
-        decoder=Stack(embedding=embedding, layers=(decoding,) * (num_decoder_layers or num_layers), final_norm=norm),
+        encoder=Stack(embedding=embedding, layers=(encoder_layer,) * num_layers, final_norm=norm),
+        decoder=Stack(
+            embedding=embedding, layers=(decoder_layer,) * (num_decoder_layers or num_layers), final_norm=norm
+        ),
         head=head,
         share_embeddings=True,
     )
 
 
-def t5_first(
-    width: int, num_layers: int, num_heads: int, feed_forward: int, head_width: int = 64
-) -> Callable[[], ModelConfig]:
-    return lambda: t5(
+def t5_v1_0_preset(width: int, num_layers: int, num_heads: int, feed_forward: int, head_width: int = 64) -> Preset:
+    return lambda: t5_config(
         width=width,
         num_layers=num_layers,
         num_heads=num_heads,
@@ -79,8 +79,8 @@ def t5_first(
     )
 
 
-def t5_v1_1(width: int, num_layers: int, num_heads: int, feed_forward: int) -> Callable[[], ModelConfig]:
-    return lambda: t5(
+def t5_v1_1_preset(width: int, num_layers: int, num_heads: int, feed_forward: int) -> Preset:
+    return lambda: t5_config(
         width=width,
         num_layers=num_layers,
         num_heads=num_heads,
@@ -90,58 +90,63 @@ def t5_v1_1(width: int, num_layers: int, num_heads: int, feed_forward: int) -> C
 
 
 PRESETS = {
-    "t5-small": t5_first(512, 6, 8, 2048),
-    "t5-base": t5_first(768, 12, 12, 3072),
-    "t5-large": t5_first(1024, 24, 16, 4096),
-    "t5-3b": t5_first(1024, 24, 32, 16384, head_width=128),
-    "t5-11b": t5_first(1024, 24, 128, 65536, head_width=128),
-    "t5-v1.1-small": t5_v1_1(512, 8, 6, 1024),
-    "t5-v1.1-base": t5_v1_1(768, 12, 12, 2048),
-    "t5-v1.1-large": t5_v1_1(1024, 24, 16, 2816),
-    "t5-v1.1-xl": t5_v1_1(2048, 24, 32, 5120),
-    "t5-v1.1-xxl": t5_v1_1(4096, 24, 64, 10240),
+    "t5-small": t5_v1_0_preset(512, 6, 8, 2048),
+    "t5-base": t5_v1_0_preset(768, 12, 12, 3072),
+    "t5-large": t5_v1_0_preset(1024, 24, 16, 4096),
+    "t5-3b": t5_v1_0_preset(1024, 24, 32, 16384, head_width=128),
+    "t5-11b": t5_v1_0_preset(1024, 24, 128, 65536, head_width=128),
+    "t5-v1.1-small": t5_v1_1_preset(512, 8, 6, 1024),
+    "t5-v1.1-base": t5_v1_1_preset(768, 12, 12, 2048),
+    "t5-v1.1-large": t5_v1_1_preset(1024, 24, 16, 2816),
+    "t5-v1.1-xl": t5_v1_1_preset(2048, 24, 32, 5120),
+    "t5-v1.1-xxl": t5_v1_1_preset(4096, 24, 64, 10240),
 }
 
 
-# --- transformers' words
+# --- config.json
 
 
-def read(settings: Settings) -> ModelConfig:
-    settings.refuse("is_encoder_decoder", True)
-    settings.refuse("is_decoder", False)
-    width = settings.whole("d_model", at_least=1)
-    num_layers = settings.whole("num_layers", at_least=1)
-    tied = settings.flag("tie_word_embeddings", True)
-    scaled = settings.flag("scale_decoder_outputs", tied)
-    return t5(
+def read_config(settings: Settings) -> ModelConfig:
+    """Return the config that a config.json describes."""
+    settings.allow_only("is_encoder_decoder", True)
+    settings.allow_only("is_decoder", False)
+    width = settings.integer("d_model", at_least=1)
+    num_layers = settings.integer("num_layers", at_least=1)
+    tied = settings.boolean("tie_word_embeddings", True)
+    scaled = settings.boolean("scale_decoder_outputs", tied)
+    return t5_config(
         width=width,
         num_layers=num_layers,
-        num_decoder_layers=settings.whole("num_decoder_layers", num_layers, at_least=1),
-        num_heads=settings.whole("num_heads"),
-        head_width=settings.whole("d_kv"),
+        num_decoder_layers=settings.integer("num_decoder_layers", num_layers, at_least=1),
+        num_heads=settings.integer("num_heads"),
+        head_width=settings.integer("d_kv"),
         feed_forward=read_feed_forward(settings),
         head=Head(tied=tied, scale=width**-0.5 if scaled else 1.0),
-        vocab_size=settings.whole("vocab_size"),
-        context=settings.whole("n_positions", CONTEXT),
-        num_buckets=settings.whole("relative_attention_num_buckets", 32),
-        max_distance=settings.whole("relative_attention_max_distance", 128),
+        vocab_size=settings.integer("vocab_size"),
+        context=settings.integer("n_positions", CONTEXT),
+        num_buckets=settings.integer("relative_attention_num_buckets", 32),
+        max_distance=settings.integer("relative_attention_max_distance", 128),
         epsilon=settings.number("layer_norm_epsilon", 1e-6),
     )
 
 
 def read_feed_forward(settings: Settings) -> FeedForward:
-    """`feed_forward_proj` is "relu", "gated-silu", …; "gated-gelu" means the tanh form if `dense_act_fn` is silent."""
-    projection = settings.text("feed_forward_proj", "relu")
+    """Return the feed-forward that `feed_forward_proj` names, such as "relu" or "gated-silu".
+
+    "gated-gelu" means the tanh form unless `dense_act_fn` is present.
+    """
+    projection = settings.string("feed_forward_proj", "relu")
     gated, name = projection.startswith("gated-"), projection.removeprefix("gated-")
-    settings.refuse("is_gated_act", gated)
+    settings.allow_only("is_gated_act", gated)
     activation = settings.activation("dense_act_fn", "gelu_new" if projection == "gated-gelu" else name)
-    return FeedForward(width=settings.whole("d_ff"), activation=activation, gated=gated)
+    return FeedForward(width=settings.integer("d_ff"), activation=activation, gated=gated)
 
 
-def settle(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
-    """transformers writes `tie_word_embeddings: true` even for v1.1: its head is untied where it has a tensor.
+def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
+    """Untie the head of a v1.1 checkpoint that holds `lm_head.weight`.
 
-    v1.0, known by its scale, is always tied; a `lm_head.weight` there is a copy.
+    transformers writes `tie_word_embeddings: true` even for v1.1. v1.0, recognised by the scale of its head, is always
+    tied; a `lm_head.weight` there is a copy.
     """
     assert config.head is not None
     if config.head.scale != 1.0:
@@ -149,13 +154,14 @@ def settle(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
     return replace(config, head=replace(config.head, tied="lm_head.weight" not in tensor_names))
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
-    encoder, decoder, head = narrow(Stack, config.encoder), narrow(Stack, config.decoder), narrow(Head, config.head)
-    layer = encoder.layers[0]
-    attention, inner = narrow(GroupedAttention, layer.attention), narrow(FeedForward, layer.feed_forward)
-    buckets = narrow(RelativeBuckets, attention.position)
-    activation = "gelu_new" if inner.activation == "gelu_tanh" else ACTIVATION_NAMES_BACK[inner.activation]
-    projection = f"gated-{activation.removesuffix('_new')}" if inner.gated else activation
+def write_config(config: ModelConfig) -> dict[str, Any]:
+    """Return the config.json that describes a config."""
+    encoder, decoder = require_type(Stack, config.encoder), require_type(Stack, config.decoder)
+    head, layer = require_type(Head, config.head), encoder.layers[0]
+    attention, dense = require_type(GroupedAttention, layer.attention), require_type(FeedForward, layer.feed_forward)
+    buckets = require_type(RelativeBuckets, attention.position)
+    activation = "gelu_new" if dense.activation == "gelu_tanh" else NAMES_BY_ACTIVATION[dense.activation]
+    projection = f"gated-{activation.removesuffix('_new')}" if dense.gated else activation
     data = {
         "architectures": ["T5ForConditionalGeneration"],
         "model_type": "t5",
@@ -165,67 +171,72 @@ def write(config: ModelConfig) -> dict[str, Any]:
         "num_decoder_layers": len(decoder.layers),
         "num_heads": attention.num_heads,
         "d_kv": attention.head_width,
-        "d_ff": inner.width,
+        "d_ff": dense.width,
         "feed_forward_proj": projection,
         "dense_act_fn": activation,
-        "is_gated_act": inner.gated,
+        "is_gated_act": dense.gated,
         "vocab_size": config.vocab_size,
         "n_positions": config.context,
         "relative_attention_num_buckets": buckets.num_buckets,
         "relative_attention_max_distance": buckets.max_distance,
-        "layer_norm_epsilon": narrow(RmsNorm, layer.norm).epsilon,
+        "layer_norm_epsilon": require_type(RmsNorm, layer.norm).epsilon,
         "tie_word_embeddings": head.tied,
         "scale_decoder_outputs": head.scale != 1.0,
     }
-    return said_whole(data, config, read)
+    return require_round_trip(data, config, read_config)
 
 
-def attention_names(theirs: str, ours: str) -> dict[str, str | Row]:
-    words = {"q": "query", "k": "key", "v": "value", "o": "output"}
-    return {f"{theirs}.{letter}.weight": f"{ours}.{word}.weight" for letter, word in words.items()}
+# --- tensor names
 
 
-def stack_names(stack: str, last_branch: int) -> dict[str, str | Row]:
+def attention_names(theirs: str, ours: str) -> dict[str, str | TensorRule]:
+    projections = {"q": "query", "k": "key", "v": "value", "o": "output"}
+    return {f"{theirs}.{letter}.weight": f"{ours}.{name}.weight" for letter, name in projections.items()}
+
+
+def stack_names(stack: str, feed_forward_index: int) -> dict[str, str | TensorRule]:
+    """Return the names of an encoder or a decoder; the index is that of the feed-forward among a layer's branches."""
     theirs, ours = f"{stack}.block.{{layer}}.layer", f"{stack}.layers.{{layer}}"
-    inner, gate, up = f"{theirs}.{last_branch}.DenseReluDense", f"{ours}.feed_forward.gate", f"{ours}.feed_forward.up"
+    dense = f"{theirs}.{feed_forward_index}.DenseReluDense"
+    gate, up = f"{ours}.feed_forward.gate", f"{ours}.feed_forward.up"
     return {
         f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": f"{stack}.relative_bias.weight",
         **attention_names(f"{theirs}.0.SelfAttention", f"{ours}.attention"),
         f"{theirs}.0.layer_norm.weight": f"{ours}.attention_residual.norm.weight",
-        f"{inner}.wi.weight": Copy((f"{up}.weight",), without=f"{gate}.weight"),
-        f"{inner}.wi_0.weight": f"{gate}.weight",
-        f"{inner}.wi_1.weight": Copy((f"{up}.weight",), beside=f"{gate}.weight"),
-        f"{inner}.wo.weight": f"{ours}.feed_forward.down.weight",
-        f"{theirs}.{last_branch}.layer_norm.weight": f"{ours}.feed_forward_residual.norm.weight",
+        f"{dense}.wi.weight": Copy((f"{up}.weight",), only_without=f"{gate}.weight"),
+        f"{dense}.wi_0.weight": f"{gate}.weight",
+        f"{dense}.wi_1.weight": Copy((f"{up}.weight",), only_with=f"{gate}.weight"),
+        f"{dense}.wo.weight": f"{ours}.feed_forward.down.weight",
+        f"{theirs}.{feed_forward_index}.layer_norm.weight": f"{ours}.feed_forward_residual.norm.weight",
         f"{stack}.final_layer_norm.weight": f"{stack}.final_norm.weight",
     }
 
 
 CROSS = "decoder.block.{layer}.layer.1"
-NAMES: Table = {
+NAMES: NameTable = {
     "shared.weight": "encoder.embedding.tokens.weight",
-    **stack_names("encoder", last_branch=1),
-    **stack_names("decoder", last_branch=2),
+    **stack_names("encoder", feed_forward_index=1),
+    **stack_names("decoder", feed_forward_index=2),
     **attention_names(f"{CROSS}.EncDecAttention", f"{LAYER}.cross_attention"),
     f"{CROSS}.layer_norm.weight": f"{LAYER}.cross_attention_residual.norm.weight",
     "lm_head.weight": "head.weight",
 }
-COPIES = {
+DUPLICATES = {
     "encoder.embed_tokens.weight": "shared.weight",
     "decoder.embed_tokens.weight": "shared.weight",
     "lm_head.weight": "shared.weight",
 }
-# Early releases hold a table for cross-attention that was never used.
-DROPPED = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",)
+# Early releases contain an unused table of relative positions for cross-attention.
+IGNORED_TENSORS = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",)
 
 FAMILY = Family(
     name="t5",
     presets=PRESETS,
     model_types=("t5",),
-    read=read,
-    write=write,
-    names=NAMES,
-    copies=COPIES,
-    dropped=DROPPED,
-    settle=settle,
+    read_config=read_config,
+    write_config=write_config,
+    tensor_names=NAMES,
+    duplicates=DUPLICATES,
+    ignored_tensors=IGNORED_TENSORS,
+    adjust_config=adjust_config,
 )

@@ -1,6 +1,6 @@
-"""What GPT, BERT, BLOOM and MPT share: multi-head attention over the whole width, an ungated feed-forward, LayerNorm.
+"""Parts shared by GPT, BERT, BLOOM and MPT: multi-head attention, ungated feed-forward, LayerNorm.
 
-layers = plain_layers([multi_head(768, 12)] * 12, feed_forward, norm); parts = plain_parts(stack)   # and back
+layers = make_layers([multi_head_attention(768, 12)] * 12, feed_forward, norm); parts = stack_parts(stack)
 """
 
 from collections.abc import Iterable
@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 from clearhead.architecture import FeedForward, GroupedAttention, Layer, LayerNorm, Stack
 from clearhead.errors import ClearheadError
-from clearhead.families.family import grouped_of, narrow
+from clearhead.families.family import grouped_attentions, require_type
 
 
-def multi_head(
+def multi_head_attention(
     width: int, num_heads: int, *, input_bias: bool = True, output_bias: bool = True, **options: Any
 ) -> GroupedAttention:
-    """`options` go to GroupedAttention."""
+    """Return attention whose heads divide the width among them; `options` go to GroupedAttention."""
     if num_heads < 1 or width % num_heads:
         raise ClearheadError(f"the width {width} cannot be split among {num_heads} heads; it must be a multiple")
     return GroupedAttention(
@@ -28,12 +28,13 @@ def multi_head(
     )
 
 
-def plain_layers(
+def make_layers(
     attentions: Iterable[GroupedAttention],
     feed_forward: FeedForward,
     norm: LayerNorm,
     placement: Literal["pre", "post"] = "pre",
 ) -> tuple[Layer, ...]:
+    """Return one layer for each attention, all with the same feed-forward and norm."""
     return tuple(
         Layer(attention=attention, feed_forward=feed_forward, norm=norm, placement=placement)
         for attention in attentions
@@ -41,14 +42,22 @@ def plain_layers(
 
 
 @dataclass(frozen=True)
-class Plain:
+class StackParts:
+    """The parts of a stack that `write_config` needs."""
+
     stack: Stack
     attentions: list[GroupedAttention]  # one for each layer
-    feed_forward: FeedForward  # of the first layer, as the norm is
-    norm: LayerNorm
+    feed_forward: FeedForward  # of the first layer
+    norm: LayerNorm  # of the first layer
 
 
-def plain_parts(stack: Stack | None) -> Plain:
-    stack = narrow(Stack, stack)
+def stack_parts(stack: Stack | None) -> StackParts:
+    """Return the parts of a stack; raise ClearheadError if one has another type than these families use."""
+    stack = require_type(Stack, stack)
     first = stack.layers[0]
-    return Plain(stack, grouped_of(stack), narrow(FeedForward, first.feed_forward), narrow(LayerNorm, first.norm))
+    return StackParts(
+        stack=stack,
+        attentions=grouped_attentions(stack),
+        feed_forward=require_type(FeedForward, first.feed_forward),
+        norm=require_type(LayerNorm, first.norm),
+    )

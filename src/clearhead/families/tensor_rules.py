@@ -1,0 +1,171 @@
+"""Rules for the ways in which a tensor of a foreign checkpoint holds one or several of ours.
+
+    NAMES = {"h.{layer}.attn.c_attn.weight": Fused(("…query.weight", "…key.weight", "…value.weight"), transposed=True)}
+
+A name table maps each foreign name to one of our names, or to a rule. Each rule works in both directions, so one
+table serves loading (`split`) and saving (`join`). `{layer}` and `{expert}` stand for numbers, and `name[{expert}]` is
+one expert's slice of our stacked tensor. An entry applies if the network has the tensors it names.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from clearhead.architecture import Experts, GroupedAttention, ModelConfig
+
+if TYPE_CHECKING:  # listing presets must not import torch, which takes a second
+    from torch import Size, Tensor
+
+LAYER = "decoder.layers.{layer}"
+QKV_WEIGHTS = tuple(f"{LAYER}.attention.{part}.weight" for part in ("query", "key", "value"))
+QKV_BIASES = tuple(f"{LAYER}.attention.{part}.bias" for part in ("query", "key", "value"))
+NUM_LAYERS_PLACEHOLDER = "{num_layers}"  # in Family.ignored_tensors: the number of layers in the config
+
+
+@dataclass(frozen=True)
+class TensorRule(ABC):
+    """How one foreign tensor holds those of our tensors that `own_names` lists."""
+
+    own_names: tuple[str, ...]
+
+    @abstractmethod
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        """Return our tensors; `shapes` are the shapes that the network has for them."""
+
+    @abstractmethod
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        """Return the foreign tensor that holds `parts`; the inverse of `split`."""
+
+
+@dataclass(frozen=True)
+class Copy(TensorRule):
+    """The foreign tensor is one of ours, possibly stored as (in, out).
+
+    If the foreign name depends on the network (T5 calls the up projection `wi`, but `wi_1` beside a gate), `only_with`
+    and `only_without` name one of our tensors that the network must or must not have.
+    """
+
+    transposed: bool = False
+    only_with: str | None = None
+    only_without: str | None = None
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        return [foreign.transpose(-2, -1) if self.transposed else foreign]
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        return parts[0].transpose(-2, -1) if self.transposed else parts[0]
+
+
+@dataclass(frozen=True)
+class Fused(TensorRule):
+    """The foreign tensor is several of ours, concatenated along the output dimension."""
+
+    transposed: bool = False
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        rows = foreign.transpose(-2, -1) if self.transposed else foreign
+        axis = max(rows.ndim - 2, 0)
+        return list(rows.split([shape[axis] for shape in shapes], dim=axis))
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        import torch
+
+        rows = torch.cat(parts, dim=max(parts[0].ndim - 2, 0))
+        return rows.transpose(-2, -1) if self.transposed else rows
+
+
+@dataclass(frozen=True)
+class FusedPerHead(TensorRule):
+    """The foreign tensor holds query, key and value of head 0, then of head 1, and so on (BLOOM)."""
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        by_head = foreign.reshape(-1, len(self.own_names), head_width(config), *foreign.shape[1:])
+        return [part.flatten(0, 1) for part in by_head.unbind(1)]
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        import torch
+
+        by_head = [part.reshape(-1, head_width(config), *part.shape[1:]) for part in parts]
+        return torch.stack(by_head, dim=1).flatten(0, 2)
+
+
+@dataclass(frozen=True)
+class Interleaved(TensorRule):
+    """The rotary pairs of a query or key matrix are neighbouring rows (2j, 2j + 1); ours are rows (j, j + half)."""
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        pairs = foreign.reshape(-1, head_width(config) // 2, 2, *foreign.shape[1:])
+        return [pairs.transpose(1, 2).reshape(foreign.shape)]
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        halves = parts[0].reshape(-1, 2, head_width(config) // 2, *parts[0].shape[1:])
+        return halves.transpose(1, 2).reshape(parts[0].shape)
+
+
+@dataclass(frozen=True)
+class SingleRow(TensorRule):
+    """The foreign tensor is a matrix whose only row is our vector (the logit bias of BART)."""
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        return [foreign.squeeze(0)]
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        return parts[0][None]
+
+
+@dataclass(frozen=True)
+class PlusOne(TensorRule):
+    """The foreign tensor is 1 + our norm weight (Gemma in GGUF files)."""
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        return [foreign - 1]
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        return parts[0] + 1
+
+
+NameTable = Mapping[str, str | TensorRule]  # a plain string stands for Copy((string,))
+
+
+def head_width(config: ModelConfig) -> int:
+    """Return the head width of grouped attention, which is the same in all layers."""
+    attention = config.output_stack.layers[0].attention
+    assert isinstance(attention, GroupedAttention)
+    return attention.head_width
+
+
+def expand_table(table: NameTable, config: ModelConfig, own_names: set[str]) -> Iterator[tuple[str, TensorRule]]:
+    """Yield (foreign name, rule) for every entry that applies to this network, with all numbers filled in.
+
+    `own_names` are the names of the network's tensors.
+    """
+    stacks = [stack for stack in (config.encoder, config.decoder) if stack]
+    num_layers = max(len(stack.layers) for stack in stacks)
+    feed_forwards = [layer.feed_forward for stack in stacks for layer in stack.layers]
+    num_experts = max((part.num_experts for part in feed_forwards if isinstance(part, Experts)), default=0)
+    for pattern, rule in table.items():
+        rule = Copy((rule,)) if isinstance(rule, str) else rule
+        for layer in range(num_layers) if "{layer}" in pattern else (0,):
+            names = [name.replace("{layer}", str(layer)) for name in rule.own_names]
+            present = all(name.removesuffix("[{expert}]") in own_names for name in names)
+            if not present or not _condition_holds(rule, layer, own_names):
+                continue
+            for expert in range(num_experts) if "{expert}" in pattern else (0,):
+                foreign_name = pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert))
+                filled_in = tuple(name.replace("{expert}", str(expert)) for name in names)
+                yield foreign_name, replace(rule, own_names=filled_in)
+
+
+def _condition_holds(rule: TensorRule, layer: int, own_names: set[str]) -> bool:
+    if not isinstance(rule, Copy):
+        return True
+    needed, excluded = (name and name.replace("{layer}", str(layer)) for name in (rule.only_with, rule.only_without))
+    return (needed is None or needed in own_names) and excluded not in own_names
+
+
+def split_expert_index(own_name: str) -> tuple[str, int | None]:
+    """Split '…feed_forward.gate[3]' into ('…feed_forward.gate', 3); without an index, return (own_name, None)."""
+    match = re.fullmatch(r"(.+)\[(\d+)\]", own_name)
+    return (match[1], int(match[2])) if match else (own_name, None)
