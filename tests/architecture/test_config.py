@@ -1,4 +1,4 @@
-"""Configs are checked at birth: every refusal with its sentence, and what may be written down."""
+"""Configs are validated on construction: every error message, and what is allowed."""
 
 import math
 from dataclasses import MISSING, FrozenInstanceError, fields, is_dataclass, replace
@@ -7,57 +7,57 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from clearhead.architecture import config, parts
-from clearhead.architecture.branches import ExpertGroups, Experts, FeedForward, Router
-from clearhead.architecture.config import (
-    Dropout,
-    Embedding,
-    GroupedAttention,
-    Head,
-    HeadTransform,
-    ModelConfig,
-    NormalInitial,
-    QueryTemperature,
-    RotatedHeadNorm,
-    ScoreTemperature,
-    Stack,
-)
-from clearhead.architecture.parts import (
+from clearhead import architecture
+from clearhead.architecture import (
     Alibi,
     Bidirectional,
     Causal,
     Chunked,
     DeviationNorm,
+    Dropout,
     DynamicScaling,
+    Embedding,
+    ExpertGroups,
+    Experts,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    HeadTransform,
     LayerNorm,
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    ModelConfig,
+    NormalInitial,
+    QueryTemperature,
     RelativeBuckets,
     RmsNorm,
     Rope,
+    RotatedHeadNorm,
+    Router,
+    ScoreTemperature,
     SinusoidalPositions,
     SlidingWindow,
+    Stack,
     YarnScaling,
 )
 from clearhead.config import from_json, to_json
 from clearhead.errors import ClearheadError
 from tests.model.toys import INNER, NORM, decoder, encoder, grouped, latent, layer, stack, translator
 
-PARTS = [
-    part
-    for room in (parts, config)
-    for part in vars(room).values()
-    if isinstance(part, type) and is_dataclass(part) and part.__module__ == room.__name__
+CONFIG_CLASSES = [
+    value
+    for value in (getattr(architecture, name) for name in architecture.__all__)
+    if isinstance(value, type) and is_dataclass(value)
 ]
 SOFTMAX = Router(score="softmax")
 EXPERTS = Experts(num_experts=8, num_chosen=2, expert=FeedForward(width=8, activation="silu"), router=SOFTMAX)
-ACROSS = grouped(pattern=Bidirectional())
+CROSS_ATTENTION = grouped(pattern=Bidirectional())
 LLAMA3 = Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=64)
 YARN = YarnScaling(factor=8.0, original_context=64, attention_factor=1.0)
-YES = {"num_heads": 4, "num_kv_heads": 2, "head_width": 8}
+VALID = {"num_heads": 4, "num_kv_heads": 2, "head_width": 8}
 
-# One whole example of each part that holds numbers, to spoil a number at a time.
+# One complete example of each config with numbers; the tests make one number at a time invalid.
 EXAMPLES = [
     RmsNorm(epsilon=1e-5),
     LayerNorm(epsilon=1e-5),
@@ -92,7 +92,7 @@ NUMBERS = [
     for item in fields(example)
     if type(getattr(example, item.name)) in (int, float)
 ]
-WORDS = [
+CHOICES = [
     (example, item.name)
     for example in (*EXAMPLES, SinusoidalPositions(), layer(grouped()), HeadTransform(activation="gelu", norm=NORM))
     for item in fields(example)
@@ -100,38 +100,39 @@ WORDS = [
 ]
 
 
-def named(pair):
+def field_name(pair):
+    """Return the test id of an (example, field) pair, such as "Rope.theta"."""
     return f"{type(pair[0]).__name__}.{pair[1]}" if isinstance(pair, tuple) else None
 
 
-def test_every_number_and_every_choice_has_an_example():
-    numbers, words = {named(pair) for pair in NUMBERS}, {named(pair) for pair in WORDS}
-    for part in PARTS:
-        for name, hint in get_type_hints(part).items():
+def test_examples_cover_every_number_and_every_choice():
+    numbers, choices = {field_name(pair) for pair in NUMBERS}, {field_name(pair) for pair in CHOICES}
+    for config in CONFIG_CLASSES:
+        for name, hint in get_type_hints(config).items():
             options = {hint, *get_args(hint)}
-            if options & {int, float} and part is not Dropout:
-                assert f"{part.__name__}.{name}" in numbers
+            if options & {int, float} and config is not Dropout:
+                assert f"{config.__name__}.{name}" in numbers
             if any(isinstance(option, str) for option in options):
-                assert f"{part.__name__}.{name}" in words
+                assert f"{config.__name__}.{name}" in choices
 
 
-@pytest.mark.parametrize("pair", NUMBERS, ids=named)
-def test_every_number_is_finite_and_not_negative(pair):
+@pytest.mark.parametrize("pair", NUMBERS, ids=field_name)
+def test_numbers_must_be_finite_and_positive_or_zero_where_allowed(pair):
     example, name = pair
-    kinds = [0, -1, -0.5, math.inf, -math.inf, math.nan]
-    for value in kinds[1:] if name in example.MAY_BE_ZERO else kinds:
+    invalid = [0, -1, -0.5, math.inf, -math.inf, math.nan]
+    for value in invalid[1:] if name in example.MAY_BE_ZERO else invalid:
         with pytest.raises(ClearheadError):
             replace(example, **{name: value})
     if name in example.MAY_BE_ZERO:
         assert getattr(replace(example, **{name: 0}), name) == 0
 
 
-@pytest.mark.parametrize("pair", WORDS, ids=named)
-def test_every_choice_is_one_of_its_choices(pair):
+@pytest.mark.parametrize("pair", CHOICES, ids=field_name)
+def test_a_misspelled_choice_is_rejected_and_every_listed_choice_accepted(pair):
     example, name = pair
-    right = getattr(example, name)
-    with pytest.raises(ClearheadError, match=f"unknown {named(pair)} '{right}x'; did you mean '{right}'"):
-        replace(example, **{name: right + "x"})
+    valid = getattr(example, name)
+    with pytest.raises(ClearheadError, match=f"unknown {field_name(pair)} '{valid}x'; did you mean '{valid}'"):
+        replace(example, **{name: valid + "x"})
     for choice in get_args(get_type_hints(type(example))[name]):
         assert getattr(replace(example, **{name: choice}), name) == choice
 
@@ -140,115 +141,132 @@ def experts_in(groups: ExpertGroups, **changes: int) -> Experts:
     return replace(EXPERTS, router=replace(SOFTMAX, groups=groups), **changes)
 
 
-REFUSED = {
-    "heads that do not share evenly": (
-        lambda: GroupedAttention(**YES | {"num_heads": 6, "num_kv_heads": 4}),
-        "num_heads 6 is not a multiple of num_kv_heads 4",
+INVALID = {
+    "query heads not divisible by key-value heads": (
+        lambda: GroupedAttention(**VALID | {"num_heads": 6, "num_kv_heads": 4}),
+        "num_heads is 6; it must be a multiple of num_kv_heads 4",
     ),
-    "rope of odd width": (lambda: GroupedAttention(**YES, position=Rope(width=5)), "width 5 must be even"),
-    "rope of an odd head": (
-        lambda: GroupedAttention(**YES | {"head_width": 7}, position=Rope()),
+    "rope with an odd width": (lambda: GroupedAttention(**VALID, position=Rope(width=5)), "width 5 must be even"),
+    "rope with an odd head width": (
+        lambda: GroupedAttention(**VALID | {"head_width": 7}, position=Rope()),
         "width 7 must be even",
     ),
     "rope wider than the head": (
-        lambda: GroupedAttention(**YES, position=Rope(width=10)),
-        "at most the 8 entries of a head",
+        lambda: GroupedAttention(**VALID, position=Rope(width=10)),
+        "at most the head width 8",
     ),
-    "dynamic rope of one pair": (
-        lambda: GroupedAttention(**YES, position=Rope(width=2, scaling=DynamicScaling(factor=2.0, original_context=8))),
-        "DynamicScaling keeps the first pair",
+    "dynamic rope with one pair": (
+        lambda: GroupedAttention(
+            **VALID, position=Rope(width=2, scaling=DynamicScaling(factor=2.0, original_context=8))
+        ),
+        "DynamicScaling leaves the first pair unchanged",
     ),
-    "rope that does not slow down": (lambda: Rope(theta=1.0), "frequencies fall only if it exceeds 1"),
-    "latent rope of another width": (
+    "rope with constant frequencies": (lambda: Rope(theta=1.0), "must be greater than 1, so that frequencies decrease"),
+    "latent attention with a rope of another width": (
         lambda: latent(rotary_width=4, rope=Rope(width=2)),
-        "rope's width 2 must be rotary_width 4",
+        "rope.width is 2; it must be None or rotary_width 4",
     ),
-    "latent rope of odd width": (lambda: latent(rotary_width=3), "width 3 must be even"),
-    "too few buckets": (lambda: RelativeBuckets(num_buckets=1), "num_buckets is 1; too few"),
-    "too few buckets for both ways": (
+    "latent attention with an odd rotary width": (lambda: latent(rotary_width=3), "width 3 must be even"),
+    "too few buckets": (lambda: RelativeBuckets(num_buckets=1), "num_buckets is 1; it must be at least 2"),
+    "too few bidirectional buckets": (
         lambda: RelativeBuckets(num_buckets=3, bidirectional=True),
-        "num_buckets is 3; too few",
+        "num_buckets is 3; it must be at least 4",
     ),
-    "buckets beyond the distance": (lambda: RelativeBuckets(max_distance=16), "must exceed the 16 exact buckets"),
-    "a temperature without logarithm": (lambda: ScoreTemperature(length=1), "logarithm must exceed 0"),
-    "more groups kept than there are": (
+    "more exact buckets than max_distance": (
+        lambda: RelativeBuckets(max_distance=16),
+        "must be greater than 16, the number of exact buckets",
+    ),
+    "score temperature with length 1": (
+        lambda: ScoreTemperature(length=1),
+        "ScoreTemperature.length is 1; it must be at least 2",
+    ),
+    "more groups kept than exist": (
         lambda: ExpertGroups(num_groups=2, num_kept=3, scored_by="max"),
-        "keeps 3 of 2 groups",
+        "num_kept is 3; it must be at most num_groups 2",
     ),
-    "more experts chosen than there are": (lambda: replace(EXPERTS, num_chosen=9), "num_chosen is 9 of 8 experts"),
+    "more experts chosen than exist": (
+        lambda: replace(EXPERTS, num_chosen=9),
+        "num_chosen is 9; it must be at most num_experts 8",
+    ),
     "experts with a bias": (
         lambda: replace(EXPERTS, expert=FeedForward(width=8, activation="silu", bias=True)),
-        "experts have no bias",
+        "experts with a bias are not supported",
     ),
-    "groups that do not divide": (
+    "experts not divisible by groups": (
         lambda: experts_in(ExpertGroups(num_groups=3, num_kept=1, scored_by="max")),
-        "8 experts do not divide into 3 groups",
+        "num_experts is 8; it must be a multiple of num_groups 3",
     ),
-    "groups too small for their score": (
+    "groups too small for top2_sum": (
         lambda: experts_in(ExpertGroups(num_groups=8, num_kept=4, scored_by="top2_sum")),
-        "need two experts each",
+        "need at least 2 experts each, not 1",
     ),
-    "groups too small for the choice": (
+    "kept groups with fewer experts than are chosen": (
         lambda: experts_in(ExpertGroups(num_groups=4, num_kept=1, scored_by="max"), num_chosen=3),
-        "kept groups hold fewer than num_chosen 3",
+        "num_chosen is 3; it must be at most 2, the experts in the kept groups",
     ),
-    "parallel with cross-attention": (
-        lambda: layer(grouped(), cross_attention=ACROSS, placement="parallel"),
-        "parallel layer has no place",
+    "parallel placement with cross-attention": (
+        lambda: layer(grouped(), cross_attention=CROSS_ATTENTION, placement="parallel"),
+        "placement 'parallel' cannot have cross-attention",
     ),
     "causal cross-attention": (
         lambda: layer(grouped(), cross_attention=grouped(pattern=Causal())),
-        "cross-attention takes position NoPosition and pattern Bidirectional",
+        "cross-attention must have position NoPosition and pattern Bidirectional",
     ),
     "cross-attention with positions": (
-        lambda: layer(grouped(), cross_attention=replace(ACROSS, position=Rope())),
-        "cross-attention takes position NoPosition",
+        lambda: layer(grouped(), cross_attention=replace(CROSS_ATTENTION, position=Rope())),
+        "cross-attention must have position NoPosition",
     ),
-    "a stack of nothing": (
+    "stack without layers": (
         lambda: Stack(embedding=Embedding(vocab_size=4), layers=()),
         "needs at least one layer",
     ),
-    "two tables of buckets in a stack": (
+    "two relative bias tables in one stack": (
         lambda: Stack(
             embedding=Embedding(vocab_size=4),
             layers=tuple(layer(grouped(position=RelativeBuckets(num_buckets=number))) for number in (8, 16)),
         ),
         "share one RelativeBuckets table",
     ),
-    "dropout of all": (lambda: Dropout(residual=1.0), "Dropout.residual is 1.0; it must be at least 0 and below 1"),
-    "negative dropout": (lambda: Dropout(embedding=-0.1), "Dropout.embedding is -0.1"),
-    "dropout of nobody knows": (lambda: Dropout(attention=math.nan), "Dropout.attention is nan"),
-    "no stack": (lambda: ModelConfig(width=4, context=4), "needs an encoder or a decoder"),
-    "sharing with nobody": (lambda: replace(decoder(), share_embeddings=True), "needs an encoder and a decoder"),
-    "a decoder that looks at no encoder": (
-        lambda: replace(decoder(), decoder=stack(grouped(), cross_attention=ACROSS)),
+    "dropout probability 1": (
+        lambda: Dropout(residual=1.0),
+        "Dropout.residual is 1.0; it must be at least 0 and less than 1",
+    ),
+    "negative dropout probability": (lambda: Dropout(embedding=-0.1), "Dropout.embedding is -0.1"),
+    "dropout probability NaN": (lambda: Dropout(attention=math.nan), "Dropout.attention is nan"),
+    "model without a stack": (lambda: ModelConfig(width=4, context=4), "needs an encoder or a decoder"),
+    "shared embeddings with one stack": (
+        lambda: replace(decoder(), share_embeddings=True),
+        "needs an encoder and a decoder",
+    ),
+    "cross-attention without an encoder": (
+        lambda: replace(decoder(), decoder=stack(grouped(), cross_attention=CROSS_ATTENTION)),
         "decoder layer 0 must not have cross_attention",
     ),
-    "a decoder that misses its encoder": (
+    "encoder without cross-attention in the decoder": (
         lambda: replace(decoder(), encoder=encoder().encoder),
         "decoder layer 0 must have cross_attention",
     ),
-    "an encoder that looks across": (
-        lambda: replace(encoder(), encoder=stack(ACROSS, cross_attention=ACROSS)),
+    "cross-attention in an encoder": (
+        lambda: replace(encoder(), encoder=stack(CROSS_ATTENTION, cross_attention=CROSS_ATTENTION)),
         "encoder layer 0 must not have cross_attention",
     ),
-    "sharing between two vocabularies": (
+    "shared embeddings with different vocabularies": (
         lambda: translator(
             share_embeddings=True, encoder=replace(translator().encoder, embedding=Embedding(vocab_size=5))
         ),
-        r"equal vocabularies, not \(5, 29\)",
+        "share_embeddings needs equal vocabulary sizes, not 5 and 29",
     ),
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_wrong_mix_is_refused_at_birth(name):
-    build, sentence = REFUSED[name]
-    with pytest.raises(ClearheadError, match=sentence):
+@pytest.mark.parametrize("name", INVALID)
+def test_an_invalid_combination_is_rejected(name):
+    build, message = INVALID[name]
+    with pytest.raises(ClearheadError, match=message):
         build()
 
 
-def test_the_smallest_of_everything_is_allowed():
+def test_boundary_values_are_accepted():
     GroupedAttention(num_heads=1, num_kv_heads=1, head_width=2, position=Rope())
     RelativeBuckets(num_buckets=2, max_distance=2)
     RelativeBuckets(num_buckets=4, max_distance=2, bidirectional=True)
@@ -258,25 +276,24 @@ def test_the_smallest_of_everything_is_allowed():
     translator(share_embeddings=True)
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
-def test_parts_are_frozen_and_named(part):
-    """No position of an argument means anything, and no part changes after its birth."""
-    assert part.__dataclass_params__.frozen
-    assert all(item.kw_only for item in fields(part))
+@pytest.mark.parametrize("config", CONFIG_CLASSES, ids=lambda config: config.__name__)
+def test_config_classes_are_frozen_and_keyword_only(config):
+    assert config.__dataclass_params__.frozen
+    assert all(item.kw_only for item in fields(config))
 
 
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.__name__)
-def test_what_may_be_absent_is_absent_by_default(part):
-    """None is left out where a config is written: so None must be what reading it back gives."""
-    hints = get_type_hints(part)
-    for item in fields(part):
+@pytest.mark.parametrize("config", CONFIG_CLASSES, ids=lambda config: config.__name__)
+def test_optional_fields_default_to_none(config):
+    """A serialised config omits None, so reading it back must restore None."""
+    hints = get_type_hints(config)
+    for item in fields(config):
         if NoneType in get_args(hints[item.name]):
             required = item.default is MISSING and item.default_factory is MISSING
             assert not required
             assert item.default is None
 
 
-def test_parts_are_values():
+def test_configs_compare_and_hash_by_value_and_are_immutable():
     assert translator() == translator()
     assert hash(translator()) == hash(translator())
     assert len({grouped(), grouped(), latent(), grouped(softcap=1.0)}) == 3
@@ -284,14 +301,14 @@ def test_parts_are_values():
         grouped().num_heads = 8
 
 
-def test_layers_in_a_list_are_the_same_stack():
-    model = decoder()
-    listed = replace(model, decoder=replace(model.decoder, layers=list(model.decoder.layers)))
-    assert listed == model
-    assert from_json(ModelConfig, to_json(listed)) == model
+def test_a_list_of_layers_becomes_a_tuple():
+    config = decoder()
+    from_list = replace(config, decoder=replace(config.decoder, layers=list(config.decoder.layers)))
+    assert from_list == config
+    assert from_json(ModelConfig, to_json(from_list)) == config
 
 
-def test_a_model_knows_its_output_stack():
+def test_output_stack_and_vocab_size_are_those_of_the_decoder_if_there_is_one():
     assert translator().is_encoder_decoder
     assert not decoder().is_encoder_decoder
     assert not encoder().is_encoder_decoder
@@ -302,7 +319,7 @@ def test_a_model_knows_its_output_stack():
 
 
 @pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "message"),
     [
         (
             lambda: grouped(pattern="causal"),
@@ -321,6 +338,6 @@ def test_a_model_knows_its_output_stack():
         ),
     ],
 )
-def test_a_value_of_another_type_is_refused_at_birth(make, sentence):
-    with pytest.raises(ClearheadError, match=sentence):
+def test_a_value_of_the_wrong_type_is_rejected(make, message):
+    with pytest.raises(ClearheadError, match=message):
         make()

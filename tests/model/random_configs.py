@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from hypothesis import HealthCheck, reject, settings
 from hypothesis import strategies as st
 
-from clearhead.architecture.config import ModelConfig
+from clearhead.architecture import ModelConfig
 from clearhead.errors import ClearheadError
 
 

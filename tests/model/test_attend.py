@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.architecture.parts import Bidirectional, Causal, Chunked, SlidingWindow
+from clearhead.architecture import Bidirectional, Causal, Chunked, SlidingWindow
 from clearhead.model.attend import (
     AttentionKernel,
     Scoring,
@@ -18,7 +18,7 @@ from clearhead.model.attend import (
     reference_attention,
     without_cudnn,
 )
-from clearhead.model.masks import Grid, Mask, make_mask
+from clearhead.model.masks import AttentionIndices, Mask, make_mask
 from tests.model.toys import close
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 4, 6, 8
@@ -35,12 +35,12 @@ TOKENS = torch.zeros(BATCH, LENGTH, dtype=torch.long)
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 1, 1]])
 MASKS = {
     "all": Mask(),
-    "causal": make_mask(Causal(), Grid.of(TOKENS)),
-    "causal padded": make_mask(Causal(), Grid.of(TOKENS, padded_left())),
-    "all padded": make_mask(Bidirectional(), Grid.of(TOKENS, padded_left())),
-    "window": make_mask(SlidingWindow(size=2), Grid.of(TOKENS)),
-    "chunk padded": make_mask(Chunked(size=2), Grid.of(TOKENS, padded_left())),
-    "documents": make_mask(Causal(), Grid.at(torch.arange(LENGTH)[None], None, DOCUMENTS)),
+    "causal": make_mask(Causal(), AttentionIndices.of(TOKENS)),
+    "causal padded": make_mask(Causal(), AttentionIndices.of(TOKENS, padded_left())),
+    "all padded": make_mask(Bidirectional(), AttentionIndices.of(TOKENS, padded_left())),
+    "window": make_mask(SlidingWindow(size=2), AttentionIndices.of(TOKENS)),
+    "chunk padded": make_mask(Chunked(size=2), AttentionIndices.of(TOKENS, padded_left())),
+    "documents": make_mask(Causal(), AttentionIndices.at(torch.arange(LENGTH)[None], None, DOCUMENTS)),
     "nothing": Mask(torch.zeros(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)),
 }
 BIASES = {"none": None, "full": (BATCH, HEADS), "one batch": (1, HEADS), "one head": (BATCH, 1)}

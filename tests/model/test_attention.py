@@ -9,10 +9,18 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
-from clearhead.architecture.config import HeadNorm, QueryTemperature, RotatedHeadNorm, ScoreTemperature
-from clearhead.architecture.parts import RelativeSinusoid, RmsNorm, Rope, SinusoidalPositions
+from clearhead.architecture import (
+    HeadNorm,
+    QueryTemperature,
+    RelativeSinusoid,
+    RmsNorm,
+    Rope,
+    RotatedHeadNorm,
+    ScoreTemperature,
+    SinusoidalPositions,
+)
 from clearhead.model.attention import Attention, merge_heads, split_heads
-from clearhead.model.positions import rotation_for, sinusoids
+from clearhead.model.positions import make_rotation, sinusoids
 from tests.model.toys import WIDTH, Spy, close, decoder, latent, some_tokens, stack, toy
 
 LENGTH, HEADS, HEAD = 6, 4, 4
@@ -34,7 +42,7 @@ def projected(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def turned(x: Tensor) -> Tensor:
-    return rotation_for(Rope(), torch.arange(LENGTH)[None], HEAD, x.dtype).rotate(x)
+    return make_rotation(Rope(), torch.arange(LENGTH)[None], HEAD, x.dtype).rotate(x)
 
 
 def test_heads_are_split_and_merged_in_order():
@@ -131,7 +139,7 @@ def test_latent_attention_by_hand(query_rank, absorb):
         q = low @ attention.query_up.weight.T
     latent_and_key = x @ attention.latent.weight.T
     c = rms_norm(latent_and_key[:, :rank], (rank,), attention.latent_norm.weight, eps=1e-6)
-    turn = rotation_for(Rope(pairing="interleaved"), torch.arange(LENGTH)[None], rotary, x.dtype).rotate
+    turn = make_rotation(Rope(pairing="interleaved"), torch.arange(LENGTH)[None], rotary, x.dtype).rotate
     key = turn(latent_and_key[None, None, :, rank:])[0, 0]
     heads = []
     for p_and_r, unfold in zip(q.chunk(HEADS, dim=1), attention.unfold.weight.chunk(HEADS), strict=True):

@@ -8,26 +8,26 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.architecture.branches import Experts, FeedForward, Router
-from clearhead.architecture.config import (
+from clearhead.architecture import (
+    Bidirectional,
+    DeviationNorm,
     Embedding,
+    Experts,
+    FeedForward,
     Head,
     HeadNorm,
     HeadTransform,
-    ModelConfig,
-    NormalInitial,
-    Stack,
-    XavierInitial,
-)
-from clearhead.architecture.parts import (
-    Bidirectional,
-    DeviationNorm,
     LayerNorm,
     LearnedPositions,
+    ModelConfig,
+    NormalInitial,
     RelativeBuckets,
     RelativeSinusoid,
     RmsNorm,
+    Router,
     SinusoidalPositions,
+    Stack,
+    XavierInitial,
 )
 from clearhead.families import preset
 from clearhead.model import initialize

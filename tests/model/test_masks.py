@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from clearhead.architecture.parts import AttentionPattern, Bidirectional, Causal, Chunked, SlidingWindow
+from clearhead.architecture import AttentionPattern, Bidirectional, Causal, Chunked, SlidingWindow
 from clearhead.errors import ClearheadError
 from clearhead.model import masks
-from clearhead.model.masks import Grid, Mask, cross_attention_mask, make_mask, positions_from
+from clearhead.model.masks import AttentionIndices, Mask, cross_attention_mask, make_mask, positions_from_mask
 
 DRAWN = {"Causal": Causal(), "SlidingWindow(2)": SlidingWindow(size=2), "Chunked(2)": Chunked(size=2)}
 
@@ -34,7 +34,9 @@ def allowed(
     """(B, T, S), spelled out."""
     tokens = torch.zeros(1 if real is None else len(real), length)
     index = torch.arange(length)[None]
-    mask = make_mask(pattern, Grid.of(tokens, real) if documents is None else Grid.at(index, real, documents))
+    mask = make_mask(
+        pattern, AttentionIndices.of(tokens, real) if documents is None else AttentionIndices.at(index, real, documents)
+    )
     if mask.causal:
         assert mask.allowed is None
         return torch.ones(1, length, length, dtype=torch.bool).tril()
@@ -60,7 +62,7 @@ def test_drawn_padding_is_what_the_code_makes():
 
 
 def test_plain_masks_are_told_to_the_kernel_without_a_tensor():
-    grid = Grid.of(torch.zeros(2, 5))
+    grid = AttentionIndices.of(torch.zeros(2, 5))
     assert make_mask(Bidirectional(), grid) == Mask()
     assert make_mask(Causal(), grid) == Mask(causal=True)
 
@@ -72,7 +74,7 @@ def test_a_mask_is_causal_or_spelled_out():
 
 def test_causal_with_fewer_queries_than_keys_is_spelled_out():
     """The last two queries of five: the kernel's own causal mask would count from the first key."""
-    grid = Grid(torch.tensor([[3, 4]]), torch.arange(5)[None])
+    grid = AttentionIndices(torch.tensor([[3, 4]]), torch.arange(5)[None])
     mask = make_mask(Causal(), grid)
     assert not mask.causal
     assert mask.allowed[0, 0].tolist() == [[True] * 4 + [False], [True] * 5]
@@ -114,7 +116,7 @@ def test_every_reach_sees_itself_and_nothing_later(length, size):
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=3))
 def test_positions_count_the_real_tokens_of_each_row(rows):
     real = torch.tensor(rows)
-    positions = positions_from(torch.zeros_like(real), real)
+    positions = positions_from_mask(torch.zeros_like(real), real)
     assert positions.shape == real.shape
     for row, found in zip(rows, positions.tolist(), strict=True):
         of_real = [position for position, is_real in zip(found, row, strict=True) if is_real]
@@ -123,11 +125,11 @@ def test_positions_count_the_real_tokens_of_each_row(rows):
 
 
 def test_positions_without_a_mask_are_one_row_for_all():
-    assert positions_from(torch.zeros(3, 4), None).tolist() == [[0, 1, 2, 3]]
+    assert positions_from_mask(torch.zeros(3, 4), None).tolist() == [[0, 1, 2, 3]]
 
 
 @pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float32], ids=str)
 def test_a_mask_may_be_of_any_kind_of_number(kind):
     real = torch.tensor([[0, 0, 1, 3, 1]]).to(kind)
     assert torch.equal(allowed(Causal(), real)[0], drawing()["padded left by 2 (causal)"])
-    assert positions_from(torch.zeros(1, 5), real).tolist() == [[0, 0, 0, 1, 2]]
+    assert positions_from_mask(torch.zeros(1, 5), real).tolist() == [[0, 0, 0, 1, 2]]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from clearhead.architecture.branches import ExpertGroups, Experts, FeedForward, Router
+from clearhead.architecture import ExpertGroups, Experts, FeedForward, Router
 from clearhead.model.mixture import MixtureLayer, keep_best_groups
 from tests.model.toys import close, redraw
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from clearhead.architecture.parts import DeviationNorm, LayerNorm, RmsNorm
+from clearhead.architecture import DeviationNorm, LayerNorm, RmsNorm
 from clearhead.model.norms import build_norm, root_mean_square
 from tests.model.toys import close, redraw
 

@@ -14,7 +14,7 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xlm.modeling_xlm import create_sinusoidal_embeddings
 
-from clearhead.architecture.parts import (
+from clearhead.architecture import (
     Alibi,
     DynamicScaling,
     LinearScaling,
@@ -24,7 +24,14 @@ from clearhead.architecture.parts import (
     SinusoidalPositions,
     YarnScaling,
 )
-from clearhead.model.positions import alibi_bias, alibi_slopes, bucket_of, rope_frequencies, rotation_for, sinusoids
+from clearhead.model.positions import (
+    alibi_bias,
+    alibi_slopes,
+    make_rotation,
+    relative_position_bucket,
+    rope_frequencies,
+    sinusoids,
+)
 from tests.model.toys import close
 
 # --- added to embeddings
@@ -117,7 +124,7 @@ def test_scaled_frequencies_equal_those_of_transformers(kind, length):
     rope = Rope(theta=1000.0, scaling=scaling)
     positions = torch.arange(length)[None]
     close(rope_frequencies(rope, positions, WIDTH, torch.float32), expected, 1e-6)
-    found = rotation_for(rope, positions, WIDTH, torch.float32)
+    found = make_rotation(rope, positions, WIDTH, torch.float32)
     angles = positions[0, :, None] * expected
     close(found.cosine[0, 0], angles.cos() * factor, 2e-5)
     close(found.sine[0, 0], angles.sin() * factor, 2e-5)
@@ -146,7 +153,7 @@ def test_llama3_scaling_without_room_for_a_blend_is_a_step():
 
 def test_half_pairing_turns_as_llama_does():
     q = torch.randn(2, 3, 5, WIDTH, generator=torch.Generator().manual_seed(0))
-    rotation = rotation_for(Rope(), torch.arange(5)[None], WIDTH, torch.float32)
+    rotation = make_rotation(Rope(), torch.arange(5)[None], WIDTH, torch.float32)
     doubled = (torch.cat((part[:, 0], part[:, 0]), dim=-1) for part in (rotation.cosine, rotation.sine))
     expected, _ = apply_rotary_pos_emb(q, q, *doubled)
     close(rotation.rotate(q), expected, 1e-6)
@@ -155,9 +162,9 @@ def test_half_pairing_turns_as_llama_does():
 def test_positions_may_differ_from_row_to_row():
     x = torch.randn(2, 1, 4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     positions = torch.tensor([[0, 1, 2, 3], [0, 0, 5, 6]])
-    both = rotation_for(Rope(), positions, 8, torch.float64).rotate(x)
+    both = make_rotation(Rope(), positions, 8, torch.float64).rotate(x)
     for row in range(2):
-        alone = rotation_for(Rope(), positions[row : row + 1], 8, torch.float64).rotate(x[row : row + 1])
+        alone = make_rotation(Rope(), positions[row : row + 1], 8, torch.float64).rotate(x[row : row + 1])
         assert torch.equal(both[row : row + 1], alone)
 
 
@@ -165,7 +172,7 @@ def test_positions_may_differ_from_row_to_row():
 def test_angles_are_taken_in_float32_and_then_rounded(dtype):
     """Position 1001 does not exist in bfloat16; the cosine of its angle does."""
     positions = torch.tensor([[1001]])
-    found, precise = (rotation_for(Rope(), positions, 8, kind) for kind in (dtype, torch.float32))
+    found, precise = (make_rotation(Rope(), positions, 8, kind) for kind in (dtype, torch.float32))
     assert torch.equal(found.cosine, precise.cosine.to(dtype))
     assert torch.equal(found.sine, precise.sine.to(dtype))
 
@@ -179,8 +186,8 @@ def test_buckets_equal_those_of_t5(bidirectional, num_buckets, max_distance):
     config = RelativeBuckets(num_buckets=num_buckets, max_distance=max_distance, bidirectional=bidirectional)
     distance = torch.arange(-300, 301)
     expected = T5Attention._relative_position_bucket(-distance, bidirectional, num_buckets, max_distance)
-    assert torch.equal(bucket_of(distance, config), expected)
-    assert bucket_of(distance, config).max() == num_buckets - 1
+    assert torch.equal(relative_position_bucket(distance, config), expected)
+    assert relative_position_bucket(distance, config).max() == num_buckets - 1
 
 
 @pytest.mark.parametrize("num_heads", [1, 3, 8, 12, 16])

@@ -143,7 +143,7 @@ def test_logits_and_alignment_follow_the_formulas(config: RecurrentConfig) -> No
         expected, alignment = formula_logits(network, source[row].tolist(), target[row].tolist())
         assert_same(logits[row], expected)
         if config.attention == "dot_product":
-            assert_same(network.align(target, network.encode(source))[row], alignment)
+            assert_same(network.attention_weights(target, network.encode(source))[row], alignment)
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])
@@ -169,7 +169,7 @@ def test_decode_is_the_loop_over_step(config: RecurrentConfig) -> None:
     network = randomised(config)
     target = tokens(13, 3, 6)
     encoder_output = network.encode(tokens(11, 3, 7))
-    state, stepped = network.start(encoder_output), []
+    state, stepped = network.initial_state(encoder_output), []
     for column in target.unbind(dim=1):
         logits, state = network.step(column, state, encoder_output)
         stepped.append(logits)
@@ -180,7 +180,7 @@ def test_decode_is_the_loop_over_step(config: RecurrentConfig) -> None:
 def test_a_state_can_be_stepped_from_twice() -> None:
     network = randomised(replace(SMALL, cell="lstm", attention="dot_product"))
     encoder_output = network.encode(tokens(11, 2, 4))
-    state = network.start(encoder_output)
+    state = network.initial_state(encoder_output)
     first, _ = network.step(torch.tensor([1, 2]), state, encoder_output)
     network.step(torch.tensor([3, 4]), state, encoder_output)
     again, _ = network.step(torch.tensor([1, 2]), state, encoder_output)
@@ -208,8 +208,8 @@ def test_padding_changes_nothing(config: RecurrentConfig) -> None:
             assert_same(encoder_output.states[row : row + 1, :num_source], row_memory.states)
             assert_same(encoder_output.final.hidden_states[:, row : row + 1], row_memory.final.hidden_states)
             if config.attention == "dot_product":
-                weights = network.align(target, encoder_output, target_mask)[row, :num_target]
-                assert_same(weights[:, :num_source], network.align(row_target, row_memory)[0])
+                weights = network.attention_weights(target, encoder_output, target_mask)[row, :num_target]
+                assert_same(weights[:, :num_source], network.attention_weights(row_target, row_memory)[0])
                 assert not weights[:, num_source:].any()
 
 
@@ -234,7 +234,7 @@ def test_dropout_acts_in_training_only(num_layers: int, places: str) -> None:
     if places == "between layers":
         network.dropout = nn.Identity()
     else:
-        runs.append(lambda: network.to_logits(encoder_output.final.top))
+        runs.append(lambda: network.compute_logits(encoder_output.final.top))
     assert all(torch.equal(run(), run()) for run in runs)
     network.train()
     torch.manual_seed(0)
@@ -258,7 +258,7 @@ def worked_example() -> tuple[RecurrentTranslator, RecurrentEncoderOutput]:
 @torch.no_grad()
 def test_book_a4_attention_between_decoder_and_encoder() -> None:
     network, encoder_output = worked_example()
-    weights = network.align(torch.tensor([[3]]), encoder_output)[0, 0]
+    weights = network.attention_weights(torch.tensor([[3]]), encoder_output)[0, 0]
     assert_same(
         encoder_output.states[0] @ encoder_output.final.top[0], torch.tensor([0.5, 0.2, 0.7], dtype=torch.float64)
     )
@@ -270,7 +270,7 @@ def test_book_a4_attention_between_decoder_and_encoder() -> None:
 def test_book_a4_next_state_is_tanh_of_state_and_context() -> None:
     """s_t = tanh(W [s_{t-1}; c_t]), and in the same W the columns of the token read."""
     network, encoder_output = worked_example()
-    _, state = network.step(torch.tensor([3]), network.start(encoder_output), encoder_output)
+    _, state = network.step(torch.tensor([3]), network.initial_state(encoder_output), encoder_output)
     cell = dict(network.decoder.named_parameters())
     W = torch.cat((cell["weight_hh_l0"], cell["weight_ih_l0"][:, 5:], cell["weight_ih_l0"][:, :5]), dim=1)
     joined = torch.cat((torch.tensor([0.5, 0.2, *CONTEXT], dtype=torch.float64), network.target_embedding.weight[3]))
@@ -280,7 +280,7 @@ def test_book_a4_next_state_is_tanh_of_state_and_context() -> None:
 @torch.no_grad()
 def test_book_slip_2_printed_weights_and_context_are_rounded_wrongly() -> None:
     network, encoder_output = worked_example()
-    weights = network.align(torch.tensor([[3]]), encoder_output)[0, 0]
+    weights = network.attention_weights(torch.tensor([[3]]), encoder_output)[0, 0]
     exact = [*weights.tolist(), *(weights @ encoder_output.states[0]).tolist()]
     printed = [0.3374, 0.2501, 0.4125, 0.7499, 0.6626]
     assert all(abs(a - b) < 3e-4 for a, b in zip(exact, printed, strict=True))
@@ -342,20 +342,20 @@ def test_bad_steps_are_named(column: Tensor, sentence: str) -> None:
     network = RecurrentTranslator(SMALL)
     encoder_output = network.encode(SOURCE)
     with pytest.raises(ClearheadError, match=sentence):
-        network.step(column, network.start(encoder_output), encoder_output)
+        network.step(column, network.initial_state(encoder_output), encoder_output)
 
 
 def test_no_alignment_without_attention() -> None:
     network = RecurrentTranslator(SMALL)
     with pytest.raises(ClearheadError, match="no attention to show"):
-        network.align(TARGET, network.encode(SOURCE))
+        network.attention_weights(TARGET, network.encode(SOURCE))
 
 
 # --- learning
 
 
 def greedy(network: RecurrentTranslator, encoder_output: RecurrentEncoderOutput, start_token: int, num_tokens: int) -> Tensor:
-    state, column, said = network.start(encoder_output), torch.full((len(encoder_output.states),), start_token), []
+    state, column, said = network.initial_state(encoder_output), torch.full((len(encoder_output.states),), start_token), []
     for _ in range(num_tokens):
         logits, state = network.step(column, state, encoder_output)
         column = logits.argmax(dim=-1)

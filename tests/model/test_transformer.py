@@ -8,17 +8,22 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from clearhead.architecture.branches import Experts, FeedForward, Router
-from clearhead.architecture.config import Dropout, Embedding, Head, ModelConfig
-from clearhead.architecture.parts import (
+from clearhead.architecture import (
     Alibi,
     Bidirectional,
     Causal,
     Chunked,
+    Dropout,
+    Embedding,
+    Experts,
+    FeedForward,
+    Head,
     LearnedPositions,
+    ModelConfig,
     NoPosition,
     RelativeBuckets,
     Rope,
+    Router,
     SinusoidalPositions,
     SlidingWindow,
 )

@@ -9,21 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.architecture.branches import FeedForward
-from clearhead.architecture.config import (
+from clearhead.architecture import (
+    Alibi,
+    Bidirectional,
+    Causal,
     Embedding,
+    FeedForward,
     GroupedAttention,
     Head,
     LatentAttention,
     Layer,
-    ModelConfig,
-    Stack,
-)
-from clearhead.architecture.parts import (
-    Alibi,
-    Bidirectional,
-    Causal,
     LearnedPositions,
+    ModelConfig,
     NoPosition,
     Position,
     RelativeBuckets,
@@ -31,6 +28,7 @@ from clearhead.architecture.parts import (
     RmsNorm,
     Rope,
     SinusoidalPositions,
+    Stack,
 )
 from clearhead.model.attend import AttentionKernel, AttentionSteps, Scoring, attention_steps
 from clearhead.model.context import AttentionContext

@@ -1,49 +1,49 @@
-"""What a network is, as data."""
+"""Configs that describe a network as plain data. This package imports no torch.
 
-from clearhead.architecture.branches import (
-    Activation,
-    ExpertGroups,
-    Experts,
-    FeedForward,
-    Router,
+    config        a model, its stacks and layers, embedding, output head, dropout, initial weights
+    attention     grouped and latent attention
+    feed_forward  dense feed-forward layers and mixtures of experts
+    norms         normalisation layers
+    positions     position encodings
+    patterns      which keys a query may attend to
+
+model/ builds a network from a `ModelConfig`; families/ holds the configs of released models.
+"""
+
+from clearhead.architecture.attention import (
+    GroupedAttention,
+    HeadNorm,
+    LatentAttention,
+    QueryTemperature,
+    RotatedHeadNorm,
+    ScoreTemperature,
 )
 from clearhead.architecture.config import (
     Dropout,
     Embedding,
-    GroupedAttention,
     Head,
-    HeadNorm,
     HeadTransform,
-    LatentAttention,
     Layer,
     ModelConfig,
     NormalInitial,
-    QueryTemperature,
-    RotatedHeadNorm,
-    ScoreTemperature,
     Stack,
     XavierInitial,
 )
-from clearhead.architecture.parts import (
+from clearhead.architecture.feed_forward import Activation, ExpertGroups, Experts, FeedForward, Router
+from clearhead.architecture.norms import DeviationNorm, LayerNorm, Norm, RmsNorm
+from clearhead.architecture.patterns import AttentionPattern, Bidirectional, Causal, Chunked, SlidingWindow
+from clearhead.architecture.positions import (
     Alibi,
-    AttentionPattern,
-    Bidirectional,
-    Causal,
-    Chunked,
-    DeviationNorm,
     DynamicScaling,
-    LayerNorm,
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
     NoPosition,
-    Norm,
+    Position,
     RelativeBuckets,
     RelativeSinusoid,
-    RmsNorm,
     Rope,
     SinusoidalPositions,
-    SlidingWindow,
     YarnScaling,
 )
 
@@ -75,6 +75,7 @@ __all__ = [
     "NoPosition",
     "Norm",
     "NormalInitial",
+    "Position",
     "QueryTemperature",
     "RelativeBuckets",
     "RelativeSinusoid",

@@ -1,32 +1,29 @@
-"""What a sequence keeps between steps, and where.
+"""Key-value caches: what a model stores of past tokens between the steps of generation.
 
-table = clearhead.cache.pages.PagePool(num_pages=64, page_size=16).start(prompt_ids)
+    key_value_cache  a cache of sequences that share their slots
+    stores           where one layer keeps its keys and values: contiguous, or a ring of the last tokens
+    page_pool        allocation, sharing and eviction of pages; no torch
+    paged_cache      a cache of sequences that keep their keys and values in pages
+    step             run new tokens through the network and advance the cache
+
+model/context.py defines the protocol through which the network uses a cache.
 """
 
-from clearhead.cache.cache import (
-    KeyValueCache,
-    cached_shape,
-)
-from clearhead.cache.paged import (
-    PagedCache,
-    PageStorage,
-)
-from clearhead.cache.pages import (
-    BlockTable,
-    PagePool,
-)
-from clearhead.cache.stores import (
-    ContiguousStore,
-    Place,
-)
+from clearhead.cache.key_value_cache import KeyValueCache, key_value_shape
+from clearhead.cache.page_pool import PagePool, PageTable
+from clearhead.cache.paged_cache import PagedCache, PageStorage
+from clearhead.cache.step import forward_hidden, forward_step
+from clearhead.cache.stores import ContiguousStore, ReservedSlot
 
 __all__ = [
-    "BlockTable",
     "ContiguousStore",
     "KeyValueCache",
     "PagePool",
     "PageStorage",
+    "PageTable",
     "PagedCache",
-    "Place",
-    "cached_shape",
+    "ReservedSlot",
+    "forward_hidden",
+    "forward_step",
+    "key_value_shape",
 ]

@@ -1,10 +1,10 @@
-"""Where one layer keeps its keys and values: contiguous or sliding, both behind `write` and `slots`.
+"""Keys and values of one layer: a contiguous store for all tokens, or a sliding store for the last ones.
 
     store = ContiguousStore(); k, v = store.write(length, k, v)     # (B, K, T, H) in, (B, K, S, H) out
 
-`length` is how many tokens came before. `slots` names the tokens that `write` gives back, in its order, so that
-the mask is made for exactly these. Writing the same place twice is harmless: only `KeyValueCache.advance` moves on.
-Latent attention keeps its latent as the key and its rotary key as the value; widths are whatever comes first.
+`length` is the number of tokens before the new ones. `token_indices` names the token in each slot that `write` returns,
+so that the mask matches them. Writing twice at the same length overwrites; only `KeyValueCache.advance` moves on.
+Latent attention stores its latent as the key and its rotary key as the value. Widths are those of the first tensors.
 """
 
 from typing import NamedTuple, Protocol
@@ -14,29 +14,11 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 
-EMPTY = -1  # a slot that holds no token yet
+EMPTY = -1  # token index of a slot without a token
 
 
-class Store(Protocol):
-    key: Tensor | None
-    value: Tensor | None
-
-    def reserve(
-        self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
-    ) -> "Place": ...
-    def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]: ...
-    def slots(self, length: int, num_new: int) -> Tensor: ...
-    def advance(self) -> None: ...
-    def select(self, rows: Tensor) -> "Store": ...
-    def reorder(self, rows: Tensor, length: int) -> None: ...
-    def truncate(self, length: int, kept: int) -> None: ...
-    def tensors(self) -> dict[str, Tensor]: ...
-    def restore(self, key: Tensor, value: Tensor, length: int) -> None: ...
-    def num_bytes(self, length: int) -> int: ...
-
-
-class Place(NamedTuple):
-    """Where a kernel writes one new token, and how many slots it then looks at."""
+class ReservedSlot(NamedTuple):
+    """Where a kernel writes one new token, and how many slots it then attends to."""
 
     key: Tensor  # (B, K, capacity, H)
     value: Tensor
@@ -44,156 +26,222 @@ class Place(NamedTuple):
     num_slots: int
 
 
-class Buffers:
-    """A key and a value tensor (B, K, slots, H), made when the first come in."""
+class Store(Protocol):
+    """What the stores have in common. `length` is always the number of tokens before the new ones."""
+
+    key: Tensor | None
+    value: Tensor | None
+
+    def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values (B, K, T, H) and return everything to attend to (B, K, S, H)."""
+
+    def reserve(
+        self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> ReservedSlot:
+        """Make room for one token of `shape` (B, K, H) that a kernel will write."""
+
+    def token_indices(self, length: int, num_new: int) -> Tensor:
+        """Return the index of the token in each slot (S,) that `write` returns; EMPTY if it holds none."""
+
+    def advance(self) -> None:
+        """Make the tokens written last part of the past."""
+
+    def select(self, rows: Tensor) -> "Store":
+        """Return a copy with the sequences at these batch indices."""
+
+    def reorder(self, rows: Tensor, length: int) -> None:
+        """Replace sequence b by sequence rows[b], in place."""
+
+    def truncate(self, peak_length: int, length: int) -> None:
+        """Keep only the first `length` tokens, where at most `peak_length` have ever been written."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the buffers by name; none before the first write."""
+
+    def restore(self, key: Tensor, value: Tensor, length: int) -> None:
+        """Use buffers that were saved with `length` tokens. Raise ValueError if they do not fit."""
+
+    def num_bytes(self, length: int) -> int:
+        """Return the bytes that `length` tokens occupy."""
+
+
+class KeyValueBuffers:
+    """A key and a value buffer (B, K, slots, H), allocated on the first write."""
 
     key: Tensor | None = None
     value: Tensor | None = None
 
     def advance(self) -> None:
-        """The tokens last written are now the past."""
+        """Make the tokens written last part of the past. They are in place already."""
 
     def reorder(self, rows: Tensor, length: int) -> None:
-        assert not self.tensors() or len(rows) == len(next(iter(self.tensors().values()))), "a row for each there is"
-        for buffer in self.tensors().values():  # what comes after `length` is written before it is read
+        """Replace sequence b by sequence rows[b], in place."""
+        buffers = self.tensors().values()
+        assert all(len(rows) == len(buffer) for buffer in buffers), "rows must name one sequence for each in the batch"
+        for buffer in buffers:  # slots after `length` are written before they are read
             buffer[:, :, :length] = buffer[:, :, :length].index_select(0, rows)
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return the buffers by name; none before the first write."""
         return {} if self.key is None or self.value is None else {"key": self.key, "value": self.value}
 
-    def bytes_of(self, num_tokens: int) -> int:
-        slots = self.tensors().values()
-        return sum(t.shape[0] * t.shape[1] * num_tokens * t.shape[3] * t.element_size() for t in slots)
+    def bytes_for(self, num_tokens: int) -> int:
+        """Return the bytes that `num_tokens` slots occupy."""
+        buffers = self.tensors().values()
+        return sum(t.shape[0] * t.shape[1] * num_tokens * t.shape[3] * t.element_size() for t in buffers)
 
 
-class ContiguousStore(Buffers):
-    """Every token in order, in a buffer that doubles when full; what is attended is a view of it, never a copy."""
+class ContiguousStore(KeyValueBuffers):
+    """All tokens in order, in buffers that double when they are full. `write` returns views of them, never copies."""
 
     def __init__(self, capacity: int = 64):
         self.capacity = capacity
 
     def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values (B, K, T, H) and return those of all tokens (B, K, S, H)."""
         end = length + key.shape[2]
-        held_key, held_value = self.room(length, end, key, value)
-        held_key[:, :, length:end] = key
-        held_value[:, :, length:end] = value
-        return held_key[:, :, :end], held_value[:, :, :end]
+        keys, values = self.ensure_capacity(length, end, key, value)
+        keys[:, :, length:end] = key
+        values[:, :, length:end] = value
+        return keys[:, :, :end], values[:, :, :end]
 
-    def room(self, length: int, end: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Buffers for `end` tokens; where memory runs out, both stay as they were."""
+    def ensure_capacity(self, length: int, end: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return buffers for at least `end` tokens like key and value. If memory runs out, both stay unchanged."""
         if self.key is not None and self.value is not None and end <= self.key.shape[2]:
             return self.key, self.value
         capacity = self.capacity
         while capacity < end:
             capacity *= 2
-        self.key, self.value = grown(self.key, key, length, capacity), grown(self.value, value, length, capacity)
+        self.key, self.value = grow(self.key, key, length, capacity), grow(self.value, value, length, capacity)
         self.capacity = capacity
         return self.key, self.value
 
-    def reserve(self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Place:
-        """Room for one token of `shape` (B, K, H), for whoever writes it himself."""
+    def reserve(
+        self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> ReservedSlot:
+        """Make room for one token of `shape` (B, K, H) that a kernel will write."""
         like = torch.empty(*shape[:2], 0, shape[2], dtype=dtype, device=device)
-        return Place(*self.room(length, length + 1, like, like), length, length + 1)
+        return ReservedSlot(*self.ensure_capacity(length, length + 1, like, like), length, length + 1)
 
-    def slots(self, length: int, num_new: int) -> Tensor:
+    def token_indices(self, length: int, num_new: int) -> Tensor:
+        """Return the index of the token in each slot (S,) that `write` returns."""
         return torch.arange(length + num_new)
 
     def select(self, rows: Tensor) -> "ContiguousStore":
+        """Return a copy with the sequences at these batch indices."""
         other = ContiguousStore(self.capacity)
         if self.key is not None and self.value is not None:
             other.key, other.value = self.key[rows], self.value[rows]
         return other
 
-    def truncate(self, length: int, kept: int) -> None:
-        """Later slots are overwritten by what comes next."""
+    def truncate(self, peak_length: int, length: int) -> None:
+        """Do nothing: the next write overwrites the later slots."""
 
     def restore(self, key: Tensor, value: Tensor, length: int) -> None:
+        """Use buffers that were saved with `length` tokens. Raise ValueError if they do not fit."""
         if key.ndim != 4 or value.ndim != 4 or not length <= key.shape[2] == value.shape[2]:
-            raise ValueError(f"keys {tuple(key.shape)} and values {tuple(value.shape)} for {length} tokens")
+            raise ValueError(f"keys {tuple(key.shape)} and values {tuple(value.shape)} do not fit {length} tokens")
         self.key, self.value, self.capacity = key, value, max(key.shape[2], 1)
 
     def num_bytes(self, length: int) -> int:
-        return self.bytes_of(length)
+        """Return the bytes that `length` tokens occupy; the buffers may be larger."""
+        return self.bytes_for(length)
 
 
-def grown(buffer: Tensor | None, new: Tensor, length: int, capacity: int) -> Tensor:
-    """`capacity` slots for keys like `new`, the first `length` of them from `buffer`."""
-    larger = new.new_zeros(*new.shape[:2], capacity, new.shape[3])
+def grow(buffer: Tensor | None, like: Tensor, length: int, capacity: int) -> Tensor:
+    """Return a buffer with `capacity` slots for keys or values like these, with the first `length` of `buffer`."""
+    larger = like.new_zeros(*like.shape[:2], capacity, like.shape[3])
     if buffer is not None:
         larger[:, :, :length] = buffer[:, :, :length]
     return larger
 
 
-class SlidingStore(Buffers):
-    """The last `window` tokens in a ring: token t stands in slot t mod size. Memory does not grow with the text.
+class SlidingStore(KeyValueBuffers):
+    """The last `window` tokens in a ring buffer: token t is in slot t mod size. Memory does not grow with the text.
 
-    A ring of window + slack slots can go back by `slack` tokens, and takes that many more at once in place.
+    The ring has window + slack slots. It can be truncated by up to `slack` tokens, and up to slack + 1 new tokens are
+    written in place.
     """
 
     def __init__(self, window: int, slack: int = 16):
         self.window, self.slack = window, slack
         self.size = window + slack
-        self.next: tuple[Tensor, Tensor] | None = None  # the ring once the tokens last written are the past
+        self.pending: tuple[Tensor, Tensor] | None = None  # what `advance` makes the ring, after a long write
 
     def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values (B, K, T, H) and return the ring, followed by the new ones if they are many."""
         if self.key is None or self.value is None:
             self.key = key.new_zeros(*key.shape[:2], self.size, key.shape[3])
             self.value = value.new_zeros(*value.shape[:2], self.size, value.shape[3])
         num_new = key.shape[2]
-        if self.fits(num_new):
-            place = torch.arange(length, length + num_new, device=key.device) % self.size
-            self.key[:, :, place], self.value[:, :, place] = key, value
-            self.next = None
+        if self.fits_in_place(num_new):
+            slots = torch.arange(length, length + num_new, device=key.device) % self.size
+            self.key[:, :, slots], self.value[:, :, slots] = key, value
+            self.pending = None
             return self.key, self.value
-        seen = torch.cat((self.key, key), dim=2), torch.cat((self.value, value), dim=2)
-        last = min(num_new, self.size)
-        place = torch.arange(length + num_new - last, length + num_new, device=key.device) % self.size
-        self.next = self.key.clone(), self.value.clone()
-        self.next[0][:, :, place], self.next[1][:, :, place] = key[:, :, -last:], value[:, :, -last:]
-        return seen
+        attended = torch.cat((self.key, key), dim=2), torch.cat((self.value, value), dim=2)
+        num_kept = min(num_new, self.size)
+        slots = torch.arange(length + num_new - num_kept, length + num_new, device=key.device) % self.size
+        self.pending = self.key.clone(), self.value.clone()
+        self.pending[0][:, :, slots] = key[:, :, -num_kept:]
+        self.pending[1][:, :, slots] = value[:, :, -num_kept:]
+        return attended
 
-    def reserve(self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Place:
+    def reserve(
+        self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> ReservedSlot:
+        """Make room for one token of `shape` (B, K, H) that a kernel will write."""
         if self.key is None or self.value is None:
             self.key = torch.zeros(*shape[:2], self.size, shape[2], dtype=dtype, device=device)
             self.value = torch.zeros_like(self.key)
-        self.next = None
-        return Place(self.key, self.value, length % self.size, self.size)
+        self.pending = None
+        return ReservedSlot(self.key, self.value, length % self.size, self.size)
 
     def advance(self) -> None:
-        if self.next is not None:
-            (self.key, self.value), self.next = self.next, None
+        """Make the tokens written last part of the past."""
+        if self.pending is not None:
+            (self.key, self.value), self.pending = self.pending, None
 
-    def fits(self, num_new: int) -> bool:
-        """The first new token still finds its whole window after the last one is written."""
+    def fits_in_place(self, num_new: int) -> bool:
+        """Whether the window of the first new token is still complete after the last one has been written."""
         return num_new <= self.slack + 1
 
-    def slots(self, length: int, num_new: int) -> Tensor:
-        held = self.ring(length + num_new if self.fits(num_new) else length)
-        return held if self.fits(num_new) else torch.cat((held, torch.arange(length, length + num_new)))
+    def token_indices(self, length: int, num_new: int) -> Tensor:
+        """Return the index of the token in each slot (S,) that `write` returns; EMPTY if it holds none."""
+        if self.fits_in_place(num_new):
+            return self.ring_indices(length + num_new)
+        return torch.cat((self.ring_indices(length), torch.arange(length, length + num_new)))
 
-    def ring(self, length: int) -> Tensor:
-        """The token in each slot after `length` tokens: the latest t < length with t mod size = slot."""
+    def ring_indices(self, length: int) -> Tensor:
+        """Return the token in each slot after `length` tokens: the latest t < length with t mod size = slot."""
         slot = torch.arange(self.size)
         latest = length - 1 - (length - 1 - slot) % self.size
         return torch.where(latest >= 0, latest, EMPTY)
 
     def select(self, rows: Tensor) -> "SlidingStore":
+        """Return a copy with the sequences at these batch indices."""
         other = SlidingStore(self.window, self.slack)
         if self.key is not None and self.value is not None:
             other.key, other.value = self.key[rows], self.value[rows]
         return other
 
-    def truncate(self, length: int, kept: int) -> None:
-        if length - kept > self.slack and kept > 0:
+    def truncate(self, peak_length: int, length: int) -> None:
+        """Keep only the first `length` tokens. Raise ClearheadError if the ring has overwritten tokens they need."""
+        if peak_length - length > self.slack and length > 0:
             raise ClearheadError(
-                f"a sliding cache can go back by {self.slack} tokens, not {length - kept}; keep a larger slack"
+                f"a sliding cache with a slack of {self.slack} cannot drop {peak_length - length} tokens; "
+                "create it with a larger slack"
             )
-        self.next = None
+        self.pending = None
 
     def restore(self, key: Tensor, value: Tensor, length: int) -> None:
+        """Use buffers that were saved with `length` tokens. Raise ValueError if they do not fit."""
         if key.ndim != 4 or value.ndim != 4 or not key.shape[2] == value.shape[2] == self.size:
-            raise ValueError(f"keys {tuple(key.shape)} and values {tuple(value.shape)} for a ring of {self.size}")
+            raise ValueError(
+                f"keys {tuple(key.shape)} and values {tuple(value.shape)} do not fit a ring of {self.size} slots"
+            )
         self.key, self.value = key, value
 
     def num_bytes(self, length: int) -> int:
-        return self.bytes_of(min(length, self.size))
+        """Return the bytes that the ring occupies after `length` tokens."""
+        return self.bytes_for(min(length, self.size))

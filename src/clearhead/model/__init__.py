@@ -1,14 +1,16 @@
-"""The network. This room imports no other room of the house.
+"""The network. This package imports only architecture/, config and errors.
 
-The walk from ids to logits, one file each:
+A forward pass goes from token ids to logits through these modules, in this order:
 
-    transformer   encode, decode, forward: the table of contents
-    embedding     ids -> vectors, and at the end vectors -> logits
-    context       what each kind of layer is told: its mask (masks) and its positions (positions)
-    block         norms, residuals, the order of the branches
-    attention     queries, keys, values (latent_attention: DeepSeek's)
-    attend        softmax(QKᵀ)V, the reference and the fused kernel
-    feed_forward  the other branch (mixture: many of them)
+    transformer   the model: encode, decode, forward
+    embedding     token ids to vectors at the start, vectors to logits at the end
+    context       what attention needs besides hidden states: masks (masks), positions (positions), cache protocol
+    block         one layer: residual connections and norms (norms) around its branches
+    attention     queries, keys and values (latent_attention: DeepSeek's)
+    attend        the attention kernels: softmax(Q Kᵀ) V
+    feed_forward  the feed-forward branch (mixture: mixture of experts)
+
+initialize draws the initial weights, and recurrent is the RNN encoder-decoder that preceded the Transformer.
 
 One alphabet of shapes for the whole repository:
 
@@ -20,75 +22,43 @@ from clearhead.model.attend import (
     AttentionKernel,
     AttentionSteps,
     Scoring,
+    apply_softcap,
     attention_steps,
     fused_attention,
     masked_softmax,
     reference_attention,
-    softcap_scores,
 )
-from clearhead.model.attention import (
-    Attention,
-)
-from clearhead.model.block import (
-    Block,
-    Residual,
-)
-from clearhead.model.context import (
-    AttentionContext,
-    ForwardContext,
-    contexts_for,
-)
-from clearhead.model.embedding import (
-    LogitHead,
-)
-from clearhead.model.feed_forward import (
-    ACTIVATIONS,
-    FeedForwardLayer,
-)
+from clearhead.model.attention import Attention
+from clearhead.model.block import Block, Residual
+from clearhead.model.context import AttentionContext, EncoderOutput, ForwardContext, make_contexts
+from clearhead.model.embedding import LogitHead
+from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
 from clearhead.model.masks import (
-    Grid,
+    AttentionIndices,
     Mask,
     cross_attention_mask,
     make_mask,
-    places,
-    positions_from,
+    positions_from_mask,
+    resolve_positions,
 )
-from clearhead.model.mixture import (
-    MixtureLayer,
-    RouterLayer,
-)
-from clearhead.model.norms import (
-    RootMeanSquare,
-    StandardDeviation,
-)
-from clearhead.model.positions import (
-    Rotation,
-    llama3_frequencies,
-    rotation_for,
-    sinusoids,
-)
-from clearhead.model.recurrent import (
-    RecurrentConfig,
-    RecurrentTranslator,
-)
-from clearhead.model.transformer import (
-    EncoderOutput,
-    LayerStack,
-    Transformer,
-    check_shapes,
-)
+from clearhead.model.mixture import MixtureLayer, RouterLayer
+from clearhead.model.norms import DeviationNormLayer, RmsNormLayer
+from clearhead.model.positions import Rotation, llama3_frequencies, make_rotation, sinusoids
+from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.model.transformer import LayerStack, Transformer, check_shapes
 
 __all__ = [
     "ACTIVATIONS",
     "Attention",
     "AttentionContext",
+    "AttentionIndices",
     "AttentionKernel",
     "AttentionSteps",
     "Block",
+    "DeviationNormLayer",
     "EncoderOutput",
     "FeedForwardLayer",
     "ForwardContext",
-    "Grid",
     "LayerStack",
     "LogitHead",
     "Mask",
@@ -96,24 +66,23 @@ __all__ = [
     "RecurrentConfig",
     "RecurrentTranslator",
     "Residual",
-    "RootMeanSquare",
+    "RmsNormLayer",
     "Rotation",
     "RouterLayer",
     "Scoring",
-    "StandardDeviation",
     "Transformer",
+    "apply_softcap",
     "attention_steps",
     "check_shapes",
-    "contexts_for",
     "cross_attention_mask",
     "fused_attention",
     "llama3_frequencies",
+    "make_contexts",
     "make_mask",
+    "make_rotation",
     "masked_softmax",
-    "places",
-    "positions_from",
+    "positions_from_mask",
     "reference_attention",
-    "rotation_for",
+    "resolve_positions",
     "sinusoids",
-    "softcap_scores",
 ]

@@ -1,10 +1,14 @@
-"""softmax(QKᵀ · scale) V: the one door to the attention kernel, and the two twins behind it.
+"""Attention kernels: softmax(Q Kᵀ · scale) V, as a fused kernel and as a step-by-step reference.
 
-    output = fused(q, k, v, Scoring(mask=Mask(causal=True), scale=0.125))
+    output = fused_attention(q, k, v, Scoring(mask=Mask(causal=True), scale=0.125))
 
-`reference_attention` says exactly what is computed, step by step, and `attention_steps` shows its scores and weights;
-`fused_attention` gives the same output from PyTorch's scaled_dot_product_attention. Vaswani et al. 2017, §3.2.1: our scale
-is their 1/√d_k. Order: scale, cap, temperature, bias, mask, softmax (book A2, A5).
+`reference_attention` computes every step explicitly, and `attention_steps` also returns its scores and weights.
+`fused_attention` computes the same output with PyTorch's scaled_dot_product_attention. Both follow Vaswani et al. 2017,
+§3.2.1, where our scale is 1/√d_k, and compute in this order (book A2, A5):
+
+    scores = q kᵀ · scale, then softcap, · temperature, + bias, mask
+    weights = softmax(scores)
+    output = weights v
 """
 
 from collections.abc import Callable, Iterator
@@ -18,106 +22,117 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from clearhead.model.masks import Mask
 
-SWITCHING = Lock()  # cuDNN is on or off for all threads: one that found it off by another would leave it so
+CUDNN_LOCK = Lock()  # cuDNN attention is switched for the whole process, so only one thread may change and restore it
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """How scores become weights."""
+    """How attention scores are computed and turned into weights."""
 
     mask: Mask
     scale: float
     softcap: float | None = None
-    temperature: Tensor | None = None  # times the capped scores, broadcastable to (B, N, T, S)
-    bias: Tensor | None = None  # added after that, broadcastable to (B, N, T, S)
+    temperature: Tensor | None = None  # multiplies the capped scores, broadcastable to (B, N, T, S)
+    bias: Tensor | None = None  # added after the temperature, broadcastable to (B, N, T, S)
     dropout: float = 0.0
 
 
 @dataclass(frozen=True)
 class AttentionSteps:
-    output: Tensor  # (B, N, T, H of values)
+    """The output of attention together with its intermediate results."""
+
+    output: Tensor  # (B, N, T, H of the values)
     scores: Tensor  # (B, N, T, S), before the mask
-    weights: Tensor  # (B, N, T, S), rows sum to 1, or to 0 where everything is masked
+    weights: Tensor  # (B, N, T, S), each row sums to 1, or to 0 if all of its keys are masked
 
 
-# q (B, N, T, H), k (B, K, S, H), v (B, K, S, H of values) -> (B, N, T, H of values);
-# query head n reads key-value head n // (N / K)
+# q (B, N, T, H), k (B, K, S, H), v (B, K, S, H of the values) -> (B, N, T, H of the values).
+# Query head n attends to key-value head n // (N / K).
 AttentionKernel = Callable[[Tensor, Tensor, Tensor, Scoring], Tensor]
 
 
-def attention_steps(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> AttentionSteps:
+def attention_steps(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> AttentionSteps:
+    """Compute attention step by step and return the output, the scores and the weights."""
     queries_per_key = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(queries_per_key, dim=1), v.repeat_interleave(queries_per_key, dim=1)
-    scores = (q @ k.transpose(-2, -1)) * how.scale
-    scores = softcap_scores(scores, how.softcap)
-    if how.temperature is not None:
-        scores = scores * how.temperature
-    if how.bias is not None:
-        scores = scores + how.bias
-    weights = masked_softmax(scores, explicit_mask(how.mask, q, k)).to(v.dtype)
-    return AttentionSteps(dropout(weights, how.dropout) @ v, scores, weights)
+    scores = (q @ k.transpose(-2, -1)) * scoring.scale
+    scores = apply_softcap(scores, scoring.softcap)
+    if scoring.temperature is not None:
+        scores = scores * scoring.temperature
+    if scoring.bias is not None:
+        scores = scores + scoring.bias
+    weights = masked_softmax(scores, explicit_mask(scoring.mask, q, k)).to(v.dtype)
+    return AttentionSteps(dropout(weights, scoring.dropout) @ v, scores, weights)
 
 
-def reference_attention(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
-    return attention_steps(q, k, v, how).output
+def reference_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """Attention kernel that computes every step explicitly."""
+    return attention_steps(q, k, v, scoring).output
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, how: Scoring) -> Tensor:
-    if how.softcap is not None or how.temperature is not None:
-        return reference_attention(q, k, v, how)  # nothing the fused kernel can be told
-    added = how.mask.allowed
-    if how.bias is not None:
-        allowed = explicit_mask(how.mask, q, k)
-        added = how.bias.to(q.dtype)
-        added = added if allowed is None else added.masked_fill(~allowed, -torch.inf)
-    grows = q.is_cuda and q.shape[2] != k.shape[2] and not torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if grows and added is not None and q.shape[1] != k.shape[1]:  # with a mask, only a kernel for equal numbers is left
+def fused_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """Attention kernel that calls PyTorch's scaled_dot_product_attention.
+
+    Scores with a softcap or a temperature fall back to `reference_attention`, since the fused kernel has neither.
+    """
+    if scoring.softcap is not None or scoring.temperature is not None:
+        return reference_attention(q, k, v, scoring)
+    mask_or_bias = scoring.mask.allowed
+    if scoring.bias is not None:
+        allowed = explicit_mask(scoring.mask, q, k)
+        mask_or_bias = scoring.bias.to(q.dtype)
+        mask_or_bias = mask_or_bias if allowed is None else mask_or_bias.masked_fill(~allowed, -torch.inf)
+    is_inference = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    length_varies = q.is_cuda and q.shape[2] != k.shape[2] and is_inference  # decoding with a cache
+    if length_varies and mask_or_bias is not None and q.shape[1] != k.shape[1]:
+        # Without cuDNN, the only kernel that takes a mask needs equal numbers of query and key-value heads.
         k, v = (part.repeat_interleave(q.shape[1] // part.shape[1], dim=1) for part in (k, v))
-    with without_cudnn() if grows else nullcontext():
+    with without_cudnn() if length_varies else nullcontext():
         return scaled_dot_product_attention(
             q,
             k,
             v,
-            attn_mask=added,
-            dropout_p=how.dropout,
-            is_causal=how.mask.causal and added is None,  # with a bias the mask is in it
-            scale=how.scale,
+            attn_mask=mask_or_bias,
+            dropout_p=scoring.dropout,
+            is_causal=scoring.mask.causal and mask_or_bias is None,  # a bias already contains the mask
+            scale=scoring.scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
 
 
 @contextmanager
 def without_cudnn() -> Iterator[None]:
-    """PyTorch's first choice on Hopper makes a plan for each new length, which takes 30 to 250 ms (H200, torch 2.11).
+    """Disable the cuDNN attention kernel, which builds an execution plan for every new length.
 
-    With a cache every token has another length: Llama 1B made 15 tokens a second so, and makes 60 to 75 without.
+    cuDNN is PyTorch's first choice on Hopper, and a plan takes 30 to 250 ms (H200, torch 2.11). With a cache, every
+    token has a new length: Llama 1B generated 15 tokens a second with cuDNN and generates 60 to 75 without.
     """
-    with SWITCHING:
-        allowed = torch.backends.cuda.cudnn_sdp_enabled()
+    with CUDNN_LOCK:
+        was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
         torch.backends.cuda.enable_cudnn_sdp(False)
         try:
             yield
         finally:
-            torch.backends.cuda.enable_cudnn_sdp(allowed)
+            torch.backends.cuda.enable_cudnn_sdp(was_enabled)
 
 
-def softcap_scores(x: Tensor, cap: float | None) -> Tensor:
-    """cap · tanh(x / cap): nearly x while small, never beyond ± cap (Gemma 2, Grok)."""
-    return x if cap is None else cap * torch.tanh(x / cap)
+def apply_softcap(x: Tensor, softcap: float | None) -> Tensor:
+    """Return softcap · tanh(x / softcap): close to x while small, never beyond ± softcap (Gemma 2, Grok)."""
+    return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
 def explicit_mask(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
-    """The mask as a tensor, broadcastable to (B, N, T, S)."""
+    """Return the mask as a bool tensor, broadcastable to (B, N, T, S), or None if every key is allowed."""
     if not mask.causal:
         return mask.allowed
     return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
-    """Softmax over the keys that may be seen; a row that sees nothing is all zeros, never NaN.
+    """Return the softmax over the allowed keys. A query without any allowed key gets zeros, never NaN.
 
-    The mask selects: adding a large negative number overflows in half precision and leaves a uniform row where
-    everything is masked; multiplying turns a negative score into +∞ (slips 5 and 8 of the book).
+    The mask selects scores. Adding a large negative number instead overflows in half precision and yields uniform
+    weights where everything is masked; multiplying turns a negative score into +∞ (errata 5 and 8 of the book).
     """
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     if allowed is None:

@@ -1,10 +1,13 @@
-"""Grouped attention: multi-head, grouped-query and multi-query in one; self, causal self and cross (book A1-A10).
+"""Multi-head, grouped-query and multi-query attention, as self-attention or cross-attention (book A1-A10).
 
 attention = Attention(GroupedAttention(num_heads=8, num_kv_heads=2, head_width=16), width=128)
 
-x (B, T, D) ─ query ─ (B, N, T, H) ─ clip ─ norm ─ rotate ─┐
-x or memory ─ key ─── (B, K, S, H) ─ clip ─ norm ─ rotate ─┼─ kernel ─ (B, N, T, H) ─ merge ─ output ─ (B, T, D)
-(B, S, D)   └ value ─ (B, K, S, H) ─ clip ─────────────────┘
+x (B, T, D) ──── query ─ (B, N, T, H) ─ clip ─ norm ─ rotate ─┐
+x or encoder ─┬─ key ─── (B, K, S, H) ─ clip ─ norm ─ rotate ─┼─ kernel ─ (B, N, T, H) ─ merge ─ output ─ (B, T, D)
+output        └─ value ─ (B, K, S, H) ─ clip ─────────────────┘
+(B, S, D)
+
+output = merge(softmax(q kᵀ · scale + …) v) W_o, where the kernel in attend.py computes the softmax
 """
 
 import math
@@ -21,7 +24,7 @@ from clearhead.architecture import (
     ScoreTemperature,
 )
 from clearhead.model.attend import Scoring
-from clearhead.model.context import AttentionContext, Distances, KeyValue
+from clearhead.model.context import AttentionContext, KeyValue, RelativeEncodings
 from clearhead.model.norms import build_norm, root_mean_square
 
 
@@ -37,34 +40,39 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
+    """Grouped attention: N query heads share K key-value heads."""
+
     def __init__(self, config: GroupedAttention, width: int, dropout: float = 0.0):
         super().__init__()
         self.config, self.dropout = config, dropout
-        heads, kv_heads, head = config.num_heads, config.num_kv_heads, config.head_width
-        value = config.value_width or head
-        self.scale = head**-0.5 if config.scale is None else config.scale
-        self.query = nn.Linear(width, heads * head, bias=config.input_bias)
-        self.key = nn.Linear(width, kv_heads * head, bias=config.input_bias)
-        self.value = nn.Linear(width, kv_heads * value, bias=config.input_bias)
-        self.output = nn.Linear(heads * value, width, bias=config.output_bias)
-        weighted = config.head_norm.norm if isinstance(config.head_norm, HeadNorm) else None
-        self.query_norm = build_norm(weighted, head) if weighted else nn.Identity()
-        self.key_norm = build_norm(weighted, head) if weighted else nn.Identity()
+        num_heads, num_kv_heads, head_width = config.num_heads, config.num_kv_heads, config.head_width
+        value_width = config.value_width or head_width
+        self.scale = head_width**-0.5 if config.scale is None else config.scale
+        self.query = nn.Linear(width, num_heads * head_width, bias=config.input_bias)
+        self.key = nn.Linear(width, num_kv_heads * head_width, bias=config.input_bias)
+        self.value = nn.Linear(width, num_kv_heads * value_width, bias=config.input_bias)
+        self.output = nn.Linear(num_heads * value_width, width, bias=config.output_bias)
+        head_norm = config.head_norm.norm if isinstance(config.head_norm, HeadNorm) else None
+        self.query_norm = build_norm(head_norm, head_width) if head_norm else nn.Identity()
+        self.key_norm = build_norm(head_norm, head_width) if head_norm else nn.Identity()
         self.relative = RelativeTerm(config, width) if isinstance(config.position, RelativeSinusoid) else None
 
     def forward(self, x: Tensor, context: AttentionContext, encoder_output: Tensor | KeyValue | None = None) -> Tensor:
-        """x (B, T, D) -> (B, T, D). For cross-attention memory (B, S, D), or its `keys_and_values`."""
-        q = self.norm_and_rotate(self.heads(self.query, x, self.config.num_heads), self.query_norm, context)
+        """x (B, T, D) -> (B, T, D).
+
+        encoder_output: for cross-attention, hidden states (B, S, D) or the `keys_and_values` computed from them.
+        """
+        q = self.norm_and_rotate(self.project(self.query, x, self.config.num_heads), self.query_norm, context)
         if isinstance(encoder_output, tuple):
             k, v = encoder_output
         else:
             k, v = self.keys_and_values(x if encoder_output is None else encoder_output, context)
-            if context.keep is not None:
-                k, v = context.keep(k, v)
+            if context.write_cache is not None:
+                k, v = context.write_cache(k, v)
         bias = context.bias
-        if self.relative is not None and context.distances is not None:
-            q, bias = self.relative(q, context.distances, self.scale)
-        how = Scoring(
+        if self.relative is not None and context.relative is not None:
+            q, bias = self.relative(q, context.relative, self.scale)
+        scoring = Scoring(
             mask=context.mask,
             scale=self.scale,
             softcap=self.config.softcap,
@@ -72,31 +80,32 @@ class Attention(nn.Module):
             bias=bias,
             dropout=self.dropout if self.training else 0.0,
         )
-        return self.output(merge_heads(context.kernel(self.with_query_temperature(q, context), k, v, how)))
+        return self.output(merge_heads(context.kernel(self.apply_query_temperature(q, context), k, v, scoring)))
 
     def keys_and_values(self, x: Tensor, context: AttentionContext) -> KeyValue:
-        """All that later queries need of x (B, S, D); values never carry position (book B2)."""
-        kv_heads = self.config.num_kv_heads
-        key = self.norm_and_rotate(self.heads(self.key, x, kv_heads), self.key_norm, context)
-        return key, self.heads(self.value, x, kv_heads)
+        """Return the keys and values of x (B, S, D). Values never contain the position (book B2)."""
+        num_kv_heads = self.config.num_kv_heads
+        key = self.norm_and_rotate(self.project(self.key, x, num_kv_heads), self.key_norm, context)
+        return key, self.project(self.value, x, num_kv_heads)
 
-    def heads(self, projection: nn.Linear, x: Tensor, num_heads: int) -> Tensor:
-        """(B, T, D) -> (B, N or K, T, H)."""
+    def project(self, projection: nn.Linear, x: Tensor, num_heads: int) -> Tensor:
+        """Project x (B, T, D), clip, and split into heads (B, N or K, T, H)."""
         projected = projection(x)
         if self.config.clip is not None:
             projected = projected.clamp(-self.config.clip, self.config.clip)
         return split_heads(projected, num_heads)
 
-    def norm_and_rotate(self, part: Tensor, norm: nn.Module, context: AttentionContext) -> Tensor:
-        """Of queries or keys."""
-        part = norm(part)
+    def norm_and_rotate(self, heads: Tensor, norm: nn.Module, context: AttentionContext) -> Tensor:
+        """Normalise and rotate queries or keys (B, N or K, T, H)."""
+        heads = norm(heads)
         if context.rotation is not None:
-            part = context.rotation.rotate(part)
+            heads = context.rotation.rotate(heads)
         if isinstance(self.config.head_norm, RotatedHeadNorm):
-            part = root_mean_square(part, self.config.head_norm.epsilon).to(part.dtype)
-        return part
+            heads = root_mean_square(heads, self.config.head_norm.epsilon).to(heads.dtype)
+        return heads
 
-    def with_query_temperature(self, q: Tensor, context: AttentionContext) -> Tensor:
+    def apply_query_temperature(self, q: Tensor, context: AttentionContext) -> Tensor:
+        """Multiply the queries by Llama 4's temperature, if the config has one."""
         if not isinstance(self.config.temperature, QueryTemperature):
             return q
         steps = (context.query_index[:, None, :, None] + 1) // self.config.temperature.floor
@@ -104,26 +113,30 @@ class Attention(nn.Module):
         return q * (1 + self.config.temperature.scale * growth).to(q.dtype)
 
     def score_temperature(self, context: AttentionContext, dtype: torch.dtype) -> Tensor | None:
+        """Return Grok 2's factor on the scores (B or 1, 1, T, 1), or None without a ScoreTemperature."""
         if not isinstance(self.config.temperature, ScoreTemperature):
             return None
         length = self.config.temperature.length
-        index = context.query_index[:, None, :, None].clamp(min=length)  # 1 up to `length`
+        index = context.query_index[:, None, :, None].clamp(min=length)  # the factor is 1 up to `length`
         return torch.log2(index.to(torch.promote_types(dtype, torch.float32))) / math.log2(length)
 
 
 class RelativeTerm(nn.Module):
-    """The learned parts of Transformer-XL's score: (q + u)·k + (q + v)·W_r R. Its u is ours `content_bias`."""
+    """The learned parts of Transformer-XL's score (q + u)·k + (q + v)·W_r R.
+
+    `content_bias` is the paper's u, `distance_bias` is v, and `projection` is W_r.
+    """
 
     def __init__(self, config: GroupedAttention, width: int):
         super().__init__()
-        heads, head = config.num_heads, config.head_width
-        self.projection = nn.Linear(width, heads * head, bias=False)
-        self.content_bias = nn.Parameter(torch.zeros(heads, head))
-        self.distance_bias = nn.Parameter(torch.zeros(heads, head))
+        num_heads, head_width = config.num_heads, config.head_width
+        self.projection = nn.Linear(width, num_heads * head_width, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, head_width))
+        self.distance_bias = nn.Parameter(torch.zeros(num_heads, head_width))
 
-    def forward(self, q: Tensor, distances: Distances, scale: float) -> tuple[Tensor, Tensor]:
-        """q (B, N, T, H) -> the query for the keys, and the scaled scores of the distances (B, N, T, S)."""
-        by_distance = split_heads(self.projection(distances.encodings)[None], q.shape[1])  # (1, N, M, H)
-        scores = (q + self.distance_bias[:, None]) @ by_distance.transpose(-2, -1)  # (B, N, T, M)
-        rows = distances.row.expand(*scores.shape[:2], -1, -1)
-        return q + self.content_bias[:, None], scores.gather(-1, rows) * scale
+    def forward(self, q: Tensor, relative: RelativeEncodings, scale: float) -> tuple[Tensor, Tensor]:
+        """q (B, N, T, H) -> q + u, the queries for the keys, and the scaled term of the distances (B, N, T, S)."""
+        encodings = split_heads(self.projection(relative.encodings)[None], q.shape[1])  # (1, N, M, H)
+        scores = (q + self.distance_bias[:, None]) @ encodings.transpose(-2, -1)  # (B, N, T, M)
+        index = relative.index.expand(*scores.shape[:2], -1, -1)
+        return q + self.content_bias[:, None], scores.gather(-1, index) * scale

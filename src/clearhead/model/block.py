@@ -1,10 +1,14 @@
-"""One block: attention, cross-attention where there is a memory, feed-forward, and where the norms stand (book C1).
+"""One Transformer block: attention, cross-attention in a decoder with an encoder, and feed-forward (book C1).
 
-block = Block(layer, width=64, dropout=Dropout())
+    block = Block(layer, width=64, dropout=Dropout()); x = block(x, context)
 
-pre                 post                sandwich                 parallel
-x = x + A(n x)      x = n(x + A x)      x = x + n'(A(n x))       h = n x
-x = x + F(n x)      x = n(x + F x)      x = x + n'(F(n x))       x = x + A h + F h
+The placement says where the norms n are. A is attention, F is the feed-forward branch, and dropout follows each branch:
+
+    pre                 post                sandwich                 parallel
+    x = x + A(n(x))     x = n(x + A(x))     x = x + n'(A(n(x)))      h = n(x)
+    x = x + F(n(x))     x = n(x + F(x))     x = x + n'(F(n(x)))      x = x + A(h) + F(h)
+
+Each residual has its own norms. Cross-attention is a third branch between A and F, of the same form.
 """
 
 from collections.abc import Callable
@@ -38,7 +42,7 @@ def build_feed_forward(config: FeedForward | Experts, width: int, dropout: float
 
 
 class Residual(nn.Module):
-    """x plus a branch of x, with the norms of one placement around it."""
+    """Add the output of a branch to the residual stream, with the norms that the layer's placement asks for."""
 
     def __init__(self, layer: Layer, width: int, dropout: float):
         super().__init__()
@@ -48,12 +52,15 @@ class Residual(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """x (B, T, D) -> (B, T, D)."""
         if self.placement == "post":
             return self.norm(x + self.dropout(branch(x)))
         return x + self.dropout(self.branch_norm(branch(self.norm(x))))
 
 
 class Block(nn.Module):
+    """One layer of a stack."""
+
     def __init__(self, layer: Layer, width: int, dropout: Dropout):
         super().__init__()
         self.layer = layer
@@ -63,7 +70,7 @@ class Block(nn.Module):
             self.cross_attention = build_attention(layer.cross_attention, width, dropout.attention)
             self.cross_attention_residual = Residual(layer, width, dropout.residual)
         self.feed_forward = build_feed_forward(layer.feed_forward, width, dropout.activation)
-        if layer.placement != "parallel":  # there one norm and one residual serve both branches
+        if layer.placement != "parallel":  # there attention_residual is also that of the feed-forward branch
             self.feed_forward_residual = Residual(layer, width, dropout.residual)
 
     def forward(
@@ -73,11 +80,14 @@ class Block(nn.Module):
         encoder_output: Tensor | KeyValue | None = None,
         cross_context: AttentionContext | None = None,
     ) -> Tensor:
-        """x (B, T, D) -> (B, T, D); memory (B, S, D) is the encoder's last output, or what is remembered of it."""
+        """x (B, T, D) -> (B, T, D).
+
+        encoder_output: hidden states (B, S, D) of the encoder, or this layer's keys and values computed from them.
+        """
         if self.layer.placement == "parallel":
             return self.attention_residual(x, lambda h: self.attention(h, context) + self.feed_forward(h))
         x = self.attention_residual(x, partial(self.attention, context=context))
         if encoder_output is not None:
-            look = partial(self.cross_attention, context=cross_context, encoder_output=encoder_output)
-            x = self.cross_attention_residual(x, look)
+            attend = partial(self.cross_attention, context=cross_context, encoder_output=encoder_output)
+            x = self.cross_attention_residual(x, attend)
         return self.feed_forward_residual(x, self.feed_forward)

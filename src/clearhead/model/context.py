@@ -1,8 +1,9 @@
-"""What one kind of attention layer is told besides its input: made once per forward, used by all such layers.
+"""Inputs of attention besides the hidden states, computed once per forward pass and shared by all equal layers.
 
-    contexts = contexts_for(stack.layers, forward, bucket_table); block(x, contexts[layer.attention])
+    contexts = make_contexts(stack.layers, forward, relative_bias); x = block(x, contexts[layer.attention])
 
-Its mask and its positions; the kernel to use; and, with a cache, its layer's place there.
+An `AttentionContext` holds the mask, the positions in the form this kind of attention uses (a rotation, a bias on the
+scores, or relative encodings), the kernel and, with a cache, the function that writes keys and values to it.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,54 +25,81 @@ from clearhead.architecture import (
     SinusoidalPositions,
 )
 from clearhead.model.attend import AttentionKernel
-from clearhead.model.masks import Grid, Mask, make_mask
-from clearhead.model.positions import Rotation, alibi_bias, bucket_of, rotation_for, sinusoids
+from clearhead.model.masks import AttentionIndices, Mask, make_mask
+from clearhead.model.positions import Rotation, alibi_bias, make_rotation, relative_position_bucket, sinusoids
 
 AttentionConfig = GroupedAttention | LatentAttention
-HALVES = SinusoidalPositions(layout="halves")  # Transformer-XL's R
+KeyValue = tuple[Tensor, Tensor]  # keys (B, K, S, H) and values (B, K, S, H of the values)
 
-
-@dataclass(frozen=True)
-class Distances:
-    """Transformer-XL: a vector for each distance that occurs, and which one belongs to (query, key)."""
-
-    encodings: Tensor  # (M, D) for the distances from the smallest to the largest
-    row: Tensor  # (B or 1, 1, T, S) into M
-
-
-KeyValue = tuple[Tensor, Tensor]
+RELATIVE_LAYOUT = SinusoidalPositions(layout="halves")  # of Transformer-XL's R
 
 
 class Cache(Protocol):
-    """Past tokens, as the network sees them. Whoever runs the network moves it on (cache/cache.py)."""
+    """Keys and values of past tokens, as the network sees them. The caller of the network advances it (cache/)."""
 
-    def begin(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
-        """Take note of new tokens (B, T); their positions (B or 1, T)."""
+    def prepare(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
+        """Register new tokens (B, T) and return their positions (B or 1, T)."""
 
-    def grid(self, pattern: AttentionPattern) -> Grid:
-        """Where the new tokens and the keys kept for layers of this reach stand."""
+    def attention_indices(self, pattern: AttentionPattern) -> AttentionIndices:
+        """Return the indices of the new tokens and of the keys stored for layers with this pattern."""
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> KeyValue:
-        """Keep what is new (B, K, T, H); give back all that is kept (B, K, S, H)."""
+        """Store the new keys and values (B, K, T, H) of a layer and return all of its keys and values (B, K, S, H)."""
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """Encoder output that the decoder attends to."""
+
+    states: Tensor  # hidden states (B, S, D)
+    mask: Tensor | None = None  # (B, S), False for padding; None: no padding
+    cross_keys_values: tuple[KeyValue, ...] | None = None  # of each decoder layer (precompute_cross_attention)
+
+    def for_layer(self, layer: int) -> Tensor | KeyValue:
+        """Return what the cross-attention of a layer takes: its keys and values if precomputed, else the states."""
+        return self.states if self.cross_keys_values is None else self.cross_keys_values[layer]
+
+    def select(self, rows: Tensor) -> "EncoderOutput":
+        """Return the sequences at these batch indices, in this order. An index may be repeated."""
+        cross_keys_values = None
+        if self.cross_keys_values is not None:
+            cross_keys_values = tuple((key[rows], value[rows]) for key, value in self.cross_keys_values)
+        return EncoderOutput(self.states[rows], None if self.mask is None else self.mask[rows], cross_keys_values)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the precomputed cross-attention keys and values."""
+        tensors = [tensor for pair in self.cross_keys_values or () for tensor in pair]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class RelativeEncodings:
+    """Transformer-XL's R: one encoding per distance, and the distance of each query and key."""
+
+    encodings: Tensor  # (M, D), for the M distances from the smallest to the largest
+    index: Tensor  # (B or 1, 1, T, S), row of `encodings` for each query and key
 
 
 @dataclass(frozen=True)
 class AttentionContext:
+    """Everything an attention layer needs besides its hidden states."""
+
     mask: Mask
     kernel: AttentionKernel
     query_index: Tensor  # (B or 1, T)
     rotation: Rotation | None = None
     bias: Tensor | None = None  # (B or 1, N, T, S)
-    distances: Distances | None = None
-    absorb: bool = False  # latent attention: work on the latent itself
-    keep: Callable[[Tensor, Tensor], KeyValue] | None = None  # this layer's place in the cache
+    relative: RelativeEncodings | None = None
+    absorb: bool = False  # latent attention: attend to the latent vectors without unfolding them
+    write_cache: Callable[[Tensor, Tensor], KeyValue] | None = None  # `Cache.write` for this layer
 
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What the contexts of all layers are made from."""
+    """What the attention contexts of all layers are computed from."""
 
-    grid: Callable[[AttentionPattern], Grid]
+    indices_for: Callable[[AttentionPattern], AttentionIndices]
     positions: Tensor  # (B or 1, T)
     width: int
     dtype: torch.dtype
@@ -79,49 +107,56 @@ class ForwardContext:
     absorb: bool
 
 
-def contexts_for(
-    layers: Iterable[Layer], forward: ForwardContext, bucket_table: nn.Embedding | None
+def make_contexts(
+    layers: Iterable[Layer], forward: ForwardContext, relative_bias: nn.Embedding | None
 ) -> dict[AttentionConfig, AttentionContext]:
-    grids: dict[AttentionPattern, Grid] = {}
+    """Return one context per distinct attention config. relative_bias is the table of RelativeBuckets (T5)."""
+    indices: dict[AttentionPattern, AttentionIndices] = {}
     masks: dict[AttentionPattern, Mask] = {}
     contexts: dict[AttentionConfig, AttentionContext] = {}
     for attention in dict.fromkeys(layer.attention for layer in layers):
         pattern = attention.pattern
         if pattern not in masks:
-            grids[pattern] = forward.grid(pattern)
-            masks[pattern] = make_mask(pattern, grids[pattern])
-        contexts[attention] = context_for(attention, grids[pattern], masks[pattern], forward, bucket_table)
+            indices[pattern] = forward.indices_for(pattern)
+            masks[pattern] = make_mask(pattern, indices[pattern])
+        contexts[attention] = make_context(attention, indices[pattern], masks[pattern], forward, relative_bias)
     return contexts
 
 
-def context_for(
-    attention: AttentionConfig, grid: Grid, mask: Mask, forward: ForwardContext, bucket_table: nn.Embedding | None
+def make_context(
+    attention: AttentionConfig,
+    indices: AttentionIndices,
+    mask: Mask,
+    forward: ForwardContext,
+    relative_bias: nn.Embedding | None,
 ) -> AttentionContext:
-    rotation, bias, distances = None, None, None
+    """Return the context of one attention config."""
+    rotation, bias, relative = None, None, None
     match attention.position:
         case Rope() as rope:
-            turned = attention.head_width if isinstance(attention, GroupedAttention) else attention.rotary_width
-            rotation = rotation_for(rope, forward.positions, turned, forward.dtype)
-        case RelativeBuckets() as buckets:
-            assert bucket_table is not None
-            bias = bucket_table(bucket_of(distance(grid), buckets)).movedim(-1, 1)  # (B, T, S, N) -> (B, N, T, S)
+            width = attention.head_width if isinstance(attention, GroupedAttention) else attention.rotary_width
+            rotation = make_rotation(rope, forward.positions, width, forward.dtype)
+        case RelativeBuckets() as config:
+            assert relative_bias is not None
+            buckets = relative_position_bucket(query_key_distance(indices), config)
+            bias = relative_bias(buckets).movedim(-1, 1)  # (B, T, S, N) -> (B, N, T, S)
         case Alibi() as alibi:
-            bias = alibi_bias(distance(grid), attention.num_heads, alibi, forward.dtype)
+            bias = alibi_bias(query_key_distance(indices), attention.num_heads, alibi, forward.dtype)
         case RelativeSinusoid():
-            distances = every_distance(distance(grid), forward.width, forward.dtype)
-    return AttentionContext(mask, forward.kernel, grid.query_index, rotation, bias, distances, forward.absorb)
+            relative = make_relative_encodings(query_key_distance(indices), forward.width, forward.dtype)
+    return AttentionContext(mask, forward.kernel, indices.query_index, rotation, bias, relative, forward.absorb)
 
 
-def distance(grid: Grid) -> Tensor:
-    """From key to query, (B or 1, T, S)."""
-    return grid.query_index[:, :, None] - grid.key_index[:, None, :]
+def query_key_distance(indices: AttentionIndices) -> Tensor:
+    """Return query index - key index, (B or 1, T, S)."""
+    return indices.query_index[:, :, None] - indices.key_index[:, None, :]
 
 
-def every_distance(distance: Tensor, width: int, dtype: torch.dtype) -> Distances:
-    """The T queries are the last of S tokens: distances run from 1 - T to S - 1."""
+def make_relative_encodings(distance: Tensor, width: int, dtype: torch.dtype) -> RelativeEncodings:
+    """Encode every distance that can occur: the T queries are the last of S tokens, so from 1 - T to S - 1."""
     num_queries, num_keys = distance.shape[-2:]
     smallest, count = 1 - num_queries, num_queries + num_keys - 1
-    between = torch.arange(smallest, smallest + count, device=distance.device)
-    encodings = sinusoids(between, width, HALVES, dtype)
-    # A query in the padding has no such place; its row is nobody's.
-    return Distances(encodings, (distance - smallest).clamp(0, count - 1)[:, None])
+    distances = torch.arange(smallest, smallest + count, device=distance.device)
+    encodings = sinusoids(distances, width, RELATIVE_LAYOUT, dtype)
+    # The clamp is for queries that are padding; their distances may be outside, and nothing uses their output.
+    return RelativeEncodings(encodings, (distance - smallest).clamp(0, count - 1)[:, None])

@@ -1,6 +1,9 @@
-"""Ids to vectors at the bottom, vectors to logits at the top (book C2).
+"""Token ids to vectors at the start of a forward pass, and vectors to logits at its end (book C2).
 
 embedding = TokenEmbedding(config.decoder.embedding, width=64, dropout=0.0); x = embedding(tokens, positions)
+
+x      = dropout(norm(tokens[id] · scale + types[type] + positions[position]))
+logits = softcap(transform(h) · scale · Wᵀ + bias), where a tied head uses the token table as W
 """
 
 import torch
@@ -9,33 +12,38 @@ from torch.nn import functional
 
 from clearhead.architecture import Embedding, Head, LearnedPositions, SinusoidalPositions
 from clearhead.errors import ClearheadError
-from clearhead.model.attend import softcap_scores
+from clearhead.model.attend import apply_softcap
 from clearhead.model.feed_forward import ACTIVATIONS
 from clearhead.model.norms import build_norm
 from clearhead.model.positions import sinusoids
 
 
-def blank_table(num_rows: int, width: int) -> nn.Embedding:
-    """For initialize.py or a checkpoint to fill; PyTorch's own draw would load its compiler, for 3 s, on meta."""
+def empty_embedding(num_rows: int, width: int) -> nn.Embedding:
+    """Return an uninitialised table (num_rows, width), to be filled by initialize.py or from a checkpoint.
+
+    nn.Embedding's own initialisation on the meta device imports PyTorch's compiler, which takes 3 s.
+    """
     return nn.Embedding.from_pretrained(torch.empty(num_rows, width), freeze=False)
 
 
 class TokenEmbedding(nn.Module):
+    """Embed tokens, token types and positions. `table` is an existing token table to share."""
+
     def __init__(self, config: Embedding, width: int, dropout: float, table: nn.Embedding | None = None):
         super().__init__()
         self.config = config
-        self.tokens = table or blank_table(config.vocab_size, width)
+        self.tokens = table or empty_embedding(config.vocab_size, width)
         learned = config.positions if isinstance(config.positions, LearnedPositions) else None
-        self.positions = blank_table(learned.num_positions + learned.offset, width) if learned else None
-        self.types = blank_table(config.num_token_types, width) if config.num_token_types else None
+        self.positions = empty_embedding(learned.num_positions + learned.offset, width) if learned else None
+        self.types = empty_embedding(config.num_token_types, width) if config.num_token_types else None
         self.norm = build_norm(config.norm, width) if config.norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, tokens: Tensor, positions: Tensor, token_types: Tensor | None = None) -> Tensor:
-        """tokens (B, T), positions (B or 1, T) -> (B, T, D)."""
+        """tokens (B, T), positions (B or 1, T), token_types (B, T), None for all 0 -> (B, T, D)."""
         x = self.tokens(tokens)
         if self.config.scale != 1.0:
-            # Rounded to the model's precision first: in bfloat16 Gemma's √3072 is 55.5.
+            # The scale is first rounded to the model's precision: in bfloat16 Gemma's √3072 is 55.5.
             x = x * x.new_full((), self.config.scale)
         if self.types is not None:
             x = x + self.types(torch.zeros_like(tokens) if token_types is None else token_types)
@@ -47,25 +55,28 @@ class TokenEmbedding(nn.Module):
                 x = x + sinusoids(positions, x.shape[-1], config, x.dtype)
         return self.dropout(self.norm(x))
 
-    def check(self, tokens: Tensor, positions: Tensor, token_types: Tensor | None) -> None:
-        """Ids and positions this table has; one clear sentence before an index error deep inside."""
+    def check_ranges(self, tokens: Tensor, positions: Tensor, token_types: Tensor | None) -> None:
+        """Raise ClearheadError if a table has no row for an id, instead of an index error inside PyTorch."""
         check_range("token id", tokens, self.config.vocab_size)
         if isinstance(self.config.positions, LearnedPositions):
             check_range("position", positions, self.config.positions.num_positions)
         if token_types is not None:
             if not self.config.num_token_types:
-                raise ClearheadError("token_types were given, but this model has none")
+                raise ClearheadError("this model has no token types; leave out token_types")
             check_range("token type", token_types, self.config.num_token_types)
 
 
-def check_range(what: str, values: Tensor, limit: int) -> None:
+def check_range(name: str, values: Tensor, limit: int) -> None:
+    """Raise ClearheadError unless 0 <= values < limit."""
     smallest, largest = values.min().item(), values.max().item()
     if smallest < 0 or largest >= limit:
-        wrong = smallest if smallest < 0 else largest
-        raise ClearheadError(f"{what} {wrong} is out of range: this model has {limit}, from 0 to {limit - 1}")
+        invalid = smallest if smallest < 0 else largest
+        raise ClearheadError(f"{name} {invalid} is out of range: this model has {limit}, from 0 to {limit - 1}")
 
 
 class LogitHead(nn.Module):
+    """Compute logits from hidden states."""
+
     def __init__(self, config: Head, vocab_size: int, width: int):
         super().__init__()
         self.config = config
@@ -73,21 +84,24 @@ class LogitHead(nn.Module):
         self.weight = None if config.tied else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if config.bias else None
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        """x (B, T, D), table (V, D) the token table, used where tied -> (B, T, V)."""
-        logits = functional.linear(self.features(x), self.matrix(table), self.bias)
-        return softcap_scores(logits, self.config.softcap)
+    def forward(self, x: Tensor, token_table: Tensor) -> Tensor:
+        """x (B, T, D), token_table (V, D), which a tied head uses as its matrix -> logits (B, T, V)."""
+        logits = functional.linear(self.features(x), self.output_matrix(token_table), self.bias)
+        return apply_softcap(logits, self.config.softcap)
 
     def features(self, x: Tensor) -> Tensor:
-        """What the matrix multiplies."""
+        """Return what the output matrix multiplies: transform(x) · scale, (B, T, D)."""
         x = self.transform(x)
         return x if self.config.scale == 1.0 else x * self.config.scale
 
-    def matrix(self, table: Tensor) -> Tensor:
-        return table if self.weight is None else self.weight
+    def output_matrix(self, token_table: Tensor) -> Tensor:
+        """Return the output matrix (V, D): the head's own, or the token table if tied."""
+        return token_table if self.weight is None else self.weight
 
 
 class HeadTransformLayer(nn.Module):
+    """norm(activation(W x + b)), BERT's transform before the output matrix."""
+
     def __init__(self, config: Head, width: int):
         super().__init__()
         assert config.transform is not None
@@ -96,4 +110,5 @@ class HeadTransformLayer(nn.Module):
         self.norm = build_norm(config.transform.norm, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (B, T, D) -> (B, T, D)."""
         return self.norm(self.activation(self.dense(x)))

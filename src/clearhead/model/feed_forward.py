@@ -1,6 +1,9 @@
-"""The feed-forward half of a block: plain (ReLU, GELU) or gated (GeGLU, SwiGLU; Shazeer 2020). Book C1.
+"""The feed-forward branch of a block: plain (ReLU, GELU) or gated (GeGLU, SwiGLU; Shazeer 2020). Book C1.
 
-layer = FeedForwardLayer(FeedForward(width=256, activation="silu", gated=True), width=64)
+layer = FeedForwardLayer(FeedForward(width=256, activation="silu", gated=True), width=64); y = layer(x)
+
+plain:  y = down(activation(up(x)))
+gated:  y = down(activation(gate(x)) · up(x))
 """
 
 import math
@@ -16,12 +19,13 @@ from clearhead.architecture import Activation, FeedForward
 def gelu_tanh(x: Tensor) -> Tensor:
     """x/2 · (1 + tanh(√(2/π)(x + 0.044715 x³)))."""
     if x.is_cuda and torch.compiler.is_compiling():
-        # (1 + tanh u)/2 = σ(2u), which compiles to fewer instructions: GPT-2's training step is 1.3 % shorter.
+        # (1 + tanh u)/2 = σ(2u) compiles to fewer instructions: GPT-2's training step takes 1.3 % less time.
         return x * torch.sigmoid(math.sqrt(8 / math.pi) * (x + 0.044715 * x**3))
     return functional.gelu(x, approximate="tanh")
 
 
 def gelu_quick(x: Tensor) -> Tensor:
+    """x · σ(1.702 x)."""
     return x * torch.sigmoid(1.702 * x)
 
 
@@ -36,6 +40,8 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForwardLayer(nn.Module):
+    """Two linear layers with an activation between them, or three with a gate."""
+
     def __init__(self, config: FeedForward, width: int, dropout: float = 0.0):
         super().__init__()
         self.activation = ACTIVATIONS[config.activation]
@@ -45,6 +51,6 @@ class FeedForwardLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) -> (..., D) through (..., F)."""
-        inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
-        return self.down(self.dropout(inner))
+        """x (..., D) -> (..., D)."""
+        hidden = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        return self.down(self.dropout(hidden))  # hidden (..., F)

@@ -1,12 +1,12 @@
-"""Every initial weight in one table. Draws from torch's generator: seed it with torch.manual_seed.
+"""Initial weights, all in one place. They are drawn from torch's generator: seed it with torch.manual_seed.
 
-initialize(network, config)   # called by Transformer(config); does nothing on the meta device
+initialize(network, config)   # called by Transformer(config); leaves tensors on the meta device alone
 
-norms            weight 1 (0 with unit offset), bias 0: set where they are built
+norms            weight 1 (0 with unit offset), bias 0; set by the norms themselves
 biases           0
-embeddings       N(0, d²) with d the config's deviation; N(0, 1/D) with Xavier
+embeddings       N(0, d²), where d is the config's deviation; N(0, 1/D) with Xavier
 matrices         N(0, d²), or Xavier uniform
-branch ends      the matrices that write into the residual: d / √(2L) where residual_scaled (GPT-2)
+branch outputs   the matrices that write to the residual stream: d / √(2L) with residual_scaled (GPT-2)
 """
 
 import math
@@ -16,11 +16,12 @@ from torch import nn
 
 from clearhead.architecture import ModelConfig, NormalInitial, XavierInitial
 
-BRANCH_ENDS = (".output.weight", ".down.weight", "feed_forward.down")
+BRANCH_OUTPUTS = (".output.weight", ".down.weight", "feed_forward.down")
 
 
 @torch.no_grad()
 def initialize(network: nn.Module, config: ModelConfig) -> None:
+    """Draw all parameters of a network in place."""
     num_layers = sum(len(stack.layers) for stack in (config.encoder, config.decoder) if stack)
     embeddings = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
     for name, parameter in network.named_parameters():
@@ -33,12 +34,12 @@ def initialize(network: nn.Module, config: ModelConfig) -> None:
             deviation = config.initial.deviation if isinstance(config.initial, NormalInitial) else config.width**-0.5
             parameter.normal_(0.0, deviation)
         else:
-            end = name.endswith(BRANCH_ENDS)
-            fill(parameter, config.initial, 1 / math.sqrt(2 * num_layers) if end else 1.0)
+            is_branch_output = name.endswith(BRANCH_OUTPUTS)
+            draw_matrix(parameter, config.initial, 1 / math.sqrt(2 * num_layers) if is_branch_output else 1.0)
 
 
-def fill(matrix: nn.Parameter, initial: NormalInitial | XavierInitial, branch_scale: float) -> None:
-    """matrix (out, in) or experts (E, out, in)."""
+def draw_matrix(matrix: nn.Parameter, initial: NormalInitial | XavierInitial, branch_scale: float) -> None:
+    """Draw a matrix (out, in), or those of all experts (E, out, in), in place."""
     match initial:
         case NormalInitial():
             matrix.normal_(0.0, initial.deviation * (branch_scale if initial.residual_scaled else 1.0))

@@ -1,15 +1,18 @@
-"""Who may look at whom, made once per forward and kind of layer from where queries and keys stand.
+"""Attention masks, computed once per forward pass and attention pattern from the indices of queries and keys.
 
-    grid = Grid.of(tokens, attention_mask=None); mask = make_mask(Causal(), grid)
+    indices = AttentionIndices.from_slots(tokens, attention_mask=None); mask = make_mask(Causal(), indices)
 
-True means: may look. With T = S = 5 and rows as queries:
+True (1 below) means that the query in this row may attend to the key in this column. With T = S = 5:
 
-    Causal      SlidingWindow(2)   Chunked(2)    padded left by 2 (causal)
-    1 . . . .   1 . . . .   1 . . . .   . . . . .
-    1 1 . . .   1 1 . . .   1 1 . . .   . . . . .
-    1 1 1 . .   . 1 1 . .   . . 1 . .   . . 1 . .
-    1 1 1 1 .   . . 1 1 .   . . 1 1 .   . . 1 1 .
-    1 1 1 1 1   . . . 1 1   . . . . 1   . . 1 1 1
+    Causal      SlidingWindow(2)   Chunked(2)   Causal, 2 padding tokens on the left
+    1 . . . .   1 . . . .          1 . . . .    . . . . .
+    1 1 . . .   1 1 . . .          1 1 . . .    . . . . .
+    1 1 1 . .   . 1 1 . .          . . 1 . .    . . 1 . .
+    1 1 1 1 .   . . 1 1 .          . . 1 1 .    . . 1 1 .
+    1 1 1 1 1   . . . 1 1          . . . . 1    . . 1 1 1
+
+Indices and positions: rotations and position tables use a token's position; masks and distances use its index. The two
+are equal unless the caller passes `position_ids`; then the index counts slots, padding included.
 """
 
 from dataclasses import dataclass
@@ -23,65 +26,72 @@ from clearhead.errors import require
 
 @dataclass(frozen=True)
 class Mask:
-    """What `attend` needs: None allows all; `causal` alone lets the fused kernel skip the upper half."""
+    """The keys that each query may attend to.
+
+    `causal` without a tensor lets the fused kernel skip the upper half of the scores. Without either, every key is
+    allowed.
+    """
 
     allowed: Tensor | None = None  # bool, broadcastable to (B, 1, T, S)
     causal: bool = False
 
     def __post_init__(self) -> None:
-        require(not (self.causal and self.allowed is not None), "a mask is causal or spelled out, not both")
+        require(not (self.causal and self.allowed is not None), "a Mask takes either causal or allowed, not both")
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Where the queries and keys of one forward stand; distances and masks are counted between these numbers."""
+class AttentionIndices:
+    """Indices of the queries and keys of one forward pass. Masks and distances are computed from them."""
 
     query_index: Tensor  # (B or 1, T)
     key_index: Tensor  # (B or 1, S)
-    key_is_real: Tensor | None = None  # (B, S), None: no padding
-    query_document: Tensor | None = None  # (B, T), None: one document per row
+    key_is_real: Tensor | None = None  # (B, S), False for padding; None: no padding
+    query_document: Tensor | None = None  # (B, T), None: one document per sequence
     key_document: Tensor | None = None  # (B, S)
 
-    first_index: Tensor | int = 0  # (B, 1), of the first real token: chunks are counted from there
-    whole: bool = True  # the keys are all tokens up to the last query, in their order
+    first_index: Tensor | int = 0  # (B, 1), index of the first real token: chunks are counted from it
+    contiguous_keys: bool = True  # the keys are all tokens up to the last query, in order
 
     @staticmethod
-    def of(tokens: Tensor, attention_mask: Tensor | None = None) -> "Grid":
-        """A whole sequence looking at itself, counted in slots; tokens (B, T)."""
+    def from_slots(tokens: Tensor, attention_mask: Tensor | None = None) -> "AttentionIndices":
+        """Return the indices of full sequences (B, T) that attend to themselves, counted in slots."""
         index = torch.arange(tokens.shape[1], device=tokens.device)[None]
         if attention_mask is None:
-            return Grid(index, index)
+            return AttentionIndices(index, index)
         real = attention_mask.bool()
-        return Grid(index, index, real, first_index=real.int().argmax(dim=1, keepdim=True))
+        return AttentionIndices(index, index, real, first_index=real.int().argmax(dim=1, keepdim=True))
 
     @staticmethod
-    def at(positions: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> "Grid":
-        """The same counted in positions (B or 1, T), so that padding adds to no distance."""
+    def from_positions(
+        positions: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None
+    ) -> "AttentionIndices":
+        """Return the same, counted in positions (B or 1, T), so that padding does not increase any distance."""
         real = None if attention_mask is None else attention_mask.bool()
-        return Grid(positions, positions, real, documents, documents)
+        return AttentionIndices(positions, positions, real, documents, documents)
 
 
-def make_mask(pattern: AttentionPattern, grid: Grid) -> Mask:
-    plain = grid.key_is_real is None and grid.query_document is None
-    if plain and isinstance(pattern, Bidirectional):
+def make_mask(pattern: AttentionPattern, indices: AttentionIndices) -> Mask:
+    """Return the mask of an attention pattern, without a tensor where possible."""
+    is_plain = indices.key_is_real is None and indices.query_document is None
+    if is_plain and isinstance(pattern, Bidirectional):
         return Mask()
-    if plain and isinstance(pattern, Causal) and grid.whole:
-        num_queries, num_keys = grid.query_index.shape[1], grid.key_index.shape[1]
+    if is_plain and isinstance(pattern, Causal) and indices.contiguous_keys:
+        num_queries, num_keys = indices.query_index.shape[1], indices.key_index.shape[1]
         if num_queries == num_keys:
             return Mask(causal=True)
-        if num_queries == 1:  # the last token sees all
+        if num_queries == 1:  # the last token attends to all tokens
             return Mask()
-    allowed = pattern_mask(pattern, grid)
-    if grid.key_is_real is not None:
-        allowed = allowed & grid.key_is_real[:, None, :]
-    if grid.query_document is not None and grid.key_document is not None:
-        allowed = allowed & (grid.query_document[:, :, None] == grid.key_document[:, None, :])
+    allowed = pattern_mask(pattern, indices)
+    if indices.key_is_real is not None:
+        allowed = allowed & indices.key_is_real[:, None, :]
+    if indices.query_document is not None and indices.key_document is not None:
+        allowed = allowed & (indices.query_document[:, :, None] == indices.key_document[:, None, :])
     return Mask(allowed[:, None])  # (B, 1, T, S)
 
 
-def pattern_mask(pattern: AttentionPattern, grid: Grid) -> Tensor:
-    """(B or 1, T, S) by reach alone, padding and documents left out."""
-    query, key = grid.query_index[:, :, None], grid.key_index[:, None, :]
+def pattern_mask(pattern: AttentionPattern, indices: AttentionIndices) -> Tensor:
+    """Return the mask (B or 1, T, S) of the pattern alone, ignoring padding and documents."""
+    query, key = indices.query_index[:, :, None], indices.key_index[:, None, :]
     match pattern:
         case Bidirectional():
             return torch.ones_like(query - key, dtype=torch.bool)
@@ -90,42 +100,49 @@ def pattern_mask(pattern: AttentionPattern, grid: Grid) -> Tensor:
         case SlidingWindow(size=size):
             return (key <= query) & (query - key < size)
         case Chunked(size=size):
-            start = torch.as_tensor(grid.first_index, device=query.device).reshape(-1, 1, 1)
-            same = (query - start).div(size, rounding_mode="floor") == (key - start).div(size, rounding_mode="floor")
-            return (key <= query) & same
+            start = torch.as_tensor(indices.first_index, device=query.device).reshape(-1, 1, 1)
+            query_chunk = (query - start).div(size, rounding_mode="floor")
+            key_chunk = (key - start).div(size, rounding_mode="floor")
+            return (key <= query) & (query_chunk == key_chunk)
 
 
 def cross_attention_mask(source_mask: Tensor | None) -> Mask:
-    """Cross-attention sees every real token of the source (B, S)."""
+    """Return the mask of cross-attention: every query attends to every real source token (B, S)."""
     return Mask(None if source_mask is None else source_mask.bool()[:, None, None, :])
 
 
-def places(
-    tokens: Tensor, attention_mask: Tensor | None, positions: Tensor | None, documents: Tensor | None
-) -> tuple[Tensor, Grid]:
-    """The positions of a whole sequence (B or 1, T), its own or the caller's, and where its tokens stand to each other.
+def resolve_positions(
+    tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, documents: Tensor | None
+) -> tuple[Tensor, AttentionIndices]:
+    """Return the positions (B or 1, T) of full sequences and the indices for their masks.
 
-    The caller's turn and embed, but need not say who comes after whom; those of packed documents do, from 0 in each.
+    Positions given by the caller affect rotations and embeddings only: the order of tokens still follows their slots.
+    With packed documents, positions count from 0 in each document and also give the order.
     """
-    if positions is not None and documents is None:
-        return positions, Grid.of(tokens, attention_mask)
-    if positions is None and documents is not None:
-        positions = positions_within(documents, attention_mask)
-    elif positions is None:
-        positions = positions_from(tokens, attention_mask)
-    return positions, Grid.at(positions, attention_mask, documents)
+    if position_ids is not None and documents is None:
+        return position_ids, AttentionIndices.from_slots(tokens, attention_mask)
+    if position_ids is not None:
+        positions = position_ids
+    elif documents is not None:
+        positions = positions_in_documents(documents, attention_mask)
+    else:
+        positions = positions_from_mask(tokens, attention_mask)
+    return positions, AttentionIndices.from_positions(positions, attention_mask, documents)
 
 
-def positions_from(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Position of each token among the real ones of its row (B, T): padding never moves a token."""
+def positions_from_mask(tokens: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Return the position of each token among the real tokens of its sequence (B or 1, T).
+
+    Padding therefore never changes the position of a real token.
+    """
     if attention_mask is None:
         return torch.arange(tokens.shape[1], device=tokens.device)[None]
     return (attention_mask.bool().cumsum(dim=1) - 1).clamp(min=0)
 
 
-def positions_within(documents: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Position of each token among the real ones of its document (B, T)."""
-    earlier = (documents[:, :, None] == documents[:, None, :]).tril()
+def positions_in_documents(documents: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """Return the position of each token among the real tokens of its document (B, T)."""
+    same_document_before = (documents[:, :, None] == documents[:, None, :]).tril()
     if attention_mask is not None:
-        earlier = earlier & attention_mask.bool()[:, None, :]
-    return (earlier.sum(dim=-1) - 1).clamp(min=0)
+        same_document_before = same_document_before & attention_mask.bool()[:, None, :]
+    return (same_document_before.sum(dim=-1) - 1).clamp(min=0)

@@ -1,4 +1,4 @@
-"""The three ways a vector is brought to a common size; formulas with their configs in parts.py.
+"""Normalisation layers. Their formulas are in architecture/norms.py.
 
 norm = build_norm(RmsNorm(epsilon=1e-5), width=64); y = norm(x)   # (..., D) -> (..., D)
 """
@@ -10,28 +10,32 @@ from clearhead.architecture import DeviationNorm, LayerNorm, Norm, RmsNorm
 
 
 def build_norm(config: Norm, width: int) -> nn.Module:
+    """Return the normalisation layer of a config."""
     match config:
         case RmsNorm():
-            return RootMeanSquare(config, width)
+            return RmsNormLayer(config, width)
         case LayerNorm():
             return nn.LayerNorm(width, eps=config.epsilon, bias=config.bias)
         case DeviationNorm():
-            return StandardDeviation(config, width)
+            return DeviationNormLayer(config, width)
 
 
 def root_mean_square(x: Tensor, epsilon: float) -> Tensor:
-    """x / sqrt(mean(x²) + epsilon), in float32 at least; the result keeps that precision."""
+    """Return x / sqrt(mean(x²) + epsilon), computed and returned in at least float32."""
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
 
 
-class RootMeanSquare(nn.Module):
+class RmsNormLayer(nn.Module):
+    """x / sqrt(mean(x²) + epsilon) · weight."""
+
     def __init__(self, config: RmsNorm, width: int):
         super().__init__()
         self.config = config
         self.weight = nn.Parameter(torch.zeros(width) if config.unit_offset else torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> (..., D)."""
         normed = root_mean_square(x, self.config.epsilon)
         if not self.config.scale_in_float32:
             normed = normed.to(x.dtype)
@@ -39,7 +43,9 @@ class RootMeanSquare(nn.Module):
         return (normed * (1 + weight if self.config.unit_offset else weight)).to(x.dtype)
 
 
-class StandardDeviation(nn.Module):
+class DeviationNormLayer(nn.Module):
+    """(x - mean) / (deviation + epsilon) · weight + bias."""
+
     def __init__(self, config: DeviationNorm, width: int):
         super().__init__()
         self.epsilon = config.epsilon
@@ -47,5 +53,6 @@ class StandardDeviation(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) -> (..., D)."""
         centred = x - x.mean(-1, keepdim=True)
         return self.weight * centred / (x.std(-1, keepdim=True) + self.epsilon) + self.bias

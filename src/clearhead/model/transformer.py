@@ -1,16 +1,16 @@
-"""The table of contents: ids in, logits out. Read this first, then embedding, block, attention, attend.
+"""The Transformer: token ids in, logits out. Read this module first, then follow the list in model/__init__.py.
 
     network = Transformer(config); logits = network(tokens)                 # (B, T) -> (B, T, V)
     logits = network(source, target)                                        # encoder-decoder
 
-One class for three kinds: a decoder alone, an encoder alone, or both. The network keeps no state: masks and
-positions are made anew in each call, and the attention kernel comes in as an argument.
+One class covers decoders, encoders and encoder-decoders. The network keeps no state: every call computes its masks and
+positions anew, and the attention kernel and the cache are arguments.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,40 +20,32 @@ from clearhead.errors import ClearheadError
 from clearhead.model.attend import AttentionKernel, fused_attention
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block
-from clearhead.model.context import AttentionContext, Cache, ForwardContext, KeyValue, contexts_for
-from clearhead.model.embedding import LogitHead, TokenEmbedding, blank_table
+from clearhead.model.context import AttentionContext, Cache, EncoderOutput, ForwardContext, make_contexts
+from clearhead.model.embedding import LogitHead, TokenEmbedding, empty_embedding
 from clearhead.model.initialize import initialize
-from clearhead.model.masks import Grid, cross_attention_mask, places
+from clearhead.model.masks import AttentionIndices, cross_attention_mask, resolve_positions
 from clearhead.model.norms import build_norm
 
 
-@dataclass(frozen=True)
-class EncoderOutput:
-    """What an encoder leaves for the decoder."""
+class StackOptions(TypedDict, total=False):
+    """Keyword options of an encoder or decoder. LayerStack.forward describes them."""
 
-    states: Tensor  # (B, S, D)
-    mask: Tensor | None = None  # (B, S), None: no padding
-    cross_keys_values: tuple[KeyValue, ...] | None = None  # keys and values of each layer's cross-attention, made once
+    token_types: Tensor | None
+    documents: Tensor | None
+    kernel: AttentionKernel
+    absorb: bool
+    residuals: Mapping[int, list[Tensor]] | None
 
-    def of_layer(self, number: int) -> Tensor | KeyValue:
-        return self.states if self.cross_keys_values is None else self.cross_keys_values[number]
 
-    def select(self, rows: Tensor) -> "EncoderOutput":
-        """These rows of the batch, in this order and as often as they are named."""
-        cross_keys_values = None
-        if self.cross_keys_values is not None:
-            cross_keys_values = tuple((key[rows], value[rows]) for key, value in self.cross_keys_values)
-        return EncoderOutput(self.states[rows], None if self.mask is None else self.mask[rows], cross_keys_values)
+class DecoderOptions(StackOptions, total=False):
+    """Keyword options of a forward pass that may continue a cache or attend to encoder output."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Of the cross-attention's keys and values."""
-        tensors = [tensor for pair in self.cross_keys_values or () for tensor in pair]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    encoder_output: EncoderOutput | None
+    cache: Cache | None
 
 
 class LayerStack(nn.Module):
-    """Embedding, blocks, last norm: encoder and decoder are this under other masks."""
+    """Embedding, blocks and final norm. The encoder and the decoder are both a LayerStack, with different masks."""
 
     def __init__(self, stack: Stack, config: ModelConfig, table: nn.Embedding | None = None):
         super().__init__()
@@ -61,7 +53,7 @@ class LayerStack(nn.Module):
         self.embedding = TokenEmbedding(stack.embedding, config.width, config.dropout.embedding, table)
         self.layers = nn.ModuleList(Block(layer, config.width, config.dropout) for layer in stack.layers)
         self.final_norm = build_norm(stack.final_norm, config.width) if stack.final_norm else nn.Identity()
-        self.relative_bias = bucket_table(stack)
+        self.relative_bias = build_relative_bias(stack)
 
     def forward(
         self,
@@ -77,58 +69,80 @@ class LayerStack(nn.Module):
         absorb: bool = False,
         residuals: Mapping[int, list[Tensor]] | None = None,
     ) -> Tensor:
-        """tokens, mask, positions, token_types, documents (B, T) -> hidden states (B, T, D).
+        """Return the last hidden states (B, T, D).
 
-        heard: takes the stream before the layers it names (their number: after the last).
+        tokens: token ids (B, T).
+        mask: True or 1 for real tokens, False or 0 for padding (B, T). None: no padding.
+        positions: position of each token (B or 1, T). None: its place among the real tokens of its sequence.
+        token_types: segment of each token (B, T). None: all 0.
+        documents: document number of each token (B, T); tokens attend only within their document. None: one document.
+        encoder_output: what the cross-attention of a decoder attends to.
+        cache: keys and values of the tokens before these. The new ones are written to it; the caller advances it.
+        kernel: computes attention, such as `fused_attention` or `reference_attention`.
+        absorb: latent attention attends to the latent vectors without unfolding them.
+        residuals: receives the residual stream (B, T, D) before each listed layer; number L is after the last layer.
         """
         check_shapes(tokens, mask=mask, position_ids=positions, token_types=token_types, documents=documents)
-        has_cross_attention = self.stack.layers[0].cross_attention is not None
-        if has_cross_attention != (encoder_output is not None):
-            raise ClearheadError(f"this stack {'needs' if has_cross_attention else 'takes no'} memory of an encoder")
-        grid: Callable[[AttentionPattern], Grid]
-        if cache is not None:
-            if positions is not None or documents is not None:
-                raise ClearheadError("with a cache, positions follow from it: give neither position_ids nor documents")
-            positions, grid = cache.begin(tokens, mask), cache.grid
-        else:
-            positions, whole = places(tokens, mask, positions, documents)
-            grid = constant(whole)
-        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere to look is to wait
-            self.embedding.check(tokens, positions, token_types)
+        self.check_encoder_output(encoder_output)
+        positions, indices_for = locate_tokens(tokens, mask, positions, documents, cache)
+        if tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would force a device sync
+            self.embedding.check_ranges(tokens, positions, token_types)
         x = self.embedding(tokens, positions, token_types)
-        forward = ForwardContext(grid, positions, self.width, x.dtype, kernel, absorb)
-        contexts = contexts_for(self.stack.layers, forward, self.relative_bias)
-        cross_context = (
-            None
-            if encoder_output is None
-            else AttentionContext(cross_attention_mask(encoder_output.mask), kernel, positions)
-        )
+        forward = ForwardContext(indices_for, positions, self.width, x.dtype, kernel, absorb)
+        contexts = make_contexts(self.stack.layers, forward, self.relative_bias)
+        cross_context = None
+        if encoder_output is not None:
+            cross_context = AttentionContext(cross_attention_mask(encoder_output.mask), kernel, positions)
         residuals = residuals or {}
         for number, (layer, block) in enumerate(zip(self.stack.layers, self.layers, strict=True)):
             if number in residuals:
                 residuals[number].append(x)
             context = contexts[layer.attention]
             if cache is not None:
-                context = replace(context, keep=partial(cache.write, number))
-            x = block(x, context, None if encoder_output is None else encoder_output.of_layer(number), cross_context)
+                context = replace(context, write_cache=partial(cache.write, number))
+            x = block(x, context, None if encoder_output is None else encoder_output.for_layer(number), cross_context)
         if len(self.layers) in residuals:
             residuals[len(self.layers)].append(x)
         return self.final_norm(x)
 
+    def check_encoder_output(self, encoder_output: EncoderOutput | None) -> None:
+        """Raise ClearheadError unless encoder_output is given exactly if there is cross-attention."""
+        has_cross_attention = self.stack.layers[0].cross_attention is not None
+        if has_cross_attention and encoder_output is None:
+            raise ClearheadError(
+                "this decoder has cross-attention; it needs encoder_output from network.encode(source)"
+            )
+        if not has_cross_attention and encoder_output is not None:
+            raise ClearheadError("this model has no cross-attention; leave out encoder_output")
 
-def constant(grid: Grid) -> Callable[[AttentionPattern], Grid]:
-    return lambda pattern: grid
+
+def locate_tokens(
+    tokens: Tensor,
+    mask: Tensor | None,
+    position_ids: Tensor | None,
+    documents: Tensor | None,
+    cache: Cache | None,
+) -> tuple[Tensor, Callable[[AttentionPattern], AttentionIndices]]:
+    """Return the positions (B or 1, T) of the tokens, and the attention indices for each attention pattern."""
+    if cache is None:
+        positions, indices = resolve_positions(tokens, mask, position_ids, documents)
+        return positions, lambda pattern: indices
+    if position_ids is not None or documents is not None:
+        raise ClearheadError("with a cache, positions follow from it; leave out position_ids and documents")
+    return cache.prepare(tokens, mask), cache.attention_indices
 
 
-def bucket_table(stack: Stack) -> nn.Embedding | None:
-    """One for all layers (T5)."""
+def build_relative_bias(stack: Stack) -> nn.Embedding | None:
+    """Return the table of RelativeBuckets (num_buckets, N) that all layers share (T5), or None if there is none."""
     for layer in stack.layers:
         if isinstance(layer.attention.position, RelativeBuckets):
-            return blank_table(layer.attention.position.num_buckets, layer.attention.num_heads)
+            return empty_embedding(layer.attention.position.num_buckets, layer.attention.num_heads)
     return None
 
 
 class Transformer(nn.Module):
+    """A decoder, an encoder, or both, with an optional output head and pooler."""
+
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
@@ -141,60 +155,60 @@ class Transformer(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Device of the parameters."""
         return next(self.parameters()).device
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        """Logits (B, T, V); hidden states (B, T, D) where the model has no head.
+        """Return logits (B, T, V), or hidden states (B, T, D) if the model has no head.
 
-        One stack: forward(tokens, attention_mask=None, position_ids=None, token_types=None, documents=None).
-        Encoder-decoder: forward(source, target, source_mask=None, target_mask=None).
-        Both take kernel= (attend.fused or attend.reference) and absorb= (latent attention on the latent itself),
-        and with one stack cache=: past tokens, of which these are the next.
+        A decoder or an encoder: network(tokens, attention_mask=None, position_ids=None, **options), as `hidden_states`.
+        An encoder-decoder: network(source, target, source_mask=None, target_mask=None, cache=None, **options), as
+        `encode_and_decode`. Options include kernel, the attention kernel, and cache, to continue cached tokens;
+        LayerStack.forward describes all of them.
         """
         if self.config.is_encoder_decoder:
-            return self.translate(*inputs, **options)
-        return self.read(*inputs, **options)
-
-    def read(
-        self,
-        tokens: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        **options: Any,
-    ) -> Tensor:
-        return self.to_logits(self.hidden_states(tokens, attention_mask, position_ids, **options))
+            return self.encode_and_decode(*inputs, **options)
+        return self.compute_logits(self.hidden_states(*inputs, **options))
 
     def hidden_states(
         self,
         tokens: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        **options: Any,
+        **options: Unpack[DecoderOptions],
     ) -> Tensor:
-        """Last hidden states (B, T, D), of the decoder where there are two. True or 1 in the mask: a real token."""
+        """Return the last hidden states (B, T, D) of the decoder, or of the encoder if there is no decoder.
+
+        attention_mask: True or 1 for real tokens, False or 0 for padding (B, T). None: no padding.
+        position_ids: position of each token (B or 1, T). None: its place among the real tokens of its sequence.
+        """
         stack = self.decoder or self.encoder
         assert stack is not None
         return stack(tokens, attention_mask, position_ids, **options)
 
-    def translate(
+    def encode_and_decode(
         self,
         source: Tensor,
         target: Tensor,
         source_mask: Tensor | None = None,
         target_mask: Tensor | None = None,
         cache: Cache | None = None,
-        **options: Any,
+        **options: Unpack[StackOptions],
     ) -> Tensor:
+        """Encode source (B, S) and return the logits (B, T, V) of target (B, T). The cache is the decoder's."""
         encoder_output = self.encode(source, source_mask, **options)
         return self.decode(target, encoder_output, target_mask, cache=cache, **options)
 
-    def encode(self, source: Tensor, source_mask: Tensor | None = None, **options: Any) -> EncoderOutput:
+    def encode(
+        self, source: Tensor, source_mask: Tensor | None = None, **options: Unpack[StackOptions]
+    ) -> EncoderOutput:
+        """Run the encoder on source (B, S)."""
         if self.encoder is None:
             raise ClearheadError("this model has no encoder; call network(tokens)")
         return EncoderOutput(self.encoder(source, source_mask, **options), source_mask)
 
     def precompute_cross_attention(self, encoder_output: EncoderOutput) -> EncoderOutput:
-        """The memory with every layer's cross-attention keys and values, so that decoding does not repeat them."""
+        """Add the cross-attention keys and values of every layer, so that decoding steps do not recompute them."""
         assert self.decoder is not None
         context = AttentionContext(
             cross_attention_mask(encoder_output.mask),
@@ -208,38 +222,48 @@ class Transformer(nn.Module):
         )
 
     def decode(
-        self, target: Tensor, encoder_output: EncoderOutput, target_mask: Tensor | None = None, **options: Any
+        self,
+        target: Tensor,
+        encoder_output: EncoderOutput,
+        target_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        **options: Unpack[StackOptions],
     ) -> Tensor:
-        """Every decoder layer looks at the encoder's last output (book C3)."""
+        """Return the logits (B, T, V) of target (B, T). Every layer attends to the last encoder states (book C3)."""
         if self.decoder is None or self.encoder is None:
-            raise ClearheadError("this model does not decode from a memory; call network(tokens)")
-        return self.to_logits(self.hidden_states(target, target_mask, encoder_output=encoder_output, **options))
+            raise ClearheadError("decode needs an encoder-decoder model; call network(tokens)")
+        hidden = self.hidden_states(target, target_mask, encoder_output=encoder_output, cache=cache, **options)
+        return self.compute_logits(hidden)
 
-    def to_logits(self, hidden_states: Tensor) -> Tensor:
+    def compute_logits(self, hidden_states: Tensor) -> Tensor:
+        """Return the logits (..., V) of hidden states (..., D), or the hidden states if the model has no head."""
         if self.head is None:
             return hidden_states
-        return self.head(hidden_states, self.output_table)
+        return self.head(hidden_states, self.token_table)
 
     @property
-    def output_table(self) -> Tensor:
-        """The token table (V, D) that a tied head shares."""
+    def token_table(self) -> Tensor:
+        """The token embeddings (V, D) of the output stack, which a tied head uses as its matrix."""
         stack = self.decoder or self.encoder
         assert stack is not None
         return stack.embedding.tokens.weight
 
     def pool(self, hidden_states: Tensor) -> Tensor:
-        """One vector per sequence from its first token: (B, T, D) -> (B, D)."""
+        """Return one vector per sequence, computed from its first token: (B, T, D) -> (B, D)."""
         if self.pooler is None:
             raise ClearheadError("this model has no pooler; average its hidden states instead")
         return torch.tanh(self.pooler(hidden_states[:, 0]))
 
 
 def check_shapes(tokens: Tensor, **others: Tensor | None) -> None:
+    """Raise ClearheadError unless tokens are integers (B, T) and the other inputs have their shape."""
     if tokens.ndim != 2 or tokens.numel() == 0:
         raise ClearheadError(f"tokens must be (batch, length) and not empty, not {tuple(tokens.shape)}")
     if tokens.dtype not in (torch.int64, torch.int32):
-        raise ClearheadError(f"tokens must be whole numbers (int64 or int32), not {tokens.dtype}")
-    for name, part in others.items():
-        one_row_for_all = name == "position_ids" and part is not None and part.shape == (1, tokens.shape[1])
-        if part is not None and part.shape != tokens.shape and not one_row_for_all:
-            raise ClearheadError(f"{name} is {tuple(part.shape)}; it must be {tuple(tokens.shape)} as tokens are")
+        raise ClearheadError(f"tokens must be int64 or int32, not {tokens.dtype}")
+    for name, tensor in others.items():
+        is_shared = name == "position_ids" and tensor is not None and tensor.shape == (1, tokens.shape[1])
+        if tensor is not None and tensor.shape != tokens.shape and not is_shared:
+            raise ClearheadError(
+                f"{name} has shape {tuple(tensor.shape)}; it must have that of tokens, {tuple(tokens.shape)}"
+            )

@@ -7,9 +7,9 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from clearhead.architecture.parts import Bidirectional, SlidingWindow
+from clearhead.architecture import Bidirectional, SlidingWindow
 from clearhead.cache import stores
-from clearhead.cache.cache import KeyValueCache
+from clearhead.cache.key_value_cache import KeyValueCache
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore
 from clearhead.errors import ClearheadError
 from clearhead.families import preset

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from clearhead.cache.pages import BlockTable, OutOfPagesError, PageCopy, PagePool
+from clearhead.cache.page_pool import OutOfPagesError, PageCopy, PagePool, PageTable
 from clearhead.errors import ClearheadError
 
 
@@ -28,7 +28,7 @@ def chained_hash(salt: bytes, tokens: tuple[int, ...], page_size: int) -> bytes:
 class Sequence:
     """A table and, kept apart from it, what it should hold."""
 
-    def __init__(self, table: BlockTable, salt: bytes, tokens: list[int]):
+    def __init__(self, table: PageTable, salt: bytes, tokens: list[int]):
         self.table, self.salt, self.tokens = table, salt, tokens
 
     def content(self, index: int) -> tuple[bytes, tuple[int, ...]]:
@@ -94,7 +94,7 @@ class PagedMemory(RuleBasedStateMachine):
 
     @rule(target=sequences, prompt=prompts, salt=salts)
     def start(self, prompt, salt):
-        table = self.pool.start(prompt, salt)
+        table = self.pool.create_table(prompt, salt)
         assert table.tokens == prompt[: table.num_tokens]
         assert table.num_tokens % self.pool.page_size == 0
         assert table.num_tokens == 0 or table.num_tokens < len(prompt)
@@ -197,8 +197,8 @@ TestPagedMemory.settings = settings(max_examples=200, stateful_step_count=50, de
 # --- examples
 
 
-def written(pool: PagePool, tokens: list[int], salt: bytes = b"") -> BlockTable:
-    table = pool.start(tokens, salt)
+def written(pool: PagePool, tokens: list[int], salt: bytes = b"") -> PageTable:
+    table = pool.create_table(tokens, salt)
     table.append(tokens[table.num_tokens :])
     table.publish()
     return table
@@ -232,23 +232,23 @@ def test_a_full_shared_page_needs_no_copy():
 def test_a_prefix_is_found_again_and_the_last_token_is_left_to_compute():
     pool = PagePool(num_pages=8, page_size=2)
     pages = written(pool, [1, 2, 3, 4, 5]).pages
-    assert pool.start([1, 2, 3, 4, 5]).pages == pages[:2]
-    assert pool.start([1, 2, 3, 4]).pages == pages[:1]
-    assert pool.start([1, 2, 3]).pages == pages[:1]
-    assert pool.start([1, 2]).pages == []
-    assert pool.start([3, 4, 5]).pages == []
-    assert pool.start([1, 9, 3, 4, 5]).pages == []
+    assert pool.create_table([1, 2, 3, 4, 5]).pages == pages[:2]
+    assert pool.create_table([1, 2, 3, 4]).pages == pages[:1]
+    assert pool.create_table([1, 2, 3]).pages == pages[:1]
+    assert pool.create_table([1, 2]).pages == []
+    assert pool.create_table([3, 4, 5]).pages == []
+    assert pool.create_table([1, 9, 3, 4, 5]).pages == []
 
 
 def test_a_prefix_is_found_only_after_it_was_published_and_under_its_salt():
     pool = PagePool(num_pages=8, page_size=2)
-    table = pool.start([1, 2, 3], salt=b"alice")
+    table = pool.create_table([1, 2, 3], salt=b"alice")
     table.append([1, 2, 3])
-    assert pool.start([1, 2, 3], salt=b"alice").num_tokens == 0
+    assert pool.create_table([1, 2, 3], salt=b"alice").num_tokens == 0
     table.publish()
-    assert pool.start([1, 2, 3], salt=b"alice").num_tokens == 2
-    assert pool.start([1, 2, 3], salt=b"bob").num_tokens == 0
-    assert pool.start([1, 2, 3]).num_tokens == 0
+    assert pool.create_table([1, 2, 3], salt=b"alice").num_tokens == 2
+    assert pool.create_table([1, 2, 3], salt=b"bob").num_tokens == 0
+    assert pool.create_table([1, 2, 3]).num_tokens == 0
 
 
 def test_freed_prefixes_stay_until_room_is_needed_and_the_longest_unused_goes_first():
@@ -257,11 +257,11 @@ def test_freed_prefixes_stay_until_room_is_needed_and_the_longest_unused_goes_fi
     old.free()
     recent.free()
     assert (pool.num_used, pool.num_available, len(pool.cached)) == (0, 4, 4)
-    pool.start([1, 2, 0]).free()  # used again, hence the most recent now
-    other = pool.start([9])
+    pool.create_table([1, 2, 0]).free()  # used again, hence the most recent now
+    other = pool.create_table([9])
     other.append([9])
-    assert pool.start([3, 4, 0]).num_tokens == 1  # its end was evicted, its beginning not
-    assert pool.start([1, 2, 0]).num_tokens == 2
+    assert pool.create_table([3, 4, 0]).num_tokens == 1  # its end was evicted, its beginning not
+    assert pool.create_table([1, 2, 0]).num_tokens == 2
 
 
 def test_too_few_pages_change_nothing_and_say_so():
@@ -282,9 +282,9 @@ def test_truncating_into_a_published_page_and_writing_withdraws_it():
     pool = PagePool(num_pages=4, page_size=4)
     table = written(pool, [1, 2, 3, 4, 5])
     table.truncate(2)
-    assert pool.start([1, 2, 3, 4, 0]).num_tokens == 4  # nothing was overwritten so far
-    pool.start([1, 2, 3, 4, 0]).free()
-    other = pool.start([1, 2, 3, 4, 0])
+    assert pool.create_table([1, 2, 3, 4, 0]).num_tokens == 4  # nothing was overwritten so far
+    pool.create_table([1, 2, 3, 4, 0]).free()
+    other = pool.create_table([1, 2, 3, 4, 0])
     assert table.append([7, 8]) is not None  # others hold the page by now
     other.free()
 
@@ -296,9 +296,9 @@ def test_an_unshared_page_is_written_in_place_and_no_longer_found():
     table.truncate(2)
     assert table.append([7, 8]) is None
     assert table.pages == [page]
-    assert pool.start([1, 2, 3, 4, 0]).num_tokens == 0
+    assert pool.create_table([1, 2, 3, 4, 0]).num_tokens == 0
     table.publish()
-    assert pool.start([1, 2, 7, 8, 0]).pages == [page]
+    assert pool.create_table([1, 2, 7, 8, 0]).pages == [page]
 
 
 @pytest.mark.parametrize(("num_pages", "page_size"), [(0, 4), (4, 0), (-1, 1)])

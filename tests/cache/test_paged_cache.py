@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from clearhead.cache.paged import PagedCache, PageStorage
-from clearhead.cache.pages import OutOfPagesError, PagePool
+from clearhead.cache.page_pool import OutOfPagesError, PagePool
+from clearhead.cache.paged_cache import PagedCache, PageStorage
 from clearhead.families import preset
 from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, decoder, toy
@@ -40,7 +40,7 @@ def whole(network, tokens):
 def test_ragged_rows_equal_the_uncached_forward(name):
     network = toy(shrink(preset(name)))
     texts = [tokens_of(20, 1), tokens_of(11, 2), tokens_of(15, 3)]
-    cache = PagedCache(room := memory(), [room.pool.start(text) for text in texts])
+    cache = PagedCache(room := memory(), [room.pool.create_table(text) for text in texts])
     found = [[], [], []]
     for starts, stops in (((0, 0, 0), (9, 2, 5)), ((9, 2, 5), (10, 3, 6)), ((10, 3, 6), (20, 11, 15))):
         pieces = step(network, cache, [text[a:b] for text, a, b in zip(texts, starts, stops, strict=True)])
@@ -53,9 +53,9 @@ def test_ragged_rows_equal_the_uncached_forward(name):
 def test_a_later_prompt_reuses_a_published_beginning():
     network, room = toy(decoder()), memory()
     text = tokens_of(18)
-    step(network, PagedCache(room, [room.pool.start(text)]), [text])
+    step(network, PagedCache(room, [room.pool.create_table(text)]), [text])
     other = text[:13] + tokens_of(5, 9)
-    table = room.pool.start(other)
+    table = room.pool.create_table(other)
     assert table.num_tokens == 12  # three full pages of four
     found = step(network, PagedCache(room, [table]), [other[12:]])[0]
     assert (found - whole(network, other)[12:]).abs().max() <= 1e-12
@@ -64,7 +64,7 @@ def test_a_later_prompt_reuses_a_published_beginning():
 def test_forks_share_until_they_write():
     network, room = toy(decoder()), memory()
     text = tokens_of(10)
-    first = room.pool.start(text)
+    first = room.pool.create_table(text)
     step(network, PagedCache(room, [first]), [text])
     used = room.pool.num_used
     second = first.fork()
@@ -78,7 +78,7 @@ def test_forks_share_until_they_write():
 def test_truncated_and_run_again():
     network, room = toy(decoder()), memory()
     text = tokens_of(14)
-    cache = PagedCache(room, [room.pool.start(text)])
+    cache = PagedCache(room, [room.pool.create_table(text)])
     step(network, cache, [text])
     cache.truncate([9])
     found = step(network, cache, [[5, 6, 7]])[0]
@@ -88,7 +88,7 @@ def test_truncated_and_run_again():
 def test_bytes_are_those_of_the_pages_in_use():
     network, room = toy(decoder()), memory(num_pages=10)
     text = tokens_of(9)
-    cache = PagedCache(room, [room.pool.start(text)])
+    cache = PagedCache(room, [room.pool.create_table(text)])
     step(network, cache, [text])
     numbers_per_token = 2 * 2 * 4 * 2  # key and value, heads, width, layers
     assert cache.num_bytes == 3 * 4 * numbers_per_token * 8
@@ -96,7 +96,7 @@ def test_bytes_are_those_of_the_pages_in_use():
 
 def test_a_full_pool_says_so_and_keeps_its_tables():
     network, room = toy(decoder()), memory(num_pages=2)
-    cache = PagedCache(room, [room.pool.start([1])])
+    cache = PagedCache(room, [room.pool.create_table([1])])
     step(network, cache, [tokens_of(8)])
     with pytest.raises(OutOfPagesError):
         step(network, cache, [[1]])
@@ -105,7 +105,7 @@ def test_a_full_pool_says_so_and_keeps_its_tables():
 
 def test_a_full_pool_leaves_every_row_as_it_was():
     network, room = toy(decoder()), memory(num_pages=3, page_size=2)
-    cache = PagedCache(room, [room.pool.start([1]), room.pool.start([2])])
+    cache = PagedCache(room, [room.pool.create_table([1]), room.pool.create_table([2])])
     step(network, cache, [[1, 2], [3, 4]])
     with pytest.raises(OutOfPagesError):
         step(network, cache, [[5], [6]])

@@ -1,0 +1,125 @@
+"""A cache in pages of a shared pool: sequences of any length in one batch, shared prefixes, and no padding.
+
+    storage = PageStorage(PagePool(num_pages=64, page_size=16))
+    cache = PagedCache(storage, [storage.pool.create_table(prompt)])
+
+page_pool.py decides where tokens go; this module stores their keys and values, (num_slots, K, H) per layer. What a
+sequence attends to is gathered from the slots of its table, so this is also the reference for a kernel that reads pages
+in place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clearhead.architecture import AttentionPattern
+from clearhead.cache.page_pool import OutOfPagesError, PagePool, PageTable
+from clearhead.model import AttentionIndices
+
+
+@dataclass
+class PageStorage:
+    """Keys and values of a page pool: for each layer two tensors (num_pages · page_size, K, H)."""
+
+    pool: PagePool
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def layer_tensors(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tensors of a layer, allocated on first use for keys and values like these (B, K, T, H)."""
+        if layer not in self.layers:
+            num_slots = self.pool.num_pages * self.pool.page_size
+            keys, values = (new.new_zeros(num_slots, new.shape[1], new.shape[3]) for new in (key, value))
+            self.layers[layer] = keys, values
+        return self.layers[layer]
+
+    def copy_page(self, source: int, destination: int) -> None:
+        """Copy one page to another in all layers (`PageCopy`)."""
+        size = self.pool.page_size
+        for tensors in self.layers.values():
+            for tensor in tensors:
+                tensor[destination * size : (destination + 1) * size] = tensor[source * size : (source + 1) * size]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all pages, whether they are used or not."""
+        return sum(tensor.numel() * tensor.element_size() for pair in self.layers.values() for tensor in pair)
+
+
+class PagedCache:
+    """Cache of the sequences that run as one batch. Each keeps its page table when the batch changes."""
+
+    def __init__(self, storage: PageStorage, tables: Sequence[PageTable]):
+        self.storage, self.tables = storage, list(tables)
+        self.lengths = [table.num_tokens for table in tables]
+
+    # --- the protocol of model/context.py
+
+    def prepare(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Allocate slots for the real tokens among new tokens (B, T) and return all positions (B, T)."""
+        is_real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask.bool()
+        self.truncate(self.lengths)  # discards the tokens of a step that is run again
+        try:
+            for table, row, row_is_real in zip(self.tables, tokens, is_real, strict=True):
+                copy = table.append(row[row_is_real].tolist())
+                if copy is not None:
+                    self.storage.copy_page(*copy)
+        except OutOfPagesError:
+            self.truncate(self.lengths)
+            raise
+        starts = torch.tensor(self.lengths, device=tokens.device)[:, None]
+        self.new_is_real, self.positions = is_real, (starts + is_real.long().cumsum(dim=1) - 1).clamp(min=0)
+        self.new_slots = self.slots_from(self.lengths, tokens.device)
+        self.key_slots, self.key_is_real = self.all_slots(tokens.device)
+        return self.positions
+
+    def attention_indices(self, pattern: AttentionPattern) -> AttentionIndices:
+        """Return the indices of the new tokens and of all tokens of each sequence, whatever the pattern."""
+        index = torch.arange(self.key_is_real.shape[1], device=self.key_is_real.device)[None]
+        return AttentionIndices(self.positions, index, self.key_is_real, contiguous_keys=False)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values (B, K, T, H) of real tokens and return those of all tokens (B, K, S, H)."""
+        tensors = self.storage.layer_tensors(layer, key, value)
+        for tensor, new in zip(tensors, (key, value), strict=True):
+            tensor[self.new_slots] = new.transpose(1, 2)[self.new_is_real]  # (real tokens, K, H)
+        keys, values = (tensor[self.key_slots].transpose(1, 2) for tensor in tensors)  # (B, K, S, H)
+        return keys, values
+
+    # --- for the decoding loop
+
+    def advance(self) -> None:
+        """Make the new tokens part of the past and publish their full pages."""
+        for table in self.tables:
+            table.publish()
+        self.lengths = [table.num_tokens for table in self.tables]
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Keep only the first tokens of each sequence."""
+        for table, length in zip(self.tables, lengths, strict=True):
+            table.truncate(length)
+        self.lengths = list(lengths)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the used pages. A shared page counts once."""
+        used = self.storage.pool.num_used / self.storage.pool.num_pages
+        return round(self.storage.allocated_bytes * used)
+
+    # --- slots
+
+    def slots_from(self, starts: Sequence[int], device: torch.device) -> Tensor:
+        """Return the slots of the tokens from each start to the end of its sequence, concatenated."""
+        pairs = zip(self.tables, starts, strict=True)
+        return torch.tensor(
+            [slot for table, start in pairs for slot in table.slots(start, table.num_tokens)], device=device
+        )
+
+    def all_slots(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return the slots of all tokens (B, S), shorter sequences padded with slot 0, and which are real (B, S)."""
+        lengths = torch.tensor([table.num_tokens for table in self.tables], device=device)
+        is_real = torch.arange(int(lengths.max()), device=device)[None] < lengths[:, None]
+        slots = torch.zeros(is_real.shape, dtype=torch.long, device=device)
+        slots[is_real] = self.slots_from([0] * len(self.tables), device)
+        return slots, is_real
