@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.backends.cpu import library as cpu
 from clearhead.backends.cpu.stack import AcceleratedStack
-from clearhead.backends.packed.modules import PackedLinear, PackedTable, is_packed
+from clearhead.backends.cpu_kernels import library as cpu
+from clearhead.backends.modules import PackedLinear, PackedTable, is_packed
 from clearhead.checkpoint.gguf import open_gguf
 from clearhead.errors import ClearheadError
 from clearhead.model.transformer import Transformer
@@ -60,7 +60,7 @@ def test_a_fast_model_can_still_be_saved_and_read(toy, tmp_path):
 
 def test_unasked_nothing_is_compiled(toy, tmp_path, monkeypatch):
     monkeypatch.setattr(cpu, "_loaded", None)
-    monkeypatch.setattr(cpu, "artefact", lambda: tmp_path / "missing.so")
+    monkeypatch.setattr(cpu, "library_path", lambda: tmp_path / "missing.so")
     monkeypatch.setattr(cpu, "compile_library", lambda path: pytest.fail("nobody asked for a compiler"))
     model = clearhead.load(toy, weights="int4")
     assert not isinstance(model.network.decoder, AcceleratedStack)
@@ -69,15 +69,15 @@ def test_unasked_nothing_is_compiled(toy, tmp_path, monkeypatch):
 
 def test_the_artefact_is_built_once_and_found_again(tmp_path, monkeypatch):
     path = tmp_path / "kernels" / "built.so"
-    monkeypatch.setattr(cpu, "artefact", lambda: path)
+    monkeypatch.setattr(cpu, "library_path", lambda: path)
     monkeypatch.setattr(cpu, "_loaded", None)
     try:
-        assert cpu.kernel_library(build=True) is not None
+        assert cpu.load_kernel_library(build=True) is not None
     except ClearheadError as error:
         pytest.skip(str(error))
     written = path.stat().st_mtime_ns
     monkeypatch.setattr(cpu, "_loaded", None)
-    assert cpu.kernel_library() is not None
+    assert cpu.load_kernel_library() is not None
     assert path.stat().st_mtime_ns == written
     assert list(path.parent.iterdir()) == [path]
 
@@ -85,30 +85,30 @@ def test_the_artefact_is_built_once_and_found_again(tmp_path, monkeypatch):
 def test_without_a_compiler_the_sentence_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ClearheadError, match="no C\\+\\+ compiler"):
+    with pytest.raises(ClearheadError, match="need a C\\+\\+ compiler"):
         cpu.compile_library(tmp_path / "kernels.so")
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(ClearheadError, match="cannot build the fast step"):
+    with pytest.raises(ClearheadError, match="cannot compile the CPU kernels"):
         cpu.compile_library(tmp_path / "kernels.so")
     assert not list(tmp_path.glob("*.so"))
 
 
 def test_a_compiler_may_have_arguments_and_may_be_missing(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "false -x")
-    with pytest.raises(ClearheadError, match="false cannot build"):
+    with pytest.raises(ClearheadError, match="false cannot compile"):
         cpu.compile_library(tmp_path / "kernels.so")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(ClearheadError, match=r"the fast step cannot be built: .*no-such-compiler"):
+    with pytest.raises(ClearheadError, match=r"the CPU kernels cannot be compiled: .*no-such-compiler"):
         cpu.compile_library(tmp_path / "kernels.so")
 
 
 def test_a_library_of_another_system_is_as_none(toy, tmp_path, monkeypatch):
     (tmp_path / "other.so").write_bytes(b"of another system")
     monkeypatch.setattr(cpu, "_loaded", None)
-    monkeypatch.setattr(cpu, "artefact", lambda: tmp_path / "other.so")
+    monkeypatch.setattr(cpu, "library_path", lambda: tmp_path / "other.so")
     assert not isinstance(clearhead.load(toy).network.decoder, AcceleratedStack)
 
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_had_is_said(toy, asked, sentence):
 def test_an_unknown_architecture_says_what_is_unknown(tmp_path):
     torch.manual_seed(0)
     clearhead.Model(Transformer(shrink(clearhead.preset("deepseek-v3"))).eval()).save(tmp_path / "m")
-    with pytest.raises(ClearheadError, match="no fast step for this model: this kind of"):
+    with pytest.raises(ClearheadError, match="latent attention is not supported"):
         clearhead.load(tmp_path / "m", fast=True)
     assert clearhead.load(tmp_path / "m").generate([1, 2], max_new_tokens=2).tokens
 

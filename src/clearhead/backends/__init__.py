@@ -1,51 +1,68 @@
-"""The same numbers sooner: weights in few bits, tokens in kernels, and the plain network as the oracle of both.
+"""Backends compute the same numbers as the modules of model/, faster. The modules stay the reference for all of them.
 
     accelerate(pack_network(network, "int4"))
 
-packed        weights in groups of 32 that share a scale; GGUF's own blocks
-lowering      a block's weights and settings as a backend reads them
-cpu           on a processor: one call for a prompt or a token
-cuda          on an NVIDIA GPU: the whole step in one graph
+    capability    what a backend supports, decided from a config
+    live_checks   what only exists at run time: replaced modules, hooks, arguments of a call, the machine
+    packed/       storage formats for weights in 8 or 4 bits
+    cpu_kernels/  C++ kernels and their binding
+    modules       network modules with packed weights, or with products in the CPU kernels
+    lowering      a block's weights and settings in the form that both backends read
+    cpu/          the decoder on a CPU: all layers in one call of the kernels
+    cuda/         the decoder on an NVIDIA GPU: a whole step in one CUDA graph
+
+docs/fast-path.md explains how they work and how they are verified.
 """
 
-from clearhead.backends.cpu.library import kernel_library
-from clearhead.backends.cpu.stack import AcceleratedStack, accelerate, why_no_cpu_kernels
-from clearhead.backends.cuda.decoder import AsyncTokens, GraphDecoder, why_no_cuda_graph
-from clearhead.backends.cuda.launch import Matrix, Norm, multiply, triton_runs
-from clearhead.backends.cuda.layers import StaticLayer
-from clearhead.backends.lowering import unknown_in
-from clearhead.backends.packed.formats import NATIVE_BLOCK_TYPES, Bits, Packed, pack_gguf_blocks
-from clearhead.backends.packed.modules import (
-    AcceleratedHead,
+from clearhead.backends.capability import Backend, unsupported_reason
+from clearhead.backends.cpu import AcceleratedStack, accelerate
+from clearhead.backends.cpu_kernels import load_kernel_library
+from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, fused_linear
+from clearhead.backends.live_checks import triton_available, unsupported_network_reason
+from clearhead.backends.lowering import NormModule, Projection
+from clearhead.backends.modules import (
     PackedLinear,
     PackedMatrix,
     PackedTable,
+    is_packable,
     is_packed,
     pack_network,
+    set_packed_weight,
+)
+from clearhead.backends.packed import (
+    ELEMENTS_PER_CHUNK,
+    NATIVE_BLOCK_TYPES,
+    Bits,
+    PackedWeight,
+    pack,
+    pack_gguf_blocks,
 )
 
 __all__ = [
+    "ELEMENTS_PER_CHUNK",
     "NATIVE_BLOCK_TYPES",
-    "AcceleratedHead",
     "AcceleratedStack",
     "AsyncTokens",
+    "Backend",
     "Bits",
     "GraphDecoder",
-    "Matrix",
-    "Norm",
-    "Packed",
+    "GraphLayer",
+    "NormModule",
     "PackedLinear",
     "PackedMatrix",
     "PackedTable",
-    "StaticLayer",
+    "PackedWeight",
+    "Projection",
     "accelerate",
+    "fused_linear",
+    "is_packable",
     "is_packed",
-    "kernel_library",
-    "multiply",
+    "load_kernel_library",
+    "pack",
     "pack_gguf_blocks",
     "pack_network",
-    "triton_runs",
-    "unknown_in",
-    "why_no_cpu_kernels",
-    "why_no_cuda_graph",
+    "set_packed_weight",
+    "triton_available",
+    "unsupported_network_reason",
+    "unsupported_reason",
 ]

@@ -1,119 +1,240 @@
-"""What the fast steps can do, and the merging of matrices that are read together.
+"""Lower a block: collect its weights and settings in the form that the kernels of both backends read.
 
-reason = unknown_in(stack); weight = merge((attention.query, attention.key, attention.value))
+    lowered = lower_block(block); lowered.query_key_value.shape      # ((N + 2K) H, D)
+
+Weights that multiply the same input are merged into one matrix, so that a kernel reads them in one pass:
+
+    x -> norm -> query_key_value -> attention -> attention_output -> branch norm -> + x
+    x -> norm -> gate_and_up -> activation(gate) · up -> down -> branch norm -> + x
+
+Merging copies no weight twice: the modules then hold views of the merged matrix, and their parameters stay the same
+objects, so that an optimizer created earlier still trains them.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.architecture import (
-    DeviationNorm,
-    DynamicScaling,
-    FeedForward,
-    GroupedAttention,
-    HeadNorm,
-    Layer,
-    NoPosition,
-    Rope,
-    Stack,
+from clearhead.architecture import Activation, FeedForward, GroupedAttention, Rope
+from clearhead.backends.modules import PackedLinear, PackedMatrix
+from clearhead.backends.packed import PackedWeight
+from clearhead.model import (
+    Attention,
+    Block,
+    FeedForwardLayer,
+    Residual,
+    RmsNormLayer,
+    Transformer,
+    make_rotation,
 )
-from clearhead.backends.packed.formats import Packed
-from clearhead.backends.packed.modules import PackedLinear
-from clearhead.model import Attention, Block, FeedForwardLayer, Residual, RootMeanSquare
 
-PLACEMENTS = {"pre": 0, "post": 1, "sandwich": 2}
-# Exactly these: a subclass, or what stands in a module's place to listen or to add, does more than the kernels know.
-KNOWN_MODULES = {
-    *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
-    *(RootMeanSquare, nn.LayerNorm, nn.Identity, nn.Dropout),
-}
-ACTIVATIONS = {"identity": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+NormModule = RmsNormLayer | nn.LayerNorm
+LinearModule = nn.Linear | PackedLinear
 
 
-def unknown_in(stack: Stack) -> str | None:
-    """What the fast steps do not know of these layers, in a few words."""
-    if isinstance(stack.final_norm, DeviationNorm):
-        return "norms by the standard deviation"
-    return next((reason for layer in stack.layers if (reason := unknown_part(layer))), None)
+@dataclass(frozen=True)
+class Projection:
+    """A weight (N, K), plain or packed, and its bias (N,)."""
+
+    weight: Tensor | PackedWeight
+    bias: Tensor | None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.weight.shape[0], self.weight.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weight, without the bias."""
+        weight = self.weight
+        return weight.num_bytes if isinstance(weight, PackedWeight) else weight.numel() * weight.element_size()
+
+    def plain_weight(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight, unpacked to `dtype` if it is packed."""
+        return self.weight.unpack(dtype) if isinstance(self.weight, PackedWeight) else self.weight
 
 
-def unknown_part(layer: Layer) -> str | None:
-    if layer.placement not in PLACEMENTS:
-        return f"{layer.placement} placement"
-    if isinstance(layer.norm, DeviationNorm):
-        return "norms by the standard deviation"
-    if not isinstance(layer.feed_forward, FeedForward) or layer.feed_forward.activation not in ACTIVATIONS:
-        return "this kind of feed-forward"
-    for attention in (layer.attention, layer.cross_attention):
-        if attention is not None and not is_plain(attention):
-            return "this kind of attention"
-    return None
+@dataclass(frozen=True)
+class NormSettings:
+    """What a kernel needs of a norm module."""
+
+    kind: Literal["rms", "layer"]
+    epsilon: float
+    weight: Tensor
+    bias: Tensor | None
+    unit_offset: bool  # the weight is stored as its distance from 1
 
 
-def is_plain(attention: Any) -> bool:
-    return (
-        isinstance(attention, GroupedAttention)
-        and isinstance(attention.position, Rope | NoPosition)
-        and not isinstance(getattr(attention.position, "scaling", None), DynamicScaling)  # no table of angles holds
-        and attention.value_width in (None, attention.head_width)
-        and (attention.softcap, attention.clip, attention.temperature) == (None, None, None)
-        and isinstance(attention.head_norm, HeadNorm | None)
-        and not isinstance(getattr(attention.head_norm, "norm", None), DeviationNorm)
+@dataclass(frozen=True)
+class LoweredAttention:
+    """Settings of an attention layer; sizes, pattern and position are in its config."""
+
+    config: GroupedAttention
+    scale: float
+    query_norm: nn.Module  # nn.Identity if queries are not normalised
+    key_norm: nn.Module
+    rotary_pairs: int  # pairs of entries that are rotated in each head; 0 without rotary positions
+    interleaved: bool  # pairs are (2j, 2j + 1); otherwise (j, j + rotary_pairs)
+
+
+@dataclass(frozen=True)
+class LoweredCrossAttention:
+    """Cross-attention of a block. Keys and values come precomputed with the encoder output."""
+
+    attention: LoweredAttention
+    query: Projection
+    output: Projection
+    residual: Residual
+
+
+@dataclass(frozen=True)
+class LoweredBlock:
+    """All weights and settings of one block. The residual modules hold the norms around each branch."""
+
+    placement: str  # of the norms: pre, post or sandwich
+    attention: LoweredAttention
+    query_key_value: Projection  # rows of the query, key and value projections, ((N + 2K) H, D)
+    attention_output: Projection
+    attention_residual: Residual
+    cross_attention: LoweredCrossAttention | None
+    gated: bool
+    activation: Activation
+    gate_and_up: Projection  # rows of the gate, if there is one, and of the up projection
+    down: Projection
+    feed_forward_residual: Residual
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The four projections of a block without cross-attention."""
+        return self.query_key_value, self.attention_output, self.gate_and_up, self.down
+
+
+def lower_block(block: Block) -> LoweredBlock:
+    """Collect the weights and settings of a block that `capability.unsupported_reason` accepts; merge its weights."""
+    attention, feed_forward, config = block.attention, block.feed_forward, block.layer.feed_forward
+    assert isinstance(attention, Attention)
+    assert isinstance(feed_forward, FeedForwardLayer)
+    assert isinstance(config, FeedForward)
+    cross = None
+    if block.layer.cross_attention is not None:
+        module = cast(Attention, block.cross_attention)
+        cross = LoweredCrossAttention(
+            lower_attention(module),
+            merge_projections(module.query),
+            merge_projections(module.output),
+            block.cross_attention_residual,
+        )
+    gate_and_up = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
+    return LoweredBlock(
+        placement=block.layer.placement,
+        attention=lower_attention(attention),
+        query_key_value=merge_projections(attention.query, attention.key, attention.value),
+        attention_output=merge_projections(attention.output),
+        attention_residual=block.attention_residual,
+        cross_attention=cross,
+        gated=feed_forward.gate is not None,
+        activation=config.activation,
+        gate_and_up=merge_projections(*gate_and_up),
+        down=merge_projections(feed_forward.down),
+        feed_forward_residual=block.feed_forward_residual,
     )
 
 
-def are_plain(modules: list[nn.Module]) -> bool:
-    """None exchanged for another, and nothing hooked into them."""
-    return {type(module) for module in modules} <= KNOWN_MODULES and not any(hooks_of(modules))
+def lower_attention(attention: Attention) -> LoweredAttention:
+    config = attention.config
+    rope = config.position if isinstance(config.position, Rope) else None
+    return LoweredAttention(
+        config,
+        attention.scale,
+        attention.query_norm,
+        attention.key_norm,
+        rotary_pairs=0 if rope is None else (rope.width or config.head_width) // 2,
+        interleaved=rope is not None and rope.pairing == "interleaved",
+    )
 
 
-def hooks_of(modules: list[nn.Module]) -> list[dict[int, Any]]:
-    return [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+def lower_norm(module: nn.Module | None) -> NormSettings | None:
+    """Return the settings of a norm module, or None for None and nn.Identity."""
+    match module:
+        case None | nn.Identity():
+            return None
+        case RmsNormLayer():
+            return NormSettings("rms", module.config.epsilon, module.weight, None, module.config.unit_offset)
+        case nn.LayerNorm():
+            return NormSettings("layer", module.eps, module.weight, module.bias, unit_offset=False)
+    raise AssertionError(f"no kernel computes {type(module).__name__}")
 
 
-def merge(modules: tuple[nn.Linear | PackedLinear, ...]) -> Tensor | Packed:
-    """One matrix of all their rows; the modules then hold views of it, so that nothing is kept twice.
+def lower_head(network: Transformer) -> Projection:
+    """Return the projection to logits: the weight of the head, or the token table that it is tied to."""
+    head, stack = network.head, network.decoder
+    assert stack is not None
+    weight: Tensor | PackedMatrix = (
+        stack.embedding.tokens.weight if head is None or head.weight is None else head.weight
+    )
+    return Projection(
+        weight.packed if isinstance(weight, PackedMatrix) else weight.detach(), None if head is None else head.bias
+    )
 
-    Their parameters stay the same objects: an optimizer that knows them goes on to train what is used.
-    """
+
+def rotation_table(config: GroupedAttention, length: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines (length, rotary_pairs) in float32 for the positions 0 to length - 1."""
+    assert isinstance(config.position, Rope)
+    positions = torch.arange(length, device=device)[None]
+    rotation = make_rotation(config.position, positions, config.head_width, torch.float32)
+    return rotation.cosine[0, 0].contiguous(), rotation.sine[0, 0].contiguous()
+
+
+# --- merging
+
+
+def merge_projections(*modules: LinearModule) -> Projection:
+    """Return one projection with the rows of all modules; the bias is a copy."""
+    biases = [module.bias.detach() for module in modules if module.bias is not None]
+    return Projection(merge_weights(modules), torch.cat(biases) if biases else None)
+
+
+def merge_weights(modules: tuple[LinearModule, ...]) -> Tensor | PackedWeight:
+    """Return one matrix with the rows of all weights, and let the modules hold views of it."""
     if len(modules) == 1:
-        only = modules[0]
-        return only.packed if isinstance(only, PackedLinear) else only.weight.detach().contiguous()
+        module = modules[0]
+        return module.packed if isinstance(module, PackedLinear) else module.weight.detach().contiguous()
     packed = [module for module in modules if isinstance(module, PackedLinear)]
     if len(packed) == len(modules) and len({(m.quants.dtype, m.offsets is None) for m in packed}) == 1:
-        return merge_packed(packed)
-    if packed:  # in different ways: as numbers then
+        return merge_packed_weights(packed)
+    if packed:  # formats differ, so the merged weight is unpacked
         return torch.cat([module.weight.detach() for module in modules])
     plain = [module for module in modules if isinstance(module, nn.Linear)]
-    whole = joined([module.weight.detach() for module in plain])
-    for module, part in zip(plain, whole.split([len(module.weight) for module in plain]), strict=True):
-        module.weight.data = part
-    return whole
+    merged = concatenate_rows([module.weight.detach() for module in plain])
+    for module, rows in zip(plain, merged.split([len(module.weight) for module in plain]), strict=True):
+        module.weight.data = rows
+    return merged
 
 
-def joined(parts: list[Tensor]) -> Tensor:
-    """All their rows in one tensor: a copy, unless an earlier merge has left them one after the other."""
+def merge_packed_weights(modules: list[PackedLinear]) -> PackedWeight:
+    parts = [module.packed for module in modules]
+    offsets = [part.offsets for part in parts if part.offsets is not None]
+    merged = PackedWeight(
+        concatenate_rows([part.quants for part in parts]),
+        concatenate_rows([part.scales for part in parts]),
+        concatenate_rows(offsets) if offsets else None,
+        parts[0].columns,
+    )
+    start = 0
+    for module, part in zip(modules, parts, strict=True):
+        module.set_packed(merged.rows(slice(start, start + part.shape[0])))
+        start += part.shape[0]
+    return merged
+
+
+def concatenate_rows(parts: list[Tensor]) -> Tensor:
+    """Return all rows in one tensor: a copy, or a view if an earlier merge has placed the parts one after another."""
     for part, following in pairwise(parts):
         one_storage = part.untyped_storage().data_ptr() == following.untyped_storage().data_ptr()
         if not one_storage or part.data_ptr() + part.nbytes != following.data_ptr() or not part.is_contiguous():
             return torch.cat(parts)
     return parts[0].as_strided((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].stride())
-
-
-def merge_packed(modules: list[PackedLinear]) -> Packed:
-    parts = [module.packed for module in modules]
-    offsets = [part.offsets for part in parts if part.offsets is not None]
-    whole = Packed(
-        joined([part.quants for part in parts]),
-        joined([part.scales for part in parts]),
-        joined(offsets) if offsets else None,
-        parts[0].columns,
-    )
-    start = 0
-    for module, part in zip(modules, parts, strict=True):
-        module.put(whole.rows(slice(start, start + part.shape[0])))
-        start += part.shape[0]
-    return whole

@@ -5,14 +5,15 @@ import platform
 import pytest
 import torch
 
-from clearhead.backends.cpu import library as cpu
 from clearhead.backends.cpu.plan import Plan
-from clearhead.backends.cpu.stack import AcceleratedStack, accelerate, why_no_cpu_kernels
-from clearhead.backends.packed.modules import pack_network
-from clearhead.cache.cache import KeyValueCache
+from clearhead.backends.cpu.stack import AcceleratedStack, accelerate
+from clearhead.backends.cpu_kernels import library as cpu
+from clearhead.backends.live_checks import unsupported_network_reason
+from clearhead.backends.modules import pack_network
+from clearhead.cache.key_value_cache import KeyValueCache
 from clearhead.cache.stores import SlidingStore
 from clearhead.families import preset
-from clearhead.generation.decode import TokenSequence, decode
+from clearhead.generation import TokenSequence, decode
 from clearhead.model.transformer import Transformer
 from clearhead.options import SamplingOptions
 from tests.book.shrink import shrink
@@ -39,7 +40,7 @@ def logits_of(network, tokens, mask=None, encoder_output=None, prompt=5):
         seen = None if mask is None else mask[:, start:end]
         hidden = network.hidden_states(tokens[:, start:end], seen, encoder_output=encoder_output, cache=cache)
         cache.advance()
-        steps.append(network.to_logits(hidden[:, -1]))
+        steps.append(network.compute_logits(hidden[:, -1]))
     return torch.stack(steps, dim=1).float(), cache
 
 
@@ -47,7 +48,7 @@ def logits_of(network, tokens, mask=None, encoder_output=None, prompt=5):
 def test_without_large_vectors_modules_read_prompts(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu, "FLAGS", (*cpu.FLAGS, "-mno-avx512f"))
     cpu.compile_library(tmp_path / "plain.so")
-    monkeypatch.setattr(cpu, "_loaded", cpu.opened(tmp_path / "plain.so"))
+    monkeypatch.setattr(cpu, "_loaded", cpu.open_library(tmp_path / "plain.so"))
     network, tokens = network_of("llama-3.1-8b"), torch.randint(0, VOCAB, (3, 14))
     expected, _ = logits_of(network, tokens)
     assert accelerate(network)
@@ -91,7 +92,7 @@ def test_a_prompt_is_the_network(name, padded):
                 seen = mask[:, start:end] if padded else None
                 hidden = network.hidden_states(tokens[:, start:end], seen, cache=cache)
                 cache.advance()
-                logits.append(network.to_logits(hidden)[mask[:, start:end]])
+                logits.append(network.compute_logits(hidden)[mask[:, start:end]])
         caches.append(cache)
         assert accelerate(network)
     for found, expected in zip(logits[4:], logits[:4], strict=True):
@@ -129,7 +130,7 @@ def test_an_encoder_decoder_steps_too(name):
     with torch.no_grad():
         encoder_output = network.precompute_cross_attention(network.encode(source, source_mask))
     expected, _ = logits_of(network, tokens, encoder_output=encoder_output, prompt=1)
-    assert accelerate(network), why_no_cpu_kernels(network)
+    assert accelerate(network), unsupported_network_reason(network, "cpu")
     found, _ = logits_of(network, tokens, encoder_output=encoder_output, prompt=1)
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
@@ -171,7 +172,7 @@ def test_a_mistake_in_the_cache_would_show():
         network.hidden_states(tokens[:, :9], cache=cache)
         cache.advance()
         cache.stores[0].key[:, :, 2] += 1
-        found = network.to_logits(network.hidden_states(tokens[:, 9:], cache=cache)[:, -1])
+        found = network.compute_logits(network.hidden_states(tokens[:, 9:], cache=cache)[:, -1])
     assert (found - expected[:, -1]).abs().max() > 1e-3
 
 
@@ -188,7 +189,9 @@ def test_two_caches_and_a_selection_do_not_mix():
         for step in (6, 7):
             logits = []
             for cache, rows in ((first, tokens), (second, tokens.flip(0))):
-                logits.append(network.to_logits(network.hidden_states(rows[:, step : step + 1], cache=cache)[:, -1]))
+                logits.append(
+                    network.compute_logits(network.hidden_states(rows[:, step : step + 1], cache=cache)[:, -1])
+                )
                 cache.advance()
             first, second = first.select(torch.tensor([0, 1])), second.select(torch.tensor([0, 1]))
     torch.testing.assert_close(logits[0], expected[:, -1], atol=1e-4, rtol=1e-4)
@@ -227,6 +230,6 @@ def test_the_decode_loop_runs_unchanged():
 @pytest.mark.parametrize("name", ["deepseek-v3", "t5-small", "bloom-7b1", "gopher-280b", "grok-1"])
 def test_what_it_does_not_know_stays_as_it_is(name):
     network = network_of(name)
-    assert why_no_cpu_kernels(network)
+    assert unsupported_network_reason(network, "cpu")
     assert not accelerate(network)
     assert not isinstance(network.decoder, AcceleratedStack)

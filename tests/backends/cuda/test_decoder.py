@@ -7,19 +7,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from clearhead.architecture.parts import LayerNorm, LearnedPositions, SinusoidalPositions, SlidingWindow
+from clearhead.architecture import LayerNorm, LearnedPositions, SinusoidalPositions, SlidingWindow
 from clearhead.backends.cuda import decoder as cuda
-from clearhead.backends.cuda.decoder import GraphDecoder, why_no_cuda_graph
+from clearhead.backends.cuda.decoder import GraphDecoder
 from clearhead.backends.cuda.launch import attention_workspace
-from clearhead.backends.lowering import merge
-from clearhead.backends.packed.modules import pack_network
+from clearhead.backends.live_checks import unsupported_network_reason
+from clearhead.backends.lowering import merge_weights
+from clearhead.backends.modules import pack_network
 from clearhead.cache import stores
-from clearhead.cache.cache import KeyValueCache
+from clearhead.cache.key_value_cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
+from clearhead.generation import TokenSequence, decode
 from clearhead.generation import cuda_graph as graph
 from clearhead.generation.cuda_graph import decode_in_graph, fits, is_plain, past_fits
-from clearhead.generation.decode import TokenSequence, decode
 from clearhead.model.transformer import Transformer
 from clearhead.options import SamplingOptions
 from tests.book.shrink import shrink
@@ -78,7 +79,7 @@ class Step:
             states, arrivals = self.decoder.workspace
             self.decoder.workspace = states[:, :1].contiguous(), arrivals
         self.texts = [list(prompt) for prompt in prompts]
-        self.decoder.token.copy_(self.decoder.read(prompts).argmax(-1))
+        self.decoder.token.copy_(self.decoder.prefill(prompts).argmax(-1))
 
     def choose(self, logits, steps):
         self.logits = logits
@@ -86,7 +87,7 @@ class Step:
 
     def advance(self):
         self.texts = [[*text, token] for text, token in zip(self.texts, self.decoder.token.tolist(), strict=True)]
-        self.decoder.advance()
+        self.decoder.run_step()
         return self.logits
 
     def error(self):
@@ -103,7 +104,7 @@ def test_a_step_gives_the_logits_of_the_network(name, bits, num_rows):
     """Packed, x may be rounded to eight bits on one side alone."""
     pytest.importorskip("triton", reason="Triton is not installed")
     network = toy(name, ANY_DEVICE)
-    assert why_no_cuda_graph(network) is None
+    assert unsupported_network_reason(network, "cuda") is None
     if bits is not None:
         pack_network(network, bits)
     step = Step(network, [[row, 1, 2, 3] for row in range(num_rows)])
@@ -144,7 +145,7 @@ def test_a_cache_that_is_full_grows():
     step = Step(toy("llama-3.2-1b", ANY_DEVICE), [[5, 1, 2, 3], [6, 4, 7, 2]], capacity=5)
     step.advance()
     step.decoder.capture = lambda: None
-    step.decoder.grow()
+    step.decoder.double_capacity()
     step.advance()
     assert step.error() < 1e-4
     assert {(layer.keys.shape[2], len(layer.cosine)) for layer in step.decoder.layers} == {(10, 10)}
@@ -176,7 +177,7 @@ def anywhere(monkeypatch):
     if ANY_DEVICE == "cpu":
         monkeypatch.setattr(graph, "AsyncTokens", Copied)
         monkeypatch.setattr(
-            GraphDecoder, "capture", lambda self: setattr(self, "graph", SimpleNamespace(replay=self.advance))
+            GraphDecoder, "capture", lambda self: setattr(self, "graph", SimpleNamespace(replay=self.run_step))
         )
         monkeypatch.setattr(cuda, "attention_workspace", one_span)
 
@@ -325,7 +326,7 @@ def test_rows_end_with_the_table_of_positions(name, lengths):
 
 
 @gpu
-@pytest.mark.parametrize("num_rows", [1, 3, 20])  # by_kernels, by_kernels, by_products
+@pytest.mark.parametrize("num_rows", [1, 3, 20])  # in kernels, in kernels, in PyTorch
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2", "opt"])
 @torch.no_grad()
@@ -334,9 +335,11 @@ def test_packed_weights_give_the_logits_of_the_network(name, bits, num_rows):
     prompts = [[row, 1, 2, 3] for row in range(num_rows)]
     step = Step(pack_network(toy(name, "cuda"), bits), prompts)
     chosen = step.advance().argmax(-1).tolist()
-    assert step.error() < (0.04 if num_rows <= step.decoder.most_rows else 1e-4)  # PyTorch's products round nothing
-    step.decoder.start(step.decoder.read(prompts).argmax(-1))  # the same step, captured
-    assert step.decoder.next().tolist() == chosen
+    assert step.error() < (
+        0.04 if num_rows <= step.decoder.max_kernel_rows else 1e-4
+    )  # PyTorch's products round nothing
+    step.decoder.start(step.decoder.prefill(prompts).argmax(-1))  # the same step, captured
+    assert step.decoder.replay_step().tolist() == chosen
 
 
 @pytest.mark.parametrize(
@@ -344,8 +347,8 @@ def test_packed_weights_give_the_logits_of_the_network(name, bits, num_rows):
 )
 def test_other_models_are_left_to_the_loop(name):
     network = network_of(name)
-    assert why_no_cuda_graph(network)
-    with pytest.raises(ClearheadError, match="does not run in a CUDA graph"):
+    assert unsupported_network_reason(network, "cuda")
+    with pytest.raises(ClearheadError, match="cannot run in a CUDA graph"):
         GraphDecoder(network, 1, 16, lambda logits, steps: logits.argmax(-1))
 
 
@@ -357,25 +360,25 @@ def test_without_a_gpu_the_loop_is_used():
     ("change", "sentence"),
     [
         ({"head_width": 16, "num_heads": 32, "num_kv_heads": 1}, "more than 16 query heads"),
-        ({"head_width": 12}, "no power of two"),
+        ({"head_width": 12}, "power of two"),
     ],
 )
 def test_heads_beyond_a_tile_are_left_to_the_loop(change, sentence):
-    assert sentence in why_no_cuda_graph(network_of("llama-3.2-1b", **change))
+    assert sentence in unsupported_network_reason(network_of("llama-3.2-1b", **change), "cuda")
 
 
 def test_altered_networks_are_left_to_the_loop():
-    assert "float64" in why_no_cuda_graph(toy("llama-3.2-1b").double())
+    assert "float64" in unsupported_network_reason(toy("llama-3.2-1b").double(), "cuda")
     mixed = toy("llama-3.2-1b")
     mixed.decoder.layers[1].bfloat16()
-    assert "several precisions" in why_no_cuda_graph(mixed)
+    assert "several dtypes" in unsupported_network_reason(mixed, "cuda")
     hooked = toy("llama-3.2-1b")
     hooked.decoder.final_norm.register_forward_hook(lambda *given: None)
-    assert "hooked into" in why_no_cuda_graph(hooked)
-    assert why_no_cuda_graph(pack_network(toy("llama-3.2-1b"), "int8")) is None
+    assert "have hooks" in unsupported_network_reason(hooked, "cuda")
+    assert unsupported_network_reason(pack_network(toy("llama-3.2-1b"), "int8"), "cuda") is None
     network = toy("llama-3.2-1b")
     network.decoder.layers[0].register_forward_hook(lambda *given: None)
-    assert "hooked into" in why_no_cuda_graph(network)
+    assert "have hooks" in unsupported_network_reason(network, "cuda")
 
 
 @pytest.fixture
@@ -430,15 +433,15 @@ class Counting:
     asked = 0
 
     def __init__(self, network, batch, capacity, choose, cache):
-        self.step, self.capacity = torch.zeros(batch, dtype=torch.long), capacity
+        self.num_generated, self.capacity = torch.zeros(batch, dtype=torch.long), capacity
 
-    def read(self, prompts, num_at_once):
+    def prefill(self, prompts, num_at_once):
         return torch.eye(VOCAB)[[10 * row for row in range(len(prompts))]]
 
     def start(self, tokens):
         self.token = tokens.clone()
 
-    def next(self):
+    def replay_step(self):
         Counting.asked += 1
         self.token += 1
         return self.token
@@ -450,7 +453,7 @@ class Copied:
     def __init__(self, tokens):
         self.tokens = tokens.tolist()
 
-    def read(self):
+    def result(self):
         return self.tokens
 
 
@@ -472,7 +475,7 @@ def test_matrices_are_merged_once(bits):
     if bits is not None:
         pack_network(network, bits)
     attention = network.decoder.layers[0].attention
-    first, second = (merge((attention.query, attention.key, attention.value)) for _ in range(2))
+    first, second = (merge_weights((attention.query, attention.key, attention.value)) for _ in range(2))
     first, second = (first, second) if bits is None else (first.quants, second.quants)
     assert first.data_ptr() == second.data_ptr()
     assert torch.equal(first, second)

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from clearhead.architecture.parts import Rope
-from clearhead.backends.packed.formats import Packed, pack, pack_gguf_blocks
+from clearhead.architecture import Rope
+from clearhead.backends.packed.formats import PackedWeight, pack, pack_gguf_blocks
 from clearhead.model.attend import Scoring, reference_attention
 from clearhead.model.masks import Mask
 from clearhead.model.norms import root_mean_square
-from clearhead.model.positions import rotation_for
+from clearhead.model.positions import make_rotation
 
 pytest.importorskip("triton", reason="Triton is not installed")
 from clearhead.backends.cuda import triton_attention as kernels
@@ -43,7 +43,7 @@ def multiply(
         "BLOCK_N": 4, "PDL": False,
     }  # fmt: skip
     grid = (-(-num_rows // 4),)
-    if isinstance(weight, Packed):
+    if isinstance(weight, PackedWeight):
         offsets = weight.scales if weight.offsets is None else weight.offsets
         products.multiply_packed_row[2,](
             y, x, weight.quants.view(torch.int32), weight.scales, offsets, *ends, GROUPS=weight.scales.shape[1],
@@ -167,14 +167,14 @@ def test_attention_of_one_new_token(pairing, num_spans, window, normed):
         q, k = (functional.rms_norm(part, (width,), gain, 1e-5) for part, gain in zip((q, k), gains, strict=True))
     rotation = None
     if pairing:
-        rotation = rotation_for(
+        rotation = make_rotation(
             Rope(pairing=pairing), torch.arange(capacity, device=DEVICE)[None], width, torch.float32
         )
     expected, kept = [], keys.clone()
     for row, position in enumerate(positions.tolist()):
         turned_q, turned_k = q[row], k[row]
         if rotation is not None:
-            here = rotation_for(Rope(pairing=pairing), positions[row : row + 1, None], width, torch.float32)
+            here = make_rotation(Rope(pairing=pairing), positions[row : row + 1, None], width, torch.float32)
             turned_q, turned_k = (
                 here.rotate(q[row, None, :, None])[0, :, 0],
                 here.rotate(k[row, None, :, None])[0, :, 0],
@@ -194,7 +194,7 @@ def test_attention_of_one_new_token(pairing, num_spans, window, normed):
     kernels.attend_row[(batch * kv_heads, num_spans)](
         y, states, arrivals, projected, keys, values, positions, cosine, sine, *norms,
         keys.stride(0), keys.stride(1), window, 0.3, 1e-5,
-        N=heads, K=kv_heads, H=width, PAIRS=width // 2 if pairing else 0, NEIGHBOURS=pairing == "interleaved",
+        N=heads, K=kv_heads, H=width, PAIRS=width // 2 if pairing else 0, INTERLEAVED=pairing == "interleaved",
         NORMED=normed, UNIT_OFFSET=int(window == 7), GROUP=16, SPANS=num_spans, BLOCK=16, PDL=False,
     )  # fmt: skip
     tolerance = 2e-2 if ON_GPU else 1e-5  # a GPU multiplies float32 tiles in TF32

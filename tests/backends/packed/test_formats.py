@@ -6,8 +6,8 @@ from gguf import GGMLQuantizationType, quants
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clearhead.backends.modules import PackedMatrix, pack_network
 from clearhead.backends.packed.formats import pack, pack_gguf_blocks
-from clearhead.backends.packed.modules import PackedMatrix, pack_network
 from clearhead.errors import ClearheadError
 from tests.backends.cpu.test_stack import network_of
 
@@ -57,7 +57,7 @@ def test_our_rounding_is_ggmls(kind):
     )
     ours = pack(weight, "int4" if kind == "Q4_1" else "int8")
     torch.testing.assert_close(ours.scales, theirs.scales, atol=0, rtol=1e-3)
-    assert (ours.values() == theirs.values()).float().mean() > 0.98
+    assert (ours.integers() == theirs.integers()).float().mean() > 0.98
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
@@ -101,7 +101,7 @@ def test_a_move_that_fails_leaves_packed_weights_as_they_are():
 def test_large_matrices_are_packed_in_pieces(monkeypatch):
     weight = torch.randn(3, 7, 100, generator=torch.Generator().manual_seed(0))
     whole = pack(weight, "int4")
-    monkeypatch.setattr("clearhead.backends.packed.formats.UNPACKED_AT_ONCE", 250)  # two rows
+    monkeypatch.setattr("clearhead.backends.packed.formats.ELEMENTS_PER_CHUNK", 250)  # two rows
     assert torch.equal(pack(weight, "int4").unpack(), whole.unpack())
     assert whole.shape == (21, 100)
 

@@ -1,1 +1,11 @@
-"""C++ kernels for one decode step or one prompt on the CPU, built on demand and called through ctypes."""
+"""The CPU backend: a decoder whose layers run in one call of the C++ kernels.
+
+stack              AcceleratedStack, which takes the place of the decoder; `accelerate` installs it
+plan               the decoder's layers as C++ structures, and the call that runs new tokens through them
+attention_inputs   what changes with every call: cache addresses, masks, rotation angles
+change_detector    whether a plan still describes the modules it was built from
+"""
+
+from clearhead.backends.cpu.stack import AcceleratedStack, accelerate
+
+__all__ = ["AcceleratedStack", "accelerate"]

@@ -1,10 +1,10 @@
-"""Decoding on an NVIDIA GPU: static buffers, few kernels a layer, the whole step with its sampling in one CUDA graph.
+"""Decode on an NVIDIA GPU: static buffers, few kernels per layer, the whole step with its sampling in one CUDA graph.
 
-    decoder = GraphDecoder(network, batch=1, capacity=1024, choose=lambda logits, steps: logits.argmax(-1))
-    logits = decoder.read(prompts); decoder.start(logits.argmax(-1)); token = decoder.next()
+    decoder = GraphDecoder(network, batch=1, capacity=1024, choose=lambda logits, num_generated: logits.argmax(-1))
+    logits = decoder.prefill(prompts); decoder.start(logits.argmax(-1)); tokens = decoder.replay_step()
 
-The graph feeds its token back to itself, so nothing waits for the host between two tokens. One row, or a few of packed
-weights, run in the kernels of triton_products.py; of more rows the products are PyTorch's.
+The graph feeds the chosen token back to itself, so the GPU does not wait for the host between two tokens. A batch of
+one, or of a few with packed weights, runs in the kernels of triton_products.py; larger batches use PyTorch's products.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,250 +14,231 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.architecture import Causal, FeedForward, GroupedAttention, Layer, LearnedPositions, SlidingWindow
-from clearhead.backends.cuda.launch import Matrix, Norm, attend, attention_workspace, multiply
-from clearhead.backends.cuda.layers import Angles, StaticLayer, head_of, static_layer, with_room
-from clearhead.backends.lowering import are_plain, hooks_of, unknown_in
-from clearhead.backends.packed.formats import Packed
+from clearhead.architecture import LearnedPositions
+from clearhead.backends.cuda.launch import attend, attention_workspace, fused_linear
+from clearhead.backends.cuda.layers import GraphLayer, RotationTables, build_layer, with_capacity
+from clearhead.backends.live_checks import unsupported_network_reason
+from clearhead.backends.lowering import LoweredBlock, NormModule, Projection, lower_head
+from clearhead.backends.packed import PackedWeight
 from clearhead.cache import ContiguousStore, KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.model import ACTIVATIONS, Block, Transformer
 
-Choose = Callable[[Tensor, Tensor], Tensor]  # logits (B, V) and how many tokens there are (B,) -> the next (B,)
-KNOWN_ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
-
-
-def why_no_cuda_graph(network: Transformer) -> str | None:
-    """What the graph does not know of this model, in a few words."""
-    stack = network.decoder
-    if stack is None or network.encoder is not None:
-        return "only a decoder alone runs in a graph"
-    dtypes = {parameter.dtype for parameter in network.parameters()}
-    if dtypes & {torch.float64} or len(dtypes) > 1:
-        return "float64, or several precisions"
-    if reason := unknown_in(stack.stack):
-        return reason
-    around = [stack.embedding, stack.final_norm] + ([] if network.head is None else [network.head])
-    if not are_plain(list(stack.layers.modules())) or any(hooks_of([m for part in around for m in part.modules()])):
-        return "modules that were exchanged or hooked into"
-    attentions = [cast(GroupedAttention, layer.attention) for layer in stack.stack.layers]
-    if len({(attention.num_heads, attention.num_kv_heads, attention.head_width) for attention in attentions}) > 1:
-        return "layers that differ in their heads"
-    return next((reason for layer in stack.stack.layers if (reason := unknown_layer(layer))), None)
-
-
-def unknown_layer(layer: Layer) -> str | None:
-    attention = cast(GroupedAttention, layer.attention)
-    if layer.placement not in ("pre", "sandwich") or not isinstance(attention.pattern, Causal | SlidingWindow):
-        return "its layers are not plain ones"
-    if cast(FeedForward, layer.feed_forward).activation not in KNOWN_ACTIVATIONS:
-        return "this kind of feed-forward"
-    if attention.head_width < 16 or attention.head_width & (attention.head_width - 1):
-        return "a head width that is no power of two from 16 on"
-    if attention.num_heads > 16 * attention.num_kv_heads:
-        return "more than 16 query heads to a key-value head"
-    return None
+# Logits (B, V) and the number of tokens generated so far (B,) -> the next token of each sequence (B,).
+ChooseTokens = Callable[[Tensor, Tensor], Tensor]
+MAX_PACKED_ROWS = 16  # sequences up to which packed weights run in the Triton kernels
 
 
 class GraphDecoder:
-    multiply = staticmethod(multiply)
+    """Decode a batch of sequences with a captured step; `prefill`, then `start`, then `replay_step` for each token."""
+
+    fused_linear = staticmethod(fused_linear)
 
     def __init__(
-        self, network: Transformer, batch: int, capacity: int, choose: Choose, cache: KeyValueCache | None = None
+        self, network: Transformer, batch: int, capacity: int, choose: ChooseTokens, cache: KeyValueCache | None = None
     ):
-        """`capacity`: tokens of the longest row, with those in the `cache` that is gone on with, where there is one."""
-        if reason := why_no_cuda_graph(network):
-            raise ClearheadError(f"this model does not run in a CUDA graph: {reason}")
+        """Allocate buffers for sequences of up to `capacity` tokens, including those in a `cache` to be continued."""
+        if reason := unsupported_network_reason(network, "cuda"):
+            raise ClearheadError(f"this model cannot run in a CUDA graph: {reason}")
         parameter = next(network.parameters())
         self.network, self.choose = network, choose
         self.device, self.dtype = parameter.device, parameter.dtype
+        self.cache = cache or self.empty_cache(capacity)
+        self.num_cached = self.cache.length
         assert network.decoder is not None
-        blocks, angles = cast(list[Block], list(network.decoder.layers)), Angles()
-        self.cache = cache or self.blank_cache(capacity)
-        self.kept = self.cache.length
-        with torch.inference_mode(parameter.is_inference()), torch.no_grad():  # merged weights can be trained as before
+        blocks, tables = cast(list[Block], list(network.decoder.layers)), RotationTables()
+        # Merged weights stay trainable, unless they were created in inference mode.
+        with torch.inference_mode(parameter.is_inference()), torch.no_grad():
             self.layers = [
-                static_layer(block, store, self.kept, (batch, capacity), angles)
+                build_layer(block, store, self.num_cached, (batch, capacity), tables)
                 for block, store in zip(blocks, self.stores, strict=True)
             ]
-        self.head = head_of(network)
-        matrices = [self.head, *(matrix for layer in self.layers for matrix in layer.matrices)]
-        packed = all(isinstance(matrix.weight, Packed) for matrix in matrices)
-        # Of plain numbers PyTorch's products are faster from two rows on; packed ones it would have to unpack.
-        self.most_rows = 16 if packed else 1
+        self.head = lower_head(network)
+        projections = [self.head, *(projection for layer in self.layers for projection in layer.block.projections)]
+        packed = all(isinstance(projection.weight, PackedWeight) for projection in projections)
+        # PyTorch's products of plain weights are faster from two rows on; packed weights would have to be unpacked.
+        self.max_kernel_rows = MAX_PACKED_ROWS if packed else 1
         self.token = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.position = torch.zeros(batch, dtype=torch.long, device=self.device)
-        self.step = torch.zeros(batch, dtype=torch.long, device=self.device)
-        self.workspace = attention_workspace(self.layers[0].attention, batch, self.device)
+        self.num_generated = torch.zeros(batch, dtype=torch.long, device=self.device)
+        self.workspace = attention_workspace(self.layers[0].block.attention, batch, self.device)
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    def blank_cache(self, capacity: int) -> KeyValueCache:
-        """Of the tokens before a window too: a kernel does not look at them, and needs no ring to leave them out."""
+    def empty_cache(self, capacity: int) -> KeyValueCache:
+        """Return a cache that keeps all tokens, even those outside of a window: the kernel skips them."""
         layers = self.network.config.output_stack.layers
         return KeyValueCache(self.network.config, stores=[ContiguousStore(capacity) for _ in layers])
 
     @property
     def stores(self) -> list[ContiguousStore]:
+        """The stores of the cache, one per layer."""
         return cast(list[ContiguousStore], self.cache.stores)
 
     @property
     def capacity(self) -> int:
-        return min(layer.keys.shape[2] for layer in self.layers)  # some may have grown when memory ran out
+        """Tokens that fit into the cache of every layer; some may be larger after an allocation failed."""
+        return min(layer.keys.shape[2] for layer in self.layers)
 
     @property
     def num_bytes(self) -> int:
-        """Of the cache, of the angles that layers share and of what the graph works in; the weights are the network's.
+        """Memory of the cache, the rotation tables and the workspace; the weights belong to the network.
 
-        More only for a while: the largest of `matrices`, when its parts are merged, and what PyTorch takes to read a
-        prompt.
+        Temporarily, more is needed: a copy of the largest merged weight, and what PyTorch takes to process a prompt.
         """
-        held = {part for layer in self.layers for part in (layer.keys, layer.values, layer.cosine, layer.sine)}
-        return sum(part.nbytes for part in (*held, *self.workspace))
+        buffers = {part for layer in self.layers for part in (layer.keys, layer.values, layer.cosine, layer.sine)}
+        return sum(part.nbytes for part in (*buffers, *self.workspace))
 
-    # --- reading
+    # --- prompts
 
-    @torch.inference_mode()  # as decode.py, which may have made the cache
-    def read(self, prompts: Sequence[Sequence[int]], num_at_once: int | None = None) -> Tensor:
-        """Prompts through the network, their keys and values into the cache; logits after the last (B, V).
+    @torch.inference_mode()  # as generation/decode.py, which may have created the cache
+    def prefill(self, prompts: Sequence[Sequence[int]], chunk_size: int | None = None) -> Tensor:
+        """Process the prompts, write their keys and values to the cache, and return logits after the last token (B, V).
 
-        `num_at_once`: tokens; with windows, what a long prompt takes of memory grows with the square of it.
+        chunk_size: tokens processed at once. With sliding windows, the memory for masks grows with its square.
         """
         if len({len(prompt) for prompt in prompts}) == 1:
-            self.cache.truncate(self.kept)
-            return self.read_some(prompts, slice(None), self.cache, num_at_once)
-        assert not self.kept, "a cache that is gone on with has no padding"
-        return torch.cat([self.read_alone(prompt, row, num_at_once) for row, prompt in enumerate(prompts)])
+            self.cache.truncate(self.num_cached)
+            return self.prefill_rows(prompts, slice(None), self.cache, chunk_size)
+        assert not self.num_cached, "a cache that is continued has no padding"
+        return torch.cat([self.prefill_alone(prompt, row, chunk_size) for row, prompt in enumerate(prompts)])
 
-    def read_alone(self, prompt: Sequence[int], row: int, num_at_once: int | None) -> Tensor:
-        """One that is longer or shorter than the others."""
-        here, cache = slice(row, row + 1), self.blank_cache(len(prompt))
-        logits = self.read_some([prompt], here, cache, num_at_once)
+    def prefill_alone(self, prompt: Sequence[int], row: int, chunk_size: int | None) -> Tensor:
+        """Process one prompt of a batch with different lengths in a cache of its own, and copy the result."""
+        rows, cache = slice(row, row + 1), self.empty_cache(len(prompt))
+        logits = self.prefill_rows([prompt], rows, cache, chunk_size)
         for layer, store in zip(self.layers, cache.stores, strict=True):
-            kept = store.tensors()
-            layer.keys[here, :, : cache.length] = kept["key"][:, :, : cache.length]
-            layer.values[here, :, : cache.length] = kept["value"][:, :, : cache.length]
+            stored = store.tensors()
+            layer.keys[rows, :, : cache.length] = stored["key"][:, :, : cache.length]
+            layer.values[rows, :, : cache.length] = stored["value"][:, :, : cache.length]
         return logits
 
-    def read_some(
-        self, prompts: Sequence[Sequence[int]], here: slice, cache: KeyValueCache, num_at_once: int | None
+    def prefill_rows(
+        self, prompts: Sequence[Sequence[int]], rows: slice, cache: KeyValueCache, chunk_size: int | None
     ) -> Tensor:
-        """Of one length, for these rows."""
+        """Process prompts of equal length, which are these rows of the batch, in the network's modules."""
         tokens = torch.tensor([list(prompt) for prompt in prompts], device=self.device)
         length = cache.length + tokens.shape[1]
         if length >= self.capacity:
-            raise ClearheadError(f"the text has {length} tokens; this decoder was made for {self.capacity}")
-        for piece in tokens.split(num_at_once or tokens.shape[1], dim=1):
-            hidden = self.network.hidden_states(piece, cache=cache)
+            raise ClearheadError(
+                f"the sequence has {length} tokens and needs room for one more, but this decoder holds {self.capacity}"
+            )
+        for chunk in tokens.split(chunk_size or tokens.shape[1], dim=1):
+            hidden = self.network.hidden_states(chunk, cache=cache)
             cache.advance()
-        self.position[here] = length
-        return self.to_logits(hidden[:, -1].contiguous())
+        self.position[rows] = length
+        return self.compute_logits(hidden[:, -1].contiguous())
+
+    # --- the captured step
 
     def start(self, tokens: Tensor) -> None:
-        """The first token of each row, chosen from what `read` gave."""
+        """Set the first generated token of each sequence (B,), and capture the graph if that was not done yet."""
         self.token.copy_(tokens)
-        self.step.fill_(1)
+        self.num_generated.fill_(1)
         if self.graph is None:
             self.capture()
 
-    def next(self) -> Tensor:
-        """The token after the last (B,), a buffer that the next call changes. The GPU may still be at work on it."""
+    def replay_step(self) -> Tensor:
+        """Start one step on the GPU and return the buffer of the next tokens (B,), which the next call overwrites."""
         assert self.graph is not None
         self.graph.replay()
         return self.token
 
-    def grow(self) -> None:
-        """Double a cache that is full, layer after layer; the graph that writes into the old one goes first."""
-        self.graph, used, angles = None, self.capacity, Angles()
+    def double_capacity(self) -> None:
+        """Double a full cache, layer by layer, and capture a new graph; the old one is freed first."""
+        self.graph, used, tables = None, self.capacity, RotationTables()
         for number, (layer, store) in enumerate(zip(self.layers, self.stores, strict=True)):
-            self.layers[number] = with_room(layer, store, used, 2 * used, angles)
+            self.layers[number] = with_capacity(layer, store, used, 2 * used, tables)
         self.capture()
 
     @torch.inference_mode()
     def capture(self) -> None:
-        state = [tensor.clone() for tensor in (self.token, self.position, self.step)]
+        """Record a step as a CUDA graph; the state of the sequences stays unchanged."""
+        state = [tensor.clone() for tensor in (self.token, self.position, self.num_generated)]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):  # what is compiled or reserved on first use must be so before
+        with torch.cuda.stream(stream):  # compile kernels and allocate workspaces before the capture
             for _ in range(2):
-                self.advance()
+                self.run_step()
                 self.restore(state)
         torch.cuda.current_stream().wait_stream(stream)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # others may go on allocating
-            self.advance()
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):  # other threads may allocate meanwhile
+            self.run_step()
         self.restore(state)
 
     def restore(self, state: list[Tensor]) -> None:
-        for tensor, value in zip((self.token, self.position, self.step), state, strict=True):
+        """Copy saved values back to the buffers of the sequences."""
+        for tensor, value in zip((self.token, self.position, self.num_generated), state, strict=True):
             tensor.copy_(value)
 
-    # --- the step
+    # --- one step
 
-    def advance(self) -> None:
+    def run_step(self) -> None:
+        """Run `token` through the network, replace it by the next token, and advance the position."""
         stack = self.network.decoder
         assert stack is not None
-        x = stack.embedding(self.token[:, None], self.place[:, None], None)[:, 0]
-        run = self.by_kernels if len(x) <= self.most_rows else self.by_products
+        x = stack.embedding(self.token[:, None], self.embedding_position[:, None], None)[:, 0]
+        run_layer = self.run_layer_in_kernels if len(x) <= self.max_kernel_rows else self.run_layer_in_pytorch
         x = x.contiguous()
         for layer in self.layers:
-            run(layer, x)
-        logits = self.to_logits(x, None if stack.stack.final_norm is None else cast(Norm, stack.final_norm))
-        self.token.copy_(self.choose(logits, self.step))
+            run_layer(layer, x)
+        logits = self.compute_logits(x, None if stack.stack.final_norm is None else cast(NormModule, stack.final_norm))
+        self.token.copy_(self.choose(logits, self.num_generated))
         self.position += 1
-        self.step += 1
+        self.num_generated += 1
 
     @property
-    def place(self) -> Tensor:
-        """Where the embedding is to see the token. A row that is done goes on, though not beyond a table's end."""
+    def embedding_position(self) -> Tensor:
+        """Positions for the embedding (B,). A finished sequence goes on, but not beyond the end of a position table."""
         positions = self.network.config.output_stack.embedding.positions
         if isinstance(positions, LearnedPositions):
             return self.position.clamp(max=positions.num_positions - 1)
         return self.position
 
-    def by_kernels(self, layer: StaticLayer, x: Tensor) -> None:
-        """x (B, D), changed in place."""
-        projected = self.multiply(x, layer.projected, norm=layer.attention_norm)
-        self.add(x, self.attend(layer, projected), layer.output, layer.attention_branch_norm)
-        inner = self.multiply(
-            x, layer.inner, norm=layer.feed_forward_norm, gated=layer.gated, activation=layer.activation
+    def run_layer_in_kernels(self, layer: GraphLayer, x: Tensor) -> None:
+        """Run x (B, D) through a layer in the Triton kernels, in place."""
+        block, attention, feed_forward = layer.block, layer.block.attention_residual, layer.block.feed_forward_residual
+        projected = self.fused_linear(x, block.query_key_value, norm=cast(NormModule, attention.norm))
+        self.add_branch(x, self.attend(layer, projected), block.attention_output, attention.branch_norm)
+        inner = self.fused_linear(
+            x,
+            block.gate_and_up,
+            norm=cast(NormModule, feed_forward.norm),
+            gated=block.gated,
+            activation=block.activation,
         )
-        self.add(x, inner, layer.down, layer.feed_forward_branch_norm)
+        self.add_branch(x, inner, block.down, feed_forward.branch_norm)
 
-    def add(self, x: Tensor, inner: Tensor, matrix: Matrix, branch_norm: nn.Module) -> None:
+    def add_branch(self, x: Tensor, inner: Tensor, projection: Projection, branch_norm: nn.Module) -> None:
+        """Add the last projection of a branch, and its norm in a sandwich block, to the residual stream x in place."""
         if isinstance(branch_norm, nn.Identity):
-            self.multiply(inner, matrix, residual=x)
+            self.fused_linear(inner, projection, residual=x)
         else:
-            x += branch_norm(self.multiply(inner, matrix))
+            x += branch_norm(self.fused_linear(inner, projection))
 
-    def by_products(self, layer: StaticLayer, x: Tensor) -> None:
-        """The same for many rows: what they cost is no longer to read the weights."""
-        projected = functional.linear(layer.attention_norm(x), layer.projected.numbers(x.dtype), layer.projected.bias)
-        mixed = functional.linear(self.attend(layer, projected), layer.output.numbers(x.dtype), layer.output.bias)
-        x += layer.attention_branch_norm(mixed)
-        inner = functional.linear(layer.feed_forward_norm(x), layer.inner.numbers(x.dtype), layer.inner.bias)
-        activation = ACTIVATIONS[layer.activation]
-        if layer.gated:
-            gate, up = inner.chunk(2, dim=-1)
-            inner = activation(gate) * up
-        else:
-            inner = activation(inner)
-        x += layer.feed_forward_branch_norm(functional.linear(inner, layer.down.numbers(x.dtype), layer.down.bias))
+    def run_layer_in_pytorch(self, layer: GraphLayer, x: Tensor) -> None:
+        """Run x (B, D) through a layer with PyTorch's products, in place: many rows are not limited by reading W."""
+        block, attention, feed_forward = layer.block, layer.block.attention_residual, layer.block.feed_forward_residual
+        projected = self.attend(layer, plain_linear(attention.norm(x), block.query_key_value))
+        x += attention.branch_norm(plain_linear(projected, block.attention_output))
+        inner = activate(plain_linear(feed_forward.norm(x), block.gate_and_up), block)
+        x += feed_forward.branch_norm(plain_linear(inner, block.down))
 
-    def to_logits(self, x: Tensor, norm: Norm | None = None) -> Tensor:
-        """x (B, D), through the norm where one is given -> (B, V)."""
+    def compute_logits(self, x: Tensor, norm: NormModule | None = None) -> Tensor:
+        """Return logits (B, V) in float32 for x (B, D), to which `norm` is applied first."""
         head = self.network.head
-        plain = head is None or (
+        is_product = head is None or (
             isinstance(head.transform, nn.Identity) and head.config.scale == 1.0 and head.config.softcap is None
         )
-        if plain and len(x) <= self.most_rows:
-            return self.multiply(x, self.head, norm=norm).float()
-        return self.network.to_logits(x if norm is None else norm(x)).float()
+        if is_product and len(x) <= self.max_kernel_rows:
+            return self.fused_linear(x, self.head, norm=norm).float()
+        return self.network.compute_logits(x if norm is None else norm(x)).float()
 
-    def attend(self, layer: StaticLayer, projected: Tensor) -> Tensor:
-        """(B, (N + 2K) H) -> (B, N H)."""
+    def attend(self, layer: GraphLayer, projected: Tensor) -> Tensor:
+        """Return the attention output (B, N H) for queries, keys and values side by side (B, (N + 2K) H)."""
         return attend(
             projected,
-            layer.attention,
+            layer.block.attention,
             (layer.keys, layer.values),
             self.position,
             (layer.cosine, layer.sine),
@@ -265,15 +246,28 @@ class GraphDecoder:
         )
 
 
+def plain_linear(x: Tensor, projection: Projection) -> Tensor:
+    return functional.linear(x, projection.plain_weight(x.dtype), projection.bias)
+
+
+def activate(inner: Tensor, block: LoweredBlock) -> Tensor:
+    activation = ACTIVATIONS[block.activation]
+    if not block.gated:
+        return activation(inner)
+    gate, up = inner.chunk(2, dim=-1)
+    return activation(gate) * up
+
+
 class AsyncTokens:
-    """Tokens on their way from the GPU; reading them waits for these, and for nothing after them."""
+    """Tokens that are being copied from the GPU to the host; `result` waits for this copy and nothing later."""
 
     def __init__(self, tokens: Tensor):
-        self.letter = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-        self.letter.copy_(tokens, non_blocking=True)
-        self.arrived = torch.cuda.Event()
-        self.arrived.record()
+        self.host_tokens = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
+        self.host_tokens.copy_(tokens, non_blocking=True)
+        self.copied = torch.cuda.Event()
+        self.copied.record()
 
-    def read(self) -> list[int]:
-        self.arrived.synchronize()
-        return self.letter.tolist()
+    def result(self) -> list[int]:
+        """Wait for the copy and return the tokens."""
+        self.copied.synchronize()
+        return self.host_tokens.tolist()

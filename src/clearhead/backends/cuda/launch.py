@@ -1,164 +1,140 @@
-"""The Triton kernels as functions of tensors, each with the tiles that suit its shape.
+"""The Triton kernels as functions of tensors, with tile sizes that suit each shape.
 
-y = multiply(x, Matrix(weight, None), norm=norm)        # (1, K) -> (1, N)
+y = fused_linear(x, Projection(weight, None), norm=norm)        # (1, K) -> (1, N)
 """
 
-import os
-import shutil
-from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from clearhead.architecture import HeadNorm, Rope, SlidingWindow
-from clearhead.backends.packed.formats import Packed
-from clearhead.model import Attention, RootMeanSquare
+from clearhead.architecture import SlidingWindow
+from clearhead.backends.lowering import LoweredAttention, NormModule, Projection, lower_norm
+from clearhead.backends.packed import PackedWeight
 
-Norm = RootMeanSquare | nn.LayerNorm
-
-MANY_ROWS = 8192
-EVERYTHING = 1 << 30  # a window that no text fills
+LARGE_OUTPUT = 8192  # rows of W from which on the packed kernel prefers smaller tiles
+NO_WINDOW = 1 << 30  # a window that is larger than any text
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """(N, K) as it stands or in few bits; bias (N,)."""
-
-    weight: Tensor | Packed
-    bias: Tensor | None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.weight.shape[0], self.weight.shape[1]
-
-    @property
-    def num_bytes(self) -> int:
-        weight = self.weight
-        return weight.num_bytes if isinstance(weight, Packed) else weight.numel() * weight.element_size()
-
-    def numbers(self, dtype: torch.dtype) -> Tensor:
-        return self.weight.unpack(dtype) if isinstance(self.weight, Packed) else self.weight
-
-
-def multiply(
+def fused_linear(
     x: Tensor,
-    matrix: Matrix,
+    projection: Projection,
     *,
-    norm: Norm | None = None,
+    norm: NormModule | None = None,
     residual: Tensor | None = None,
     gated: bool = False,
     activation: str = "",
 ) -> Tensor:
-    """(B, K) -> (B, N), with a residual in place of it; a weight that is not packed takes one row."""
+    """Return activation(W norm(x) + bias), (B, K) -> (B, N), or add it to `residual` in place.
+
+    With `gated`, the first half of W's rows is the gate: activation(gate) · up. A plain weight takes one row of x.
+    """
     from clearhead.backends.cuda.triton_products import multiply_packed_row, multiply_row
 
-    weight = matrix.weight
-    num_rows, columns = matrix.shape[0] // (2 if gated else 1), matrix.shape[1]
-    y = x.new_empty(len(x), num_rows) if residual is None else residual
-    gain, shift, epsilon, kind = None, None, 0.0, ""
-    match norm:
-        case RootMeanSquare():
-            gain, epsilon, kind = norm.weight, norm.config.epsilon, "rms"
-        case nn.LayerNorm():
-            gain, shift, epsilon, kind = norm.weight, norm.bias, norm.eps, "layer"
-    ends = *(x if part is None else part for part in (gain, shift, matrix.bias, residual)), num_rows, epsilon
-    about: dict[str, Any] = {
-        "K": columns, "NORM": kind, "UNIT_OFFSET": isinstance(norm, RootMeanSquare) and norm.config.unit_offset,
-        "NORM_BIAS": shift is not None, "GATED": gated, "ACTIVATION": activation, "BIAS": matrix.bias is not None,
+    weight, settings = projection.weight, lower_norm(norm)
+    num_outputs, num_inputs = projection.shape[0] // (2 if gated else 1), projection.shape[1]
+    y = x.new_empty(len(x), num_outputs) if residual is None else residual
+    gain, shift = (None, None) if settings is None else (settings.weight, settings.bias)
+    vectors = (x if part is None else part for part in (gain, shift, projection.bias, residual))  # x stands for none
+    arguments = *vectors, num_outputs, 0.0 if settings is None else settings.epsilon
+    options: dict[str, Any] = {
+        "K": num_inputs, "NORM": "" if settings is None else settings.kind,
+        "UNIT_OFFSET": settings is not None and settings.unit_offset, "NORM_BIAS": shift is not None,
+        "GATED": gated, "ACTIVATION": activation, "BIAS": projection.bias is not None,
         "RESIDUAL": residual is not None,
-    } | early(x.device)  # fmt: skip
-    if isinstance(weight, Packed):
+    } | dependent_launch(x.device)  # fmt: skip
+    if isinstance(weight, PackedWeight):
         bits = 8 if weight.quants.dtype == torch.int8 else 4
         offsets = weight.scales if weight.offsets is None else weight.offsets
-        tile = packed_tiling(num_rows, weight.scales.shape[1])
-        most = num_processors(x.device) * (4 if num_rows >= MANY_ROWS else 2)
-        multiply_packed_row[min(-(-num_rows // tile["BLOCK_N"]), most), len(x)](
-            y, x, weight.quants.view(torch.int32), weight.scales, offsets, *ends,
+        tile = packed_tiling(num_outputs, weight.scales.shape[1])
+        max_programs = num_multiprocessors(x.device) * (4 if num_outputs >= LARGE_OUTPUT else 2)
+        multiply_packed_row[min(-(-num_outputs // tile["BLOCK_N"]), max_programs), len(x)](
+            y, x, weight.quants.view(torch.int32), weight.scales, offsets, *arguments,
             GROUPS=weight.scales.shape[1], BITS=bits, OFFSETS=weight.offsets is not None, DP4A=x.is_cuda,
-            **about, **tile,
+            **options, **tile,
         )  # fmt: skip
     else:
-        tile = tiling(num_rows, columns, gated)
+        tile = tiling(num_outputs, num_inputs, gated)
         assert len(x) == 1, "PyTorch's product is faster for several rows"
-        multiply_row[(-(-num_rows // tile["BLOCK_N"]),)](y, x, weight, *ends, **about, **tile)
+        multiply_row[(-(-num_outputs // tile["BLOCK_N"]),)](y, x, weight, *arguments, **options, **tile)
     return y
 
 
 def attend(
     projected: Tensor,
-    attention: Attention,
-    kept: tuple[Tensor, Tensor],
+    attention: LoweredAttention,
+    cache: tuple[Tensor, Tensor],
     position: Tensor,
-    angles: tuple[Tensor, Tensor],
+    table: tuple[Tensor, Tensor],
     workspace: tuple[Tensor, Tensor],
 ) -> Tensor:
-    """(B, (N + 2K) H) -> (B, N H). kept: keys, values (B, K, capacity, H); angles: cosines, sines (capacity, pairs);
-    workspace: from `attention_workspace`."""
+    """Write the new token's key and value to the cache and attend to all tokens: (B, (N + 2K) H) -> (B, N H).
+
+    cache: keys and values (B, K, capacity, H). position (B,): of the new token. table: cosines and sines (capacity,
+    rotary_pairs). workspace: from `attention_workspace`.
+    """
     from clearhead.backends.cuda.triton_attention import attend_row
 
-    config, (keys, values), (states, arrivals) = attention.config, kept, workspace
+    config, (keys, values), (states, arrivals) = attention.config, cache, workspace
     y = projected.new_empty(len(projected), config.num_heads * config.head_width)
-    rope = config.position if isinstance(config.position, Rope) else None
-    norm = config.head_norm.norm if isinstance(config.head_norm, HeadNorm) else None
-    norms = (y, y) if norm is None else (attention.query_norm.weight, attention.key_norm.weight)
+    query_norm, key_norm = lower_norm(attention.query_norm), lower_norm(attention.key_norm)
+    has_norms = query_norm is not None and key_norm is not None
+    norm_weights = (query_norm.weight, key_norm.weight) if query_norm and key_norm else (y, y)  # y stands for none
+    window = config.pattern.size if isinstance(config.pattern, SlidingWindow) else NO_WINDOW
     attend_row[states.shape[:2]](
-        y, states, arrivals, projected, keys, values, position, *angles, *norms,
-        keys.stride(0), keys.stride(1), config.pattern.size if isinstance(config.pattern, SlidingWindow) else EVERYTHING,
-        attention.scale, 0.0 if norm is None else norm.epsilon,
+        y, states, arrivals, projected, keys, values, position, *table, *norm_weights,
+        keys.stride(0), keys.stride(1), window, attention.scale, query_norm.epsilon if query_norm else 0.0,
         N=config.num_heads, K=config.num_kv_heads, H=config.head_width,
-        PAIRS=0 if rope is None else angles[0].shape[1], NEIGHBOURS=rope is not None and rope.pairing == "interleaved",
-        NORMED=norm is not None, UNIT_OFFSET=int(norm is not None and norm.unit_offset),
-        GROUP=states.shape[2], SPANS=states.shape[1], BLOCK=32, num_warps=4, **early(projected.device),
+        PAIRS=attention.rotary_pairs, INTERLEAVED=attention.interleaved,
+        NORMED=has_norms, UNIT_OFFSET=int(query_norm is not None and query_norm.unit_offset),
+        GROUP=states.shape[2], SPANS=states.shape[1], BLOCK=32, num_warps=4, **dependent_launch(projected.device),
     )  # fmt: skip
     return y
 
 
-def attention_workspace(attention: Attention, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What the spans of a head leave for the last of them to join (programs, spans, GROUP, H + 2), and how many did."""
+def attention_workspace(attention: LoweredAttention, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Allocate what the programs of one head share.
+
+    Return the partial results of each span of the cache (programs, spans, 16, H + 2), and a counter of the spans that
+    have finished, so that the last one can join them.
+    """
     config, programs = attention.config, batch * attention.config.num_kv_heads
-    # Enough programs for every multiprocessor of the largest GPUs, and no more: each span is joined at a price.
+    # Enough programs for every multiprocessor of the largest GPUs, and no more: joining a span costs time.
     num_spans = max(1, min(16, 128 // programs))
     states = torch.empty(programs, num_spans, 16, config.head_width + 2, dtype=torch.float32, device=device)
     return states, torch.zeros(programs, dtype=torch.int32, device=device)
 
 
-def tiling(num_rows: int, columns: int, gated: bool) -> dict[str, int]:
-    """Rows and columns of a program's tile, and its warps: the best of 30 on an H200, for shapes of Llama 1B and 8B."""
+def tiling(num_rows: int, num_columns: int, gated: bool) -> dict[str, int]:
+    """Return rows and columns of a program's tile and its warps.
+
+    These are the best of 30 combinations on an H200, for the shapes of Llama 1B and 8B.
+    """
     if gated:
-        rows, block, warps = 2, 2048, 2 if columns <= 2048 else 4
-    elif columns <= 2048:
-        rows, block, warps = 8, 1024, 4
-    elif columns <= 4096:
-        rows, block, warps = (8, 1024, 8) if num_rows >= 65536 else (4, 2048, 4)
+        rows, columns, warps = 2, 2048, 2 if num_columns <= 2048 else 4
+    elif num_columns <= 2048:
+        rows, columns, warps = 8, 1024, 4
+    elif num_columns <= 4096:
+        rows, columns, warps = (8, 1024, 8) if num_rows >= 65536 else (4, 2048, 4)
     else:
-        rows, block, warps = (4, 1024, 2) if columns <= 8192 else (4, 512, 1)
-    return {"BLOCK_N": rows, "BLOCK_K": block, "num_warps": warps}
+        rows, columns, warps = (4, 1024, 2) if num_columns <= 8192 else (4, 512, 1)
+    return {"BLOCK_N": rows, "BLOCK_K": columns, "num_warps": warps}
 
 
 def packed_tiling(num_rows: int, num_groups: int) -> dict[str, int]:
-    """The same for weights in few bits, where a tile is as wide as the matrix."""
+    """Return the tile of the packed kernel, which is as wide as the matrix."""
     block = 1 << (num_groups - 1).bit_length()
-    tile_groups = 512 if num_rows >= MANY_ROWS else 1024
-    return {"BLOCK_N": max(2, tile_groups // block), "BLOCK_G": block, "num_warps": 4 if block <= 128 else 8}
+    groups_per_tile = 512 if num_rows >= LARGE_OUTPUT else 1024
+    return {"BLOCK_N": max(2, groups_per_tile // block), "BLOCK_G": block, "num_warps": 4 if block <= 128 else 8}
 
 
 @lru_cache
-def num_processors(device: torch.device) -> int:
+def num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-@lru_cache
-def triton_runs(device: torch.device) -> bool:
-    """Whether Triton is there, has the C compiler that it calls, and knows the GPU: Volta and later."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    found = find_spec("triton") is not None and compiler is not None
-    return found and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
-
-
-def early(device: torch.device) -> dict[str, bool]:
-    """Programmatic dependent launch: Hopper and later."""
-    can = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"PDL": True, "launch_pdl": True} if can else {"PDL": False}
+def dependent_launch(device: torch.device) -> dict[str, bool]:
+    """Return the options for programmatic dependent launch, which Hopper and later GPUs support."""
+    supported = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+    return {"PDL": True, "launch_pdl": True} if supported else {"PDL": False}

@@ -1,11 +1,12 @@
-"""The products of one token on an NVIDIA GPU; what counts is to read every weight once, at the speed of the memory.
-The twin of each kernel is the same lines of model/ in PyTorch (tests/backends/cuda/test_triton.py).
+"""Triton kernels for the products of one token, which are limited by the memory: each reads every weight once.
 
     multiply_row[grid](y, x, weight, ...)      y = residual + activation(W norm(x))
-    multiply_packed_row[grid](...)             the same from weights in few bits (packed.py)
+    multiply_packed_row[grid](...)             the same for packed weights (packed/formats.py)
 
-With PDL (programmatic dependent launch, Hopper and later) a kernel starts while the one before still runs: it fetches
-its first weights, which nobody writes, and only then waits.
+Each kernel is tested against the same formula in PyTorch (tests/backends/cuda/test_triton.py).
+
+With PDL (programmatic dependent launch, Hopper and later) a kernel starts while the previous one still runs: it loads
+its first weights, which no kernel writes, and only then waits.
 """
 
 import triton
@@ -29,7 +30,7 @@ def gelu(x):
 
 @triton.jit
 def moments(x, epsilon, K: tl.constexpr):
-    """The mean of x, and 1 / its deviation from a second look: what Σx² leaves of a small one is noise."""
+    """Return the mean of x and 1 / its standard deviation, in two passes: Σx² would round a small one away."""
     k = tl.arange(0, 1024)
     sums = tl.zeros((1024,), tl.float32)
     for start in tl.static_range(0, K, 1024):
@@ -37,8 +38,8 @@ def moments(x, epsilon, K: tl.constexpr):
     mean = tl.sum(sums) / K
     squares = tl.zeros((1024,), tl.float32)
     for start in tl.static_range(0, K, 1024):
-        away = tl.load(x + start + k, start + k < K, 0.0).to(tl.float32) - mean
-        squares += tl.where(start + k < K, away * away, 0.0)
+        deviation = tl.load(x + start + k, start + k < K, 0.0).to(tl.float32) - mean
+        squares += tl.where(start + k < K, deviation * deviation, 0.0)
     return mean, tl.rsqrt(tl.sum(squares) / K + epsilon)
 
 
@@ -47,9 +48,9 @@ def read_input(
     x, gain, shift, mean, factor, k,
     K: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, NORM_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """x at k through the norm, but for the factor of RMS, which `finish` knows; and its squares.
+    """Load x at k, apply the norm except for the RMS factor, which `finish` applies; also return the squares of x.
 
-    EVEN: no k lies beyond K.
+    EVEN: no k is beyond K.
     """
     values = tl.load(x + k, None if EVEN else k < K, None if EVEN else 0.0).to(tl.float32)
     squares = values * values
@@ -69,7 +70,7 @@ def finish(
     K: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    """From the sums of rows n to y. RMS norm costs no pass of its own: W (x · g) / rms(x), and rms(x) is known now."""
+    """Turn the sums of rows n into y. RMS norm needs no extra pass: y = W (x · gain) / rms(x), with rms(x) at hand."""
     inside = n < N
     if NORM == "rms":
         factor = tl.rsqrt(squares / K + epsilon)
@@ -102,7 +103,7 @@ def multiply_row(
     ACTIVATION: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x (K,), W (N, K), or with GATED (2N, K): the gate's rows and then the up rows; y (N,)."""
+    """Compute y (N,) from x (K,) and W (N, K), or with GATED W (2N, K): the rows of the gate, then those of up."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     inside = n < N
@@ -144,12 +145,12 @@ def multiply_packed_row(
     ACTIVATION: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, PDL: tl.constexpr, DP4A: tl.constexpr,
 ):  # fmt: skip
-    """As multiply_row, of W in GROUPS groups of 32 to a row: scale · quant + offset, the quants in words of 32 bits.
+    """Compute as multiply_row with a packed W: GROUPS groups of 32 per row, scale · quant + offset, in 32-bit words.
 
-    x too is rounded to eight bits, with a scale for each group, and the products are those of integers: to convert
-    every weight would take longer than to load it. A program does so once, for all of x (BLOCK_G >= GROUPS), and then
-    goes from one block of rows to the next, which is on its way before the last is done. Several x (B, K) are one axis
-    more of programs, and each reads W anew.
+    x is also rounded to eight bits, with a scale per group, and the products are those of integers: converting every
+    weight would take longer than loading it. A program rounds all of x once (BLOCK_G >= GROUPS) and then goes from one
+    block of rows to the next, which is loaded before the previous one is finished. For several x (B, K) the grid has a
+    second axis, and each x reads W again.
     """
     x += tl.program_id(1) * K
     y += tl.program_id(1) * N
@@ -165,41 +166,41 @@ def multiply_packed_row(
     mean, factor = 0.0, 0.0
     if NORM == "layer":
         mean, factor = moments(x, epsilon, K)
-    # A group's words: of eight bits all 32 quants, of four the first half in `low` and the last in `high`.
+    # Words of a group: `low` holds all 32 quants of 8 bits, or the first 16 of 4 bits; `high` then holds the others.
     EVEN: tl.constexpr = K == 32 * BLOCK_G
     k = group[:, None, None] * 32 + tl.arange(0, BITS)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
     low, squares = read_input(x, gain, shift, mean, factor, k, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
-    peak = tl.max(tl.max(tl.abs(low), 2), 1)
+    largest = tl.max(tl.max(tl.abs(low), 2), 1)
     high = low
     if BITS == 4:
         high, more = read_input(x, gain, shift, mean, factor, k + 16, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
         squares += more
-        peak = tl.maximum(peak, tl.max(tl.max(tl.abs(high), 2), 1))
+        largest = tl.maximum(largest, tl.max(tl.max(tl.abs(high), 2), 1))
     squares = tl.sum(squares)
-    finer, coarser = (127 / tl.maximum(peak, 1e-30))[:, None, None], peak / 127
-    low, high = four_in_a_word(low * finer), four_in_a_word(high * finer)
+    inverse_scale, x_scale = (127 / tl.maximum(largest, 1e-30))[:, None, None], largest / 127
+    low, high = pack_bytes(low * inverse_scale), pack_bytes(high * inverse_scale)
     for _ in range(tl.cdiv(N, tl.num_programs(0) * BLOCK_N)):
-        following = n + tl.num_programs(0) * BLOCK_N
+        next_n = n + tl.num_programs(0) * BLOCK_N
         next_words, next_scale, next_offset = load_groups(
-            quants, scales, offsets, following, group, N, GROUPS, BITS, OFFSETS
+            quants, scales, offsets, next_n, group, N, GROUPS, BITS, OFFSETS
         )
-        total = dot_groups(words, scale, offset, low, high, coarser, BITS, OFFSETS, DP4A)
+        total = dot_groups(words, scale, offset, low, high, x_scale, BITS, OFFSETS, DP4A)
         total_up = total
         if GATED:
-            total_up = dot_groups(up_words, up_scale, up_offset, low, high, coarser, BITS, OFFSETS, DP4A)
+            total_up = dot_groups(up_words, up_scale, up_offset, low, high, x_scale, BITS, OFFSETS, DP4A)
             up_words, up_scale, up_offset = load_groups(
-                quants, scales, offsets, N + following, group, 2 * N, GROUPS, BITS, OFFSETS
+                quants, scales, offsets, N + next_n, group, 2 * N, GROUPS, BITS, OFFSETS
             )
         finish(
             y, total, total_up, squares, bias, residual, n, N, epsilon,
             K, NORM, GATED, ACTIVATION, BIAS, RESIDUAL,
         )  # fmt: skip
-        words, scale, offset, n = next_words, next_scale, next_offset, following
+        words, scale, offset, n = next_words, next_scale, next_offset, next_n
 
 
 @triton.jit
 def load_groups(quants, scales, offsets, n, group, N, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr):
-    """Of rows n < N: their quants (BLOCK_N, BLOCK_G, BITS words), scales and offsets (BLOCK_N, BLOCK_G)."""
+    """Load rows n < N: quants (BLOCK_N, BLOCK_G, BITS words), scales and offsets (BLOCK_N, BLOCK_G)."""
     place = n[:, None].to(tl.int64) * GROUPS + group[None, :]
     within = (n < N)[:, None] & (group < GROUPS)[None, :]
     word = place[:, :, None] * BITS + tl.arange(0, BITS)[None, None, :]
@@ -209,33 +210,33 @@ def load_groups(quants, scales, offsets, n, group, N, GROUPS: tl.constexpr, BITS
 
 
 @triton.jit
-def four_in_a_word(values):
-    """(..., 4) numbers from -127 to 127, rounded to bytes -> (...) words."""
+def pack_bytes(values):
+    """Round values (..., 4) from -127 to 127 to bytes and pack them into words (...)."""
     return tl.sum((tl.floor(values + 0.5).to(tl.int32) & 255) << (tl.arange(0, 4) * 8)[None, None, :], 2)
 
 
 @triton.jit
 def dot_groups(
-    words, scale, offset, low, high, coarser, BITS: tl.constexpr, OFFSETS: tl.constexpr, DP4A: tl.constexpr
+    words, scale, offset, low, high, x_scale, BITS: tl.constexpr, OFFSETS: tl.constexpr, DP4A: tl.constexpr
 ):  # fmt: skip
-    """Rows of W times x: `low` and `high` (BLOCK_G, BITS) are its words and `coarser` (BLOCK_G,) their scales."""
+    """Multiply rows of W with x, given as words `low` and `high` (BLOCK_G, BITS) and scales `x_scale` (BLOCK_G,)."""
     if BITS == 8:
-        return tl.sum(tl.sum(dot4(words, low[None, :, :], 0, DP4A), 2) * scale.to(tl.float32) * coarser[None, :], 1)
+        return tl.sum(tl.sum(dot4(words, low[None, :, :], 0, DP4A), 2) * scale.to(tl.float32) * x_scale[None, :], 1)
     # Byte j of a group holds its quants j and j + 16.
     first, last = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
     sums = tl.sum(dot4(first, low[None, :, :], dot4(last, high[None, :, :], 0, DP4A), DP4A), 2).to(tl.float32)
     ones = tl.full((1, 1), 0x01010101, tl.int32)
-    whole = tl.sum(dot4(low, ones, dot4(high, ones, 0, DP4A), DP4A), 1).to(tl.float32)[None, :]
+    x_sum = tl.sum(dot4(low, ones, dot4(high, ones, 0, DP4A), DP4A), 1).to(tl.float32)[None, :]
     if OFFSETS:
-        sums = sums * scale.to(tl.float32) + whole * offset.to(tl.float32)
+        sums = sums * scale.to(tl.float32) + x_sum * offset.to(tl.float32)
     else:
-        sums = (sums - 8 * whole) * scale.to(tl.float32)
-    return tl.sum(sums * coarser[None, :], 1)
+        sums = (sums - 8 * x_sum) * scale.to(tl.float32)
+    return tl.sum(sums * x_scale[None, :], 1)
 
 
 @triton.jit
 def dot4(a, b, c, DP4A: tl.constexpr):
-    """c + Σ a_i b_i over the four signed bytes of each word: one instruction of a GPU, which the interpreter lacks."""
+    """Return c + Σ a_i b_i over the four signed bytes of a word: one GPU instruction, which the interpreter lacks."""
     if DP4A:
         return tl.inline_asm_elementwise(
             "dp4a.s32.s32 $0, $1, $2, $3;", "=r,r,r,r", [a, b, c], dtype=tl.int32, is_pure=True, pack=1

@@ -1,1 +1,15 @@
-"""Weights in 8 or 4 bits: storage formats and the modules that hold them."""
+"""Storage formats for weights in 8 or 4 bits. This package imports no other part of backends/.
+
+formats   groups of 32 weights with a shared scale: quantise, store, dequantise; GGUF's blocks without a change
+"""
+
+from clearhead.backends.packed.formats import (
+    ELEMENTS_PER_CHUNK,
+    NATIVE_BLOCK_TYPES,
+    Bits,
+    PackedWeight,
+    pack,
+    pack_gguf_blocks,
+)
+
+__all__ = ["ELEMENTS_PER_CHUNK", "NATIVE_BLOCK_TYPES", "Bits", "PackedWeight", "pack", "pack_gguf_blocks"]

@@ -4,7 +4,7 @@
 #pragma once
 #include <omp.h>
 
-#include "rows.h"
+#include "inputs.h"
 #include "tiles.h"
 
 // One of the threads that run the same code side by side.

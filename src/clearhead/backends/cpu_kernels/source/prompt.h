@@ -2,7 +2,7 @@
 // laid out 32 rows at a time, and stays in the nearest cache while all of x goes by; keys and values likewise.
 // Twins and shapes as in linear.h and attend.h; T tokens of each of B rows.
 #pragma once
-#include "attend.h"
+#include "attention.h"
 
 // --- products
 

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import clearhead
-from clearhead.architecture.branches import Experts, FeedForward, Router
-from clearhead.backends.packed import modules
+from clearhead.architecture import Experts, FeedForward, Router
+from clearhead.backends import modules
+from clearhead.backends.modules import EXPERT_WEIGHTS, PackedMixture, pack_network
 from clearhead.backends.packed.formats import pack
-from clearhead.backends.packed.modules import PackedMixture, pack_network
 from clearhead.model.mixture import MixtureLayer, RouterLayer
 from clearhead.model.transformer import Transformer
 from tests.backends.cpu.test_stack import logits_of, network_of
@@ -54,6 +54,15 @@ def test_in_kernels_too(name, bits):
     assert errors.median() < 0.1  # of the tokens: where two experts are about equal a router may take the other
 
 
+def packed_experts(layer, bits):
+    packed = PackedMixture(layer)
+    for name in EXPERT_WEIGHTS:
+        weight = getattr(layer, name)
+        if weight is not None:
+            packed.set_packed(name, pack(weight.detach(), bits), weight.dtype)
+    return packed
+
+
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize(("bits", "error"), [("int8", 0.02), ("int4", 0.2)])
@@ -62,7 +71,7 @@ def test_every_kind_of_mixture_stays_near_the_full_one(name, num_tokens, bits, e
     """Few rows and many, which other kernels take."""
     plain = MixtureLayer(CASES[name], 96)
     redraw(plain)
-    packed = PackedMixture(plain, bits)
+    packed = packed_experts(plain, bits)
     x = torch.randn(2, num_tokens, 96, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected, found = plain(x), packed(x)
@@ -74,7 +83,7 @@ def test_experts_take_the_bytes_of_the_format(bits, bits_per_weight):
     expert = FeedForward(width=64, activation="silu", gated=True)
     plain = MixtureLayer(Experts(num_experts=6, num_chosen=2, expert=expert, router=Router(score="softmax")), 128)
     redraw(plain)
-    packed = PackedMixture(plain, bits)
+    packed = packed_experts(plain, bits)
     for name in ("gate", "up", "down"):
         assert getattr(packed, name).packed.num_bytes == 6 * 64 * 128 * bits_per_weight / 8
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead.backends.cpu.attention import attend, is_known
+from clearhead.backends.cpu_kernels.attention import cpu_attention, kernel_accepts
 from clearhead.model.attend import Scoring, reference_attention
 from clearhead.model.masks import Mask
 
@@ -20,9 +20,9 @@ def drawn(length, num_slots, heads=6, kv_heads=2, width=20, dtype=torch.float32)
 @torch.no_grad()
 def assert_same(q, k, v, mask):
     how = Scoring(mask=mask, scale=0.3)
-    assert is_known(q, k, v, how)
+    assert kernel_accepts(q, k, v, how)
     expected = reference_attention(q.float(), k.float(), v.float(), how)
-    found = attend(q, k, v, how)
+    found = cpu_attention(q, k, v, how)
     assert found.dtype == q.dtype
     tolerance = 1e-5 if q.dtype == torch.float32 else 1e-2
     torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
@@ -57,13 +57,13 @@ def test_a_view_of_a_longer_buffer():
 def test_what_is_not_known_is_computed_elsewhere():
     q, k, v = drawn(9, 9)
     how = Scoring(mask=Mask(causal=True), scale=0.3)
-    assert not is_known(q, k, v, how)  # a gradient may be asked for
+    assert not kernel_accepts(q, k, v, how)  # a gradient may be asked for
     q.requires_grad_()
-    assert attend(q, k, v, how).requires_grad
+    assert cpu_attention(q, k, v, how).requires_grad
     with torch.no_grad():
         capped = Scoring(mask=Mask(causal=True), scale=0.3, softcap=2.0)
-        torch.testing.assert_close(attend(q, k, v, capped), reference_attention(q, k, v, capped))
-        assert not is_known(q, k, v[..., :8], how)
+        torch.testing.assert_close(cpu_attention(q, k, v, capped), reference_attention(q, k, v, capped))
+        assert not kernel_accepts(q, k, v[..., :8], how)
         for fewer in ((k[:, :, :5], v[:, :, :5]), (k[:1], v[:1])):
-            assert not is_known(q, *fewer, how)
-            torch.testing.assert_close(attend(q, *fewer, how), reference_attention(q, *fewer, how))
+            assert not kernel_accepts(q, *fewer, how)
+            torch.testing.assert_close(cpu_attention(q, *fewer, how), reference_attention(q, *fewer, how))

@@ -99,17 +99,17 @@ extern "C" {
 
 // So many rows of x meet a plain W sooner here than in PyTorch; and all that a prompt has, where registers are large.
 #ifdef CLEARHEAD_VECTORS
-int32_t clearhead_plain_rows() { return int32_t(TILED); }
-int32_t clearhead_reads_prompts() { return 1; }
+int32_t clearhead_max_plain_rows() { return int32_t(TILED); }
+int32_t clearhead_supports_prompts() { return 1; }
 #else
-int32_t clearhead_plain_rows() { return 16; }
-int32_t clearhead_reads_prompts() { return 0; }
+int32_t clearhead_max_plain_rows() { return 16; }
+int32_t clearhead_supports_prompts() { return 0; }
 #endif
 
 // Each gives 0, or 1 where memory for what its threads share cannot be had; nothing is changed then.
 
 // x (B, T, D) in and out; kept, across, angles: one for each layer. `across` may be null, and else T is 1.
-int32_t clearhead_step(const Layer* layers, int64_t num_layers, const Kept* kept, const Kept* across, const Angles* angles,
+int32_t clearhead_run_layers(const Layer* layers, int64_t num_layers, const Kept* kept, const Kept* across, const Angles* angles,
                        const Norm* final_norm, float* x, int64_t B, int64_t T) try {
   static thread_local std::vector<float> small;  // kept for the next token; what a prompt takes is given back
   std::vector<float> large, &memory = B * T > FEW ? large : small;
@@ -159,7 +159,7 @@ int32_t clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, c
   return 1;
 }
 
-int32_t clearhead_attend(float* y, const float* projected, int64_t B, const Heads* heads, const Kept* kept,
+int32_t clearhead_attend_token(float* y, const float* projected, int64_t B, const Heads* heads, const Kept* kept,
                          const Angles* angles, int32_t across) try {
   std::vector<float> states(state_size(*heads, *kept, B));
 #pragma omp parallel
@@ -170,7 +170,7 @@ int32_t clearhead_attend(float* y, const float* projected, int64_t B, const Head
 }
 
 // q, y (B, T, N H)
-int32_t clearhead_attend_many(float* y, const float* q, int64_t B, int64_t T, const Heads* heads, const Kept* kept,
+int32_t clearhead_attend_prompt(float* y, const float* q, int64_t B, int64_t T, const Heads* heads, const Kept* kept,
                               int32_t across) try {
   Seen seen;
   seen.reserve(B, *heads, *kept);

@@ -7,21 +7,30 @@ import pytest
 import torch
 from torch.nn import functional
 
-from clearhead.architecture.parts import Rope
-from clearhead.backends.cpu import library as cpu
-from clearhead.backends.cpu.attention import attend
+from clearhead.architecture import Rope
+from clearhead.backends.cpu_kernels import library as cpu
+from clearhead.backends.cpu_kernels.attention import cpu_attention
+from clearhead.backends.cpu_kernels.products import multiply_in_kernel, unpack
+from clearhead.backends.cpu_kernels.structures import (
+    Heads,
+    KeyValueView,
+    LayerStruct,
+    MatrixStruct,
+    NormStruct,
+    RotationAngles,
+)
 from clearhead.backends.packed.formats import pack, pack_gguf_blocks
 from clearhead.errors import ClearheadError
 from clearhead.model.attend import Scoring
 from clearhead.model.masks import Mask
-from clearhead.model.positions import rotation_for
+from clearhead.model.positions import make_rotation
 
 
 @pytest.fixture(autouse=True)
 def kernels():
     torch.manual_seed(0)
     try:
-        return cpu.kernel_library(build=True)
+        return cpu.load_kernel_library(build=True)
     except ClearheadError as error:
         pytest.skip(str(error))
 
@@ -38,7 +47,7 @@ def test_products(shape, rows):
     }
     for name, kind in kinds.items():
         numbers = kind.float() if isinstance(kind, torch.Tensor) else kind.unpack()
-        expected, found = functional.linear(x, numbers, bias), cpu.apply(x, kind, bias)
+        expected, found = functional.linear(x, numbers, bias), multiply_in_kernel(x, kind, bias)
         error = (found - expected).norm() / expected.norm()
         assert error < {"float32": 1e-6, "bfloat16": 4e-3}.get(name, 1e-2), name
 
@@ -51,7 +60,7 @@ def test_plain_products_of_every_size(dtype, columns):
         for height in (1, 3, 4, 6, 33):
             weight, x, bias = torch.randn(height, columns).to(dtype), torch.randn(rows, columns), torch.randn(height)
             expected = functional.linear(x.to(dtype).double(), weight.double(), bias.double())
-            error = (cpu.apply(x, weight, bias) - expected).abs().max()
+            error = (multiply_in_kernel(x, weight, bias) - expected).abs().max()
             assert error < 2e-5, (rows, height)
 
 
@@ -61,7 +70,7 @@ def test_a_large_bias_rounds_once(rows):
     weight, x, bias = torch.randn(9, 512), torch.randn(rows, 512), torch.full((9,), -1e4)
     exact = functional.linear(x.double(), weight.double(), bias.double())
     assert (
-        cpu.apply(x, weight, bias) - exact
+        multiply_in_kernel(x, weight, bias) - exact
     ).abs().max() < 0.6 * 2**-10  # half of a unit, and the rounding of the sum
 
 
@@ -74,7 +83,7 @@ def test_packed_products_only_round_x(bits, rows):
     groups = x.double().view(rows, -1, 32)
     scales = groups.abs().amax(dim=-1, keepdim=True) / 127
     expected = ((groups / scales).round() * scales).view(rows, -1) @ packed.unpack().double().T
-    assert (cpu.apply(x, packed) - expected).norm() / expected.norm() < 1e-6
+    assert (multiply_in_kernel(x, packed) - expected).norm() / expected.norm() < 1e-6
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="elsewhere the plain loops are all there is")
@@ -83,12 +92,12 @@ def test_the_plain_loops_are_the_vectors(tmp_path, monkeypatch):
     kinds = [weight, weight.bfloat16(), pack(weight, "int8"), pack(weight, "int4")]
 
     def products(kind):
-        return torch.cat([cpu.apply(x[:rows], kind) for rows in (1, 2, 5, 17, 50)])
+        return torch.cat([multiply_in_kernel(x[:rows], kind) for rows in (1, 2, 5, 17, 50)])
 
     vectors = [products(kind) for kind in kinds]
     monkeypatch.setattr(cpu, "FLAGS", (*cpu.FLAGS, "-mno-avx512f"))
     cpu.compile_library(tmp_path / "plain.so")
-    monkeypatch.setattr(cpu, "_loaded", cpu.opened(tmp_path / "plain.so"))
+    monkeypatch.setattr(cpu, "_loaded", cpu.open_library(tmp_path / "plain.so"))
     for kind, expected in zip(kinds, vectors, strict=True):
         torch.testing.assert_close(products(kind), expected, atol=1e-4, rtol=1e-4)
 
@@ -99,21 +108,23 @@ def test_the_plain_loops_are_the_vectors(tmp_path, monkeypatch):
 def test_what_is_no_number_does_not_become_one(bits, wrong, rows):
     x = torch.randn(rows, 96)
     x[0, 70] = wrong
-    finite = cpu.apply(x, pack(torch.randn(5, 96), bits)).isfinite()
+    finite = multiply_in_kernel(x, pack(torch.randn(5, 96), bits)).isfinite()
     assert not finite[0].any()
     assert finite[1:].all()
 
 
 def test_no_rows_are_no_rows():
     for weight in (torch.randn(7, 64), pack(torch.randn(7, 64), "int8")):
-        assert cpu.apply(torch.empty(2, 0, 64), weight).shape == (2, 0, 7)
+        assert multiply_in_kernel(torch.empty(2, 0, 64), weight).shape == (2, 0, 7)
 
 
 def test_a_weight_may_be_a_view_and_must_fit():
     weight, x = torch.randn(40, 30).t(), torch.randn(1, 40)
-    torch.testing.assert_close(cpu.apply(x, weight), functional.linear(x, weight), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        multiply_in_kernel(x, weight), functional.linear(x, weight), atol=1e-5, rtol=1e-5
+    )
     with pytest.raises(AssertionError):
-        cpu.apply(torch.randn(1, 39), weight)
+        multiply_in_kernel(torch.randn(1, 39), weight)
 
 
 def test_offsets_of_q4_1():
@@ -124,15 +135,15 @@ def test_offsets_of_q4_1():
     for rows in (2, 20):
         x = torch.randn(rows, 192)
         expected = functional.linear(x, packed.unpack())
-        assert (cpu.apply(x, packed) - expected).norm() / expected.norm() < 2e-2
+        assert (multiply_in_kernel(x, packed) - expected).norm() / expected.norm() < 2e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 def test_unpacking(bits, dtype):
     packed = pack(torch.randn(33, 70), bits)
-    torch.testing.assert_close(cpu.unpacked(packed, dtype), packed.unpack(dtype), atol=1e-2, rtol=1e-2)
-    torch.testing.assert_close(cpu.unpacked(packed, torch.float32), packed.unpack(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(unpack(packed, dtype), packed.unpack(dtype), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(unpack(packed, torch.float32), packed.unpack(), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_slots", [1, 31, 32, 33, 64, 65, 200, 300, 1000])
@@ -144,18 +155,20 @@ def test_attention_over_any_number_of_slots(kernels, num_slots, heads, kv_heads,
     projected, y = torch.randn(batch, (heads + 2 * kv_heads) * width), torch.empty(batch, heads * width)
     allowed = torch.rand(batch, num_slots) > 0.2
     allowed[:, -1] = True
-    cache = cpu.KeyValueView(
+    cache = KeyValueView(
         kept[0].data_ptr(), kept[1].data_ptr(), *kept.stride()[1:4], num_slots - 1, num_slots,
         allowed.data_ptr(), dtype == torch.bfloat16,
     )  # fmt: skip
-    rotation = rotation_for(Rope(), torch.full((1, 1), num_slots - 1), width, torch.float32)
-    angles = cpu.Angles(rotation.cosine.data_ptr(), rotation.sine.data_ptr(), 0)
-    sizes = cpu.Heads(heads, kv_heads, width, width // 2, 0, 0.3, cpu.Norm(), cpu.Norm())
+    rotation = make_rotation(Rope(), torch.full((1, 1), num_slots - 1), width, torch.float32)
+    angles = RotationAngles(rotation.cosine.data_ptr(), rotation.sine.data_ptr(), 0)
+    sizes = Heads(heads, kv_heads, width, width // 2, 0, 0.3, NormStruct(), NormStruct())
     q, k, v = projected.split([heads * width, kv_heads * width, kv_heads * width], dim=1)
     expected = kept.clone()
     expected[0, :, :, num_slots - 1] = rotation.rotate(k.view(batch, kv_heads, 1, width))[:, :, 0]
     expected[1, :, :, num_slots - 1] = v.view(batch, kv_heads, width)
-    kernels.clearhead_attend(y.data_ptr(), projected.data_ptr(), batch, byref(sizes), byref(cache), byref(angles), 0)
+    kernels.clearhead_attend_token(
+        y.data_ptr(), projected.data_ptr(), batch, byref(sizes), byref(cache), byref(angles), 0
+    )
     torch.testing.assert_close(kept[:, :, :, :num_slots], expected[:, :, :, :num_slots], atol=1e-2, rtol=1e-2)
     seen = expected[:, :, :, :num_slots].float()
     reference = functional.scaled_dot_product_attention(
@@ -172,14 +185,14 @@ def test_attention_over_any_number_of_slots(kernels, num_slots, heads, kv_heads,
 
 def test_without_enough_memory_a_kernel_says_so(kernels):
     far_more = 2**50  # rows or slots: no process can address them
-    heads, kept, norm = byref(cpu.Heads(1, 1, 64)), byref(cpu.KeyValueView(num_slots=far_more)), byref(cpu.Norm())
-    wide = cpu.Matrix(num_rows=64, num_columns=64)
-    layers = (cpu.Layer * 1)(cpu.Layer(projected=wide, output=wide, inner=wide, down=wide))
+    heads, kept, norm = byref(Heads(1, 1, 64)), byref(KeyValueView(num_slots=far_more)), byref(NormStruct())
+    wide = MatrixStruct(num_rows=64, num_columns=64)
+    layers = (LayerStruct * 1)(LayerStruct(query_key_value=wide, attention_output=wide, gate_and_up=wide, down=wide))
     calls = [
-        (kernels.clearhead_step, layers, 1, cpu.KeyValueView(), None, cpu.Angles(), norm, None, far_more, 1),
+        (kernels.clearhead_run_layers, layers, 1, KeyValueView(), None, RotationAngles(), norm, None, far_more, 1),
         (kernels.clearhead_linear, None, None, far_more, byref(wide), norm, 0, 0, None),
-        (kernels.clearhead_attend, None, None, 1, heads, kept, byref(cpu.Angles()), 0),
-        (kernels.clearhead_attend_many, None, None, 1, 1, heads, kept, 0),
+        (kernels.clearhead_attend_token, None, None, 1, heads, kept, byref(RotationAngles()), 0),
+        (kernels.clearhead_attend_prompt, None, None, 1, 1, heads, kept, 0),
     ]
     for kernel, *given in calls:
         with pytest.raises(MemoryError, match="not enough memory"):
@@ -190,7 +203,7 @@ def test_older_kernels_are_removed(tmp_path):
     names = ["step-a-1.so", "step-a-2.so", "step-b-1.so", "other.so"]
     for name in names:
         (tmp_path / name).touch()
-    cpu.remove_older(tmp_path / "step-a-2.so")
+    cpu.remove_older_builds(tmp_path / "step-a-2.so")
     assert {path.name for path in tmp_path.iterdir()} == {"step-a-2.so", "step-b-1.so", "other.so"}
 
 
@@ -198,11 +211,11 @@ def test_the_default_dtype_of_torch_is_not_the_kernels_business():
     x, weight = torch.randn(3, 64), torch.randn(7, 64)
     q, k, v = (torch.randn(1, 2, 5, 16) for _ in range(3))
     how = Scoring(mask=Mask(causal=True), scale=0.25)
-    expected = cpu.apply(x, weight), attend(q, k, v, how)
+    expected = multiply_in_kernel(x, weight), cpu_attention(q, k, v, how)
     torch.set_default_dtype(torch.float64)
     try:
         with torch.no_grad():
-            found = cpu.apply(x, weight), attend(q, k, v, how)
+            found = multiply_in_kernel(x, weight), cpu_attention(q, k, v, how)
     finally:
         torch.set_default_dtype(torch.float32)
     for one, other in zip(found, expected, strict=True):

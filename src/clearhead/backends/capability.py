@@ -1,0 +1,135 @@
+"""Decide from a config whether a backend can compute a model. Nothing is built: the answer follows from plain data.
+
+    reason = unsupported_reason(preset("gpt2"), "cuda")      # None: supported
+
+A reason is a short clause that completes "this model cannot run on the backend: ...". What depends on a live network,
+on a call or on the machine is checked in live_checks.py.
+"""
+
+from collections.abc import Collection, Iterator
+from typing import Literal
+
+import torch
+
+from clearhead.architecture import (
+    Activation,
+    AttentionPattern,
+    Bidirectional,
+    Causal,
+    Chunked,
+    DeviationNorm,
+    DynamicScaling,
+    FeedForward,
+    GroupedAttention,
+    HeadNorm,
+    LatentAttention,
+    Layer,
+    ModelConfig,
+    NoPosition,
+    RmsNorm,
+    Rope,
+    SlidingWindow,
+)
+
+Backend = Literal["cpu", "cuda"]  # the C++ kernels; the Triton kernels in a CUDA graph
+
+ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu")
+DTYPES: dict[Backend, tuple[torch.dtype, ...]] = {
+    "cpu": (torch.float32, torch.bfloat16),
+    "cuda": (torch.float32, torch.bfloat16, torch.float16),
+}
+PLACEMENTS: dict[Backend, tuple[str, ...]] = {"cpu": ("pre", "post", "sandwich"), "cuda": ("pre", "sandwich")}
+PATTERNS: dict[Backend, tuple[type[AttentionPattern], ...]] = {
+    "cpu": (Causal, SlidingWindow, Chunked, Bidirectional),
+    "cuda": (Causal, SlidingWindow),
+}
+# A Triton program holds the query heads of one key-value head in a tile of 16 rows and a power of two of columns.
+TILE_ROWS, SMALLEST_TILE_WIDTH = 16, 16
+
+
+def unsupported_reason(config: ModelConfig, backend: Backend) -> str | None:
+    """Return why `backend` cannot compute a model with this config, or None if it can."""
+    return next(problems_of_model(config, backend), None)
+
+
+def unsupported_weights(dtypes: Collection[torch.dtype], device_type: str, backend: Backend) -> str | None:
+    """Return why `backend` cannot compute with weights of these dtypes on a device of this type, or None if it can.
+
+    The CUDA graph may also be laid out on the CPU or the meta device, for tests and cost estimates.
+    """
+    if len(set(dtypes)) > 1:
+        return "weights of several dtypes are not supported"
+    (dtype,) = set(dtypes)
+    name = str(dtype).removeprefix("torch.")
+    if backend == "cpu" and device_type != "cpu":
+        return f"{name} weights on {device_type} are not supported"
+    return None if dtype in DTYPES[backend] else f"{name} weights are not supported"
+
+
+def problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
+    stack = config.decoder
+    if stack is None:
+        yield "an encoder-only model does not decode"
+        return
+    if backend == "cuda" and config.encoder is not None:
+        yield "models with an encoder are not supported"
+    if backend == "cpu" and config.head is not None and config.head.transform is not None:
+        yield "a logit head with a transform is not supported"
+    if isinstance(stack.final_norm, DeviationNorm):
+        yield "DeviationNorm is not supported"
+    for layer in stack.layers:
+        yield from problems_of_layer(layer, backend)
+    sizes = {head_sizes(layer.attention) for layer in stack.layers if isinstance(layer.attention, GroupedAttention)}
+    if backend == "cuda" and len(sizes) > 1:
+        yield "layers with different head sizes are not supported"
+
+
+def problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
+    if layer.placement not in PLACEMENTS[backend]:
+        yield f"{layer.placement} norm placement is not supported"
+    if isinstance(layer.norm, DeviationNorm):
+        yield "DeviationNorm is not supported"
+    if not isinstance(layer.feed_forward, FeedForward):
+        yield "a mixture of experts is not supported"
+    elif layer.feed_forward.activation not in ACTIVATIONS:
+        yield f"activation {layer.feed_forward.activation} is not supported"
+    for attention in (layer.attention, layer.cross_attention):
+        if isinstance(attention, LatentAttention):
+            yield "latent attention is not supported"
+        elif attention is not None:
+            yield from problems_of_attention(attention)
+            yield from problems_of_tiles(attention) if backend == "cuda" else ()
+            if not isinstance(attention.pattern, PATTERNS[backend]):
+                yield f"{type(attention.pattern).__name__} attention is not supported"
+
+
+def problems_of_attention(attention: GroupedAttention) -> Iterator[str]:
+    position = attention.position
+    if not isinstance(position, Rope | NoPosition):
+        yield f"{type(position).__name__} positions are not supported"
+    if isinstance(position, Rope) and isinstance(position.scaling, DynamicScaling):
+        yield "DynamicScaling of rotary positions is not supported"  # its angles depend on the length: no table fits
+    if attention.value_width not in (None, attention.head_width):
+        yield "values of another width than the keys are not supported"
+    for name in ("softcap", "clip", "temperature"):
+        if getattr(attention, name) is not None:
+            yield f"attention with {name} is not supported"
+    if not isinstance(attention.head_norm, HeadNorm | None):
+        yield f"{type(attention.head_norm).__name__} is not supported"
+    elif attention.head_norm is not None and isinstance(attention.head_norm.norm, DeviationNorm):
+        yield "DeviationNorm is not supported"
+
+
+def problems_of_tiles(attention: GroupedAttention) -> Iterator[str]:
+    """Yield what does not fit into the tiles of the Triton attention kernel."""
+    width = attention.head_width
+    if width < SMALLEST_TILE_WIDTH or width & (width - 1):
+        yield f"head width {width} is not supported: it must be a power of two of at least {SMALLEST_TILE_WIDTH}"
+    if attention.num_heads > TILE_ROWS * attention.num_kv_heads:
+        yield f"more than {TILE_ROWS} query heads per key-value head are not supported"
+    if isinstance(attention.head_norm, HeadNorm) and not isinstance(attention.head_norm.norm, RmsNorm):
+        yield "a norm of queries and keys other than RmsNorm is not supported"
+
+
+def head_sizes(attention: GroupedAttention) -> tuple[int, int, int]:
+    return attention.num_heads, attention.num_kv_heads, attention.head_width

@@ -1,0 +1,163 @@
+"""What the kernels need to know in addition to the weights, set anew for every call: caches, masks and rotations.
+
+    inputs = AttentionInputs(configs, cross_configs, dtype); referenced = inputs.prepare(cache, positions, batch)
+
+The structures of all layers are arrays that numpy writes at once: per-layer Python code would cost more than the step
+of a small model.
+"""
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.architecture import Causal, GroupedAttention, Rope
+from clearhead.backends.cpu_kernels import KeyValueView, RotationAngles
+from clearhead.backends.lowering import rotation_table
+from clearhead.cache import ContiguousStore, KeyValueCache, ReservedSlot
+from clearhead.errors import ClearheadError
+from clearhead.model import EncoderOutput, cross_attention_mask, make_mask
+
+FIRST_TABLE_LENGTH = 512  # positions; a table doubles when it becomes too short
+
+
+@dataclass
+class AttentionGroup:
+    """Layers with equal attention configs, which share slots, mask and rotation table.
+
+    Comparing configs by value for every layer and token would be slow, so equal ones are grouped once.
+    """
+
+    layers: np.ndarray  # their numbers
+    config: GroupedAttention
+    table: tuple[Tensor, Tensor] | None  # cosines and sines (length, rotary_pairs)
+
+
+class AttentionInputs:
+    """The structures for caches and rotations of all layers of a stack."""
+
+    def __init__(
+        self, configs: Sequence[GroupedAttention], cross_configs: Sequence[GroupedAttention], dtype: torch.dtype
+    ):
+        self.configs, self.cross_configs, self.dtype = configs, cross_configs, dtype
+        self.groups = [
+            AttentionGroup(
+                np.array([number for number, other in enumerate(configs) if other == config]),
+                config,
+                rotation_table(config, FIRST_TABLE_LENGTH) if isinstance(config.position, Rope) else None,
+            )
+            for config in dict.fromkeys(configs)
+        ]
+        self.views = (KeyValueView * len(configs))()
+        self.cross_views = (KeyValueView * len(configs))()
+        self.angles = (RotationAngles * len(configs))()
+        self.view_fields, self.angle_fields = np.ctypeslib.as_array(self.views), np.ctypeslib.as_array(self.angles)
+        self.bound_buffers: list[ref[Tensor]] = []  # the cache buffers that `views` points to
+        self.bound_capacity = 0  # tokens that fit into all of them; 0 if one is a ring buffer
+
+    def prepare(self, cache: KeyValueCache, positions: Tensor, batch: int) -> list[Tensor]:
+        """Point the structures to a cache with room for the new tokens at `positions` (B or 1, T).
+
+        Return temporary tensors that must live until the kernel returns.
+        """
+        slots = self.bind(cache, batch, positions.shape[1])
+        referenced = []
+        for group in self.groups:
+            slot, num_slots = slots[int(group.layers[0])]
+            self.view_fields["slot"][group.layers], self.view_fields["num_slots"][group.layers] = slot, num_slots
+            if group.table is not None:
+                referenced += self.set_rotations(group, positions, cache)
+            referenced += self.set_mask(group, cache, (batch, 1, positions.shape[1], num_slots))
+        return referenced
+
+    def bind(self, cache: KeyValueCache, batch: int, num_new: int) -> list[tuple[int, int]]:
+        """Point the views to the cache's buffers; return the first new slot and the number of slots of each layer."""
+        buffers = buffers_of(cache)
+        same = len(buffers) == len(self.bound_buffers) and all(
+            map(operator.is_, map(operator.call, self.bound_buffers), buffers)
+        )
+        if same and cache.length + num_new <= self.bound_capacity:
+            return [(cache.length, cache.length + num_new)] * len(self.configs)
+        self.bound_buffers, self.bound_capacity, slots = [], 0, []  # nothing is bound if an error occurs below
+        for config, view, store in zip(self.configs, self.views, cache.stores, strict=True):
+            if num_new == 1:
+                shape = (batch, config.num_kv_heads, config.head_width)
+                reserved = store.reserve(cache.length, shape, self.dtype, torch.device("cpu"))
+            else:
+                zeros = torch.zeros((), dtype=self.dtype)
+                zeros = zeros.expand(batch, config.num_kv_heads, num_new, config.head_width)
+                end = cache.length + num_new
+                reserved = ReservedSlot(*store.write(cache.length, zeros, zeros), cache.length, end)
+            self.check_sizes(reserved.key, reserved.value, config, batch)
+            view.point_to(reserved.key, reserved.value)
+            slots.append((reserved.slot, reserved.num_slots))
+        self.bound_buffers = [ref(buffer) for buffer in buffers_of(cache)]
+        contiguous = all(isinstance(store, ContiguousStore) for store in cache.stores)
+        self.bound_capacity = min(buffer.shape[2] for buffer in buffers_of(cache)) if contiguous else 0
+        return slots
+
+    def check_sizes(self, key: Tensor, value: Tensor, config: GroupedAttention, batch: int) -> None:
+        """Raise ClearheadError if keys or values have other sizes than the kernels would read."""
+        expected = (batch, config.num_kv_heads, config.head_width, self.dtype, "cpu")
+        for part in (key, value):
+            found = (*part.shape[:2], part.shape[3], part.dtype, part.device.type)
+            if found != expected:
+                raise ClearheadError(
+                    f"the cache holds keys and values of (batch, heads, width, dtype, device) {found}, but this call "
+                    f"needs {expected}; start with a new cache"
+                )
+
+    def set_mask(self, group: AttentionGroup, cache: KeyValueCache, shape: tuple[int, int, int, int]) -> list[Tensor]:
+        """Set the mask (B, 1, T, S) of a group of layers, and return its tensor."""
+        pattern = group.config.pattern
+        if cache.attention_mask is None and isinstance(pattern, Causal):  # the kernel's own causal mask is enough
+            self.view_fields["allowed"][group.layers] = 0
+            return []
+        allowed = make_mask(pattern, cache.attention_indices(pattern)).allowed
+        assert allowed is not None
+        allowed = allowed.expand(shape).contiguous()
+        self.view_fields["allowed"][group.layers] = allowed.data_ptr()
+        return [allowed]
+
+    def set_rotations(self, group: AttentionGroup, positions: Tensor, cache: KeyValueCache) -> list[Tensor]:
+        """Set cosines and sines of the new positions for a group of layers, and return their tensors."""
+        largest = cache.length + positions.shape[1] - 1  # positions of padded sequences are smaller
+        assert group.table is not None
+        if largest >= len(group.table[0]):
+            group.table = rotation_table(group.config, 2 * largest)
+        cosine, sine = group.table
+        fields, layers = self.angle_fields, group.layers
+        if cache.attention_mask is None:  # all sequences share consecutive rows of the table: no tensor is allocated
+            offset = cache.length * cosine.shape[1] * cosine.element_size()
+            fields["cosine"][layers], fields["sine"][layers] = cosine.data_ptr() + offset, sine.data_ptr() + offset
+            fields["row_stride"][layers] = 0
+            return []
+        cosine, sine = cosine[positions], sine[positions]
+        fields["cosine"][layers], fields["sine"][layers] = cosine.data_ptr(), sine.data_ptr()
+        fields["row_stride"][layers] = cosine.stride(0) if len(positions) > 1 else 0
+        return [cosine, sine]
+
+    def prepare_cross_attention(self, encoder_output: EncoderOutput, batch: int) -> list[Tensor]:
+        """Point the cross-attention structures to an encoder output; return tensors to keep, as `prepare` does."""
+        assert encoder_output.cross_keys_values is not None
+        allowed = cross_attention_mask(encoder_output.mask).allowed
+        num_slots = encoder_output.cross_keys_values[0][0].shape[2]
+        mask = None if allowed is None else allowed.expand(batch, 1, 1, num_slots).contiguous()
+        referenced = [] if mask is None else [mask]
+        layers = zip(self.cross_configs, self.cross_views, encoder_output.cross_keys_values, strict=True)
+        for config, view, (key, value) in layers:
+            self.check_sizes(key, value, config, batch)
+            if key.stride() != value.stride() or key.stride(3) != 1:
+                key, value = key.contiguous(), value.contiguous()
+                referenced += [key, value]
+            view.point_to(key, value)
+            view.num_slots, view.allowed = num_slots, 0 if mask is None else mask.data_ptr()
+        return referenced
+
+
+def buffers_of(cache: KeyValueCache) -> list[Tensor]:
+    return [buffer for store in cache.stores for buffer in (store.key, store.value) if buffer is not None]

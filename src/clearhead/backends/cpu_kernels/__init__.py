@@ -1,0 +1,43 @@
+"""C++ kernels for CPUs, and their binding to Python. This package imports only the storage formats of packed/.
+
+library      compile the kernels once per machine, load them with ctypes
+structures   ctypes mirrors of the C++ structures
+products     y = W x + bias for a plain or a packed weight
+attention    attention over a whole prompt
+source/      the C++ code: kernels.cpp and its headers
+"""
+
+from clearhead.backends.cpu_kernels.attention import cpu_attention
+from clearhead.backends.cpu_kernels.library import is_inference, kernels_support_prompts, load_kernel_library
+from clearhead.backends.cpu_kernels.products import multiply, unpack
+from clearhead.backends.cpu_kernels.structures import (
+    ACTIVATION_CODES,
+    NORM_CODES,
+    PLACEMENT_CODES,
+    Heads,
+    KeyValueView,
+    LayerStruct,
+    MatrixStruct,
+    NormStruct,
+    RotationAngles,
+    describe_matrix,
+)
+
+__all__ = [
+    "ACTIVATION_CODES",
+    "NORM_CODES",
+    "PLACEMENT_CODES",
+    "Heads",
+    "KeyValueView",
+    "LayerStruct",
+    "MatrixStruct",
+    "NormStruct",
+    "RotationAngles",
+    "cpu_attention",
+    "describe_matrix",
+    "is_inference",
+    "kernels_support_prompts",
+    "load_kernel_library",
+    "multiply",
+    "unpack",
+]

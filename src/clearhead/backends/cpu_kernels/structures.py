@@ -1,0 +1,146 @@
+"""The structures of the C++ kernels as ctypes classes, with the same fields in the same order.
+
+    matrix = describe_matrix(weight, bias)
+
+They hold addresses only: whoever keeps a structure must keep the tensors it points to.
+"""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from clearhead.backends.packed import PackedWeight
+
+# Codes of the C++ enums.
+WEIGHT_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+NORM_CODES = {"rms": 1, "layer": 2}  # 0: no norm
+ACTIVATION_CODES = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # 0: the identity
+PLACEMENT_CODES = {"pre": 0, "post": 1, "sandwich": 2}
+
+
+class MatrixStruct(ctypes.Structure):
+    """A weight (N, K), plain or packed, and its bias (N,)."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("num_groups", c_int32),
+        ("num_rows", c_int64),
+        ("num_columns", c_int64),
+        ("values", c_void_p),
+        ("scales", c_void_p),
+        ("offsets", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
+class NormStruct(ctypes.Structure):
+    """An RMS norm or a layer norm; kind 0 leaves its input unchanged."""
+
+    _fields_ = [("kind", c_int32), ("epsilon", c_float), ("weight", c_void_p), ("bias", c_void_p)]
+
+
+class Heads(ctypes.Structure):
+    """Head sizes, rotation, scale and norms of one attention layer."""
+
+    _fields_ = [
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_width", c_int32),
+        ("rotary_pairs", c_int32),
+        ("interleaved", c_int32),
+        ("scale", c_float),
+        ("query_norm", NormStruct),
+        ("key_norm", NormStruct),
+    ]
+
+
+class KeyValueView(ctypes.Structure):
+    """Keys and values (B, K, capacity, H) of one layer, the slots in use and the mask.
+
+    Addresses are plain integers, so that numpy can set those of all layers at once.
+    """
+
+    _fields_ = [
+        ("keys", c_int64),
+        ("values", c_int64),
+        ("row_stride", c_int64),
+        ("head_stride", c_int64),
+        ("slot_stride", c_int64),
+        ("slot", c_int64),
+        ("num_slots", c_int64),
+        ("allowed", c_int64),
+        ("is_bfloat16", c_int64),
+    ]
+
+    def point_to(self, key: Tensor, value: Tensor) -> None:
+        """Set the addresses and strides to those of two tensors with equal strides."""
+        self.keys, self.values = key.data_ptr(), value.data_ptr()
+        self.row_stride, self.head_stride, self.slot_stride = key.stride()[:3]
+        self.is_bfloat16 = key.dtype == torch.bfloat16
+
+
+class RotationAngles(ctypes.Structure):
+    """Cosines and sines (B or 1, T, rotary_pairs) of the new tokens' positions."""
+
+    _fields_ = [("cosine", c_int64), ("sine", c_int64), ("row_stride", c_int64)]
+
+
+class LayerStruct(ctypes.Structure):
+    """All weights and settings of one block."""
+
+    _fields_ = [
+        ("placement", c_int32),
+        ("activation", c_int32),
+        ("gated", c_int32),
+        ("has_cross_attention", c_int32),
+        ("heads", Heads),
+        ("cross_heads", Heads),
+        ("norms", NormStruct * 3),
+        ("branch_norms", NormStruct * 3),
+        ("query_key_value", MatrixStruct),
+        ("attention_output", MatrixStruct),
+        ("cross_query", MatrixStruct),
+        ("cross_output", MatrixStruct),
+        ("gate_and_up", MatrixStruct),
+        ("down", MatrixStruct),
+    ]
+
+
+SIGNATURES = {
+    "clearhead_run_layers": [
+        *(POINTER(LayerStruct), c_int64, POINTER(KeyValueView), POINTER(KeyValueView), POINTER(RotationAngles)),
+        *(POINTER(NormStruct), c_void_p, c_int64, c_int64),
+    ],
+    "clearhead_linear": [
+        c_void_p, c_void_p, c_int64, POINTER(MatrixStruct), POINTER(NormStruct), c_int32, c_int32, c_void_p,
+    ],
+    "clearhead_attend_token": [
+        c_void_p, c_void_p, c_int64, POINTER(Heads), POINTER(KeyValueView), POINTER(RotationAngles), c_int32,
+    ],
+    "clearhead_attend_prompt": [
+        c_void_p, c_void_p, c_int64, c_int64, POINTER(Heads), POINTER(KeyValueView), c_int32,
+    ],
+    "clearhead_unpack": [c_void_p, POINTER(MatrixStruct), c_int32],
+}  # fmt: skip
+"""Argument types of the exported kernels, each of which returns 0, or 1 if an allocation failed."""
+
+
+def describe_matrix(weight: Tensor | PackedWeight, bias: Tensor | None = None) -> MatrixStruct:
+    """Return the structure for a contiguous weight (N, K) and a float32 bias (N,)."""
+    bias_address = None if bias is None else bias.data_ptr()
+    if isinstance(weight, Tensor):
+        kind = WEIGHT_CODES[weight.dtype]
+        return MatrixStruct(kind, 0, *weight.shape, weight.data_ptr(), None, None, bias_address)
+    offsets = None if weight.offsets is None else weight.offsets.data_ptr()
+    num_groups, quants = weight.scales.shape[1], weight.quants
+    return MatrixStruct(
+        WEIGHT_CODES[quants.dtype],
+        num_groups,
+        *weight.shape,
+        quants.data_ptr(),
+        weight.scales.data_ptr(),
+        offsets,
+        bias_address,
+    )

@@ -1,0 +1,133 @@
+"""Checks of what only exists at run time: the modules of a network, the arguments of a call, and the machine.
+
+    reason = unsupported_network_reason(network, "cuda")      # None: supported
+
+capability.py decides what follows from a config alone. Users may replace modules, register hooks, enable gradients or
+turn dropout on at any time; a backend then leaves the computation to the modules. A kernel that takes tensors checks
+their shapes and dtypes itself (cpu_kernels/attention.py).
+"""
+
+import os
+import shutil
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.backends.capability import DTYPES, Backend, unsupported_reason, unsupported_weights
+from clearhead.backends.cpu_kernels import is_inference, kernels_support_prompts
+from clearhead.backends.modules import PackedLinear
+from clearhead.cache import ContiguousStore, KeyValueCache
+from clearhead.model import (
+    Attention,
+    Block,
+    EncoderOutput,
+    FeedForwardLayer,
+    LayerStack,
+    Residual,
+    RmsNormLayer,
+    Transformer,
+    fused_attention,
+)
+
+# Exactly these types: a subclass, such as a LoRA layer, computes something that the kernels do not.
+KNOWN_MODULES = {
+    *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
+    *(RmsNormLayer, nn.LayerNorm, nn.Identity, nn.Dropout),
+}
+
+# --- networks
+
+
+def unsupported_network_reason(network: Transformer, backend: Backend) -> str | None:
+    """Return why `network` cannot run on `backend` in its present state, or None if it can."""
+    if reason := unsupported_reason(network.config, backend):
+        return reason
+    # The CPU kernels look at the first parameter only: `can_be_planned` checks all of them, and the modules, whenever
+    # a sequence begins, because they may change in between.
+    first = next(network.parameters())
+    dtypes = {parameter.dtype for parameter in network.parameters()} if backend == "cuda" else {first.dtype}
+    if reason := unsupported_weights(dtypes, first.device.type, backend):
+        return reason
+    if backend == "cuda" and not has_original_modules(network):
+        return "modules were replaced or have hooks"
+    return None
+
+
+def has_original_modules(network: Transformer) -> bool:
+    """Return whether the decoder's blocks consist of known modules, and no module of the decoder or head has a hook."""
+    stack = network.decoder
+    assert stack is not None
+    around = [stack.embedding, stack.final_norm] + ([] if network.head is None else [network.head])
+    hooks = hooks_of([module for part in around for module in part.modules()])
+    return are_known(list(stack.layers.modules())) and not any(hooks)
+
+
+def can_be_planned(stack: LayerStack) -> bool:
+    """Return whether the CPU kernels can compute the layers: known modules, one dtype, no hooks and no dropout."""
+    modules, tensors = planned_modules(stack), (*stack.layers.parameters(), *stack.final_norm.parameters())
+    kinds = {(tensor.dtype, tensor.device.type) for tensor in tensors}
+    supported = any(kinds == {(dtype, "cpu")} for dtype in DTYPES["cpu"])
+    return supported and are_known(modules) and not any(module.training for module in dropout_modules(modules))
+
+
+def planned_modules(stack: LayerStack) -> list[nn.Module]:
+    """Return the modules that a plan of the CPU kernels replaces."""
+    return [*stack.layers.modules(), *stack.final_norm.modules()]
+
+
+def are_known(modules: list[nn.Module]) -> bool:
+    """Return whether all modules are of known types and none has a hook."""
+    return {type(module) for module in modules} <= KNOWN_MODULES and not any(hooks_of(modules))
+
+
+def hooks_of(modules: list[nn.Module]) -> list[dict[int, Any]]:
+    """Return the dictionaries in which the modules keep their forward hooks."""
+    return [hooks for module in modules for hooks in (module._forward_hooks, module._forward_pre_hooks)]
+
+
+def dropout_modules(modules: list[nn.Module]) -> list[nn.Module]:
+    """Return the modules that apply dropout. They may be in training mode alone, to estimate a model's uncertainty."""
+    return [module for module in modules if isinstance(module, nn.Dropout | Attention)]
+
+
+# --- calls
+
+
+def runs_in_cpu_kernels(
+    stack: LayerStack, tokens: Tensor, encoder_output: EncoderOutput | None, cache: Any, options: dict[str, Any]
+) -> bool:
+    """Return whether a forward call only adds tokens to a cache: no gradient, dropout, other kernel or recording."""
+    if stack.training or not is_inference() or tokens.device.type != "cpu":
+        return False
+    # `absorb` concerns latent attention only, which the kernels do not compute.
+    is_plain = options.keys() <= {"kernel", "absorb"} and options.get("kernel", fused_attention) is fused_attention
+    if not is_plain or not isinstance(cache, KeyValueCache) or tokens.ndim != 2:
+        return False
+    is_single_token = tokens.shape[1] == 1
+    if stack.stack.layers[0].cross_attention is not None:
+        return (
+            is_single_token
+            and encoder_output is not None
+            and encoder_output.cross_keys_values is not None
+            and len(encoder_output.states) == len(tokens)
+        )
+    if encoder_output is not None:
+        return False
+    # A ring buffer returns a copy when many tokens are written at once, and the kernels write in place.
+    return is_single_token or (
+        kernels_support_prompts() and all(isinstance(store, ContiguousStore) for store in cache.stores)
+    )
+
+
+# --- machines
+
+
+@lru_cache
+def triton_available(device: torch.device) -> bool:
+    """Return whether Triton can run on `device`: it is installed, finds a C compiler, and the GPU is Volta or later."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    installed = find_spec("triton") is not None and compiler is not None
+    return installed and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
