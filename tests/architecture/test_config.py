@@ -43,7 +43,7 @@ from clearhead.architecture import (
 )
 from clearhead.config import from_json, to_json
 from clearhead.errors import ClearheadError
-from tests.model.toys import INNER, NORM, decoder, encoder, grouped, latent, layer, stack, translator
+from tests.model.toys import FEED_FORWARD, NORM, decoder, encoder, grouped, latent, layer, stack, translator
 
 CONFIG_CLASSES = [
     value
@@ -77,7 +77,7 @@ EXAMPLES = [
     ScoreTemperature(length=8),
     grouped(value_width=3, softcap=30.0, clip=8.0, scale=0.5),
     latent(scale=0.5),
-    INNER,
+    FEED_FORWARD,
     ExpertGroups(num_groups=4, num_kept=2, scored_by="max"),
     Router(score="softmax", softcap=30.0, renormalize_epsilon=1e-20),
     EXPERTS,

@@ -6,9 +6,17 @@ config = shrink(preset("llama-4-scout"))   # eight layers at most, every choice 
 import math
 from dataclasses import replace
 
-from clearhead.architecture.branches import Experts, FeedForward
-from clearhead.architecture.config import GroupedAttention, LatentAttention, ModelConfig, Stack
-from clearhead.architecture.parts import Chunked, LearnedPositions, SlidingWindow
+from clearhead.architecture import (
+    Chunked,
+    Experts,
+    FeedForward,
+    GroupedAttention,
+    LatentAttention,
+    LearnedPositions,
+    ModelConfig,
+    SlidingWindow,
+    Stack,
+)
 from tests.model.toys import CONTEXT, VOCAB, WIDTH
 
 

@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.architecture.config import GroupedAttention
-from clearhead.architecture.parts import Causal, Rope
+from clearhead.architecture import Causal, GroupedAttention, Rope
 from clearhead.model.attend import AttentionSteps, Scoring, attention_steps, fused_attention, reference_attention
 from clearhead.model.attention import Attention
-from clearhead.model.masks import Grid, Mask, make_mask
+from clearhead.model.masks import AttentionIndices, Mask, make_mask
 from tests.book.golden import golden, plain
 from tests.model.toys import (
-    close,
-    context_of,
+    assert_close,
+    attention_context,
     decoder,
     some_tokens,
     toy,
@@ -49,9 +48,9 @@ def attend_to(scores: Tensor, mask: Mask = ALL, **options: object) -> AttentionS
 def projected(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     heads, kv_heads = attention.config.num_heads, attention.config.num_kv_heads
     return (
-        attention.heads(attention.query, x, heads),
-        attention.heads(attention.key, x, kv_heads),
-        attention.heads(attention.value, x, kv_heads),
+        attention.project(attention.query, x, heads),
+        attention.project(attention.key, x, kv_heads),
+        attention.project(attention.value, x, kv_heads),
     )
 
 
@@ -69,15 +68,15 @@ def test_a1_row_form_equals_vector_form():
     for rows, *vectors in zip(
         projected(attention, x), *(projected(attention, row) for row in x.split(1, dim=1)), strict=True
     ):
-        close(rows, torch.cat(vectors, dim=2))
+        assert_close(rows, torch.cat(vectors, dim=2))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a1_output_of_the_worked_example(kernel):
     """Keys are three wide and values two."""
-    output = worked_example(scale=1.0)(golden("qkv", "x")[None], context_of(Mask(), kernel, 3))[0]
-    close(output, golden("qkv", "output"))
-    close(output[2], golden("qkv", "printed", "output_row3"), tolerance=7e-4)
+    output = worked_example(scale=1.0)(golden("qkv", "x")[None], attention_context(Mask(), kernel, 3))[0]
+    assert_close(output, golden("qkv", "output"))
+    assert_close(output[2], golden("qkv", "printed", "output_row3"), tolerance=7e-4)
 
 
 # --- A2
@@ -91,22 +90,22 @@ def test_a2_entry_i_j_of_the_scores_is_query_i_times_key_j():
     for i in range(3):
         for j in range(3):
             assert found.scores[0, 0, i, j] == q[0, 0, i].dot(k[0, 0, j])
-    close(found.weights[0, 0], golden("qkv", "weights"))
-    close(found.weights[0, 0, 2], golden("qkv", "printed", "weights_row3"), tolerance=3e-6)
+    assert_close(found.weights[0, 0], golden("qkv", "weights"))
+    assert_close(found.weights[0, 0, 2], golden("qkv", "printed", "weights_row3"), tolerance=3e-6)
 
 
 def test_a2_the_scale_is_one_over_the_root_of_the_key_width():
     """2 and 8 and -20 over √3, through the module as it comes."""
     attention, x = worked_example(), golden("qkv", "x")[None]
     weights = (golden("qkv", "scores") / math.sqrt(3)).softmax(dim=-1)
-    close(attention(x, context_of(Mask(), reference_attention, 3))[0], weights @ golden("qkv", "v"))
+    assert_close(attention(x, attention_context(Mask(), reference_attention, 3))[0], weights @ golden("qkv", "v"))
 
 
 def test_a2_row_i_of_the_output_is_the_sum_of_weighted_values(generator):
     q, k, v = (torch.randn(1, 1, 5, 3, generator=generator, dtype=torch.float64) for _ in range(3))
     found = attention_steps(q, k, v, Scoring(mask=Mask(), scale=3**-0.5))
     for i in range(5):
-        close(found.output[0, 0, i], sum(found.weights[0, 0, i, j] * v[0, 0, j] for j in range(5)))
+        assert_close(found.output[0, 0, i], sum(found.weights[0, 0, i, j] * v[0, 0, j] for j in range(5)))
 
 
 @pytest.mark.parametrize("mask", [Mask(), Mask(causal=True)], ids=["all", "causal"])
@@ -114,7 +113,7 @@ def test_a2_rows_of_weights_sum_to_one(mask, generator):
     q, k, v = (3 * torch.randn(2, 4, 7, 8, generator=generator, dtype=torch.float64) for _ in range(3))
     weights = attention_steps(q, k, v, Scoring(mask=mask, scale=8**-0.5)).weights
     assert (weights >= 0).all()
-    close(weights.sum(dim=-1), torch.ones(2, 4, 7, dtype=torch.float64))
+    assert_close(weights.sum(dim=-1), torch.ones(2, 4, 7, dtype=torch.float64))
 
 
 def test_a2_two_keys_with_scaled_scores_14_and_12():
@@ -123,8 +122,8 @@ def test_a2_two_keys_with_scaled_scores_14_and_12():
     k = torch.eye(2, 64, dtype=torch.float64)[None, None]
     found = attention_steps(q, k, k, Scoring(mask=Mask(), scale=64**-0.5))
     assert torch.equal(found.scores[0, 0, 0], golden("thinking", "scores"))
-    close(found.weights[0, 0, 0], golden("thinking", "weights"))
-    close(found.weights[0, 0, 0], golden("thinking", "printed"), tolerance=1e-3)
+    assert_close(found.weights[0, 0, 0], golden("thinking", "weights"))
+    assert_close(found.weights[0, 0, 0], golden("thinking", "printed"), tolerance=1e-3)
 
 
 # --- A3
@@ -190,26 +189,28 @@ def test_a5_mask_is_zero_up_to_the_diagonal_and_minus_infinity_beyond():
     added = torch.full((12, 12), -torch.inf, dtype=torch.float64).triu(diagonal=1)
     selected = attend_to(scores, Mask(causal=True)).weights
     assert torch.equal(attend_to(scores, bias=added).weights, selected)
-    assert torch.equal(make_mask(Causal(), Grid.of(torch.zeros(1, 12), torch.ones(1, 12))).allowed[0, 0], added == 0)
+    assert torch.equal(
+        make_mask(Causal(), AttentionIndices.of(torch.zeros(1, 12), torch.ones(1, 12))).allowed[0, 0], added == 0
+    )
 
 
 def test_a5_causal_weights_of_the_printed_scores():
     weights = attend_to(golden("masked_scores", "scores"), Mask(causal=True)).weights[0, 0]
-    close(weights, golden("masked_scores", "causal_weights"))
-    close(weights.sum(dim=-1), torch.ones(12, dtype=torch.float64))
+    assert_close(weights, golden("masked_scores", "causal_weights"))
+    assert_close(weights.sum(dim=-1), torch.ones(12, dtype=torch.float64))
 
 
 def test_a5_fused_kernel_gives_the_same_causal_weights():
     scores, unit = golden("masked_scores", "scores")[None, None], torch.eye(12, dtype=torch.float64)[None, None]
     weights = fused_attention(scores, unit, unit, Scoring(mask=Mask(causal=True), scale=1.0))[0, 0]
-    close(weights, golden("masked_scores", "causal_weights"))
+    assert_close(weights, golden("masked_scores", "causal_weights"))
 
 
 def test_a5_masking_after_the_softmax_leaves_rows_that_do_not_sum_to_one():
     scores = golden("masked_scores", "scores")
     after = attend_to(scores).weights[0, 0].tril()
-    close(after, golden("masked_scores", "mask_after_softmax"))
-    close(after.sum(dim=-1), golden("masked_scores", "row_sums_after"))
+    assert_close(after, golden("masked_scores", "mask_after_softmax"))
+    assert_close(after.sum(dim=-1), golden("masked_scores", "row_sums_after"))
     assert (after.sum(dim=-1)[:-1] < 0.999).all()
 
 
@@ -219,7 +220,7 @@ def test_a5_no_token_sees_a_later_one(kernel):
     changed = tokens.clone()
     changed[:, 5:] = (changed[:, 5:] + 1) % 29
     before, after = network(tokens, kernel=kernel), network(changed, kernel=kernel)
-    close(after[:, :5], before[:, :5])
+    assert_close(after[:, :5], before[:, :5])
     assert (after[:, 5:] - before[:, 5:]).abs().min(dim=-1).values.max() > 1e-3
 
 
@@ -232,12 +233,12 @@ def test_a6_heatmaps(name):
     scores, expected = golden("heatmaps", "matrices", name), golden("heatmaps", "weights", name)
     allowed = scores.isfinite()
     finite = scores.masked_fill(~allowed, 0.0)
-    close(attend_to(finite, Mask(allowed)).weights[0, 0], expected)
-    close(attend_to(finite, bias=scores - finite).weights[0, 0], expected)
+    assert_close(attend_to(finite, Mask(allowed)).weights[0, 0], expected)
+    assert_close(attend_to(finite, bias=scores - finite).weights[0, 0], expected)
 
 
 def test_a6_heatmap_c_is_our_causal_mask():
-    close(
+    assert_close(
         attend_to(torch.full((4, 4), 5.0, dtype=torch.float64), Mask(causal=True)).weights[0, 0],
         golden("heatmaps", "weights", "C"),
     )
@@ -247,10 +248,10 @@ def test_a6_heatmap_c_is_our_causal_mask():
 def test_a6_temperature_divides_the_scores(number):
     temperature = plain("temperature", "temperatures")[number]
     weights = attend_to(golden("temperature", "row")[None], scale=1 / temperature).weights[0, 0, 0]
-    close(weights, golden("temperature", "weights")[number])
+    assert_close(weights, golden("temperature", "weights")[number])
 
 
 @pytest.mark.parametrize(("temperature", "limit"), [(1e-3, "to_zero"), (1e12, "to_infinity")])
 def test_a6_temperature_goes_from_one_hot_to_uniform(temperature, limit):
     weights = attend_to(golden("temperature", "row")[None], scale=1 / temperature).weights[0, 0, 0]
-    close(weights, golden("temperature", "limits", limit), tolerance=1e-11)
+    assert_close(weights, golden("temperature", "limits", limit), tolerance=1e-11)

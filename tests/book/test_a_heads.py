@@ -7,9 +7,16 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from clearhead.architecture.branches import FeedForward
-from clearhead.architecture.config import Embedding, GroupedAttention, Layer, ModelConfig, Stack
-from clearhead.architecture.parts import Bidirectional, Rope
+from clearhead.architecture import (
+    Bidirectional,
+    Embedding,
+    FeedForward,
+    GroupedAttention,
+    Layer,
+    ModelConfig,
+    Rope,
+    Stack,
+)
 from clearhead.model.attend import Scoring, fused_attention, reference_attention
 from clearhead.model.attention import Attention
 from clearhead.model.masks import Mask
@@ -17,8 +24,8 @@ from clearhead.model.transformer import EncoderOutput, Transformer
 from tests.book.golden import plain
 from tests.model.toys import (
     NORM,
-    close,
-    context_of,
+    assert_close,
+    attention_context,
     decoder,
     encoder,
     grouped,
@@ -54,14 +61,14 @@ def head_alone(attention: Attention, number: int) -> Attention:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a7_multi_head_is_the_heads_one_by_one_concatenated_and_projected(kernel, generator):
     attention = multi_head(num_heads=4, num_kv_heads=4, head_width=4)
-    x, context = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64), context_of(Mask(), kernel, 6)
+    x, context = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64), attention_context(Mask(), kernel, 6)
     whole = attention(x, context)
     alone = [head_alone(attention, number) for number in range(4)]
-    close(whole, sum(head(x, context) for head in alone))
+    assert_close(whole, sum(head(x, context) for head in alone))
     for head in alone:
         head.output = nn.Identity()
     concatenated = torch.cat([head(x, context) for head in alone], dim=-1)
-    close(whole, concatenated @ attention.output.weight.T)
+    assert_close(whole, concatenated @ attention.output.weight.T)
 
 
 def test_a7_equals_the_multi_head_attention_of_torch(generator):
@@ -70,7 +77,7 @@ def test_a7_equals_the_multi_head_attention_of_torch(generator):
         theirs.in_proj_weight.copy_(torch.cat([attention.query.weight, attention.key.weight, attention.value.weight]))
         theirs.out_proj.weight.copy_(attention.output.weight)
     x = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64)
-    close(attention(x, context_of(Mask(), fused_attention, 6)), theirs(x, x, x)[0])
+    assert_close(attention(x, attention_context(Mask(), fused_attention, 6)), theirs(x, x, x)[0])
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
@@ -85,15 +92,15 @@ def test_a7_grouped_queries_share_the_key_and_value_of_their_group(num_kv_heads,
             by_head = getattr(few, name).weight.view(num_kv_heads, 4, 16)
             getattr(many, name).weight.copy_(by_head.repeat_interleave(4 // num_kv_heads, dim=0).flatten(0, 1))
     x = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64)
-    context = context_of(Mask(causal=True), kernel, 6)
-    close(few(x, context), many(x, context))
+    context = attention_context(Mask(causal=True), kernel, 6)
+    assert_close(few(x, context), many(x, context))
 
 
 def multiplications(attention: Attention, num_tokens: int) -> int:
     """Multiply-accumulates of one sequence, counted by torch as the reference kernel runs."""
     x = torch.zeros(1, num_tokens, attention.query.in_features, dtype=torch.float64)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
-        attention(x, context_of(Mask(), reference_attention, num_tokens))
+        attention(x, attention_context(Mask(), reference_attention, num_tokens))
     return counter.get_total_flops() // 2
 
 
@@ -132,14 +139,14 @@ def test_a8_attention_is_permutation_equivariant(generator):
     attention = multi_head(4, 2, 4)
     x = torch.randn(1, 7, 16, generator=generator, dtype=torch.float64)
     order = torch.randperm(7, generator=generator)
-    context = context_of(Mask(), fused_attention, 7)
-    close(attention(x[:, order], context), attention(x, context)[:, order])
+    context = attention_context(Mask(), fused_attention, 7)
+    assert_close(attention(x[:, order], context), attention(x, context)[:, order])
 
 
 def test_a8_so_is_a_whole_encoder_without_positions_but_no_causal_decoder(generator):
     tokens, order = some_tokens(1, 7), torch.randperm(7, generator=generator)
     network = toy(encoder())
-    close(network(tokens[:, order]), network(tokens)[:, order])
+    assert_close(network(tokens[:, order]), network(tokens)[:, order])
     causal = toy(decoder())
     assert (causal(tokens[:, order]) - causal(tokens)[:, order]).abs().max() > 0.1
 
@@ -148,7 +155,7 @@ def test_a8_so_is_a_whole_encoder_without_positions_but_no_causal_decoder(genera
 def test_a8_batches_never_talk_to_each_other(kernel):
     network, tokens = toy(decoder(Rope())), some_tokens(3)
     together = network(tokens, kernel=kernel)
-    close(together, torch.cat([network(row, kernel=kernel) for row in tokens.split(1)]))
+    assert_close(together, torch.cat([network(row, kernel=kernel) for row in tokens.split(1)]))
     inputs = []
     network.decoder.embedding.register_forward_hook(lambda *call: inputs.append(call[-1]))
     (gradient,) = torch.autograd.grad(network(tokens, kernel=kernel)[1].sum(), inputs)
@@ -217,13 +224,13 @@ def test_a9_no_weights_see_more(num_heads, num_levels):
 def test_a10_self_causal_and_cross_are_three_uses_of_one_module(kernel, generator):
     attention = multi_head(4, 2, 4)
     x, encoder_output = (torch.randn(2, length, 16, generator=generator, dtype=torch.float64) for length in (5, 9))
-    whole = attention(x, context_of(Mask(), kernel, 5))
-    causal = attention(x, context_of(Mask(causal=True), kernel, 5))
-    across = attention(x, context_of(Mask(), kernel, 5), encoder_output)
+    whole = attention(x, attention_context(Mask(), kernel, 5))
+    causal = attention(x, attention_context(Mask(causal=True), kernel, 5))
+    across = attention(x, attention_context(Mask(), kernel, 5), encoder_output)
     assert whole.shape == causal.shape == across.shape == x.shape
-    close(attention(x, context_of(Mask(), kernel, 5), x), whole)
-    close(causal[:, -1], whole[:, -1])
-    close(attention(x[:, :1], context_of(Mask(), kernel, 1), encoder_output), across[:, :1])
+    assert_close(attention(x, attention_context(Mask(), kernel, 5), x), whole)
+    assert_close(causal[:, -1], whole[:, -1])
+    assert_close(attention(x[:, :1], attention_context(Mask(), kernel, 1), encoder_output), across[:, :1])
     assert (causal[:, 0] - whole[:, 0]).abs().max() > 1e-3
     assert (across - whole).abs().max() > 1e-3
 
@@ -274,11 +281,11 @@ def test_a10_cross_attention_never_sees_the_padding_of_the_source():
     network, source, target = toy(translator()), some_tokens(2, 6), some_tokens(2, 4)
     mask = torch.ones_like(source)
     mask[:, 4:] = 0
-    close(network(source, target, mask), network(source[:, :4], target))
+    assert_close(network(source, target, mask), network(source[:, :4], target))
     encoder_output = network.encode(source)
     spoiled = EncoderOutput(encoder_output.states.clone(), mask)
     spoiled.states[:, 4:] = 1e6
-    close(network.decode(target, spoiled), network.decode(target, EncoderOutput(encoder_output.states, mask)))
+    assert_close(network.decode(target, spoiled), network.decode(target, EncoderOutput(encoder_output.states, mask)))
 
 
 def test_a10_query_heads_with_biases_and_wider_values_are_the_same_module(generator):
@@ -286,6 +293,7 @@ def test_a10_query_heads_with_biases_and_wider_values_are_the_same_module(genera
     redraw(attention)
     attention.double()
     x = torch.randn(1, 5, 16, generator=generator, dtype=torch.float64)
-    close(
-        attention(x, context_of(Mask(), fused_attention, 5)), attention(x, context_of(Mask(), reference_attention, 5))
+    assert_close(
+        attention(x, attention_context(Mask(), fused_attention, 5)),
+        attention(x, attention_context(Mask(), reference_attention, 5)),
     )

@@ -6,8 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.architecture.config import GroupedAttention, ModelConfig
-from clearhead.architecture.parts import Alibi, LearnedPositions, NoPosition, RelativeBuckets, RelativeSinusoid, Rope
+from clearhead.architecture import (
+    Alibi,
+    GroupedAttention,
+    LearnedPositions,
+    ModelConfig,
+    NoPosition,
+    RelativeBuckets,
+    RelativeSinusoid,
+    Rope,
+)
 from clearhead.model.attention import Attention
 from clearhead.model.masks import Mask
 from clearhead.model.transformer import Transformer
@@ -15,9 +23,9 @@ from tests.book.golden import golden, plain
 from tests.model.toys import (
     CONTEXT,
     POSITIONS,
-    Spy,
-    close,
-    context_of,
+    RecordingKernel,
+    assert_close,
+    attention_context,
     decoder,
     encoder,
     grouped,
@@ -42,9 +50,9 @@ def is_toeplitz(matrix: Tensor) -> bool:
 )
 def test_b3_what_relative_positions_add_to_a_score_depends_on_the_distance_only(position):
     """With one token repeated every query is the same, so only the distance is left to tell scores apart."""
-    network, spy = toy(decoder(position)), Spy()
+    network, spy = toy(decoder(position)), RecordingKernel()
     network(torch.full((1, 12), 3), kernel=spy)
-    bias = spy.how[0].bias[0]
+    bias = spy.scorings[0].bias[0]
     assert bias.shape == (4, 12, 12)
     assert is_toeplitz(bias)
     to_the_last_query = bias[:, -1]
@@ -52,9 +60,9 @@ def test_b3_what_relative_positions_add_to_a_score_depends_on_the_distance_only(
 
 
 def test_b3_the_matrix_between_learned_absolute_positions_does_not_depend_on_the_distance_only():
-    network, spy = toy(decoder(LearnedPositions(num_positions=CONTEXT))), Spy()
+    network, spy = toy(decoder(LearnedPositions(num_positions=CONTEXT))), RecordingKernel()
     network(torch.full((1, 12), 3), kernel=spy)
-    assert not is_toeplitz(spy.attended[0].scores[0])
+    assert not is_toeplitz(spy.steps[0].scores[0])
 
 
 def test_b3_gopher_learns_its_relative_term_and_the_buckets_learn_theirs():
@@ -87,8 +95,8 @@ def test_b4_a_causal_head_without_positions_computes_one_over_t(seed):
         attention.key.weight[:, 0] = 1.0
         attention.value.weight[0, 1] = 1.0
         attention.output.weight.copy_(torch.eye(width))
-    output = attention(x, context_of(Mask(causal=True), Spy(), num_tokens))[0]
-    close(output[:, 0], golden("nope", "expected_first_column"))
+    output = attention(x, attention_context(Mask(causal=True), RecordingKernel(), num_tokens))[0]
+    assert_close(output[:, 0], golden("nope", "expected_first_column"))
     assert not output[:, 1:].any()
 
 
@@ -107,14 +115,14 @@ def test_b4_a_network_without_positions_is_told_none():
 def test_b4_rope_and_no_position_mix_layer_by_layer():
     """iRoPE: only the layers that have a Rope turn their queries and keys."""
     network, tokens = toy(mixed(Rope(), NoPosition(), Rope())), some_tokens(1)
-    spy = Spy()
+    spy = RecordingKernel()
     network(tokens, kernel=spy)
     inputs = []
     for block in network.decoder.layers:
         block.attention.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
     network(tokens)
     for block, x, q, turns in zip(network.decoder.layers, inputs, spy.queries, (True, False, True), strict=True):
-        unturned = block.attention.heads(block.attention.query, x, block.attention.config.num_heads)
+        unturned = block.attention.project(block.attention.query, x, block.attention.config.num_heads)
         assert torch.allclose(q, unturned, rtol=0, atol=1e-12) is not turns
     assert not torch.allclose(network(tokens, position_ids=3 * torch.arange(8)[None]), network(tokens))
 
@@ -125,7 +133,7 @@ def test_b4_decoupled_rope_turns_only_its_own_entries(absorb):
     config = decoder()
     network = toy(replace(config, decoder=stack(latent())))
     tokens, rotary = some_tokens(1), 2
-    here, there = Spy(), Spy()
+    here, there = RecordingKernel(), RecordingKernel()
     network(tokens, kernel=here, absorb=absorb)
     network(tokens, position_ids=torch.arange(8)[None] + 3, kernel=there, absorb=absorb)
     for first, second in ((here.queries[0], there.queries[0]), (here.keys[0], there.keys[0])):
@@ -139,7 +147,7 @@ def test_b4_decoupled_rope_turns_only_its_own_entries(absorb):
 def test_b4_decoupled_rope_tells_the_distance_only():
     network = toy(replace(decoder(), decoder=stack(latent())))
     tokens = some_tokens()
-    close(network(tokens, position_ids=torch.arange(8)[None] + 50), network(tokens), tolerance=1e-10)
+    assert_close(network(tokens, position_ids=torch.arange(8)[None] + 50), network(tokens), tolerance=1e-10)
 
 
 # --- B5
@@ -160,7 +168,7 @@ BOTH_WAYS = POSITIONS | {"buckets": RelativeBuckets(num_buckets=8, max_distance=
 @pytest.mark.parametrize(("one", "other"), SENTENCES)
 def test_b5_without_positions_word_order_is_lost(one, other):
     network = toy(encoder())
-    close(meaning(network, one), meaning(network, other))
+    assert_close(meaning(network, one), meaning(network, other))
 
 
 @pytest.mark.parametrize("position", BOTH_WAYS.values(), ids=BOTH_WAYS.keys())
@@ -173,5 +181,5 @@ def test_b5_with_positions_word_order_matters(position):
 def test_b5_alibi_knows_how_far_but_not_which_way():
     """To an encoder a sentence and its mirror are one; the causal mask of a decoder tells them apart."""
     both_ways, causal = toy(encoder(Alibi())), toy(replace(decoder(Alibi()), head=None))
-    close(meaning(both_ways, "I feel good"), meaning(both_ways, "good feel I"))
+    assert_close(meaning(both_ways, "I feel good"), meaning(both_ways, "good feel I"))
     assert (meaning(causal, "I feel good") - meaning(causal, "good feel I")).abs().max() > 1e-3

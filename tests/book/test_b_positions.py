@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.architecture.config import Embedding
-from clearhead.architecture.parts import DynamicScaling, LearnedPositions, Rope, SinusoidalPositions
+from clearhead.architecture import DynamicScaling, Embedding, LearnedPositions, Rope, SinusoidalPositions
 from clearhead.errors import ClearheadError
 from clearhead.model.embedding import TokenEmbedding
-from clearhead.model.positions import rope_frequencies, rotation_for, sinusoids
+from clearhead.model.positions import make_rotation, rope_frequencies, sinusoids
 from tests.book.golden import golden, plain
 from tests.model.toys import (
     CONTEXT,
-    Spy,
-    close,
+    RecordingKernel,
+    assert_close,
     decoder,
     redraw,
     some_tokens,
@@ -34,8 +33,8 @@ def sinusoidal_table(num_positions: int, width: int) -> Tensor:
 
 def test_b1_sinusoids_of_the_worked_example():
     table = sinusoidal_table(2, plain("sinusoidal", "width"))
-    close(table, golden("sinusoidal", "table"))
-    close(table, golden("sinusoidal", "printed"), tolerance=3e-6)
+    assert_close(table, golden("sinusoidal", "table"))
+    assert_close(table, golden("sinusoidal", "printed"), tolerance=3e-6)
 
 
 def test_b1_sinusoids_are_added_to_the_embeddings():
@@ -44,7 +43,7 @@ def test_b1_sinusoids_are_added_to_the_embeddings():
     redraw(embedding)
     embedding.double()
     vectors = embedding(torch.tensor([[3, 3]]), torch.arange(2)[None])[0]
-    close(vectors - embedding.tokens.weight[3], golden("sinusoidal", "table"))
+    assert_close(vectors - embedding.tokens.weight[3], golden("sinusoidal", "table"))
 
 
 def test_b1_sinusoids_are_unique_per_position():
@@ -76,7 +75,7 @@ def test_b1_learned_positions_are_one_trained_vector_each():
     assert table.shape == (CONTEXT, 16)
     tokens = torch.full((1, 6), 3)
     vectors = network.decoder.embedding(tokens, torch.arange(6)[None])[0]
-    close(vectors - network.decoder.embedding.tokens.weight[3], table[:6])
+    assert_close(vectors - network.decoder.embedding.tokens.weight[3], table[:6])
     network(tokens).square().sum().backward()
     assert table.grad[:6].all()
     assert not table.grad[6:].any()
@@ -94,7 +93,7 @@ def test_b1_learned_positions_end_with_their_table():
 
 def turned(x: Tensor, positions: Tensor, rope: Rope) -> Tensor:
     """x (T, H) as one head at the given positions (T,)."""
-    return rotation_for(rope, positions[None], x.shape[-1], x.dtype).rotate(x[None, None])[0, 0]
+    return make_rotation(rope, positions[None], x.shape[-1], x.dtype).rotate(x[None, None])[0, 0]
 
 
 def random_rows(num: int, width: int, seed: int = 0) -> Tensor:
@@ -107,7 +106,7 @@ def test_b2_in_two_dimensions_rope_is_the_rotation_by_the_position(pairing):
         angle = torch.tensor(float(position), dtype=torch.float64)
         matrix = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos())).view(2, 2)
         x = random_rows(1, 2)
-        close(turned(x, torch.tensor([position]), Rope(pairing=pairing))[0], matrix @ x[0])
+        assert_close(turned(x, torch.tensor([position]), Rope(pairing=pairing))[0], matrix @ x[0])
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -122,7 +121,7 @@ def test_b2_rope_is_multiplication_by_e_to_the_j_t_omega(pairing):
     x = random_rows(4, width)
     expected = as_complex(x) * torch.exp(1j * positions[:, None] * omega)
     found = as_complex(turned(x, positions, Rope(pairing=pairing)))
-    close(found, expected)
+    assert_close(found, expected)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -134,14 +133,14 @@ def test_b2_rope_has_no_learnable_parameters(pairing):
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_b2_queries_and_keys_are_turned_and_values_never(pairing):
     network, tokens = toy(decoder(Rope(pairing=pairing))), some_tokens(1)
-    here, there = Spy(), Spy()
+    here, there = RecordingKernel(), RecordingKernel()
     network(tokens, position_ids=torch.arange(8)[None], kernel=here)
     network(tokens, position_ids=torch.arange(8)[None] + 3, kernel=there)
     assert torch.equal(here.values[0], there.values[0])
     assert (here.queries[0] - there.queries[0]).abs().max() > 0.1
     assert (here.keys[0] - there.keys[0]).abs().max() > 0.1
     for first, second in ((here.queries[0], there.queries[0]), (here.keys[0], there.keys[0])):
-        close(first.norm(dim=-1), second.norm(dim=-1))
+        assert_close(first.norm(dim=-1), second.norm(dim=-1))
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -154,16 +153,16 @@ def test_b2_the_score_depends_on_the_distance_only(pairing):
 
     for m, n in ((5, 2), (1, 9), (4, 4)):
         for shift in (1, 10, 1000):
-            close(score(m + shift, n + shift), score(m, n), tolerance=1e-10)
+            assert_close(score(m + shift, n + shift), score(m, n), tolerance=1e-10)
     assert (score(5, 2) - score(5, 3)).abs() > 1e-3
-    close(score(4, 4), q @ k)
+    assert_close(score(4, 4), q @ k)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_b2_a_common_shift_changes_no_logit(pairing):
     network, tokens = toy(decoder(Rope(pairing=pairing))), some_tokens()
     shifted = network(tokens, position_ids=torch.arange(8)[None] + 100)
-    close(shifted, network(tokens), tolerance=1e-10)
+    assert_close(shifted, network(tokens), tolerance=1e-10)
     stretched = network(tokens, position_ids=2 * torch.arange(8)[None])
     assert (stretched - network(tokens)).abs().max() > 1e-2
 
@@ -181,24 +180,24 @@ def test_b2_the_matrix_is_block_diagonal_with_two_by_two_rotations():
         blocks[2 * k : 2 * k + 2, 2 * k : 2 * k + 2] = torch.tensor(
             [[cosine, -sine], [sine, cosine]], dtype=torch.float64
         )
-    close(matrix, blocks)
+    assert_close(matrix, blocks)
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_b2_the_matrix_between_i_and_j_is_the_rotation_by_their_distance(pairing):
     i, j = rotation_matrix(11, 8, pairing), rotation_matrix(4, 8, pairing)
-    close(i.T @ i, torch.eye(8, dtype=torch.float64))
-    close(j.T @ i, rotation_matrix(7, 8, pairing))
+    assert_close(i.T @ i, torch.eye(8, dtype=torch.float64))
+    assert_close(j.T @ i, rotation_matrix(7, 8, pairing))
 
 
 def test_b2_both_pairings_are_one_up_to_the_order_of_the_entries():
     order = torch.cat((torch.arange(0, 8, 2), torch.arange(1, 8, 2)))  # 0 2 4 6 1 3 5 7
     x, positions = random_rows(5, 8), torch.arange(5)
-    close(turned(x[:, order], positions, Rope()), turned(x, positions, Rope(pairing="interleaved"))[:, order])
+    assert_close(turned(x[:, order], positions, Rope()), turned(x, positions, Rope(pairing="interleaved"))[:, order])
 
 
 def test_b2_a_rotation_keeps_the_entries_beyond_its_width():
-    rotation = rotation_for(Rope(width=4), torch.arange(5)[None], 8, torch.float64)
+    rotation = make_rotation(Rope(width=4), torch.arange(5)[None], 8, torch.float64)
     x = random_rows(5, 8)
     assert torch.equal(rotation.rotate(x[None, None])[0, 0, :, 4:], x[:, 4:])
 
@@ -210,11 +209,11 @@ def test_b2_dynamic_scaling_slows_the_turning_beyond_the_trained_length():
         return rope_frequencies(rope, torch.arange(length)[None], 8, torch.float64).flatten()
 
     plain_frequencies = rope_frequencies(Rope(), torch.arange(16)[None], 8, torch.float64)
-    close(frequencies(16), plain_frequencies)
-    close(frequencies(3), plain_frequencies)
+    assert_close(frequencies(16), plain_frequencies)
+    assert_close(frequencies(3), plain_frequencies)
     longer, longest = frequencies(32), frequencies(64)
     assert longer[0] == longest[0] == 1.0
     assert (longer[1:] < plain_frequencies[1:]).all()
     assert (longest[1:] < longer[1:]).all()
     # θ' = θ·(factor·length/original - (factor - 1))^(d/(d-2)): the slowest pair is slowed by that bracket alone
-    close(longest[-1], plain_frequencies[-1] / (2 * 64 / 16 - 1))
+    assert_close(longest[-1], plain_frequencies[-1] / (2 * 64 / 16 - 1))

@@ -8,9 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.architecture.branches import FeedForward
-from clearhead.architecture.config import Dropout, GroupedAttention, Head, Layer, XavierInitial
-from clearhead.architecture.parts import Bidirectional, Causal, LayerNorm, Rope, SinusoidalPositions
+from clearhead.architecture import (
+    Bidirectional,
+    Causal,
+    Dropout,
+    FeedForward,
+    GroupedAttention,
+    Head,
+    Layer,
+    LayerNorm,
+    Rope,
+    SinusoidalPositions,
+    XavierInitial,
+)
 from clearhead.families import preset
 from clearhead.model.attend import fused_attention
 from clearhead.model.block import Block
@@ -22,8 +32,8 @@ from tests.book.shrink import shrink
 from tests.model.toys import (
     VOCAB,
     WIDTH,
-    close,
-    context_of,
+    assert_close,
+    attention_context,
     decoder,
     encoder,
     grouped,
@@ -69,7 +79,7 @@ def test_c1_feed_forward_is_f_of_x_w1_plus_b1_times_w2_plus_b2(activation):
     module.double()
     x = random_input()
     w1, b1, w2, b2 = module.up.weight.T, module.up.bias, module.down.weight.T, module.down.bias
-    close(module(x), FORMULAS[activation](x @ w1 + b1) @ w2 + b2)
+    assert_close(module(x), FORMULAS[activation](x @ w1 + b1) @ w2 + b2)
 
 
 def test_c1_swiglu_multiplies_a_gate_by_the_other_projection():
@@ -78,7 +88,7 @@ def test_c1_swiglu_multiplies_a_gate_by_the_other_projection():
     module.double()
     x = random_input()
     gate, up, down = module.gate.weight.T, module.up.weight.T, module.down.weight.T
-    close(module(x), (functional.silu(x @ gate) * (x @ up)) @ down)
+    assert_close(module(x), (functional.silu(x @ gate) * (x @ up)) @ down)
     assert isinstance(preset("llama-7b").decoder.layers[0].feed_forward, FeedForward)
     assert preset("llama-7b").decoder.layers[0].feed_forward.gated
     assert preset("llama-7b").decoder.layers[0].feed_forward.activation == "silu"
@@ -86,7 +96,7 @@ def test_c1_swiglu_multiplies_a_gate_by_the_other_projection():
 
 def straight_line(block: Block, x: Tensor, placement: str) -> Tensor:
     """The four equations of a block, each written as in its paper."""
-    context = context_of(Mask(causal=True), fused_attention, x.shape[1])
+    context = attention_context(Mask(causal=True), fused_attention, x.shape[1])
 
     def attend(h: Tensor) -> Tensor:
         return block.attention(h, context)
@@ -109,7 +119,7 @@ def straight_line(block: Block, x: Tensor, placement: str) -> Tensor:
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "parallel"])
 def test_c1_block_follows_its_equations(placement):
     block, x = block_of(layer(grouped(), norm=LayerNorm(epsilon=1e-3), placement=placement)), random_input()
-    close(block(x, context_of(Mask(causal=True), fused_attention, 6)), straight_line(block, x, placement))
+    assert_close(block(x, attention_context(Mask(causal=True), fused_attention, 6)), straight_line(block, x, placement))
 
 
 @torch.no_grad()
@@ -148,7 +158,7 @@ def test_c1_block_equals_the_encoder_layer_of_torch(placement):
     theirs = nn.TransformerEncoderLayer(**TORCH, batch_first=True, norm_first=placement == "pre").double().eval()
     copy_into_torch(block, theirs)
     x = random_input()
-    close(block(x, context_of(Mask(), fused_attention, 6)), theirs(x))
+    assert_close(block(x, attention_context(Mask(), fused_attention, 6)), theirs(x))
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -160,9 +170,12 @@ def test_c1_block_equals_the_decoder_layer_of_torch(placement):
     x, encoder_output = random_input(), random_input(seed=1, length=9)
     causal = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
     found = block(
-        x, context_of(Mask(causal=True), fused_attention, 6), encoder_output, context_of(Mask(), fused_attention, 6)
+        x,
+        attention_context(Mask(causal=True), fused_attention, 6),
+        encoder_output,
+        attention_context(Mask(), fused_attention, 6),
     )
-    close(found, theirs(x, encoder_output, tgt_mask=causal))
+    assert_close(found, theirs(x, encoder_output, tgt_mask=causal))
 
 
 def test_c1_residual_passes_the_input_through_untouched():
@@ -171,7 +184,7 @@ def test_c1_residual_passes_the_input_through_untouched():
         for linear in (block.attention.output, block.feed_forward.down):
             for parameter in linear.parameters():
                 parameter.zero_()
-    assert torch.equal(block(x, context_of(Mask(), fused_attention, 6)), x)
+    assert torch.equal(block(x, attention_context(Mask(), fused_attention, 6)), x)
 
 
 # --- C2
@@ -186,8 +199,8 @@ def test_c2_language_model_is_embedding_times_root_d_positions_blocks_and_the_ta
     for block in network.decoder.layers:
         x = straight_line(block, x, "pre")
     logits = network.decoder.final_norm(x) @ table.T
-    close(network(tokens), logits)
-    close(network(tokens).softmax(dim=-1).sum(dim=-1), torch.ones(2, 8, dtype=torch.float64))
+    assert_close(network(tokens), logits)
+    assert_close(network(tokens).softmax(dim=-1).sum(dim=-1), torch.ones(2, 8, dtype=torch.float64))
 
 
 def test_c2_tied_logits_have_no_matrix_of_their_own():
@@ -219,7 +232,7 @@ def test_c3_encoder_sees_both_ways_and_decoder_only_back():
     assert ((network.encode(last_changed).states - encoder_output).abs().amax(dim=-1) > 1e-3).all()
     assert ((network(last_changed, target) - logits).abs().amax(dim=-1) > 1e-4).all()
     after = network(source, target_changed)
-    close(after[:, :-1], logits[:, :-1])
+    assert_close(after[:, :-1], logits[:, :-1])
     assert (after[:, -1] - logits[:, -1]).abs().max() > 1e-2
 
 
@@ -271,7 +284,7 @@ def test_c3_encoder_decoder_equals_that_of_torch():
         theirs = nn.TransformerDecoderLayer(**sizes, batch_first=True).double().eval()
         copy_into_torch(block, theirs)
         x = theirs(x, encoder_output, tgt_mask=causal)
-    close(network(source, target), x @ table.T)
+    assert_close(network(source, target), x @ table.T)
 
 
 @pytest.mark.parametrize("name", ["transformer-base", "annotated-transformer"])
@@ -320,4 +333,4 @@ def test_c4_encoder_only_every_output_depends_on_every_input():
 def test_c4_encoder_only_gives_one_vector_for_a_sentence():
     network = toy(replace(encoder(Rope()), pooler=True))
     states = network(some_tokens())
-    close(network.pool(states), torch.tanh(states[:, 0] @ network.pooler.weight.T + network.pooler.bias))
+    assert_close(network.pool(states), torch.tanh(states[:, 0] @ network.pooler.weight.T + network.pooler.bias))

@@ -6,23 +6,31 @@ from types import NoneType
 import pytest
 from torch.nn import functional
 
-from clearhead.architecture.branches import FeedForward
-from clearhead.architecture.config import GroupedAttention, LatentAttention, ModelConfig
-from clearhead.architecture.parts import LearnedPositions, NoPosition, RelativeSinusoid, Rope, SinusoidalPositions
+from clearhead.architecture import (
+    FeedForward,
+    GroupedAttention,
+    LatentAttention,
+    LearnedPositions,
+    ModelConfig,
+    NoPosition,
+    RelativeSinusoid,
+    Rope,
+    SinusoidalPositions,
+)
 from clearhead.families import preset, presets
 from tests.book.shrink import shrink
-from tests.model.toys import VOCAB, close, some_tokens, toy
+from tests.model.toys import VOCAB, assert_close, some_tokens, toy
 
 LEARNED, SINUSOIDAL, RELATIVE = "learned absolute", "sinusoidal absolute", "learned relative"
 ROPE, DECOUPLED, INTERLEAVED = "RoPE", "decoupled RoPE", "iRoPE"
-NOWHERE, TURNED = (GroupedAttention, NoPosition), (GroupedAttention, Rope)
+NO_POSITION, TURNED = (GroupedAttention, NoPosition), (GroupedAttention, Rope)
 SCHEMES = {
-    (LearnedPositions, frozenset({NOWHERE})): LEARNED,
-    (SinusoidalPositions, frozenset({NOWHERE})): SINUSOIDAL,
+    (LearnedPositions, frozenset({NO_POSITION})): LEARNED,
+    (SinusoidalPositions, frozenset({NO_POSITION})): SINUSOIDAL,
     (NoneType, frozenset({(GroupedAttention, RelativeSinusoid)})): RELATIVE,
     (NoneType, frozenset({TURNED})): ROPE,
     (NoneType, frozenset({(LatentAttention, Rope)})): DECOUPLED,
-    (NoneType, frozenset({TURNED, NOWHERE})): INTERLEAVED,
+    (NoneType, frozenset({TURNED, NO_POSITION})): INTERLEAVED,
 }
 MODEL_TABLE = {
     "transformer-base": SINUSOIDAL,
@@ -68,7 +76,7 @@ def test_c5_every_row_of_the_model_table_runs_and_learns(name):
     assert logits.shape == (2, 10, VOCAB)
     changed = tokens.clone()
     changed[:, 6:] = (changed[:, 6:] + 1) % VOCAB
-    close(network(*inputs[:-1], changed)[:, :6], logits[:, :6])
+    assert_close(network(*inputs[:-1], changed)[:, :6], logits[:, :6])
     functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
     never_reached = [name for name, parameter in network.named_parameters() if parameter.grad is None]
     assert not never_reached

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.architecture.branches import FeedForward
-from clearhead.architecture.parts import Causal
-from clearhead.cache.cache import KeyValueCache
+from clearhead.architecture import Causal, FeedForward
+from clearhead.cache.key_value_cache import KeyValueCache
 from clearhead.families import preset
-from clearhead.generation.decode import TokenSequence, decode
+from clearhead.generation import TokenSequence, decode
 from clearhead.generation.plain import decode_plainly
 from clearhead.model.attend import attention_steps, fused_attention
 from clearhead.model.attention import Attention
@@ -54,9 +53,9 @@ def test_slip_10_both_counts_are_right():
     def scores(run):
         counted = []
 
-        def counting(q, k, v, how):
+        def counting(q, k, v, scoring):
             counted.append(q.shape[2] * k.shape[2])
-            return attention_steps(q, k, v, how).output
+            return attention_steps(q, k, v, scoring).output
 
         run(counting)
         return sum(counted) // len(network.decoder.layers)
@@ -88,8 +87,8 @@ def test_e2_the_worked_example_token_by_token():
     whole = attention(x, AttentionContext(Mask(causal=True), fused_attention, torch.arange(3)[None]))
     assert (whole[0] - golden("kv_cache", "causal_scaled_output")).abs().max() <= 1e-12
     for step in range(3):
-        cache.begin(torch.zeros(1, 1, dtype=torch.long))
-        grid = cache.grid(Causal())
+        cache.prepare(torch.zeros(1, 1, dtype=torch.long))
+        grid = cache.attention_indices(Causal())
         context = AttentionContext(make_mask(Causal(), grid), fused_attention, grid.query_index)
         context = replace(context, keep=lambda key, value: cache.write(0, key, value))
         out = attention(x[:, step : step + 1], context)

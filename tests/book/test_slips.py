@@ -8,24 +8,22 @@ from dataclasses import replace
 import pytest
 import torch
 
-from clearhead.architecture.branches import FeedForward
-from clearhead.architecture.config import GroupedAttention
-from clearhead.architecture.parts import Rope, SinusoidalPositions
+from clearhead.architecture import FeedForward, GroupedAttention, Rope, SinusoidalPositions
 from clearhead.model.attend import Scoring, attention_steps, fused_attention, reference_attention
 from clearhead.model.attention import Attention
 from clearhead.model.feed_forward import FeedForwardLayer
 from clearhead.model.masks import Mask
 from clearhead.model.positions import sinusoids
 from tests.book.golden import golden, plain
-from tests.model.toys import Spy, close, context_of, decoder, some_tokens, toy, translator
+from tests.model.toys import RecordingKernel, assert_close, attention_context, decoder, some_tokens, toy, translator
 
 
 def test_slip_1_both_members_of_a_sinusoid_pair_share_the_exponent_2i_over_d():
     """Printed: cos(p / 10000^((2i+1)/d)). Its own example, and sin² + cos² = 1, say 2i/d."""
     width = plain("sinusoidal", "width")
     table = sinusoids(torch.arange(2), width, SinusoidalPositions(), torch.float64)
-    close(table, golden("sinusoidal", "table"))
-    close(table[:, ::2].square() + table[:, 1::2].square(), torch.ones(2, 2, dtype=torch.float64))
+    assert_close(table, golden("sinusoidal", "table"))
+    assert_close(table[:, ::2].square() + table[:, 1::2].square(), torch.ones(2, 2, dtype=torch.float64))
     as_printed = torch.tensor([1 / 10000 ** ((2 * i + 1) / width) for i in range(2)], dtype=torch.float64).cos()
     assert (as_printed - golden("sinusoidal", "printed")[1, 1::2]).abs().max() > 0.4
 
@@ -36,11 +34,11 @@ def test_slip_2_weights_and_context_of_the_translation_example_were_rounded_wron
     query = golden("cross_attention", "decoder_state")[None, None, None]
     found = attention_steps(query, states, states, Scoring(mask=Mask(), scale=1.0))
     weights, context = found.weights[0, 0, 0], found.output[0, 0, 0]
-    close(found.scores[0, 0, 0], golden("cross_attention", "scores"))
-    close(weights, golden("cross_attention", "weights"))
-    close(context, golden("cross_attention", "context"))
-    close(weights, golden("cross_attention", "printed", "weights"), tolerance=3e-4)
-    close(context, golden("cross_attention", "printed", "context"), tolerance=3e-4)
+    assert_close(found.scores[0, 0, 0], golden("cross_attention", "scores"))
+    assert_close(weights, golden("cross_attention", "weights"))
+    assert_close(context, golden("cross_attention", "context"))
+    assert_close(weights, golden("cross_attention", "printed", "weights"), tolerance=3e-4)
+    assert_close(context, golden("cross_attention", "printed", "context"), tolerance=3e-4)
     for rounded, printed in (
         (weights.tolist(), plain("cross_attention", "printed", "weights")),
         (context.tolist(), plain("cross_attention", "printed", "context")),
@@ -55,10 +53,10 @@ def test_slip_3_masked_attention_is_self_attention_of_q_times_k_transposed():
     assert torch.equal(found.scores[0, 0], q @ k.T)
     assert torch.equal(found.scores[0, 0], golden("qkv", "scores"))
     assert not torch.equal(found.scores[0, 0], q.T @ k)
-    network, spy = toy(decoder()), Spy()
+    network, spy = toy(decoder()), RecordingKernel()
     network(some_tokens(1, 5), kernel=spy)
     assert spy.keys[0].shape[2] == spy.queries[0].shape[2] == 5  # the tokens themselves, no memory
-    assert spy.how[0].mask.causal
+    assert spy.scorings[0].mask.causal
 
 
 def test_slip_4_halves_and_neighbours_are_one_rope_up_to_the_order_of_the_weight_rows():
@@ -73,7 +71,7 @@ def test_slip_4_halves_and_neighbours_are_one_rope_up_to_the_order_of_the_weight
                 for parameter in linear.parameters():
                     pairs = parameter.view(-1, 2, 2, *parameter.shape[1:])  # heads of four entries, two pairs
                     parameter.copy_(pairs.transpose(1, 2).reshape(parameter.shape))
-    close(halves(tokens), neighbours(tokens))
+    assert_close(halves(tokens), neighbours(tokens))
 
 
 @pytest.mark.parametrize("kernel", [reference_attention, fused_attention])
@@ -86,7 +84,7 @@ def test_slip_5_a_mask_selects_and_never_multiplies(kernel):
     assert multiplied.softmax(dim=-1).isnan().any()
     unit = torch.eye(12, dtype=torch.float64)[None, None]
     weights = kernel(scores[None, None], unit, unit, Scoring(mask=Mask(allowed), scale=1.0))[0, 0]
-    close(weights, golden("masked_scores", "causal_weights"))
+    assert_close(weights, golden("masked_scores", "causal_weights"))
     assert not weights[~allowed].any()
 
 
@@ -99,7 +97,7 @@ def test_slip_6_a_table_of_sinusoids_is_cut_to_the_length_and_not_to_the_width()
     assert torch.equal(ours, table[0, :length])
     assert table[:, :, :length].shape == (1, longest, length)
     tokens = some_tokens(1, longest)
-    close(network(tokens[:, :length]), network(tokens)[:, :length])
+    assert_close(network(tokens[:, :length]), network(tokens)[:, :length])
 
 
 @pytest.mark.parametrize("kernel", [reference_attention, fused_attention])
@@ -135,7 +133,7 @@ def test_slip_9_inputs_of_an_attention_are_left_alone():
     attention = Attention(GroupedAttention(num_heads=2, num_kv_heads=1, head_width=4), 8)
     x = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
     before = x.clone()
-    attention(x, context_of(Mask(causal=True), fused_attention, 5))
+    attention(x, attention_context(Mask(causal=True), fused_attention, 5))
     assert x._version == 0
     assert torch.equal(x, before)
 
@@ -148,7 +146,7 @@ def test_slip_9_logits_come_out_and_no_probabilities(tied):
     logits = network(some_tokens(2, 6), some_tokens(2, 5))
     assert logits.min() < 0
     assert (logits.sum(dim=-1) - 1).abs().min() > 1e-3
-    close(logits.softmax(dim=-1).sum(dim=-1), torch.ones(2, 5, dtype=torch.float64))
+    assert_close(logits.softmax(dim=-1).sum(dim=-1), torch.ones(2, 5, dtype=torch.float64))
 
 
 def test_slip_7_a_product_writes_n_by_k_numbers():

@@ -1,6 +1,6 @@
-"""Random configs for property tests, built from the type hints alone.
+"""Random configs for property tests, generated from the type hints alone.
 
-@SLOWLY
+@SLOW_SETTINGS
 @given(CONFIGS)
 def test_something(config): ...
 """
@@ -16,35 +16,36 @@ from clearhead.errors import ClearheadError
 
 
 @st.composite
-def built(draw: st.DrawFn, part: type) -> Any:
-    """Any config of this type that passes its own checks."""
-    hints = get_type_hints(part)
+def valid_configs(draw: st.DrawFn, config: type) -> Any:
+    """Draw a config of this class that passes its own validation."""
+    hints = get_type_hints(config)
     for _ in range(20):
-        values = {item.name: draw(values_of(hints[item.name], item.name)) for item in fields(part)}
+        values = {item.name: draw(field_values(hints[item.name], item.name)) for item in fields(config)}
         try:
-            return part(**values)
+            return config(**values)
         except ClearheadError:
             continue
     return reject()
 
 
-def values_of(hint: Any, name: str) -> st.SearchStrategy[Any]:
-    """Even small numbers, so that heads divide and pairs pair; cross-attention is for `translator` to have."""
+def field_values(hint: Any, name: str) -> st.SearchStrategy[Any]:
+    """Return the values of a field: small even numbers, so that heads divide evenly. There is no cross-attention."""
     if name in ("cross_attention", "encoder", "share_embeddings"):
         return st.just(False if hint is bool else None)
     if get_origin(hint) is tuple:
-        return st.lists(built(get_args(hint)[0]), min_size=1, max_size=3).map(tuple)
+        return st.lists(valid_configs(get_args(hint)[0]), min_size=1, max_size=3).map(tuple)
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
     options = get_args(hint) or (hint,)
-    return st.one_of([value_of(option, name) for option in options])
+    return st.one_of([option_values(option, name) for option in options])
 
 
-def value_of(option: Any, name: str) -> st.SearchStrategy[Any]:
+def option_values(option: Any, name: str) -> st.SearchStrategy[Any]:
+    """Return the values of one type among those that a field admits."""
     if option is type(None):
         return st.none()
     if is_dataclass(option):
-        return built(option)
+        return valid_configs(option)
     if option is bool:
         return st.booleans()
     if option is int:
@@ -52,8 +53,8 @@ def value_of(option: Any, name: str) -> st.SearchStrategy[Any]:
     return st.floats(1.5, 1e6) if name == "theta" else st.floats(1e-3, 0.9)
 
 
-CONFIGS = built(ModelConfig)
-SLOWLY = settings(
+CONFIGS = valid_configs(ModelConfig)
+SLOW_SETTINGS = settings(
     max_examples=60,
     derandomize=True,
     deadline=None,

@@ -1,4 +1,4 @@
-"""What an attention does to queries and keys before the kernel, each option against its formula written out."""
+"""Everything an attention layer does before the kernel, each option against its formula."""
 
 import math
 from dataclasses import replace
@@ -21,95 +21,99 @@ from clearhead.architecture import (
 )
 from clearhead.model.attention import Attention, merge_heads, split_heads
 from clearhead.model.positions import make_rotation, sinusoids
-from tests.model.toys import WIDTH, Spy, close, decoder, latent, some_tokens, stack, toy
+from tests.model.toys import WIDTH, RecordingKernel, assert_close, decoder, latent, some_tokens, stack, toy
 
 LENGTH, HEADS, HEAD = 6, 4, 4
 
 
-def seen_by_the_kernel(**changes: Any) -> tuple[Spy, Attention, Tensor]:
-    """The first layer of a toy decoder: what its kernel was given, the module, and its input."""
-    network, spy, inputs = toy(decoder(**changes)), Spy(), []
+def kernel_inputs(**changes: Any) -> tuple[RecordingKernel, Attention, Tensor]:
+    """Run a toy decoder. Return the recorded kernel calls, its first attention layer, and the input of that layer."""
+    network, kernel, inputs = toy(decoder(**changes)), RecordingKernel(), []
     attention = network.decoder.layers[0].attention
-    attention.register_forward_pre_hook(lambda module, given: inputs.append(given[0]))
-    network(some_tokens(1, LENGTH), kernel=spy)
-    return spy, attention, inputs[0]
+    attention.register_forward_pre_hook(lambda module, arguments: inputs.append(arguments[0]))
+    network(some_tokens(1, LENGTH), kernel=kernel)
+    return kernel, attention, inputs[0]
 
 
 def projected(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values by hand: (1, N or K, T, H)."""
+    """Return queries, keys and values (1, N or K, T, H), computed by hand."""
     parts = (x @ linear.weight.T + linear.bias for linear in (attention.query, attention.key, attention.value))
     return tuple(part.view(1, LENGTH, -1, HEAD).transpose(1, 2) for part in parts)
 
 
-def turned(x: Tensor) -> Tensor:
+def rotated(x: Tensor) -> Tensor:
     return make_rotation(Rope(), torch.arange(LENGTH)[None], HEAD, x.dtype).rotate(x)
 
 
-def test_heads_are_split_and_merged_in_order():
+def test_merge_heads_inverts_split_heads():
     x = torch.arange(2 * 3 * 8).view(2, 3, 8)
     assert torch.equal(merge_heads(split_heads(x, 4)), x)
     assert torch.equal(split_heads(x, 4)[1, 2, 0], x[1, 0, 4:6])
 
 
-def test_plain_projections_and_scale():
-    spy, attention, x = seen_by_the_kernel()
-    for found, expected in zip((spy.queries[0], spy.keys[0], spy.values[0]), projected(attention, x), strict=True):
-        close(found, expected)
-    assert spy.how[0].scale == HEAD**-0.5
-    assert spy.how[0].softcap is spy.how[0].bias is spy.how[0].temperature is None
-    assert spy.how[0].dropout == 0.0
+def test_default_projections_and_scale():
+    kernel, attention, x = kernel_inputs()
+    for found, expected in zip(
+        (kernel.queries[0], kernel.keys[0], kernel.values[0]), projected(attention, x), strict=True
+    ):
+        assert_close(found, expected)
+    assert kernel.scorings[0].scale == HEAD**-0.5
+    assert kernel.scorings[0].softcap is kernel.scorings[0].bias is kernel.scorings[0].temperature is None
+    assert kernel.scorings[0].dropout == 0.0
 
 
-def test_scale_and_softcap_go_to_the_kernel():
-    spy, _, _ = seen_by_the_kernel(scale=0.3, softcap=5.0)
-    assert (spy.how[0].scale, spy.how[0].softcap) == (0.3, 5.0)
+def test_scale_and_softcap_are_passed_to_the_kernel():
+    kernel, _, _ = kernel_inputs(scale=0.3, softcap=5.0)
+    assert (kernel.scorings[0].scale, kernel.scorings[0].softcap) == (0.3, 5.0)
 
 
-def test_clip_holds_queries_keys_and_values():
-    spy, attention, x = seen_by_the_kernel(clip=0.2)
-    for found, plain in zip((spy.queries[0], spy.keys[0], spy.values[0]), projected(attention, x), strict=True):
+def test_clip_clamps_queries_keys_and_values():
+    kernel, attention, x = kernel_inputs(clip=0.2)
+    for found, plain in zip(
+        (kernel.queries[0], kernel.keys[0], kernel.values[0]), projected(attention, x), strict=True
+    ):
         assert plain.abs().max() > 0.2
-        close(found, plain.clamp(-0.2, 0.2))
+        assert_close(found, plain.clamp(-0.2, 0.2))
 
 
-def test_head_norm_stands_before_the_rotation():
-    spy, attention, x = seen_by_the_kernel(position=Rope(), head_norm=HeadNorm(norm=RmsNorm(epsilon=1e-2)))
+def test_head_norm_is_applied_before_the_rotation():
+    kernel, attention, x = kernel_inputs(position=Rope(), head_norm=HeadNorm(norm=RmsNorm(epsilon=1e-2)))
     q, k, v = projected(attention, x)
-    close(spy.queries[0], turned(rms_norm(q, (HEAD,), attention.query_norm.weight, eps=1e-2)))
-    close(spy.keys[0], turned(rms_norm(k, (HEAD,), attention.key_norm.weight, eps=1e-2)))
-    close(spy.values[0], v)
-    after = rms_norm(turned(q), (HEAD,), attention.query_norm.weight, eps=1e-2)
-    assert (spy.queries[0] - after).abs().max() > 1e-2
+    assert_close(kernel.queries[0], rotated(rms_norm(q, (HEAD,), attention.query_norm.weight, eps=1e-2)))
+    assert_close(kernel.keys[0], rotated(rms_norm(k, (HEAD,), attention.key_norm.weight, eps=1e-2)))
+    assert_close(kernel.values[0], v)
+    after = rms_norm(rotated(q), (HEAD,), attention.query_norm.weight, eps=1e-2)
+    assert (kernel.queries[0] - after).abs().max() > 1e-2
 
 
-def test_rotated_head_norm_stands_after_the_rotation_and_has_no_weight():
-    spy, attention, x = seen_by_the_kernel(position=Rope(), head_norm=RotatedHeadNorm(epsilon=1e-2))
+def test_rotated_head_norm_is_applied_after_the_rotation_and_has_no_weight():
+    kernel, attention, x = kernel_inputs(position=Rope(), head_norm=RotatedHeadNorm(epsilon=1e-2))
     q, k, v = projected(attention, x)
-    close(spy.queries[0], rms_norm(turned(q), (HEAD,), eps=1e-2))
-    close(spy.keys[0], rms_norm(turned(k), (HEAD,), eps=1e-2))
-    close(spy.values[0], v)
+    assert_close(kernel.queries[0], rms_norm(rotated(q), (HEAD,), eps=1e-2))
+    assert_close(kernel.keys[0], rms_norm(rotated(k), (HEAD,), eps=1e-2))
+    assert_close(kernel.values[0], v)
     assert not [name for name, _ in attention.named_parameters() if "norm" in name]
 
 
 def test_query_temperature_grows_in_steps():
-    spy, attention, x = seen_by_the_kernel(temperature=QueryTemperature(floor=2, scale=0.5))
+    kernel, attention, x = kernel_inputs(temperature=QueryTemperature(floor=2, scale=0.5))
     growth = [1 + 0.5 * math.log(1 + (index + 1) // 2) for index in range(LENGTH)]
     assert growth[0] == 1.0
     q, k, _ = projected(attention, x)
-    close(spy.queries[0], q * torch.tensor(growth, dtype=torch.float64)[:, None])
-    close(spy.keys[0], k)
+    assert_close(kernel.queries[0], q * torch.tensor(growth, dtype=torch.float64)[:, None])
+    assert_close(kernel.keys[0], k)
 
 
 def test_score_temperature_grows_beyond_its_length():
-    spy, _, _ = seen_by_the_kernel(temperature=ScoreTemperature(length=3))
+    kernel, _, _ = kernel_inputs(temperature=ScoreTemperature(length=3))
     expected = [1.0] * 4 + [math.log2(4) / math.log2(3), math.log2(5) / math.log2(3)]
-    close(spy.how[0].temperature.flatten(), torch.tensor(expected, dtype=torch.float64))
+    assert_close(kernel.scorings[0].temperature.flatten(), torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(("query", "key"), [(0, 0), (5, 0), (4, 3), (2, 2)])
 def test_transformer_xl_scores_by_hand(query, key):
     """((q_i + u)·k_j + (q_i + v)·W_r R(i - j)) · scale, for every head."""
-    spy, attention, x = seen_by_the_kernel(position=RelativeSinusoid())
+    kernel, attention, x = kernel_inputs(position=RelativeSinusoid())
     q, k, _ = projected(attention, x)
     term = attention.relative
     distance = sinusoids(torch.tensor([query - key]), WIDTH, SinusoidalPositions(layout="halves"), torch.float64)
@@ -118,17 +122,17 @@ def test_transformer_xl_scores_by_hand(query, key):
         with_content = q[0, head, query] + term.content_bias[head]
         with_distance = q[0, head, query] + term.distance_bias[head]
         expected = (with_content @ k[0, head // 2, key] + with_distance @ r[head]) * HEAD**-0.5
-        close(spy.attended[0].scores[0, head, query, key], expected)
+        assert_close(kernel.steps[0].scores[0, head, query, key], expected)
 
 
 @pytest.mark.parametrize("absorb", [False, True])
 @pytest.mark.parametrize("query_rank", [None, 6])
 def test_latent_attention_by_hand(query_rank, absorb):
-    """DeepSeek-V2, §2.1, head by head: scores [p | r]·[U c | key] over the root of both widths together."""
+    """DeepSeek-V2, §2.1, head by head: scores [p | r]·[U c | key] / √(plain width + rotary width)."""
     config = replace(decoder(), decoder=stack(latent(query_rank=query_rank)))
     network, calls = toy(config), []
     attention = network.decoder.layers[0].attention
-    attention.register_forward_hook(lambda module, given, output: calls.append((given[0], output)))
+    attention.register_forward_hook(lambda module, arguments, output: calls.append((arguments[0], output)))
     network(some_tokens(1, LENGTH), absorb=absorb)
     x, output = calls[0][0][0], calls[0][1][0]
     rank, plain, rotary, value = 5, 4, 2, 3
@@ -139,13 +143,13 @@ def test_latent_attention_by_hand(query_rank, absorb):
         q = low @ attention.query_up.weight.T
     latent_and_key = x @ attention.latent.weight.T
     c = rms_norm(latent_and_key[:, :rank], (rank,), attention.latent_norm.weight, eps=1e-6)
-    turn = make_rotation(Rope(pairing="interleaved"), torch.arange(LENGTH)[None], rotary, x.dtype).rotate
-    key = turn(latent_and_key[None, None, :, rank:])[0, 0]
+    rotate = make_rotation(Rope(pairing="interleaved"), torch.arange(LENGTH)[None], rotary, x.dtype).rotate
+    key = rotate(latent_and_key[None, None, :, rank:])[0, 0]
     heads = []
     for p_and_r, unfold in zip(q.chunk(HEADS, dim=1), attention.unfold.weight.chunk(HEADS), strict=True):
-        p, r = p_and_r[:, :plain], turn(p_and_r[None, None, :, plain:])[0, 0]
+        p, r = p_and_r[:, :plain], rotate(p_and_r[None, None, :, plain:])[0, 0]
         scores = (p @ (c @ unfold[:plain].T).T + r @ key.T) / math.sqrt(plain + rotary)
         weights = scores.masked_fill(torch.ones(LENGTH, LENGTH).triu(1).bool(), -math.inf).softmax(dim=-1)
         heads.append(weights @ (c @ unfold[plain:].T))
     assert heads[0].shape == (LENGTH, value)
-    close(output, torch.cat(heads, dim=1) @ attention.output.weight.T)
+    assert_close(output, torch.cat(heads, dim=1) @ attention.output.weight.T)

@@ -1,4 +1,4 @@
-"""The table of initial weights, row by row, by the statistics of what is drawn."""
+"""Initial weights: each row of the table in the module docstring, tested by statistics of the drawn values."""
 
 import math
 import re
@@ -45,19 +45,19 @@ EXPERTS = Experts(
 PLAIN = FeedForward(width=100, activation="relu", bias=True)
 
 
-def everything(initial: NormalInitial | XavierInitial) -> ModelConfig:
-    """An encoder and a decoder with every kind of weight in them."""
+def config_with_all_weights(initial: NormalInitial | XavierInitial) -> ModelConfig:
+    """Return an encoder-decoder config that has every kind of weight."""
     embedding = Embedding(
         vocab_size=300,
         positions=LearnedPositions(num_positions=50),
         num_token_types=40,
         norm=LayerNorm(epsilon=1e-5),
     )
-    across = grouped(pattern=Bidirectional(), output_bias=True)
+    bidirectional = grouped(pattern=Bidirectional(), output_bias=True)
     encoder = Stack(
         embedding=embedding,
         layers=(
-            layer(replace(across, position=RelativeBuckets(bidirectional=True)), feed_forward=PLAIN),
+            layer(replace(bidirectional, position=RelativeBuckets(bidirectional=True)), feed_forward=PLAIN),
             layer(latent(query_rank=48, latent_rank=40, pattern=Bidirectional()), feed_forward=EXPERTS),
         ),
         final_norm=RmsNorm(epsilon=1e-5, unit_offset=True),
@@ -65,7 +65,7 @@ def everything(initial: NormalInitial | XavierInitial) -> ModelConfig:
     normed = grouped(head_width=16, head_norm=HeadNorm(norm=RmsNorm(epsilon=1e-5)), position=RelativeSinusoid())
     decoder = Stack(
         embedding=replace(embedding, positions=SinusoidalPositions()),
-        layers=(layer(normed, cross_attention=across, feed_forward=PLAIN, placement="sandwich"),),
+        layers=(layer(normed, cross_attention=bidirectional, feed_forward=PLAIN, placement="sandwich"),),
         final_norm=DeviationNorm(epsilon=1e-5),
     )
     head = Head(tied=False, bias=True, transform=HeadTransform(activation="gelu", norm=LayerNorm(epsilon=1e-5)))
@@ -74,13 +74,14 @@ def everything(initial: NormalInitial | XavierInitial) -> ModelConfig:
     )
 
 
-def drawn(initial: NormalInitial | XavierInitial) -> dict[str, torch.Tensor]:
+def initial_parameters(initial: NormalInitial | XavierInitial) -> dict[str, torch.Tensor]:
+    """Return the freshly initialised parameters by name."""
     torch.manual_seed(0)
-    return dict(Transformer(everything(initial)).named_parameters())
+    return dict(Transformer(config_with_all_weights(initial)).named_parameters())
 
 
-def kind(name: str) -> str:
-    """The row of the table that a parameter of `everything` belongs to."""
+def table_row(name: str) -> str:
+    """Return the row of the table that a parameter of `config_with_all_weights` belongs to."""
     if re.search(r"(^|[._])(final_|branch_|query_|key_|latent_)?norm\.", name):
         return "norms"
     if name.endswith("bias"):
@@ -88,27 +89,26 @@ def kind(name: str) -> str:
     if re.search(r"embedding\.(tokens|positions|types)|relative_bias|^head\.weight", name):
         return "embeddings"
     if re.search(r"\.output\.weight|feed_forward\.(shared\.)?down", name):
-        return "branch ends"
+        return "branch outputs"
     return "matrices"
 
 
-def test_the_table_is_the_modules_docstring():
-    rows = re.findall(r"^([a-z ]+?)  +\S", initialize.__doc__, re.MULTILINE)
-    assert rows == ["norms", "biases", "embeddings", "matrices", "branch ends"]
-    kinds = [kind(name) for name in drawn(NormalInitial())]
-    assert set(kinds) == set(rows)
+def test_the_table_in_the_docstring_covers_all_parameters():
+    rows = re.findall(r"^ *([a-z ]+?)  +\S", initialize.__doc__, re.MULTILINE)
+    assert rows == ["norms", "biases", "embeddings", "matrices", "branch outputs"]
+    assert {table_row(name) for name in initial_parameters(NormalInitial())} == set(rows)
 
 
 @pytest.mark.parametrize("initial", [NormalInitial(), XavierInitial()], ids=["normal", "xavier"])
-def test_norms_are_the_identity_and_biases_are_zero(initial):
-    found = drawn(initial)
-    for name, parameter in found.items():
-        if kind(name) == "norms":
-            one = 0.0 if name.endswith("bias") or name == "encoder.final_norm.weight" else 1.0
-            assert torch.equal(parameter, torch.full_like(parameter, one)), name
-        elif kind(name) == "biases":
+def test_norms_start_as_the_identity_and_biases_at_zero(initial):
+    parameters = initial_parameters(initial)
+    for name, parameter in parameters.items():
+        if table_row(name) == "norms":
+            expected = 0.0 if name.endswith("bias") or name == "encoder.final_norm.weight" else 1.0
+            assert torch.equal(parameter, torch.full_like(parameter, expected)), name
+        elif table_row(name) == "biases":
             assert not parameter.any(), name
-    assert {name.rpartition(".")[2] for name in found if kind(name) == "biases"} == {
+    assert {name.rpartition(".")[2] for name in parameters if table_row(name) == "biases"} == {
         "bias",
         "content_bias",
         "distance_bias",
@@ -116,7 +116,7 @@ def test_norms_are_the_identity_and_biases_are_zero(initial):
 
 
 def assert_normal(parameter: torch.Tensor, deviation: float, name: str) -> None:
-    """Mean and deviation within four standard errors, and the share beyond one deviation of a normal draw."""
+    """Check mean, deviation and the fraction beyond one deviation, each within four standard errors."""
     count = parameter.numel()
     assert abs(parameter.mean().item()) < 4 * deviation / math.sqrt(count), name
     assert abs(parameter.std().item() / deviation - 1) < 4 / math.sqrt(2 * count), name
@@ -126,18 +126,20 @@ def assert_normal(parameter: torch.Tensor, deviation: float, name: str) -> None:
 
 @pytest.mark.parametrize("residual_scaled", [False, True])
 def test_normal_weights_have_the_configured_deviation(residual_scaled):
-    """Branch ends are divided by √(2L), L = 3, where residual_scaled."""
-    for name, parameter in drawn(NormalInitial(deviation=DEVIATION, residual_scaled=residual_scaled)).items():
-        if kind(name) in ("embeddings", "matrices"):
+    """With residual_scaled, branch outputs are divided by √(2L), where L = 3."""
+    for name, parameter in initial_parameters(
+        NormalInitial(deviation=DEVIATION, residual_scaled=residual_scaled)
+    ).items():
+        if table_row(name) in ("embeddings", "matrices"):
             assert_normal(parameter, DEVIATION, name)
-        elif kind(name) == "branch ends":
+        elif table_row(name) == "branch outputs":
             assert_normal(parameter, DEVIATION / math.sqrt(6) if residual_scaled else DEVIATION, name)
 
 
-def test_branch_ends_are_all_that_write_into_the_residual():
-    """One for each branch: attention, cross-attention, feed-forward, each expert stack and its shared expert."""
-    ends = sorted(name for name in drawn(NormalInitial()) if kind(name) == "branch ends")
-    assert ends == [
+def test_branch_outputs_are_all_matrices_that_write_to_the_residual_stream():
+    """There is one per branch: attention, cross-attention, feed-forward, the experts and the shared expert."""
+    branch_outputs = sorted(name for name in initial_parameters(NormalInitial()) if table_row(name) == "branch outputs")
+    assert branch_outputs == [
         "decoder.layers.0.attention.output.weight",
         "decoder.layers.0.cross_attention.output.weight",
         "decoder.layers.0.feed_forward.down.weight",
@@ -150,18 +152,18 @@ def test_branch_ends_are_all_that_write_into_the_residual():
 
 
 def test_xavier_matrices_are_uniform_within_their_bound():
-    for name, parameter in drawn(XavierInitial()).items():
-        if kind(name) == "embeddings":
+    for name, parameter in initial_parameters(XavierInitial()).items():
+        if table_row(name) == "embeddings":
             assert_normal(parameter, WIDTH**-0.5, name)
-        elif kind(name) in ("matrices", "branch ends"):
-            bound = math.sqrt(6 / (parameter.shape[-2] + parameter.shape[-1]))  # of each expert for itself
+        elif table_row(name) in ("matrices", "branch outputs"):
+            bound = math.sqrt(6 / (parameter.shape[-2] + parameter.shape[-1]))  # each expert has its own bound
             assert 0.95 * bound < parameter.abs().max() <= bound, name
             count = parameter.numel()
             assert abs(parameter.var().item() / (bound**2 / 3) - 1) < 4 * math.sqrt(0.8 / count), name
 
 
-def test_shared_and_tied_tables_are_drawn_once():
-    config = everything(NormalInitial())
+def test_shared_and_tied_tables_exist_once():
+    config = config_with_all_weights(NormalInitial())
     shared = replace(
         config,
         share_embeddings=True,
@@ -175,12 +177,12 @@ def test_shared_and_tied_tables_are_drawn_once():
 
 
 def test_selection_bias_starts_at_zero():
-    buffers = dict(Transformer(everything(NormalInitial())).named_buffers())
+    buffers = dict(Transformer(config_with_all_weights(NormalInitial())).named_buffers())
     assert list(buffers) == ["encoder.layers.1.feed_forward.router.selection_bias"]
     assert not next(iter(buffers.values())).any()
 
 
-def test_on_the_meta_device_the_largest_model_takes_no_memory():
+def test_the_largest_model_takes_no_memory_on_the_meta_device():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with torch.device("meta"):
         network = Transformer(preset("llama-3.1-405b"))

@@ -1,13 +1,14 @@
 """Multi-head, grouped-query and multi-query attention, as self-attention or cross-attention (book A1-A10).
 
-attention = Attention(GroupedAttention(num_heads=8, num_kv_heads=2, head_width=16), width=128)
+    attention = Attention(GroupedAttention(num_heads=8, num_kv_heads=2, head_width=16), width=128)
 
-x (B, T, D) ──── query ─ (B, N, T, H) ─ clip ─ norm ─ rotate ─┐
-x or encoder ─┬─ key ─── (B, K, S, H) ─ clip ─ norm ─ rotate ─┼─ kernel ─ (B, N, T, H) ─ merge ─ output ─ (B, T, D)
-output        └─ value ─ (B, K, S, H) ─ clip ─────────────────┘
-(B, S, D)
+Keys and values are computed from x, or from the encoder output in cross-attention. The kernel (attend.py) computes
+softmax(q kᵀ · scale) v.
 
-output = merge(softmax(q kᵀ · scale + …) v) W_o, where the kernel in attend.py computes the softmax
+    x (B, T, D) ──── query ─ (B, N, T, H) ─ clip ─ norm ─ rotate ─┐
+    x or encoder ─┬─ key ─── (B, K, S, H) ─ clip ─ norm ─ rotate ─┼─ kernel ─ (B, N, T, H) ─ merge ─ output ─ (B, T, D)
+    output        └─ value ─ (B, K, S, H) ─ clip ─────────────────┘
+    (B, S, D)
 """
 
 import math

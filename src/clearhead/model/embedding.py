@@ -1,9 +1,11 @@
 """Token ids to vectors at the start of a forward pass, and vectors to logits at its end (book C2).
 
-embedding = TokenEmbedding(config.decoder.embedding, width=64, dropout=0.0); x = embedding(tokens, positions)
+    embedding = TokenEmbedding(config.decoder.embedding, width=64, dropout=0.0); x = embedding(tokens, positions)
 
-x      = dropout(norm(tokens[id] · scale + types[type] + positions[position]))
-logits = softcap(transform(h) · scale · Wᵀ + bias), where a tied head uses the token table as W
+Parts that a config does not have are left out. A tied head uses the token table as W.
+
+    x      = dropout(norm(tokens[id] · scale + types[type] + positions[position]))
+    logits = softcap(transform(h) · scale · Wᵀ + bias)
 """
 
 import torch

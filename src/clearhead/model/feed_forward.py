@@ -1,9 +1,11 @@
-"""The feed-forward branch of a block: plain (ReLU, GELU) or gated (GeGLU, SwiGLU; Shazeer 2020). Book C1.
+"""The feed-forward branch of a block (book C1).
 
-layer = FeedForwardLayer(FeedForward(width=256, activation="silu", gated=True), width=64); y = layer(x)
+    layer = FeedForwardLayer(FeedForward(width=256, activation="silu", gated=True), width=64); y = layer(x)
 
-plain:  y = down(activation(up(x)))
-gated:  y = down(activation(gate(x)) · up(x))
+A layer is plain (ReLU, GELU) or gated (GeGLU, SwiGLU; Shazeer 2020):
+
+    plain:  y = down(activation(up(x)))
+    gated:  y = down(activation(gate(x)) · up(x))
 """
 
 import math

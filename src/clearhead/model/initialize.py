@@ -1,12 +1,14 @@
-"""Initial weights, all in one place. They are drawn from torch's generator: seed it with torch.manual_seed.
+"""Initial weights, all in one place.
 
-initialize(network, config)   # called by Transformer(config); leaves tensors on the meta device alone
+    initialize(network, config)   # called by Transformer(config)
 
-norms            weight 1 (0 with unit offset), bias 0; set by the norms themselves
-biases           0
-embeddings       N(0, d²), where d is the config's deviation; N(0, 1/D) with Xavier
-matrices         N(0, d²), or Xavier uniform
-branch outputs   the matrices that write to the residual stream: d / √(2L) with residual_scaled (GPT-2)
+Values are drawn from torch's generator: seed it with torch.manual_seed. Tensors on the meta device stay as they are.
+
+    norms            weight 1 (0 with unit offset), bias 0; set by the norms themselves
+    biases           0
+    embeddings       N(0, d²), where d is the config's deviation; N(0, 1/D) with Xavier
+    matrices         N(0, d²), or Xavier uniform
+    branch outputs   the matrices that write to the residual stream: d / √(2L) with residual_scaled (GPT-2)
 """
 
 import math

@@ -1,11 +1,14 @@
-"""Mixture of experts: a router sends each token through a few of many feed-forward experts. No token is dropped.
+"""Mixture of experts: a router sends each token through a few of many feed-forward experts.
 
-layer = MixtureLayer(Experts(num_experts=8, num_chosen=2, expert=..., router=Router(score="softmax")), width=64)
+    layer = MixtureLayer(Experts(num_experts=8, num_chosen=2, expert=..., router=Router(score="softmax")), width=64)
 
-logits z = W_r x -> scores p = softmax(z) or σ(z), over all experts
--> chosen experts: the largest p (+ bias), within the best groups
--> weights w = p of the chosen experts (÷ their sum) · scale
--> y = Σ w_e E_e(x), or Σ E_e(w_e x), + shared(x)
+No token is dropped. For each token x:
+
+    logits   z = W_r x
+    scores   p = softmax(z) or σ(z), over all experts
+    chosen   the experts with the largest p (+ selection bias), within the best groups
+    weights  w = p of the chosen experts (÷ their sum) · scale
+    output   y = Σ w_e E_e(x), or Σ E_e(w_e x), + shared(x)
 """
 
 import torch
