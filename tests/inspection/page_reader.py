@@ -1,4 +1,4 @@
-"""A page as a browser takes it apart: elements by Python's parser, numbers by numpy."""
+"""Parse a page as a browser does: elements with Python's HTML parser, arrays with NumPy."""
 
 import base64
 import json
@@ -11,29 +11,29 @@ class PageReader(HTMLParser):
     def __init__(self, page):
         super().__init__()
         self.tags, self.scripts, self.policy, self.title, self.styles = [], [], "", "", ""
-        self.inside = None
+        self.open_tag = None
         self.feed(page)
         self.close()
 
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.tags.append((tag, attributes))
-        self.inside = tag
+        self.open_tag = tag
         if tag == "script":
             self.scripts.append((attributes, ""))
         if attributes.get("http-equiv") == "Content-Security-Policy":
             self.policy = attributes["content"]
 
     def handle_endtag(self, tag):
-        self.inside = None
+        self.open_tag = None
 
     def handle_data(self, text):
-        if self.inside == "script":
+        if self.open_tag == "script":
             attributes, before = self.scripts[-1]
             self.scripts[-1] = (attributes, before + text)
-        elif self.inside == "title":
+        elif self.open_tag == "title":
             self.title += text
-        elif self.inside == "style":
+        elif self.open_tag == "style":
             self.styles += text
 
     @property

@@ -1,8 +1,7 @@
-"""A trace against the forward it was made of: every kind of attention, placement and text."""
+"""Test that a trace equals the forward pass that it recorded, for every kind of attention and norm placement."""
 
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,19 +19,18 @@ from clearhead.architecture import (
     ScoreTemperature,
     SlidingWindow,
 )
+from clearhead.data import Batch
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.inspection.ablation import ablate
-from clearhead.inspection.patching import patch
-from clearhead.inspection.record import Inputs, Listening
-from clearhead.inspection.recurrent import trace_recurrent
-from clearhead.inspection.tracing import MAX_TOKENS, record, trace_generation, trace_row
+from clearhead.inspection import ablate, patch, trace_batch, trace_generation, trace_recurrent
+from clearhead.inspection.recording import RecordingTransformer, StackInputs
+from clearhead.inspection.tracing import MAX_TOKENS, record
 from clearhead.model.masks import Mask
 from clearhead.model.mixture import RouterLayer
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.book.shrink import shrink
-from tests.model.toys import VOCAB, Spy, close, decoder, redraw, some_tokens, toy, translator
+from tests.model.toys import VOCAB, RecordingKernel, assert_close, decoder, redraw, some_tokens, toy, translator
 
 FAMILIES = (
     "gpt2", "gpt3-175b", "gopher-280b", "palm-540b", "llama-3.1-8b", "mistral-7b", "smollm3-3b", "qwen3-30b-a3b",
@@ -52,41 +50,44 @@ def source_for(model):
 
 
 @torch.no_grad()
-def spied(network, tokens=TOKENS, source=SOURCE, **options):
-    """What the layers gave to their kernel, in the order of the forward: the encoder's, then by turns self, cross."""
-    spy, target = Spy(), torch.tensor([tokens])
+def record_kernel(network, tokens=TOKENS, source=SOURCE, **options):
+    """Run a forward pass; return the kernel that recorded its calls, and the indices of the calls by attention kind.
+
+    The encoder layers come first, then self- and cross-attention of the decoder layers alternate.
+    """
+    kernel, target = RecordingKernel(), torch.tensor([tokens])
     if network.config.is_encoder_decoder:
-        network(torch.tensor([source]), target, kernel=spy, **options)
-        spent = len(network.encoder.layers)
-        order = {"encoder": range(spent), "decoder": range(spent, 10**6, 2), "cross": range(spent + 1, 10**6, 2)}
+        network(torch.tensor([source]), target, kernel=kernel, **options)
+        start = len(network.encoder.layers)
+        calls = {"encoder": range(start), "decoder": range(start, 10**6, 2), "cross": range(start + 1, 10**6, 2)}
     else:
-        network(target, kernel=spy, **options)
-        order = {"self": range(10**6)}
-    return spy, order
+        network(target, kernel=kernel, **options)
+        calls = {"self": range(10**6)}
+    return kernel, calls
 
 
-def test_scores_weights_and_values_are_those_of_the_forward(model):
+def test_scores_weights_and_values_equal_those_of_the_forward_pass(model):
     traced = model.trace(TOKENS, source_for(model))
-    spy, order = spied(model.network)
-    for kind, numbers in order.items():
+    kernel, calls = record_kernel(model.network)
+    for kind, numbers in calls.items():
         stack = None if kind in ("self", "cross") else kind
         for layer in range(traced.num_layers_of(stack)):
-            residuals = spy.attended[numbers[layer]]
+            steps = kernel.steps[numbers[layer]]
             if kind == "cross":
-                close(traced.cross_attention(layer), residuals.weights[0])
-                close(traced.cross_attention(layer, head=-1, rows=[4]), residuals.weights[0, -1, [4]])
+                assert_close(traced.cross_attention(layer), steps.weights[0])
+                assert_close(traced.cross_attention(layer, head=-1, rows=[4]), steps.weights[0, -1, [4]])
                 continue
-            close(traced.attention(layer, stack=stack), residuals.weights[0])
-            close(traced.scores(layer, stack=stack), residuals.scores[0])
-            close(traced.attention(layer, 2, rows=[5, -1, 0], stack=stack), residuals.weights[0, 2, [5, -1, 0]])
-            close(traced.scores(layer, 1, stack=stack), residuals.scores[0, 1])
+            assert_close(traced.attention(layer, stack=stack), steps.weights[0])
+            assert_close(traced.scores(layer, stack=stack), steps.scores[0])
+            assert_close(traced.attention(layer, 2, rows=[5, -1, 0], stack=stack), steps.weights[0, 2, [5, -1, 0]])
+            assert_close(traced.scores(layer, 1, stack=stack), steps.scores[0, 1])
             allowed = traced.allowed(layer, stack)
-            assert torch.equal(allowed, (residuals.weights[0] > 0).any(dim=0))
-            values = spy.values[numbers[layer]].repeat_interleave(4 // spy.values[numbers[layer]].shape[1], dim=1)
-            close(traced.values(layer, 3, stack), values[0, 3])
+            assert torch.equal(allowed, (steps.weights[0] > 0).any(dim=0))
+            values = kernel.values[numbers[layer]].repeat_interleave(4 // kernel.values[numbers[layer]].shape[1], dim=1)
+            assert_close(traced.values(layer, 3, stack), values[0, 3])
 
 
-TWISTS = {
+SCORE_CHANGES = {
     "score temperature": {"temperature": ScoreTemperature(length=3), "softcap": 1.5},
     "query temperature": {"temperature": QueryTemperature(floor=2, scale=0.7), "clip": 0.8},
     "dynamic rope": {"position": Rope(scaling=DynamicScaling(factor=4.0, original_context=4))},
@@ -95,138 +96,140 @@ TWISTS = {
 }
 
 
-@pytest.mark.parametrize("twist", TWISTS)
-def test_what_few_models_do_with_their_scores(twist):
-    model = Model(toy(decoder(**TWISTS[twist])))
-    traced, (spy, _) = model.trace(TOKENS), spied(model.network)
-    for layer, residuals in enumerate(spy.attended):
-        close(traced.scores(layer), residuals.scores[0])
-        close(traced.attention(layer, 1, rows=[2, 9]), residuals.weights[0, 1, [2, 9]])
+@pytest.mark.parametrize("name", SCORE_CHANGES)
+def test_temperatures_softcaps_patterns_and_biases_are_in_the_scores(name):
+    model = Model(toy(decoder(**SCORE_CHANGES[name])))
+    traced, (kernel, _) = model.trace(TOKENS), record_kernel(model.network)
+    for layer, steps in enumerate(kernel.steps):
+        assert_close(traced.scores(layer), steps.scores[0])
+        assert_close(traced.attention(layer, 1, rows=[2, 9]), steps.weights[0, 1, [2, 9]])
 
 
-def test_branches_add_up_to_the_next_stream(model):
+def test_branch_outputs_add_up_to_the_next_residual_stream(model):
     traced = model.trace(TOKENS, source_for(model))
-    for stack in traced.states:
+    for stack in traced.residuals:
         for layer in range(traced.num_layers_of(stack)):
             stream, block = traced.residual(layer, stack), traced.replay(layer, stack).block
             added = traced.attention_output(layer, stack)
-            across = block.layer.cross_attention is not None
+            has_cross_attention = block.layer.cross_attention is not None
             if block.layer.placement == "post":
                 middle = block.attention_residual.norm(stream + added)
-                if across:
+                if has_cross_attention:
                     middle = block.cross_attention_residual.norm(middle + traced.cross_attention_output(layer))
-                close(traced.middle(layer, stack), middle)
-                after = block.feed_forward_residual.norm(middle + traced.feed_forward(layer, stack))
+                assert_close(traced.residual_middle(layer, stack), middle)
+                after = block.feed_forward_residual.norm(middle + traced.feed_forward_output(layer, stack))
             else:
-                added = added + traced.cross_attention_output(layer) if across else added
-                close(traced.middle(layer, stack), stream + added)
-                after = traced.middle(layer, stack) + traced.feed_forward(layer, stack)
-            close(after, traced.residual(layer + 1, stack))
+                added = added + traced.cross_attention_output(layer) if has_cross_attention else added
+                assert_close(traced.residual_middle(layer, stack), stream + added)
+                after = traced.residual_middle(layer, stack) + traced.feed_forward_output(layer, stack)
+            assert_close(after, traced.residual(layer + 1, stack))
 
 
 @torch.no_grad()
-def test_logits_are_the_network_s(model):
+def test_logits_equal_those_of_the_network(model):
     traced = model.trace(TOKENS, source_for(model))
     inputs = (torch.tensor([SOURCE]),) if model.config.is_encoder_decoder else ()
     expected = model.network(*inputs, torch.tensor([TOKENS]))[0]
-    close(traced.logits, expected)
-    close(traced.run_again(-1), expected[-1])
-    close(traced.logits_at(2), expected[2])
+    assert_close(traced.logits, expected)
+    assert_close(traced.rerun(-1), expected[-1])
+    assert_close(traced.logits_at(2), expected[2])
 
 
-def test_router_choices_are_those_of_the_forward(model):
+def test_routing_equals_that_of_the_forward_pass(model):
     routers = [part for part in model.network.modules() if isinstance(part, RouterLayer)]
-    residuals = []
-    hooks = [router.register_forward_hook(lambda module, given, out: residuals.append(out)) for router in routers]
+    outputs = []
+    hooks = [router.register_forward_hook(lambda module, inputs, out: outputs.append(out)) for router in routers]
     traced = model.trace(TOKENS, source_for(model))
     for hook in hooks:
         hook.remove()
     for layer in range(traced.num_layers):
         if not hasattr(traced.replay(layer).block.feed_forward, "router"):
             with pytest.raises(ClearheadError, match="no router"):
-                traced.router(layer)
+                traced.routing(layer)
             continue
-        weights, experts = residuals.pop(0)
-        found = traced.router(layer)
+        weights, experts = outputs.pop(0)
+        routing = traced.routing(layer)
         dense = torch.zeros(len(TOKENS), 8, dtype=weights.dtype)
-        close(dense.scatter(1, found.experts, found.weights), dense.scatter(1, experts, weights))
-        assert (found.weights.diff(dim=-1) <= 0).all()
-    assert not residuals
+        assert_close(dense.scatter(1, routing.experts, routing.weights), dense.scatter(1, experts, weights))
+        assert (routing.weights.diff(dim=-1) <= 0).all()
+    assert not outputs
 
 
-def test_a_cached_decode_gives_the_rows_of_the_whole(model):
+def test_a_traced_generation_equals_the_trace_of_its_tokens(model):
     if model.config.decoder is None:
-        with pytest.raises(ClearheadError, match="does not generate"):
+        with pytest.raises(ClearheadError, match="cannot generate texts"):
             trace_generation(model.text_generator, SOURCE)
         return
-    made = trace_generation(model.text_generator, SOURCE, max_new_tokens=7, temperature=1.0, seed=3)
+    generated = trace_generation(model.text_generator, SOURCE, max_new_tokens=7, temperature=1.0, seed=3)
     answer = model.generate(SOURCE, max_new_tokens=7, temperature=1.0, seed=3).tokens
-    assert made.tokens[-6:] == answer[:-1]
-    whole = model.trace(made.tokens, source_for(model))
-    for layer in range(made.num_layers):
-        close(made.residual(layer + 1), whole.residual(layer + 1), 1e-10)
-        close(made.attention(layer), whole.attention(layer), 1e-10)
-        if made.source_tokens:
-            close(made.cross_attention(layer), whole.cross_attention(layer), 1e-10)
+    assert generated.tokens[-6:] == answer[:-1]
+    full = model.trace(generated.tokens, source_for(model))
+    for layer in range(generated.num_layers):
+        assert_close(generated.residual(layer + 1), full.residual(layer + 1), 1e-10)
+        assert_close(generated.attention(layer), full.attention(layer), 1e-10)
+        if generated.source_tokens:
+            assert_close(generated.cross_attention(layer), full.cross_attention(layer), 1e-10)
 
 
-def rows(tokens, **given):
-    nothing = dict.fromkeys(("mask", "documents", "positions", "source", "source_mask"))
-    return SimpleNamespace(**(nothing | {"tokens": tokens} | given))
+def training_batch(tokens, **fields):
+    return Batch(tokens=tokens, targets=tokens, **fields)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-1b", "bloom-560m", "gopher-280b", "t5-small", "deepseek-v3"])
 @torch.no_grad()
-def test_a_padded_row_of_a_batch(name):
+def test_trace_of_a_padded_sequence_in_a_batch(name):
     network, tokens = toy(shrink(preset(name))), some_tokens()
     mask = torch.ones_like(tokens)
     mask[1, :3] = 0
     if network.config.is_encoder_decoder:
         source_mask = mask.flip(1)
-        traced = trace_row(network, rows(tokens, source=tokens.flip(1), source_mask=source_mask), row=1)
-        spy = Spy()
-        network(tokens.flip(1), tokens, source_mask, kernel=spy)
-        close(traced.attention(1, stack="encoder")[:, :5], spy.attended[1].weights[1, :, :5])
-        close(traced.cross_attention(0), spy.attended[len(network.encoder.layers) + 1].weights[1])
+        traced = trace_batch(network, training_batch(tokens, source=tokens.flip(1), source_mask=source_mask), row=1)
+        kernel = RecordingKernel()
+        network(tokens.flip(1), tokens, source_mask, kernel=kernel)
+        assert_close(traced.attention(1, stack="encoder")[:, :5], kernel.steps[1].weights[1, :, :5])
+        assert_close(traced.cross_attention(0), kernel.steps[len(network.encoder.layers) + 1].weights[1])
         return
-    traced, spy = trace_row(network, rows(tokens, mask=mask), row=-1), Spy()
-    network(tokens, mask, kernel=spy)
+    traced, kernel = trace_batch(network, training_batch(tokens, mask=mask), row=-1), RecordingKernel()
+    network(tokens, mask, kernel=kernel)
     for layer in range(traced.num_layers):
-        close(traced.attention(layer)[:, 3:], spy.attended[layer].weights[1, :, 3:])
+        assert_close(traced.attention(layer)[:, 3:], kernel.steps[layer].weights[1, :, 3:])
         assert not traced.allowed(layer)[:, :3].any()
 
 
 @torch.no_grad()
-def test_packed_documents_with_positions_of_their_own():
+def test_trace_of_packed_documents_with_separate_positions():
     network, tokens = toy(shrink(preset("llama-3.1-8b"))), some_tokens()
     documents = torch.tensor([[0] * 8, [0, 0, 0, 1, 1, 1, 1, 1]])
     positions = torch.tensor([list(range(8)), [0, 1, 2, 0, 1, 2, 3, 4]])
-    traced, spy = trace_row(network, rows(tokens, documents=documents, positions=positions), row=1), Spy()
-    network(tokens, position_ids=positions, documents=documents, kernel=spy)
+    traced, kernel = (
+        trace_batch(network, training_batch(tokens, documents=documents, positions=positions), row=1),
+        RecordingKernel(),
+    )
+    network(tokens, position_ids=positions, documents=documents, kernel=kernel)
     for layer in range(traced.num_layers):
-        close(traced.attention(layer), spy.attended[layer].weights[1])
+        assert_close(traced.attention(layer), kernel.steps[layer].weights[1])
     assert not traced.allowed(0)[3:, :3].any()
 
 
-def test_in_the_middle_of_training():
+def test_trace_during_training_has_no_dropout_and_no_gradient():
     network = toy(replace(decoder(), dropout=Dropout(residual=0.5, attention=0.5, embedding=0.5))).train()
-    batch = rows(some_tokens())
-    first, again = trace_row(network, batch), trace_row(network, batch)
+    batch = training_batch(some_tokens())
+    first, again = trace_batch(network, batch), trace_batch(network, batch)
     assert network.training
     assert all(part.training for part in network.modules())
-    close(first.residual(2), again.residual(2), 0.0)
+    assert_close(first.residual(2), again.residual(2), 0.0)
     assert not first.residual(2).requires_grad
-    close(first.logits_at(3), again.run_again(3), 1e-12)
-    close(first.residual(1), first.middle(0) + first.feed_forward(0))
+    assert_close(first.logits_at(3), again.rerun(3), 1e-12)
+    assert_close(first.residual(1), first.residual_middle(0) + first.feed_forward_output(0))
     weights = first.attention(1)
     network(batch.tokens).sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters())
     torch.optim.SGD(network.parameters(), lr=1.0).step()
-    close(first.attention(1), weights, 0.0)
+    assert_close(first.attention(1), weights, 0.0)
 
 
-def test_with_compile_on():
-    """The graph that ran is a compiled one, with the fused kernel in it; a second trace needs no other."""
+def test_trace_of_a_compiled_network():
+    """The trace runs a compiled graph with the fused kernel, and a second trace needs no new one."""
     network, graphs = toy(decoder(position=Rope())), []
     plain = Model(network).trace(TOKENS)
 
@@ -241,33 +244,33 @@ def test_with_compile_on():
     for _ in range(2):
         traced = Model(network).trace(TOKENS)
         for depth in range(traced.num_layers + 1):
-            close(traced.residual(depth), plain.residual(depth))
-        close(traced.attention(1), plain.attention(1))
+            assert_close(traced.residual(depth), plain.residual(depth))
+        assert_close(traced.attention(1), plain.attention(1))
         assert len(graphs) == before + 1
     assert sum("scaled_dot_product_attention" in call for call in graphs[-1]) == traced.num_layers
 
 
-class Counter(TorchDispatchMode):
-    """Operations, with the shape of what they give."""
+class OperationRecorder(TorchDispatchMode):
+    """Record all operations with the shape of their result."""
 
     def __init__(self):
         super().__init__()
         self.operations = []
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        given = operation(*args, **(kwargs or {}))
-        self.operations.append((str(operation), getattr(given, "shape", None)))
-        return given
+        result = operation(*args, **(kwargs or {}))
+        self.operations.append((str(operation), getattr(result, "shape", None)))
+        return result
 
 
 @torch.no_grad()
-def test_an_unasked_layer_costs_not_one_operation():
-    """Beyond those of the forward, a trace takes the row out of the batch: a view of each stream it keeps."""
+def test_a_trace_adds_no_operations_to_the_forward_pass_but_views():
+    """Beyond the forward pass, a trace selects the sequence from the batch: one view of each recorded stream."""
     model, tokens = Model(toy(decoder(position=Rope()))), torch.tensor([TOKENS])
-    with Counter() as plain:
+    with OperationRecorder() as plain:
         model.network.hidden_states(tokens)
-    with Counter() as traced:
-        record(model.network, Inputs(tokens))
+    with OperationRecorder() as traced:
+        record(model.network, StackInputs(tokens))
     assert len(plain.operations) > 50
     assert traced.operations[: len(plain.operations)] == plain.operations
     assert traced.operations[len(plain.operations) :] == [("aten.select.int", (10, 16))] * 2 + [
@@ -275,65 +278,65 @@ def test_an_unasked_layer_costs_not_one_operation():
     ]
 
 
-def test_what_is_made_anew_is_what_was(model):
-    """To the last bit, in whatever order it is asked for, and from as many streams as there are layers between."""
+def test_recomputed_residuals_are_bit_equal(model):
+    """The order of the requests and the number of layers in between do not matter."""
     source = source_for(model)
-    traced, whole = model.trace(TOKENS, source), model.trace(TOKENS, source, keep_heads=True)
-    for stack, states in whole.states.items():
-        depths = range(whole.num_layers_of(stack) + 1)
+    traced, full = model.trace(TOKENS, source), model.trace(TOKENS, source, keep_heads=True)
+    for stack, states in full.residuals.items():
+        depths = range(full.num_layers_of(stack) + 1)
         assert list(states) == list(depths)
-        assert len(traced.states[stack]) < len(depths)
+        assert len(traced.residuals[stack]) < len(depths)
         for depth in (*depths, *reversed(depths)):
             assert torch.equal(traced.residual(depth, stack), states[depth])
 
 
-def test_few_streams_are_kept_of_many_layers():
+def test_only_every_square_root_th_residual_is_recorded():
     config = decoder(position=Rope())
     network = toy(replace(config, decoder=replace(config.decoder, layers=config.decoder.layers * 5)))
     traced = Model(network).trace(TOKENS)
-    assert list(traced.states["decoder"]) == [0, 4, 8, 10]
-    listening = Listening(network)
+    assert list(traced.residuals["decoder"]) == [0, 4, 8, 10]
+    recorder = RecordingTransformer(network)
     with torch.no_grad():
-        listening.hidden_states(torch.tensor([TOKENS]))
+        recorder.hidden_states(torch.tensor([TOKENS]))
     for depth in (7, 9, 1, 2, 3, 10, 6):
-        assert torch.equal(traced.residual(depth), listening.residuals["decoder"][depth][0][0])
+        assert torch.equal(traced.residual(depth), recorder.residuals["decoder"][depth][0][0])
 
 
-def test_who_else_runs_the_network_is_neither_heard_nor_changed():
-    """Another thread reads another text while this one is in the middle of its own."""
+def test_other_threads_are_neither_recorded_nor_changed():
+    """Another thread runs the network on another text in the middle of each forward pass."""
     network = toy(decoder(position=Rope()))
-    others, residuals = torch.tensor([SOURCE]), []
+    other_tokens, other_logits = torch.tensor([SOURCE]), []
     with torch.no_grad():
-        alone = network(others)
+        expected_logits = network(other_tokens)
     plain = Model(network).trace(TOKENS)
     expected = plain.residual(0), plain.residual(2), plain.logits_at(-1), ablate(plain, layer=1, head=2).divergence
 
-    def meanwhile(module, given, out):
+    def run_other_thread(module, inputs, out):
         if threading.current_thread() is threading.main_thread():
-            other = threading.Thread(target=lambda: residuals.append(read_by_another()))
+            other = threading.Thread(target=lambda: other_logits.append(forward()))
             other.start()
             other.join()
 
     @torch.no_grad()
-    def read_by_another():
-        return network(others)
+    def forward():
+        return network(other_tokens)
 
-    network.decoder.layers[0].register_forward_hook(meanwhile)
+    network.decoder.layers[0].register_forward_hook(run_other_thread)
     traced = Model(network).trace(TOKENS)
-    found = traced.residual(0), traced.residual(2), traced.logits_at(-1)
-    for value, before in zip(found, expected[:3], strict=True):
-        close(value, before, 0.0)
-    made = trace_generation(Model(network).text_generator, SOURCE, max_new_tokens=4, temperature=0.0)
-    assert len(made.residual(0)) == len(made.tokens) == len(SOURCE) + 3
-    with_change = len(residuals)
+    values = traced.residual(0), traced.residual(2), traced.logits_at(-1)
+    for value, expected_value in zip(values, expected[:3], strict=True):
+        assert_close(value, expected_value, 0.0)
+    generated = trace_generation(Model(network).text_generator, SOURCE, max_new_tokens=4, temperature=0.0)
+    assert len(generated.residual(0)) == len(generated.tokens) == len(SOURCE) + 3
+    num_runs = len(other_logits)
     assert ablate(traced, layer=1, head=2).divergence == expected[3] > 0
-    patch(traced, Model(network).trace(TOKENS[::-1]), layer=1, places=[2])
-    assert len(residuals) > with_change
-    for read in residuals:
-        close(read, alone, 0.0)
+    patch(traced, Model(network).trace(TOKENS[::-1]), layer=1, patched_positions=[2])
+    assert len(other_logits) > num_runs
+    for logits in other_logits:
+        assert_close(logits, expected_logits, 0.0)
 
 
-def test_texts():
+def test_token_texts_and_representations():
     model = Model(
         toy(replace(decoder(), decoder=replace(decoder().decoder, embedding=embedding_of(300)))), byte_tokenizer()
     )
@@ -348,17 +351,18 @@ def embedding_of(vocab_size):
     return replace(decoder().decoder.embedding, vocab_size=vocab_size)
 
 
-def test_token_types_are_read():
+def test_token_types_change_the_trace():
     network = toy(shrink(preset("bert-base")))
     plain, typed = (
-        record(network, Inputs(torch.tensor([TOKENS]), token_types=types)) for types in (None, torch.ones(1, 10).long())
+        record(network, StackInputs(torch.tensor([TOKENS]), token_types=types))
+        for types in (None, torch.ones(1, 10).long())
     )
     assert (plain.attention(0) - typed.attention(0)).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 @torch.no_grad()
-def test_alignments_of_the_recurrent_baseline(cell):
+def test_trace_of_the_recurrent_baseline(cell):
     sizes = {"source_vocab_size": VOCAB, "target_vocab_size": VOCAB, "embedding_width": 8, "width": 16, "context": 32}
     network = RecurrentTranslator(RecurrentConfig(**sizes, cell=cell, attention="dot_product", dropout=0.5))
     redraw(network)
@@ -368,47 +372,50 @@ def test_alignments_of_the_recurrent_baseline(cell):
     network.eval()
     encoder_output = network.encode(torch.tensor([SOURCE]))
     states = network.hidden_states(torch.tensor([TOKENS]), encoder_output)[0, :-1]
-    close(traced.cross_attention(), (states @ encoder_output.states[0].T).softmax(dim=-1), 1e-6)
-    close(traced.cross_attention(rows=[-1]), traced.alignments[[-1]], 0.0)
-    close(traced.logits, network(torch.tensor([SOURCE]), torch.tensor([TOKENS]))[0], 1e-6)
+    assert_close(traced.cross_attention(), (states @ encoder_output.states[0].T).softmax(dim=-1), 1e-6)
+    assert_close(traced.cross_attention(rows=[-1]), traced.alignments[[-1]], 0.0)
+    assert_close(traced.logits, network(torch.tensor([SOURCE]), torch.tensor([TOKENS]))[0], 1e-6)
 
 
 WRONG = {
     "layer 2 is out of range: there are 2, from 0 to 1": lambda traced: traced.attention(2),
     "layer -3 is out of range": lambda traced: traced.scores(-3, 0),
-    "layer 3 is out of range: there are 3, from 0 to 2 .the last: after all layers": lambda traced: traced.residual(3),
+    "layer 3 is out of range: there are 3, from 0 to 2 .the last one: after all layers": lambda traced: traced.residual(
+        3
+    ),
     "head 4 is out of range: there are 4, from 0 to 3": lambda traced: traced.attention(0, 4),
-    "head 1.5 is no whole number from 0 to 3": lambda traced: traced.attention(0, 1.5),
-    "layer '0' is no whole number": lambda traced: traced.attention("0"),
+    "head 1.5 is not an integer from 0 to 3": lambda traced: traced.attention(0, 1.5),
+    "layer '0' is not an integer": lambda traced: traced.attention("0"),
     "head 9 is out of range": lambda traced: traced.values(0, 9),
     "row 10 is out of range": lambda traced: traced.attention(0, 1, rows=[10]),
     "position 10 is out of range": lambda traced: traced.logits_at(10),
-    "position -11 is out of range": lambda traced: traced.run_again(-11),
+    "position -11 is out of range": lambda traced: traced.rerun(-11),
     "no cross-attention": lambda traced: traced.cross_attention(0),
     "unknown stack 'encoder'": lambda traced: traced.attention(0, stack="encoder"),
-    "'trace.bin' says no kind of file; give a name that ends in .safetensors": lambda traced: traced.save("trace.bin"),
+    "'trace.bin' has an unsupported extension; use .safetensors": lambda traced: traced.save("trace.bin"),
     "there is no folder 'none'": lambda traced: traced.save("none/trace.safetensors"),
 }
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_wrong_questions(message):
+def test_wrong_arguments_raise(message):
     traced = Model(toy(decoder())).trace(TOKENS)
     with pytest.raises(ClearheadError, match=message):
         WRONG[message](traced)
 
 
-def test_wrong_texts():
-    model, across = Model(toy(decoder())), Model(toy(translator()))
+def test_texts_that_cannot_be_traced_raise():
+    model, encoder_decoder = Model(toy(decoder())), Model(toy(translator()))
     with pytest.raises(
-        ClearheadError, match=r"100,000 tokens is too long; give at most 32,768, such as tokens\[-32768:\]"
+        ClearheadError,
+        match=r"100,000 tokens are too many for a trace; give at most 32,768, for example tokens\[-32768:\]",
     ):
         model.trace([1] * 100_000)
-    with pytest.raises(ClearheadError, match="too long"):
-        across.trace([1], source=[1] * (MAX_TOKENS + 1))
+    with pytest.raises(ClearheadError, match="too many"):
+        encoder_decoder.trace([1], source=[1] * (MAX_TOKENS + 1))
     with pytest.raises(ClearheadError, match="needs a source"):
-        across.trace(TOKENS)
-    with pytest.raises(ClearheadError, match="only an encoder-decoder takes a source"):
+        encoder_decoder.trace(TOKENS)
+    with pytest.raises(ClearheadError, match="has no encoder and reads the text only"):
         model.trace(TOKENS, SOURCE)
     with pytest.raises(ClearheadError, match="token id 29 is out of range"):
         model.trace([29])
@@ -418,22 +425,23 @@ def test_wrong_texts():
         trace_generation(model.text_generator, TOKENS, max_new_tokens=0)
 
 
-def test_too_many_scores_at_once(monkeypatch):
-    monkeypatch.setattr("clearhead.inspection.heads.MAX_SCORES", 350)
+def test_too_many_scores_in_one_request_raise(monkeypatch):
+    monkeypatch.setattr("clearhead.inspection.attention_heads.MAX_SCORES", 350)
     traced = Model(toy(decoder())).trace(TOKENS)
     assert traced.attention(0, 0).shape == (10, 10)
-    with pytest.raises(ClearheadError, match=r"asks for 400 scores at once; ask for one head with rows=range\(10\)"):
+    with pytest.raises(
+        ClearheadError, match=r"needs 400 scores at once, more than 350; request one head with rows=range\(10\)"
+    ):
         traced.attention(0)
 
 
-def test_an_encoder_without_head_has_no_logits():
+def test_a_model_without_vocabulary_head_has_no_logits():
     network = toy(replace(decoder(), head=None))
     with pytest.raises(ClearheadError, match="no vocabulary head"):
         Model(network).trace(TOKENS).logits  # noqa: B018
 
 
-def test_mask_of_one_row_needs_no_square():
-    """What is computed for one row does not grow with the square of the text."""
+def test_the_mask_of_one_row_is_not_computed_for_all_rows():
     traced = Model(toy(decoder(), torch.float32)).trace([1] * 30)
-    assert traced.self_heads(0).how.mask == Mask(causal=True)
-    assert traced.self_heads(0).only(0, torch.tensor([7])).how.mask.allowed.shape == (1, 1, 1, 30)
+    assert traced.self_heads(0).scoring.mask == Mask(causal=True)
+    assert traced.self_heads(0).select(0, torch.tensor([7])).scoring.mask.allowed.shape == (1, 1, 1, 30)

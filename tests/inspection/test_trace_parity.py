@@ -1,11 +1,11 @@
-"""Weights from a trace against transformers' eager output_attentions, and the kernel that ran meanwhile."""
+"""Compare attention weights of a trace with transformers' eager output_attentions, and count kernel calls."""
 
 import pytest
 import torch
 import transformers
 
 import clearhead
-from clearhead.inspection.record import Inputs
+from clearhead.inspection.recording import StackInputs
 from clearhead.inspection.tracing import record
 from clearhead.model import attend
 from tests.parity import test_bart, test_bert, test_deepseek, test_gemma, test_gpt, test_llama, test_t5
@@ -25,7 +25,7 @@ CASES = {
 
 @pytest.fixture
 def kernel_calls(monkeypatch):
-    """How often PyTorch's fused kernel was called."""
+    """Return a list that grows with each call of PyTorch's fused kernel."""
     calls = []
     kernel = attend.scaled_dot_product_attention
 
@@ -37,43 +37,43 @@ def kernel_calls(monkeypatch):
     return calls
 
 
-def traces_of(network, given):
-    """One for each row, from one row's inputs each."""
+def trace_sequences(network, given):
+    """Yield each sequence of the batch with its trace."""
     for row in range(2):
         part = {name: tensor[row : row + 1] for name, tensor in given.items()}
         if "target" in part:
-            source = Inputs(part["source"], part["source_mask"])
-            yield row, record(network, Inputs(part["target"], part["target_mask"]), source)
+            source = StackInputs(part["source"], part["source_mask"])
+            yield row, record(network, StackInputs(part["target"], part["target_mask"]), source)
         else:
-            yield row, record(network, Inputs(part["tokens"], part["attention_mask"], part["position_ids"]))
+            yield row, record(network, StackInputs(part["tokens"], part["attention_mask"], part["position_ids"]))
 
 
-def attentions(model, case, given):
-    """By kind of attention, of each layer (B, N, T, S)."""
+def reference_weights(model, case, given):
+    """Return the weights (B, N, T, S) of each layer by kind of attention, as computed by transformers."""
     options = {"output_attentions": True} | ({"use_cache": False} if hasattr(model.config, "use_cache") else {})
     if "target" in given:
         named = {"input_ids": given["source"], "attention_mask": given["source_mask"]}
         named |= {"decoder_input_ids": given["target"], "decoder_attention_mask": given["target_mask"]}
-        found = model(**named, **options)
-        kinds = (found.encoder_attentions, found.decoder_attentions, found.cross_attentions)
+        output = model(**named, **options)
+        kinds = (output.encoder_attentions, output.decoder_attentions, output.cross_attentions)
         return dict(zip(("encoder", "decoder", "cross"), kinds, strict=True))
     named = {"input_ids": given["tokens"], "attention_mask": given["attention_mask"]}
     named |= {"position_ids": given["position_ids"]} if case.positions_as_argument else {}
     return {"self": model(**named, **options).attentions}
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+@pytest.mark.parametrize("padded", [False, True], ids=["unpadded", "padded"])
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
-def test_weights_equal_transformers(name, padded, tmp_path, kernel_calls):
+def test_weights_equal_those_of_transformers(name, padded, tmp_path, kernel_calls):
     case = next(case for case in CASES[name] if case.name == name)
     model = build(case)
     network = load_ours(model, tmp_path)
     given = inputs(case, network.config, padded)
-    theirs = attentions(model, case, given)
+    theirs = reference_weights(model, case, given)
     real = given.get("attention_mask", given.get("source_mask")).bool()
-    for row, traced in traces_of(network, given):
-        num_layers = sum(traced.num_layers_of(stack) for stack in traced.states)
+    for row, traced in trace_sequences(network, given):
+        num_layers = sum(traced.num_layers_of(stack) for stack in traced.residuals)
         num_cross = traced.num_layers if "cross" in theirs else 0
         assert len(kernel_calls) == num_layers + num_cross
         for kind, layers in theirs.items():
@@ -84,16 +84,18 @@ def test_weights_equal_transformers(name, padded, tmp_path, kernel_calls):
                 else:
                     found = traced.attention(layer, stack=None if kind == "self" else kind)
                 assert (found - expected[row])[:, queries].abs().max() <= 1e-5, f"{kind} {layer}"
-        made_again = sum(traced.num_layers_of(stack) + 1 - len(kept) for stack, kept in traced.states.items())
-        made_again += traced.num_layers_of("decoder") + 1 - len(traced.states["decoder"]) if num_cross else 0
-        needed = num_layers + num_cross * 2 + made_again
-        assert len(kernel_calls) == needed, "streams not kept, and looks across, which need what attention below gives"
+        recomputed = sum(traced.num_layers_of(stack) + 1 - len(kept) for stack, kept in traced.residuals.items())
+        recomputed += traced.num_layers_of("decoder") + 1 - len(traced.residuals["decoder"]) if num_cross else 0
+        needed = num_layers + num_cross * 2 + recomputed
+        assert len(kernel_calls) == needed, (
+            "expected one call per layer, per recomputed layer and per self-attention below a cross-attention"
+        )
         kernel_calls.clear()
 
 
 @pytest.mark.download
 @torch.no_grad()
-def test_weights_of_smollm2(smollm2_gguf, kernel_calls):
+def test_weights_of_smollm2_equal_those_of_transformers(smollm2_gguf, kernel_calls):
     model = clearhead.load(smollm2_gguf)
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         smollm2_gguf.parent, gguf_file=smollm2_gguf.name, dtype=torch.float32, attn_implementation="eager"

@@ -1,4 +1,4 @@
-"""Commands that look inside: trace, book.
+"""Commands that look inside a model: trace, book.
 
 clearhead trace smollm2 "The cat sat on the mat" --layer 3 --head 0
 """
@@ -15,61 +15,75 @@ from clearhead.cli.app import JsonOption, ModelArgument, OverwriteOption, app, c
 @app.command(epilog='Example: `clearhead trace smollm2 "The cat sat on the mat" --lens --out page.html`')
 def trace(
     model: ModelArgument,
-    text: Annotated[str, typer.Argument(help="What the model reads; - reads it from standard input.")],
-    source: Annotated[str | None, typer.Option(help="What an encoder-decoder answers; TEXT is its answer.")] = None,
-    layer: Annotated[int | None, typer.Option(help="From 0, or from the end as -1; the last otherwise.")] = None,
-    head: Annotated[int | None, typer.Option(help="From 0; all of the layer otherwise.")] = None,
-    lens: Annotated[bool, typer.Option("--lens", help="Also what each layer would say next.")] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="A file to write: .html (every head), .png, .safetensors (all numbers).")
+    text: Annotated[str, typer.Argument(help="The text to read; - reads it from stdin.")],
+    source: Annotated[
+        str | None, typer.Option(help="The text that an encoder-decoder reads; TEXT is the answer to it.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16, float16.")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps.")] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer, from 0; -1 is the last. Default: the last.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head, from 0. Default: all heads of the layer.")] = None,
+    lens: Annotated[bool, typer.Option("--lens", help="Also show what each layer would predict next.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Output file: .html (every head), .png, or .safetensors (all numbers).")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps. Default: cpu.")] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """See where a model looks: as a heatmap in the terminal, a page with every head, a picture, or numbers."""
+    """Show which tokens a model attends to.
+
+    The result is a heatmap in the terminal, or with --out an HTML page with every head, a picture, or all numbers.
+    """
     from rich.console import Console
 
     from clearhead.api import load
-    from clearhead.inspection import HeadSelection, Lens, output
+    from clearhead.inspection import (
+        HeadSelection,
+        LensTable,
+        check_export_path,
+        export_trace,
+        num_lens_tokens,
+        print_heatmap,
+        print_lens,
+        trace_data,
+    )
 
-    chosen = HeadSelection(layer, head)
+    selection = HeadSelection(layer, head)
     if out is not None:
-        output.check_path(out, chosen, lens)
+        check_export_path(out, selection, lens)
         check_absent(out, overwrite, "name")
-    read = sys.stdin.read() if text == "-" else text
+    text = sys.stdin.read() if text == "-" else text
     with loading_bar(model) as progress:
         loaded = load(model, dtype=dtype, device=device, progress=progress)
-    traced = loaded.trace(read, source)
-    readings = Lens.of(traced, loaded.tokenizer, output.lens_length(out)) if lens else None
+    traced = loaded.trace(text, source)
+    lens_table = LensTable.from_trace(traced, loaded.tokenizer, num_lens_tokens(out)) if lens else None
     if out is not None:
-        output.write(traced, out, chosen, readings)
+        export_trace(traced, out, selection, lens_table)
     if as_json:
-        print_json(output.as_data(traced, chosen, readings))
+        print_json(trace_data(traced, selection, lens_table))
     elif out is not None:
         typer.echo(str(out))
     else:
         console = Console()
-        output.print_heatmap(traced, chosen, console)
-        if readings is not None:
-            output.print_lens(readings, console)
+        print_heatmap(traced, selection, console)
+        if lens_table is not None:
+            print_lens(lens_table, console)
 
 
 @app.command(epilog="Example: `clearhead book --out book.html`")
 def book(
-    out: Annotated[Path | None, typer.Option(help="An .html file to write; nothing: print it here.")] = None,
+    out: Annotated[Path | None, typer.Option(help="HTML file to write. Default: print to the terminal.")] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Work out attention, masks, positions and the cache on small numbers, computed as you watch."""
+    """Show attention, masks, positions and the cache worked out on small numbers, computed on the spot."""
     from rich.console import Console
 
-    from clearhead.files import check_output, write_text
+    from clearhead.files import check_output_path, write_text
     from clearhead.inspection import book_data, book_page, print_book
 
     if out is not None:
-        check_output(out, [".html"])
+        check_output_path(out, [".html"])
         check_absent(out, overwrite, "name")
         write_text(out, book_page())
     if as_json:

@@ -1,43 +1,87 @@
-"""Looking inside: a trace of one forward on the fast path, what can be read off it, and pictures of it.
+"""Look inside a model: trace a forward pass, measure and change what it does, and display it.
 
-    model.trace("The cat sat").attention(layer=3, head=0)
+    from clearhead.inspection import induction_scores; induction_scores(model.trace("A B C. A B"))[3]
 
-tracing, record, recurrent   ways to a trace: of a text, of what is generated, of a row in training, of the baseline
-trace, replay, heads, saved  what a trace keeps, and what it computes again when asked
-lens, readings, attribution  what each depth would say; entropy, induction, rollout; who wrote the logit
-ablation, patching, effect, sites   change one part, and see the next token change
-views, labels, colours       what a picture shows: matrices, texts, colours
-heatmap, picture             in the terminal; as PNG
-page, document, assets       as one HTML file that reaches nothing outside itself
-output                       a trace as a file, on the terminal, in a notebook or as data
-worked, book                 the worked examples of the book
+Trace:
+
+    tracing, recurrent   record a trace of a text, of a generation, of a training batch, or of the recurrent baseline
+    trace                Trace: the recorded residual streams, and what is recomputed from them on request
+    recording, replay    run a network and record its residual stream; recompute one block
+    attention_heads      queries, keys and values of a layer, and the scores and weights of chosen heads
+    trace_file           a trace as a safetensors file
+
+Analyze:
+
+    lens                 the logit lens
+    attention_patterns   entropy, previous-token and induction scores, attention rollout
+    attribution          a logit as a sum over the parts of the network
+    ablation, patching   remove or replace an activation; effect: how the prediction changes
+    intervention         a copy of the network with one activation changed
+
+Display:
+
+    views                the attention matrices and the lens table to display
+    heatmap, png, page   in the terminal, as a picture, as an HTML page (html_document, assets)
+    colors, token_labels what these have in common
+    export               choose among them by file extension; notebooks; JSON data
+    book                 the worked examples of `clearhead book` (book_examples, book_parts)
 """
 
-from clearhead.inspection.book import (
-    book_data,
-    book_page,
-    print_book,
+from clearhead.inspection.ablation import ablate
+from clearhead.inspection.attention_patterns import (
+    attention_entropy,
+    attention_rollout,
+    induction_scores,
+    previous_token_scores,
 )
-from clearhead.inspection.page import (
-    HeadSelection,
+from clearhead.inspection.attribution import Attribution, Contribution, attribute_logit
+from clearhead.inspection.book import book_data, book_page, print_book
+from clearhead.inspection.effect import Effect
+from clearhead.inspection.export import (
+    check_export_path,
+    export_trace,
+    num_lens_tokens,
+    print_heatmap,
+    print_lens,
+    trace_data,
 )
-from clearhead.inspection.trace import (
-    Trace,
-)
-from clearhead.inspection.tracing import (
-    trace_text,
-)
-from clearhead.inspection.views import (
-    Lens,
-)
+from clearhead.inspection.lens import LensPrediction, logit_lens
+from clearhead.inspection.page import HeadSelection
+from clearhead.inspection.patching import patch, patch_grid
+from clearhead.inspection.recurrent import RecurrentTrace, trace_recurrent
+from clearhead.inspection.trace import Trace
+from clearhead.inspection.tracing import trace_batch, trace_generation, trace_text
+from clearhead.inspection.views import LensTable
 
 __all__ = [
+    "Attribution",
+    "Contribution",
+    "Effect",
     "HeadSelection",
-    "Lens",
+    "LensPrediction",
+    "LensTable",
+    "RecurrentTrace",
     "Trace",
+    "ablate",
+    "attention_entropy",
+    "attention_rollout",
+    "attribute_logit",
     "book_data",
     "book_page",
-    "output",
+    "check_export_path",
+    "export_trace",
+    "induction_scores",
+    "logit_lens",
+    "num_lens_tokens",
+    "patch",
+    "patch_grid",
+    "previous_token_scores",
     "print_book",
+    "print_heatmap",
+    "print_lens",
+    "trace_batch",
+    "trace_data",
+    "trace_generation",
+    "trace_recurrent",
     "trace_text",
 ]

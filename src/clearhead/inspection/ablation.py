@@ -1,6 +1,6 @@
-"""Take a part away and see what the model says then.
+"""Ablation: remove a part of the network and measure how its prediction changes.
 
-effect = ablate(trace, layer=3, head=2); effect.divergence   # nats; 0: the head does not matter here
+effect = ablate(trace, layer=3, head=2); effect.divergence   # nats; 0 if the head does not matter here
 """
 
 from typing import Literal
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.errors import unknown_name
 from clearhead.inspection.effect import Effect
-from clearhead.inspection.sites import Part, changed, site
+from clearhead.inspection.intervention import Part, find_site, with_intervention
 from clearhead.inspection.trace import Trace
 
 
@@ -24,21 +24,22 @@ def ablate(
     position: int = -1,
     stack: str | None = None,
 ) -> Effect:
-    """One head, one branch (`attention`, `feed_forward`) or the whole layer, at every token; the effect at `position`.
+    """Remove a head, a branch (`attention`, `feed_forward`) or a whole layer at every token.
 
-    What a head or branch gives becomes zero, or its mean over the text's tokens, which later parts find less strange.
-    A whole layer is passed by: the stream leaves it as it came, or with the mean of what it adds.
+    Return the effect on the prediction at `position`. The output of a head or branch becomes zero, or, with
+    by="mean", its mean over the tokens of the text, which later parts find less unusual. A whole layer (the default
+    without `head` and `part`) is skipped: it passes the residual stream on unchanged, or adds its mean contribution.
     """
     if by not in ("zero", "mean"):
-        raise unknown_name("way to ablate", by, ("zero", "mean"))
+        raise unknown_name("ablation", by, ("zero", "mean"))
     part = part or ("layer" if head is None else "attention")
-    place, position = site(trace, layer, part, head, stack), trace.position(position)
-    name, layer = trace.place(layer, stack)
-    without = trace.residual(layer, name) if part == "layer" else torch.zeros(())
+    site, position = find_site(trace, layer, part, head, stack), trace.resolve_position(position)
+    name, layer = trace.resolve_layer(layer, stack)
+    baseline = trace.residual(layer, name) if part == "layer" else torch.zeros(())
 
-    def empty(x: Tensor) -> Tensor:
-        left = without.to(x).expand_as(x)
-        return left + (x - left).mean(dim=1, keepdim=True) if by == "mean" else left
+    def remove(x: Tensor) -> Tensor:
+        removed = baseline.to(x).expand_as(x)
+        return removed + (x - removed).mean(dim=1, keepdim=True) if by == "mean" else removed
 
-    after = trace.run_again(position, changed(trace.need_network(), place, empty))
-    return Effect.of(trace.logits_at(position), after)
+    after = trace.rerun(position, with_intervention(trace.require_network(), site, remove))
+    return Effect.from_logits(trace.logits_at(position), after)

@@ -1,10 +1,10 @@
-"""Which parts of the network spoke for a token: its logit as a sum over what each part added to the stream.
+"""Direct logit attribution: a token's logit as a sum over what each part of the network added to the residual stream.
 
-    for share in attribute(trace, token=42).largest(5): print(share.part, share.layer, share.head, share.logit)
+    for part in attribute_logit(trace, token=42).largest(5): print(part.part, part.layer, part.head, part.logit)
 
-The stream before the last norm is embedding + Σ branches, and the norm, its divisor held fixed, is linear: every
-summand has its own logit, and they add up to the model's (Elhage et al. 2021, "direct" effects; what a part does by
-way of later parts is theirs). A cap on the logits comes after the sum.
+The stream before the final norm is embedding + Σ branches, and the norm is linear once its divisor is held fixed.
+Every summand therefore has its own logit, and these add up to the model's (Elhage et al. 2021: direct effects; an
+effect through later parts is attributed to those parts). A softcap on the logits is applied after the sum.
 """
 
 from dataclasses import dataclass
@@ -14,127 +14,159 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.inspection.heads import index
+from clearhead.inspection.attention_heads import check_index
 from clearhead.inspection.trace import Trace
 from clearhead.model import DeviationNormLayer, RmsNormLayer, Transformer
 
 
 @dataclass(frozen=True)
-class Share:
-    part: str  # embedding, attention, cross_attention, feed_forward; bias: of the last norm and the head
+class Contribution:
+    """What one part of the network adds to a logit."""
+
+    part: str  # embedding, attention, cross_attention, feed_forward; bias: of the final norm and the vocabulary head
     layer: int | None
     logit: float
-    head: int | None = None  # of an attention; None: all of it, or where heads have their own shares, its biases
+    head: int | None = None  # None: all heads; if heads have their own contributions, only the biases of the layer
 
 
 @dataclass(frozen=True)
 class Attribution:
+    """The contributions of all parts to the logit of one token at one position."""
+
     token: int
     position: int
-    shares: list[Share]
+    contributions: list[Contribution]
 
     @property
     def logit(self) -> float:
-        """Of the token, before a cap."""
-        return sum(share.logit for share in self.shares)
+        """The sum of the contributions: the logit before a softcap."""
+        return sum(contribution.logit for contribution in self.contributions)
 
-    def largest(self, count: int) -> list[Share]:
-        """For or against the token."""
-        return sorted(self.shares, key=lambda share: -abs(share.logit))[:count]
+    def largest(self, count: int) -> list[Contribution]:
+        """Return the contributions with the largest absolute value."""
+        return sorted(self.contributions, key=lambda contribution: -abs(contribution.logit))[:count]
+
+
+@dataclass(frozen=True)
+class Summand:
+    """A vector (D,) that one part of the network added to the residual stream."""
+
+    part: str
+    layer: int | None
+    head: int | None
+    vector: Tensor
 
 
 @torch.no_grad()
-def attribute(
+def attribute_logit(
     trace: Trace, token: int, position: int = -1, *, against: int | None = None, by_head: bool = False
 ) -> Attribution:
-    """The logit of `token` after `position`, or its lead over the logit of `against`; attention by heads if asked."""
-    network = trace.need_network()
-    check_sums(trace)
-    position, vocab_size = trace.position(position), trace.config.vocab_size
-    token = index("token", token, vocab_size)
+    """Attribute the logit of `token` at `position` to the parts of the network.
+
+    against: attribute the difference to the logit of this token instead. by_head: list each attention head.
+    """
+    network = trace.require_network()
+    check_logit_is_sum(trace)
+    position, vocab_size = trace.resolve_position(position), trace.config.vocab_size
+    token = check_index("token", token, vocab_size)
     direction, bias = unembedding(network, token)
     if against is not None:
-        other, other_bias = unembedding(network, index("token", against, vocab_size))
-        direction, bias = direction - other, bias - other_bias
+        other_direction, other_bias = unembedding(network, check_index("token", against, vocab_size))
+        direction, bias = direction - other_direction, bias - other_bias
     norm = FrozenNorm.at(trace.layer_stack(None).final_norm, trace.residual(trace.num_layers)[position])
-    summands = parts_of(trace, position, by_head)
-    shares = [Share(part, layer, (norm(x) @ direction).item(), head) for part, layer, head, x in summands]
-    return Attribution(token, position, [*shares, Share("bias", None, (norm.offset @ direction).item() + bias)])
+    contributions = [
+        Contribution(summand.part, summand.layer, (norm(summand.vector) @ direction).item(), summand.head)
+        for summand in decompose_residual(trace, position, by_head)
+    ]
+    contributions.append(Contribution("bias", None, (norm.offset @ direction).item() + bias))
+    return Attribution(token, position, contributions)
 
 
-def parts_of(trace: Trace, position: int, by_head: bool) -> list[tuple[str, int | None, int | None, Tensor]]:
-    """Part, layer, head and what was added (D,): together the stream after the last layer."""
-    found: list[tuple[str, int | None, int | None, Tensor]] = [("embedding", None, None, trace.residual(0)[position])]
+def decompose_residual(trace: Trace, position: int, by_head: bool) -> list[Summand]:
+    """Return the vectors that add up to the residual stream after the last layer at one position."""
+    summands = [Summand("embedding", None, None, trace.residual(0)[position])]
     for layer in range(trace.num_layers):
-        whole = trace.attention_output(layer)[position]
+        attention = trace.attention_output(layer)[position]
         if by_head:
             heads = head_outputs(trace, layer, position)  # (N, D)
-            found += [("attention", layer, number, output) for number, output in enumerate(heads)]
-            whole = whole - heads.sum(dim=0)  # biases: of the last matrix, of the branch's norm
-        found.append(("attention", layer, None, whole))
+            summands += [Summand("attention", layer, head, output) for head, output in enumerate(heads)]
+            attention = attention - heads.sum(dim=0)  # the biases of the output projection and of the branch norm
+        summands.append(Summand("attention", layer, None, attention))
         if trace.config.is_encoder_decoder:
-            found.append(("cross_attention", layer, None, trace.cross_attention_output(layer)[position]))
-        found.append(("feed_forward", layer, None, trace.feed_forward(layer)[position]))
-    return found
+            cross_attention = trace.cross_attention_output(layer)[position]
+            summands.append(Summand("cross_attention", layer, None, cross_attention))
+        summands.append(Summand("feed_forward", layer, None, trace.feed_forward_output(layer)[position]))
+    return summands
 
 
 def head_outputs(trace: Trace, layer: int, position: int) -> Tensor:
-    """What each head writes to the stream at one place (N, D); through the norm of its branch where there is one."""
-    block, heads = trace.replay(layer).block, trace.self_heads(layer).only(None, torch.tensor([position]))
-    last, given = cast(nn.Linear, block.attention.output), heads.attended.output[0, :, 0]  # (N, H)
-    written = torch.einsum("nh,dnh->nd", given, last.weight.unflatten(1, given.shape))
-    return FrozenNorm.at(block.attention_residual.branch_norm, last(given.flatten()))(written)
+    """Return what each head adds to the residual stream at one position (N, D), through the branch norm if any."""
+    block, heads = trace.replay(layer).block, trace.self_heads(layer).select(None, torch.tensor([position]))
+    projection, outputs = cast(nn.Linear, block.attention.output), heads.compute().output[0, :, 0]  # (N, H)
+    projected = torch.einsum("nh,dnh->nd", outputs, projection.weight.unflatten(1, outputs.shape))
+    return FrozenNorm.at(block.attention_residual.branch_norm, projection(outputs.flatten()))(projected)
 
 
 @dataclass(frozen=True)
 class FrozenNorm:
-    """A norm whose divisor is that of one vector: gain · (x - mean(x) where centred) / divisor, then the offset."""
+    """A norm with the divisor fixed to that of one vector: gain · (x - mean(x) if centered) / divisor.
+
+    The offset is kept apart; calling the norm does not add it.
+    """
 
     gain: Tensor
     offset: Tensor
     divisor: Tensor
-    centred: bool
+    centered: bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = wide(x)
-        return self.gain * (x - x.mean(dim=-1, keepdim=True) if self.centred else x) / self.divisor
+        x = at_least_float32(x)
+        return self.gain * (x - x.mean(dim=-1, keepdim=True) if self.centered else x) / self.divisor
 
     @staticmethod
     def at(norm: nn.Module, x: Tensor) -> "FrozenNorm":
-        x = wide(x)
+        """Return a norm layer with its divisor for x (D,)."""
+        x = at_least_float32(x)
         zero, one = torch.zeros_like(x), x.new_ones(())
         match norm:
             case RmsNormLayer():
                 gain = norm.weight + 1 if norm.config.unit_offset else norm.weight
-                return FrozenNorm(gain, zero, (x.square().mean() + norm.config.epsilon).sqrt(), centred=False)
+                return FrozenNorm(gain, zero, (x.square().mean() + norm.config.epsilon).sqrt(), centered=False)
             case nn.LayerNorm():
                 divisor = (x.var(correction=0) + norm.eps).sqrt()
-                return FrozenNorm(norm.weight, zero if norm.bias is None else wide(norm.bias), divisor, centred=True)
+                offset = zero if norm.bias is None else at_least_float32(norm.bias)
+                return FrozenNorm(norm.weight, offset, divisor, centered=True)
             case DeviationNormLayer():
-                return FrozenNorm(norm.weight, wide(norm.bias), x.std() + norm.epsilon, centred=True)
+                return FrozenNorm(norm.weight, at_least_float32(norm.bias), x.std() + norm.epsilon, centered=True)
             case _:
-                return FrozenNorm(torch.ones_like(x), zero, one, centred=False)
+                return FrozenNorm(torch.ones_like(x), zero, one, centered=False)
 
 
-def wide(x: Tensor) -> Tensor:
-    """In float32 at least: the squares of a stream do not fit into float16."""
+def at_least_float32(x: Tensor) -> Tensor:
+    """Cast half precision to float32: the squares of a residual stream overflow float16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def unembedding(network: Transformer, token: int) -> tuple[Tensor, float]:
-    """The direction (D,) whose product with the normed stream is the token's logit, and what is added to it."""
+    """Return the direction (D,) whose product with the normalized stream is the token's logit, and the logit's bias."""
     head, stack = network.head, network.decoder or network.encoder
     assert head is not None
     assert stack is not None
     table = stack.embedding.tokens.weight if head.weight is None else head.weight
     if not isinstance(table, Tensor):
-        raise ClearheadError("the weights of this model are packed; load it with full ones to share a logit out")
-    return wide(table[token]) * head.config.scale, 0.0 if head.bias is None else head.bias[token].item()
+        raise ClearheadError("the weights of this model are packed; load it with full weights to attribute logits")
+    return at_least_float32(table[token]) * head.config.scale, 0.0 if head.bias is None else head.bias[token].item()
 
 
-def check_sums(trace: Trace) -> None:
+def check_logit_is_sum(trace: Trace) -> None:
+    """Raise ClearheadError if the logits are not a sum over the residual stream."""
     head, layers = trace.config.head, trace.config.output_stack.layers
     if head is None or head.transform is not None:
-        raise ClearheadError("logits are no sum over the stream here: the model has no head, or one that is not linear")
+        raise ClearheadError(
+            "the logits of this model are not a sum over its residual stream: "
+            "it has no vocabulary head, or one that is not linear"
+        )
     if any(layer.placement == "post" for layer in layers):
-        raise ClearheadError("a norm stands after every residual of this model, so its stream is no sum; use ablate")
+        raise ClearheadError(
+            "this model normalizes after every residual, so its residual stream is not a sum; use ablate instead"
+        )

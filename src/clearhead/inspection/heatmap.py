@@ -1,11 +1,11 @@
-"""A matrix as a heatmap in the terminal, by half blocks: each character shows two cells, one above the other.
+"""Draw a matrix as a heatmap in the terminal with half blocks: each character shows two cells, one above the other.
 
-    Console().print(heatmap(weights, rows=["I", "am"], columns=["I", "am"], width=80))
+    Console().print(render_heatmap(weights, rows=["I", "am"], columns=["I", "am"], width=80))
 
-      0 I     ▀▀          a small matrix takes two columns and one line for a cell, a large one a column and half a
-      1 am    ▀▀▀▀        line; one that is larger still is pooled, and a cell shows the largest value of its pool
+      0 I     ▀▀          In a small matrix a cell takes two columns and one line, in a large one a column and half a
+      1 am    ▀▀▀▀        line. A larger matrix is max-pooled: each cell shows the largest value of its pool.
 
-Rich turns the colours into what the terminal has: true colour or 256. Without colours five shades stand for them.
+Rich converts the colors to what the terminal supports: true color or 256. Without colors, five shades are used.
 """
 
 from collections.abc import Sequence
@@ -17,67 +17,69 @@ from rich.text import Text
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
-from clearhead.inspection.colours import DARK, mix, weight_shares
-from clearhead.inspection.labels import visible
+from clearhead.inspection.colors import DARK, interpolate, weight_intensities
+from clearhead.inspection.token_labels import printable
 
 LABEL_WIDTH = 16
 SHADES = " ░▒▓█"
 
 
-def heatmap(
-    values: Tensor, rows: Sequence[str], columns: Sequence[str], width: int = 80, coloured: bool = True
+def render_heatmap(
+    values: Tensor, rows: Sequence[str], columns: Sequence[str], width: int = 80, colored: bool = True
 ) -> Text:
-    """values (T, S), with a text for each row and column; at most `width` characters wide."""
+    """Return a heatmap of values (T, S), with a label for each row and column, at most `width` characters wide."""
     assert values.shape == (len(rows), len(columns))
-    room = max(width - LABEL_WIDTH - 1, 8)
-    pooled = pool(values, room)
-    zoom = 2 if max(pooled.shape) * 2 <= room else 1
-    picture = Text(ruler(len(columns), pooled.shape[1], zoom), no_wrap=True)
-    lines_of_cells = 1 if zoom == 2 or not coloured else 2
-    cells = weight_shares(pooled).tolist()
-    for first in range(0, len(cells), lines_of_cells):
+    available = max(width - LABEL_WIDTH - 1, 8)
+    pooled = pool(values, available)
+    cell_width = 2 if max(pooled.shape) * 2 <= available else 1
+    picture = Text(ruler(len(columns), pooled.shape[1], cell_width), no_wrap=True)
+    rows_per_line = 1 if cell_width == 2 or not colored else 2
+    cells = weight_intensities(pooled).tolist()
+    for first in range(0, len(cells), rows_per_line):
         picture.append("\n" + row_label(first, len(cells), rows))
         upper = cells[first]
-        lower = upper if lines_of_cells == 1 else cells[first + 1] if first + 1 < len(cells) else [0.0] * len(upper)
+        lower = upper if rows_per_line == 1 else cells[first + 1] if first + 1 < len(cells) else [0.0] * len(upper)
         for above, below in zip(upper, lower, strict=True):
-            picture.append_text(half_blocks(above, below, zoom) if coloured else shade(above, zoom))
+            picture.append_text(half_blocks(above, below, cell_width) if colored else shade(above, cell_width))
     return picture
 
 
-def pool(values: Tensor, longest: int) -> Tensor:
-    """At most `longest` rows and columns: neighbours share a cell, which keeps their largest value."""
-    shape = min(values.shape[0], longest), min(values.shape[1], longest)
+def pool(values: Tensor, max_size: int) -> Tensor:
+    """Return the matrix max-pooled to at most `max_size` rows and columns."""
+    shape = min(values.shape[0], max_size), min(values.shape[1], max_size)
     if shape == tuple(values.shape):
         return values
     return adaptive_max_pool2d(values.double()[None], shape)[0]
 
 
 def half_blocks(above: float, below: float, count: int) -> Text:
-    style = Style(color=Color.from_rgb(*mix(DARK, above)), bgcolor=Color.from_rgb(*mix(DARK, below)))
-    return Text("▀" * count, style)
+    """Return `count` half blocks with the colors of two intensities, one above the other."""
+    foreground, background = (Color.from_rgb(*interpolate(DARK, intensity)) for intensity in (above, below))
+    return Text("▀" * count, Style(color=foreground, bgcolor=background))
 
 
-def shade(share: float, count: int) -> Text:
-    return Text(SHADES[round(share * (len(SHADES) - 1))] * count)
+def shade(intensity: float, count: int) -> Text:
+    """Return `count` shade characters for an intensity."""
+    return Text(SHADES[round(intensity * (len(SHADES) - 1))] * count)
 
 
 def row_label(row: int, num_shown: int, rows: Sequence[str]) -> str:
-    """Cut and filled up by the columns it takes: two for each Chinese character."""
+    """Return the label of a row, cut and padded by display width: a Chinese character takes two columns."""
     number = row * len(rows) // num_shown
-    text = Text(visible(rows[number]))
+    text = Text(printable(rows[number]))
     text.truncate(LABEL_WIDTH - 6, overflow="ellipsis", pad=True)
     return f"{number:>4} {text.plain} "
 
 
-def ruler(num_columns: int, num_shown: int, zoom: int) -> str:
-    """The number of every tenth character's column, above it."""
-    line = [" "] * (LABEL_WIDTH + num_shown * zoom)
-    for place in range(0, num_shown * zoom, 10):
-        number = str(place // zoom * num_columns // num_shown)
-        line[LABEL_WIDTH + place : LABEL_WIDTH + place + len(number)] = number
+def ruler(num_columns: int, num_shown: int, cell_width: int) -> str:
+    """Return a line with the column index above every tenth character."""
+    line = [" "] * (LABEL_WIDTH + num_shown * cell_width)
+    for offset in range(0, num_shown * cell_width, 10):
+        number = str(offset // cell_width * num_columns // num_shown)
+        line[LABEL_WIDTH + offset : LABEL_WIDTH + offset + len(number)] = number
     return "".join(line).rstrip()
 
 
-def has_colours(console: Console) -> bool:
-    """Enough for a ramp: sixteen are not."""
+def has_colors(console: Console) -> bool:
+    """Return whether the console has enough colors for a ramp: 16 are too few."""
     return not console.no_color and console.color_system in ("truecolor", "256")

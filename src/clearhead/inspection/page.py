@@ -1,9 +1,9 @@
-"""One HTML page to look into a model: every head small, one head large, its softmax in steps, the logit lens.
+"""Render a trace as one HTML page: thumbnails of all heads, one head in detail, its softmax in steps, the logit lens.
 
-    Path("page.html").write_text(page(views_of(trace), title="The cat sat"), encoding="utf-8")
+    Path("page.html").write_text(render_page(attention_views(trace), title="The cat sat"), encoding="utf-8")
 
-The page shows the numbers it is given, in float32, and computes none. Every head has a thumbnail; its matrices come
-along while the page has room for them, those of the layer and head asked for before all others.
+The page displays the numbers it is given, in float32, and computes none. Every head has a thumbnail. Full matrices are
+embedded up to a size limit, those of the selected layer and head first.
 """
 
 from collections.abc import Sequence
@@ -15,135 +15,144 @@ from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
 from clearhead.errors import ClearheadError
-from clearhead.inspection.colours import DARK, LIGHT, MASKED, shade_styles, weight_shares
-from clearhead.inspection.document import Arrays, asset, document
-from clearhead.inspection.labels import visible
-from clearhead.inspection.views import Lens, View
+from clearhead.inspection.colors import DARK, LIGHT, MASKED, shade_styles, weight_intensities
+from clearhead.inspection.html_document import EmbeddedArrays, html_document, read_asset
+from clearhead.inspection.token_labels import printable
+from clearhead.inspection.views import AttentionView, LensTable
 
-MOST_CELLS = 6_000_000  # of matrices in full: 64 MB of HTML, which a browser opens in about a second
-SCRIPTS = ("state", "colours", "thumbnails", "matrix", "row", "lens", "page")
-THUMBNAIL = 36  # cells at most on a side, one for each pixel it is shown with
+MAX_CELLS = 6_000_000  # of full matrices: 64 MB of HTML, which a browser opens in about a second
+SCRIPTS = ("state", "colors", "thumbnails", "matrix", "row", "lens", "page")
+THUMBNAIL_SIZE = 36  # maximum number of cells per side, one for each pixel it is displayed with
 
 
 @dataclass(frozen=True)
 class HeadSelection:
-    """What the reader asked for; None: no wish."""
+    """The layer and head to show; None leaves the choice open."""
 
     layer: int | None = None
     head: int | None = None
 
-    def distance(self, layer: int, head: int) -> tuple[bool, bool]:
+    def priority(self, layer: int, head: int) -> tuple[bool, bool]:
+        """Return a sort key that puts the selected layer first, and the selected head first within a layer."""
         return self.layer not in (None, layer), self.head not in (None, head)
 
 
-NO_WISH = HeadSelection()
+NO_SELECTION = HeadSelection()
 
 
-def page(
-    views: Sequence[View],
+def render_page(
+    views: Sequence[AttentionView],
     title: str,
     subtitle: str = "",
-    lens: Lens | None = None,
-    chosen: HeadSelection = NO_WISH,
-    most_cells: int = MOST_CELLS,
+    lens: LensTable | None = None,
+    selection: HeadSelection = NO_SELECTION,
+    max_cells: int = MAX_CELLS,
 ) -> str:
-    """The lens belongs to the last queries of the first view."""
-    arrays = Arrays()
-    full = heads_in_full(views, chosen, most_cells)
+    """Return the HTML of a page; the lens belongs to the last queries of the first view."""
+    arrays = EmbeddedArrays()
+    full_heads = heads_that_fit(views, selection, max_cells)
     data = {
-        "title": visible_line(title),
-        "subtitle": visible_line(subtitle),
+        "title": printable_line(title),
+        "subtitle": printable_line(subtitle),
         "ramps": {"light": LIGHT, "dark": DARK},
         "masked": MASKED,
-        "start": {"layer": chosen.layer or 0, "head": chosen.head or 0},
-        "views": [view_data(view, arrays, full[number]) for number, view in enumerate(views)],
+        "start": {"layer": selection.layer or 0, "head": selection.head or 0},
+        "views": [view_data(view, arrays, heads) for view, heads in zip(views, full_heads, strict=True)],
         "lens": None if lens is None else lens_data(lens, arrays),
     }
-    styles = asset("common.css") + asset("page.css") + shade_styles()
-    script = "".join(asset(f"{name}.js") for name in SCRIPTS)
-    return document(visible_line(title), asset("page.html"), styles=styles, script=script, data=data, arrays=arrays)
+    styles = read_asset("common.css") + read_asset("page.css") + shade_styles()
+    script = "".join(read_asset(f"{name}.js") for name in SCRIPTS)
+    body = read_asset("page.html")
+    return html_document(printable_line(title), body, styles=styles, script=script, data=data, arrays=arrays)
 
 
-def visible_line(text: str) -> str:
-    """Prose: its spaces stay spaces."""
-    return " ".join(visible(word) for word in text.split())
+def printable_line(text: str) -> str:
+    """Return prose as one line: as `printable` does, but spaces remain spaces."""
+    return " ".join(printable(word) for word in text.split())
 
 
-def heads_in_full(views: Sequence[View], chosen: HeadSelection, most_cells: int) -> list[set[tuple[int, int]]]:
-    """For each view the (layer, head) whose matrices fit into `most_cells`, the nearest to what was chosen first."""
+def heads_that_fit(
+    views: Sequence[AttentionView], selection: HeadSelection, max_cells: int
+) -> list[set[tuple[int, int]]]:
+    """Return for each view the (layer, head) pairs whose full matrices fit into `max_cells`, selected ones first."""
     queue = sorted(
-        (chosen.distance(layer, head), number, layer, head)
+        (selection.priority(layer, head), number, layer, head)
         for number, view in enumerate(views)
         for layer, count in enumerate(view.num_heads)
         for head in range(count)
     )
-    full: list[set[tuple[int, int]]] = [set() for _ in views]
+    fitting: list[set[tuple[int, int]]] = [set() for _ in views]
     for _, number, layer, head in queue:
-        most_cells -= len(views[number].rows) * len(views[number].columns)
-        if most_cells < 0:
+        max_cells -= len(views[number].rows) * len(views[number].columns)
+        if max_cells < 0:
             break
-        full[number].add((layer, head))
-    if not any(full):
+        fitting[number].add((layer, head))
+    if not any(fitting):
         length = max(len(views[0].rows), len(views[0].columns))
         raise ClearheadError(
-            f"a text of {length:,} tokens is too long for a page; shorten it, or save a .png or a .safetensors file"
+            f"a text of {length:,} tokens is too long for a page; shorten it, or save a .png or .safetensors file"
         )
-    return full
+    return fitting
 
 
-def view_data(view: View, arrays: Arrays, full: set[tuple[int, int]]) -> dict[str, Any]:
-    masks = Masks(arrays)
+def view_data(view: AttentionView, arrays: EmbeddedArrays, full_heads: set[tuple[int, int]]) -> dict[str, Any]:
+    """Return the JSON data of one view."""
+    masks = SharedMasks(arrays)
     return {
         "title": view.title,
-        "rows": [visible(text) for text in view.rows],
-        "columns": [visible(text) for text in view.columns],
-        "layers": [layer_data(view, layer, arrays, masks, full) for layer in range(len(view.num_heads))],
+        "rows": [printable(text) for text in view.rows],
+        "columns": [printable(text) for text in view.columns],
+        "layers": [layer_data(view, layer, arrays, masks, full_heads) for layer in range(len(view.num_heads))],
     }
 
 
-def layer_data(view: View, layer: int, arrays: Arrays, masks: "Masks", full: set[tuple[int, int]]) -> dict[str, Any]:
-    seen = view.look(layer, None)
-    heads: list[dict[str, Any]] = [{} for _ in seen.weights]
-    for head in (head for number, head in sorted(full) if number == layer):
-        heads[head]["weights"] = arrays.add(seen.weights[head].float())
-        if seen.scores is not None:
-            heads[head]["scores"] = arrays.add(seen.scores[head].float())
+def layer_data(
+    view: AttentionView, layer: int, arrays: EmbeddedArrays, masks: "SharedMasks", full_heads: set[tuple[int, int]]
+) -> dict[str, Any]:
+    """Return the JSON data of one layer: thumbnails of all heads, and the matrices of those in `full_heads`."""
+    matrices = view.matrices(layer, None)
+    heads: list[dict[str, Any]] = [{} for _ in matrices.weights]
+    for head in (head for number, head in sorted(full_heads) if number == layer):
+        heads[head]["weights"] = arrays.add(matrices.weights[head].float())
+        if matrices.scores is not None:
+            heads[head]["scores"] = arrays.add(matrices.scores[head].float())
     return {
         "number": layer,
-        "thumbnails": arrays.add(thumbnails(seen.weights.float())),
-        "allowed": masks.add(seen.allowed) if seen.allowed is not None and any(heads) else None,
+        "thumbnails": arrays.add(thumbnails(matrices.weights.float())),
+        "allowed": masks.add(matrices.allowed) if matrices.allowed is not None and any(heads) else None,
         "heads": heads,
     }
 
 
 def thumbnails(weights: Tensor) -> Tensor:
-    """(N, T, S) -> (N, at most 36, at most 36) as bytes; a cell of a large matrix is the largest of its pool."""
-    shape = min(weights.shape[1], THUMBNAIL), min(weights.shape[2], THUMBNAIL)
-    small = adaptive_max_pool2d(weights, shape)
-    return torch.stack([(weight_shares(head) * 255).round().to(torch.uint8) for head in small])
+    """Max-pool weights (N, T, S) to at most 36 × 36 and return their intensities as bytes."""
+    shape = min(weights.shape[1], THUMBNAIL_SIZE), min(weights.shape[2], THUMBNAIL_SIZE)
+    pooled = adaptive_max_pool2d(weights, shape)
+    return torch.stack([(weight_intensities(head) * 255).round().to(torch.uint8) for head in pooled])
 
 
-class Masks:
-    """Layers mostly see alike: each mask stands in the page once."""
+class SharedMasks:
+    """Embed each distinct mask once; most layers have the same one."""
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, arrays: EmbeddedArrays) -> None:
         self.arrays = arrays
-        self.known: list[tuple[Tensor, dict[str, Any]]] = []
+        self.embedded: list[tuple[Tensor, dict[str, Any]]] = []
 
     def add(self, allowed: Tensor) -> dict[str, Any]:
-        for mask, reference in self.known:
+        """Return the reference to a mask, embedding it if it is new."""
+        for mask, reference in self.embedded:
             if torch.equal(mask, allowed):
                 return reference
-        self.known.append((allowed, self.arrays.add(allowed.to(torch.uint8))))
-        return self.known[-1][1]
+        self.embedded.append((allowed, self.arrays.add(allowed.to(torch.uint8))))
+        return self.embedded[-1][1]
 
 
-def lens_data(lens: Lens, arrays: Arrays) -> dict[str, Any]:
-    """Each text once: a token is its place in the list of texts."""
-    known, places = lens.tokens.unique(return_inverse=True)
+def lens_data(lens: LensTable, arrays: EmbeddedArrays) -> dict[str, Any]:
+    """Return the JSON data of the lens; each text is stored once, and `places` are indices into the texts."""
+    token_ids, places = lens.tokens.unique(return_inverse=True)
     return {
         "stages": lens.stages,
-        "texts": [visible(lens.text_of(token)) for token in known.tolist()],
+        "texts": [printable(lens.token_text(token)) for token in token_ids.tolist()],
         "places": arrays.add(places.to(torch.int32)),
         "probabilities": arrays.add(lens.probabilities.float()),
     }

@@ -1,12 +1,12 @@
-"""One block again, from the input that was kept of it: its heads, what each branch adds, where a router sends.
+"""Recompute one block from its recorded input: its heads, what each branch adds, and its routing decisions.
 
-    replay = BlockReplay(block, x, context_of(stack, layer, inputs)); replay.heads(); replay.feed_forward
+    replay = BlockReplay(block, x, self_attention_context(stack, layer, inputs)); replay.heads(); replay.feed_forward
 
-Each piece is computed when it is first asked for. The placement of norms is that of model/block.py:
+Each value is computed on first use. The norms are placed as in model/block.py:
 
-    pre, sandwich   middle = x + attention (+ cross)          output = middle + feed_forward
-    post            middle = norm(x + attention) (the same)   output = norm(middle + feed_forward)
-    parallel        middle = x + attention                    output = middle + feed_forward, which does not read it
+    pre, sandwich   middle = x + attention (+ cross-attention)   output = middle + feed_forward
+    post            middle = norm(x + attention) (likewise)      output = norm(middle + feed_forward)
+    parallel        middle = x + attention                       output = middle + feed_forward, computed from norm(x)
 """
 
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from typing import cast
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.inspection.heads import Heads, hear
-from clearhead.inspection.record import Inputs
+from clearhead.inspection.attention_heads import AttentionHeads, capture_heads
+from clearhead.inspection.recording import StackInputs
 from clearhead.model import (
     AttentionContext,
     Block,
@@ -35,29 +35,33 @@ from clearhead.model import (
 
 @dataclass(frozen=True)
 class Routing:
-    """Where the router of one layer sends each token, best first."""
+    """The experts that the router of one layer chose for each token, highest weight first."""
 
     experts: Tensor  # (T, num_chosen)
     weights: Tensor  # (T, num_chosen)
 
 
-def context_of(stack: LayerStack, layer: int, inputs: Inputs) -> AttentionContext:
-    """What the stack's forward told the attention of this layer."""
-    positions, grid = resolve_positions(inputs.tokens, inputs.mask, inputs.positions, inputs.documents)
+def self_attention_context(stack: LayerStack, layer: int, inputs: StackInputs) -> AttentionContext:
+    """Return the attention context that the stack's forward pass gave to this layer."""
+    positions, indices = resolve_positions(inputs.tokens, inputs.mask, inputs.positions, inputs.documents)
     dtype = stack.embedding.tokens.weight.dtype
-    forward = ForwardContext(lambda pattern: grid, positions, stack.width, dtype, fused_attention, absorb=False)
-    described = stack.stack.layers[layer]
-    return make_contexts([described], forward, stack.relative_bias)[described.attention]
+    forward = ForwardContext(lambda pattern: indices, positions, stack.width, dtype, fused_attention, absorb=False)
+    layer_config = stack.stack.layers[layer]
+    return make_contexts([layer_config], forward, stack.relative_bias)[layer_config.attention]
 
 
-def context_across(inputs: Inputs, source: Inputs) -> AttentionContext:
+def cross_attention_context(inputs: StackInputs, source: StackInputs) -> AttentionContext:
+    """Return the context that the decoder's forward pass gave to its cross-attention layers."""
     return AttentionContext(
         cross_attention_mask(source.mask), fused_attention, positions_from_mask(inputs.tokens, inputs.mask)
     )
 
 
 class BlockReplay:
-    """x (1, T, D), memory (1, S, D) where the block looks across; what comes out is (1, T, D) too."""
+    """Recompute parts of `block` for its input x (1, T, D); the results are (1, T, D) too.
+
+    encoder_output (1, S, D) and cross_context are given for blocks with cross-attention.
+    """
 
     def __init__(
         self,
@@ -71,50 +75,54 @@ class BlockReplay:
         self.encoder_output, self.cross_context = encoder_output, cross_context
 
     def output(self) -> Tensor:
-        """The stream after the block, as its own forward makes it."""
+        """Return the residual stream after the block, computed by the block's own forward method."""
         return cast(Tensor, self.block(self.x, self.context, self.encoder_output, self.cross_context))
 
-    @cached_property
-    def normed(self) -> Tensor:
-        return read(self.block.attention_residual, self.x)
+    def heads(self) -> AttentionHeads:
+        """Return the queries, keys and values of self-attention."""
+        return capture_heads(self.block.attention, self.attention_input, self.context)
 
-    def heads(self) -> Heads:
-        return hear(self.block.attention, self.normed, self.context)
-
-    def cross_heads(self) -> Heads:
+    def cross_heads(self) -> AttentionHeads:
+        """Return the queries, keys and values of cross-attention."""
         assert self.cross_context is not None
-        x = read(self.block.cross_attention_residual, self.after_attention)
-        return hear(self.block.cross_attention, x, self.cross_context, self.encoder_output)
+        x = branch_input(self.block.cross_attention_residual, self.after_attention)
+        return capture_heads(self.block.cross_attention, x, self.cross_context, self.encoder_output)
+
+    @cached_property
+    def attention_input(self) -> Tensor:
+        return branch_input(self.block.attention_residual, self.x)
 
     @cached_property
     def attention(self) -> Tensor:
-        """What attention adds to the stream."""
-        return self.block.attention_residual.branch_norm(self.block.attention(self.normed, self.context))
+        """What self-attention adds to the residual stream."""
+        return self.block.attention_residual.branch_norm(self.block.attention(self.attention_input, self.context))
 
     @cached_property
     def after_attention(self) -> Tensor:
-        return join(self.block.attention_residual, self.x, self.attention)
+        """The residual stream after self-attention, before cross-attention."""
+        return add_branch(self.block.attention_residual, self.x, self.attention)
 
     @cached_property
     def cross_attention(self) -> Tensor:
+        """What cross-attention adds to the residual stream."""
         residual = self.block.cross_attention_residual
-        x = read(residual, self.after_attention)
+        x = branch_input(residual, self.after_attention)
         return residual.branch_norm(self.block.cross_attention(x, self.cross_context, self.encoder_output))
 
     @cached_property
     def middle(self) -> Tensor:
-        """The stream between attention and feed-forward."""
+        """The residual stream between attention and feed-forward."""
         if self.encoder_output is None:
             return self.after_attention
-        return join(self.block.cross_attention_residual, self.after_attention, self.cross_attention)
+        return add_branch(self.block.cross_attention_residual, self.after_attention, self.cross_attention)
 
     @cached_property
     def feed_forward_input(self) -> Tensor:
-        return self.normed if self.is_parallel else read(self.block.feed_forward_residual, self.middle)
+        return self.attention_input if self.is_parallel else branch_input(self.block.feed_forward_residual, self.middle)
 
     @cached_property
     def feed_forward(self) -> Tensor:
-        """What the feed-forward adds to the stream."""
+        """What the feed-forward layer adds to the residual stream."""
         out = self.block.feed_forward(self.feed_forward_input)
         return out if self.is_parallel else self.block.feed_forward_residual.branch_norm(out)
 
@@ -123,21 +131,25 @@ class BlockReplay:
         return self.block.layer.placement == "parallel"
 
     def routing(self) -> Routing:
+        """Return the experts chosen for each token. Raise ClearheadError if the layer has no router."""
         mixture = self.block.feed_forward
         if not isinstance(mixture, MixtureLayer):
-            raise ClearheadError("this layer has one feed-forward and no router; feed_forward(layer) shows it")
+            raise ClearheadError(
+                "this layer has a single feed-forward and no router; use feed_forward_output(layer) instead"
+            )
         weights, experts = cast(tuple[Tensor, Tensor], mixture.router(self.feed_forward_input[0]))
         weights, order = weights.sort(dim=-1, descending=True)
         return Routing(experts.gather(-1, order), weights)
 
 
-def read(residual: Residual, x: Tensor) -> Tensor:
-    """What a branch is given of the stream."""
+def branch_input(residual: Residual, x: Tensor) -> Tensor:
+    """Return what the branch of a residual reads from the stream x: normalized unless the norm comes after."""
     return x if residual.placement == "post" else residual.norm(x)
 
 
-def join(residual: Residual, x: Tensor, added: Tensor) -> Tensor:
-    joined: Tensor = x + added
+def add_branch(residual: Residual, x: Tensor, branch_output: Tensor) -> Tensor:
+    """Return the residual stream after a branch has added its output to x."""
+    added: Tensor = x + branch_output
     if residual.placement == "post":
-        joined = residual.norm(joined)
-    return joined
+        added = residual.norm(added)
+    return added

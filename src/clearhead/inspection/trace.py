@@ -1,10 +1,11 @@
-"""A trace: what one forward on the fast path left behind, and everything else computed from it when asked for.
+"""A trace: the record of one forward pass, and everything that can be computed from it on request.
 
-    traced = trace(model, "The cat sat on the mat"); traced.attention(layer=3, head=2)   # (T, T), rows sum to 1
+    traced = model.trace("The cat sat on the mat"); traced.attention(layer=3, head=2)   # (T, T), rows sum to 1
 
-Kept are the tokens and the stream (T, D) before every √L-th block and after the last. What lies between, scores and
-weights of one head, a branch's output, the logits are made anew by the network's own parts, for the layer, head and
-rows asked for; what was made last is kept too, so that layer after layer costs one block each.
+A trace keeps the tokens and the residual stream (T, D) before every √L-th block and after the last. The streams in
+between, the scores and weights of a head, the output of a branch and the logits are recomputed by the network's own
+modules for the requested layer, head and rows. The last recomputed stream is kept too, so that reading all layers in
+order costs one block each.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,241 +20,275 @@ from torch import Tensor
 
 from clearhead.architecture import Layer, ModelConfig, Stack
 from clearhead.errors import ClearheadError, unknown_name
-from clearhead.inspection.heads import Heads, chosen, index
-from clearhead.inspection.record import Inputs, resting, run
-from clearhead.inspection.replay import BlockReplay, Routing, context_across, context_of
+from clearhead.inspection.attention_heads import AttentionHeads, check_index, select_heads
+from clearhead.inspection.recording import StackInputs, evaluation_mode, run_network
+from clearhead.inspection.replay import BlockReplay, Routing, cross_attention_context, self_attention_context
 from clearhead.model import Block, LayerStack, Transformer
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def quiet(method: Callable[Concatenate["Trace", P], R]) -> Callable[Concatenate["Trace", P], R]:
-    """Without gradient and dropout, whatever the network is doing otherwise."""
+def inference(method: Callable[Concatenate["Trace", P], R]) -> Callable[Concatenate["Trace", P], R]:
+    """Decorate a method of Trace to run without gradients and dropout, even while the network is being trained."""
 
     @wraps(method)
-    def quietly(self: "Trace", /, *arguments: P.args, **options: P.kwargs) -> R:
-        with torch.no_grad(), nullcontext() if self.network is None else resting(self.network):
+    def run(self: "Trace", /, *arguments: P.args, **options: P.kwargs) -> R:
+        with torch.no_grad(), nullcontext() if self.network is None else evaluation_mode(self.network):
             return method(self, *arguments, **options)
 
-    return quietly
+    return run
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Layers, heads and rows count from 0, or from the end as -1. `stack` is the one that answers, unless named."""
+    """The record of one forward pass over one sequence.
+
+    Layers, heads, rows and positions count from 0, or from the end if negative. `stack` is "encoder" or "decoder";
+    None means the decoder, or the encoder of an encoder-only model.
+    """
 
     config: ModelConfig
     tokens: list[int]
     token_texts: list[str]
-    states: dict[str, dict[int, Tensor]]  # by stack and depth: the stream (T, D) before that layer; L: after the last
+    residuals: dict[str, dict[int, Tensor]]  # by stack and depth: (T, D) before that layer; num_layers: after the last
     source_tokens: list[int] | None = None
     source_texts: list[str] | None = None
-    heads: dict[str, list[Heads]] = field(default_factory=dict)  # by stack or "cross", where they were kept
-    network: Transformer | None = None  # None: loaded without
-    inputs: dict[str, Inputs] = field(default_factory=dict)  # by stack
-    recent: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # by stack: the stream that was made last
+    heads: dict[str, list[AttentionHeads]] = field(default_factory=dict)  # by stack or "cross"; empty: recomputed
+    network: Transformer | None = None  # None: loaded from a file without the network
+    inputs: dict[str, StackInputs] = field(default_factory=dict)  # by stack
+    recomputed: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # by stack: the last recomputed residual
 
     def __repr__(self) -> str:
         source = "" if self.source_tokens is None else f" from {len(self.source_tokens)}"
         return f"Trace({len(self.tokens)} tokens{source}, {self.num_layers} layers)"
 
     def _repr_html_(self) -> str | None:
-        from clearhead.inspection.output import notebook
+        from clearhead.inspection.export import notebook_html
 
-        return notebook(self)
+        return notebook_html(self)
 
     @property
     def num_layers(self) -> int:
-        """Of the stack that answers."""
+        """Number of layers of the decoder, or of the encoder of an encoder-only model."""
         return self.num_layers_of(None)
 
     def num_layers_of(self, stack: str | None) -> int:
-        return len(self.described_stack(stack).layers)
+        """Return the number of layers of a stack."""
+        return len(self.stack_config(stack).layers)
 
     def num_heads(self, layer: int = 0, stack: str | None = None) -> int:
-        return self.described(layer, stack).attention.num_heads
+        """Return the number of attention heads of a layer."""
+        return self.layer_config(layer, stack).attention.num_heads
 
     # --- attention
 
-    @quiet
+    @inference
     def scores(
         self, layer: int, head: int | None = None, rows: Iterable[int] | None = None, stack: str | None = None
     ) -> Tensor:
-        """(T, S), or (N, T, S) of all heads: scaled, capped and with their bias, before the mask."""
-        heads = self.self_heads(layer, stack)
-        return chosen(heads, head, rows).attended.scores[0, slice(None) if head is None else 0]
+        """Return the scores (T, S) of one head, or (N, T, S) of all: scaled, capped and biased, before the mask.
 
-    @quiet
+        rows: the query positions to compute; None computes all.
+        """
+        heads = self.self_heads(layer, stack)
+        return select_heads(heads, head, rows).compute().scores[0, slice(None) if head is None else 0]
+
+    @inference
     def attention(
         self, layer: int, head: int | None = None, rows: Iterable[int] | None = None, stack: str | None = None
     ) -> Tensor:
-        """(T, S), or (N, T, S) of all heads: where each token looks. Rows sum to 1."""
+        """Return the attention weights (T, S) of one head, or (N, T, S) of all. Each row sums to 1.
+
+        rows: the query positions to compute; None computes all.
+        """
         heads = self.self_heads(layer, stack)
-        return chosen(heads, head, rows).attended.weights[0, slice(None) if head is None else 0]
+        return select_heads(heads, head, rows).compute().weights[0, slice(None) if head is None else 0]
 
-    @quiet
+    @inference
     def cross_attention(self, layer: int, head: int | None = None, rows: Iterable[int] | None = None) -> Tensor:
-        """(T, S), or (N, T, S) of all heads: where each token of the decoder looks in the source."""
-        return chosen(self.cross_heads(layer), head, rows).attended.weights[0, slice(None) if head is None else 0]
+        """Return the weights (T, S) of one head, or (N, T, S) of all, from decoder tokens to source tokens."""
+        weights = select_heads(self.cross_heads(layer), head, rows).compute().weights
+        return weights[0, slice(None) if head is None else 0]
 
-    @quiet
+    @inference
     def allowed(self, layer: int, stack: str | None = None) -> Tensor:
-        """(T, S): True where a token may look."""
+        """Return the attention mask (T, S): True where a query may attend to a key."""
         heads = self.self_heads(layer, stack)
         return heads.allowed(torch.arange(heads.queries.shape[2]))
 
-    @quiet
+    @inference
     def values(self, layer: int, head: int, stack: str | None = None) -> Tensor:
-        """(S, H of values): what this head takes from each token it looks at."""
+        """Return the value vectors (S, H of values) that a head averages."""
         heads = self.self_heads(layer, stack)
-        return heads.values[0, heads.key_head(index("head", head, heads.num_heads))]
+        return heads.values[0, heads.key_value_head(check_index("head", head, heads.num_heads))]
 
-    @quiet
-    def self_heads(self, layer: int, stack: str | None = None) -> Heads:
-        stack, layer = self.place(layer, stack)
+    @inference
+    def self_heads(self, layer: int, stack: str | None = None) -> AttentionHeads:
+        """Return the queries, keys and values of a self-attention layer."""
+        stack, layer = self.resolve_layer(layer, stack)
         return self.heads[stack][layer] if stack in self.heads else self.replay(layer, stack).heads()
 
-    @quiet
-    def cross_heads(self, layer: int) -> Heads:
+    @inference
+    def cross_heads(self, layer: int) -> AttentionHeads:
+        """Return the queries, keys and values of a cross-attention layer."""
         if not self.config.is_encoder_decoder:
-            raise ClearheadError("this model has no cross-attention; attention(layer) shows how it looks at itself")
-        _, layer = self.place(layer, "decoder")
+            raise ClearheadError("this model has no cross-attention; use attention(layer) for its self-attention")
+        _, layer = self.resolve_layer(layer, "decoder")
         return self.heads["cross"][layer] if "cross" in self.heads else self.replay(layer, "decoder").cross_heads()
 
-    # --- the stream and what is added to it
+    # --- the residual stream and what is added to it
 
-    @quiet
+    @inference
     def residual(self, layer: int, stack: str | None = None) -> Tensor:
-        """(T, D): the stream before a layer; `num_layers`: after the last."""
-        name = self.stack_name(stack)
-        depth = index("layer", layer, self.num_layers_of(name) + 1, " (the last: after all layers)")
-        known = self.recent.get(name, {}) | self.states[name]
-        start = max(kept for kept in known if kept <= depth)
+        """Return the residual stream (T, D) before a layer; `num_layers` selects the stream after the last layer."""
+        name = self.resolve_stack(stack)
+        depth = check_index("layer", layer, self.num_layers_of(name) + 1, " (the last one: after all layers)")
+        known = self.recomputed.get(name, {}) | self.residuals[name]
+        start = max(known_depth for known_depth in known if known_depth <= depth)
         stream = known[start]
         for between in range(start, depth):
             stream = self.replay_from(stream, between, name).output()[0]
-        if depth not in self.states[name]:
-            self.recent[name] = {depth: stream}
+        if depth not in self.residuals[name]:
+            self.recomputed[name] = {depth: stream}
         return stream
 
-    @quiet
-    def middle(self, layer: int, stack: str | None = None) -> Tensor:
-        """(T, D): the stream between attention and feed-forward."""
+    @inference
+    def residual_middle(self, layer: int, stack: str | None = None) -> Tensor:
+        """Return the residual stream (T, D) between attention and feed-forward."""
         return self.replay(layer, stack).middle[0]
 
-    @quiet
+    @inference
     def attention_output(self, layer: int, stack: str | None = None) -> Tensor:
-        """(T, D): what attention adds to the stream."""
+        """Return what self-attention adds to the residual stream (T, D)."""
         return self.replay(layer, stack).attention[0]
 
-    @quiet
+    @inference
     def cross_attention_output(self, layer: int) -> Tensor:
-        """(T, D): what the look at the source adds to the stream."""
+        """Return what cross-attention adds to the residual stream (T, D)."""
         self.cross_heads(layer)
         return self.replay(layer, "decoder").cross_attention[0]
 
-    @quiet
-    def feed_forward(self, layer: int, stack: str | None = None) -> Tensor:
-        """(T, D): what the feed-forward, or the mixture of experts, adds to the stream."""
+    @inference
+    def feed_forward_output(self, layer: int, stack: str | None = None) -> Tensor:
+        """Return what the feed-forward layer, or the mixture of experts, adds to the residual stream (T, D)."""
         return self.replay(layer, stack).feed_forward[0]
 
-    @quiet
-    def router(self, layer: int, stack: str | None = None) -> Routing:
-        """Which experts each token goes to, and their weights, both (T, num_chosen)."""
+    @inference
+    def routing(self, layer: int, stack: str | None = None) -> Routing:
+        """Return the experts chosen for each token and their weights, both (T, num_chosen)."""
         return self.replay(layer, stack).routing()
 
     @property
     def logits(self) -> Tensor:
-        """(T, V)."""
+        """The logits of every position (T, V)."""
         return self.compute_logits(self.residual(self.num_layers))
 
-    @quiet
+    @inference
     def compute_logits(self, states: Tensor) -> Tensor:
-        """A stream (n, D) of the stack that answers, as if it were the last: (n, V)."""
-        network = self.need_network()
+        """Apply the final norm and the vocabulary head to residual states (n, D); return the logits (n, V)."""
+        network = self.require_network()
         if network.head is None:
             raise ClearheadError(
-                "this model has no vocabulary head, so no logits; residual(num_layers) holds its last states"
+                "this model has no vocabulary head and therefore no logits; residual(num_layers) has its last states"
             )
         return network.compute_logits(self.layer_stack(None).final_norm(states))
 
     def logits_at(self, position: int) -> Tensor:
-        """(V,)."""
-        return self.compute_logits(self.residual(self.num_layers)[self.position(position)])
+        """Return the logits (V,) of one position."""
+        return self.compute_logits(self.residual(self.num_layers)[self.resolve_position(position)])
 
-    @quiet
-    def run_again(self, position: int, network: Transformer | None = None) -> Tensor:
-        """The logits at one place (V,) from a new forward, of a network with a change in it where one is given."""
-        position, network = self.position(position), network or self.need_network()
+    @inference
+    def rerun(self, position: int, network: Transformer | None = None) -> Tensor:
+        """Run a new forward pass on the same inputs and return the logits (V,) of one position.
+
+        network: a modified copy of the traced network, as `with_intervention` makes; None runs the original.
+        """
+        position, network = self.resolve_position(position), network or self.require_network()
         source = self.inputs["encoder"] if self.config.is_encoder_decoder else None
-        return network.compute_logits(run(network, self.inputs[self.stack_name(None)], source)[0, position])
+        return network.compute_logits(run_network(network, self.inputs[self.resolve_stack(None)], source)[0, position])
 
-    # --- how it is computed
+    # --- recomputation
 
     def replay(self, layer: int, stack: str | None = None) -> BlockReplay:
-        """One block from its input."""
-        name, layer = self.place(layer, stack)
+        """Return a replay of one block from its input in this trace."""
+        name, layer = self.resolve_layer(layer, stack)
         return self.replay_from(self.residual(layer, name), layer, name)
 
     def replay_from(self, stream: Tensor, layer: int, stack: str) -> BlockReplay:
+        """Return a replay of one block from the residual stream (T, D) before it."""
         layers, inputs = self.layer_stack(stack), self.inputs[stack]
-        block, x, context = cast(Block, layers.layers[layer]), stream[None], context_of(layers, layer, inputs)
+        block, x, context = (
+            cast(Block, layers.layers[layer]),
+            stream[None],
+            self_attention_context(layers, layer, inputs),
+        )
         if block.layer.cross_attention is None:
             return BlockReplay(block, x, context)
         encoder_output = self.layer_stack("encoder").final_norm(self.residual(-1, "encoder")[None])
-        return BlockReplay(block, x, context, encoder_output, context_across(inputs, self.inputs["encoder"]))
+        return BlockReplay(block, x, context, encoder_output, cross_attention_context(inputs, self.inputs["encoder"]))
 
     def layer_stack(self, stack: str | None) -> LayerStack:
-        return cast(LayerStack, getattr(self.need_network(), self.stack_name(stack)))
+        """Return a stack of the network."""
+        return cast(LayerStack, getattr(self.require_network(), self.resolve_stack(stack)))
 
-    def need_network(self) -> Transformer:
+    def require_network(self) -> Transformer:
+        """Return the network. Raise ClearheadError if the trace was loaded without it."""
         if self.network is None:
-            raise ClearheadError("this trace was loaded without its model; load it as Trace.load(path, model.network)")
+            raise ClearheadError(
+                "this trace was loaded without its model; load it with Trace.load(path, model.network)"
+            )
         return self.network
 
-    def described(self, layer: int, stack: str | None = None) -> Layer:
-        name, layer = self.place(layer, stack)
-        return self.described_stack(name).layers[layer]
+    def layer_config(self, layer: int, stack: str | None = None) -> Layer:
+        """Return the config of a layer."""
+        name, layer = self.resolve_layer(layer, stack)
+        return self.stack_config(name).layers[layer]
 
-    def described_stack(self, stack: str | None) -> Stack:
-        return cast(Stack, getattr(self.config, self.stack_name(stack)))
+    def stack_config(self, stack: str | None) -> Stack:
+        """Return the config of a stack."""
+        return cast(Stack, getattr(self.config, self.resolve_stack(stack)))
 
-    def place(self, layer: int, stack: str | None) -> tuple[str, int]:
-        name = self.stack_name(stack)
-        return name, index("layer", layer, self.num_layers_of(name))
+    def resolve_layer(self, layer: int, stack: str | None) -> tuple[str, int]:
+        """Return the name of the stack and the index of the layer from 0, after checking both."""
+        name = self.resolve_stack(stack)
+        return name, check_index("layer", layer, self.num_layers_of(name))
 
-    def position(self, position: int) -> int:
-        return index("position", position, len(self.tokens))
+    def resolve_position(self, position: int) -> int:
+        """Return a token position from 0, after checking it."""
+        return check_index("position", position, len(self.tokens))
 
-    def stack_name(self, stack: str | None) -> str:
+    def resolve_stack(self, stack: str | None) -> str:
+        """Return the name of a stack, after checking it; None selects the decoder, or the only stack."""
         if stack is None:
             return "encoder" if self.config.decoder is None else "decoder"
-        if stack not in self.states:
-            raise unknown_name("stack", stack, self.states)
+        if stack not in self.residuals:
+            raise unknown_name("stack", stack, self.residuals)
         return stack
 
-    @quiet
+    @inference
     def with_heads(self) -> "Trace":
-        """The same with queries, keys and values of all layers kept: quicker to ask, and saved as they are."""
-        heads = {
-            name: [self.self_heads(layer, name) for layer in range(self.num_layers_of(name))] for name in self.states
-        }
+        """Return a trace that keeps the queries, keys and values of all layers instead of recomputing them."""
+        stacks = self.residuals
+        heads = {name: [self.self_heads(layer, name) for layer in range(self.num_layers_of(name))] for name in stacks}
         if self.config.is_encoder_decoder:
             heads["cross"] = [self.cross_heads(layer) for layer in range(self.num_layers)]
         return replace(self, heads=heads)
 
-    # --- on disk
+    # --- files
 
     def save(self, path: str | Path) -> Path:
-        """One safetensors file: the streams, every layer's queries, keys and values, and the rest as JSON in it."""
-        from clearhead.inspection.saved import save_trace
+        """Save the residual streams and all queries, keys and values as one safetensors file; return its path."""
+        from clearhead.inspection.trace_file import save_trace
 
         return save_trace(self, Path(path))
 
     @staticmethod
     def load(path: str | Path, network: Transformer | None = None) -> "Trace":
-        """Attention, values and streams are in the file; for what branches add and for logits give the network."""
-        from clearhead.inspection.saved import load_trace
+        """Load a saved trace.
+
+        The file has the attention, the values and the residual streams; branch outputs and logits need the network.
+        """
+        from clearhead.inspection.trace_file import load_trace
 
         return load_trace(Path(path), network)

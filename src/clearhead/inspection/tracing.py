@@ -1,21 +1,23 @@
-"""Ways to a trace: of a text, of what a model generates, of a row in training. All run the fast path.
+"""Record traces: of a text, of a generation, or of one sequence of a training batch. All run the fast path.
 
 traced = trace_text(generator, "The cat sat on the mat"); traced.attention(layer=3, head=2)   # (T, T), rows sum to 1
 """
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from clearhead.architecture import Stack
+from clearhead.data import Batch
 from clearhead.errors import ClearheadError
-from clearhead.generation import Prompt, TextGenerator, check_tokens, token_ids
-from clearhead.inspection.heads import index
-from clearhead.inspection.record import Inputs, Listening, resting, run
+from clearhead.generation import Prompt, TextGenerator, check_tokens, encode_prompt
+from clearhead.inspection.attention_heads import check_index
+from clearhead.inspection.recording import RecordingTransformer, StackInputs, evaluation_mode, run_network
 from clearhead.inspection.trace import Trace
 from clearhead.model import Transformer
+from clearhead.options import SamplingKeywords
 from clearhead.tokenization import Tokenizer
 
 MAX_TOKENS = 32_768  # the weights of one head would be 4 GiB in float32
@@ -32,17 +34,17 @@ def trace_text(
     network, config, tokenizer = generator.network, generator.network.config, generator.tokenizer
     if config.is_encoder_decoder != (source is not None):
         if source is None:
-            raise ClearheadError("an encoder-decoder needs a source, what it answers; the text is its answer")
-        raise ClearheadError("only an encoder-decoder takes a source; leave it out, this model reads the text alone")
-    tokens = token_ids(text, tokenizer)
+            raise ClearheadError("an encoder-decoder needs a source to read; the text is the answer to it")
+        raise ClearheadError("this model has no encoder and reads the text only; leave out the source")
+    tokens = encode_prompt(text, tokenizer)
     if source is not None and isinstance(text, str):
         tokens = decoder_input(generator, tokens)
-    inputs = inputs_of(tokens, network, config.output_stack)
-    encoder_inputs = None
+    inputs = checked_inputs(tokens, network, config.output_stack)
+    source_inputs = None
     if source is not None:
         assert config.encoder is not None
-        encoder_inputs = inputs_of(token_ids(source, tokenizer), network, config.encoder)
-    return record(network, inputs, encoder_inputs, tokenizer=tokenizer, keep_heads=keep_heads)
+        source_inputs = checked_inputs(encode_prompt(source, tokenizer), network, config.encoder)
+    return record(network, inputs, source_inputs, tokenizer=tokenizer, keep_heads=keep_heads)
 
 
 def decoder_input(generator: TextGenerator, answer: list[int]) -> list[int]:
@@ -51,114 +53,109 @@ def decoder_input(generator: TextGenerator, answer: list[int]) -> list[int]:
     return [generator.start_id, *(answer[:-1] if ends else answer)]
 
 
-def inputs_of(tokens: list[int], network: Transformer, stack: Stack) -> Inputs:
+def checked_inputs(tokens: list[int], network: Transformer, stack: Stack) -> StackInputs:
+    """Return token ids as inputs of a stack, after checking their number and range."""
     check_length(len(tokens))
     check_tokens(tokens, stack)
-    return Inputs(torch.tensor([tokens], device=network.device))
+    return StackInputs(torch.tensor([tokens], device=network.device))
 
 
-def trace_generation(generator: TextGenerator, prompt: Prompt, **options: Any) -> Trace:
+def trace_generation(generator: TextGenerator, prompt: Prompt, **options: Unpack[SamplingKeywords]) -> Trace:
     """Generate with a cache and trace every token the network read: all but the last generated one.
 
-    Rotations whose frequencies depend on the length (dynamic scaling) are shown for the final length.
+    options: those of sampling, such as max_new_tokens. Rotations whose frequencies depend on the length (dynamic
+    scaling) are shown for the final length.
     """
     for name in ("n", "beams", "speculate"):
         if name in options:
-            raise ClearheadError(f"a trace follows one text, token by token; leave out {name}")
+            raise ClearheadError(f"a trace follows one sequence token by token; leave out {name}")
     network = generator.network
-    listening = Listening(network)
-    (generation,) = replace(generator, network=listening, in_graph=False).sample([prompt], 1, options)
-    states = {
+    recorder = RecordingTransformer(network)
+    (generation,) = replace(generator, network=recorder, use_cuda_graph=False).generate([prompt], 1, options)
+    residuals = {
         name: {depth: torch.cat(pieces, dim=1)[0] for depth, pieces in depths.items() if pieces}
-        for name, depths in listening.residuals.items()
+        for name, depths in recorder.residuals.items()
     }
-    if not states["decoder"]:
+    if not residuals["decoder"]:
         raise ClearheadError("nothing was generated; max_new_tokens must be at least 1")
     is_encoder_decoder = network.config.is_encoder_decoder
     tokens = [*([generator.start_id] if is_encoder_decoder else generation.prompt_tokens), *generation.tokens]
-    inputs = {"decoder": Inputs(torch.tensor([tokens[: len(states["decoder"][0])]], device=network.device))}
+    tokens = tokens[: len(residuals["decoder"][0])]
+    inputs = {"decoder": StackInputs(torch.tensor([tokens], device=network.device))}
     if is_encoder_decoder:
-        inputs["encoder"] = Inputs(torch.tensor([generation.prompt_tokens], device=network.device))
-    return assemble(network, inputs, states, generator.tokenizer)
+        inputs["encoder"] = StackInputs(torch.tensor([generation.prompt_tokens], device=network.device))
+    return build_trace(network, inputs, residuals, generator.tokenizer)
 
 
-class Rows(Protocol):
-    """A batch of training, as data/batch.py has it."""
+def trace_batch(network: Transformer, batch: Batch, row: int = 0, tokenizer: Tokenizer | None = None) -> Trace:
+    """Trace one sequence of a batch during training, without dropout and without gradients.
 
-    @property
-    def tokens(self) -> Tensor: ...
-    @property
-    def mask(self) -> Tensor | None: ...
-    @property
-    def documents(self) -> Tensor | None: ...
-    @property
-    def positions(self) -> Tensor | None: ...
-    @property
-    def source(self) -> Tensor | None: ...
-    @property
-    def source_mask(self) -> Tensor | None: ...
-
-
-def trace_row(network: Transformer, batch: Rows, row: int = 0, tokenizer: Tokenizer | None = None) -> Trace:
-    """One row of a batch, in the middle of a training run: without dropout, and without a gradient.
-
-    Its streams and heads are of this step. What branches add and the logits are computed when they are asked for, with
-    the weights of then: ask before the next step.
+    The residual streams and heads belong to the current step. Branch outputs and logits are computed on request with
+    the weights at that time: read them before the next optimizer step.
     """
-    row = index("row", row, len(batch.tokens))
+    row = check_index("row", row, len(batch.tokens))
 
-    def of(part: Tensor | None) -> Tensor | None:
-        return None if part is None else part[row : row + 1]
+    def select_row(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[row : row + 1]
 
-    inputs = Inputs(batch.tokens[row : row + 1], of(batch.mask), of(batch.positions), of(batch.documents))
-    source = None if batch.source is None else Inputs(batch.source[row : row + 1], of(batch.source_mask))
+    inputs = StackInputs(
+        batch.tokens[row : row + 1], select_row(batch.mask), select_row(batch.positions), select_row(batch.documents)
+    )
+    source = None if batch.source is None else StackInputs(batch.source[row : row + 1], select_row(batch.source_mask))
     return record(network, inputs, source, tokenizer=tokenizer, keep_heads=True)
 
 
 @torch.no_grad()
 def record(
     network: Transformer,
-    inputs: Inputs,
-    source: Inputs | None = None,
+    inputs: StackInputs,
+    source: StackInputs | None = None,
     *,
     tokenizer: Tokenizer | None = None,
     keep_heads: bool = False,
 ) -> Trace:
-    """One forward on the fast path. Where heads are kept, so are all streams: nothing then depends on later weights."""
+    """Run one forward pass on the fast path and return its trace.
+
+    keep_heads also keeps the residual stream at every depth, so that attention no longer depends on the weights.
+    """
     check_length(max(part.tokens.shape[1] for part in (inputs, source) if part is not None))
-    listening = Listening(network, sparsely=not keep_heads)
-    with resting(network):
-        run(listening, inputs, source)
-    residuals = listening.residuals.items()
-    states = {name: {depth: pieces[0][0] for depth, pieces in depths.items()} for name, depths in residuals}
+    recorder = RecordingTransformer(network, sparse=not keep_heads)
+    with evaluation_mode(network):
+        run_network(recorder, inputs, source)
+    residuals = {
+        name: {depth: pieces[0][0] for depth, pieces in depths.items()} for name, depths in recorder.residuals.items()
+    }
     name = "encoder" if network.decoder is None else "decoder"
-    both = {name: inputs} if source is None else {"decoder": inputs, "encoder": source}
-    made = assemble(network, both, states, tokenizer)
-    return made.with_heads() if keep_heads else made
+    stack_inputs = {name: inputs} if source is None else {"decoder": inputs, "encoder": source}
+    trace = build_trace(network, stack_inputs, residuals, tokenizer)
+    return trace.with_heads() if keep_heads else trace
 
 
 def check_length(num_tokens: int) -> None:
+    """Raise ClearheadError if a sequence is too long to trace."""
     if num_tokens > MAX_TOKENS:
         raise ClearheadError(
-            f"a trace of {num_tokens:,} tokens is too long; give at most {MAX_TOKENS:,}, such as tokens[-{MAX_TOKENS}:]"
+            f"{num_tokens:,} tokens are too many for a trace; "
+            f"give at most {MAX_TOKENS:,}, for example tokens[-{MAX_TOKENS}:]"
         )
 
 
-def assemble(
+def build_trace(
     network: Transformer,
-    inputs: dict[str, Inputs],
-    states: dict[str, dict[int, Tensor]],
+    inputs: dict[str, StackInputs],
+    residuals: dict[str, dict[int, Tensor]],
     tokenizer: Tokenizer | None,
 ) -> Trace:
-    tokens = {name: read.tokens[0].tolist() for name, read in inputs.items()}
-    texts = {name: [text_of(token, tokenizer) for token in tokens[name]] for name in tokens}
+    """Return the trace of recorded residual streams, with the text of every token."""
+    tokens = {name: stack_inputs.tokens[0].tolist() for name, stack_inputs in inputs.items()}
+    texts = {name: [token_text(token, tokenizer) for token in tokens[name]] for name in tokens}
     name = "encoder" if network.decoder is None else "decoder"
     source = "encoder" if network.config.is_encoder_decoder else ""
     return Trace(
         config=network.config,
         tokens=tokens[name],
         token_texts=texts[name],
-        states=states,
+        residuals=residuals,
         source_tokens=tokens.get(source),
         source_texts=texts.get(source),
         network=network,
@@ -166,6 +163,6 @@ def assemble(
     )
 
 
-def text_of(token: int, tokenizer: Tokenizer | None) -> str:
-    """Networks often have more ids than their tokenizer has tokens."""
+def token_text(token: int, tokenizer: Tokenizer | None) -> str:
+    """Return the text of a token, or its id if the tokenizer has no such token: vocabularies are often padded."""
     return str(token) if tokenizer is None or token >= tokenizer.vocab_size else tokenizer.token_text(token)

@@ -1,12 +1,12 @@
-// The logit lens: what each depth would say next.
+// The logit lens: what the model would predict next at each depth.
 
-const NUM_POSITIONS = 12;
+const MAX_LENS_COLUMNS = 12;
 
-function lensCell(place) {
+function lensCell(index) {
   const { lens } = data;
-  const probability = numbers(lens.probabilities)[place];
-  const cell = element("td", lens.texts[numbers(lens.places)[place]], { class: "token" });
-  cell.append(element("small", `${(100 * probability).toFixed(1)} %`));
+  const probability = arrayOf(lens.probabilities)[index];
+  const cell = createElement("td", lens.texts[arrayOf(lens.places)[index]], { class: "token" });
+  cell.append(createElement("small", `${(100 * probability).toFixed(1)} %`));
   shade(cell, Math.sqrt(probability));
   return cell;
 }
@@ -15,34 +15,30 @@ function showLens() {
   const { lens } = data;
   byId("lens").hidden = !lens || state.view !== 0;
   if (byId("lens").hidden) return;
+  const { rows } = currentView();
   const [numStages, length, count] = lens.places.shape;
-  const offset = view().rows.length - length;
+  const offset = rows.length - length;
   const top = state.mode === "top";
   const row = Math.max(state.row, offset);
-  const from = Math.max(offset, Math.min(row - NUM_POSITIONS / 2, view().rows.length - NUM_POSITIONS));
-  const positions = top
-    ? [row]
-    : view()
-        .rows.map((_, place) => place)
-        .slice(from, from + NUM_POSITIONS);
-  const place = (stage, position, rank) => (stage * length + position - offset) * count + rank;
+  const from = Math.max(offset, Math.min(row - MAX_LENS_COLUMNS / 2, rows.length - MAX_LENS_COLUMNS));
+  const positions = top ? [row] : rows.map((_, position) => position).slice(from, from + MAX_LENS_COLUMNS);
+  const indexOf = (stage, position, rank) => (stage * length + position - offset) * count + rank;
   const ranks = Array.from({ length: count }, (_, rank) => rank);
-  const which = top
-    ? `token ${row} “${view().rows[row]}”`
-    : `the tokens ${from} to ${positions.at(-1)}, one column each`;
-  byId("lens-caption").textContent = `after ${which}${offset ? ` (the lens is held over the last ${length})` : ""}`;
-  const headings = top ? ranks.map((rank) => `${rank + 1}.`) : positions.map((position) => view().rows[position]);
+  const tokens = top ? `token ${row} “${rows[row]}”` : `tokens ${from} to ${positions.at(-1)}, one column each`;
+  byId("lens-caption").textContent =
+    `after ${tokens}${offset ? ` (the lens covers the last ${length} tokens)` : ""}`;
+  const headings = top ? ranks.map((rank) => `${rank + 1}.`) : positions.map((position) => rows[position]);
   byId("lens-head").replaceChildren(
-    element("th", "after", { scope: "col" }),
-    ...headings.map((text) => element("th", text, { scope: "col", class: "token" })),
+    createElement("th", "after", { scope: "col" }),
+    ...headings.map((text) => createElement("th", text, { scope: "col", class: "token" })),
   );
   byId("lens-rows").replaceChildren();
   for (let stage = numStages - 1; stage >= 0; stage--) {
-    const line = element("tr", null);
+    const line = createElement("tr", null);
     const cells = top
-      ? ranks.map((rank) => place(stage, row, rank))
-      : positions.map((position) => place(stage, position, 0));
-    line.append(element("th", lens.stages[stage], { scope: "row" }), ...cells.map(lensCell));
+      ? ranks.map((rank) => indexOf(stage, row, rank))
+      : positions.map((position) => indexOf(stage, position, 0));
+    line.append(createElement("th", lens.stages[stage], { scope: "row" }), ...cells.map(lensCell));
     byId("lens-rows").append(line);
   }
 }

@@ -1,22 +1,23 @@
-// One head: a canvas with the matrix, and one above it with the frame of the cell under the pointer.
+// One head: a canvas with its matrix, and one above it that outlines the selected cell.
 
-const EDGE = 2; // pixels around the matrix for that frame
+const EDGE = 2; // pixels around the matrix for the outline
 const geometry = { cell: 1, left: 0, top: 0 };
 
-function measure() {
-  const { rows, columns } = view();
+function layOut() {
+  const { rows, columns } = currentView();
   const available = byId("figure").clientWidth;
   const gutter = available < 500 ? 56 : 96;
-  const fitting = (room) => Math.floor(Math.min((available - room - EDGE) / columns.length, 640 / rows.length));
-  const labelled = fitting(gutter) >= 11;
-  geometry.left = geometry.top = labelled ? gutter : EDGE;
-  geometry.cell = Math.min(Math.max(fitting(geometry.left), 1), 48);
+  const cellSize = (left) => Math.floor(Math.min((available - left - EDGE) / columns.length, 640 / rows.length));
+  const labeled = cellSize(gutter) >= 11;
+  geometry.left = geometry.top = labeled ? gutter : EDGE;
+  geometry.cell = Math.min(Math.max(cellSize(geometry.left), 1), 48);
 }
 
-function sized(canvas) {
+/** Resize a canvas to the matrix and return its drawing context. */
+function resize(canvas) {
   const ratio = window.devicePixelRatio || 1;
-  const width = geometry.left + geometry.cell * view().columns.length + EDGE;
-  const height = geometry.top + geometry.cell * view().rows.length + EDGE;
+  const width = geometry.left + geometry.cell * currentView().columns.length + EDGE;
+  const height = geometry.top + geometry.cell * currentView().rows.length + EDGE;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   canvas.style.width = `${width}px`;
@@ -26,41 +27,41 @@ function sized(canvas) {
   return context;
 }
 
-/** Values of the chosen step, what range they span, and where each cell stands on the ramp. */
-function stepOf(matrices) {
+/** The values of the selected step, their range, and the intensity of each cell. */
+function selectStep(matrices) {
   const values = state.step === "weights" ? matrices.weights : matrices.scores;
-  const hidden = (place) => state.step !== "scores" && matrices.allowed && !matrices.allowed[place];
+  const isMasked = (cell) => state.step !== "scores" && matrices.allowed && !matrices.allowed[cell];
   let low = Infinity;
   let high = -Infinity;
-  for (let place = 0; place < values.length; place++) {
-    if (hidden(place)) continue;
-    if (values[place] < low) low = values[place];
-    if (values[place] > high) high = values[place];
+  for (let cell = 0; cell < values.length; cell++) {
+    if (isMasked(cell)) continue;
+    if (values[cell] < low) low = values[cell];
+    if (values[cell] > high) high = values[cell];
   }
-  const root = state.step === "weights";
-  if (root) low = 0;
+  const bySquareRoot = state.step === "weights";
+  if (bySquareRoot) low = 0;
   const span = high - low || 1;
-  const linear = (place) => (values[place] - low) / span;
-  const share = (place) => (hidden(place) ? null : root ? Math.sqrt(linear(place)) : linear(place));
-  return { values, low, high, share, hidden, root };
+  const linear = (cell) => (values[cell] - low) / span;
+  const intensityAt = (cell) => (isMasked(cell) ? null : bySquareRoot ? Math.sqrt(linear(cell)) : linear(cell));
+  return { values, low, high, intensityAt, isMasked, bySquareRoot };
 }
 
 function drawMatrix() {
-  measure();
-  const matrices = head();
-  const context = sized(byId("matrix"));
-  const { rows, columns } = view();
+  layOut();
+  const matrices = currentMatrices();
+  const context = resize(byId("matrix"));
+  const { rows, columns } = currentView();
   const { cell, left, top } = geometry;
   context.imageSmoothingEnabled = false;
   if (matrices === null) {
-    const [, height, width] = layer().thumbnails.shape;
-    const bytes = numbers(layer().thumbnails);
-    const small = pixels(width, height, (place) => bytes[state.head * height * width + place] / 255);
-    context.drawImage(small, left, top, cell * columns.length, cell * rows.length);
+    const [, height, width] = currentLayer().thumbnails.shape;
+    const bytes = arrayOf(currentLayer().thumbnails);
+    const thumbnail = drawPixels(width, height, (pixel) => bytes[state.head * height * width + pixel] / 255);
+    context.drawImage(thumbnail, left, top, cell * columns.length, cell * rows.length);
   } else {
-    const step = stepOf(matrices);
+    const step = selectStep(matrices);
     context.drawImage(
-      pixels(columns.length, rows.length, step.share),
+      drawPixels(columns.length, rows.length, step.intensityAt),
       left,
       top,
       cell * columns.length,
@@ -79,10 +80,10 @@ function drawNumbers(context, step) {
   context.font = "11px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
-  step.values.forEach((value, place) => {
-    if (step.hidden(place)) return;
-    const [row, column] = [Math.floor(place / numKeys()), place % numKeys()];
-    context.fillStyle = ink(colour(step.share(place)));
+  step.values.forEach((value, index) => {
+    if (step.isMasked(index)) return;
+    const [row, column] = [Math.floor(index / numKeys()), index % numKeys()];
+    context.fillStyle = textColor(colorOf(step.intensityAt(index)));
     context.fillText(value.toFixed(2), left + (column + 0.5) * cell, top + (row + 0.5) * cell);
   });
 }
@@ -93,29 +94,29 @@ function drawLabels(context) {
   context.fillStyle = getComputedStyle(document.body).color;
   context.textAlign = "right";
   context.textBaseline = "middle";
-  const fit = (text) => {
+  const shorten = (text) => {
     while (text.length > 1 && context.measureText(text).width > left - 8) text = text.slice(0, -2) + "…";
     return text;
   };
-  view().rows.forEach((text, row) => context.fillText(fit(text), left - 5, top + (row + 0.5) * cell));
+  currentView().rows.forEach((text, row) => context.fillText(shorten(text), left - 5, top + (row + 0.5) * cell));
   context.textAlign = "left";
-  view().columns.forEach((text, column) => {
+  currentView().columns.forEach((text, column) => {
     context.save();
     context.translate(left + (column + 0.5) * cell, top - 5);
     context.rotate(-Math.PI / 2);
-    context.fillText(fit(text), 0, 0);
+    context.fillText(shorten(text), 0, 0);
     context.restore();
   });
 }
 
 function drawLegend(step) {
-  byId("low").textContent = shown(step.low);
-  byId("high").textContent = shown(step.high);
-  byId("scale").textContent = step.root ? "colour by the square root" : "colour by the value";
+  byId("low").textContent = formatNumber(step.low);
+  byId("high").textContent = formatNumber(step.high);
+  byId("scale").textContent = step.bySquareRoot ? "color by square root" : "color by value";
   byId("ramp")
     .getContext("2d")
     .drawImage(
-      pixels(160, 1, (place) => place / 159),
+      drawPixels(160, 1, (pixel) => pixel / 159),
       0,
       0,
       160,
@@ -124,7 +125,7 @@ function drawLegend(step) {
 }
 
 function drawCursor() {
-  const context = sized(byId("cursor"));
+  const context = resize(byId("cursor"));
   const { cell, left, top } = geometry;
   context.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--cursor");
   context.lineWidth = 1;
@@ -133,16 +134,16 @@ function drawCursor() {
   context.strokeRect(left + state.column * cell - 1, top + state.row * cell - 1, cell + 2, cell + 2);
 }
 
-function cellAt(event) {
+function moveToPointer(event) {
   const box = byId("matrix").getBoundingClientRect();
   const column = Math.floor((event.clientX - box.left - geometry.left) / geometry.cell);
   const row = Math.floor((event.clientY - box.top - geometry.top) / geometry.cell);
-  if (row >= 0 && column >= 0 && row < view().rows.length && column < numKeys()) moveTo(row, column);
+  if (row >= 0 && column >= 0 && row < currentView().rows.length && column < numKeys()) moveTo(row, column);
 }
 
 function moveByKey(event) {
-  const last = [view().rows.length - 1, numKeys() - 1];
-  const places = {
+  const last = [currentView().rows.length - 1, numKeys() - 1];
+  const targets = {
     ArrowUp: [state.row - 1, state.column],
     ArrowDown: [state.row + 1, state.column],
     ArrowLeft: [state.row, state.column - 1],
@@ -152,36 +153,36 @@ function moveByKey(event) {
     PageUp: [0, state.column],
     PageDown: [last[0], state.column],
   };
-  const place = places[event.key];
-  if (!place) return;
+  const target = targets[event.key];
+  if (!target) return;
   event.preventDefault();
-  moveTo(Math.min(Math.max(place[0], 0), last[0]), Math.min(Math.max(place[1], 0), last[1]));
+  moveTo(Math.min(Math.max(target[0], 0), last[0]), Math.min(Math.max(target[1], 0), last[1]));
 }
 
 function moveTo(row, column) {
-  const turned = row !== state.row;
+  const rowChanged = row !== state.row;
   Object.assign(state, { row, column });
   drawCursor();
-  tell();
-  if (turned) {
+  showReadout();
+  if (rowChanged) {
     showRow();
     showLens();
   }
 }
 
-function tell() {
-  const { rows, columns } = view();
-  const where = `query ${state.row} “${rows[state.row]}” → key ${state.column} “${columns[state.column]}”`;
-  const matrices = head();
+function showReadout() {
+  const { rows, columns } = currentView();
+  const cell = `query ${state.row} “${rows[state.row]}” → key ${state.column} “${columns[state.column]}”`;
+  const matrices = currentMatrices();
   if (matrices === null) {
     byId("readout").textContent =
-      `${where}. This page holds only the small picture of this head; make one with --layer ${layer().number} to have its numbers.`;
+      `${cell}. This page has only the thumbnail of this head; create a page with --layer ${currentLayer().number} to include its numbers.`;
     return;
   }
-  const place = state.row * numKeys() + state.column;
-  const score = matrices.scores ? `score ${shown(matrices.scores[place])}` : "";
-  const masked = matrices.allowed && !matrices.allowed[place] ? ", masked" : "";
+  const index = state.row * numKeys() + state.column;
+  const score = matrices.scores ? `score ${formatNumber(matrices.scores[index])}` : "";
+  const masked = matrices.allowed && !matrices.allowed[index] ? ", masked" : "";
   byId("readout").textContent =
-    `${where}: ${score}${masked}${score || masked ? ", " : ""}weight ${shown(matrices.weights[place])}`;
-  remember();
+    `${cell}: ${score}${masked}${score || masked ? ", " : ""}weight ${formatNumber(matrices.weights[index])}`;
+  updateAddress();
 }

@@ -1,81 +1,78 @@
-// All together: what is chosen stands in the address, and every control leads back here.
+// Set up the page: connect the controls, and keep the selection in the address.
 
 const STEPS = { scores: "scores", mask: "after the mask", weights: "weights (softmax)" };
-const MODES = { top: "the likeliest tokens here", all: "the likeliest token everywhere" };
+const MODES = { top: "most likely tokens at this position", all: "most likely token at every position" };
 
-let rest = 0;
+let addressTimer = 0;
 
 /**
- * The choice stands in the address, where there is one: a link opens the same head.
- * Browsers allow about a hundred such changes in half a minute, so only a pointer at rest makes one.
+ * Store the selection in the address, if the page has one, so that a link opens the same head.
+ * Browsers allow about a hundred such changes in half a minute, so wait until the pointer rests.
  */
-function remember() {
+function updateAddress() {
   if (location.protocol === "about:") return;
-  clearTimeout(rest);
-  rest = setTimeout(() => {
-    const { view: seen, layer: floor, head: chosen, step, row, column } = state;
-    history.replaceState(null, "", `#${[seen, floor, chosen, step, row, column].join("/")}`);
+  clearTimeout(addressTimer);
+  addressTimer = setTimeout(() => {
+    const { view, layer, head, step, row, column } = state;
+    history.replaceState(null, "", `#${[view, layer, head, step, row, column].join("/")}`);
   }, 300);
 }
 
-function recall() {
+function readAddress() {
   if (!location.hash) return;
-  const [seen, floor, chosen, step, row, column] = location.hash.slice(1).split("/");
-  const within = (text, length) => Math.min(Math.max(Number.parseInt(text, 10) || 0, 0), length - 1);
-  state.view = within(seen, data.views.length);
-  state.layer = within(floor, view().layers.length);
-  state.head = within(chosen, layer().heads.length);
-  state.row = within(row, view().rows.length);
-  state.column = within(column, numKeys());
+  const [view, layer, head, step, row, column] = location.hash.slice(1).split("/");
+  const parseIndex = (text, length) => Math.min(Math.max(Number.parseInt(text, 10) || 0, 0), length - 1);
+  state.view = parseIndex(view, data.views.length);
+  state.layer = parseIndex(layer, currentView().layers.length);
+  state.head = parseIndex(head, currentLayer().heads.length);
+  state.row = parseIndex(row, currentView().rows.length);
+  state.column = parseIndex(column, numKeys());
   if (step in STEPS) state.step = step;
 }
 
 function showHead() {
-  const found = layer().heads[state.head];
-  byId("head-heading").textContent = `${view().title}, layer ${layer().number}, head ${state.head}`;
+  const { scores } = currentLayer().heads[state.head];
+  const { number } = currentLayer();
+  byId("head-heading").textContent = `${currentView().title}, layer ${number}, head ${state.head}`;
   byId("matrix").setAttribute(
     "aria-label",
-    `Attention of layer ${layer().number}, head ${state.head}; arrow keys move the cell`,
+    `Attention of layer ${number}, head ${state.head}; use the arrow keys to select a cell`,
   );
-  byId("steps").hidden = !found.scores;
-  if (!found.scores) state.step = "weights";
-  check("step", state.step);
-  markThumbnail();
+  byId("steps").hidden = !scores;
+  if (!scores) state.step = "weights";
+  checkRadioButton("step", state.step);
+  markSelectedThumbnail();
   drawMatrix();
   showRow();
-  tell();
+  showReadout();
 }
 
 function showView() {
-  check("view", state.view);
+  checkRadioButton("view", state.view);
   drawThumbnails();
   showHead();
   showLens();
 }
 
-function begin() {
+function start() {
   document.title = data.title;
   byId("title").textContent = data.title;
   byId("subtitle").textContent = data.subtitle;
-  choices(
-    byId("views"),
-    "view",
-    Object.fromEntries(data.views.map((each, number) => [number, each.title])),
-    (value) => {
-      Object.assign(state, { view: Number(value), layer: 0, head: 0, row: 0, column: 0 });
-      showView();
-    },
-  );
-  choices(byId("steps"), "step", STEPS, (value) => {
+  const titles = Object.fromEntries(data.views.map((view, number) => [number, view.title]));
+  addRadioButtons(byId("views"), "view", titles, (value) => {
+    Object.assign(state, { view: Number(value), layer: 0, head: 0, row: 0, column: 0 });
+    showView();
+  });
+  addRadioButtons(byId("steps"), "step", STEPS, (value) => {
     state.step = value;
     drawMatrix();
-    remember();
+    updateAddress();
   });
-  choices(byId("lens-modes"), "mode", MODES, (value) => {
+  addRadioButtons(byId("lens-modes"), "mode", MODES, (value) => {
     state.mode = value;
     showLens();
   });
-  check("mode", state.mode);
+  checkRadioButton("mode", state.mode);
   byId("thumbnails").addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
@@ -83,8 +80,8 @@ function begin() {
     showHead();
   });
   byId("thumbnails").addEventListener("keydown", moveToHead);
-  byId("matrix").addEventListener("pointermove", cellAt);
-  byId("matrix").addEventListener("pointerdown", cellAt);
+  byId("matrix").addEventListener("pointermove", moveToPointer);
+  byId("matrix").addEventListener("pointerdown", moveToPointer);
   byId("matrix").addEventListener("keydown", moveByKey);
   byId("text").addEventListener("click", (event) => {
     if (event.target.dataset.column) moveTo(state.row, Number(event.target.dataset.column));
@@ -96,9 +93,9 @@ function begin() {
     width = byId("figure").clientWidth;
     drawMatrix();
   }).observe(byId("figure"));
-  Object.assign(state, data.start, { row: view().rows.length - 1 });
-  recall();
+  Object.assign(state, data.start, { row: currentView().rows.length - 1 });
+  readAddress();
   showView();
 }
 
-begin();
+start();

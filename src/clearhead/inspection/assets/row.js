@@ -1,11 +1,11 @@
-// One query: the text shaded by its weights, and the way from score to weight as a table.
+// One query: the text shaded by the attention weights, and a table from score to weight.
 
-const NUM_ROWS = 16;
+const MAX_TABLE_ROWS = 16;
 
 function showRow() {
-  const matrices = head();
-  const { rows, columns } = view();
-  byId("row-heading").textContent = `Query ${state.row} “${rows[state.row]}” looks at`;
+  const matrices = currentMatrices();
+  const { rows, columns } = currentView();
+  byId("row-heading").textContent = `Query ${state.row} “${rows[state.row]}” attends to`;
   byId("row").replaceChildren();
   byId("text").replaceChildren();
   if (matrices === null) return;
@@ -14,28 +14,28 @@ function showRow() {
   const largest = Math.max(...weights) || 1;
   byId("text").append(
     ...columns.map((text, column) => {
-      const token = element("span", text);
+      const token = createElement("span", text);
       token.dataset.column = column;
       shade(token, Math.sqrt(weights[column] / largest));
       return token;
     }),
   );
   const order = columns.map((_, column) => column);
-  if (order.length > NUM_ROWS) order.sort((one, other) => weights[other] - weights[one]);
-  const few = order.slice(0, NUM_ROWS);
+  if (order.length > MAX_TABLE_ROWS) order.sort((one, other) => weights[other] - weights[one]);
+  const listed = order.slice(0, MAX_TABLE_ROWS);
   byId("row-caption").textContent =
-    few.length < order.length ? `the ${few.length} largest weights of ${order.length}` : "";
-  for (const column of few) {
+    listed.length < order.length ? `the ${listed.length} largest of ${order.length} weights` : "";
+  for (const column of listed) {
     const score = matrices.scores ? matrices.scores[first + column] : NaN;
     const allowed = !matrices.allowed || matrices.allowed[first + column];
-    const line = element("tr", null);
-    const weight = element("td", shown(weights[column]));
+    const line = createElement("tr", null);
+    const weight = createElement("td", formatNumber(weights[column]));
     shade(weight, Math.sqrt(weights[column] / largest));
     line.append(
-      element("th", String(column), { scope: "row" }),
-      element("td", columns[column], { class: "token" }),
-      element("td", matrices.scores ? shown(score) : ""),
-      element("td", matrices.scores ? shown(allowed ? score : -Infinity) : ""),
+      createElement("th", String(column), { scope: "row" }),
+      createElement("td", columns[column], { class: "token" }),
+      createElement("td", matrices.scores ? formatNumber(score) : ""),
+      createElement("td", matrices.scores ? formatNumber(allowed ? score : -Infinity) : ""),
       weight,
     );
     byId("row").append(line);

@@ -1,34 +1,34 @@
-// All heads: one button each, moved through by the arrow keys.
+// Thumbnails of all heads: one button each; the arrow keys move between them.
 
 function drawThumbnails() {
-  const place = byId("thumbnails");
-  place.replaceChildren();
-  view().layers.forEach((each, number) => {
-    const [count, height, width] = each.thumbnails.shape;
-    const bytes = numbers(each.thumbnails);
-    const buttons = element("div", null);
-    for (let index = 0; index < count; index++) {
-      const button = element("button", null, {
+  const container = byId("thumbnails");
+  container.replaceChildren();
+  currentView().layers.forEach((layer, layerIndex) => {
+    const [numHeads, height, width] = layer.thumbnails.shape;
+    const bytes = arrayOf(layer.thumbnails);
+    const buttons = createElement("div", null);
+    for (let head = 0; head < numHeads; head++) {
+      const button = createElement("button", null, {
         type: "button",
         class: "thumbnail",
-        "aria-label": `layer ${each.number}, head ${index}`,
+        "aria-label": `layer ${layer.number}, head ${head}`,
       });
-      button.dataset.layer = number;
-      button.dataset.head = index;
-      button.append(pixels(width, height, (cell) => bytes[index * height * width + cell] / 255));
+      button.dataset.layer = layerIndex;
+      button.dataset.head = head;
+      button.append(drawPixels(width, height, (cell) => bytes[head * height * width + cell] / 255));
       buttons.append(button);
     }
-    const line = element("div", null, { class: "layer" });
-    line.append(element("span", `L${each.number}`), buttons);
-    place.append(line);
+    const line = createElement("div", null, { class: "layer" });
+    line.append(createElement("span", `L${layer.number}`), buttons);
+    container.append(line);
   });
 }
 
-function markThumbnail() {
+function markSelectedThumbnail() {
   for (const button of byId("thumbnails").querySelectorAll("button")) {
-    const chosen = Number(button.dataset.layer) === state.layer && Number(button.dataset.head) === state.head;
-    button.setAttribute("aria-pressed", chosen);
-    button.tabIndex = chosen ? 0 : -1;
+    const selected = Number(button.dataset.layer) === state.layer && Number(button.dataset.head) === state.head;
+    button.setAttribute("aria-pressed", selected);
+    button.tabIndex = selected ? 0 : -1;
   }
 }
 
@@ -37,7 +37,7 @@ function moveToHead(event) {
   const move = moves[event.key];
   if (!move) return;
   event.preventDefault();
-  const layers = view().layers;
+  const layers = currentView().layers;
   state.layer = Math.min(Math.max(state.layer + move[0], 0), layers.length - 1);
   state.head = Math.min(Math.max(state.head + move[1], 0), layers[state.layer].heads.length - 1);
   showHead();

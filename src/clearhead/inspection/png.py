@@ -1,0 +1,65 @@
+"""Save a matrix, or all heads of a layer, as a PNG with matplotlib (pip install "clearhead[plot]").
+
+save_png("map.png", {"layer 3, head 0": weights}, rows=["I", "am"], columns=["I", "am"])
+"""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from clearhead.errors import ClearheadError
+from clearhead.inspection.colors import LIGHT, to_hex, weight_intensities
+from clearhead.inspection.token_labels import printable
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_LABELS = 48
+
+
+def save_png(path: str | Path, matrices: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str]) -> Path:
+    """Draw each matrix (T, S) under its title; the color follows the square root of the weight. Return the path."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ClearheadError('a PNG needs matplotlib: pip install "clearhead[plot]"') from None
+    assert matrices
+    num_columns = math.ceil(math.sqrt(len(matrices)))
+    num_rows = math.ceil(len(matrices) / num_columns)
+    side = 7.0 if len(matrices) == 1 else 3.0  # inches
+    figure = Figure(figsize=(side * num_columns, side * num_rows), layout="constrained")
+    axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
+    for axis, (title, matrix) in zip(axes, matrices.items(), strict=False):
+        draw_matrix(axis, title, matrix, rows, columns, labeled=len(matrices) == 1)
+    for axis in axes[len(matrices) :]:
+        axis.axis("off")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing", category=UserWarning)  # no font has every script
+        figure.savefig(path, format="png", dpi=150)
+    return Path(path)
+
+
+def draw_matrix(
+    axes: "Axes", title: str, matrix: Tensor, rows: Sequence[str], columns: Sequence[str], labeled: bool
+) -> None:
+    """Draw one matrix, with token labels if there are few enough."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ramp = LinearSegmentedColormap.from_list("clearhead", [to_hex(color) for color in LIGHT])
+    axes.imshow(weight_intensities(matrix).cpu().numpy(), cmap=ramp, vmin=0.0, vmax=1.0, interpolation="nearest")
+    axes.set_title(title, fontsize=10, parse_math=False)
+    if not labeled:
+        axes.set_xticks([])
+        axes.set_yticks([])
+        return
+    axes.set_xlabel("key")
+    axes.set_ylabel("query")
+    if len(rows) <= MAX_LABELS and len(columns) <= MAX_LABELS:
+        axes.set_yticks(range(len(rows)), [printable(text, 16) for text in rows], fontsize=8, parse_math=False)
+        axes.set_xticks(
+            range(len(columns)), [printable(text, 16) for text in columns], fontsize=8, rotation=90, parse_math=False
+        )
