@@ -1,6 +1,6 @@
-"""The page allocator against a simulated memory: whatever is called in whatever order, every sequence reads back right.
+"""The page pool against a simulated storage: after any order of calls, every sequence reads back its own contents.
 
-A slot of the memory holds what its keys and values depend on: the salt and all tokens up to and with its own.
+A slot of the storage holds what keys and values depend on: the salt and all tokens up to and including its own.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from clearhead.errors import ClearheadError
 
 
 def chained_hash(salt: bytes, tokens: tuple[int, ...], page_size: int) -> bytes:
+    """Return the prefix hash of full pages, computed independently of the pool."""
     digest = hashlib.blake2b(salt, digest_size=32).digest()
     for start in range(0, len(tokens), page_size):
         digest = hashlib.blake2b(digest, digest_size=32)
@@ -26,16 +27,17 @@ def chained_hash(salt: bytes, tokens: tuple[int, ...], page_size: int) -> bytes:
 
 
 class Sequence:
-    """A table and, kept apart from it, what it should hold."""
+    """A page table, and separately what it should contain."""
 
     def __init__(self, table: PageTable, salt: bytes, tokens: list[int]):
         self.table, self.salt, self.tokens = table, salt, tokens
 
     def content(self, index: int) -> tuple[bytes, tuple[int, ...]]:
+        """Return what the slot of this token should contain."""
         return self.salt, tuple(self.tokens[: index + 1])
 
 
-# Texts that often begin alike, and steps small enough to leave pages partly filled.
+# Prompts that often share a prefix, and steps small enough to leave pages partly filled.
 prompts = st.builds(
     lambda text, length: text[:length], st.sampled_from([[0] * 12, [0, 0, 0, 1] * 3]), st.integers(0, 12)
 )
@@ -43,63 +45,64 @@ few_tokens = st.lists(st.integers(0, 1), max_size=3)
 salts = st.sampled_from([b"", b"tenant"])
 
 
-class PagedMemory(RuleBasedStateMachine):
-    """Copies and writes wait in a queue, in the order of the calls; publishing alone needs them done."""
+class PagePoolMachine(RuleBasedStateMachine):
+    """Call the pool in random order. Copies and writes are queued, in the order of the calls, until `publish`."""
 
     sequences = Bundle("sequences")
 
     @initialize(num_pages=st.integers(3, 30), page_size=st.integers(1, 4))
-    def begin(self, num_pages, page_size):
+    def create_pool(self, num_pages, page_size):
         self.pool = PagePool(num_pages, page_size)
-        self.memory = {}
+        self.storage = {}
         self.queue = []
-        self.living = []
+        self.alive = []
 
     def flush(self):
+        """Carry out the queued copies and writes."""
         size = self.pool.page_size
         for item in self.queue:
             if isinstance(item, PageCopy):
-                for place in range(size):
-                    content = self.memory.get(item.source * size + place)
-                    self.memory[item.destination * size + place] = content
+                for offset in range(size):
+                    content = self.storage.get(item.source * size + offset)
+                    self.storage[item.destination * size + offset] = content
             else:
                 slot, content = item
-                self.memory[slot] = content
+                self.storage[slot] = content
         self.queue.clear()
 
-    def counted(self):
+    def snapshot(self):
+        """Return everything the pool keeps."""
         pool = self.pool
-        return [*pool.holders], sorted(pool.free), list(pool.cached), dict(pool.page_of)
+        return [*pool.reference_counts], sorted(pool.free), list(pool.cached), dict(pool.page_by_hash)
 
     def extend(self, sequence, tokens):
-        """Whether there was room; if not, nothing may have changed."""
+        """Append tokens. If the pool is full, check that nothing has changed."""
         table, size = sequence.table, self.pool.page_size
-        before = self.counted(), [*table.pages], [*table.tokens]
+        before = self.snapshot(), [*table.pages], [*table.tokens]
         num_pages_after = -(-(len(sequence.tokens) + len(tokens)) // size)
-        shared = bool(tokens) and len(sequence.tokens) % size > 0 and self.holders()[table.pages[-1]] > 1
+        shared = bool(tokens) and len(sequence.tokens) % size > 0 and self.references()[table.pages[-1]] > 1
         num_needed = num_pages_after - len(table.pages) + shared
         try:
             copy = table.append(tokens)
         except OutOfPagesError:
             assert num_needed > len(self.pool.free) + len(self.pool.cached)
-            assert before == (self.counted(), table.pages, table.tokens)
-            return False
+            assert before == (self.snapshot(), table.pages, table.tokens)
+            return
         assert (copy is not None) == shared
         start = len(sequence.tokens)
         sequence.tokens += tokens
         self.queue += [copy] if copy else []
         slots = table.slots(start, start + len(tokens))
         self.queue += [(slot, sequence.content(start + number)) for number, slot in enumerate(slots)]
-        return True
 
     @rule(target=sequences, prompt=prompts, salt=salts)
-    def start(self, prompt, salt):
+    def create_table(self, prompt, salt):
         table = self.pool.create_table(prompt, salt)
         assert table.tokens == prompt[: table.num_tokens]
         assert table.num_tokens % self.pool.page_size == 0
         assert table.num_tokens == 0 or table.num_tokens < len(prompt)
         sequence = Sequence(table, salt, prompt[: table.num_tokens])
-        self.living.append(sequence)
+        self.alive.append(sequence)
         self.extend(sequence, prompt[table.num_tokens :])
         return sequence
 
@@ -114,9 +117,9 @@ class PagedMemory(RuleBasedStateMachine):
 
     @rule(target=sequences, sequence=sequences)
     def fork(self, sequence):
-        twin = Sequence(sequence.table.fork(), sequence.salt, [*sequence.tokens])
-        self.living.append(twin)
-        return twin
+        forked = Sequence(sequence.table.fork(), sequence.salt, [*sequence.tokens])
+        self.alive.append(forked)
+        return forked
 
     @rule(sequence=sequences, num_dropped=st.integers(0, 8))
     def truncate(self, sequence, num_dropped):
@@ -133,71 +136,70 @@ class PagedMemory(RuleBasedStateMachine):
     def free(self, sequence):
         sequence.table.free()
         assert sequence.table.pages == []
-        self.living.remove(sequence)
+        self.alive.remove(sequence)
 
     @rule()
     def write(self):
         self.flush()
 
-    def holders(self):
-        return Counter(page for sequence in self.living for page in sequence.table.pages)
+    def references(self):
+        """Count the tables that hold each page."""
+        return Counter(page for sequence in self.alive for page in sequence.table.pages)
 
     @invariant()
-    def every_page_is_free_used_or_cached_and_holders_are_counted(self):
-        held = self.holders()
-        assert self.pool.holders == [held[page] for page in range(self.pool.num_pages)]
-        assert sorted([*self.pool.free, *self.pool.cached, *held]) == list(range(self.pool.num_pages))
-        assert self.pool.num_used == len(held)
-        assert self.pool.num_available == self.pool.num_pages - len(held)
+    def every_page_is_free_used_or_cached_and_references_are_counted(self):
+        references = self.references()
+        assert self.pool.reference_counts == [references[page] for page in range(self.pool.num_pages)]
+        assert sorted([*self.pool.free, *self.pool.cached, *references]) == list(range(self.pool.num_pages))
+        assert self.pool.num_used == len(references)
+        assert self.pool.num_available == self.pool.num_pages - len(references)
 
     @invariant()
-    def every_sequence_reads_back_right(self):
-        self.check_contents()
-
-    def check_contents(self):
-        memory, queue = dict(self.memory), [*self.queue]
+    def every_sequence_reads_back_its_contents(self):
+        storage, queue = dict(self.storage), [*self.queue]
         self.flush()
-        for sequence in self.living:
+        for sequence in self.alive:
             assert sequence.table.tokens == sequence.tokens
             assert len(sequence.table.pages) == -(-len(sequence.tokens) // self.pool.page_size)
             for index, slot in enumerate(sequence.table.slots(0, len(sequence.tokens))):
-                assert self.memory[slot] == sequence.content(index)
-        self.memory, self.queue = memory, queue
+                assert self.storage[slot] == sequence.content(index)
+        self.storage, self.queue = storage, queue
 
     @invariant()
-    def published_pages_hold_what_they_are_published_for(self):
+    def published_pages_contain_what_they_are_published_for(self):
         size = self.pool.page_size
-        assert {page: key for key, page in self.pool.page_of.items()} == self.pool.hash_of
-        assert set(self.pool.cached) <= set(self.pool.hash_of)
-        for page, key in self.pool.hash_of.items():
-            salt, tokens = self.memory[page * size + size - 1]
+        assert {page: key for key, page in self.pool.page_by_hash.items()} == self.pool.hash_by_page
+        assert set(self.pool.cached) <= set(self.pool.hash_by_page)
+        for page, key in self.pool.hash_by_page.items():
+            salt, tokens = self.storage[page * size + size - 1]
             assert key == chained_hash(salt, tokens, size)
-            for place in range(size):
-                expected = salt, tokens[: len(tokens) - size + place + 1]
-                assert self.memory[page * size + place] == expected
+            for offset in range(size):
+                expected = salt, tokens[: len(tokens) - size + offset + 1]
+                assert self.storage[page * size + offset] == expected
 
     def teardown(self):
         if not hasattr(self, "pool"):
             return
-        for sequence in self.living:
+        for sequence in self.alive:
             sequence.table.free()
         assert self.pool.num_used == 0
         pages = {self.pool.allocate() for _ in range(self.pool.num_pages)}
         assert pages == set(range(self.pool.num_pages))
-        assert not self.pool.page_of
-        assert not self.pool.hash_of
+        assert not self.pool.page_by_hash
+        assert not self.pool.hash_by_page
         with pytest.raises(OutOfPagesError):
             self.pool.allocate()
 
 
-TestPagedMemory = PagedMemory.TestCase
-TestPagedMemory.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestPagePool = PagePoolMachine.TestCase
+TestPagePool.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
 
 
 # --- examples
 
 
-def written(pool: PagePool, tokens: list[int], salt: bytes = b"") -> PageTable:
+def publish_sequence(pool: PagePool, tokens: list[int], salt: bytes = b"") -> PageTable:
+    """Return the published table of a sequence."""
     table = pool.create_table(tokens, salt)
     table.append(tokens[table.num_tokens :])
     table.publish()
@@ -206,22 +208,22 @@ def written(pool: PagePool, tokens: list[int], salt: bytes = b"") -> PageTable:
 
 def test_a_fork_copies_the_shared_page_when_it_writes():
     pool = PagePool(num_pages=4, page_size=4)
-    first = written(pool, [1, 2, 3, 4, 5, 6])
+    first = publish_sequence(pool, [1, 2, 3, 4, 5, 6])
     second = first.fork()
     assert second.pages == first.pages
     assert pool.num_used == 2
-    full, partly = first.pages
+    full, partial = first.pages
     copy = second.append([7])
-    assert copy == PageCopy(source=partly, destination=second.pages[1])
-    assert first.pages == [full, partly]
+    assert copy == PageCopy(source=partial, destination=second.pages[1])
+    assert first.pages == [full, partial]
     assert second.pages[0] == full
-    assert first.append([8]) is None  # alone on its page now
-    assert second.slots(4, 7) == [copy.destination * 4 + place for place in range(3)]
+    assert first.append([8]) is None  # it now holds its page alone
+    assert second.slots(4, 7) == [copy.destination * 4 + offset for offset in range(3)]
 
 
 def test_a_full_shared_page_needs_no_copy():
     pool = PagePool(num_pages=3, page_size=2)
-    first = written(pool, [1, 2])
+    first = publish_sequence(pool, [1, 2])
     second = first.fork()
     assert second.append([3]) is None
     assert first.append([4]) is None
@@ -229,9 +231,9 @@ def test_a_full_shared_page_needs_no_copy():
     assert first.pages[1] != second.pages[1]
 
 
-def test_a_prefix_is_found_again_and_the_last_token_is_left_to_compute():
+def test_a_table_reuses_a_prefix_without_the_last_token():
     pool = PagePool(num_pages=8, page_size=2)
-    pages = written(pool, [1, 2, 3, 4, 5]).pages
+    pages = publish_sequence(pool, [1, 2, 3, 4, 5]).pages
     assert pool.create_table([1, 2, 3, 4, 5]).pages == pages[:2]
     assert pool.create_table([1, 2, 3, 4]).pages == pages[:1]
     assert pool.create_table([1, 2, 3]).pages == pages[:1]
@@ -240,7 +242,7 @@ def test_a_prefix_is_found_again_and_the_last_token_is_left_to_compute():
     assert pool.create_table([1, 9, 3, 4, 5]).pages == []
 
 
-def test_a_prefix_is_found_only_after_it_was_published_and_under_its_salt():
+def test_a_prefix_is_shared_only_after_publishing_and_with_the_same_salt():
     pool = PagePool(num_pages=8, page_size=2)
     table = pool.create_table([1, 2, 3], salt=b"alice")
     table.append([1, 2, 3])
@@ -251,24 +253,26 @@ def test_a_prefix_is_found_only_after_it_was_published_and_under_its_salt():
     assert pool.create_table([1, 2, 3]).num_tokens == 0
 
 
-def test_freed_prefixes_stay_until_room_is_needed_and_the_longest_unused_goes_first():
+def test_freed_prefixes_are_evicted_least_recently_used_first():
     pool = PagePool(num_pages=4, page_size=1)
-    old, recent = written(pool, [1, 2]), written(pool, [3, 4])
+    old, recent = publish_sequence(pool, [1, 2]), publish_sequence(pool, [3, 4])
     old.free()
     recent.free()
     assert (pool.num_used, pool.num_available, len(pool.cached)) == (0, 4, 4)
-    pool.create_table([1, 2, 0]).free()  # used again, hence the most recent now
+    pool.create_table([1, 2, 0]).free()  # used again, so now the most recently used
     other = pool.create_table([9])
     other.append([9])
-    assert pool.create_table([3, 4, 0]).num_tokens == 1  # its end was evicted, its beginning not
+    assert pool.create_table([3, 4, 0]).num_tokens == 1  # its last page was evicted, its first one was not
     assert pool.create_table([1, 2, 0]).num_tokens == 2
 
 
-def test_too_few_pages_change_nothing_and_say_so():
+def test_appending_without_enough_pages_raises_and_changes_nothing():
     pool = PagePool(num_pages=3, page_size=2)
-    first = written(pool, [1, 2, 3])
+    first = publish_sequence(pool, [1, 2, 3])
     second = first.fork()
-    with pytest.raises(OutOfPagesError, match="2 more pages are needed and 1 of 3 can be had; free a sequence"):
+    with pytest.raises(
+        OutOfPagesError, match="2 more pages are needed, but only 1 of 3 are available; free a sequence"
+    ):
         second.append([4, 5])
     assert second.pages == first.pages
     assert second.tokens == [1, 2, 3]
@@ -278,20 +282,20 @@ def test_too_few_pages_change_nothing_and_say_so():
     assert pool.num_available == 0
 
 
-def test_truncating_into_a_published_page_and_writing_withdraws_it():
+def test_writing_to_a_truncated_published_page_that_others_hold_copies_it():
     pool = PagePool(num_pages=4, page_size=4)
-    table = written(pool, [1, 2, 3, 4, 5])
+    table = publish_sequence(pool, [1, 2, 3, 4, 5])
     table.truncate(2)
-    assert pool.create_table([1, 2, 3, 4, 0]).num_tokens == 4  # nothing was overwritten so far
+    assert pool.create_table([1, 2, 3, 4, 0]).num_tokens == 4  # nothing has been overwritten yet
     pool.create_table([1, 2, 3, 4, 0]).free()
     other = pool.create_table([1, 2, 3, 4, 0])
-    assert table.append([7, 8]) is not None  # others hold the page by now
+    assert table.append([7, 8]) is not None  # another table holds the page by now
     other.free()
 
 
-def test_an_unshared_page_is_written_in_place_and_no_longer_found():
+def test_writing_to_an_unshared_published_page_unpublishes_it():
     pool = PagePool(num_pages=4, page_size=4)
-    table = written(pool, [1, 2, 3, 4, 5])
+    table = publish_sequence(pool, [1, 2, 3, 4, 5])
     page = table.pages[0]
     table.truncate(2)
     assert table.append([7, 8]) is None
@@ -302,6 +306,6 @@ def test_an_unshared_page_is_written_in_place_and_no_longer_found():
 
 
 @pytest.mark.parametrize(("num_pages", "page_size"), [(0, 4), (4, 0), (-1, 1)])
-def test_an_empty_pool_is_refused(num_pages, page_size):
-    with pytest.raises(ClearheadError, match="a pool needs at least one of each"):
+def test_a_pool_without_pages_or_slots_is_rejected(num_pages, page_size):
+    with pytest.raises(ClearheadError, match="both must be at least 1"):
         PagePool(num_pages, page_size)
