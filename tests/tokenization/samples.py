@@ -1,4 +1,4 @@
-"""Small tokenizers trained on the spot by other people's libraries, and strings that try tokenizers hard."""
+"""Small tokenizers trained by other libraries, and strings that are difficult for tokenizers."""
 
 import argparse
 import inspect
@@ -32,16 +32,16 @@ PLANES = [(1, 0x300), (0x300, 0x3100), (0x3100, 0xD800), (0xE000, 0x11000), (0x1
 
 
 def varied_strings(count: int, seed: int = 0, also: tuple[str, ...] = ()) -> list[str]:
-    """Words, code, runs of spaces, emoji, combining marks, control characters; every sixth any Unicode at all."""
-    source = random.Random(seed)
+    """Return strings of words, code, spaces, emoji, combining marks and control characters; a sixth are any Unicode."""
+    generator = random.Random(seed)
     pieces = [*PIECES, *also]
     strings = ["", " ", "a" * 50, " " * 40, "-" * 77, "\t" * 9, "ab" * 30]
     while len(strings) < count:
-        if source.random() < 1 / 6:
-            planes = source.choices(PLANES, k=source.randrange(1, 12))
-            strings.append("".join(chr(source.randrange(*plane)) for plane in planes))
+        if generator.random() < 1 / 6:
+            planes = generator.choices(PLANES, k=generator.randrange(1, 12))
+            strings.append("".join(chr(generator.randrange(*plane)) for plane in planes))
         else:
-            strings.append("".join(source.choices(pieces, k=source.randrange(1, 30))))
+            strings.append("".join(generator.choices(pieces, k=generator.randrange(1, 30))))
     return strings[:count]
 
 
@@ -62,9 +62,9 @@ def byte_level() -> Tokenizer:
 
 @cache
 def byte_fallback() -> Tokenizer:
-    """The shape of Llama's tokenizer.json."""
+    """Return a tokenizer built like Llama's tokenizer.json."""
     trained = Tokenizer(models.BPE())
-    trained.normalizer = _underscores()
+    trained.normalizer = _meta_spaces()
     trained.train_from_iterator(
         [sentence.replace("你", "").replace("👍", "") for sentence in CORPUS],
         trainers.BpeTrainer(vocab_size=500, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False),
@@ -74,7 +74,7 @@ def byte_fallback() -> Tokenizer:
     vocabulary = learned["vocab"] | {token: len(learned["vocab"]) + byte for byte, token in enumerate(byte_tokens)}
     merges = [tuple(merge) for merge in learned["merges"]]
     tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    tokenizer.normalizer = _underscores()
+    tokenizer.normalizer = _meta_spaces()
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
@@ -83,13 +83,13 @@ def byte_fallback() -> Tokenizer:
     return tokenizer
 
 
-def _underscores() -> normalizers.Normalizer:
+def _meta_spaces() -> normalizers.Normalizer:
     return normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
 
 
 @cache
 def metaspace_unigram() -> Tokenizer:
-    """The shape of T5's tokenizer.json."""
+    """Return a tokenizer built like T5's tokenizer.json."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -103,7 +103,7 @@ def metaspace_unigram() -> Tokenizer:
 
 @cache
 def wordpiece() -> Tokenizer:
-    """The shape of BERT's tokenizer.json, with its request to cut and pad texts."""
+    """Return a tokenizer built like BERT's tokenizer.json."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -120,7 +120,7 @@ def wordpiece() -> Tokenizer:
 
 @cache
 def word_ends() -> Tokenizer:
-    """The shape of GPT-1's tokenizer.json: `</w>` ends a word, and becomes a space before the next."""
+    """Return a tokenizer built like GPT-1's tokenizer.json: `</w>` ends a word and becomes a space before the next."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -143,7 +143,7 @@ LIBRARY_TOKENIZERS = {
 
 @cache
 def sentencepiece_model(**options: object) -> bytes:
-    """A `.model` file trained by the sentencepiece package."""
+    """Return the contents of a `.model` file trained by the sentencepiece package."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(CORPUS),

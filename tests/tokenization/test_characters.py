@@ -1,4 +1,4 @@
-"""One token per byte or per character."""
+"""Tokenizers with one token per byte or per character."""
 
 import pytest
 from hypothesis import given
@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
-from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.library_tokenizer import SpecialTokens
 from clearhead.tokenization.load import load_tokenizer
 
 BYTES = byte_tokenizer()
 
 
 @given(st.text())
-def test_bytes_are_those_of_utf8_and_come_back(text):
+def test_bytes_are_those_of_utf8_and_decode_to_the_text(text):
     ids = BYTES.encode(text)
     assert ids == list(text.encode())
     assert BYTES.decode(ids) == text
@@ -42,14 +42,14 @@ def test_characters_are_numbered_in_sorted_order():
 
 
 @given(st.text(min_size=1, alphabet="abcdé你👍 \n\t"))
-def test_known_characters_come_back(text):
+def test_known_characters_decode_to_the_text(text):
     tokenizer = character_tokenizer("abcdé你👍 \n\t")
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert len(tokenizer.encode(text)) == len(text)
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, character_tokenizer("abc é你\n")], ids=["byte", "character"])
-def test_saved_ones_load_again_here_and_in_transformers(tokenizer, tmp_path):
+def test_a_saved_tokenizer_loads_here_and_in_transformers(tokenizer, tmp_path):
     transformers = pytest.importorskip("transformers")
     tokenizer.save(tmp_path)
     again, theirs = load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -65,13 +65,13 @@ def test_saved_ones_load_again_here_and_in_transformers(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("make", "complaint"),
+    ("make", "message"),
     [
         (lambda: character_tokenizer("abc", SpecialTokens(eos="<eos>")), "needs an unknown token"),
         (lambda: character_tokenizer(["ab", "c"]), "single characters"),
         (lambda: character_tokenizer("abc", SpecialTokens(unknown="a")), "also a character"),
     ],
 )
-def test_what_cannot_be_made_is_said(make, complaint):
-    with pytest.raises(ClearheadError, match=complaint):
+def test_invalid_arguments_are_rejected(make, message):
+    with pytest.raises(ClearheadError, match=message):
         make()

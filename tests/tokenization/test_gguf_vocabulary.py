@@ -1,4 +1,4 @@
-"""Tokenizers from GGUF metadata, against the libraries whose vocabularies were put there."""
+"""Tokenizers from GGUF metadata, compared with the libraries that the vocabularies come from."""
 
 import json
 
@@ -9,7 +9,7 @@ from sentencepiece import sentencepiece_model_pb2
 from tokenizers import Tokenizer
 
 from clearhead.errors import ClearheadError
-from clearhead.tokenization.gguf_vocabulary import from_gguf
+from clearhead.tokenization.gguf_vocabulary import tokenizer_from_gguf
 from tests.tokenization.samples import byte_level, sentencepiece_model, varied_strings, wordpiece
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
@@ -59,7 +59,7 @@ def sentencepiece_metadata(model: bytes, **changes):
 
 
 def test_byte_level_encodes_as_the_library_does():
-    tokenizer, library = from_gguf(byte_level_metadata()), byte_level()
+    tokenizer, library = tokenizer_from_gguf(byte_level_metadata()), byte_level()
     for text in varied_strings(500, seed=6, also=("<|im_end|>", "<think>")):
         assert tokenizer.encode(text) == library.encode(text).ids
         assert tokenizer.decode(tokenizer.encode(text)) == library.decode(library.encode(text).ids)
@@ -68,23 +68,27 @@ def test_byte_level_encodes_as_the_library_does():
     assert tokenizer.special_ids == {0, 1, 2}
 
 
-def test_byte_level_frames_texts_when_asked():
+def test_byte_level_adds_bos_and_eos_as_the_keys_tell():
     plain = byte_level().encode("fox").ids
-    assert from_gguf(byte_level_metadata(add_bos_token=True)).encode("fox") == [1, *plain]
-    assert from_gguf(byte_level_metadata(add_bos_token=True, add_eos_token=True)).encode("fox") == [1, *plain, 2]
-    assert from_gguf(byte_level_metadata(pre="llama-bpe")).encode("fox")[0] == 1
-    assert from_gguf(byte_level_metadata(pre="llama-bpe", add_bos_token=False)).encode("fox") == plain
+    assert tokenizer_from_gguf(byte_level_metadata(add_bos_token=True)).encode("fox") == [1, *plain]
+    assert tokenizer_from_gguf(byte_level_metadata(add_bos_token=True, add_eos_token=True)).encode("fox") == [
+        1,
+        *plain,
+        2,
+    ]
+    assert tokenizer_from_gguf(byte_level_metadata(pre="llama-bpe")).encode("fox")[0] == 1
+    assert tokenizer_from_gguf(byte_level_metadata(pre="llama-bpe", add_bos_token=False)).encode("fox") == plain
 
 
-def test_missing_types_make_only_the_named_tokens_special():
-    tokenizer = from_gguf(byte_level_metadata(token_type=None, padding_token_id=None))
+def test_without_token_types_only_the_named_tokens_are_special():
+    tokenizer = tokenizer_from_gguf(byte_level_metadata(token_type=None, padding_token_id=None))
     assert tokenizer.special_ids == {1, 2}
 
 
 def test_end_of_turn_and_template_are_read():
     metadata = byte_level_metadata(eos_token_id=0, eot_token_id=1)
     metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
-    tokenizer = from_gguf(metadata)
+    tokenizer = tokenizer_from_gguf(metadata)
     assert tokenizer.stop_ids == {0, 1, 2}
     assert tokenizer.chat_template == "{{ messages[0].content }}"
 
@@ -93,7 +97,7 @@ def test_end_of_turn_and_template_are_read():
 def test_sentencepiece_encodes_as_sentencepiece_does(add_dummy_prefix):
     model = sentencepiece_model(**SENTENCEPIECE, add_dummy_prefix=add_dummy_prefix)
     theirs = sentencepiece.SentencePieceProcessor(model_proto=model)
-    ours = from_gguf(sentencepiece_metadata(model, add_space_prefix=None if add_dummy_prefix else False))
+    ours = tokenizer_from_gguf(sentencepiece_metadata(model, add_space_prefix=None if add_dummy_prefix else False))
     for text in varied_strings(500, seed=7):
         assert ours.encode(text) == [1, *theirs.encode(text)]
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
@@ -109,26 +113,26 @@ def test_wordpiece_encodes_as_the_library_does():
     ]
     ids = {"bos_token_id": 2, "eos_token_id": 3, "seperator_token_id": 3, "unknown_token_id": 1, "padding_token_id": 0}
     values = {"model": "bert", "tokens": tokens, "token_type": [CONTROL if t in special else NORMAL for t in tokens]}
-    tokenizer = from_gguf({f"tokenizer.ggml.{key}": value for key, value in {**values, **ids}.items()})
+    tokenizer = tokenizer_from_gguf({f"tokenizer.ggml.{key}": value for key, value in {**values, **ids}.items()})
     for text in varied_strings(300, seed=8):
         assert tokenizer.encode(text) == library.encode(text).ids
         assert tokenizer.decode(tokenizer.encode(text)) == library.decode(library.encode(text).ids)
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "message"),
     [
         ({"model": None}, r"no tokenizer: the key tokenizer\.ggml\.model is missing"),
         ({"model": "gpt3"}, "unknown GGUF tokenizer model 'gpt3'; did you mean 'gpt2'"),
-        ({"model": 5}, "model is int, where str is needed"),
-        ({"pre": "gpt-9"}, "unknown pre-tokenizer 'gpt-9'.*known are: .*smollm"),
+        ({"model": 5}, "model is int; it must be str"),
+        ({"pre": "gpt-9"}, "unknown pre-tokenizer 'gpt-9'.*known names: .*smollm"),
         ({"tokens": None}, "no vocabulary"),
         ({"tokens": []}, "no vocabulary"),
-        ({"tokens": "abc"}, "tokens is str, where an array is needed"),
-        ({"tokens": [1, 2]}, "tokens holds other things than str"),
+        ({"tokens": "abc"}, "tokens is str; it must be an array"),
+        ({"tokens": [1, 2]}, "tokens must hold only str values"),
         ({"tokens": ["a", "b", "a"]}, "'a' occurs 2 times"),
         ({"token_type": [1, 1]}, "but 2 token types"),
-        ({"token_type": [77] * byte_level().get_vocab_size()}, "a number that is no type"),
+        ({"token_type": [77] * byte_level().get_vocab_size()}, "a number that is not a token type"),
         ({"merges": ["ab"]}, "'ab' is not two tokens"),
         ({"merges": ["qqq zzz"]}, "merges do not fit its tokens"),
         ({"bos_token_id": 10_000}, "bos_token_id is 10000, but the GGUF file has"),
@@ -138,11 +142,11 @@ def test_wordpiece_encodes_as_the_library_does():
         ({"model": "llama", "scores": [0.0]}, "one score for each"),
     ],
 )
-def test_bad_metadata_is_refused_in_a_sentence(changes, complaint):
-    with pytest.raises(ClearheadError, match=complaint):
-        from_gguf(byte_level_metadata(**changes))
+def test_invalid_metadata_is_rejected(changes, message):
+    with pytest.raises(ClearheadError, match=message):
+        tokenizer_from_gguf(byte_level_metadata(**changes))
 
 
-def test_a_template_must_be_text():
+def test_a_chat_template_must_be_a_string():
     with pytest.raises(ClearheadError, match="chat_template is list"):
-        from_gguf({**byte_level_metadata(), "tokenizer.chat_template": ["x"]})
+        tokenizer_from_gguf({**byte_level_metadata(), "tokenizer.chat_template": ["x"]})

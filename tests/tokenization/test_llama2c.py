@@ -1,4 +1,4 @@
-"""llama2.c's tokenizer.bin, against the sentencepiece package and the file of the real stories15M."""
+"""llama2.c's tokenizer.bin, compared with the sentencepiece package, and the file of the real stories15M."""
 
 import struct
 
@@ -23,8 +23,8 @@ def entry(text, score):
     return struct.pack("<fi", score, len(content)) + content
 
 
-def exported():
-    """What llama2.c writes for a SentencePiece model."""
+def export_tokenizer_bin():
+    """Return the file that llama2.c writes for a SentencePiece model."""
     pieces = [THEIRS.id_to_piece(token_id).replace("▁", " ") for token_id in range(THEIRS.vocab_size())]
     pieces[1:3] = ["\n<s>\n", "\n</s>\n"]
     longest = max(len(piece.encode()) for piece in pieces)
@@ -33,7 +33,7 @@ def exported():
 
 
 def test_encodes_and_decodes_as_sentencepiece_does():
-    ours = read_tokenizer_bin(exported())
+    ours = read_tokenizer_bin(export_tokenizer_bin())
     assert (ours.bos_id, ours.eos_id, ours.unknown_id, ours.vocab_size) == (1, 2, 0, THEIRS.vocab_size())
     for text in varied_strings(1000, seed=4):
         assert ours.encode(text) == [1, *THEIRS.encode(text)]
@@ -49,7 +49,7 @@ def test_the_real_file(stories15m):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b"", "has 0 bytes"),
         (struct.pack("<i", 0), "longest token has 0 bytes"),
@@ -57,19 +57,19 @@ def test_the_real_file(stories15m):
         (struct.pack("<i", 8), "has 0 tokens"),
         (struct.pack("<i", 8) + entry("123456789", 0.0), "token 0 of tokenizer.bin has 9 bytes"),
         (struct.pack("<ifi", 8, 0.0, -1), "token 0 of tokenizer.bin has -1 bytes"),
-        (struct.pack("<i", 8) + entry("abc", 0.0)[:-1], "cut short in token 0"),
-        (exported()[:-1], "cut short in token"),
-        (exported() + b"\0" * 5, "cut short in token"),
-        (exported() + entry(" the", -1.0), "occurs 2 times"),
-        (exported() + struct.pack("<fi", 0.0, 1) + b"\xff", "is not UTF-8"),
+        (struct.pack("<i", 8) + entry("abc", 0.0)[:-1], "truncated in token 0"),
+        (export_tokenizer_bin()[:-1], "truncated in token"),
+        (export_tokenizer_bin() + b"\0" * 5, "truncated in token"),
+        (export_tokenizer_bin() + entry(" the", -1.0), "occurs 2 times"),
+        (export_tokenizer_bin() + struct.pack("<fi", 0.0, 1) + b"\xff", "is not UTF-8"),
     ],
 )
-def test_bad_files_are_refused_in_a_sentence(content, complaint):
-    with pytest.raises(ClearheadError, match=complaint):
+def test_invalid_files_are_rejected(content, message):
+    with pytest.raises(ClearheadError, match=message):
         read_tokenizer_bin(content)
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_refused(content):
+def test_random_bytes_are_rejected(content):
     with pytest.raises(ClearheadError):
         read_tokenizer_bin(content)

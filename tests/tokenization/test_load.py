@@ -1,4 +1,4 @@
-"""Files to tokenizers: every kind, every setting, and whatever may be wrong with them."""
+"""Loading tokenizers: every kind of file, every setting, and invalid files."""
 
 import json
 from contextlib import suppress
@@ -58,7 +58,7 @@ def test_settings_are_read_as_transformers_reads_them(folder):
     assert AutoTokenizer.from_pretrained(folder).chat_template == "in its own file"
 
 
-def test_settings_fill_each_others_gaps(folder):
+def test_each_special_token_is_read_from_the_first_file_that_has_it(folder):
     write(
         folder,
         special_tokens_map={"eos_token": "<|im_end|>"},
@@ -71,13 +71,13 @@ def test_settings_fill_each_others_gaps(folder):
     assert load_tokenizer(folder).stop_ids == {0, 1, 2, 100}
 
 
-def test_the_default_of_named_templates_is_taken(folder):
+def test_of_several_templates_the_one_named_default_is_used(folder):
     named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     write(folder, tokenizer_config={"chat_template": named})
     assert load_tokenizer(folder).chat_template == "d"
 
 
-def test_a_tokenizer_json_comes_before_a_sentencepiece_model(folder):
+def test_tokenizer_json_takes_precedence_over_a_sentencepiece_model(folder):
     (folder / "tokenizer.model").write_bytes(MODEL)
     assert load_tokenizer(folder).vocab_size == byte_level().get_vocab_size()
     (folder / "tokenizer.json").unlink()
@@ -86,7 +86,7 @@ def test_a_tokenizer_json_comes_before_a_sentencepiece_model(folder):
     assert load_tokenizer(folder / "tokenizer.model.v3").vocab_size == 600
 
 
-def test_bert_in_its_folder(minilm):
+def test_the_folder_of_a_bert_model(minilm):
     ours, theirs = load_tokenizer(minilm), AutoTokenizer.from_pretrained(minilm)
     for text in varied_strings(300):
         assert ours.encode(text) == theirs.encode(text)
@@ -94,14 +94,14 @@ def test_bert_in_its_folder(minilm):
 
 
 @pytest.mark.parametrize(
-    ("files", "complaint"),
+    ("files", "message"),
     [
         ({"tokenizer": "[]"}, "does not accept it"),
         ({"tokenizer": ""}, "does not accept it"),
         ({"tokenizer": byte_level().to_str()[:-500]}, "does not accept it"),
         ({"tokenizer": '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}'}, "does not accept it"),
         ({"tokenizer": '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": 0}}'}, "does not accept it"),
-        ({"tokenizer_config": "[1]"}, "tokenizer_config.json holds list, where an object is needed"),
+        ({"tokenizer_config": "[1]"}, "tokenizer_config.json contains a list; it must contain a JSON object"),
         ({"tokenizer_config": "{"}, "tokenizer_config.json is not valid JSON"),
         ({"tokenizer_config": "[" * 100_000}, "tokenizer_config.json is not valid JSON"),
         ({"tokenizer_config": "1" * 5000}, "tokenizer_config.json is not valid JSON"),
@@ -109,36 +109,36 @@ def test_bert_in_its_folder(minilm):
         ({"tokenizer_config": {"eos_token": "<none>"}}, "'<none>' is not in the vocabulary"),
         ({"tokenizer_config": {"chat_template": 5}}, "chat template in tokenizer_config.json is not text"),
         ({"tokenizer_config": {"stop_tokens": 5}}, "stop_tokens in tokenizer_config.json"),
-        ({"tokenizer_config": {"text_normalizer": {}}}, "text_normalizer in tokenizer_config.json does not fit"),
-        ({"generation_config": {"eos_token_id": [2, 999_999]}}, "token id 999999, which has no token"),
+        ({"tokenizer_config": {"text_normalizer": {}}}, "text_normalizer in tokenizer_config.json does not match"),
+        ({"generation_config": {"eos_token_id": [2, 999_999]}}, "token id 999999, which is not in the vocabulary"),
         ({"generation_config": {"eos_token_id": "x"}}, "token id 'x'"),
         ({"generation_config": {"eos_token_id": -5}}, "token id -5"),
     ],
 )
-def test_bad_files_are_refused_in_a_sentence(folder, files, complaint):
+def test_invalid_files_are_rejected(folder, files, message):
     write(folder, **files)
-    with pytest.raises(ClearheadError, match=complaint):
+    with pytest.raises(ClearheadError, match=message):
         load_tokenizer(folder)
 
 
-def test_what_is_not_there_is_said(tmp_path):
-    with pytest.raises(ClearheadError, match=r"holds no tokenizer; looked for tokenizer\.json"):
+def test_missing_and_unsupported_files_are_reported(tmp_path):
+    with pytest.raises(ClearheadError, match=r"contains no tokenizer; looked for tokenizer\.json"):
         load_tokenizer(tmp_path)
     with pytest.raises(ClearheadError, match=r"nowhere\.json does not exist"):
         load_tokenizer(tmp_path / "nowhere.json")
-    for name, complaint in [("a.txt", "none of the known kinds"), ("a.gguf", "open it as a checkpoint")]:
+    for name, message in [("a.txt", "file type is not supported"), ("a.gguf", "load the file as a checkpoint")]:
         (tmp_path / name).write_text("x")
-        with pytest.raises(ClearheadError, match=complaint):
+        with pytest.raises(ClearheadError, match=message):
             load_tokenizer(tmp_path / name)
 
 
-def test_large_files_are_not_read(folder, monkeypatch):
+def test_files_that_are_too_large_are_rejected(folder, monkeypatch):
     monkeypatch.setattr(files, "MAX_BYTES", 100)
     with pytest.raises(ClearheadError, match="at most 100 can be read"):
         load_tokenizer(folder)
 
 
-def test_text_that_is_not_utf8_is_refused(folder):
+def test_text_that_is_not_utf8_is_rejected(folder):
     (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(ClearheadError, match=r"chat_template\.jinja is not UTF-8"):
         load_tokenizer(folder)

@@ -1,4 +1,4 @@
-"""Marian's tokenizer against transformers', from small SentencePiece models and vocabularies made on the spot."""
+"""Marian's tokenizer compared with transformers', on small SentencePiece models and vocabularies."""
 
 import json
 import re
@@ -12,16 +12,21 @@ import pytest
 import sentencepiece
 from transformers import MarianTokenizer as TheirTokenizer
 
-from clearhead.checkpoint.load import folder_tokenizer
+from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.errors import ClearheadError
-from clearhead.tokenization.base import StreamDecoder
 from clearhead.tokenization.characters import byte_tokenizer
-from clearhead.tokenization.fast import SpecialTokens
-from clearhead.tokenization.marian import MarianTokenizer, load_marian, marian_files, read_vocabulary
+from clearhead.tokenization.interface import StreamDecoder
+from clearhead.tokenization.library_tokenizer import SpecialTokens
+from clearhead.tokenization.marian import (
+    MarianTokenizer,
+    find_marian_files,
+    load_marian_tokenizer,
+    read_marian_vocabulary,
+)
 from tests.tokenization.samples import CORPUS, SENTENCES, sentencepiece_model, varied_strings
 
 RULES = ["nmt_nfkc", "identity"]
-UNSEEN = ["鵰", "ꙮ", "ꙮ鵰"]  # not in the corpus, yet in the vocabulary
+UNSEEN = ["鵰", "ꙮ", "ꙮ鵰"]  # not in the corpus, but in the vocabulary
 MARKS = ["</s>", "<unk>", "<pad>", "<s>", ">>fra<<", ">>xyz<<", ">>", "<<"]
 STRINGS = varied_strings(600, seed=5, also=(*MARKS, *UNSEEN))
 
@@ -38,21 +43,21 @@ def target_model() -> bytes:
 
 @cache
 def tokens(rule: str = "nmt_nfkc") -> tuple[str, ...]:
-    """By frequency in cut text, as Marian counts: of both languages, and without SentencePiece's rarest pieces."""
+    """Return pieces by their frequency in segmented text of both languages, without the rarest, as Marian counts."""
     counts: Counter[str] = Counter()
     for model in (source_model(rule), target_model()):
-        cutter = sentencepiece.SentencePieceProcessor(model_proto=model)
-        counts.update(piece for sentence in CORPUS for piece in cutter.encode(sentence, out_type=str))
+        segmenter = sentencepiece.SentencePieceProcessor(model_proto=model)
+        counts.update(piece for sentence in CORPUS for piece in segmenter.encode(sentence, out_type=str))
     frequent = [piece for piece, count in counts.most_common() if count > 3]
     return ("</s>", "<unk>", *frequent, ">>fra<<", *UNSEEN)
 
 
 def write_folder(folder: Path, rule: str = "nmt_nfkc") -> Path:
-    """As on the Hub."""
-    numbered = {token: number for number, token in enumerate((*tokens(rule), "<pad>"))}
+    """Write a folder as on the Hub."""
+    ids = {token: token_id for token_id, token in enumerate((*tokens(rule), "<pad>"))}
     (folder / "source.spm").write_bytes(source_model(rule))
     (folder / "target.spm").write_bytes(target_model())
-    (folder / "vocab.json").write_text(json.dumps(numbered, indent=2), encoding="utf-8")
+    (folder / "vocab.json").write_text(json.dumps(ids, indent=2), encoding="utf-8")
     (folder / "tokenizer_config.json").write_text('{"source_lang": "zho", "target_lang": "eng"}')
     return folder
 
@@ -65,41 +70,45 @@ def write_ctranslate2_folder(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_ids_are_those_of_transformers(tmp_path: Path, rule: str) -> None:
-    ours, theirs = load_marian(write_folder(tmp_path, rule)), TheirTokenizer.from_pretrained(tmp_path)
+def test_ids_equal_those_of_transformers(tmp_path: Path, rule: str) -> None:
+    ours, theirs = load_marian_tokenizer(write_folder(tmp_path, rule)), TheirTokenizer.from_pretrained(tmp_path)
     differing = []
     for text in [*SENTENCES, *STRINGS]:
         expected, found = theirs(text).input_ids, ours.encode(text)
         assert sorted(found) == sorted(expected), text
         assert ours.encode(text, add_special_tokens=False) == found[:-1]
         differing += [text] if found != expected else []
-    # Of cuts with equal sums of scores, such as `ii i` and `i ii`, the two may take different ones.
+    # Of segmentations with equal sums of scores, such as `ii i` and `i ii`, the two may choose different ones.
     assert len(differing) <= 6
     assert not set(differing) & set(SENTENCES)
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("skips", [True, False])
-def test_texts_are_those_of_transformers(tmp_path: Path, rule: str, skips: bool) -> None:
-    ours, theirs = load_marian(write_folder(tmp_path, rule)), TheirTokenizer.from_pretrained(tmp_path)
+def test_decoded_texts_equal_those_of_transformers(tmp_path: Path, rule: str, skips: bool) -> None:
+    ours, theirs = load_marian_tokenizer(write_folder(tmp_path, rule)), TheirTokenizer.from_pretrained(tmp_path)
     for text in [*SENTENCES, *STRINGS]:
         ids = theirs(text).input_ids
         found, expected = (tokenizer.decode(ids, skip_special_tokens=skips) for tokenizer in (ours, theirs))
-        if not skips:  # after a special token transformers drops however many spaces the text itself had
+        if not skips:  # after a special token, transformers drops all spaces of the text
             found, expected = (re.sub(" +", " ", decoded) for decoded in (found, expected))
         assert found.strip() == expected, text
     assert ours.decode(ours.encode("The quick brown fox jumps.")) == "The quick brown fox jumps."
 
 
-def test_what_is_outside_either_vocabulary(tmp_path: Path) -> None:
-    tokenizer = load_marian(write_folder(tmp_path))
-    cutter = sentencepiece.SentencePieceProcessor(model_proto=source_model())
+def test_pieces_outside_one_of_the_two_vocabularies(tmp_path: Path) -> None:
+    tokenizer = load_marian_tokenizer(write_folder(tmp_path))
+    segmenter = sentencepiece.SentencePieceProcessor(model_proto=source_model())
     known = set(tokens())
-    rare = [piece for piece in map(cutter.id_to_piece, range(3, len(cutter))) if piece not in known and piece[0] == "▁"]
-    alone = [piece for piece in rare if cutter.encode(piece[1:], out_type=str) == [piece]]
-    assert alone
-    assert all(tokenizer.encode(piece[1:]) == [tokenizer.unknown_id, tokenizer.eos_id] for piece in alone)
-    assert cutter.piece_to_id("鵰") == cutter.unk_id()
+    rare = [
+        piece
+        for piece in map(segmenter.id_to_piece, range(3, len(segmenter)))
+        if piece not in known and piece[0] == "▁"
+    ]
+    single = [piece for piece in rare if segmenter.encode(piece[1:], out_type=str) == [piece]]
+    assert single
+    assert all(tokenizer.encode(piece[1:]) == [tokenizer.unknown_id, tokenizer.eos_id] for piece in single)
+    assert segmenter.piece_to_id("鵰") == segmenter.unk_id()
     start = tokens().index("▁")
     assert tokenizer.encode("鵰", add_special_tokens=False) == [start, tokens().index("鵰")]
     assert tokenizer.encode("ꙮ鵰", add_special_tokens=False) == [start, tokens().index("ꙮ鵰")]
@@ -107,23 +116,23 @@ def test_what_is_outside_either_vocabulary(tmp_path: Path) -> None:
 
 
 def test_special_tokens_and_sizes(tmp_path: Path) -> None:
-    tokenizer = load_marian(write_folder(tmp_path))
+    tokenizer = load_marian_tokenizer(write_folder(tmp_path))
     size = len(tokens()) + 1
     assert (tokenizer.eos_id, tokenizer.unknown_id, tokenizer.pad_id) == (0, 1, size - 1)
     assert (tokenizer.bos_id, tokenizer.chat_template, tokenizer.vocab_size) == (None, None, size)
     assert tokenizer.stop_ids == {0}
     assert tokenizer.special_ids == {0, 1, size - 1}
     word = next(token for token in tokens() if token.startswith("▁") and len(token) > 2)
-    number = tokens().index(word)
-    assert tokenizer.token_text(number) == word.replace("▁", " ")
+    token_id = tokens().index(word)
+    assert tokenizer.token_text(token_id) == word.replace("▁", " ")
     assert tokenizer.token_text(size) == f"<{size}>"
-    assert tokenizer.token_bytes(number, after=None) == word[1:].encode()
-    assert tokenizer.token_bytes(number, after=number) == word.replace("▁", " ").encode()
-    assert tokenizer.decode([number, number, size + 7, -1, 0]) == f"{word[1:]} {word[1:]}<-1>"
+    assert tokenizer.token_bytes(token_id, previous_id=None) == word[1:].encode()
+    assert tokenizer.token_bytes(token_id, previous_id=token_id) == word.replace("▁", " ").encode()
+    assert tokenizer.decode([token_id, token_id, size + 7, -1, 0]) == f"{word[1:]} {word[1:]}<-1>"
 
 
-def test_streams_join_to_the_decoded_text(tmp_path: Path) -> None:
-    tokenizer = load_marian(write_folder(tmp_path))
+def test_stream_pieces_concatenate_to_the_decoded_text(tmp_path: Path) -> None:
+    tokenizer = load_marian_tokenizer(write_folder(tmp_path))
     for text in [*SENTENCES, *STRINGS[:100]]:
         ids = tokenizer.encode(text)
         for skips in (True, False):
@@ -135,11 +144,11 @@ def test_streams_join_to_the_decoded_text(tmp_path: Path) -> None:
     assert decoder.push(ids[0]) == tokenizer.token_text(ids[0]).lstrip()
 
 
-def test_a_saved_one_loads_again_here_and_in_transformers(tmp_path: Path) -> None:
+def test_a_saved_tokenizer_loads_here_and_in_transformers(tmp_path: Path) -> None:
     (tmp_path / "given").mkdir()
-    ours = load_marian(write_folder(tmp_path / "given"))
+    ours = load_marian_tokenizer(write_folder(tmp_path / "given"))
     ours.save(tmp_path / "saved")
-    again, theirs = load_marian(tmp_path / "saved"), TheirTokenizer.from_pretrained(tmp_path / "saved")
+    again, theirs = load_marian_tokenizer(tmp_path / "saved"), TheirTokenizer.from_pretrained(tmp_path / "saved")
     assert (tmp_path / "saved" / "target.spm").read_bytes() == target_model()
     for text in [*SENTENCES, *MARKS]:
         assert again.encode(text) == ours.encode(text) == theirs(text).input_ids
@@ -152,27 +161,29 @@ def test_a_saved_one_loads_again_here_and_in_transformers(tmp_path: Path) -> Non
     )
 
 
-def test_ctranslate2_lists_the_same_vocabulary(tmp_path: Path) -> None:
+def test_a_ctranslate2_folder_gives_the_same_ids(tmp_path: Path) -> None:
     (tmp_path / "hub").mkdir()
     (tmp_path / "listed").mkdir()
     ours, listed = (
-        load_marian(write_folder(tmp_path / "hub")),
-        load_marian(write_ctranslate2_folder(tmp_path / "listed")),
+        load_marian_tokenizer(write_folder(tmp_path / "hub")),
+        load_marian_tokenizer(write_ctranslate2_folder(tmp_path / "listed")),
     )
     assert (listed.pad_id, listed.vocab_size, listed.eos_id) == (ours.pad_id, ours.vocab_size, ours.eos_id)
     assert all(listed.encode(text) == ours.encode(text) for text in [*SENTENCES, *MARKS])
     listed.save(tmp_path / "saved")
-    theirs = TheirTokenizer.from_pretrained(tmp_path / "saved")  # it wants a target.spm, of which there is none
+    theirs = TheirTokenizer.from_pretrained(tmp_path / "saved")  # it needs a target.spm, which the folder lacks
     assert (tmp_path / "saved" / "target.spm").read_bytes() == source_model()
     assert all(theirs(text).input_ids == ours.encode(text) for text in SENTENCES)
 
 
-def test_a_ctranslate2_folder_may_hold_source_spm(tmp_path: Path) -> None:
+def test_a_ctranslate2_folder_may_contain_source_spm(tmp_path: Path) -> None:
     write_ctranslate2_folder(tmp_path)
     (tmp_path / "sentencepiece.model").rename(tmp_path / "source.spm")
-    assert load_marian(tmp_path).encode("fox") == MarianTokenizer(source_model(), [*tokens(), "<pad>"]).encode("fox")
+    assert load_marian_tokenizer(tmp_path).encode("fox") == MarianTokenizer(
+        source_model(), [*tokens(), "<pad>"]
+    ).encode("fox")
     (tmp_path / "source.spm").unlink()
-    assert marian_files(tmp_path) is None
+    assert find_marian_files(tmp_path) is None
 
 
 @pytest.mark.parametrize("write", [write_folder, write_ctranslate2_folder])
@@ -182,13 +193,13 @@ def test_special_tokens_may_have_other_names(tmp_path: Path, write) -> None:
         path.write_text(path.read_text(encoding="utf-8").replace('"</s>"', '"<end>"'), encoding="utf-8")
     if write is write_folder:
         (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<end>"}}')
-    tokenizer = load_marian(tmp_path)
+    tokenizer = load_marian_tokenizer(tmp_path)
     assert tokenizer.eos_id == 0
     assert tokenizer.encode("fox<end>")[-2:] == [0, 0]
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "complaint"),
+    ("vocabulary", "message"),
     [
         ("", "is not valid JSON"),
         ("[" * 100_000, "is not valid JSON"),
@@ -196,33 +207,33 @@ def test_special_tokens_may_have_other_names(tmp_path: Path, write) -> None:
         ('["</s>", 1]', "neither a list of tokens nor an object"),
         ('{"</s>": 0, "<unk>": 1.5}', "gives the token '<unk>' the id 1.5"),
         ('{"</s>": 0, "<unk>": true}', "gives the token '<unk>' the id True"),
-        ('{"</s>": 0, "<unk>": 2}', "does not number its 2 tokens from 0 on"),
-        ('{"</s>": 0, "<unk>": 0}', "does not number its 2 tokens from 0 on"),
-        ('{"</s>": -1, "<unk>": 0}', "does not number its 2 tokens from 0 on"),
-        (r'["</s>", "\ud83d"]', "half a character"),
+        ('{"</s>": 0, "<unk>": 2}', "must give its 2 tokens the ids from 0 on"),
+        ('{"</s>": 0, "<unk>": 0}', "must give its 2 tokens the ids from 0 on"),
+        ('{"</s>": -1, "<unk>": 0}', "must give its 2 tokens the ids from 0 on"),
+        (r'["</s>", "\ud83d"]', "an incomplete character"),
         ('["</s>", "<unk>", "a", "b", "a", "<pad>"]', "'a' occurs more than once"),
-        ('["</s>", "<unk>"]', "lacks '<pad>', the token that Marian needs as pad_token"),
+        ('["</s>", "<unk>"]', "lacks '<pad>', which Marian needs as pad_token"),
         ('["<unk>", "<pad>"]', "lacks '</s>'"),
         ("{}", "lacks '</s>'"),
     ],
     ids=lambda value: value[:30],
 )
-def test_damaged_vocabularies_are_refused(tmp_path: Path, vocabulary: str, complaint: str) -> None:
+def test_damaged_vocabularies_are_rejected(tmp_path: Path, vocabulary: str, message: str) -> None:
     (write_folder(tmp_path) / "vocab.json").write_text(vocabulary)
-    with pytest.raises(ClearheadError, match=complaint):
-        load_marian(tmp_path)
+    with pytest.raises(ClearheadError, match=message):
+        load_marian_tokenizer(tmp_path)
 
 
-def test_a_vocabulary_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_bytes(b'["\xff"]')
     with pytest.raises(ClearheadError, match="is not UTF-8 text"):
-        read_vocabulary(tmp_path / "vocab.json")
+        read_marian_vocabulary(tmp_path / "vocab.json")
 
 
 @pytest.mark.parametrize(
-    ("options", "complaint"),
+    ("options", "message"),
     [
-        ({"model_type": "bpe"}, "of the kind bpe; Marian's are plain unigram"),
+        ({"model_type": "bpe"}, "is bpe; Marian needs plain unigram"),
         (
             {"model_type": "unigram", "user_defined_symbols": "<sep>", "byte_fallback": True},
             "unigram with user_defined pieces with byte pieces",
@@ -230,47 +241,47 @@ def test_a_vocabulary_that_is_no_text_is_refused(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_other_sentencepiece_models_are_refused(tmp_path: Path, options: dict[str, str], complaint: str) -> None:
+def test_other_sentencepiece_models_are_rejected(tmp_path: Path, options: dict[str, str], message: str) -> None:
     (write_folder(tmp_path) / "source.spm").write_bytes(sentencepiece_model(**options))
-    with pytest.raises(ClearheadError, match=complaint):
-        load_marian(tmp_path)
+    with pytest.raises(ClearheadError, match=message):
+        load_marian_tokenizer(tmp_path)
 
 
-def test_folders_that_hold_something_else(tmp_path: Path) -> None:
-    with pytest.raises(ClearheadError, match=r"holds no Marian tokenizer; looked for source\.spm"):
-        load_marian(tmp_path)
+def test_incomplete_and_unsupported_folders_are_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ClearheadError, match=r"contains no Marian tokenizer; looked for source\.spm"):
+        load_marian_tokenizer(tmp_path)
     write_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"separate_vocabs": true}')
-    with pytest.raises(ClearheadError, match="a vocabulary each"):
-        load_marian(tmp_path)
+    with pytest.raises(ClearheadError, match="separate vocabularies"):
+        load_marian_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     (tmp_path / "source.spm").write_bytes(b"\x0a\xff")
-    with pytest.raises(ClearheadError, match="cut short"):
-        load_marian(tmp_path)
+    with pytest.raises(ClearheadError, match="truncated"):
+        load_marian_tokenizer(tmp_path)
     (tmp_path / "vocab.json").unlink()
     (write_ctranslate2_folder(tmp_path) / "config.json").write_text("[]")
-    with pytest.raises(ClearheadError, match=r"config\.json holds list"):
-        load_marian(tmp_path)
+    with pytest.raises(ClearheadError, match=r"config\.json contains a list"):
+        load_marian_tokenizer(tmp_path)
 
 
-def test_a_special_token_without_text_is_refused() -> None:
+def test_an_empty_special_token_is_rejected() -> None:
     with pytest.raises(ClearheadError, match="lacks ''"):
         MarianTokenizer(source_model(), [*tokens(), "<pad>", ""], SpecialTokens(eos="", unknown="<unk>", pad="<pad>"))
 
 
-def test_half_a_character_cannot_be_encoded(tmp_path: Path) -> None:
+def test_an_unpaired_surrogate_cannot_be_encoded(tmp_path: Path) -> None:
     with pytest.raises(ClearheadError, match="cannot be encoded"):
-        load_marian(write_folder(tmp_path)).encode("a\ud83d")
+        load_marian_tokenizer(write_folder(tmp_path)).encode("a\ud83d")
 
 
-def test_no_torch_is_imported() -> None:
+def test_importing_the_module_does_not_import_torch() -> None:
     code = "import sys, clearhead.tokenization.marian; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.download
 def test_a_real_vocabulary(opus_mt: Path, tmp_path: Path) -> None:
-    tokenizer = load_marian(opus_mt)
+    tokenizer = load_marian_tokenizer(opus_mt)
     assert (tokenizer.eos_id, tokenizer.unknown_id, tokenizer.pad_id) == (0, 1, 65000)
     tokenizer.save(tmp_path)
     theirs = TheirTokenizer.from_pretrained(tmp_path)
@@ -280,13 +291,13 @@ def test_a_real_vocabulary(opus_mt: Path, tmp_path: Path) -> None:
     assert tokenizer.decode(tokenizer.encode(rare[0])) == rare[0]
 
 
-def test_a_folder_holds_the_tokenizer_that_was_saved_last(tmp_path: Path) -> None:
+def test_saving_replaces_the_tokenizer_in_a_folder(tmp_path: Path) -> None:
     write_folder(tmp_path)
     (tmp_path / "special_tokens_map.json").write_text('{"pad_token": "<pad>"}')
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
-    marian, plain = load_marian(tmp_path), byte_tokenizer()
-    for saved in (plain, marian, plain):
+    marian, byte = load_marian_tokenizer(tmp_path), byte_tokenizer()
+    for saved in (byte, marian, byte):
         saved.save(tmp_path)
-        found = folder_tokenizer(tmp_path)
+        found = load_folder_tokenizer(tmp_path)
         assert found is not None
         assert (found.vocab_size, found.pad_id, found.chat_template) == (saved.vocab_size, saved.pad_id, None)

@@ -1,13 +1,13 @@
-"""The tokenizer inside the real SmolLM2 GGUF file, against the one transformers makes of the same file."""
+"""The tokenizer in the real SmolLM2 GGUF file, compared with the one that transformers builds from the same file."""
 
 import pytest
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
 from clearhead.checkpoint.gguf import open_gguf
-from clearhead.tokenization.base import StreamDecoder
-from clearhead.tokenization.chat import render_chat
-from clearhead.tokenization.gguf_vocabulary import from_gguf
+from clearhead.tokenization.chat_template import render_chat
+from clearhead.tokenization.gguf_vocabulary import tokenizer_from_gguf
+from clearhead.tokenization.interface import StreamDecoder
 from tests.tokenization.samples import varied_strings
 
 STRINGS = varied_strings(1000, seed=9, also=("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<repo_name>"))
@@ -20,7 +20,7 @@ MESSAGES = [
 
 @pytest.fixture(scope="module")
 def ours(smollm2_gguf):
-    return from_gguf(open_gguf(smollm2_gguf).metadata)
+    return tokenizer_from_gguf(open_gguf(smollm2_gguf).metadata)
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def test_special_tokens_are_equal(ours, theirs):
 
 
 def test_ids_and_texts_are_equal(ours, theirs, monkeypatch):
-    # transformers has no entry for this file's pre-tokenizer, smollm, and cuts as GPT-2 does. SmolLM2's own
-    # tokenizer.json first cuts out each digit.
+    # transformers does not know this file's pre-tokenizer, smollm, and splits as GPT-2 does. SmolLM2's own
+    # tokenizer.json first isolates each digit.
     published = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     monkeypatch.setattr(theirs.backend_tokenizer, "pre_tokenizer", pre_tokenizers.Sequence(published))
     for text in STRINGS:
@@ -47,14 +47,14 @@ def test_ids_and_texts_are_equal(ours, theirs, monkeypatch):
         assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids, skip_special_tokens=False)
 
 
-def test_ids_are_equal_as_transformers_stands_where_no_number_occurs(ours, theirs):
+def test_ids_of_texts_without_digits_equal_those_of_unmodified_transformers(ours, theirs):
     without_numbers = [text for text in STRINGS if not any(map(str.isnumeric, text))]
     assert len(without_numbers) > 300
     for text in without_numbers:
         assert ours.encode(text) == theirs.encode(text), text
 
 
-def test_streamed_text_is_equal(ours, theirs):
+def test_streamed_texts_are_equal(ours, theirs):
     for text in STRINGS[:300]:
         ids = ours.encode(text)
         decoder = StreamDecoder(ours)

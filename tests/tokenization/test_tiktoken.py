@@ -1,4 +1,4 @@
-"""Rank files against the tiktoken package."""
+"""Rank files compared with the tiktoken package."""
 
 import base64
 
@@ -9,18 +9,18 @@ from tiktoken_ext import openai_public
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.byte_level import from_byte_alphabet
 from clearhead.tokenization.load import load_tokenizer
-from clearhead.tokenization.splits import TIKTOKEN_SPLITS
-from clearhead.tokenization.tiktoken import read_ranks
+from clearhead.tokenization.pre_tokenization import TIKTOKEN_PATTERNS
+from clearhead.tokenization.tiktoken import read_rank_file
 from tests.tokenization.samples import byte_level, varied_strings
 
 
 def learned_ranks():
-    """Ranks from a trained byte-level vocabulary, less its special tokens."""
+    """Return ranks from a trained byte-level vocabulary without its special tokens."""
     tokens = sorted(byte_level().get_vocab(with_added_tokens=False).items(), key=lambda item: item[1])
     return {from_byte_alphabet(token): rank for rank, (token, _) in enumerate(tokens[3:])}
 
 
-# The last cannot be built from two others: it is a token only as a whole word.
+# The last token cannot be built from two others, so only a whole word can become it.
 RANKS = {**learned_ranks(), b"qzxj": 690}
 
 
@@ -28,13 +28,13 @@ def rank_file(ranks):
     return b"\n".join(base64.b64encode(token) + b" %d" % rank for token, rank in ranks.items()) + b"\n"
 
 
-@pytest.mark.parametrize("name", sorted(TIKTOKEN_SPLITS))
+@pytest.mark.parametrize("name", sorted(TIKTOKEN_PATTERNS))
 def test_encodes_as_tiktoken_does(name, monkeypatch):
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})  # it would download ranks
     pattern = openai_public.ENCODING_CONSTRUCTORS[f"{name}_base"]()["pat_str"]
     special = {"<|endoftext|>": 700, "<|fim|>": 702}
     theirs = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=RANKS, special_tokens=special)
-    ours = read_ranks(rank_file(RANKS), encoding=name, special_tokens=special)
+    ours = read_rank_file(rank_file(RANKS), encoding=name, special_tokens=special)
     for text in [*varied_strings(1000, seed=2, also=("<|endoftext|>", "<|fim|>")), "qzxj", "qzxjq"]:
         ids = theirs.encode(text, allowed_special="all")
         assert ours.encode(text) == ids
@@ -42,7 +42,7 @@ def test_encodes_as_tiktoken_does(name, monkeypatch):
     assert (ours.vocab_size, ours.eos_id, ours.special_ids) == (703, 700, {700, 702})
 
 
-def test_the_file_name_chooses_the_encoding(tmp_path):
+def test_the_file_name_selects_the_encoding(tmp_path):
     (tmp_path / "r50k_base.tiktoken").write_bytes(rank_file({**RANKS, b"filler": 49_000}))
     with pytest.raises(ClearheadError, match="but an id of 50256"):
         load_tokenizer(tmp_path)  # its <|endoftext|> is far beyond these few ranks
@@ -52,7 +52,7 @@ def test_the_file_name_chooses_the_encoding(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"),
+    ("content", "message"),
     [
         (b"", "no token for byte 0x00"),
         (rank_file({**RANKS, b"!!": 5}), "same rank"),
@@ -67,6 +67,6 @@ def test_the_file_name_chooses_the_encoding(tmp_path):
         (rank_file({**RANKS, b"zzzz": 50_256}), r"overlap: \[50256\]"),
     ],
 )
-def test_bad_files_are_refused_in_a_sentence(content, complaint):
-    with pytest.raises(ClearheadError, match=complaint):
-        read_ranks(content, encoding="r50k")
+def test_invalid_files_are_rejected(content, message):
+    with pytest.raises(ClearheadError, match=message):
+        read_rank_file(content, encoding="r50k")

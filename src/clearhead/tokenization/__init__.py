@@ -1,37 +1,58 @@
-"""Text to token ids and back. Imports no torch.
+"""Text to token ids and back; no module here imports torch.
 
-Start at `base.py` (what a tokenizer offers), then `load.py` (files to tokenizers) and `chat.py`
-(messages to a prompt). The algorithms are those of the `tokenizers` library, which `fast.py` wraps.
+    tokenizer = load_tokenizer("model_folder"); ids = tokenizer.encode("Hello!")
+
+    interface                  Tokenizer, the protocol; StreamDecoder, from a stream of ids to text
+    library_tokenizer          LibraryTokenizer, which runs the `tokenizers` library
+    load                       tokenizers from folders and files
+    gguf_vocabulary            tokenizers from the metadata of GGUF files
+    marian                     the tokenizer of Marian models, from Hugging Face's or CTranslate2's files
+    llama2c, tiktoken          tokenizers from tokenizer.bin and from rank files
+    sentencepiece, sentencepiece_file, sentencepiece_normalizer, character_map
+                               SentencePiece vocabularies: building, reading, normalising text
+    byte_level, pre_tokenization
+                               byte-level vocabularies, and the patterns that split text before merging
+    settings                   tokenizer_config.json and the other small files beside a tokenizer
+    characters, train          tokenizers of bytes or characters; learning a vocabulary from texts
+    chat_template              render_chat: from messages to a prompt
+    template_sandbox, template_filters, template_limits
+                               run an untrusted chat template within limits
+
+Names are imported on first use, so that the protocol can be imported without the `tokenizers` library.
 """
 
-from clearhead.tokenization.base import (
-    StreamDecoder,
-    Tokenizer,
-)
-from clearhead.tokenization.characters import (
-    byte_tokenizer,
-)
-from clearhead.tokenization.chat import (
-    render_chat,
-)
-from clearhead.tokenization.fast import (
-    SpecialTokens,
-)
-from clearhead.tokenization.gguf_vocabulary import (
-    from_gguf,
-)
-from clearhead.tokenization.load import (
-    load_tokenizer,
-)
-from clearhead.tokenization.marian import (
-    CTRANSLATE2_VOCABULARY,
-    load_marian,
-    marian_files,
-    read_vocabulary,
-)
-from clearhead.tokenization.train import (
-    train_tokenizer,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clearhead.tokenization.characters import byte_tokenizer
+    from clearhead.tokenization.chat_template import render_chat
+    from clearhead.tokenization.gguf_vocabulary import tokenizer_from_gguf
+    from clearhead.tokenization.interface import StreamDecoder, Tokenizer
+    from clearhead.tokenization.library_tokenizer import SpecialTokens
+    from clearhead.tokenization.load import load_tokenizer
+    from clearhead.tokenization.marian import (
+        CTRANSLATE2_VOCABULARY,
+        find_marian_files,
+        load_marian_tokenizer,
+        read_marian_vocabulary,
+    )
+    from clearhead.tokenization.train import train_tokenizer
+
+MODULES = {
+    "CTRANSLATE2_VOCABULARY": "marian",
+    "SpecialTokens": "library_tokenizer",
+    "StreamDecoder": "interface",
+    "Tokenizer": "interface",
+    "byte_tokenizer": "characters",
+    "find_marian_files": "marian",
+    "load_marian_tokenizer": "marian",
+    "load_tokenizer": "load",
+    "read_marian_vocabulary": "marian",
+    "render_chat": "chat_template",
+    "tokenizer_from_gguf": "gguf_vocabulary",
+    "train_tokenizer": "train",
+}
 
 __all__ = [
     "CTRANSLATE2_VOCABULARY",
@@ -39,12 +60,17 @@ __all__ = [
     "StreamDecoder",
     "Tokenizer",
     "byte_tokenizer",
-    "from_gguf",
-    "load_marian",
+    "find_marian_files",
+    "load_marian_tokenizer",
     "load_tokenizer",
-    "marian_files",
-    "read_vocabulary",
+    "read_marian_vocabulary",
     "render_chat",
-    "train",
+    "tokenizer_from_gguf",
     "train_tokenizer",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in MODULES:
+        raise AttributeError(f"module 'clearhead.tokenization' has no attribute {name!r}")
+    return getattr(import_module(f"clearhead.tokenization.{MODULES[name]}"), name)

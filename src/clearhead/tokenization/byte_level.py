@@ -1,6 +1,6 @@
-"""Byte-level vocabularies: the alphabet that writes every byte as a visible character.
+"""Byte-level vocabularies, whose alphabet writes every byte as a visible character.
 
-in_byte_alphabet("é".encode())   # 'Ã©'
+to_byte_alphabet("é".encode())   # 'Ã©'
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 
 def _byte_alphabet() -> list[str]:
-    """Printable Latin-1 characters stand for themselves, the other bytes for 256 upwards, in order.
+    """Return the character of each byte: printable Latin-1 as it is, the other bytes as 256 upwards, in order.
 
     Radford et al. 2019 (GPT-2), encoder.py of its release.
     """
@@ -23,13 +23,13 @@ BYTE_ALPHABET = tuple(_byte_alphabet())
 BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_ALPHABET)}
 
 
-def in_byte_alphabet(token: bytes) -> str:
-    """The token as byte-level vocabularies spell it."""
+def to_byte_alphabet(token: bytes) -> str:
+    """Return the bytes of a token as byte-level vocabularies spell them."""
     return "".join(BYTE_ALPHABET[byte] for byte in token)
 
 
 def from_byte_alphabet(token: str) -> bytes:
-    """The bytes of a byte-level token; one with a character outside the alphabet stands for itself."""
+    """Return the bytes of a byte-level token; a token with a character outside the alphabet is encoded as UTF-8."""
     try:
         return bytes([BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:
@@ -39,18 +39,18 @@ def from_byte_alphabet(token: str) -> bytes:
 def byte_level_bpe(
     vocabulary: Mapping[str, int],
     merges: Iterable[tuple[str, str]],
-    splits: Sequence[str],
-    whole_words_first: bool = False,
+    patterns: Sequence[str],
+    ignore_merges: bool = False,
     normalizer: normalizers.Normalizer | None = None,
 ) -> tokenizers.Tokenizer:
-    """Byte-level BPE that cuts text by each pattern of `splits` in turn before it merges.
+    """Return byte-level BPE that splits text by each of `patterns` in order before it merges.
 
-    `whole_words_first`: a piece that is a token as a whole is not built by merges.
+    With `ignore_merges`, a piece that is a token as a whole is taken without applying merges.
     """
-    library = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges), ignore_merges=whole_words_first))
+    library = tokenizers.Tokenizer(models.BPE(dict(vocabulary), list(merges), ignore_merges=ignore_merges))
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splits),
+            *(pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -60,16 +60,16 @@ def byte_level_bpe(
     return library
 
 
-def merges_by_rank(ranked: Sequence[str]) -> list[tuple[str, str]]:
-    """Every way to build each token from two others, for tokens given from first to last to be built.
+def merges_by_rank(tokens: Sequence[str]) -> list[tuple[str, str]]:
+    """Return every way to build each token from two others, for tokens in order of their rank.
 
-    BPE by rank joins the neighbours whose joint text comes first in `ranked`, however it is cut; a list
-    of pairs in that order does the same.
+    BPE by rank merges the neighbours whose concatenation has the lowest rank, however it is split; a list of merges
+    in this order gives the same result.
     """
-    known = set(ranked)
+    known = set(tokens)
     return [
         (token[:cut], token[cut:])
-        for token in ranked
+        for token in tokens
         for cut in range(1, len(token))
         if token[:cut] in known and token[cut:] in known
     ]

@@ -1,8 +1,8 @@
-"""The tokenizer that a GGUF file carries in its metadata.
+"""Build the tokenizer that a GGUF file stores in its metadata.
 
-    tokenizer = from_gguf(open_gguf("model.gguf").metadata)
+    tokenizer = tokenizer_from_gguf(open_gguf("model.gguf").metadata)
 
-Key names: ggml's docs/gguf.md; defaults where a key is missing: llama.cpp, src/llama-vocab.cpp.
+Key names: ggml's docs/gguf.md; defaults of missing keys: llama.cpp, src/llama-vocab.cpp.
 """
 
 from collections import Counter
@@ -14,10 +14,21 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.tokenization.byte_level import byte_level_bpe
-from clearhead.tokenization.fast import FastTokenizer, SpecialTokens, frame, library_errors, mark_special
-from clearhead.tokenization.sentencepiece import Kind, Piece, SentencePieces, build
-from clearhead.tokenization.sentencepiece_normalizer import SPACE
-from clearhead.tokenization.splits import gguf_split
+from clearhead.tokenization.library_tokenizer import (
+    LibraryTokenizer,
+    SpecialTokens,
+    convert_library_errors,
+    mark_special,
+    set_framing_tokens,
+)
+from clearhead.tokenization.pre_tokenization import gguf_pre_tokenization
+from clearhead.tokenization.sentencepiece import (
+    Piece,
+    PieceType,
+    SentencePieceVocabulary,
+    build_sentencepiece_tokenizer,
+)
+from clearhead.tokenization.sentencepiece_normalizer import META_SPACE
 
 T = TypeVar("T")
 
@@ -25,8 +36,8 @@ PREFIX = "tokenizer.ggml."
 STOP_KEYS = ("eot_token_id", "eom_token_id")
 
 
-def from_gguf(metadata: Mapping[str, object]) -> FastTokenizer:
-    """The tokenizer of a GGUF file's key-value metadata."""
+def tokenizer_from_gguf(metadata: Mapping[str, object]) -> LibraryTokenizer:
+    """Return the tokenizer that a GGUF file's key-value metadata describes."""
     builders = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece}
     model = _value(metadata, "model", str)
     if model is None:
@@ -36,38 +47,38 @@ def from_gguf(metadata: Mapping[str, object]) -> FastTokenizer:
     return builders[model](metadata)
 
 
-def _byte_level(metadata: Mapping[str, object]) -> FastTokenizer:
-    tokens, kinds = _vocabulary(metadata)
-    split = gguf_split(_value(metadata, "pre", str) or "default")
+def _byte_level(metadata: Mapping[str, object]) -> LibraryTokenizer:
+    tokens, types = _vocabulary(metadata)
+    pre_tokenization = gguf_pre_tokenization(_value(metadata, "pre", str) or "default")
     special = _special(metadata, tokens)
     merges = [_merge(text) for text in _array(metadata, "merges", str) or []]
-    with library_errors("the GGUF file's merges do not fit its tokens"):
+    with convert_library_errors("the GGUF file's merges do not fit its tokens"):
         library = byte_level_bpe(
             {token: token_id for token_id, token in enumerate(tokens)},
             merges,
-            split.patterns,
-            whole_words_first=split.whole_words_first,
-            normalizer=normalizers.NFC() if split.composes_unicode else None,
+            pre_tokenization.patterns,
+            ignore_merges=pre_tokenization.ignore_merges,
+            normalizer=normalizers.NFC() if pre_tokenization.normalizes_to_nfc else None,
         )
-    _mark(library, tokens, kinds)
-    frame(
+    _mark(library, tokens, types)
+    set_framing_tokens(
         library,
-        special.bos if _flag(metadata, "add_bos_token", split.adds_bos) else None,
+        special.bos if _flag(metadata, "add_bos_token", pre_tokenization.adds_bos) else None,
         special.eos if _flag(metadata, "add_eos_token", False) else None,
     )
-    return FastTokenizer(library, special, _chat_template(metadata))
+    return LibraryTokenizer(library, special, _chat_template(metadata))
 
 
-def _sentencepiece(metadata: Mapping[str, object]) -> FastTokenizer:
-    tokens, kinds = _vocabulary(metadata)
-    tokens = [token.replace(" ", SPACE) for token in tokens]  # some files have spaces in user-defined tokens
+def _sentencepiece(metadata: Mapping[str, object]) -> LibraryTokenizer:
+    tokens, types = _vocabulary(metadata)
+    tokens = [token.replace(" ", META_SPACE) for token in tokens]  # some files contain spaces in user-defined tokens
     scores = _array(metadata, "scores", float)
     if scores is None or len(scores) != len(tokens):
         raise ClearheadError(f"the GGUF file must give one score for each of its {len(tokens)} tokens")
     special = _special(metadata, tokens, defaults={"bos": 1, "eos": 2, "unknown": 0})
-    return build(
-        SentencePieces(
-            pieces=[Piece(*piece) for piece in zip(tokens, scores, kinds, strict=True)],
+    return build_sentencepiece_tokenizer(
+        SentencePieceVocabulary(
+            pieces=[Piece(*piece) for piece in zip(tokens, scores, types, strict=True)],
             algorithm="bpe",
             add_dummy_prefix=_flag(metadata, "add_space_prefix", True),
         ),
@@ -78,16 +89,13 @@ def _sentencepiece(metadata: Mapping[str, object]) -> FastTokenizer:
     )
 
 
-def _wordpiece(metadata: Mapping[str, object]) -> FastTokenizer:
-    """BERT's: a GGUF file marks the start of a word by ▁, the library its continuation by ##."""
-    tokens, kinds = _vocabulary(metadata)
+def _wordpiece(metadata: Mapping[str, object]) -> LibraryTokenizer:
+    """Return BERT's tokenizer: a GGUF file marks the start of a word by ▁, the library its continuation by ##."""
+    tokens, types = _vocabulary(metadata)
     special = _special(metadata, tokens, defaults={"bos": 101, "eos": 102, "pad": 0, "unknown": 100})
-    separator = _token(metadata, "seperator_token_id", tokens) or special.eos  # the key is spelled so
-    spelled = [
-        token if kind != Kind.NORMAL else token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
-        for token, kind in zip(tokens, kinds, strict=True)
-    ]
-    with library_errors("the GGUF file's WordPiece vocabulary is not usable"):
+    separator = _token(metadata, "seperator_token_id", tokens) or special.eos  # the key is misspelled in GGUF
+    spelled = [_wordpiece_spelling(token, piece_type) for token, piece_type in zip(tokens, types, strict=True)]
+    with convert_library_errors("the GGUF file's WordPiece vocabulary is not usable"):
         library = tokenizers.Tokenizer(
             models.WordPiece(
                 {token: token_id for token_id, token in enumerate(spelled)},
@@ -97,40 +105,48 @@ def _wordpiece(metadata: Mapping[str, object]) -> FastTokenizer:
     library.normalizer = normalizers.BertNormalizer(lowercase=_flag(metadata, "normalizer.lowercase", True))
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece()
-    _mark(library, spelled, kinds)
-    frame(library, special.bos, separator)
-    return FastTokenizer(library, special, _chat_template(metadata))
+    _mark(library, spelled, types)
+    set_framing_tokens(library, special.bos, separator)
+    return LibraryTokenizer(library, special, _chat_template(metadata))
 
 
-def _vocabulary(metadata: Mapping[str, object]) -> tuple[list[str], list[Kind]]:
+def _wordpiece_spelling(token: str, piece_type: PieceType) -> str:
+    if piece_type != PieceType.NORMAL:
+        return token
+    return token.removeprefix(META_SPACE) if token.startswith(META_SPACE) else f"##{token}"
+
+
+def _vocabulary(metadata: Mapping[str, object]) -> tuple[list[str], list[PieceType]]:
     tokens = _array(metadata, "tokens", str)
     if not tokens:
         raise ClearheadError(f"the GGUF file has no vocabulary: the key {PREFIX}tokens is missing")
     for token, count in Counter(tokens).most_common(1):
         if count > 1:
             raise ClearheadError(f"the token {token!r} occurs {count} times in the GGUF file's vocabulary")
-    numbers = _array(metadata, "token_type", int) or [Kind.NORMAL] * len(tokens)
+    numbers = _array(metadata, "token_type", int) or [PieceType.NORMAL] * len(tokens)
     if len(numbers) != len(tokens):
         raise ClearheadError(f"the GGUF file has {len(tokens)} tokens, but {len(numbers)} token types")
     try:
-        return tokens, [Kind(number) for number in numbers]
+        return tokens, [PieceType(number) for number in numbers]
     except ValueError as error:
-        raise ClearheadError(f"the GGUF file's {PREFIX}token_type holds a number that is no type: {error}") from error
+        raise ClearheadError(f"{PREFIX}token_type holds a number that is not a token type: {error}") from error
 
 
 def _merge(text: str) -> tuple[str, str]:
-    """The two halves of a merge: a space parts them, but not one at the very start."""
+    """Return the two halves of a merge, which the first space separates unless the text starts with it."""
     cut = text.find(" ", 1)
     if cut < 0:
-        raise ClearheadError(f"the GGUF file's merge {text!r} is not two tokens with a space between them")
+        raise ClearheadError(f"the GGUF file's merge {text!r} is not two tokens separated by a space")
     return text[:cut], text[cut + 1 :]
 
 
-def _mark(library: tokenizers.Tokenizer, tokens: list[str], kinds: list[Kind]) -> None:
-    """Control tokens are special; user-defined ones are found whole in a text, but are text."""
-    by_kind = list(zip(tokens, kinds, strict=True))
-    mark_special(library, [token for token, kind in by_kind if kind in (Kind.CONTROL, Kind.UNKNOWN)])
-    library.add_tokens([AddedToken(token, normalized=False) for token, kind in by_kind if kind == Kind.USER_DEFINED])
+def _mark(library: tokenizers.Tokenizer, tokens: list[str], types: list[PieceType]) -> None:
+    """Make control tokens special; user-defined tokens are matched as a whole, but decoded as text."""
+    typed = list(zip(tokens, types, strict=True))
+    mark_special(library, [token for token, type_ in typed if type_ in (PieceType.CONTROL, PieceType.UNKNOWN)])
+    library.add_tokens(
+        [AddedToken(token, normalized=False) for token, type_ in typed if type_ == PieceType.USER_DEFINED]
+    )
 
 
 def _special(
@@ -146,7 +162,7 @@ def _special(
 
 
 def _token(metadata: Mapping[str, object], key: str, tokens: list[str]) -> str | None:
-    """The token whose id a key gives."""
+    """Return the token whose id the key holds; None if the key is missing."""
     token_id = _value(metadata, key, int)
     if token_id is None:
         return None
@@ -163,25 +179,25 @@ def _flag(metadata: Mapping[str, object], key: str, default: bool) -> bool:
 def _chat_template(metadata: Mapping[str, object]) -> str | None:
     template = metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
-        raise ClearheadError(f"tokenizer.chat_template is {type(template).__name__}, where text is needed")
+        raise ClearheadError(f"tokenizer.chat_template is {type(template).__name__}; it must be a string")
     return template
 
 
-def _value(metadata: Mapping[str, object], key: str, kind: type[T]) -> T | None:
+def _value(metadata: Mapping[str, object], key: str, expected: type[T]) -> T | None:
     value = metadata.get(PREFIX + key)
-    if value is not None and not isinstance(value, kind):
-        raise ClearheadError(f"{PREFIX}{key} is {type(value).__name__}, where {kind.__name__} is needed")
+    if value is not None and not isinstance(value, expected):
+        raise ClearheadError(f"{PREFIX}{key} is {type(value).__name__}; it must be {expected.__name__}")
     return value
 
 
-def _array(metadata: Mapping[str, object], key: str, kind: type[T]) -> list[T] | None:
-    """An array as a list of plain values; readers give lists, NumPy arrays or sequences of their own."""
+def _array(metadata: Mapping[str, object], key: str, expected: type[T]) -> list[T] | None:
+    """Return an array as a list of Python values; readers give lists, NumPy arrays or sequences of their own."""
     values = metadata.get(PREFIX + key)
     if values is None:
         return None
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
-        raise ClearheadError(f"{PREFIX}{key} is {type(values).__name__}, where an array is needed")
+        raise ClearheadError(f"{PREFIX}{key} is {type(values).__name__}; it must be an array")
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
-    if not all(isinstance(value, kind) for value in listed):
-        raise ClearheadError(f"{PREFIX}{key} holds other things than {kind.__name__}")
+    if not all(isinstance(value, expected) for value in listed):
+        raise ClearheadError(f"{PREFIX}{key} must hold only {expected.__name__} values")
     return listed

@@ -4,39 +4,44 @@
 
     int32 longest token in bytes | for each token: float32 score, int32 bytes, its text
 
-Format: llama2.c, tokenizer.py. Ids 0 to 2 are unknown, bos and eos; 3 to 258 are the bytes. How these
-are spelled differs between versions of the file, so their texts are not read.
+Format: llama2.c, tokenizer.py. Ids 0 to 2 are unknown, bos and eos; 3 to 258 are the bytes. The spelling of these
+ids differs between versions of the file, so their texts are not read.
 """
 
 import struct
 
 from clearhead.errors import ClearheadError
-from clearhead.tokenization.fast import FastTokenizer, SpecialTokens
-from clearhead.tokenization.sentencepiece import Kind, Piece, SentencePieces, build
-from clearhead.tokenization.sentencepiece_normalizer import SPACE
+from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens
+from clearhead.tokenization.sentencepiece import (
+    Piece,
+    PieceType,
+    SentencePieceVocabulary,
+    build_sentencepiece_tokenizer,
+)
+from clearhead.tokenization.sentencepiece_normalizer import META_SPACE
 
 UNKNOWN, BOS, EOS = "<unk>", "<s>", "</s>"
 NUM_BYTES = 256
-# Llama's longest token has 48 bytes; the files on hand say 27.
+# Llama's longest token has 48 bytes; the released files state 27.
 MAX_TOKEN_BYTES = 512
 
 
-def read_tokenizer_bin(content: bytes) -> FastTokenizer:
-    """The tokenizer of a `tokenizer.bin`; it adds bos, and a space before the text, as Llama's does."""
-    first = [(UNKNOWN, Kind.UNKNOWN), (BOS, Kind.CONTROL), (EOS, Kind.CONTROL)]
-    first += [(f"<0x{byte:02X}>", Kind.BYTE) for byte in range(NUM_BYTES)]
+def read_tokenizer_bin(content: bytes) -> LibraryTokenizer:
+    """Return the tokenizer of a `tokenizer.bin`; like Llama's, it adds bos, and a space before the text."""
+    first = [(UNKNOWN, PieceType.UNKNOWN), (BOS, PieceType.CONTROL), (EOS, PieceType.CONTROL)]
+    first += [(f"<0x{byte:02X}>", PieceType.BYTE) for byte in range(NUM_BYTES)]
     entries = _read_entries(content)
     if len(entries) < len(first):
         raise ClearheadError(f"tokenizer.bin has {len(entries)} tokens; it must have at least {len(first)}")
-    pieces = [Piece(text, 0.0, kind) for text, kind in first]
-    for place, (content_bytes, score) in enumerate(entries[len(first) :], start=len(first)):
+    pieces = [Piece(text, 0.0, piece_type) for text, piece_type in first]
+    for token_id, (token_bytes, score) in enumerate(entries[len(first) :], start=len(first)):
         try:
-            text = content_bytes.decode()
+            text = token_bytes.decode()
         except UnicodeDecodeError as error:
-            raise ClearheadError(f"token {place} of tokenizer.bin is not UTF-8") from error
-        pieces.append(Piece(text.replace(" ", SPACE), score, Kind.NORMAL))
-    return build(
-        SentencePieces(pieces=pieces, algorithm="bpe"),
+            raise ClearheadError(f"token {token_id} of tokenizer.bin is not UTF-8") from error
+        pieces.append(Piece(text.replace(" ", META_SPACE), score, PieceType.NORMAL))
+    return build_sentencepiece_tokenizer(
+        SentencePieceVocabulary(pieces=pieces, algorithm="bpe"),
         SpecialTokens(bos=BOS, eos=EOS, unknown=UNKNOWN),
         adds_bos=True,
     )
@@ -44,21 +49,25 @@ def read_tokenizer_bin(content: bytes) -> FastTokenizer:
 
 def _read_entries(content: bytes) -> list[tuple[bytes, float]]:
     if len(content) < 4:
-        raise ClearheadError(f"tokenizer.bin has {len(content)} bytes; its first number alone has 4")
+        raise ClearheadError(f"tokenizer.bin has {len(content)} bytes; it must have more than 4")
     (longest,) = struct.unpack_from("<i", content)
     if not 0 < longest <= MAX_TOKEN_BYTES:
-        raise ClearheadError(f"tokenizer.bin says its longest token has {longest} bytes; 1 to {MAX_TOKEN_BYTES} work")
+        raise ClearheadError(
+            f"tokenizer.bin states that its longest token has {longest} bytes; it must be from 1 to {MAX_TOKEN_BYTES}"
+        )
     entries: list[tuple[bytes, float]] = []
     position = 4
     while position < len(content):
         if position + 8 > len(content):
-            raise ClearheadError(f"tokenizer.bin is cut short in token {len(entries)}")
+            raise ClearheadError(f"tokenizer.bin is truncated in token {len(entries)}")
         score, length = struct.unpack_from("<fi", content, position)
         position += 8
         if not 0 <= length <= longest:
-            raise ClearheadError(f"token {len(entries)} of tokenizer.bin has {length} bytes, but the longest {longest}")
+            raise ClearheadError(
+                f"token {len(entries)} of tokenizer.bin has {length} bytes, more than the stated maximum of {longest}"
+            )
         if position + length > len(content):
-            raise ClearheadError(f"tokenizer.bin is cut short in token {len(entries)}")
+            raise ClearheadError(f"tokenizer.bin is truncated in token {len(entries)}")
         entries.append((content[position : position + length], score))
         position += length
     return entries

@@ -1,10 +1,10 @@
-"""Marian's tokenizer: SentencePiece cuts the text, and a vocabulary of its own numbers the pieces.
+"""Marian's tokenizer: SentencePiece segments the text, and a separate vocabulary assigns ids to the pieces.
 
-    load_marian(Path("opus-mt-zh-en")).encode("你好，世界！")   # the last id is that of </s>
+    load_marian_tokenizer(Path("opus-mt-zh-en")).encode("你好，世界！")   # the last id is that of </s>
 
-The vocabulary was counted over cut text in both languages, so its ids are not SentencePiece's, and a character
-that SentencePiece does not know may still have one. Files: source.spm, target.spm and vocab.json in Hugging Face
-folders; sentencepiece.model or source.spm beside shared_vocabulary.json in CTranslate2's.
+The vocabulary was counted on segmented text of both languages, so its ids are not SentencePiece's, and it may contain
+a character that SentencePiece does not know. Files: source.spm, target.spm and vocab.json in Hugging Face folders;
+sentencepiece.model or source.spm beside shared_vocabulary.json in CTranslate2's.
 """
 
 import json
@@ -16,27 +16,28 @@ from pathlib import Path
 from tokenizers import models
 
 from clearhead.errors import ClearheadError
-from clearhead.files import read_bytes, read_json, read_object, write_bytes, write_text
-from clearhead.tokenization.base import StreamDecoder
-from clearhead.tokenization.charsmap import Charsmap
-from clearhead.tokenization.fast import SpecialTokens, library_errors
-from clearhead.tokenization.sentencepiece import Kind
-from clearhead.tokenization.sentencepiece_file import read_model
-from clearhead.tokenization.sentencepiece_normalizer import SPACE, SentencePieceNormalizer
+from clearhead.files import read_bytes, read_json, read_json_object, write_bytes, write_text
+from clearhead.tokenization.character_map import CharacterMap
+from clearhead.tokenization.interface import StreamDecoder
+from clearhead.tokenization.library_tokenizer import SpecialTokens, convert_library_errors
+from clearhead.tokenization.sentencepiece import PieceType
+from clearhead.tokenization.sentencepiece_file import read_sentencepiece_model
+from clearhead.tokenization.sentencepiece_normalizer import META_SPACE, SentencePieceNormalizer
 from clearhead.tokenization.settings import TokenizerSettings
 
 SOURCE_MODEL, TARGET_MODEL, VOCABULARY = "source.spm", "target.spm", "vocab.json"
 CTRANSLATE2_MODEL, CTRANSLATE2_VOCABULARY = "sentencepiece.model", "shared_vocabulary.json"
 DEFAULTS = SpecialTokens(eos="</s>", unknown="<unk>", pad="<pad>")
-LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)  # the target's, before a text for a model of many languages
-NO_RULES = struct.pack("<II", 4, 0)  # a character map whose trie has a root and nothing below
+LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)  # the target language, before a text for a multilingual model
+NO_RULES = struct.pack("<II", 4, 0)  # a character map whose trie consists of its root only
 
 
 class MarianTokenizer:
-    """`tokens` by id; `source_model` and `target_model` are SentencePiece files.
+    """The tokenizer of a Marian model.
 
-    Decoding needs the vocabulary alone, so the target's file is only kept, for those who train. A decoded text
-    may start or end in a space, which transformers strips: a stream cannot take back what it has given.
+    `tokens` are in the order of their ids; `source_model` and `target_model` are the contents of SentencePiece files.
+    Decoding only needs the vocabulary, so the target's file is only kept for saving. A decoded text may start or end
+    with a space, which transformers strips; a stream cannot withdraw a space once it is written.
     """
 
     bos_id = None
@@ -51,7 +52,7 @@ class MarianTokenizer:
         self._tokens = tuple(tokens)
         self._ids = {token: token_id for token_id, token in enumerate(tokens)}
         if len(self._ids) < len(self._tokens):
-            repeated = next(token for place, token in enumerate(tokens) if self._ids[token] != place)
+            repeated = next(token for token_id, token in enumerate(tokens) if self._ids[token] != token_id)
             raise ClearheadError(f"the token {repeated!r} occurs more than once in the vocabulary")
         self._special = {"eos": special.eos, "unk": special.unknown, "pad": special.pad}
         self.eos_id, self.unknown_id, self.pad_id = (self._special_id(*role) for role in self._special.items())
@@ -62,32 +63,35 @@ class MarianTokenizer:
         self._special_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        with library_errors(f"the text {text[:40]!r} cannot be encoded"):
+        """Return the ids of `text`, by default followed by eos."""
+        with convert_library_errors(f"the text {text[:40]!r} cannot be encoded"):
             ids = [self._ids.get(piece, self.unknown_id) for piece in self._pieces(text)]
         return [*ids, self.eos_id] if add_special_tokens else ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`."""
         decoder = StreamDecoder(self, skip_special_tokens)
         return "".join([decoder.push(token_id) for token_id in ids]) + decoder.finish()
 
-    def token_bytes(self, token_id: int, after: int | None) -> bytes:
-        """A special token that is kept stands between spaces."""
+    def token_bytes(self, token_id: int, previous_id: int | None) -> bytes:
+        """Return the UTF-8 bytes that a token adds to a text; a space follows a special token that is not skipped."""
         text = self.token_text(token_id)
-        if after is None:
+        if previous_id is None:
             text = text.lstrip(" ")
-        elif after in self.special_ids:
+        elif previous_id in self.special_ids:
             text = " " + text.lstrip(" ")
         return text.encode()
 
     def token_text(self, token_id: int) -> str:
+        """Return one token with its spaces as spaces."""
         if not 0 <= token_id < self.vocab_size:
             return f"<{token_id}>"
-        return self._tokens[token_id].replace(SPACE, " ")
+        return self._tokens[token_id].replace(META_SPACE, " ")
 
     def save(self, folder: str | Path) -> None:
-        """Write source.spm, target.spm, vocab.json and tokenizer_config.json, as transformers' MarianTokenizer reads.
+        """Write source.spm, target.spm, vocab.json and tokenizer_config.json for transformers' MarianTokenizer.
 
-        Where there is no file for the target, as in CTranslate2's folders, the source's takes its place.
+        Without a file for the target, as in CTranslate2's folders, the source's is written twice.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -99,16 +103,16 @@ class MarianTokenizer:
         write_text(folder / VOCABULARY, json.dumps(self._ids, ensure_ascii=False, indent=2))
         write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2))
         for name in ("tokenizer.json", "special_tokens_map.json"):
-            (folder / name).unlink(missing_ok=True)  # of a tokenizer that was here before
+            (folder / name).unlink(missing_ok=True)  # from another tokenizer in the same folder
 
     def _special_id(self, role: str, token: str | None) -> int:
         if not token or token not in self._ids:
-            raise ClearheadError(f"the vocabulary lacks {token!r}, the token that Marian needs as {role}_token")
+            raise ClearheadError(f"the vocabulary lacks {token!r}, which Marian needs as {role}_token")
         return self._ids[token]
 
     def _pieces(self, text: str) -> Iterator[str]:
-        for place, part in enumerate(self._special_pattern.split(text)):
-            if place % 2:
+        for index, part in enumerate(self._special_pattern.split(text)):
+            if index % 2:
                 yield part  # a special token
                 continue
             if code := LANGUAGE_CODE.match(part):
@@ -118,35 +122,36 @@ class MarianTokenizer:
 
 
 class _Segmenter:
-    """SentencePiece's cut of a text, with the text itself where it knows no piece."""
+    """Segments text with SentencePiece; text without a piece of its own is kept as it is."""
 
     def __init__(self, content: bytes) -> None:
-        model, _ = read_model(content)
-        extra = {piece.kind for piece in model.pieces} & {Kind.USER_DEFINED, Kind.BYTE}
-        if model.algorithm != "unigram" or extra:
-            kind = model.algorithm + "".join(f" with {kind.name.lower()} pieces" for kind in sorted(extra))
-            raise ClearheadError(f"the SentencePiece model is of the kind {kind}; Marian's are plain unigram")
-        unknown = [place for place, piece in enumerate(model.pieces) if piece.kind == Kind.UNKNOWN]
+        model, _ = read_sentencepiece_model(content)
+        unsupported = {piece.type for piece in model.pieces} & {PieceType.USER_DEFINED, PieceType.BYTE}
+        if model.algorithm != "unigram" or unsupported:
+            pieces = "".join(f" with {piece_type.name.lower()} pieces" for piece_type in sorted(unsupported))
+            raise ClearheadError(f"the SentencePiece model is {model.algorithm}{pieces}; Marian needs plain unigram")
+        unknown = [index for index, piece in enumerate(model.pieces) if piece.type == PieceType.UNKNOWN]
         if not unknown:
             raise ClearheadError("the SentencePiece model has no piece for unknown text")
-        # Only normal pieces are found in a text; one that starts with a space never is, for there it is ▁.
+        # Only normal pieces may match. A piece that starts with a space never does, since spaces in the text are ▁.
         scored = [
-            (piece.text if piece.kind == Kind.NORMAL else f" {piece.text}", piece.score) for piece in model.pieces
+            (piece.text if piece.type == PieceType.NORMAL else f" {piece.text}", piece.score) for piece in model.pieces
         ]
         self._model = models.Unigram(scored, unk_id=unknown[0])
         self._normalizer = SentencePieceNormalizer(
-            charsmap=Charsmap(model.charsmap or NO_RULES),
+            character_map=CharacterMap(model.character_map or NO_RULES),
             add_dummy_prefix=model.add_dummy_prefix,
             remove_extra_whitespaces=model.remove_extra_whitespaces,
             user_defined=(),
         )
 
     def pieces(self, text: str) -> list[str]:
+        """Return the pieces of a text."""
         return [token.value for token in self._model.tokenize(self._normalizer.apply(text))]
 
 
-def marian_files(folder: Path) -> tuple[Path, Path] | None:
-    """The SentencePiece model and the vocabulary of a folder, if it has both."""
+def find_marian_files(folder: Path) -> tuple[Path, Path] | None:
+    """Return the paths of a folder's SentencePiece model and vocabulary; None if it lacks one of them."""
     pairs = (
         (SOURCE_MODEL, VOCABULARY),
         (SOURCE_MODEL, CTRANSLATE2_VOCABULARY),
@@ -158,23 +163,23 @@ def marian_files(folder: Path) -> tuple[Path, Path] | None:
     return None
 
 
-def load_marian(folder: str | Path) -> MarianTokenizer:
-    """The tokenizer of a Hugging Face or CTranslate2 folder."""
+def load_marian_tokenizer(folder: str | Path) -> MarianTokenizer:
+    """Return the tokenizer in a Hugging Face or CTranslate2 folder."""
     folder = Path(folder)
-    files = marian_files(folder)
+    files = find_marian_files(folder)
     if files is None:
-        raise ClearheadError(f"{folder} holds no Marian tokenizer; looked for {SOURCE_MODEL} and {VOCABULARY}")
+        raise ClearheadError(f"{folder} contains no Marian tokenizer; looked for {SOURCE_MODEL} and {VOCABULARY}")
     model, vocabulary = files
     target = folder / TARGET_MODEL
     try:
-        tokens = read_vocabulary(vocabulary)
+        tokens = read_marian_vocabulary(vocabulary)
         settings = TokenizerSettings.read(folder)
         if vocabulary.name == CTRANSLATE2_VOCABULARY:
             tokens = [*tokens, str(DEFAULTS.pad)]
             settings = _ctranslate2_settings(folder / "config.json")
         if settings.tokenizer_config.get("separate_vocabs"):
             raise ClearheadError(
-                "source and target have a vocabulary each; Marian models with one for both can be read"
+                "source and target have separate vocabularies; only Marian models with a shared one are supported"
             )
         special = settings.special_tokens(dict(enumerate(tokens)).get, DEFAULTS)
         return MarianTokenizer(read_bytes(model), tokens, special, read_bytes(target) if target.is_file() else b"")
@@ -183,30 +188,33 @@ def load_marian(folder: str | Path) -> MarianTokenizer:
 
 
 def _ctranslate2_settings(path: Path) -> TokenizerSettings:
-    """CTranslate2 names the special tokens in config.json, by the keys of Hugging Face's tokenizer_config.json."""
+    """Read the special tokens from CTranslate2's config.json, whose keys are those of tokenizer_config.json."""
     return TokenizerSettings(
-        tokenizer_config=read_object(path), special_tokens_map={}, generation_config={}, template_file=None
+        tokenizer_config=read_json_object(path), special_tokens_map={}, generation_config={}, template_file=None
     )
 
 
-def read_vocabulary(path: Path) -> list[str]:
-    """Tokens by id: vocab.json maps each token to its id, shared_vocabulary.json lists them in order."""
+def read_marian_vocabulary(path: Path) -> list[str]:
+    """Return the tokens in the order of their ids.
+
+    vocab.json maps each token to its id; shared_vocabulary.json lists the tokens in order.
+    """
     content = read_json(path)
     tokens = content
     if isinstance(content, dict):
         tokens = sorted(content, key=lambda token: _checked_id(token, content[token], path))
-        if any(content[token] != place for place, token in enumerate(tokens)):
-            raise ClearheadError(f"{path.name} does not number its {len(tokens)} tokens from 0 on, each once")
+        if any(content[token] != index for index, token in enumerate(tokens)):
+            raise ClearheadError(f"{path.name} must give its {len(tokens)} tokens the ids from 0 on, each once")
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ClearheadError(f"{path.name} is neither a list of tokens nor an object of tokens and their ids")
     try:
         "".join(tokens).encode()
     except UnicodeEncodeError as error:
-        raise ClearheadError(f"{path.name} has a token with half a character: {error.reason}") from error
+        raise ClearheadError(f"{path.name} has a token with an incomplete character: {error.reason}") from error
     return tokens
 
 
 def _checked_id(token: str, token_id: object, path: Path) -> int:
     if not isinstance(token_id, int) or isinstance(token_id, bool):
-        raise ClearheadError(f"{path.name} gives the token {token!r} the id {token_id!r}, which is no whole number")
+        raise ClearheadError(f"{path.name} gives the token {token!r} the id {token_id!r}; it must be a whole number")
     return token_id

@@ -1,8 +1,8 @@
-"""How SentencePiece prepares text when its model has a character map.
+"""Normalise text as SentencePiece does if its model has a character map.
 
     normalizer.apply("ﬁne  day")   # '▁fine▁day'
 
-Models without a map need only what the library's own normalisers do.
+For models without a map, the library's own normalisers suffice.
 """
 
 import base64
@@ -14,23 +14,23 @@ from tokenizers import NormalizedString
 
 from clearhead.errors import ClearheadError
 from clearhead.files import parse_json
-from clearhead.tokenization.charsmap import Charsmap
+from clearhead.tokenization.character_map import CharacterMap
 
-SPACE = "▁"
+META_SPACE = "▁"  # what SentencePiece writes instead of a space
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceNormalizer:
-    """The map, then spaces, then the dummy prefix: sentencepiece, src/normalizer.cc."""
+    """Applies the character map, then handles spaces, then adds the prefix (sentencepiece, src/normalizer.cc)."""
 
-    charsmap: Charsmap
+    character_map: CharacterMap
     add_dummy_prefix: bool
     remove_extra_whitespaces: bool
     user_defined: tuple[str, ...]
 
     @classmethod
     def from_saved(cls, settings: object, tokenizer_json: bytes) -> "SentencePieceNormalizer":
-        """The normaliser that was saved as `settings` and as the map in tokenizer.json."""
+        """Return the normaliser saved as `settings` in tokenizer_config.json and as the map in tokenizer.json."""
         match settings, parse_json(tokenizer_json.decode(), "tokenizer.json is "):
             case (
                 {
@@ -41,14 +41,15 @@ class SentencePieceNormalizer:
                 {"normalizer": {"normalizers": [{"precompiled_charsmap": str(encoded)}, *_]}},
             ) if all(isinstance(piece, str) for piece in user_defined):
                 return cls(
-                    charsmap=Charsmap(base64.b64decode(encoded)),
+                    character_map=CharacterMap(base64.b64decode(encoded)),
                     add_dummy_prefix=add_dummy_prefix,
                     remove_extra_whitespaces=remove_extra_whitespaces,
                     user_defined=tuple(user_defined),
                 )
-        raise ClearheadError("text_normalizer in tokenizer_config.json does not fit tokenizer.json")
+        raise ClearheadError("text_normalizer in tokenizer_config.json does not match tokenizer.json")
 
     def settings(self) -> dict[str, object]:
+        """Return what tokenizer_config.json must hold, besides the map, to load this normaliser again."""
         return {
             "add_dummy_prefix": self.add_dummy_prefix,
             "remove_extra_whitespaces": self.remove_extra_whitespaces,
@@ -56,19 +57,21 @@ class SentencePieceNormalizer:
         }
 
     def normalize(self, normalized: NormalizedString) -> None:
+        """Normalise the library's text in place."""
         text = self.apply(normalized.normalized)
         normalized.clear()
         normalized.append(text)
 
     def apply(self, text: str) -> str:
+        """Return the normalised text."""
         if not text:
             return ""
-        parts = self._user_defined_pattern.split(text)  # each second part is a user-defined piece
-        mapped = "".join(part if place % 2 else self.charsmap.apply(part) for place, part in enumerate(parts))
+        parts = self._user_defined_pattern.split(text)  # every second part is a user-defined piece
+        mapped = "".join(part if index % 2 else self.character_map.apply(part) for index, part in enumerate(parts))
         if self.remove_extra_whitespaces:
             mapped = re.sub(" +", " ", mapped.lstrip(" "))
-        mapped = (SPACE if self.add_dummy_prefix else "") + mapped.replace(" ", SPACE)
-        return mapped.rstrip(SPACE) if self.remove_extra_whitespaces else mapped
+        mapped = (META_SPACE if self.add_dummy_prefix else "") + mapped.replace(" ", META_SPACE)
+        return mapped.rstrip(META_SPACE) if self.remove_extra_whitespaces else mapped
 
     @cached_property
     def _user_defined_pattern(self) -> re.Pattern[str]:

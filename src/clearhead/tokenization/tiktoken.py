@@ -1,6 +1,6 @@
-"""Read tiktoken rank files: one token per line, in base64, and the rank at which it is built.
+"""Read tiktoken rank files, which hold one base64 token and its rank per line.
 
-tokenizer = read_ranks(Path("cl100k_base.tiktoken").read_bytes(), encoding="cl100k")
+tokenizer = read_rank_file(Path("cl100k_base.tiktoken").read_bytes(), encoding="cl100k")
 """
 
 import base64
@@ -8,12 +8,12 @@ import binascii
 from collections.abc import Mapping
 
 from clearhead.errors import ClearheadError
-from clearhead.tokenization.byte_level import byte_level_bpe, in_byte_alphabet, merges_by_rank
-from clearhead.tokenization.fast import FastTokenizer, SpecialTokens, mark_special
-from clearhead.tokenization.splits import tiktoken_split
+from clearhead.tokenization.byte_level import byte_level_bpe, merges_by_rank, to_byte_alphabet
+from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens, mark_special
+from clearhead.tokenization.pre_tokenization import tiktoken_pattern
 
 END_OF_TEXT = "<|endoftext|>"
-# tiktoken, tiktoken_ext/openai_public.py.
+# Source: tiktoken, tiktoken_ext/openai_public.py
 SPECIAL_TOKENS: dict[str, dict[str, int]] = {
     "r50k": {END_OF_TEXT: 50256},
     "p50k": {END_OF_TEXT: 50256},
@@ -26,32 +26,35 @@ SPECIAL_TOKENS: dict[str, dict[str, int]] = {
     },
     "o200k": {END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
 }
-# The longest of OpenAI's tokens has 128 bytes; every cut of each is tried.
+# OpenAI's longest token has 128 bytes; every split of each token is tried for merges.
 MAX_TOKEN_BYTES = 512
 
 
-def read_ranks(content: bytes, encoding: str, special_tokens: Mapping[str, int] | None = None) -> FastTokenizer:
-    """The tokenizer of a rank file. `encoding` names how text is split; its special tokens are the default."""
-    pattern = tiktoken_split(encoding)
+def read_rank_file(content: bytes, encoding: str, special_tokens: Mapping[str, int] | None = None) -> LibraryTokenizer:
+    """Return the tokenizer of a rank file.
+
+    `encoding` selects the pattern that splits a text, and the special tokens if none are given.
+    """
+    pattern = tiktoken_pattern(encoding)
     if special_tokens is None:
         special_tokens = SPECIAL_TOKENS[encoding.removesuffix("_base")]
     ranks = _parse(content)
     missing = next((byte for byte in range(256) if bytes([byte]) not in ranks), None)
     if missing is not None:
         raise ClearheadError(f"the tiktoken file has no token for byte {missing:#04x}; it must have all 256")
-    spelled = {in_byte_alphabet(token): rank for token, rank in ranks.items()}
-    taken = {*ranks.values()} & {*special_tokens.values()}
-    if taken or {*spelled} & {*special_tokens}:
-        raise ClearheadError(f"special tokens and ranks overlap: {sorted(taken) or sorted(special_tokens)}")
+    spelled = {to_byte_alphabet(token): rank for token, rank in ranks.items()}
+    overlapping = {*ranks.values()} & {*special_tokens.values()}
+    if overlapping or {*spelled} & {*special_tokens}:
+        raise ClearheadError(f"special tokens and ranks overlap: {sorted(overlapping) or sorted(special_tokens)}")
     library = byte_level_bpe(
         {**spelled, **special_tokens},
         merges_by_rank(sorted(spelled, key=spelled.__getitem__)),
         [pattern],
-        whole_words_first=True,
+        ignore_merges=True,
     )
     mark_special(library, special_tokens)
-    end = END_OF_TEXT if END_OF_TEXT in special_tokens else None
-    return FastTokenizer(library, SpecialTokens(bos=end, eos=end))
+    end_of_text = END_OF_TEXT if END_OF_TEXT in special_tokens else None
+    return LibraryTokenizer(library, SpecialTokens(bos=end_of_text, eos=end_of_text))
 
 
 def _parse(content: bytes) -> dict[bytes, int]:
@@ -66,7 +69,7 @@ def _parse(content: bytes) -> dict[bytes, int]:
             raise ClearheadError(f"line {number} of the tiktoken file is not a base64 token and its rank") from error
         if not 0 < len(token) <= MAX_TOKEN_BYTES:
             raise ClearheadError(
-                f"line {number} of the tiktoken file has a token of {len(token)} bytes; 1 to {MAX_TOKEN_BYTES} work"
+                f"line {number} of the tiktoken file has a token of {len(token)} bytes, not of 1 to {MAX_TOKEN_BYTES}"
             )
         if token in ranks or not 0 <= rank < 2**31:
             raise ClearheadError(f"line {number} of the tiktoken file repeats a token or has a rank out of range")

@@ -1,4 +1,4 @@
-"""Chat templates: the text that transformers renders, and no harm from a template that means it."""
+"""Chat templates: the same text as transformers renders, and limits for malicious templates."""
 
 import time
 
@@ -9,9 +9,9 @@ from transformers import PreTrainedTokenizerFast
 
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.characters import byte_tokenizer
-from clearhead.tokenization.chat import render_chat
-from clearhead.tokenization.chat_limits import MAX_TEMPLATE_CHARACTERS, MAX_VALUE_CHARACTERS
-from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.chat_template import render_chat
+from clearhead.tokenization.library_tokenizer import SpecialTokens
+from clearhead.tokenization.template_limits import MAX_TEMPLATE_CHARACTERS, MAX_VALUE_CHARACTERS
 
 TEMPLATES = {
     "as ChatML": """
@@ -115,7 +115,7 @@ def theirs(tmp_path_factory):
     ],
     ids=["prompt", "no prompt", "tools"],
 )
-def test_chats_are_those_of_transformers(name, first, options, theirs):
+def test_chats_equal_those_of_transformers(name, first, options, theirs):
     messages = MESSAGES[first:]
     ours = render_chat(tokenizer_with(TEMPLATES[name]), messages, **options)
     their_options = {key: value for key, value in options.items() if key != "variables"} | options.get("variables", {})
@@ -124,7 +124,7 @@ def test_chats_are_those_of_transformers(name, first, options, theirs):
     assert ours
 
 
-def test_a_templates_own_complaint_is_passed_on():
+def test_an_exception_raised_by_the_template_is_passed_on():
     with pytest.raises(ClearheadError, match="failed: roles must alternate between user and assistant"):
         render_chat(tokenizer_with(TEMPLATES["as Llama 2"]), MESSAGES[2:])
 
@@ -137,7 +137,7 @@ def test_a_chat_needs_a_template_and_messages():
 
 
 def failure(template, limit_seconds=0.3, **variables):
-    """The words of the error that a template ends in, and the seconds of computing until then."""
+    """Return the message of the error that a template raises, and the processor seconds it took."""
     start_seconds = time.process_time()
     with pytest.raises(ClearheadError) as raised:
         render_chat(tokenizer_with(template), MESSAGES, variables=variables, limit_seconds=limit_seconds)
@@ -159,13 +159,13 @@ ENDLESS = [
 
 @pytest.mark.parametrize("template", ENDLESS)
 def test_endless_templates_are_stopped(template):
-    words, seconds = failure(template)
-    assert "longer than 0.3 seconds" in words or "characters in all" in words or "recursion" in words
-    assert seconds < 10  # none of them would ever end
+    message, seconds = failure(template)
+    assert any(reason in message for reason in ("longer than 0.3 seconds", "characters in total", "recursion"))
+    assert seconds < 10  # without limits none of them would end
 
 
 HUGE = "more than 8388608 characters"
-IN_ALL = "more than 67108864 characters in all"
+TOTAL = "more than 67108864 characters in total"
 DOUBLING = "{% set ns = namespace(x=START) %}{% for i in range(99) %}{% set ns.x = NEXT %}{% endfor %}{{ ns.x }}"
 
 
@@ -173,7 +173,7 @@ def doubling(start, following):
     return DOUBLING.replace("START", start).replace("NEXT", following)
 
 
-GREEDY = {
+OVERSIZED = {
     "{{ 'a' * 10 ** 9 }}": HUGE,
     "{{ 10 ** 9 * 'a' }}": HUGE,
     "{{ [1] * 10 ** 9 }}": HUGE,
@@ -196,24 +196,24 @@ GREEDY = {
     "{{ range(99999) | join('b' * 10 ** 6) }}": HUGE,
     "{{ 'a\nb' | indent(10 ** 9) }}": HUGE,
     "{{ messages | tojson(indent=10 ** 9) }}": "indents JSON by more than 16",
-    "{% set x %}" + LOOP + "{{ 'y' * 100000 }}" + END + "{% endset %}": IN_ALL,
-    "{% set x %}" + LOOP + "y" * 50_000 + END + "{% endset %}": IN_ALL,
-    LOOP + "{{ messages }}" * 50 + END: IN_ALL,
-    "".join(f"{{% set x{i} = 'y' * 8000000 %}}" for i in range(99)): IN_ALL,
-    "{% set x = 'y' * 8000000 %}" + "".join(f"{{% set x{i} = x[1:] %}}" for i in range(99)): IN_ALL,
+    "{% set x %}" + LOOP + "{{ 'y' * 100000 }}" + END + "{% endset %}": TOTAL,
+    "{% set x %}" + LOOP + "y" * 50_000 + END + "{% endset %}": TOTAL,
+    LOOP + "{{ messages }}" * 50 + END: TOTAL,
+    "".join(f"{{% set x{i} = 'y' * 8000000 %}}" for i in range(99)): TOTAL,
+    "{% set x = 'y' * 8000000 %}" + "".join(f"{{% set x{i} = x[1:] %}}" for i in range(99)): TOTAL,
     "{% for i in range(10 ** 9) %}{% endfor %}": "Range too big",
     "x" * (MAX_TEMPLATE_CHARACTERS + 1): "131073 characters",
 }
 
 
-@pytest.mark.parametrize(("template", "complaint"), GREEDY.items(), ids=range(len(GREEDY)))
-def test_greedy_templates_are_stopped(template, complaint):
-    words, seconds = failure(template, limit_seconds=60.0)  # on a busy machine
-    assert complaint in words
-    assert seconds < 10  # none of them would ever end
+@pytest.mark.parametrize(("template", "expected"), OVERSIZED.items(), ids=range(len(OVERSIZED)))
+def test_templates_that_create_too_much_are_stopped(template, expected):
+    message, seconds = failure(template, limit_seconds=60.0)  # enough for a busy machine
+    assert expected in message
+    assert seconds < 10  # without limits none of them would end
 
 
-NOSY = [
+FORBIDDEN = [
     "{{ messages.__class__.__mro__ }}",
     "{{ messages['__class__']['__base__'] }}",
     "{{ ''.__class__.__base__.__subclasses__() }}",
@@ -240,13 +240,13 @@ NOSY = [
 ]
 
 
-@pytest.mark.parametrize("template", NOSY)
-def test_nosy_templates_learn_nothing(template):
+@pytest.mark.parametrize("template", FORBIDDEN)
+def test_templates_cannot_reach_internals_or_unlimited_operations(template):
     failure(template)
 
 
 @pytest.mark.parametrize(
-    ("template", "complaint"),
+    ("template", "expected"),
     [
         ("{{ 1 / 0 }}", "division by zero"),
         ("{% if %}", "Expected an expression"),
@@ -263,11 +263,11 @@ def test_nosy_templates_learn_nothing(template):
         ("{{ raise_exception('') }}", "TemplateError"),
     ],
 )
-def test_other_failures_are_told_in_a_sentence(template, complaint):
-    assert complaint in failure(template)[0]
+def test_other_failures_give_a_one_line_message(template, expected):
+    assert expected in failure(template)[0]
 
 
-def test_messages_have_a_size_too():
+def test_messages_that_are_too_large_are_rejected():
     messages = [{"role": "user", "content": "x" * (MAX_VALUE_CHARACTERS + 1)}]
     with pytest.raises(ClearheadError, match=HUGE):
         render_chat(tokenizer_with("{{ messages }}"), messages)
@@ -279,7 +279,7 @@ WORDS += ["messages", "loop", ".", "role", "'a'", "1", "*", "+", "~", "-", "macr
 
 @given(st.lists(st.sampled_from(WORDS), max_size=25))
 @settings(max_examples=300, deadline=None)
-def test_any_template_gives_text_or_one_kind_of_error(words):
+def test_any_template_gives_text_or_a_clearhead_error(words):
     template = " ".join(words)
     try:
         assert isinstance(render_chat(tokenizer_with(template), MESSAGES, limit_seconds=0.2), str)

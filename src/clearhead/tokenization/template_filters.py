@@ -1,8 +1,8 @@
 """The filters, methods and functions that a chat template may use.
 
-    GUARDED_FILTERS["join"](context, ["a", "b"], "-")   # 'a-b', weighed before it is joined
+    LIMITED_FILTERS["join"](context, ["a", "b"], "-")   # 'a-b', after a check of its size
 
-The functions beyond Jinja's own are those that the transformers library gives to its templates.
+The functions that Jinja does not have are those that the transformers library provides to templates.
 """
 
 import json
@@ -16,60 +16,64 @@ from jinja2.runtime import Context
 from jinja2.sandbox import safe_range
 from jinja2.utils import Namespace
 
-from clearhead.tokenization.chat_limits import Limits, TemplateLimitError, require_size
+from clearhead.tokenization.template_limits import Limits, TemplateLimitError, check_size
 
 MAX_JSON_INDENT = 16
 
 
 def limits_of(context: Context) -> Limits:
-    """The limits of the rendering that a filter is called in."""
+    """Return the limits of the rendering in which a filter is called."""
     limits: Limits = context.environment.limits  # type: ignore[attr-defined]
     return limits
 
 
 @pass_context
-def watched(context: Context, values: Iterable[Any]) -> Iterator[Any]:
-    """The values of a loop."""
+def limit_loop(context: Context, values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the values of a loop, checking the time before each."""
     for value in values:
-        limits_of(context).tick()
+        limits_of(context).check_time()
         yield value
 
 
 @pass_context
-def admitted(context: Context, value: Any) -> Any:
-    return limits_of(context).admit(value)
+def limit_value(context: Context, value: Any) -> Any:
+    """Return a new value after counting it against the limits."""
+    return limits_of(context).count(value)
 
 
 @pass_context
-def written(context: Context, value: Any) -> str:
-    """A piece of the output, or of a macro's or a block's."""
-    return limits_of(context).admit(str(value))
+def limit_output(context: Context, value: Any) -> str:
+    """Return a piece of output, of the template or of a macro or block, after counting it against the limits."""
+    return limits_of(context).count(str(value))
 
 
 @pass_context
 def join(context: Context, values: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
+    """Join like Jinja's filter, checking the size before each piece."""
     if attribute is not None:
         values = map(make_attrgetter(context.environment, attribute), values)
     separator, pieces, characters = str(d), [], 0
     for value in values:
-        limits_of(context).tick()
+        limits_of(context).check_time()
         pieces.append(str(value))
         characters += len(pieces[-1]) + len(separator)
-        require_size(characters)
+        check_size(characters)
     return separator.join(pieces)
 
 
 @pass_context
 def replace(context: Context, s: str, old: str, new: str, count: int | None = None) -> str:
+    """Replace like Jinja's filter, checking the size of the result first."""
     text, old, new = str(s), str(old), str(new)
-    require_size(len(text) + text.count(old) * max(0, len(new) - len(old)))
+    check_size(len(text) + text.count(old) * max(0, len(new) - len(old)))
     return text.replace(old, new, -1 if count is None else count)
 
 
 @pass_context
 def indent(context: Context, s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+    """Indent like Jinja's filter, checking the size of the result first."""
     text = str(s)
-    require_size(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
+    check_size(len(text) + (text.count("\n") + 1) * (width if isinstance(width, int) else len(width)))
     return do_indent(text, width, first, blank)
 
 
@@ -82,7 +86,7 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is, where Jinja's own filter would escape it for HTML."""
+    """Return plain JSON; Jinja's own filter would escape it for HTML."""
     if (len(indent) if isinstance(indent, str) else indent or 0) > MAX_JSON_INDENT:
         raise TemplateLimitError(f"it indents JSON by more than {MAX_JSON_INDENT}")
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -90,18 +94,21 @@ def tojson(
 
 
 def raise_exception(message: str) -> NoReturn:
+    """Let a template reject its messages."""
     raise TemplateError(message)
 
 
 def strftime_now(format: str) -> str:
+    """Return the current local time in this format."""
     return datetime.now().strftime(format)
 
 
 def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """Return a dictionary; a template may not use the type `dict` itself."""
     return dict(*args, **kwargs)
 
 
-# Of Jinja's filters, those whose work and result grow no faster than their input.
+# Jinja's filters whose time and result grow no faster than their input
 PLAIN_FILTERS: dict[str, Callable[..., Any]] = {
     name: FILTERS[name]
     for name in (
@@ -110,8 +117,8 @@ PLAIN_FILTERS: dict[str, Callable[..., Any]] = {
         *("safe", "select", "selectattr", "sort", "string", "title", "trim", "unique", "upper"),
     )
 }
-GUARDED_FILTERS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (watched, admitted, written, join, replace, indent, tojson)
+LIMITED_FILTERS: dict[str, Callable[..., Any]] = {
+    function.__name__: function for function in (limit_loop, limit_value, limit_output, join, replace, indent, tojson)
 }
 GLOBALS: dict[str, Any] = {
     "dict": make_dict,
@@ -121,7 +128,7 @@ GLOBALS: dict[str, Any] = {
     "strftime_now": strftime_now,
 }
 
-TEXT_METHODS = frozenset(
+STRING_METHODS = frozenset(
     (
         *("capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal"),
         *("isdigit", "islower", "isnumeric", "isspace", "isupper", "join", "lower", "lstrip", "partition"),
@@ -129,9 +136,9 @@ TEXT_METHODS = frozenset(
         *("split", "splitlines", "startswith", "strip", "title", "upper"),
     )
 )
-# By the type of their object; objects of other types are Jinja's own.
+# The methods that a template may call, by the type of the object; other objects are Jinja's own.
 METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
-    (str, TEXT_METHODS),
+    (str, STRING_METHODS),
     (Mapping, frozenset(("get", "items", "keys", "values"))),
     ((list, tuple), frozenset(("count", "index"))),
     ((int, float, bytes), frozenset()),

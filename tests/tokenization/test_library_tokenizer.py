@@ -1,4 +1,4 @@
-"""The tokenizer over the library: ids, special tokens, display and saving."""
+"""LibraryTokenizer: ids, special tokens, display and saving."""
 
 import json
 
@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer
 
 from clearhead.errors import ClearheadError
-from clearhead.tokenization.fast import FastTokenizer, SpecialTokens, frame
+from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens, set_framing_tokens
 from clearhead.tokenization.load import load_tokenizer
 from tests.tokenization.samples import LIBRARY_TOKENIZERS, byte_fallback, byte_level, varied_strings, wordpiece
 
@@ -20,22 +20,22 @@ SPECIAL = {
 }
 
 
-def copy_of(library):
+def copy_tokenizer(library):
     return Tokenizer.from_str(library.to_str())
 
 
 @pytest.mark.parametrize("kind", sorted(SPECIAL))
 def test_encodes_as_the_library_does(kind):
-    library = copy_of(LIBRARY_TOKENIZERS[kind]())
-    tokenizer = FastTokenizer(LIBRARY_TOKENIZERS[kind](), SPECIAL[kind])
+    library = copy_tokenizer(LIBRARY_TOKENIZERS[kind]())
+    tokenizer = LibraryTokenizer(LIBRARY_TOKENIZERS[kind](), SPECIAL[kind])
     for text in varied_strings(300, also=("<|im_end|>", "</s>", "[SEP]", "<think>")):
         assert tokenizer.encode(text) == library.encode(text).ids
         assert tokenizer.encode(text, add_special_tokens=False) == library.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("kind", sorted(SPECIAL))
-def test_saved_ones_load_again_here_and_in_transformers(kind, tmp_path):
-    tokenizer = FastTokenizer(LIBRARY_TOKENIZERS[kind](), SPECIAL[kind], chat_template="{{ messages }}")
+def test_a_saved_tokenizer_loads_here_and_in_transformers(kind, tmp_path):
+    tokenizer = LibraryTokenizer(LIBRARY_TOKENIZERS[kind](), SPECIAL[kind], chat_template="{{ messages }}")
     tokenizer.save(tmp_path / "new" / "folder")
     again, theirs = (load(tmp_path / "new" / "folder") for load in (load_tokenizer, AutoTokenizer.from_pretrained))
     for text in varied_strings(200):
@@ -48,11 +48,11 @@ def test_saved_ones_load_again_here_and_in_transformers(kind, tmp_path):
 
 
 def test_special_and_stop_ids():
-    tokenizer = FastTokenizer(byte_level(), SPECIAL["byte level"])
+    tokenizer = LibraryTokenizer(byte_level(), SPECIAL["byte level"])
     assert tokenizer.special_ids == {0, 1, 2}
     assert tokenizer.stop_ids == {0, 2}  # end of text and end of turn
     assert tokenizer.decode(tokenizer.encode("<|im_start|>a<think>b<call ✓><|im_end|>")) == "a<think>b<call ✓>"
-    stopping = FastTokenizer(wordpiece(), SPECIAL["wordpiece"])
+    stopping = LibraryTokenizer(wordpiece(), SPECIAL["wordpiece"])
     assert stopping.stop_ids == {stopping.encode("")[-1]}
 
 
@@ -74,75 +74,78 @@ def test_special_and_stop_ids():
     ],
 )
 def test_tokens_are_shown_readably(kind, token, text):
-    tokenizer = FastTokenizer(LIBRARY_TOKENIZERS[kind](), SPECIAL[kind])
+    tokenizer = LibraryTokenizer(LIBRARY_TOKENIZERS[kind](), SPECIAL[kind])
     assert tokenizer.token_text(LIBRARY_TOKENIZERS[kind]().token_to_id(token)) == text
 
 
 def test_ids_without_a_token_have_no_text():
-    tokenizer = FastTokenizer(byte_level(), SPECIAL["byte level"])
+    tokenizer = LibraryTokenizer(byte_level(), SPECIAL["byte level"])
     spare = tokenizer.vocab_size + 7
     assert tokenizer.decode([spare, *tokenizer.encode("fox"), spare, -1]) == "fox"
     assert tokenizer.token_text(spare) == f"<{spare}>"
 
 
-def test_texts_are_neither_cut_nor_padded():
-    library = copy_of(wordpiece())
+def test_truncation_and_padding_of_the_file_are_ignored():
+    library = copy_tokenizer(wordpiece())
     library.enable_truncation(max_length=4)
     library.enable_padding(length=128)
     assert len(library.encode("the lazy dog and the quick fox").ids) == 128
-    tokenizer = FastTokenizer(library, SpecialTokens())
+    tokenizer = LibraryTokenizer(library, SpecialTokens())
     assert (
         tokenizer.encode("the lazy dog and the quick fox") == wordpiece().encode("the lazy dog and the quick fox").ids
     )
 
 
 @pytest.mark.parametrize(("first", "last"), [("<s>", None), (None, "</s>"), ("<s>", "</s>"), (None, None)])
-def test_frames(first, last):
-    library = copy_of(byte_fallback())
-    frame(library, first, last)
+def test_framing_tokens_are_added_around_a_text(first, last):
+    library = copy_tokenizer(byte_fallback())
+    set_framing_tokens(library, first, last)
     plain = library.encode("fox", add_special_tokens=False).ids
     assert library.encode("fox").ids == [*([1] if first else []), *plain, *([2] if last else [])]
 
 
-def test_a_tokens_name_may_hold_anything():
+def test_a_framing_token_may_contain_any_characters():
     names = ["a b", "x:1", "$A", "<|b:0|>", "日本 "]
     for name in names:
         library = Tokenizer(models.BPE({name: 0, "q": 1}, []))
-        frame(library, name, None)
+        set_framing_tokens(library, name, None)
         assert library.encode("q").ids == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("make", "complaint"),
+    ("make", "message"),
     [
-        (lambda: FastTokenizer(byte_level(), SpecialTokens(eos="<nowhere>")), "'<nowhere>' is not in the vocabulary"),
         (
-            lambda: FastTokenizer(Tokenizer(models.BPE({"a": 0, "b": 2**31}, [])), SpecialTokens()),
+            lambda: LibraryTokenizer(byte_level(), SpecialTokens(eos="<nowhere>")),
+            "'<nowhere>' is not in the vocabulary",
+        ),
+        (
+            lambda: LibraryTokenizer(Tokenizer(models.BPE({"a": 0, "b": 2**31}, [])), SpecialTokens()),
             "an id of 2147483648",
         ),
-        (lambda: FastTokenizer(byte_level(), SpecialTokens()).encode("a\ud800"), "cannot be encoded"),
+        (lambda: LibraryTokenizer(byte_level(), SpecialTokens()).encode("a\ud800"), "cannot be encoded"),
         (
-            lambda: FastTokenizer(Tokenizer(models.WordPiece({"a": 0}, unk_token="[UNK]")), SpecialTokens()).encode(
+            lambda: LibraryTokenizer(Tokenizer(models.WordPiece({"a": 0}, unk_token="[UNK]")), SpecialTokens()).encode(
                 "b"
             ),
             "b",
         ),
     ],
 )
-def test_what_cannot_be_is_said(make, complaint):
-    with pytest.raises(ClearheadError, match=complaint):
+def test_invalid_vocabularies_and_texts_are_rejected(make, message):
+    with pytest.raises(ClearheadError, match=message):
         make()
 
 
-def test_decoders_for_speech_are_refused():
+def test_decoders_for_speech_are_rejected():
     library = Tokenizer(models.BPE({"a": 0}, []))
     library.decoder = decoders.CTC()
     with pytest.raises(ClearheadError, match="speech"):
-        FastTokenizer(library, SpecialTokens())
+        LibraryTokenizer(library, SpecialTokens())
 
 
-def test_the_config_holds_only_what_there_is(tmp_path):
-    FastTokenizer(byte_level(), SpecialTokens(eos="<|im_end|>")).save(tmp_path)
+def test_the_saved_config_omits_absent_values(tmp_path):
+    LibraryTokenizer(byte_level(), SpecialTokens(eos="<|im_end|>")).save(tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

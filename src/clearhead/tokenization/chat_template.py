@@ -1,10 +1,10 @@
-"""Messages to the prompt that a model was trained on, by the chat template in its files.
+"""Render messages to the prompt format of a model, with the chat template from its files.
 
     prompt = render_chat(tokenizer, [{"role": "user", "content": "Hello!"}])
-    ids = tokenizer.encode(prompt, add_special_tokens=False)   # the template wrote the special tokens
+    ids = tokenizer.encode(prompt, add_special_tokens=False)   # the template has added the special tokens
 
-Generation then ends at `tokenizer.stop_ids`. A template is a program from somebody's file: it runs in
-`chat_sandbox`, with limits.
+Generation then ends at `tokenizer.stop_ids`. A template is an untrusted program, so it runs in `template_sandbox`
+within limits of time and size.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from jinja2 import TemplateError
 
 from clearhead.errors import ClearheadError
-from clearhead.tokenization.base import Tokenizer
-from clearhead.tokenization.chat_sandbox import LimitedSandbox
+from clearhead.tokenization.interface import Tokenizer
+from clearhead.tokenization.template_sandbox import TemplateSandbox
 
-# What a template's steps can raise: Jinja's own errors, and those of Python's operators, methods and compiler.
+# What a template can raise: Jinja's own errors, and those of Python's operators, methods and compiler.
 TEMPLATE_FAILURES = (
     TemplateError,
     ArithmeticError,
@@ -40,15 +40,16 @@ def render_chat(
     variables: Mapping[str, object] | None = None,
     limit_seconds: float = 2.0,
 ) -> str:
-    """The prompt for `messages`, ready for the assistant's answer if `add_generation_prompt`.
+    """Return the prompt for `messages`; `add_generation_prompt` appends the start of the assistant's answer.
 
-    `variables` are what a template may ask for besides, such as `enable_thinking`.
+    `variables` are further variables of the template, such as `enable_thinking`. Raise ClearheadError if the tokenizer
+    has no template, or if the template fails or exceeds `limit_seconds`.
     """
     if tokenizer.chat_template is None:
         raise ClearheadError("the tokenizer has no chat template; give the prompt as plain text instead")
     if not messages:
-        raise ClearheadError("there are no messages; a chat has at least one")
-    given = {
+        raise ClearheadError("there are no messages; a chat needs at least one")
+    all_variables = {
         **_special_tokens(tokenizer),
         "messages": messages,
         "tools": tools,
@@ -57,7 +58,7 @@ def render_chat(
         **(variables or {}),
     }
     try:
-        return LimitedSandbox(limit_seconds).fill(tokenizer.chat_template, given)
+        return TemplateSandbox(limit_seconds).render(tokenizer.chat_template, all_variables)
     except TEMPLATE_FAILURES as error:
         raise ClearheadError(f"the chat template failed: {_reason(error)}") from error
 
@@ -73,6 +74,6 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[str, str]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of an error's own words, or its kind."""
-    words = getattr(error, "message", None) or str(error) or type(error).__name__
-    return str(words).splitlines()[0][:300]
+    """Return the first line of an error's message, or the name of its class."""
+    message = getattr(error, "message", None) or str(error) or type(error).__name__
+    return str(message).splitlines()[0][:300]
