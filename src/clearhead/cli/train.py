@@ -1,4 +1,4 @@
-"""The command that trains: train.
+"""Define the command that trains: train.
 
 clearhead train capitals --out runs/capitals --train.steps 1000
 """
@@ -13,13 +13,16 @@ from clearhead.cli.app import JsonOption, UsageError, app, errors, print_json
 
 
 def print_recipes(as_json: bool) -> None:
-    from clearhead.training import heading, shelf
+    """Print the name and description of every recipe that comes with Clearhead."""
+    from clearhead.training import available_recipes, describe_recipe
 
+    recipes = available_recipes()
     if as_json:
-        print_json([{"name": name, "path": str(path), "about": heading(path)} for name, path in shelf().items()])
+        rows = [{"name": name, "path": str(path), "about": describe_recipe(path)} for name, path in recipes.items()]
+        print_json(rows)
         return
-    for name, path in shelf().items():
-        typer.echo("\n    ".join([name, *heading(path)]))
+    for name, path in recipes.items():
+        typer.echo("\n    ".join([name, *describe_recipe(path)]))
 
 
 @app.command(
@@ -28,26 +31,30 @@ def print_recipes(as_json: bool) -> None:
 )
 def train(
     context: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(help="The name of a recipe (see --list), or a TOML file.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the run; an interrupted run there goes on.")] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="A very small version of it, to see that it runs.")] = False,
-    listed: Annotated[bool, typer.Option("--list", help="Print the recipes and leave.")] = False,
+    recipe: Annotated[str | None, typer.Argument(help="Name of a recipe (see --list), or a TOML file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run. An interrupted run in this folder is resumed.")
+    ] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Run a very small version of the recipe, to check that it works.")
+    ] = False,
+    list_recipes: Annotated[bool, typer.Option("--list", help="Print all recipes and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a model by a recipe. Any value of it can be changed: --train.steps 100 --model.width 64."""
-    if listed:
+    """Train a model from a recipe. Any value of the recipe can be changed: --train.steps 100 --model.width 64."""
+    if list_recipes:
         print_recipes(as_json)
         return
     if recipe is None or out is None:
         raise UsageError("train needs a recipe and --out FOLDER; --list shows the recipes")
-    from clearhead.training import is_first_process, read_recipe
+    from clearhead.training import is_main_process, read_recipe
     from clearhead.training import train as run
 
     resolved = read_recipe(recipe, context.args, smoke)
-    trained = run(resolved.recipe, out, errors, "\n".join(resolved.lines()))
-    if not is_first_process():
+    result = run(resolved.recipe, out, errors, opening="\n".join(resolved.describe()))
+    if not is_main_process():
         return
     if as_json:
-        print_json(asdict(trained) | {"folder": str(trained.folder)})
+        print_json(asdict(result) | {"folder": str(result.folder)})
     else:
-        typer.echo(str(trained.folder / "model"))
+        typer.echo(str(result.folder / "model"))

@@ -1,47 +1,31 @@
-"""From a recipe to a trained model, in a folder that survives.
+"""Train models from recipes, in run folders that survive interruptions.
 
-Start at `loop.py`: the one function that trains, read from top to bottom. What it calls, in this order: `recipe.py`
-(a TOML file to what is trained on what), `beginning.py` (new or resumed), `schedule.py`, `objective.py` and `loss.py`
-(a batch to its loss), `learner.py` (all that training changes),
-`metrics.py` and `display.py` (what is written down and shown), `validate.py`, `runs.py` (checkpoints that survive a
-kill), `ending.py` (model, picture, sample). `distributed.py` is the only file that knows of ranks.
+Start with `loop.py`, which contains the training loop. It uses, in this order:
+
+    recipe, recipe_catalog    read a TOML file and overrides (models, config: its tables)
+    start, setup              build tokenizer, data and network, or restore a checkpoint
+    schedule                  the learning rate
+    objective                 a batch to its loss (loss, head_loss, triton_loss, balance)
+    distributed               several processes (tensor_parallel, tensor_slice)
+    learner                   weights, optimizers and averages (optimizer, lora, heap)
+    reporter                  log metrics (display, metrics)
+    validation                the validation loss
+    checkpoints               save and restore
+    signals                   stop on SIGTERM and Ctrl-C
+    finish                    save the model, samples and the loss curve (curve)
 """
 
-from clearhead.training.config import (
-    TrainConfig,
-)
-from clearhead.training.distributed import (
-    World,
-    is_first_process,
-)
-from clearhead.training.learner import (
-    Learner,
-    keep_freed_memory,
-)
-from clearhead.training.loop import (
-    accumulate,
-    train,
-)
-from clearhead.training.metrics import (
-    flops_per_token,
-)
-from clearhead.training.models import (
-    model_config,
-)
-from clearhead.training.optimizer import (
-    AdamW,
-    Muon,
-)
-from clearhead.training.recipe import (
-    read_recipe,
-)
-from clearhead.training.recipe_catalog import (
-    heading,
-    shelf,
-)
-from clearhead.training.schedule import (
-    Constant,
-)
+from clearhead.training.config import TrainConfig
+from clearhead.training.distributed import World, is_main_process
+from clearhead.training.heap import reuse_freed_memory
+from clearhead.training.learner import Learner
+from clearhead.training.loop import accumulate_gradients, train
+from clearhead.training.metrics import flops_per_token
+from clearhead.training.models import build_model_config
+from clearhead.training.optimizer import AdamW, Muon
+from clearhead.training.recipe import read_recipe
+from clearhead.training.recipe_catalog import available_recipes, describe_recipe
+from clearhead.training.schedule import Constant
 
 __all__ = [
     "AdamW",
@@ -50,13 +34,13 @@ __all__ = [
     "Muon",
     "TrainConfig",
     "World",
-    "accumulate",
+    "accumulate_gradients",
+    "available_recipes",
+    "build_model_config",
+    "describe_recipe",
     "flops_per_token",
-    "heading",
-    "is_first_process",
-    "keep_freed_memory",
-    "model_config",
+    "is_main_process",
     "read_recipe",
-    "shelf",
+    "reuse_freed_memory",
     "train",
 ]

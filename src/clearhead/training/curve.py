@@ -1,6 +1,6 @@
-"""The loss over the steps as a picture, from metrics.jsonl.
+"""Plot the losses in metrics.jsonl over the steps.
 
-draw_curve(Path("runs/x"))   # writes runs/x/loss.png
+draw_loss_curve(Path("runs/x"))   # writes runs/x/loss.png
 """
 
 from pathlib import Path
@@ -10,12 +10,13 @@ from clearhead.files import atomic_write
 from clearhead.training.metrics import read_metrics
 
 
-def draw_curve(folder: Path) -> Path:
+def draw_loss_curve(folder: Path) -> Path:
+    """Write loss.png into a run folder and return its path. Raise ClearheadError if matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ClearheadError('matplotlib is not installed; pip install "clearhead[plot]" brings it') from None
+        raise ClearheadError('matplotlib is not installed; run pip install "clearhead[plot]"') from None
     rows = read_metrics(folder)
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)

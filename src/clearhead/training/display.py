@@ -1,6 +1,6 @@
-"""What a run shows while it trains: a live line on a terminal, plain lines elsewhere.
+"""Show the progress of a run: a live progress bar on a terminal, plain lines elsewhere.
 
-with Display(console, num_steps=5000, first_step=0) as display: display.show({"step": 10, "loss": 2.5})
+with Display(console, num_steps=5000, first_step=0) as display: display.show_metrics({"step": 10, "loss": 2.5})
 """
 
 from collections.abc import Mapping
@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class Display:
+    """The console output of a run. A silent one prints nothing."""
+
     def __init__(self, console: Console, num_steps: int, first_step: int, silent: bool = False):
         self.console, self.num_steps, self.silent = console, num_steps, silent
         columns = (
@@ -30,20 +32,21 @@ class Display:
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
-    def show(self, row: Mapping[str, float]) -> None:
-        """A row of metrics.jsonl."""
+    def show_metrics(self, row: Mapping[str, float]) -> None:
+        """Show a row of metrics.jsonl."""
         if self.silent:
             return
         self.validation_loss = row.get("validation_loss", self.validation_loss)
         if self.console.is_terminal:
-            held_out = {} if self.validation_loss is None else {"validation_loss": self.validation_loss}
-            self.bar.update(self.task, completed=row["step"], description=describe({**row, **held_out}))
+            validation = {} if self.validation_loss is None else {"validation_loss": self.validation_loss}
+            self.bar.update(self.task, completed=row["step"], description=format_metrics({**row, **validation}))
         else:
-            self.console.print(f"step {row['step']}/{self.num_steps}  {describe(row)}", soft_wrap=True, markup=False)
+            self.print(f"step {row['step']}/{self.num_steps}  {format_metrics(row)}")
 
-    def say(self, sentence: str) -> None:
+    def print(self, message: str) -> None:
+        """Print a line above the progress bar."""
         if not self.silent:
-            self.console.print(sentence, markup=False, soft_wrap=True)
+            self.console.print(message, markup=False, soft_wrap=True)
 
 
 FORMATS = {
@@ -56,8 +59,9 @@ FORMATS = {
 }
 
 
-def describe(row: Mapping[str, float]) -> str:
-    words = [form.format(row[name]) for name, form in FORMATS.items() if name in row]
+def format_metrics(row: Mapping[str, float]) -> str:
+    """Return a row of metrics as one line of text."""
+    words = [template.format(row[name]) for name, template in FORMATS.items() if name in row]
     if "memory_bytes" in row:
         words.append(f"{row['memory_bytes'] / 1e9:.1f} GB")
     if "seconds_left" in row:

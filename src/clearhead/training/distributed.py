@@ -1,16 +1,16 @@
-"""Several processes as one: the only file that knows of ranks, torchrun and torch.distributed.
+"""Run one training loop in several processes. Only this module knows about ranks, torchrun and torch.distributed.
 
     with World.start("fsdp") as world:                             # torchrun --nproc-per-node 4 ...
-        wrapped = world.wrap(objective)                            # its forward goes all the way to the loss
+        wrapped = world.wrap(objective)                            # its forward must compute the loss
         (wrapped(batch) / world.sum(num_targets)).backward()
         world.clip_gradients(objective.parameters(), 1.0)
 
-    ddp   each process holds all weights and reads its own rows; gradients are summed
-    fsdp  each process holds a slice of every weight, and gathers a block's when it computes it
-    tp    each process holds some heads and columns of every block (tensor_parallel.py); all read the same rows
+    ddp   every process holds all weights and reads its own rows; gradients are summed
+    fsdp  every process holds a shard of each weight and gathers the weights of a block when it computes it
+    tp    every process holds some heads and columns of each block (tensor_parallel.py); all read the same rows
 
-Gradients are summed over the processes, not averaged: the loss is divided by what all of them count together.
-Without torchrun there is one process, and every strategy does nothing.
+Gradients are summed over the processes, not averaged, because the loss is divided by the targets of all processes.
+Without torchrun there is one process, and the strategies have no effect.
 """
 
 import json
@@ -33,60 +33,56 @@ from torch.nn.parallel import DistributedDataParallel
 from clearhead.api import resolve_device
 from clearhead.errors import ClearheadError
 from clearhead.model import Block, RouterLayer
-from clearhead.training.tensor_parallel import Part, divide
+from clearhead.training.tensor_parallel import TensorParallelRank, shard_network
+from clearhead.training.tensor_slice import TensorSlice
 
-EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
+EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
+TORCHRUN_VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # with the values of a single process
 
 Strategy = Literal["single", "ddp", "fsdp", "tp"]
 
 
-@dataclass(frozen=True)
-class Box:
-    """Which part of a tensor this process holds."""
-
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    whole: tuple[int, ...]
-
-
 @dataclass
 class World:
+    """The processes that train one model together, as seen by one of them."""
+
     strategy: Strategy
     rank: int
     size: int
     device: torch.device
-    mesh: DeviceMesh | None = None  # None: one process
-    divided: dict[Tensor, int] = field(default_factory=dict)  # tensor parallel: along which axis
+    mesh: DeviceMesh | None = None  # None: a single process
+    sharded_axes: dict[Tensor, int] = field(default_factory=dict)  # tensor parallel: axis of each sharded weight
 
     @classmethod
     def start(cls, strategy: Strategy = "ddp", device: str | torch.device = "auto") -> "World":
-        """Reads what torchrun puts in the environment. `device` auto: this process's CUDA device where there is one."""
-        rank, size, local = (int(os.environ.get(name, default)) for name, default in TORCHRUN)
-        here = local_device(device, local)
+        """Join the processes that torchrun started. `device` "auto" is this process's CUDA device if there is one."""
+        rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in TORCHRUN_VARIABLES)
+        own_device = local_device(device, local_rank)
         if size == 1:
-            return cls(strategy, 0, 1, here)
+            return cls(strategy, 0, 1, own_device)
         if strategy == "single":
             raise ClearheadError(
                 f"the strategy is 'single', but torchrun started {size} processes; use ddp, fsdp or tp"
             )
-        if here.type == "cuda":
-            torch.cuda.set_device(here)
-            torch_distributed.init_process_group("nccl", device_id=here)
+        if own_device.type == "cuda":
+            torch.cuda.set_device(own_device)
+            torch_distributed.init_process_group("nccl", device_id=own_device)
         else:
             torch_distributed.init_process_group("gloo")
-        return cls(strategy, rank, size, here, init_device_mesh(here.type, (size,)))
+        return cls(strategy, rank, size, own_device, init_device_mesh(own_device.type, (size,)))
 
     @classmethod
-    def alone(cls) -> "World":
-        """One process on the CPU; under torchrun an error, since each would take itself for the only one."""
+    def single_process(cls) -> "World":
+        """Return the world of one process on the CPU. Raise ClearheadError under torchrun with several processes."""
         return cls.start("single", "cpu")
 
     def close(self) -> None:
+        """Leave the process group."""
         if self.mesh is None:
             return
         if self.device.type == "cpu":
-            # To let go of the last tensors sent gloo's thread needs the interpreter's lock, which the group's end holds
-            # while it waits for that thread (torch 2.13): a hang, unless the thread comes first.
+            # gloo's thread needs the interpreter lock to release the last tensors it sent, but destroying the group
+            # holds that lock while it waits for the thread, and hangs (torch 2.13). Let the thread finish first.
             time.sleep(0.2)
         torch_distributed.destroy_process_group()
 
@@ -102,104 +98,132 @@ class World:
 
     @property
     def data_rank(self) -> int:
-        """Which of the `data_size` parts of every batch this process reads."""
+        """Index of the part of every batch that this process reads, of `num_data_ranks` parts."""
         return 0 if self.strategy == "tp" else self.rank
 
     @property
-    def data_size(self) -> int:
+    def num_data_ranks(self) -> int:
+        """Number of processes that read different rows."""
         return 1 if self.strategy == "tp" else self.size
 
     # --- the network
 
     def wrap(self, network: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-        """The module to call. `dtype`: what fsdp gathers and computes in; gradients are summed in float32 anyway.
+        """Return the module to call. All processes must hold the same weights before.
 
-        All processes must hold the same weights before.
+        `dtype` is what fsdp gathers weights and computes in. Gradients are summed in float32.
         """
         if self.mesh is None:
             return network
         match self.strategy:
             case "ddp":
                 wrapped = DistributedDataParallel(network)
-                wrapped.register_comm_hook(None, summed_bucket)
+                wrapped.register_comm_hook(None, sum_bucket)
                 return wrapped
             case "fsdp":
-                return shard(network, self.mesh, dtype)
+                return fully_shard_network(network, self.mesh, dtype)
             case _:
-                self.divided = divide(network, Part(self.rank, self.size, all_reduce))
+                self.sharded_axes = shard_network(network, TensorParallelRank(self.rank, self.size, all_reduce))
                 return network
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
-        """For all but the last backward of an accumulation: gradients stay here, to be summed with the last."""
+        """Accumulate gradients locally. Use it for every backward pass of a step except the last, which sums them."""
         if isinstance(wrapped, DistributedDataParallel):
             return wrapped.no_sync()
-        return unsynced(wrapped) if isinstance(wrapped, FSDPModule) else nullcontext()
+        return without_gradient_sync(wrapped) if isinstance(wrapped, FSDPModule) else nullcontext()
 
     @torch.no_grad()
-    def clip_gradients(self, parameters: Iterable[Tensor], largest_norm: float) -> Tensor:
-        """The length of all gradients as one vector; where it exceeds `largest_norm`, not 0, they are scaled to it."""
-        slices: list[Tensor] = []
-        wholes: list[Tensor] = []
+    def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        """Return the norm of all gradients as one vector, and scale them down to `max_norm` unless it is 0."""
+        sharded: list[Tensor] = []
+        replicated: list[Tensor] = []
         for parameter in parameters:
             if parameter.grad is not None:
-                held = slices if self.is_slice(parameter) else wholes
-                held.append(local(parameter.grad))
-        norm, of_slices = (torch.nn.utils.get_total_norm(part).to(self.device) for part in (wholes, slices))
+                gradients = sharded if self.is_sharded(parameter) else replicated
+                gradients.append(to_local(parameter.grad))
+        norm, sharded_norm = (torch.nn.utils.get_total_norm(part).to(self.device) for part in (replicated, sharded))
         if self.mesh is not None:
-            norm = (norm.square() + all_reduce(of_slices.square())).sqrt()
-        if largest_norm > 0:
-            scale = (largest_norm / (norm + EPSILON)).clamp(max=1.0)
-            for gradients in filter(None, (slices, wholes)):
+            norm = (norm.square() + all_reduce(sharded_norm.square())).sqrt()
+        if max_norm > 0:
+            scale = (max_norm / (norm + EPSILON)).clamp(max=1.0)
+            for gradients in filter(None, (sharded, replicated)):
                 torch._foreach_mul_(gradients, scale)
         return norm
 
-    # --- what all processes do together
+    # --- collective operations: all processes must call them
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Over the parts of a batch."""
-        return tensor if self.data_size == 1 else all_reduce(tensor.clone())
+        """Return the sum over the processes that read different rows."""
+        return tensor if self.num_data_ranks == 1 else all_reduce(tensor.clone())
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so in some process; all get the same answer."""
+        """Return in all processes whether the flag is set in at least one of them."""
         return flag if self.mesh is None else bool(all_reduce(torch.tensor(float(flag), device=self.device)) > 0)
 
-    def together(self, action: Callable[[], Any]) -> list[Any]:
-        """What the action gave in each process, as JSON values; where it failed in one, all raise its sentence."""
+    def run_everywhere(self, action: Callable[[], Any]) -> list[Any]:
+        """Run an action in each process and return all results, which must be JSON values.
+
+        If the action raises a ClearheadError in one process, all processes raise it.
+        """
         if self.mesh is None:
             return [action()]
         try:
-            answer = {"gave": action()}
+            outcome = {"result": action()}
         except ClearheadError as error:
-            answer = {"failed": str(error)}
+            outcome = {"error": str(error)}
         texts: list[Any] = [None] * self.size
-        torch_distributed.all_gather_object(texts, json.dumps(answer))
-        answers = [json.loads(text) for text in texts]
-        for answer in answers:
-            if "failed" in answer:
-                raise ClearheadError(answer["failed"])
-        return [answer["gave"] for answer in answers]
+        torch_distributed.all_gather_object(texts, json.dumps(outcome))
+        outcomes = [json.loads(text) for text in texts]
+        for outcome in outcomes:
+            if "error" in outcome:
+                raise ClearheadError(outcome["error"])
+        return [outcome["result"] for outcome in outcomes]
 
-    # --- which part of a tensor is here
+    @torch.no_grad()
+    def gather_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return all weights in full on the CPU of the main process, and nothing in the others."""
+        gathered = {}
+        for name, weight in weights.items():
+            full = self.full_tensor(weight)
+            if self.is_main:
+                gathered[name] = full.detach().cpu()
+        return gathered
 
-    def is_slice(self, tensor: Tensor) -> bool:
-        return tensor in self.divided or (isinstance(tensor, DTensor) and tensor.placements[0].is_shard())
+    def full_tensor(self, weight: Tensor) -> Tensor:
+        """Return a weight in full from the shards of all processes."""
+        if isinstance(weight, DTensor):
+            return weight.full_tensor()
+        if weight not in self.sharded_axes:
+            return weight
+        parts = [torch.empty_like(weight) for _ in range(self.size)]
+        torch_distributed.all_gather(parts, weight.contiguous())
+        return torch.cat(parts, dim=self.sharded_axes[weight])
 
-    def box(self, tensor: Tensor, like: Tensor | None = None) -> Box:
-        """`like`: the weight that a tensor belongs to; what an optimizer keeps in its shape is sliced as it is."""
-        axis = self.divided.get(tensor if like is None or like.shape != tensor.shape else like)
+    # --- the part of a tensor that this process holds
+
+    def is_sharded(self, tensor: Tensor) -> bool:
+        """Return whether this process holds only a part of a weight."""
+        return tensor in self.sharded_axes or (isinstance(tensor, DTensor) and tensor.placements[0].is_shard())
+
+    def slice_of(self, tensor: Tensor, weight: Tensor | None = None) -> TensorSlice:
+        """Return which part of a tensor this process holds.
+
+        `weight` is the weight that an optimizer's tensor belongs to; a tensor of its shape is sharded like it.
+        """
+        axis = self.sharded_axes.get(tensor if weight is None or weight.shape != tensor.shape else weight)
         if axis is not None:
             length = tensor.shape[axis]
-            return box_along(axis, tensor.shape, self.rank * length, length, self.size * length)
-        if self.is_slice(tensor):
+            return TensorSlice.along(axis, tensor.shape, self.rank * length, length, self.size * length)
+        if self.is_sharded(tensor):
             assert isinstance(tensor, DTensor)
             axis = cast(Shard, tensor.placements[0]).dim
-            step = -(-tensor.shape[axis] // self.size)  # as torch.chunk divides
+            step = -(-tensor.shape[axis] // self.size)  # torch.chunk divides in the same way
             start = min(self.rank * step, tensor.shape[axis])
-            return box_along(axis, tensor.shape, start, local(tensor).shape[axis], tensor.shape[axis])
-        return Box((0,) * tensor.ndim, tuple(tensor.shape), tuple(tensor.shape))
+            return TensorSlice.along(axis, tensor.shape, start, to_local(tensor).shape[axis], tensor.shape[axis])
+        return TensorSlice.full(tensor.shape)
 
-    def as_held(self, piece: Tensor, weight: Tensor) -> Tensor:
-        """The box of a tensor as this process holds that weight."""
+    def shard_like(self, piece: Tensor, weight: Tensor) -> Tensor:
+        """Return this process's piece of a tensor in the form in which it holds the weight."""
         if not isinstance(weight, DTensor):
             return piece
         mesh, shape = weight.device_mesh, weight.shape
@@ -207,62 +231,40 @@ class World:
             piece.to(weight.device), mesh, weight.placements, run_check=False, shape=shape, stride=weight.stride()
         )
 
-    @torch.no_grad()
-    def gather_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Every weight whole, on the CPU of the main process; nothing in the others. All must call it."""
-        gathered = {}
-        for name, weight in weights.items():
-            whole = self.whole(weight)
-            if self.is_main:
-                gathered[name] = whole.detach().cpu()
-        return gathered
 
-    def whole(self, weight: Tensor) -> Tensor:
-        if isinstance(weight, DTensor):
-            return weight.full_tensor()
-        if weight not in self.divided:
-            return weight
-        parts = [torch.empty_like(weight) for _ in range(self.size)]
-        torch_distributed.all_gather(parts, weight.contiguous())
-        return torch.cat(parts, dim=self.divided[weight])
-
-
-TORCHRUN = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # its variables; without it, one process
-
-
-def is_first_process() -> bool:
-    """Before a world is there: the one of torchrun's processes, or the only one, that speaks."""
-    return int(os.environ.get(*TORCHRUN[0])) == 0
+def is_main_process() -> bool:
+    """Return whether this is torchrun's first process or the only one. It needs no World."""
+    return int(os.environ.get(*TORCHRUN_VARIABLES[0])) == 0
 
 
 def local_device(device: str | torch.device, local_rank: int) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    here = resolve_device(f"cuda:{local_rank}" if str(device) == "cuda" else device)
-    assert here is not None
-    return here
+    resolved = resolve_device(f"cuda:{local_rank}" if str(device) == "cuda" else device)
+    assert resolved is not None
+    return resolved
 
 
-def shard(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> nn.Module:
-    """FSDP2: each block gathers its own weights; what is left (embeddings, last norm, head) belongs to the whole."""
+def fully_shard_network(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> nn.Module:
+    """Apply FSDP2 to each block, and to the rest of the network (embeddings, last norm, head) as one unit."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
-    precise = MixedPrecisionPolicy(cast_forward_inputs=False)  # routers: near ties decide
-    for part in reversed(list(network.modules())):  # inner before outer
-        if isinstance(part, Block):
-            fully_shard(part, mesh=mesh, mp_policy=policy)
-        elif isinstance(part, RouterLayer) and dtype is not None:
-            fully_shard(part, mesh=mesh, mp_policy=precise)
-    # By default the outermost keeps its weights whole until it goes backward, which after a validation is never.
+    precise = MixedPrecisionPolicy(cast_forward_inputs=False)  # routers decide between close scores
+    for module in reversed(list(network.modules())):  # inner modules before outer ones
+        if isinstance(module, Block):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+        elif isinstance(module, RouterLayer) and dtype is not None:
+            fully_shard(module, mesh=mesh, mp_policy=precise)
+    # By default the outermost module keeps its weights until its backward pass, which validation does not run.
     fully_shard(network, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-    for part in network.modules():
-        if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # gloo has no other
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo has
     return network
 
 
 @contextmanager
-def unsynced(wrapped: FSDPModule) -> Iterator[None]:
+def without_gradient_sync(wrapped: FSDPModule) -> Iterator[None]:
     wrapped.set_requires_gradient_sync(False)
     try:
         yield
@@ -270,26 +272,18 @@ def unsynced(wrapped: FSDPModule) -> Iterator[None]:
         wrapped.set_requires_gradient_sync(True)
 
 
-def summed_bucket(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """The hook of DDP that sums gradients; its own would divide by the number of processes."""
+def sum_bucket(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Sum gradients in DDP, whose default hook divides by the number of processes."""
     work = torch_distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
 
 
 def all_reduce(tensor: Tensor) -> Tensor:
-    """In place: the sum over all processes."""
+    """Sum a tensor over all processes, in place."""
     torch_distributed.all_reduce(tensor)
     return tensor
 
 
-def local(tensor: Tensor) -> Tensor:
+def to_local(tensor: Tensor) -> Tensor:
+    """Return the part of a DTensor that this process holds; any other tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def box_along(axis: int, shape: tuple[int, ...], start: int, length: int, whole: int) -> Box:
-    """All of a tensor of this shape but along one axis."""
-
-    def put(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        return (*sizes[:axis], number, *sizes[axis + 1 :])
-
-    return Box(put(start, (0,) * len(shape)), put(length, shape), put(whole, shape))

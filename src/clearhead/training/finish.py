@@ -1,6 +1,6 @@
-"""How a run ends: well, with a model, a picture and a sample; or at numbers that are no numbers, with the batch shown.
+"""End a run: save the model, a loss curve and samples; or abort if the loss is not finite.
 
-finish(recipe, setup, learner, Path("runs/x"), display)
+finish_run(recipe, setup, learner, Path("runs/x"), reporter)
 """
 
 import math
@@ -16,107 +16,113 @@ from clearhead.errors import ClearheadError
 from clearhead.files import write_text
 from clearhead.model import RecurrentTranslator
 from clearhead.tokenization import Tokenizer
-from clearhead.training.checkpoints.state import restore_weights
-from clearhead.training.curve import draw_curve
-from clearhead.training.display import Display
+from clearhead.training.checkpoints import restore_weights
+from clearhead.training.curve import draw_loss_curve
 from clearhead.training.learner import Learner
 from clearhead.training.lora import add_lora, merge_lora
 from clearhead.training.objective import Network
 from clearhead.training.recipe import Recipe
-from clearhead.training.setup import Setup, form_of
+from clearhead.training.reporter import Reporter
+from clearhead.training.setup import Setup, network_kind
 
-SAMPLE_TOKENS, OPENING_TOKENS, SHOWN_CHARACTERS = 256, 16, 200
+MAX_SAMPLE_TOKENS, PROMPT_TOKENS, EXCERPT_CHARACTERS = 256, 16, 200
 
 
-def refuse(
-    step: int, loss: float, norm: float, batch: Batch, tokenizer: Tokenizer, folder: Path, rank: int = 0
+def abort_if_not_finite(
+    step: int, loss: float, gradient_norm: float, batch: Batch, tokenizer: Tokenizer, folder: Path, rank: int = 0
 ) -> None:
-    """Stop before the update where loss or gradient is not finite; each process writes its part of the batch down."""
-    if math.isfinite(loss) and math.isfinite(norm):
+    """Raise ClearheadError if the loss or the gradient is not finite.
+
+    Each process writes its part of the batch as text into the run folder.
+    """
+    if math.isfinite(loss) and math.isfinite(gradient_norm):
         return
     path = folder / (f"bad-batch-{step}-{rank}.txt" if rank else f"bad-batch-{step}.txt")
-    read = batch.tokens if batch.source is None else batch.source
-    rows = [tokenizer.decode(row, skip_special_tokens=False) for row in read.tolist()]
-    answers = [[token for token in row if token >= 0] for row in batch.targets.tolist()]
-    asked = [tokenizer.decode(row, skip_special_tokens=False) for row in answers]
-    pairs = zip(rows, asked, strict=True)
-    write_text(path, "\n".join(f"reads: {row!r}\nasked: {answer!r}\n" for row, answer in pairs))
+    input_ids = batch.tokens if batch.source is None else batch.source
+    target_ids = [[token for token in row if token >= 0] for row in batch.targets.tolist()]
+    inputs, targets = (
+        [tokenizer.decode(row, skip_special_tokens=False) for row in rows] for rows in (input_ids.tolist(), target_ids)
+    )
+    rows = (f"input: {one!r}\ntarget: {other!r}\n" for one, other in zip(inputs, targets, strict=True))
+    write_text(path, "\n".join(rows))
     raise ClearheadError(
-        f"at step {step} the loss is {loss} and the gradient's length {norm}; nothing was updated, and the last "
-        f"checkpoint stands. The batch is in {path} and begins {rows[0][:SHOWN_CHARACTERS]!r}"
+        f"the loss is {loss} and the gradient norm {gradient_norm} at step {step}; the weights were not updated, and "
+        f"the last checkpoint is intact. The batch is in {path} and begins with {inputs[0][:EXCERPT_CHARACTERS]!r}"
     )
 
 
-def finish(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, display: Display) -> None:
-    """All processes call it, the main one writes."""
-    learner.finish()
-    network = whole_network(recipe, learner)
+def finish_run(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, reporter: Reporter) -> None:
+    """Save the model, samples and the loss curve. All processes must call it; the main process writes."""
+    learner.load_final_weights()
+    network = gather_network(recipe, learner)
     if not learner.world.is_main:
         return
     assert network is not None
-    kept = (setup.tokenizer, setup.family, setup.special_ids)
+    details = (setup.tokenizer, setup.family, setup.special_ids)
     if isinstance(network, RecurrentTranslator):
-        model: Model = RecurrentBaseline(network.eval(), *kept)
+        model: Model = RecurrentBaseline(network.eval(), *details)
     else:
-        model = Model(network.eval(), *kept)
+        model = Model(network.eval(), *details)
     model.save(folder / "model")
-    write_text(folder / "sample.txt", "\n\n".join(samples(model, recipe, setup)) + "\n")
+    write_text(folder / "sample.txt", "\n\n".join(generate_samples(model, recipe, setup)) + "\n")
     try:
-        draw_curve(folder)
+        draw_loss_curve(folder)
     except ClearheadError as error:
-        display.say(f"no picture of the loss: {error}")
+        reporter.print(f"loss.png was not written: {error}")
 
 
-def whole_network(recipe: Recipe, learner: Learner) -> Network | None:
-    """The trained network on the CPU, put together from its slices, additions merged; None but in the main process."""
+def gather_network(recipe: Recipe, learner: Learner) -> Network | None:
+    """Return the trained network on the CPU with all shards gathered and adapters merged; None in other processes."""
     network = learner.network
     weights = learner.world.gather_weights(dict(network.named_parameters()) | dict(network.named_buffers()))
     if not learner.world.is_main:
         return None
-    whole: Network = type(network)(network.config)  # type: ignore[arg-type]  # each class with its own config
+    gathered: Network = type(network)(network.config)  # type: ignore[arg-type]  # each class with its own config
     if recipe.lora is not None:
-        add_lora(whole, replace(recipe.lora, dropout=None))
-    restore_weights(dict(whole.named_parameters()) | dict(whole.named_buffers()), weights)
-    merge_lora(whole)
-    return whole
+        add_lora(gathered, replace(recipe.lora, dropout=None))
+    restore_weights(dict(gathered.named_parameters()) | dict(gathered.named_buffers()), weights)
+    merge_lora(gathered)
+    return gathered
 
 
-def opening_of(batch: Batch) -> list[int]:
-    """Of the first row: what comes before the first token that is asked for, or some tokens where all are."""
+def sample_prompt(batch: Batch) -> list[int]:
+    """Return the first row up to its first target, or its first tokens if all tokens have targets."""
     row = batch.tokens[0] if batch.mask is None else batch.tokens[0][batch.mask[0]]
-    num_read = int((batch.targets[0] >= 0).int().argmax()) + 1
-    return row[: num_read if num_read > 1 else OPENING_TOKENS].tolist()
+    length = int((batch.targets[0] >= 0).int().argmax()) + 1
+    return row[: length if length > 1 else PROMPT_TOKENS].tolist()
 
 
-def sources_of(batch: Batch) -> list[list[int]]:
-    """What the encoder reads in each row, without padding."""
+def unpadded_sources(batch: Batch) -> list[list[int]]:
+    """Return the encoder's input of each row without padding."""
     assert batch.source is not None
-    real = torch.ones_like(batch.source) if batch.source_mask is None else batch.source_mask
-    return [row[kept.bool()].tolist() for row, kept in zip(batch.source, real, strict=True)]
+    mask = torch.ones_like(batch.source) if batch.source_mask is None else batch.source_mask
+    return [row[row_mask.bool()].tolist() for row, row_mask in zip(batch.source, mask, strict=True)]
 
 
-def samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
-    """What the model says to the recipe's prompts, or to the first rows of the validation data."""
-    form = form_of(setup.network.config)
-    if form == "an encoder":
-        return ["an encoder alone does not generate"]
-    answers, context = form == "an encoder-decoder", setup.network.config.context
+def generate_samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
+    """Return the model's outputs for the recipe's prompts, or for the first rows of the validation data."""
+    kind = network_kind(setup.network.config)
+    if kind == "an encoder":
+        return ["an encoder-only model does not generate"]
+    translates, context = kind == "an encoder-decoder", setup.network.config.context
     prompts: list[str | list[int]] = [*recipe.train.samples]
     if not prompts:
-        rows = np.arange(min(4, len(setup.validation)))
-        batch = setup.validation.batch(rows, rows.astype(np.uint64))
-        prompts = [*sources_of(batch)] if answers else [opening_of(batch)]
-    said = []
+        rows = np.arange(min(4, len(setup.validation_data)))
+        batch = setup.validation_data.batch(rows, rows.astype(np.uint64))
+        prompts = [*unpadded_sources(batch)] if translates else [sample_prompt(batch)]
+    samples = []
     for prompt in prompts:
-        # Not by the model, which would refuse what the vocabulary of other data has no token for.
+        # Encoded here, because the model would reject a prompt with characters that its vocabulary lacks.
         ids = setup.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         if not 1 <= len(ids) <= context:
-            why = f"it has more than the model's {context} tokens" if ids else "no token of this vocabulary is in it"
-            said.append(f"{prompt!r} was not asked: {why}")
+            reason = (
+                f"it exceeds the model's context of {context} tokens" if ids else "it has no token of the vocabulary"
+            )
+            samples.append(f"{prompt!r} was skipped: {reason}")
             continue
-        room = max(min(SAMPLE_TOKENS, context - (0 if answers else len(ids))), 1)
-        chance: dict[str, float] = {"temperature": 0.0} if answers else {"temperature": 0.8, "seed": recipe.train.seed}
-        made = model.generate(ids, max_new_tokens=room, **chance)
+        max_new_tokens = max(min(MAX_SAMPLE_TOKENS, context - (0 if translates else len(ids))), 1)
+        temperature, seed = (0.0, None) if translates else (0.8, recipe.train.seed)
+        generation = model.generate(ids, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
         text = setup.tokenizer.decode(ids)
-        said.append(f"{text} => {made.text}" if answers else text + made.text)
-    return said
+        samples.append(f"{text} => {generation.text}" if translates else text + generation.text)
+    return samples

@@ -1,10 +1,10 @@
-"""From the last hidden states to the loss and its gradients in one operation, on an NVIDIA GPU.
+"""Compute the loss and its gradients from the last hidden states in one operation, on an NVIDIA GPU.
 
-    losses = head_loss(head.features(hidden), head.matrix(table), head.bias, targets)
+    losses = fused_head_loss(head.features(hidden), head.output_matrix(table), head.bias, targets)
 
-The loss is the end of the road: its gradients are known as soon as it is, but for a factor. They take the place of the
-logits, which nobody reads again, and what is kept for the backward is what comes of them, (M, D) and (V, D). So GPT-2's
-step is 3 % shorter than with autograd's own, and chunks of tokens compute nothing twice.
+The loss is the last operation of the forward pass, so its gradients are known as soon as it is, except for a factor.
+They overwrite the logits, which are not needed again. The backward pass keeps only the products of these gradients,
+(M, D) and (V, D). This makes GPT-2's step 3 % shorter than autograd, and chunks of tokens compute nothing twice.
 """
 
 from typing import Any
@@ -13,22 +13,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from clearhead.backends import triton_runs
+from clearhead.backends import triton_available
 from clearhead.data import IGNORED
 from clearhead.model import LogitHead
 from clearhead.training.loss import Losses
 
-BLOCK, NUM_WARPS = 4096, 4  # the fastest of 19 on an H200, for GPT-2's vocabulary
+BLOCK, NUM_WARPS = 4096, 4  # the fastest of 19 settings on an H200, for GPT-2's vocabulary
 
 
-def suits(network: nn.Module) -> bool:
-    """Where Triton runs, a head that ends in its product; float64 would be lost in the kernel."""
+def can_fuse_head(network: nn.Module) -> bool:
+    """Return whether the kernel can compute this network's loss.
+
+    It needs Triton and a head that ends in its matrix product. It computes in float32, so float64 is excluded.
+    """
     head, weight = getattr(network, "head", None), next(network.parameters())
-    plain = type(head) is LogitHead and head.config.softcap is None
-    return plain and weight.dtype != torch.float64 and triton_runs(weight.device)
+    is_product = type(head) is LogitHead and head.config.softcap is None
+    return is_product and weight.dtype != torch.float64 and triton_available(weight.device)
 
 
-def head_loss(
+def fused_head_loss(
     hidden: Tensor,
     matrix: Tensor,
     bias: Tensor | None,
@@ -37,24 +40,24 @@ def head_loss(
     z_weight: float = 0.0,
     chunk_tokens: int | None = None,
 ) -> Losses:
-    """As loss.cross_entropy of hidden (..., D) times the head's matrix (V, D)."""
-    asked = torch.is_grad_enabled()
-    total, plain, *_ = lose(
+    """Return loss.cross_entropy of hidden (..., D) times the head's matrix (V, D)."""
+    needs_gradient = torch.is_grad_enabled()
+    total, plain, *_ = head_loss_and_gradients(
         hidden.flatten(0, -2),
         matrix,
         bias,
-        targets.flatten().contiguous(),  # of one column, flattened, is still a view with gaps
+        targets.flatten().contiguous(),  # flattening a single column returns a view with gaps
         smoothing,
         z_weight,
         chunk_tokens or targets.numel(),
-        asked and hidden.requires_grad,
-        asked and (matrix.requires_grad or (bias is not None and bias.requires_grad)),
+        needs_gradient and hidden.requires_grad,
+        needs_gradient and (matrix.requires_grad or (bias is not None and bias.requires_grad)),
     )
     return Losses(total, plain.detach())
 
 
 @torch.library.custom_op("clearhead::head_loss", mutates_args=())
-def lose(
+def head_loss_and_gradients(
     hidden: Tensor,
     matrix: Tensor,
     bias: Tensor | None,
@@ -62,44 +65,48 @@ def lose(
     smoothing: float,
     z_weight: float,
     chunk_tokens: int,
-    of_hidden: bool,
-    of_matrix: bool,
+    for_hidden: bool,
+    for_matrix: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The sums of both losses, and the gradients of hidden (M, D), and of matrix (V, D) and bias (V,), where asked."""
-    from clearhead.training.triton_loss import lose_rows
+    """Return the sums of both losses, and the gradients of hidden (M, D), matrix (V, D) and bias (V,).
+
+    `for_hidden` and `for_matrix` say which gradients to compute; the others are empty.
+    """
+    from clearhead.training.triton_loss import cross_entropy_kernel
 
     totals, plains = hidden.new_empty(2, len(hidden), dtype=torch.float32)
-    of_all, of_rows, of_bias = blank_gradients(hidden, matrix, bias, of_hidden, of_matrix)
+    hidden_gradient, matrix_gradient, bias_gradient = empty_gradients(hidden, matrix, bias, for_hidden, for_matrix)
     for start in range(0, len(hidden), chunk_tokens):
-        part = slice(start, start + chunk_tokens)
-        logits = linear(hidden[part], matrix, bias)
+        chunk = slice(start, start + chunk_tokens)
+        logits = linear(hidden[chunk], matrix, bias)
         with torch.cuda.device_of(logits):  # Triton launches on the current device
-            lose_rows[len(logits),](
-                totals[part], plains[part], logits, targets[part], smoothing, z_weight,
-                V=len(matrix), IGNORED=IGNORED, SMOOTHED=smoothing > 0, GRADIENT=of_hidden or of_matrix,
+            cross_entropy_kernel[len(logits),](
+                totals[chunk], plains[chunk], logits, targets[chunk], smoothing, z_weight,
+                V=len(matrix), IGNORED=IGNORED, SMOOTHED=smoothing > 0, GRADIENT=for_hidden or for_matrix,
                 BLOCK=BLOCK, num_warps=NUM_WARPS,
             )  # fmt: skip
-        if of_hidden:
-            torch.mm(logits, matrix, out=of_all[part])
-        if of_matrix:  # summed in float32, where there is more than one
-            of_chunk = logits.t() @ hidden[part]
-            of_rows = of_chunk if start == 0 else of_rows.float() + of_chunk
-        if of_matrix and bias is not None:
-            of_bias = of_bias.float() + logits.sum(0, dtype=torch.float32)
-    return totals.sum(), plains.sum(), of_all, of_rows.to(matrix.dtype), of_bias.to(matrix.dtype)
+        if for_hidden:  # `logits` now contain their gradient
+            torch.mm(logits, matrix, out=hidden_gradient[chunk])
+        if for_matrix:  # several chunks are summed in float32
+            product = logits.t() @ hidden[chunk]
+            matrix_gradient = product if start == 0 else matrix_gradient.float() + product
+        if for_matrix and bias is not None:
+            bias_gradient = bias_gradient.float() + logits.sum(0, dtype=torch.float32)
+    gradients = hidden_gradient, matrix_gradient.to(matrix.dtype), bias_gradient.to(matrix.dtype)
+    return totals.sum(), plains.sum(), *gradients
 
 
-def blank_gradients(
-    hidden: Tensor, matrix: Tensor, bias: Tensor | None, of_hidden: bool, of_matrix: bool
+def empty_gradients(
+    hidden: Tensor, matrix: Tensor, bias: Tensor | None, for_hidden: bool, for_matrix: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        torch.empty_like(hidden) if of_hidden else hidden.new_empty(0),
-        torch.zeros_like(matrix) if of_matrix else hidden.new_empty(0),
-        torch.zeros_like(bias) if of_matrix and bias is not None else hidden.new_empty(0),
+        torch.empty_like(hidden) if for_hidden else hidden.new_empty(0),
+        torch.zeros_like(matrix) if for_matrix else hidden.new_empty(0),
+        torch.zeros_like(bias) if for_matrix and bias is not None else hidden.new_empty(0),
     )
 
 
-@lose.register_fake
+@head_loss_and_gradients.register_fake
 def _(
     hidden: Tensor,
     matrix: Tensor,
@@ -108,20 +115,23 @@ def _(
     smoothing: float,
     z_weight: float,
     chunk_tokens: int,
-    *asked: bool,
+    *needed: bool,
 ) -> tuple[Tensor, ...]:
     sums = (hidden.new_empty((), dtype=torch.float32) for _ in range(2))
-    return *sums, *blank_gradients(hidden, matrix, bias, *asked)
+    return *sums, *empty_gradients(hidden, matrix, bias, *needed)
 
 
-def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[2:])
 
 
-def go_back(ctx: Any, total: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
-    """In the factor's own precision: rounded to bfloat16, it would be off by up to 1/256 for all of them."""
-    asked = [(kept.float() * total).to(kept.dtype) if kept.numel() else None for kept in ctx.saved_tensors]
-    return *asked, *(None,) * 6
+def scale_gradients(ctx: Any, total: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+    """Multiply the saved gradients by that of the total, in float32.
+
+    Rounding the factor to bfloat16 would change all gradients by up to 1/256.
+    """
+    gradients = [(saved.float() * total).to(saved.dtype) if saved.numel() else None for saved in ctx.saved_tensors]
+    return *gradients, *(None,) * 6
 
 
-lose.register_autograd(go_back, setup_context=keep)
+head_loss_and_gradients.register_autograd(scale_gradients, setup_context=save_gradients)

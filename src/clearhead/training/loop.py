@@ -1,11 +1,12 @@
-"""The road, top to bottom: learning rate, batch, loss, backward, clip, step, log, validate, save. No callbacks.
+"""Train a model: the training loop, from the learning rate to the saved checkpoint.
 
     train(read_recipe("capitals").recipe, Path("runs/capitals"))
 
-A run that was interrupted goes on from its last checkpoint, with the very same numbers.
+The steps of the loop are numbered as in docs/training.md. An interrupted run resumes from its last checkpoint and
+computes the same numbers as a run without interruption.
 """
 
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,105 +16,121 @@ from torch import Tensor
 
 from clearhead.config import to_dict
 from clearhead.data import Batch
-from clearhead.training.checkpoints.run_folder import RunFolder
-from clearhead.training.display import Display
+from clearhead.training.checkpoints import RunFolder
 from clearhead.training.distributed import World
-from clearhead.training.finish import finish, refuse
+from clearhead.training.finish import abort_if_not_finite, finish_run
 from clearhead.training.learner import Learner
-from clearhead.training.metrics import Journal, Meter
-from clearhead.training.optimizer import set_rates
+from clearhead.training.optimizer import set_learning_rates
 from clearhead.training.recipe import Recipe
-from clearhead.training.schedule import factor
-from clearhead.training.signals import Stopper
-from clearhead.training.start import begin
-from clearhead.training.validate import validate
+from clearhead.training.reporter import Reporter
+from clearhead.training.schedule import learning_rate_factor
+from clearhead.training.setup import Setup
+from clearhead.training.signals import StopSignals
+from clearhead.training.start import start_run
+from clearhead.training.validation import validate
 
 
 @dataclass(frozen=True)
-class Trained:
-    folder: Path  # the model is in its `model`
+class TrainingResult:
+    """What a run produced."""
+
+    folder: Path  # the model is in its subfolder `model`
     num_steps: int
-    loss: float | None  # of the last step; None: all steps had been made before
-    validation_loss: float | None  # of the last weights, or of the best where these are kept
+    loss: float | None  # of the last step; None if the run was already complete
+    validation_loss: float | None  # of the last weights, or of the best if the recipe keeps those
 
 
-def train(recipe: Recipe, out: Path, console: Console | None = None, opening: str = "") -> Trained:
-    """`opening` is said once the recipe and its data have turned out to be sound."""
+def train(recipe: Recipe, out: Path, console: Console | None = None, opening: str = "") -> TrainingResult:
+    """Train a model and return the result of the run.
+
+    recipe   What to train; see `read_recipe`.
+    out      The folder of the run. If it contains a checkpoint, the run resumes from it.
+    console  Where to print progress; stderr by default.
+    opening  A text to print after the recipe and the data have been validated.
+
+    Raise ClearheadError if the recipe or the data cannot be used, or if the loss is not finite. Raise SystemExit after
+    SIGTERM or Ctrl-C, when a checkpoint has been saved.
+    """
     config, console = recipe.train, console or Console(stderr=True, highlight=False, emoji=False)
     loss = validation_loss = None
     with World.start(config.strategy, config.device) as world:
         run = RunFolder(out, world=world)
         with run.lock():
             with console.status("preparing") if world.is_main else nullcontext():
-                setup, learner, loader, first_step = begin(recipe, run, world)
-            meter = Meter(setup.network, world.device)
-            opened = closing(Journal(out, first_step, config.tensorboard)) if world.is_main else nullcontext()
-            shown = Display(console, config.steps, first_step, silent=not world.is_main)
-            with Stopper() as stop, opened as journal, shown as display:
-                if opening:
-                    display.say(opening)
-                if config.precision == "auto":
-                    display.say(f"computes in {learner.config.precision}")
-                if setup.num_left_out:
-                    display.say(f"{setup.num_left_out} examples are longer than data.context and left out")
-                if first_step:
-                    display.say(f"{first_step} of {config.steps} steps were made before")
+                setup, learner, loader, first_step = start_run(recipe, run, world)
+            with StopSignals() as stop, Reporter(console, out, learner, first_step) as reporter:
+                print_opening(reporter, opening, recipe, setup, learner, first_step)
                 for step, (batch, loader_state) in zip(range(first_step, config.steps), loader, strict=False):
-                    rate = factor(config.schedule, step, num_steps=config.steps, width=setup.network.config.width)
-                    set_rates(learner.optimizers, rate)
-                    num_targets = world.sum(torch.tensor(batch.num_targets, device=world.device)).clamp(min=1)
+                    # 1. Learning rate.
+                    width = setup.network.config.width
+                    factor = learning_rate_factor(config.schedule, step, num_steps=config.steps, width=width)
+                    set_learning_rates(learner.optimizers, factor)
+                    # 2. Batch: this process's rows, and the number of targets of all processes.
+                    total_targets = world.sum(torch.tensor(batch.num_targets, device=world.device)).clamp(min=1)
                     batch = batch.to(world.device)
-                    total = world.sum(accumulate(learner, batch, num_targets))
-                    length = world.clip_gradients(setup.network.parameters(), config.clip)
-                    # The one wait for the device in a step: what is not finite must not be learned from.
-                    loss, norm, num_read = torch.stack((total, length, num_targets)).tolist()
-                    refuse(step, loss, norm, batch, setup.tokenizer, out, world.rank)
+                    # 3. Loss, and 4. backward pass.
+                    mean_loss = world.sum(accumulate_gradients(learner, batch, total_targets))
+                    # 5. Clip the gradient.
+                    norm = world.clip_gradients(setup.network.parameters(), config.clip)
+                    # 6. Check that loss and gradient are finite: the only time that a step waits for the device.
+                    loss, gradient_norm, num_targets = torch.stack((mean_loss, norm, total_targets)).tolist()
+                    abort_if_not_finite(step, loss, gradient_norm, batch, setup.tokenizer, out, world.rank)
+                    # 7. Optimizer step.
                     learner.update(step)
-
-                    done = step + 1
-                    meter.count(int(num_read))
-                    if done % config.log_every == 0 or done == config.steps:
-                        row = {"step": done, "loss": loss, "learning_rate": learner.rate, "gradient_norm": norm}
-                        row |= meter.read(batch.tokens.shape[1], num_steps_left=config.steps - done)
-                        display.show(row)
-                        if journal is not None:
-                            journal.write(row)
-                    if done % config.validate_every == 0 or done == config.steps:
-                        validation_loss = validate(learner, setup.validation, config, world)
-                        display.show({"step": done, "validation_loss": validation_loss})
-                        if journal is not None:
-                            journal.write({"step": done, "validation_loss": validation_loss})
-                        meter.restart()
-                    asked_to_stop = world.any(stop.asked)
-                    if done % config.save_every == 0 or done == config.steps or asked_to_stop:
-                        learner.save(run, done, {"loader": loader_state, "recipe": to_dict(recipe)})
-                        meter.restart()
-                    if asked_to_stop:
-                        display.say(f"stopped and saved at step {done}; the same command goes on from there")
+                    completed = step + 1
+                    # 8. Log.
+                    reporter.log_step(completed, loss, gradient_norm, int(num_targets), batch.tokens.shape[1])
+                    # 9. Validate.
+                    if config.is_due(completed, config.validate_every):
+                        validation_loss = validate(learner, setup.validation_data)
+                        reporter.log_validation(completed, validation_loss)
+                    # 10. Save.
+                    must_stop = world.any(stop.requested)
+                    if must_stop or config.is_due(completed, config.save_every):
+                        learner.save(run, completed, {"loader": loader_state, "recipe": to_dict(recipe)})
+                        reporter.restart_meter()
+                    if must_stop:
+                        reporter.print(f"stopped and saved at step {completed}; run the same command again to resume")
                         raise SystemExit(stop.exit_code)
-                finish(recipe, setup, learner, out, display)
-    if learner.best:
-        validation_loss = learner.best_loss
-    return Trained(out, config.steps, loss, validation_loss)
+                finish_run(recipe, setup, learner, out, reporter)
+    return TrainingResult(out, config.steps, loss, learner.best_loss if learner.best else validation_loss)
 
 
-def accumulate(learner: Learner, batch: Batch, num_targets: Tensor) -> Tensor:
-    """Gradients of the loss for each target of the whole update, in as many parts as asked for; that loss."""
+def print_opening(
+    reporter: Reporter, opening: str, recipe: Recipe, setup: Setup, learner: Learner, first_step: int
+) -> None:
+    """Print the opening and what the user should know before the first step."""
+    config = recipe.train
+    if opening:
+        reporter.print(opening)
+    if config.precision == "auto":
+        reporter.print(f"precision: {learner.config.precision}")
+    if setup.num_too_long:
+        reporter.print(f"dropped {setup.num_too_long} examples that are longer than data.context")
+    if first_step:
+        reporter.print(f"resuming after {first_step} of {config.steps} steps")
+
+
+def accumulate_gradients(learner: Learner, batch: Batch, num_targets: Tensor) -> Tensor:
+    """Compute the gradient of the loss per target in `accumulation` parts, and return this loss.
+
+    `num_targets` is the number of targets of the whole step, over all parts and processes.
+    """
     loss = torch.zeros((), device=batch.tokens.device)
-    parts = split(batch, learner.config.accumulation)
+    parts = split_batch(batch, learner.config.accumulation)
     for number, part in enumerate(parts):
-        last = number == len(parts) - 1
-        with nullcontext() if last else learner.world.no_sync(learner.objective):
+        is_last = number == len(parts) - 1
+        with nullcontext() if is_last else learner.world.no_sync(learner.objective):
             losses = learner.objective(part)
             (losses.total / num_targets).backward()
         loss = loss + losses.cross_entropy
     return loss / num_targets
 
 
-def split(batch: Batch, num_parts: int) -> list[Batch]:
-    """The rows of a batch in equal parts."""
+def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
+    """Divide the rows of a batch into equal parts."""
     if num_parts == 1:
         return [batch]
-    given = {name: part.chunk(num_parts) for name, part in vars(batch).items() if part is not None}
-    num_made = len(given["tokens"])
-    return [Batch(**{name: parts[number] for name, parts in given.items()}) for number in range(num_made)]
+    chunks = {name: tensor.chunk(num_parts) for name, tensor in vars(batch).items() if tensor is not None}
+    num_chunks = len(chunks["tokens"])
+    return [Batch(**{name: parts[number] for name, parts in chunks.items()}) for number in range(num_chunks)]

@@ -1,8 +1,8 @@
-"""Fine-tuning by low-rank additions: y = W x + (α / r) · B A x with W frozen (Hu et al. 2021, §4.1).
+"""Fine-tune by low-rank adaptation: y = W x + (α / r) · B A x with W frozen (Hu et al. 2021, §4.1).
 
     add_lora(network, Lora(rank=8)); ...; merge_lora(network)   # an ordinary network again
 
-A is drawn, B starts at 0, so that training begins at the model as it was.
+A is random and B starts at 0, so that training starts from the unchanged model.
 """
 
 import math
@@ -11,15 +11,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from clearhead.config import Checked
+from clearhead.config import CheckedConfig
 from clearhead.errors import require, unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lora(Checked):
+class Lora(CheckedConfig):
+    """The [lora] table of a recipe."""
+
     rank: int = 8
-    alpha: float = 16.0  # the addition is scaled by alpha / rank, so that a rate found for one rank serves another
-    dropout: float | None = None  # of what the addition reads
+    alpha: float = 16.0  # B A x is scaled by alpha / rank, so that a learning rate found for one rank suits another
+    dropout: float | None = None  # of the input of A
     targets: tuple[str, ...] = ("query", "key", "value", "output", "gate", "up", "down")  # last part of a linear's name
 
     def __post_init__(self) -> None:
@@ -28,40 +30,45 @@ class Lora(Checked):
 
 
 class LoraLinear(nn.Module):
+    """A linear layer with a low-rank adapter."""
+
     def __init__(self, base: nn.Linear, config: Lora):
         super().__init__()
         self.base, self.scale = base, config.alpha / config.rank
         self.dropout = nn.Dropout(config.dropout or 0.0)
         self.reduce = nn.Parameter(base.weight.new_empty(config.rank, base.in_features))  # A (R, in)
         self.expand = nn.Parameter(base.weight.new_zeros(base.out_features, config.rank))  # B (out, R)
-        nn.init.kaiming_uniform_(self.reduce, a=math.sqrt(5))  # as torch draws a linear layer
+        nn.init.kaiming_uniform_(self.reduce, a=math.sqrt(5))  # the initialisation of torch.nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
-        low = nn.functional.linear(self.dropout(x), self.reduce)  # (..., R)
-        return self.base(x) + self.scale * nn.functional.linear(low, self.expand)
+        reduced = nn.functional.linear(self.dropout(x), self.reduce)  # (..., R)
+        return self.base(x) + self.scale * nn.functional.linear(reduced, self.expand)
 
     @torch.no_grad()
-    def merged(self) -> nn.Linear:
+    def merge(self) -> nn.Linear:
+        """Add the adapter to the weight of the base layer, and return that layer."""
         self.base.weight += self.scale * (self.expand @ self.reduce)
         return self.base
 
 
 def add_lora(network: nn.Module, config: Lora) -> None:
-    """Freeze the network and put an addition beside each linear layer whose name ends in a target."""
+    """Freeze the network and add an adapter to each linear layer whose name ends in a target."""
     network.requires_grad_(False)
-    linears = {name: part for name, part in network.named_modules() if isinstance(part, nn.Linear)}
-    own = {name: name.rpartition(".")[2] for name in linears}
-    chosen = [name for name in linears if own[name] in config.targets]
-    strange = [target for target in config.targets if target not in {*own.values(), *Lora.targets}]
-    if strange or not chosen:  # of the default ones a model need not have all
-        raise unknown_name("linear layer of this model:", " or ".join(strange or config.targets), {*own.values()})
+    linears = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    last_names = {name: name.rpartition(".")[2] for name in linears}
+    chosen = [name for name in linears if last_names[name] in config.targets]
+    # A model need not have all of the default targets.
+    unknown = [target for target in config.targets if target not in {*last_names.values(), *Lora.targets}]
+    if unknown or not chosen:
+        targets = " or ".join(unknown or config.targets)
+        raise unknown_name("linear layer of this model:", targets, {*last_names.values()})
     for name in chosen:
         network.set_submodule(name, LoraLinear(linears[name], config))
 
 
 def merge_lora(network: nn.Module) -> None:
-    """Fold the additions into the weights, which can be trained again."""
-    for name, part in list(network.named_modules()):
-        if isinstance(part, LoraLinear):
-            network.set_submodule(name, part.merged())
+    """Merge all adapters into the weights, and unfreeze the network."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, LoraLinear):
+            network.set_submodule(name, module.merge())
     network.requires_grad_(True)

@@ -1,14 +1,14 @@
-"""Cross-entropy in float32, summed over the tokens that are asked for; whole or in chunks of tokens.
+"""Compute the cross-entropy in float32, summed over the targets, for all tokens at once or in chunks.
 
     losses = cross_entropy(logits, targets); (losses.total / batch.num_targets).backward()
 
-Sums, not means: divided by the number of targets of the whole update, over all accumulation steps and ranks, k batches
-of b rows weigh as one of k·b, whatever their lengths.
+Losses are sums, not means. Divided by the number of targets of the whole step, over all parts and processes, k batches
+of b rows give the same gradient as one batch of k·b rows, for any lengths.
 
     −Σ_t [(1 − ε) log p(y_t) + ε/V Σ_v log p(v)]  +  z Σ_t log²Z_t
 
-with ε the label smoothing (Szegedy et al. 2016, §7) and z the weight that keeps log Z, the logarithm of the softmax's
-denominator, near 0 (de Brébisson & Vincent 2016; PaLM §5).
+ε is the label smoothing (Szegedy et al. 2016, §7). z is the weight of the z-loss, which keeps log Z, the logarithm of
+the softmax's denominator, near 0 (de Brébisson & Vincent 2016; PaLM §5).
 """
 
 from collections.abc import Callable
@@ -23,14 +23,14 @@ from clearhead.data import IGNORED
 
 
 class Losses(NamedTuple):
-    """Sums over the tokens asked for."""
+    """Sums over the targets."""
 
-    total: Tensor  # what is minimized
-    cross_entropy: Tensor  # of the plain targets, without smoothing and z: what is reported
+    total: Tensor  # to minimise
+    cross_entropy: Tensor  # without smoothing and z-loss: to report
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0, z_weight: float = 0.0) -> Losses:
-    """logits (..., V), targets (...) with IGNORED where nothing is asked."""
+    """Return the losses of logits (..., V) and targets (...). Positions with the target IGNORED do not count."""
     logits = logits.flatten(0, -2).to(torch.promote_types(logits.dtype, torch.float32))  # (M, V)
     targets = targets.flatten()
     plain = functional.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
@@ -48,20 +48,23 @@ def cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.0, z_wei
 def chunked_cross_entropy(
     hidden: Tensor,
     targets: Tensor,
-    to_logits: Callable[[Tensor], Tensor],
+    compute_logits: Callable[[Tensor], Tensor],
     chunk_tokens: int,
     smoothing: float = 0.0,
     z_weight: float = 0.0,
 ) -> Losses:
-    """The same from hidden states (B, T, D): logits exist for one chunk at a time, and again when it goes backward."""
+    """Return the same losses from hidden states (B, T, D), with the logits of one chunk in memory at a time.
 
-    def of_chunk(states: Tensor, asked: Tensor) -> Losses:
-        return cross_entropy(to_logits(states), asked, smoothing, z_weight)
+    The backward pass computes the logits of each chunk again.
+    """
 
-    states, asked = hidden.flatten(0, 1), targets.flatten()
+    def chunk_losses(states: Tensor, targets: Tensor) -> Losses:
+        return cross_entropy(compute_logits(states), targets, smoothing, z_weight)
+
+    states, targets = hidden.flatten(0, 1), targets.flatten()
     total = plain = torch.zeros((), device=hidden.device)
-    for start in range(0, len(asked), chunk_tokens):
-        part = slice(start, start + chunk_tokens)
-        chunk_total, chunk_plain = checkpoint(of_chunk, states[None, part], asked[part], use_reentrant=False)
+    for start in range(0, len(targets), chunk_tokens):
+        chunk = slice(start, start + chunk_tokens)
+        chunk_total, chunk_plain = checkpoint(chunk_losses, states[None, chunk], targets[chunk], use_reentrant=False)
         total, plain = total + chunk_total, plain + chunk_plain
     return Losses(total, plain)

@@ -1,9 +1,9 @@
-"""What a run writes down: one JSON row for each logged step, and how fast it went.
+"""Record the metrics of a run in metrics.jsonl, and measure its speed.
 
-    journal = Journal(folder, first_step=0); journal.write({"step": 10, "loss": 2.5})     # metrics.jsonl
+    log = MetricsLog(folder, first_step=0); log.write({"step": 10, "loss": 2.5})
 
-MFU is the share of the device's peak that went into the model's own arithmetic, counted as costs/report.py counts it by
-PaLM's convention: attention is not halved for the causal mask.
+MFU (model FLOPs utilization) is the share of the device's peak performance that the model's own arithmetic achieves. It
+is computed as in costs/report.py, by PaLM's convention: attention is not halved for the causal mask.
 """
 
 import json
@@ -14,26 +14,27 @@ from typing import Any
 import torch
 
 from clearhead.architecture import ModelConfig
-from clearhead.costs import Workload, device_named, utilization
+from clearhead.costs import Workload, device_for_gpu, model_flops
 from clearhead.errors import ClearheadError
 from clearhead.files import parse_json, write_text
 from clearhead.model import Transformer
 
-METRICS = "metrics.jsonl"
+METRICS_FILE = "metrics.jsonl"
 
 
 def flops_per_token(config: ModelConfig, length: int) -> int:
-    """Of one training step, forward and backward, over rows of this length; of a mixture what its tokens choose."""
-    return utilization(Workload(config=config, phase="train", context=length, source=length)).palm_flops_per_token
+    """Return the FLOPs of a training step per token, for rows of this length. Only chosen experts count."""
+    return model_flops(Workload(config=config, phase="train", context=length, source=length)).palm_flops_per_token
 
 
 def peak_flops(device: torch.device) -> float | None:
-    known = device_named(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    """Return the peak FLOP/s of a GPU in bfloat16, or None if it is not known."""
+    known = device_for_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return None if known is None else known.peak("bfloat16")
 
 
-class Meter:
-    """Tokens and seconds since it was last read."""
+class ThroughputMeter:
+    """Counts tokens and seconds since it was last read."""
 
     def __init__(self, network: torch.nn.Module, device: torch.device):
         self.device, self.peak = device, peak_flops(device)
@@ -41,15 +42,16 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
+        """Start counting again from zero."""
         self.started, self.num_tokens, self.num_steps = time.perf_counter(), 0, 0
 
-    def count(self, num_tokens: int) -> None:
-        """Once for each step."""
+    def count_step(self, num_tokens: int) -> None:
+        """Count one step."""
         self.num_tokens += num_tokens
         self.num_steps += 1
 
     def read(self, length: int, num_steps_left: int) -> dict[str, float]:
-        """Rows are `length` tokens long."""
+        """Return the metrics since the last reading and restart. `length` is the number of tokens in a row."""
         seconds = time.perf_counter() - self.started
         row = {
             "tokens_per_second": self.num_tokens / seconds,
@@ -63,16 +65,20 @@ class Meter:
         return row
 
 
-class Journal:
-    """metrics.jsonl and, where asked for, TensorBoard. A resumed run forgets rows of steps it makes again."""
+class MetricsLog:
+    """Appends rows to metrics.jsonl and, if requested, to TensorBoard.
+
+    A resumed run deletes the rows of the steps that it repeats.
+    """
 
     def __init__(self, folder: Path, first_step: int, tensorboard: bool = False):
         self.board = open_tensorboard(folder, first_step) if tensorboard else None
-        self.path = folder / METRICS
-        kept = [row for row in read_metrics(folder) if row["step"] <= first_step]
-        write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in kept))
+        self.path = folder / METRICS_FILE
+        rows = [row for row in read_metrics(folder) if row["step"] <= first_step]
+        write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
     def write(self, row: dict[str, Any]) -> None:
+        """Append a row, which has a `step` and any other numbers."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         if self.board is not None:
@@ -86,8 +92,8 @@ class Journal:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Whole rows only: a kill may have cut the last one short."""
-    path = folder / METRICS
+    """Return the complete rows of metrics.jsonl. A killed run may have left an incomplete one at the end."""
+    path = folder / METRICS_FILE
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -98,5 +104,5 @@ def open_tensorboard(folder: Path, first_step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ClearheadError('TensorBoard is not installed; pip install "clearhead[train]" brings it') from None
+        raise ClearheadError('TensorBoard is not installed; run pip install "clearhead[train]"') from None
     return SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)

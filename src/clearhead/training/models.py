@@ -1,8 +1,9 @@
-"""What to train: the [model] table of a recipe, made into a network for a vocabulary.
+"""Describe the model to train: the [model] table of a recipe.
 
-    config = model_config(DecoderModel(width=384, num_layers=6, num_heads=6, context=256), vocab_size=65)
+    config = build_model_config(DecoderModel(width=384, num_layers=6, num_heads=6, context=256), vocab_size=65)
 
-A preset by name, a model to fine-tune, a small decoder or translator by its sizes, an RNN, or any config spelled out.
+The choices are a preset, a saved model to fine-tune, a small decoder or encoder-decoder given by its sizes, an RNN, and
+a complete ModelConfig.
 """
 
 from dataclasses import dataclass, replace
@@ -21,9 +22,9 @@ from clearhead.architecture import (
     Rope,
     Stack,
 )
-from clearhead.config import Checked
+from clearhead.config import CheckedConfig
 from clearhead.errors import ClearheadError, require
-from clearhead.families import preset, transformer
+from clearhead.families import preset, transformer_config
 from clearhead.model import RecurrentConfig
 
 NORM = RmsNorm(epsilon=1e-6)
@@ -34,67 +35,67 @@ class PresetModel:
     """A released architecture with new weights."""
 
     name: str
-    vocab_size: int | None = None  # None: the preset's; a multiple of 128 is fastest
+    vocab_size: int | None = None  # None: the preset's; multiples of 128 are fastest
     dropout: Dropout | None = None  # None: the preset's
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A trained model and its tokenizer, to go on with: an installed name, a folder or a file."""
+    """A saved model with its tokenizer, given by an installed name, a folder or a file."""
 
     name: str
     dropout: Dropout | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecoderModel(Checked):
-    """A language model of today's kind: RMS norm first, rotary positions, gated SiLU, no biases, tied head."""
+class DecoderModel(CheckedConfig):
+    """A modern language model: pre-norm RMS norms, rotary positions, gated SiLU, no biases, tied head."""
 
     MAY_BE_ZERO = ("dropout",)
 
     width: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int | None = None  # None: as num_heads
-    feed_forward: int | None = None  # None: 8/3 of the width, up to a multiple of 8
+    num_kv_heads: int | None = None  # None: the same as num_heads
+    feed_forward: int | None = None  # width; None: 8/3 of `width`, rounded up to a multiple of 8
     context: int
-    head_norm: bool = False  # RMS norm of queries and keys
-    theta: float = 10000.0
-    dropout: float = 0.0  # of embedding, branches and attention weights
-    deviation: float = 0.02  # of the initial weights
+    head_norm: bool = False  # apply an RMS norm to queries and keys
+    theta: float = 10000.0  # base of the rotary frequencies
+    dropout: float = 0.0  # of embeddings, branches and attention weights
+    deviation: float = 0.02  # standard deviation of the initial weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslatorModel(Checked):
-    """The encoder-decoder of Vaswani et al. with one table for source, target and head, and the norms first."""
+class TranslatorModel(CheckedConfig):
+    """The encoder-decoder of Vaswani et al., with pre-norm and one shared table for source, target and head."""
 
     MAY_BE_ZERO = ("dropout", "weight_dropout")
 
     width: int
-    num_layers: int  # of each half
+    num_layers: int  # of the encoder and of the decoder
     num_heads: int
-    feed_forward: int
+    feed_forward: int  # width
     context: int
-    dropout: float = 0.0  # of embedding and branches
+    dropout: float = 0.0  # of embeddings and branches
     weight_dropout: float = 0.0  # of attention weights and inside the feed-forward
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentModel(Checked):
-    """The RNN encoder-decoder of model/recurrent.py, its two vocabularies being the tokenizer's."""
+class RecurrentModel(CheckedConfig):
+    """The RNN encoder-decoder of model/recurrent.py. Source and target share the tokenizer's vocabulary."""
 
     MAY_BE_ZERO = ("dropout",)
 
     width: int
     num_layers: int = 1
     context: int
-    attends: bool = True
+    attends: bool = True  # to the encoder output, by dot-product attention
     dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class WholeModel:
-    """Every choice spelled out, as `clearhead.to_toml` writes a config."""
+    """A complete ModelConfig, in the form that `clearhead.to_toml` writes."""
 
     config: ModelConfig
 
@@ -102,8 +103,8 @@ class WholeModel:
 ModelChoice = PresetModel | LoadedModel | DecoderModel | TranslatorModel | RecurrentModel | WholeModel
 
 
-def model_config(model: ModelChoice, vocab_size: int) -> ModelConfig | RecurrentConfig:
-    """The config of a new network that can say `vocab_size` tokens."""
+def build_model_config(model: ModelChoice, vocab_size: int) -> ModelConfig | RecurrentConfig:
+    """Return the config of a new network for a vocabulary of `vocab_size` tokens."""
     match model:
         case DecoderModel():
             return decoder_config(model, vocab_size)
@@ -116,7 +117,7 @@ def model_config(model: ModelChoice, vocab_size: int) -> ModelConfig | Recurrent
         case WholeModel():
             config = model.config
         case LoadedModel():
-            raise ClearheadError("a loaded model has a config of its own")
+            raise ClearheadError("a loaded model already has a config; use its own")
     require(
         config.vocab_size >= vocab_size,
         f"the tokenizer has {vocab_size} tokens, the model only {config.vocab_size}; set vocab_size to {vocab_size}",
@@ -125,7 +126,10 @@ def model_config(model: ModelChoice, vocab_size: int) -> ModelConfig | Recurrent
 
 
 def decoder_config(model: DecoderModel, vocab_size: int) -> ModelConfig:
-    require(model.width % model.num_heads == 0, f"width {model.width} is not a multiple of num_heads {model.num_heads}")
+    require(
+        model.width % model.num_heads == 0,
+        f"model.width {model.width} is not a multiple of model.num_heads {model.num_heads}; change one of them",
+    )
     attention = GroupedAttention(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads or model.num_heads,
@@ -133,8 +137,9 @@ def decoder_config(model: DecoderModel, vocab_size: int) -> ModelConfig:
         position=Rope(theta=model.theta),
         head_norm=HeadNorm(norm=NORM) if model.head_norm else None,
     )
-    inner = model.feed_forward or -(-8 * model.width // 24) * 8
-    layer = Layer(attention=attention, feed_forward=FeedForward(width=inner, activation="silu", gated=True), norm=NORM)
+    feed_forward_width = model.feed_forward or -(-8 * model.width // 24) * 8
+    feed_forward = FeedForward(width=feed_forward_width, activation="silu", gated=True)
+    layer = Layer(attention=attention, feed_forward=feed_forward, norm=NORM)
     return ModelConfig(
         width=model.width,
         context=model.context,
@@ -146,7 +151,7 @@ def decoder_config(model: DecoderModel, vocab_size: int) -> ModelConfig:
 
 
 def translator_config(model: TranslatorModel, vocab_size: int) -> ModelConfig:
-    return transformer.transformer(
+    return transformer_config(
         width=model.width,
         num_layers=model.num_layers,
         num_heads=model.num_heads,

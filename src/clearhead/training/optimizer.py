@@ -1,8 +1,8 @@
-"""Which rule moves which weights: AdamW for all, or Muon for the hidden matrices and AdamW for the rest.
+"""Build the optimizers: AdamW for all weights, or Muon for the hidden matrices and AdamW for the rest.
 
-    optimizers = build_optimizers(network, Muon()); set_rates(optimizers, factor=0.5)
+    optimizers = build_optimizers(network, Muon()); set_learning_rates(optimizers, factor=0.5)
 
-Weight decay pulls at matrices only: norms, biases and embeddings are left alone.
+Weight decay applies to matrices only, not to norms, biases and embeddings.
 """
 
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from clearhead.config import Checked
+from clearhead.config import CheckedConfig
 from clearhead.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW(Checked):
-    """Loshchilov & Hutter 2019."""
+class AdamW(CheckedConfig):
+    """AdamW (Loshchilov & Hutter 2019)."""
 
     MAY_BE_ZERO = ("weight_decay",)
 
@@ -33,10 +33,11 @@ class AdamW(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon(Checked):
-    """Momentum made orthogonal by Newton-Schulz steps (Jordan et al. 2024), scaled so that an AdamW rate serves.
+class Muon(CheckedConfig):
+    """Momentum orthogonalised by Newton-Schulz steps (Jordan et al. 2024).
 
-    The scale is 0.2 · √max(rows, columns), which gives updates the size of AdamW's (Liu et al. 2025, §2.2).
+    Updates are scaled by 0.2 · √max(rows, columns), which gives them the size of AdamW's (Liu et al. 2025, §2.2), so
+    that a learning rate for AdamW suits Muon too.
     """
 
     MAY_BE_ZERO = ("weight_decay",)
@@ -44,7 +45,7 @@ class Muon(Checked):
     learning_rate: float = 1e-3
     momentum: float = 0.95
     weight_decay: float = 0.1
-    rest: AdamW = field(default_factory=AdamW)  # embeddings, head, norms, biases, stacked experts
+    rest: AdamW = field(default_factory=AdamW)  # for embeddings, head, norms, biases and stacked experts
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,24 +53,24 @@ class Muon(Checked):
 
 
 def build_optimizers(network: nn.Module, config: AdamW | Muon) -> list[Optimizer]:
-    embeddings = {id(part.weight) for part in network.modules() if isinstance(part, nn.Embedding)}
+    """Return the optimizers of all weights that are not frozen."""
+    embeddings = {id(module.weight) for module in network.modules() if isinstance(module, nn.Embedding)}
     trained = [(name, parameter) for name, parameter in network.named_parameters() if parameter.requires_grad]
-    hidden, decayed, kept = [], [], []
+    for_muon, decayed, not_decayed = [], [], []
     for name, parameter in trained:
         if parameter.ndim < 2 or id(parameter) in embeddings or name.endswith("_bias"):
-            kept.append(parameter)
+            not_decayed.append(parameter)
         elif isinstance(config, Muon) and parameter.ndim == 2 and name != "head.weight":
-            hidden.append(parameter)
+            for_muon.append(parameter)
         else:
             decayed.append(parameter)
-    adam = config.rest if isinstance(config, Muon) else config
     optimizers: list[Optimizer] = []
-    if decayed or kept:
-        optimizers.append(build_adam(decayed, kept, adam))
-    if isinstance(config, Muon) and hidden:
+    if decayed or not_decayed:
+        optimizers.append(build_adamw(decayed, not_decayed, config.rest if isinstance(config, Muon) else config))
+    if isinstance(config, Muon) and for_muon:
         optimizers.append(
             torch.optim.Muon(
-                hidden,
+                for_muon,
                 lr=config.learning_rate,
                 weight_decay=config.weight_decay,
                 momentum=config.momentum,
@@ -77,12 +78,12 @@ def build_optimizers(network: nn.Module, config: AdamW | Muon) -> list[Optimizer
             )
         )
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["full_rate"] = group["lr"]
+        group["base_lr"] = group["lr"]
     return optimizers
 
 
-def build_adam(decayed: list[nn.Parameter], kept: list[nn.Parameter], config: AdamW) -> Optimizer:
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+def build_adamw(decayed: list[nn.Parameter], not_decayed: list[nn.Parameter], config: AdamW) -> Optimizer:
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
         lr=config.learning_rate,
@@ -92,7 +93,7 @@ def build_adam(decayed: list[nn.Parameter], kept: list[nn.Parameter], config: Ad
     )
 
 
-def set_rates(optimizers: list[Optimizer], factor: float) -> None:
-    """Every group's full rate times the schedule's factor."""
+def set_learning_rates(optimizers: list[Optimizer], factor: float) -> None:
+    """Set the learning rate of every parameter group to its configured rate times a factor."""
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["lr"] = group["full_rate"] * factor
+        group["lr"] = group["base_lr"] * factor

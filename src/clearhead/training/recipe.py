@@ -1,13 +1,13 @@
-"""A recipe: a TOML file that says what is trained on what, and how; any value can be changed on the command line.
+"""Read recipes: TOML files that describe a training run. The command line can override any value.
 
 resolved = read_recipe("capitals", ["--train.steps", "100"]); train(resolved.recipe, Path("runs/x"))
 
-[model]      a preset, a model to go on with, or the sizes of a new one (models.py)
-[tokenizer]  characters, bytes, a vocabulary to learn, or a file; none for a loaded model
-[data]       what to read (data/config.py)
-[train]      how (config.py)
-[lora]       train low-rank additions only (lora.py)
-[smoke]      what to change so that the whole of it runs in half a minute on a CPU
+[model]      a preset, a saved model, or the sizes of a new model (models.py)
+[tokenizer]  characters, bytes, a vocabulary to learn, or a file; absent for a saved model
+[data]       the data to train on (data/config.py)
+[train]      optimizer, schedule, number of steps and so on (config.py)
+[lora]       train low-rank adapters only (lora.py)
+[smoke]      changes with which the run takes half a minute on a CPU and needs no data
 """
 
 import tomllib
@@ -17,7 +17,7 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal
 
-from clearhead.config import Checked, from_dict, kind_of, to_dict
+from clearhead.config import CheckedConfig, from_dict, kind_of, to_dict
 from clearhead.data import Data
 from clearhead.errors import ClearheadError, require
 from clearhead.training.config import TrainConfig
@@ -37,8 +37,8 @@ class ByteTokenizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedTokenizer(Checked):
-    """A vocabulary learnt from the training data."""
+class LearnedTokenizer(CheckedConfig):
+    """A vocabulary learned from the training data."""
 
     algorithm: Literal["bpe", "unigram", "wordpiece"] = "bpe"
     vocab_size: int
@@ -46,13 +46,15 @@ class LearnedTokenizer(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFile:
-    """A folder or file that holds one."""
+    """A folder or file of a saved tokenizer."""
 
     path: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
+    """Everything that a training run needs to know."""
+
     model: ModelChoice
     tokenizer: CharacterTokenizer | ByteTokenizer | LearnedTokenizer | TokenizerFile | None = None
     data: Data
@@ -61,16 +63,19 @@ class Recipe:
 
     def __post_init__(self) -> None:
         loaded = isinstance(self.model, LoadedModel)
-        require(loaded or self.tokenizer is not None, "a new model needs a [tokenizer]; try kind = 'byte_tokenizer'")
-        require(not loaded or self.tokenizer is None, "a loaded model has its tokenizer; leave [tokenizer] out")
-        require(loaded or self.lora is None, "[lora] adds to trained weights; it needs a model of kind loaded_model")
+        require(
+            loaded or self.tokenizer is not None,
+            "a new model needs a [tokenizer]; the simplest has kind = 'byte_tokenizer'",
+        )
+        require(not loaded or self.tokenizer is None, "a loaded model has its own tokenizer; remove [tokenizer]")
+        require(loaded or self.lora is None, "[lora] adapts trained weights; it needs a model of kind loaded_model")
         require(
             self.lora is None or self.train.strategy != "tp",
-            "[lora] adds to whole matrices, of which strategy 'tp' leaves a process a slice; take ddp or fsdp",
+            "[lora] adapts complete matrices, but strategy 'tp' shards them; use strategy 'ddp' or 'fsdp'",
         )
 
 
-# So that a value of what is left to its default can be changed without naming its kind: --train.optimizer.beta2 0.98.
+# The kinds of defaults, so that an override need not repeat them: --train.optimizer.beta2 0.98.
 DEFAULT_KINDS = {
     "train": {
         item.name: {"kind": kind_of(type(item.default_factory()))}
@@ -81,94 +86,103 @@ DEFAULT_KINDS = {
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """A recipe and where each of its values comes from."""
+class ResolvedRecipe:
+    """A recipe and the origin of each of its values."""
 
     recipe: Recipe
     origins: dict[str, str]  # dotted name -> recipe, smoke, command line or default
 
-    def lines(self) -> list[str]:
-        values = flat(to_dict(self.recipe))
+    def describe(self) -> list[str]:
+        """Return a line for each value with its name and origin."""
+        values = flatten(to_dict(self.recipe))
         width = max(map(len, values))
         return [f"{name:{width}}  {value!r}  ({self.origins[name]})" for name, value in values.items()]
 
 
-def read_recipe(name: str | Path, overrides: Sequence[str] = (), smoke: bool = False) -> Resolved:
-    """By name or from a file; `overrides` as the command line has them: ["--train.steps", "100", "--train.compile"]."""
+def read_recipe(name: str | Path, overrides: Sequence[str] = (), smoke: bool = False) -> ResolvedRecipe:
+    """Read a recipe by name or from a file.
+
+    `overrides` are command-line arguments such as ["--train.steps", "100", "--train.compile"]. With `smoke`, the
+    recipe's [smoke] table is applied first.
+    """
     path = find_recipe(name)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except (ValueError, RecursionError) as error:
         raise ClearheadError(f"{path} is not valid TOML: {error}") from None
-    small = table.pop("smoke", None)
-    if not isinstance(small, dict | None):
-        raise ClearheadError(f"{path}: smoke must be a table")
-    if smoke and small is None:
-        raise ClearheadError(f"{path} has no [smoke], which would say what to make small; leave --smoke out")
-    chosen = small if smoke and small else {}
-    return resolve([("recipe", table), ("smoke", chosen), ("command line", parsed(overrides))])
+    smoke_table = table.pop("smoke", None)
+    if not isinstance(smoke_table, dict | None):
+        raise ClearheadError(f"smoke must be a table in {path}")
+    if smoke and smoke_table is None:
+        raise ClearheadError(f"{path} has no [smoke] table; run it without --smoke")
+    smoke_layer = smoke_table if smoke and smoke_table else {}
+    return resolve_recipe([("recipe", table), ("smoke", smoke_layer), ("command line", parse_overrides(overrides))])
 
 
-def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Resolved:
-    """Tables over one another, each named by where it comes from."""
-    whole: dict[str, Any] = {}
+def resolve_recipe(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedRecipe:
+    """Build a recipe from layers of tables, each with the name of its origin. Later layers override earlier ones."""
+    table: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for origin, layer in (("default", DEFAULT_KINDS), *layers):
-        whole = overlaid(whole, layer)
-        names = flat(whole)  # without those of a table that this layer replaced
-        origins = {name: old for name, old in origins.items() if name in names} | dict.fromkeys(flat(layer), origin)
-    recipe = from_dict(Recipe, whole)
-    return Resolved(recipe, {name: origins.get(name, "default") for name in flat(to_dict(recipe))})
+        table = merge_tables(table, layer)
+        names = flatten(table)  # without the values of a table that this layer replaced
+        origins = {name: old for name, old in origins.items() if name in names} | dict.fromkeys(flatten(layer), origin)
+    recipe = from_dict(Recipe, table)
+    return ResolvedRecipe(recipe, {name: origins.get(name, "default") for name in flatten(to_dict(recipe))})
 
 
-def overlaid(table: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables are merged, all else is replaced; so is a table of another kind."""
+def merge_tables(table: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `table` overridden by `layer`. Tables of the same kind are merged; everything else is replaced."""
     merged = dict(table)
     for name, value in layer.items():
         old = merged.get(name)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             same_kind = value.get("kind", old.get("kind")) == old.get("kind")
-            value = overlaid(old, value) if same_kind else value
+            value = merge_tables(old, value) if same_kind else value
         merged[name] = value
     return merged
 
 
-def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"train": {"steps": 100}} -> {"train.steps": 100}."""
+def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a table with dotted names: {"train": {"steps": 100}} -> {"train.steps": 100}."""
     values: dict[str, Any] = {}
     for name, value in table.items():
-        inner = isinstance(value, Mapping)
-        values |= flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+        is_table = isinstance(value, Mapping)
+        values |= flatten(value, f"{prefix}{name}.") if is_table else {f"{prefix}{name}": value}
     return values
 
 
-def parsed(arguments: Sequence[str]) -> dict[str, Any]:
-    """["--train.steps", "100", "--train.compile"] -> {"train": {"steps": 100, "compile": True}}."""
-    given: list[tuple[str, str]] = []
-    waiting = list(arguments)
-    while waiting:
-        argument = waiting.pop(0)
+def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """Parse ["--train.steps", "100", "--train.compile"] into {"train": {"steps": 100, "compile": True}}."""
+    overrides: list[tuple[str, str]] = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
         name, equals, text = argument.removeprefix("--").partition("=")
         if not argument.startswith("--") or "." not in name:
-            raise ClearheadError(f"{argument!r} is no option; a value of the recipe is changed by --train.steps 100")
+            raise ClearheadError(
+                f"{argument!r} is not an option; to change a value of the recipe, write for example --train.steps 100"
+            )
         if not equals:
-            has_value = waiting and not waiting[0].startswith("--")
-            text = waiting.pop(0) if has_value else "true"
-        given.append((name, text))
+            has_value = remaining and not remaining[0].startswith("--")
+            text = remaining.pop(0) if has_value else "true"
+        overrides.append((name, text))
     table: dict[str, Any] = {}
-    # Outer tables first, and of each its kind: one of another kind takes the place of what was there.
-    for name, text in sorted(given, key=lambda pair: (pair[0].count("."), not pair[0].endswith(".kind"))):
-        value: Any = toml_value(text)
+    # Outer tables come first, and in each table its kind, because a table of another kind replaces the previous one.
+    for name, text in sorted(overrides, key=lambda pair: (pair[0].count("."), not pair[0].endswith(".kind"))):
+        value: Any = parse_value(text)
         for part in reversed(name.split(".")):
             value = {part: value}
-        table = overlaid(table, value)
+        table = merge_tables(table, value)
     return table
 
 
-def toml_value(text: str) -> Any:
-    """As TOML reads it, otherwise the text itself: quotes may be left out."""
+def parse_value(text: str) -> Any:
+    """Parse a TOML value. Return the text itself if it is not one, so that strings need no quotes."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
-    return text if isinstance(value, date | time) else value  # no value is a day, but a folder may be called by one
+    return (
+        text if isinstance(value, date | time) else value
+    )  # no setting is a date, but the name of a folder may look like one

@@ -1,4 +1,4 @@
-"""The recipes that come with Clearhead, by name.
+"""Find the recipes that come with Clearhead by name.
 
 path = find_recipe("capitals"); read_recipe(path, ["--train.steps", "100"])
 """
@@ -8,25 +8,28 @@ from pathlib import Path
 
 from clearhead.errors import ClearheadError, unknown_name
 
-# A wheel carries configs/ inside the package (pyproject.toml); in a checkout it stands beside src/.
-HOMES = tuple(Path(__file__).parents[up] / "configs" for up in (1, 3))
+# A wheel contains configs/ inside the package (pyproject.toml); in a checkout it is next to src/.
+RECIPE_FOLDERS = tuple(Path(__file__).parents[up] / "configs" for up in (1, 3))
 
 
-def shelf() -> dict[str, Path]:
-    return {path.stem: path for home in HOMES for path in sorted(home.glob("*.toml"))}
+def available_recipes() -> dict[str, Path]:
+    """Return the names and files of all recipes that come with Clearhead."""
+    return {path.stem: path for folder in RECIPE_FOLDERS for path in sorted(folder.glob("*.toml"))}
 
 
 def find_recipe(name: str | Path) -> Path:
-    """A name of the shelf, or a TOML file."""
-    path = shelf().get(str(name), Path(name))
+    """Return the file of a recipe, given its name or a path. Raise ClearheadError if there is none."""
+    path = available_recipes().get(str(name), Path(name))
     if path.is_file():
         return path
     if path.suffix == ".toml":
-        raise ClearheadError(f"there is no recipe {str(name)!r}; `clearhead train --list` shows those that have a name")
-    raise unknown_name("recipe", str(name), shelf())
+        raise ClearheadError(
+            f"the recipe {str(name)!r} does not exist; `clearhead train --list` shows all named recipes"
+        )
+    raise unknown_name("recipe", str(name), available_recipes())
 
 
-def heading(recipe: Path) -> list[str]:
-    """What it trains and how it is run: the comment at its top."""
+def describe_recipe(recipe: Path) -> list[str]:
+    """Return the lines of the comment at the top of a recipe: what it trains and how to run it."""
     lines = recipe.read_text(encoding="utf-8").splitlines()
     return [line.removeprefix("#").strip() for line in takewhile(lambda line: line.startswith("#"), lines)]

@@ -1,6 +1,6 @@
-"""What a recipe asks for, made: tokenizer, datasets and network.
+"""Build what a recipe describes: tokenizer, datasets and network.
 
-setup = prepare(recipe, Path("runs/x"), resumed=False); setup.network, setup.train, setup.validation
+setup = prepare(recipe, Path("runs/x"), resumed=False); setup.network, setup.train_data, setup.validation_data
 """
 
 from dataclasses import dataclass, replace
@@ -21,100 +21,116 @@ from clearhead.data import (
     PairData,
     SpanCorruption,
     SyntheticData,
-    noise_of,
+    count_noise,
+    decoder_start_id,
     open_data,
-    span_lengths,
-    start_id,
-    texts_of,
+    span_corruption_lengths,
+    tokenizer_texts,
 )
 from clearhead.errors import ClearheadError
 from clearhead.families import Family
 from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 from clearhead.tokenization import SpecialTokens, Tokenizer, byte_tokenizer, load_tokenizer, train_tokenizer
-from clearhead.training.models import LoadedModel, model_config
+from clearhead.training.models import LoadedModel, build_model_config
 from clearhead.training.objective import Network
-from clearhead.training.recipe import ByteTokenizer, CharacterTokenizer, LearnedTokenizer, Recipe, TokenizerFile, flat
+from clearhead.training.recipe import (
+    ByteTokenizer,
+    CharacterTokenizer,
+    LearnedTokenizer,
+    Recipe,
+    TokenizerFile,
+    flatten,
+)
 
-NetworkForm = Literal["a decoder", "an encoder", "an encoder-decoder"]
-FRAME = SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>")
-NAMES_OF_FILES = ("path", "validation_path", "source", "target")  # in [data] and [tokenizer]
+NetworkKind = Literal["a decoder", "an encoder", "an encoder-decoder"]
+PAIR_SPECIAL_TOKENS = SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>")
+PATH_KEYS = ("path", "validation_path", "source", "target")  # keys of [data] and [tokenizer] that name files
 
 
 @dataclass(frozen=True)
 class Setup:
+    """The network and the data of a run."""
+
     network: Network
     tokenizer: Tokenizer
-    train: Dataset
-    validation: Dataset
+    train_data: Dataset
+    validation_data: Dataset
     family: Family | None
     special_ids: dict[str, Any]
 
     @property
-    def num_left_out(self) -> int:
-        """Examples that are longer than the context, in training and validation."""
-        return sum(part.num_left_out for part in (self.train, self.validation) if isinstance(part, Examples))
+    def num_too_long(self) -> int:
+        """Number of training and validation examples that were dropped because they exceed the context."""
+        datasets = (self.train_data, self.validation_data)
+        return sum(dataset.num_too_long for dataset in datasets if isinstance(dataset, Examples))
 
 
 def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
-    """All that can be wrong with a recipe and its files is found here, before any training."""
+    """Build the network and open the data. Raise ClearheadError if the recipe or its files cannot be used."""
     check_files(recipe, resumed)
     if isinstance(recipe.model, LoadedModel):
-        setup = prepare_loaded(recipe, recipe.model)
+        setup = prepare_loaded_model(recipe, recipe.model)
     else:
-        setup = prepare_new(recipe, folder, resumed)
+        setup = prepare_new_model(recipe, folder, resumed)
     if isinstance(setup.network, Transformer) and setup.network.pooler is not None:
-        setup.network.pooler.requires_grad_(False)  # no objective asks it, and DDP waits for what is never asked
+        # No objective uses the pooler, and DDP fails if a trained weight gets no gradient.
+        setup.network.pooler.requires_grad_(False)
     return setup
 
 
 def check_files(recipe: Recipe, resumed: bool) -> None:
-    """Here and not by the readers, which do not know what a path is called in the recipe."""
-    parts = {"data"} if resumed else {"data", "tokenizer"}  # a run keeps its tokenizer
-    read = {name: value for name, value in to_dict(recipe).items() if name in parts}
-    for name, value in flat(read).items():
-        if name.rpartition(".")[2] in NAMES_OF_FILES and not Path(value).exists():
+    """Raise ClearheadError if a file is missing. The readers could not name the key of the recipe."""
+    tables = {"data"} if resumed else {"data", "tokenizer"}  # a resumed run loads the tokenizer from its own folder
+    checked = {name: value for name, value in to_dict(recipe).items() if name in tables}
+    for name, value in flatten(checked).items():
+        if name.rpartition(".")[2] in PATH_KEYS and not Path(value).exists():
             raise ClearheadError(
-                f"{name} {value} does not exist; give --{name}, or see what each recipe reads: clearhead train --list"
+                f"{name} {value} does not exist; set --{name}, or see which files each recipe needs: "
+                "clearhead train --list"
             )
 
 
-def prepare_new(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
-    tokenizer = load_tokenizer(folder / "tokenizer") if resumed else make_tokenizer(recipe)
-    config = model_config(recipe.model, tokenizer.vocab_size)
-    check_form(recipe.data, config)
+def prepare_new_model(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
+    """Build a network with new weights, and its tokenizer. A resumed run loads its tokenizer from its folder."""
+    tokenizer = load_tokenizer(folder / "tokenizer") if resumed else build_tokenizer(recipe)
+    config = build_model_config(recipe.model, tokenizer.vocab_size)
+    check_network_kind(recipe.data, config)
     check_context(recipe.data, config.context)
-    train, validation = open_data(recipe.data, tokenizer)
+    train_data, validation_data = open_data(recipe.data, tokenizer)
     torch.manual_seed(recipe.train.seed)
     network = RecurrentTranslator(config) if isinstance(config, RecurrentConfig) else Transformer(config)
     special_ids = {} if tokenizer.eos_id is None else {"eos_token_id": tokenizer.eos_id}
     if isinstance(config, RecurrentConfig) or config.is_encoder_decoder:
-        special_ids["decoder_start_token_id"] = start_id(tokenizer)
-    return Setup(network, tokenizer, train, validation, None, special_ids)
+        special_ids["decoder_start_token_id"] = decoder_start_id(tokenizer)
+    return Setup(network, tokenizer, train_data, validation_data, None, special_ids)
 
 
-def prepare_loaded(recipe: Recipe, choice: LoadedModel) -> Setup:
+def prepare_loaded_model(recipe: Recipe, choice: LoadedModel) -> Setup:
+    """Load a saved model with its tokenizer."""
     model = load(choice.name, dtype="float32", fast=False)
     if model.tokenizer is None:
-        raise ClearheadError(f"{choice.name} has no tokenizer, so that no text can be read for it")
-    check_form(recipe.data, model.config)
+        raise ClearheadError(f"{choice.name} has no tokenizer; training needs one to read the data")
+    check_network_kind(recipe.data, model.config)
     check_context(recipe.data, model.config.context)
-    train, validation = open_data(recipe.data, model.tokenizer, model.special_ids.get("decoder_start_token_id"))
+    start = model.special_ids.get("decoder_start_token_id")
+    train_data, validation_data = open_data(recipe.data, model.tokenizer, start)
     network = model.network
     if choice.dropout is not None:
         network = Transformer(replace(model.config, dropout=choice.dropout))
         network.load_state_dict(model.network.state_dict())
     torch.manual_seed(recipe.train.seed)
-    return Setup(network, model.tokenizer, train, validation, model.family, model.special_ids)
+    return Setup(network, model.tokenizer, train_data, validation_data, model.family, model.special_ids)
 
 
-def form_of(config: ModelConfig | RecurrentConfig) -> NetworkForm:
+def network_kind(config: ModelConfig | RecurrentConfig) -> NetworkKind:
+    """Return the kind of a network."""
     if isinstance(config, RecurrentConfig) or config.is_encoder_decoder:
         return "an encoder-decoder"
     return "a decoder" if config.encoder is None else "an encoder"
 
 
-def form_for(data: Data) -> NetworkForm:
-    """What can learn from these data."""
+def required_kind(data: Data) -> NetworkKind:
+    """Return the kind of network that can learn from this data."""
     match data:
         case LongText(objective=Masked()):
             return "an encoder"
@@ -124,50 +140,57 @@ def form_for(data: Data) -> NetworkForm:
             return "a decoder"
 
 
-def check_form(data: Data, config: ModelConfig | RecurrentConfig) -> None:
-    if form_of(config) != form_for(data):
+def check_network_kind(data: Data, config: ModelConfig | RecurrentConfig) -> None:
+    """Raise ClearheadError if the network cannot learn from the data."""
+    if network_kind(config) != required_kind(data):
         raise ClearheadError(
-            f"the model is {form_of(config)}, and the {kind_of(type(data))} of this recipe is for {form_for(data)}; "
-            f"change the model, or data.{'objective' if isinstance(data, LongText) else 'form'}"
+            f"the model is {network_kind(config)}, but the {kind_of(type(data))} of this recipe needs "
+            f"{required_kind(data)}; change the model or data.{'objective' if isinstance(data, LongText) else 'form'}"
         )
     if isinstance(config, ModelConfig) and config.head is None:
-        raise ClearheadError("the model has no head, so that it cannot name the tokens it is asked for")
+        raise ClearheadError("the model has no head, so it cannot predict tokens; use a model with a head")
 
 
 def check_context(data: Data, context: int) -> None:
+    """Raise ClearheadError if a row of the data can be longer than the context of the model."""
     longest = data.context
     if isinstance(data, LongText) and isinstance(data.objective, SpanCorruption):
-        longest = max(span_lengths(data.context, data.objective.share, data.objective.mean_length))
+        longest = max(span_corruption_lengths(data.context, data.objective.share, data.objective.mean_length))
     if longest > context:
-        rows = "" if longest == data.context else f", of which span corruption makes rows of {longest}"
+        rows = "" if longest == data.context else f" (rows of {longest} tokens with span corruption)"
         raise ClearheadError(
-            f"data.context is {data.context}{rows}, the model is made for {context}; lower the one or raise the other"
+            f"data.context is {data.context}{rows}, but the model's context is {context}; lower the first or raise the "
+            "second"
         )
 
 
-def make_tokenizer(recipe: Recipe) -> Tokenizer:
-    """Long texts take the special tokens that are usual for each kind; questions and answers begin and end."""
-    special = None if isinstance(recipe.data, LongText) else FRAME
+def build_tokenizer(recipe: Recipe) -> Tokenizer:
+    """Return the tokenizer of a new model.
+
+    Pairs and chats need tokens for start, end and padding. Long texts use the default special tokens of each kind.
+    """
+    special_tokens = None if isinstance(recipe.data, LongText) else PAIR_SPECIAL_TOKENS
     match recipe.tokenizer:
         case CharacterTokenizer():
-            return train_tokenizer(texts_of(recipe.data), "character", special_tokens=special)
+            return train_tokenizer(tokenizer_texts(recipe.data), "character", special_tokens=special_tokens)
         case ByteTokenizer():
-            return byte_tokenizer(special)
+            return byte_tokenizer(special_tokens)
         case LearnedTokenizer(algorithm=algorithm, vocab_size=vocab_size):
-            return train_tokenizer(texts_of(recipe.data), algorithm, vocab_size, special, extra_tokens(recipe.data))
+            texts, extra_tokens = tokenizer_texts(recipe.data), objective_tokens(recipe.data)
+            return train_tokenizer(texts, algorithm, vocab_size, special_tokens, extra_tokens)
         case TokenizerFile(path=path):
             return load_tokenizer(path)
         case None:
-            raise AssertionError("a recipe without a tokenizer loads a model")
+            raise AssertionError("only recipes with a loaded model have no tokenizer")
 
 
-def extra_tokens(data: Data) -> list[str]:
-    """What an objective writes into the text."""
+def objective_tokens(data: Data) -> list[str]:
+    """Return the special tokens that the objective inserts into the text."""
     match data.objective if isinstance(data, LongText) else None:
         case Masked(mask_token=token):
             return [token]
         case SpanCorruption(sentinel=sentinel, share=share, mean_length=mean_length):
-            _, num_spans = noise_of(data.context, share, mean_length)
+            _, num_spans = count_noise(data.context, share, mean_length)
             return [sentinel.format(number) for number in range(num_spans)]
         case _:
             return []

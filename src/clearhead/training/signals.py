@@ -1,9 +1,9 @@
-"""SIGTERM and Ctrl-C end a run between two steps, after a save; a second one ends it at once.
+"""Stop a run between two steps on SIGTERM or Ctrl-C, so that it can save first. A second signal ends it at once.
 
-with Stopper() as stop:
+with StopSignals() as stop:
     for step in steps:
         ...
-        if stop.asked:
+        if stop.requested:
             save(); sys.exit(stop.exit_code)        # 143 after SIGTERM, 130 after Ctrl-C
 """
 
@@ -16,31 +16,35 @@ from typing import Any, Self
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Stopper:
+class StopSignals:
+    """Catches SIGTERM and SIGINT inside a `with` block."""
+
     def __init__(self) -> None:
-        self.number: int | None = None
-        self.former: dict[int, Any] = {}
+        self.received: int | None = None
+        self.previous_handlers: dict[int, Any] = {}
 
     @property
-    def asked(self) -> bool:
-        return self.number is not None
+    def requested(self) -> bool:
+        """Whether a signal has been received."""
+        return self.received is not None
 
     @property
     def exit_code(self) -> int:
-        """As a shell reports a process that the signal ended; SIGTERM's where only another process heard one."""
-        return 128 + (self.number or signal.SIGTERM)
+        """The exit code that a shell reports for the signal; that of SIGTERM if only another process received one."""
+        return 128 + (self.received or signal.SIGTERM)
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python lets no other hear signals
-            self.former = {number: signal.signal(number, self.hear) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():  # Python allows signal handlers in no other thread
+            self.previous_handlers = {number: signal.signal(number, self.handle) for number in SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
-        for number, handler in self.former.items():
+        for number, handler in self.previous_handlers.items():
             signal.signal(number, handler)
 
-    def hear(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Record the first signal. On the second, restore the default action and send the signal again."""
+        if self.requested:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.number = number
+        self.received = number

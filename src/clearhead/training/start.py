@@ -1,6 +1,6 @@
-"""How a run begins, new or resumed: all that a recipe names is made, and what was saved is put back.
+"""Start a run, new or resumed: build everything that the recipe names and restore the last checkpoint.
 
-setup, learner, loader, first_step = begin(recipe, RunFolder("runs/x"), world)
+setup, learner, loader, first_step = start_run(recipe, RunFolder("runs/x"), world)
 """
 
 from pathlib import Path
@@ -12,25 +12,32 @@ from clearhead.config import to_dict, to_toml
 from clearhead.data import Loader
 from clearhead.errors import ClearheadError, require
 from clearhead.files import write_text
-from clearhead.training.checkpoints.run_folder import RunFolder
+from clearhead.training.checkpoints import RunFolder
 from clearhead.training.distributed import World
 from clearhead.training.learner import Learner
 from clearhead.training.lora import add_lora
-from clearhead.training.recipe import Recipe, flat
+from clearhead.training.recipe import Recipe, flatten
 from clearhead.training.setup import Setup, prepare
 
-# What a resumed run may change: none of it enters the numbers, but for `steps`, which stretches the schedule.
-FREE = (
+# A resumed run may change these settings of [train]. Only `steps` affects the numbers: it stretches the schedule.
+CHANGEABLE = (
     "steps log_every validate_every validate_batches save_every tensorboard samples num_workers device strategy compile"
 )
 
 
-def begin(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Learner, Loader, int]:
+def start_run(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Learner, Loader, int]:
+    """Return the setup, the learner, the loader and the number of steps that are already completed.
+
+    Write recipe.toml and the tokenizer into the run folder.
+    """
     config, saved = recipe.train, run.latest()
     if saved is not None:
-        check_same(saved.state["recipe"], to_dict(recipe), run.path)
-        more = f"{run.path} has made {saved.step} steps, more than train.steps {config.steps}"
-        require(saved.step <= config.steps, f"the run in {more}; raise it, or begin elsewhere")
+        check_same_recipe(saved.state["recipe"], to_dict(recipe), run.path)
+        require(
+            saved.step <= config.steps,
+            f"the run in {run.path} has completed {saved.step} steps, more than train.steps {config.steps}; "
+            "raise train.steps or choose another folder",
+        )
     setup = prepare(recipe, run.path, resumed=saved is not None)
     if world.is_main:
         write_text(run.path / "recipe.toml", to_toml(recipe))
@@ -40,27 +47,30 @@ def begin(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Learner,
         add_lora(setup.network, recipe.lora)
     learner = Learner(setup.network, config, world)
     loader = Loader(
-        setup.train,
+        setup.train_data,
         config.batch_size,
         seed=config.seed,
         rank=world.data_rank,
-        world_size=world.data_size,
+        world_size=world.num_data_ranks,
         num_workers=config.num_workers,
     )
-    torch.manual_seed(config.seed + world.data_rank)  # processes that read other rows drop other entries
+    torch.manual_seed(config.seed + world.data_rank)  # processes that read different rows need different dropout
     if saved is None:
         return setup, learner, loader, 0
     learner.restore(saved)
     return setup, learner, loader.resume(saved.state["loader"]), saved.step
 
 
-def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    """A run goes on with the recipe it began with."""
-    old, new = flat(before), flat(now)
-    free = {f"train.{name}" for name in FREE.split()}
+def check_same_recipe(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    """Raise ClearheadError if a run is resumed with a recipe that would change its numbers.
+
+    If several values differ, the error names a `kind` rather than another value.
+    """
+    old, new = flatten(before), flatten(now)
+    changeable = {f"train.{name}" for name in CHANGEABLE.split()}
     for name in sorted(old.keys() | new.keys(), key=lambda name: (not name.endswith(".kind"), name)):
-        if old.get(name) != new.get(name) and name not in free:
+        if old.get(name) != new.get(name) and name not in changeable:
             raise ClearheadError(
-                f"the run in {folder} began with {name} {old.get(name)!r}, the recipe now says {new.get(name)!r}; "
-                "give another folder for another run"
+                f"the run in {folder} started with {name} {old.get(name)!r}, but the recipe now has {new.get(name)!r}; "
+                "choose another folder for a new run"
             )

@@ -1,13 +1,13 @@
-"""One block computed by several processes: each has some of the heads and some of the feed-forward's columns.
+"""Compute each block in several processes: every process holds some of the heads and feed-forward columns.
 
-    divided = divide(network, Part(0, 2, add))       # the weights that are now slices, and along which axis
+    axes = shard_network(network, TensorParallelRank(0, 2, all_reduce))    # the sharded weights and their axes
 
-    x ─ spread ─ query, key, value of my heads ─ attend ─ my columns of output ─ total ─ + bias ─ x
-    x ─ spread ─ my rows of gate and up ─────────────────── my columns of down ─── total ─ + bias ─ x
+    x ─ copy ─ query, key, value of own heads ─ attention ─ own columns of output ─ reduce ─ + bias ─ x
+    x ─ copy ─ own rows of gate and up ──────────────────── own columns of down ─── reduce ─ + bias ─ x
 
-`spread` is the identity whose gradient is summed, `total` the sum whose gradient is the identity (Shoeybi et al. 2019,
-§3, figure 3; f and g there). Embeddings, norms and head are whole in every process and compute the same everywhere,
-dropout too if all processes draw alike.
+`copy` is the identity whose gradient is summed over the processes; `reduce` is the sum over the processes whose
+gradient is the identity (Shoeybi et al. 2019, §3, figure 3, where they are called f and g). Embeddings, norms and head
+are replicated and compute the same in every process. So does dropout if all processes have the same random state.
 """
 
 from collections.abc import Callable
@@ -22,133 +22,139 @@ from clearhead.architecture import Alibi, RelativeBuckets, RelativeSinusoid
 from clearhead.errors import ClearheadError
 from clearhead.model import Attention, Block, FeedForwardLayer
 
-Add = Callable[[Tensor], Tensor]  # in place, over all processes
+AllReduce = Callable[[Tensor], Tensor]  # sums over all processes, in place
 
 
 @dataclass(frozen=True)
-class Part:
-    """Which of how many, and how they sum."""
+class TensorParallelRank:
+    """The index of this process among `size` processes, and the function that sums over them."""
 
-    number: int
-    count: int
-    add: Add
+    rank: int
+    size: int
+    all_reduce: AllReduce
 
 
-class Spread(torch.autograd.Function):
+class CopyToRanks(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, add: Add) -> Tensor:
-        context.add = add
+    def forward(context: Any, x: Tensor, all_reduce: AllReduce) -> Tensor:
+        context.all_reduce = all_reduce
         return x.view_as(x)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return context.add(gradient.clone(memory_format=torch.contiguous_format)), None
+        return context.all_reduce(gradient.clone(memory_format=torch.contiguous_format)), None
 
 
-class Total(torch.autograd.Function):
+class ReduceFromRanks(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, x: Tensor, add: Add) -> Tensor:
-        return add(x.clone(memory_format=torch.contiguous_format))
+    def forward(context: Any, x: Tensor, all_reduce: AllReduce) -> Tensor:
+        return all_reduce(x.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 
-spread: Callable[[Tensor, Add], Tensor] = Spread.apply
-total: Callable[[Tensor, Add], Tensor] = Total.apply
+copy_to_ranks: Callable[[Tensor, AllReduce], Tensor] = CopyToRanks.apply
+reduce_from_ranks: Callable[[Tensor, AllReduce], Tensor] = ReduceFromRanks.apply
 
 
-class SummedLinear(nn.Module):
-    """A linear layer of which each process has some columns; the bias is added once, to the sum."""
+class InputShardedLinear(nn.Module):
+    """A linear layer whose input features are divided among the processes. The bias is added once, to the sum."""
 
-    def __init__(self, linear: nn.Linear, add: Add):
+    def __init__(self, linear: nn.Linear, all_reduce: AllReduce):
         super().__init__()
-        self.weight, self.bias, self.add = linear.weight, linear.bias, add
+        self.weight, self.bias, self.all_reduce = linear.weight, linear.bias, all_reduce
 
     def forward(self, x: Tensor) -> Tensor:
-        out = total(functional.linear(x, self.weight), self.add)
+        out = reduce_from_ranks(functional.linear(x, self.weight), self.all_reduce)
         return out if self.bias is None else out + self.bias
 
 
-def divide(network: nn.Module, part: Part) -> dict[Tensor, int]:
-    """Leave each block only this part of its weights; which weights these are, and the axis they are cut along."""
-    divided: dict[Tensor, int] = {}
+def shard_network(network: nn.Module, rank: TensorParallelRank) -> dict[Tensor, int]:
+    """Keep only this process's part of each block's weights. Return the sharded weights and their axes."""
+    axes: dict[Tensor, int] = {}
     for block in (module for module in network.modules() if isinstance(module, Block)):
         attentions = [block.attention, getattr(block, "cross_attention", None)]
         for attention in filter(None, attentions):
-            divided |= divide_attention(attention, part)
-        divided |= divide_feed_forward(block.feed_forward, part)
-    if not divided:
-        raise ClearheadError("tensor parallel training cannot divide a recurrent network; use the strategy 'ddp'")
-    return divided
+            axes |= shard_attention(attention, rank)
+        axes |= shard_feed_forward(block.feed_forward, rank)
+    if not axes:
+        raise ClearheadError("tensor parallelism does not support recurrent networks; use strategy 'ddp'")
+    return axes
 
 
-def divide_attention(attention: nn.Module, part: Part) -> dict[Tensor, int]:
+def shard_attention(attention: nn.Module, rank: TensorParallelRank) -> dict[Tensor, int]:
+    """Keep this process's heads."""
     if not isinstance(attention, Attention):
-        raise ClearheadError("tensor parallel training cannot divide latent attention; use the strategy 'fsdp'")
+        raise ClearheadError("tensor parallelism does not support latent attention; use strategy 'fsdp'")
     config = attention.config
     if isinstance(config.position, Alibi | RelativeBuckets | RelativeSinusoid):
         kind = type(config.position).__name__
-        raise ClearheadError(f"tensor parallel training cannot divide heads with {kind}; use the strategy 'fsdp'")
-    if config.num_kv_heads % part.count:
+        raise ClearheadError(f"tensor parallelism does not support heads with {kind}; use strategy 'fsdp'")
+    if config.num_kv_heads % rank.size:
         raise ClearheadError(
-            f"{config.num_kv_heads} key-value heads do not divide among {part.count} processes; "
-            "start as many as divide them, or use the strategy 'fsdp'"
+            f"{config.num_kv_heads} key-value heads cannot be divided among {rank.size} processes; "
+            "start a number of processes that divides them, or use strategy 'fsdp'"
         )
-    heads, kv_heads = config.num_heads // part.count, config.num_kv_heads // part.count
+    heads, kv_heads = config.num_heads // rank.size, config.num_kv_heads // rank.size
     attention.config = replace(config, num_heads=heads, num_kv_heads=kv_heads)
-    attention.register_forward_pre_hook(spreading(part.add), with_kwargs=True)
-    for norm in (attention.query_norm, attention.key_norm):  # whole, but each process sees only its own heads
+    attention.register_forward_pre_hook(copy_inputs_hook(rank.all_reduce), with_kwargs=True)
+    for norm in (attention.query_norm, attention.key_norm):  # replicated, but each process sees only its own heads
         for weight in norm.parameters():
-            weight.register_hook(lambda gradient: part.add(gradient.clone()))
-    divided = rows_of(part, attention.query, attention.key, attention.value) | columns_of(part, attention.output)
-    attention.output = SummedLinear(attention.output, part.add)  # type: ignore[assignment]
-    return divided
+            weight.register_hook(lambda gradient: rank.all_reduce(gradient.clone()))
+    axes = shard_output_features(rank, attention.query, attention.key, attention.value)
+    axes |= shard_input_features(rank, attention.output)
+    attention.output = InputShardedLinear(attention.output, rank.all_reduce)  # type: ignore[assignment]
+    return axes
 
 
-def divide_feed_forward(layer: nn.Module, part: Part) -> dict[Tensor, int]:
+def shard_feed_forward(layer: nn.Module, rank: TensorParallelRank) -> dict[Tensor, int]:
+    """Keep this process's columns of the hidden layer."""
     if not isinstance(layer, FeedForwardLayer):
-        raise ClearheadError("tensor parallel training cannot divide a mixture of experts; use the strategy 'fsdp'")
-    if layer.up.out_features % part.count:
+        raise ClearheadError("tensor parallelism does not support a mixture of experts; use strategy 'fsdp'")
+    if layer.up.out_features % rank.size:
         raise ClearheadError(
-            f"a feed-forward of width {layer.up.out_features} does not divide among {part.count} processes"
+            f"a feed-forward of width {layer.up.out_features} cannot be divided among {rank.size} processes; "
+            "start a number of processes that divides it, or use strategy 'fsdp'"
         )
-    layer.register_forward_pre_hook(spreading(part.add), with_kwargs=True)
-    inward = [layer.up] if layer.gate is None else [layer.gate, layer.up]
-    divided = rows_of(part, *inward) | columns_of(part, layer.down)
-    layer.down = SummedLinear(layer.down, part.add)  # type: ignore[assignment]
-    return divided
+    layer.register_forward_pre_hook(copy_inputs_hook(rank.all_reduce), with_kwargs=True)
+    inputs = [layer.up] if layer.gate is None else [layer.gate, layer.up]
+    axes = shard_output_features(rank, *inputs) | shard_input_features(rank, layer.down)
+    layer.down = InputShardedLinear(layer.down, rank.all_reduce)  # type: ignore[assignment]
+    return axes
 
 
-def spreading(add: Add) -> Callable[..., Any]:
-    """A hook before forward: x, and the memory of cross-attention, reach every process."""
+def copy_inputs_hook(all_reduce: AllReduce) -> Callable[..., Any]:
+    """Return a forward pre-hook that applies `copy_to_ranks` to x and to the encoder output of cross-attention."""
 
-    def before(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        def of(value: Any) -> Any:
-            return spread(value, add) if isinstance(value, Tensor) else value
+    def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        def copied(value: Any) -> Any:
+            return copy_to_ranks(value, all_reduce) if isinstance(value, Tensor) else value
 
-        return tuple(map(of, inputs)), {name: of(value) for name, value in options.items()}
+        return tuple(map(copied, inputs)), {name: copied(value) for name, value in options.items()}
 
-    return before
+    return hook
 
 
-def rows_of(part: Part, *linears: nn.Linear) -> dict[Tensor, int]:
-    divided: dict[Tensor, int] = {}
+def shard_output_features(rank: TensorParallelRank, *linears: nn.Linear) -> dict[Tensor, int]:
+    """Keep this process's rows of the weights and biases."""
+    axes: dict[Tensor, int] = {}
     for linear in linears:
-        linear.weight = slice_of(linear.weight, 0, part)
-        divided[linear.weight] = 0
+        linear.weight = shard_weight(linear.weight, 0, rank)
+        axes[linear.weight] = 0
         if linear.bias is not None:
-            linear.bias = slice_of(linear.bias, 0, part)
-            divided[linear.bias] = 0
-    return divided
+            linear.bias = shard_weight(linear.bias, 0, rank)
+            axes[linear.bias] = 0
+    return axes
 
 
-def columns_of(part: Part, linear: nn.Linear) -> dict[Tensor, int]:
-    linear.weight = slice_of(linear.weight, 1, part)
+def shard_input_features(rank: TensorParallelRank, linear: nn.Linear) -> dict[Tensor, int]:
+    """Keep this process's columns of the weight."""
+    linear.weight = shard_weight(linear.weight, 1, rank)
     return {linear.weight: 1}
 
 
-def slice_of(weight: Tensor, axis: int, part: Part) -> nn.Parameter:
-    piece = weight.detach().chunk(part.count, dim=axis)[part.number]
-    return nn.Parameter(piece.clone(memory_format=torch.contiguous_format), requires_grad=weight.requires_grad)
+def shard_weight(weight: Tensor, axis: int, rank: TensorParallelRank) -> nn.Parameter:
+    shard = weight.detach().chunk(rank.size, dim=axis)[rank.rank]
+    return nn.Parameter(shard.clone(memory_format=torch.contiguous_format), requires_grad=weight.requires_grad)

@@ -1,10 +1,10 @@
-"""The cross-entropy of many tokens and its gradient in one kernel, on an NVIDIA GPU.
+"""Compute the cross-entropy of many tokens and its gradient in one Triton kernel, on an NVIDIA GPU.
 
-    lose_rows[num_rows,](totals, plains, logits, targets, ...)      logits become their gradient, in place
+    cross_entropy_kernel[num_rows,](totals, plains, logits, targets, ...)    # the gradient overwrites the logits
 
-A program looks at its row twice, and finds some of it in the cache the second time: 65,536 rows of GPT-2's logits take
-4.7 ms on an H200, where one read and one write of them would take 3.2. Rows held whole in registers took 12 ms, few
-programs that go from row to row 5. Its twin is loss.cross_entropy with autograd (tests/training/test_head_loss.py).
+A program reads its row twice and finds part of it in the cache the second time: 65,536 rows of GPT-2's logits take
+4.7 ms on an H200, where one read and one write of them would take 3.2. Keeping whole rows in registers took 12 ms, and
+few programs that loop over rows 5. Tests compare it with loss.cross_entropy and autograd.
 """
 
 import triton
@@ -12,41 +12,41 @@ import triton.language as tl
 
 
 @triton.jit
-def lose_rows(
+def cross_entropy_kernel(
     totals, plains, logits, targets,
     smoothing, z_weight,
     V: tl.constexpr, IGNORED: tl.constexpr, SMOOTHED: tl.constexpr, GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """logits (M, V), targets (M,) -> totals and plains (M,): the loss of each row, with and without smoothing and z."""
+    """logits (M, V), targets (M,) -> totals, plains (M,): the loss per row, with and without smoothing and z-loss."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * V
     target = tl.load(targets + row)
-    asked = target != IGNORED
-    # Before the first sum, where all threads meet: below, its place is overwritten.
-    wanted = tl.load(logits + target, asked, 0.0).to(tl.float32)
-    places = tl.arange(0, BLOCK)
-    highest, weight, whole = -3e38, 0.0, 0.0  # not -inf, which a block of logits may be and cannot be taken from
+    has_target = target != IGNORED
+    # Read before the first reduction, which synchronises all threads: the loop at the end overwrites this logit.
+    target_logit = tl.load(logits + target, has_target, 0.0).to(tl.float32)
+    offsets = tl.arange(0, BLOCK)
+    highest, denominator, logit_sum = -3e38, 0.0, 0.0  # not -inf: if a block is all -inf, -inf minus -inf is NaN
     for start in range(0, V, BLOCK):
-        within = start + places < V
-        x = tl.load(logits + start + places, within, -float("inf")).to(tl.float32)
-        above = tl.maximum(highest, tl.max(x))
-        weight = weight * tl.exp(highest - above) + tl.sum(tl.exp(x - above))
-        highest = above
+        in_row = start + offsets < V
+        x = tl.load(logits + start + offsets, in_row, -float("inf")).to(tl.float32)
+        new_highest = tl.maximum(highest, tl.max(x))
+        denominator = denominator * tl.exp(highest - new_highest) + tl.sum(tl.exp(x - new_highest))
+        highest = new_highest
         if SMOOTHED:
-            whole += tl.sum(tl.where(within, x, 0.0))
-    log_z = highest + tl.log(weight)
-    plain = log_z - wanted
+            logit_sum += tl.sum(tl.where(in_row, x, 0.0))
+    log_z = highest + tl.log(denominator)
+    plain = log_z - target_logit
     total = plain + z_weight * log_z * log_z
     if SMOOTHED:
-        total += smoothing * (wanted - whole / V)
-    tl.store(plains + row, tl.where(asked, plain, 0.0))
-    tl.store(totals + row, tl.where(asked, total, 0.0))
+        total += smoothing * (target_logit - logit_sum / V)
+    tl.store(plains + row, tl.where(has_target, plain, 0.0))
+    tl.store(totals + row, tl.where(has_target, total, 0.0))
     if GRADIENT:
-        steepness = tl.where(asked, 1.0 + 2.0 * z_weight * log_z, 0.0)
-        everywhere = tl.where(asked, smoothing / V, 0.0)
+        slope = tl.where(has_target, 1.0 + 2.0 * z_weight * log_z, 0.0)
+        uniform = tl.where(has_target, smoothing / V, 0.0)
         for start in range(0, V, BLOCK):
-            place = start + places
-            x = tl.load(logits + place, place < V, -float("inf")).to(tl.float32)
-            gradient = steepness * tl.exp(x - log_z) - everywhere
-            gradient -= tl.where(place == target, 1.0 - smoothing, 0.0)  # no place is IGNORED, which is negative
-            tl.store(logits + place, gradient.to(logits.dtype.element_ty), place < V)
+            index = start + offsets
+            x = tl.load(logits + index, index < V, -float("inf")).to(tl.float32)
+            gradient = slope * tl.exp(x - log_z) - uniform
+            gradient -= tl.where(index == target, 1.0 - smoothing, 0.0)  # IGNORED is negative, so it equals no index
+            tl.store(logits + index, gradient.to(logits.dtype.element_ty), index < V)

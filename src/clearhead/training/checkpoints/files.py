@@ -1,9 +1,9 @@
-"""How a checkpoint's bytes reach the disk: every write, fsync and rename passes through one small object.
+"""Write the files of a checkpoint. Every write, fsync and rename goes through one small object, which tests replace.
 
-    written = put(Files(), path, tensor_chunks({"weight": tensor}, {}))      # a safetensors file, its size and sha256
+    digest = write_file(FileSystem(), path, safetensors_chunks({"weight": tensor}, {}))
 
-A checkpoint gets its name as a folder, so a file here needs no other name first, as `clearhead.files` gives it.
-Tensors are written one after another, so that a save needs the memory of one tensor and not of a second copy of all.
+A checkpoint becomes visible when its folder is renamed, so its files need no temporary names as in `clearhead.files`.
+Tensors are written one after another, so that a save needs extra memory for one tensor and not for all of them.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from torch import Tensor
 
 READ_BYTES = 2**20
 
-# The names that the safetensors format gives to the types of numbers.
+# The names of dtypes in the safetensors format.
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -35,8 +35,8 @@ DTYPES = {
 }
 
 
-class Files:
-    """What a save does to the disk. Tests put one that fails in its place."""
+class FileSystem:
+    """The operations that a save performs on the disk."""
 
     def write(self, file: BinaryIO, chunk: bytes | memoryview) -> None:
         file.write(chunk)
@@ -49,54 +49,58 @@ class Files:
 
 
 @dataclass(frozen=True)
-class Written:
+class FileDigest:
+    """Size and checksum of a file."""
+
     num_bytes: int
     sha256: str
 
 
-def put(files: Files, path: Path, chunks: Iterable[bytes | memoryview]) -> Written:
-    """A new file, on the disk when this returns; its name is there once its folder is synced too."""
+def write_file(file_system: FileSystem, path: Path, chunks: Iterable[bytes | memoryview]) -> FileDigest:
+    """Write a new file and fsync it. Its name is on disk after `sync_folder` of its folder."""
     sha256, num_bytes = hashlib.sha256(), 0
     with path.open("wb") as file:
         for chunk in chunks:
-            files.write(file, chunk)
+            file_system.write(file, chunk)
             sha256.update(chunk)
             num_bytes += len(chunk)
         file.flush()
-        files.fsync(file.fileno())
-    return Written(num_bytes, sha256.hexdigest())
+        file_system.fsync(file.fileno())
+    return FileDigest(num_bytes, sha256.hexdigest())
 
 
-def read_back(path: Path) -> Written:
+def digest_file(path: Path) -> FileDigest:
+    """Read a file and return its size and checksum."""
     sha256, num_bytes = hashlib.sha256(), 0
     with path.open("rb") as file:
         while chunk := file.read(READ_BYTES):
             sha256.update(chunk)
             num_bytes += len(chunk)
-    return Written(num_bytes, sha256.hexdigest())
+    return FileDigest(num_bytes, sha256.hexdigest())
 
 
-def sync_folder(files: Files, folder: Path) -> None:
+def sync_folder(file_system: FileSystem, folder: Path) -> None:
+    """Write the entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        files.fsync(descriptor)
+        file_system.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def tensor_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """A safetensors file in pieces: the length of the header, the header, the numbers of each tensor."""
-    # Readers view the numbers where they lie, so each tensor must begin at a multiple of its element size.
-    # By name within a size, so that equal tensors make equal files.
-    widest_first = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Yield a safetensors file in pieces: the length of the header, the header, and the data of each tensor."""
+    # Readers map the data into memory, so each tensor must begin at a multiple of its element size: the widest come
+    # first. Tensors of equal element size are sorted by name, so that equal tensors give equal files.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
-    for name, tensor in widest_first:
+    for name, tensor in ordered:
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield struct.pack("<Q", len(text))
     yield text
-    for _, tensor in widest_first:
+    for _, tensor in ordered:
         yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

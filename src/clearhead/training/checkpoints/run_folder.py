@@ -1,17 +1,18 @@
-"""A run folder: checkpoints that are there whole or not at all, and one run at a time.
+"""Manage the folder of a run: complete checkpoints only, and one running process at a time.
 
     run = RunFolder("runs/x")
     with run.lock():
-        saved = run.latest()                    # None: a new run
+        saved = run.latest()                    # None for a new run
         run.save(step, {"weights": weights, "optimizer": ..., "randomness": ...}, {"loader": loader_state})
 
-    runs/x/lock                                 held while a run is alive
-    runs/x/checkpoints/step-00000200/           appears by one rename, when all in it is on the disk
+    runs/x/lock                                 locked while a run is active
+    runs/x/checkpoints/step-00000200/           appears by one rename, after its files are on disk
         weights.safetensors  optimizer.safetensors  randomness.safetensors  state.json
         manifest.json                           the size and sha256 of each file, written last
 
-Several processes write a file each, `weights-00001-of-00004.safetensors` with the slices that it holds; any number of
-processes can read them. A tensor is sliced as the weight of its name is, or of its name up to the last `/`.
+Several processes write one file each, such as `weights-00001-of-00004.safetensors`, with the shards that they hold. Any
+number of processes can read them. A tensor is sharded like the weight of the same name, or of the name before the last
+`/`.
 """
 
 import fcntl
@@ -20,7 +21,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,42 +29,45 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.training.checkpoints.files import Files, put, read_back, sync_folder, tensor_chunks
+from clearhead.training.checkpoints.files import FileSystem, digest_file, safetensors_chunks, sync_folder, write_file
 from clearhead.training.checkpoints.saved import (
     FORMAT,
-    MANIFEST,
-    OF_EACH_PART,
-    STATE,
-    Saved,
-    check_manifest,
-    verify,
-    weight_of,
+    MANIFEST_FILE,
+    RANDOM_STATE_GROUP,
+    STATE_FILE,
+    SavedCheckpoint,
+    find_weight,
+    read_manifest,
+    verify_checkpoint,
 )
-from clearhead.training.distributed import World, local
+from clearhead.training.distributed import World, to_local
 
-PARTIAL = ".partial"  # a folder that is being written or removed
-BEFORE_ANY_STEP = {"lock", "checkpoints", "recipe.toml", "tokenizer"}
+PARTIAL = ".partial"  # suffix of a folder that is being written or deleted
+FILES_BEFORE_TRAINING = {"lock", "checkpoints", "recipe.toml", "tokenizer"}
 
 
-def warn(sentence: str) -> None:
-    print(f"clearhead: {sentence}", file=sys.stderr, flush=True)
+def print_warning(message: str) -> None:
+    print(f"clearhead: {message}", file=sys.stderr, flush=True)
 
 
 class RunFolder:
+    """The folder of one run. All processes of the run call its methods; the main process does the shared work."""
+
     def __init__(
         self,
         path: str | Path,
         *,
         keep: int = 2,
         world: World | None = None,
-        files: Files | None = None,
-        warn: Callable[[str], None] = warn,
+        file_system: FileSystem | None = None,
+        warn: Callable[[str], None] = print_warning,
     ):
+        """`keep` is the number of checkpoints that stay on disk."""
         if keep < 1:
-            raise ClearheadError(f"keep is {keep}; a run keeps 1 checkpoint or more")
+            raise ClearheadError(f"keep is {keep}; a run must keep at least 1 checkpoint")
         self.path, self.keep, self.warn = Path(path), keep, warn
-        self.world = world or World.alone()
-        self.files = files or Files()
+        self.world = world or World.single_process()
+        self.file_system = file_system or FileSystem()
         self.checkpoints = self.path / "checkpoints"
         self.damaged: set[Path] = set()
         self.is_new = False
@@ -72,173 +76,187 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Refused while another process has it; a process that died has not. Clears away what a killed save left.
+        """Lock the folder, and delete what an interrupted save left behind.
 
-        A new folder goes again if an error comes before the first step.
+        Raise ClearheadError if another living process holds the lock. If an error occurs before the first step, a
+        folder that was newly created is deleted.
         """
-        held: list[int] = []
+        descriptors: list[int] = []
         try:
-            self.main(lambda: held.append(self.acquire()))
-            self.main(self.clear_partials)
+            self._on_main(lambda: descriptors.append(self._acquire_lock()))
+            self._on_main(self._delete_partial_folders)
             yield
         except ClearheadError:
-            if held and self.is_new and not self.has_begun():
+            if descriptors and self.is_new and not self._has_results():
                 shutil.rmtree(self.path)
             raise
         finally:
-            for descriptor in held:
+            for descriptor in descriptors:
                 os.close(descriptor)
 
-    def acquire(self) -> int:
-        with explained(f"{self.path} cannot be used as a run folder"):
+    def _acquire_lock(self) -> int:
+        with disk_errors(f"{self.path} cannot be used as a run folder"):
             self.is_new = not self.path.exists()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                # Not flock: a data worker forked from a killed run would go on holding that.
+                # Not flock: a data worker that was forked from a killed run would still hold it.
                 fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):  # held: EAGAIN on some systems, EACCES on others
+            except (BlockingIOError, PermissionError):  # already locked: EAGAIN on some systems, EACCES on others
                 owner = os.read(descriptor, 32).decode(errors="replace").strip()
                 os.close(descriptor)
-                raise ClearheadError(f"{self.path} is in use by process {owner}; wait or give another folder") from None
+                raise ClearheadError(
+                    f"{self.path} is in use by process {owner}; wait for it or choose another folder"
+                ) from None
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         return descriptor
 
-    def has_begun(self) -> bool:
-        return bool(self.steps()) or any(entry.name not in BEFORE_ANY_STEP for entry in self.path.iterdir())
+    def _has_results(self) -> bool:
+        has_other_files = any(entry.name not in FILES_BEFORE_TRAINING for entry in self.path.iterdir())
+        return bool(self.checkpoint_folders()) or has_other_files
 
-    def clear_partials(self) -> None:
-        for leftover in self.checkpoints.glob(f"*{PARTIAL}"):
-            with explained(f"{leftover}, left by a save that was cut short, cannot be removed"):
-                shutil.rmtree(leftover)
+    def _delete_partial_folders(self) -> None:
+        for folder in self.checkpoints.glob(f"*{PARTIAL}"):
+            with disk_errors(f"{folder}, left by an interrupted save, cannot be deleted"):
+                shutil.rmtree(folder)
 
     # --- saving
 
     def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: dict[str, Any]) -> Path:
-        """All of it or nothing. Older checkpoints but `keep` go after this one was read back. A step is saved once."""
+        """Save groups of tensors and a JSON state completely or not at all, and return the checkpoint's folder.
+
+        After the new checkpoint was read back, all but the newest `keep` are deleted. A step that already has an
+        intact checkpoint is not saved again.
+        """
         final = self.checkpoints / f"step-{step:08d}"
-        if self.main(lambda: final.exists() and final not in self.damaged):
+        if self._on_main(lambda: final.exists() and final not in self.damaged):
             return final
         partial = final.with_name(final.name + PARTIAL)
         try:
-            self.main(lambda: self.begin(partial))
-            parts = self.world.together(lambda: self.write_tensors(partial, tensors))
-            written = {name: entry for part in parts for name, entry in part.items()}
-            self.main(lambda: self.finish(final, partial, step, written, state))
+            self._on_main(lambda: self._create_partial_folder(partial))
+            entries = self.world.run_everywhere(lambda: self._write_tensors(partial, tensors))
+            files = {name: entry for own_files in entries for name, entry in own_files.items()}
+            self._on_main(lambda: self._publish(final, partial, step, files, state))
         except ClearheadError:
-            self.main(lambda: shutil.rmtree(partial, ignore_errors=True))
+            self._on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
             raise
-        self.main(lambda: self.prune(final))
+        self._on_main(lambda: self._delete_old_checkpoints(final))
         return final
 
-    def begin(self, partial: Path) -> None:
-        with explained(f"{partial} cannot be written"):
+    def _create_partial_folder(self, partial: Path) -> None:
+        with disk_errors(f"{partial} cannot be written"):
             if partial.exists():
                 shutil.rmtree(partial)
             partial.mkdir(parents=True)
 
-    def write_tensors(self, folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
-        """This process's file of each group: its entry in the manifest, by file name."""
+    def _write_tensors(self, folder: Path, tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+        """Write this process's file of each group, and return their manifest entries by file name."""
         entries = {}
-        for group, of_group in tensors.items():
-            pieces, places = self.pieces(group, of_group, tensors.get("weights", {}))
-            several = f"-{self.world.rank + 1:05d}-of-{self.world.size:05d}" if self.world.size > 1 else ""
-            name = f"{group}{several}.safetensors"
-            chunks = tensor_chunks(pieces, {"places": json.dumps(places)} if places else {})
-            entries[name] = self.put(folder / name, chunks) | {"group": group}
+        for group, group_tensors in tensors.items():
+            pieces, places = self._own_pieces(group, group_tensors, tensors.get("weights", {}))
+            suffix = f"-{self.world.rank + 1:05d}-of-{self.world.size:05d}" if self.world.size > 1 else ""
+            name = f"{group}{suffix}.safetensors"
+            chunks = safetensors_chunks(pieces, {"places": json.dumps(places)} if places else {})
+            entries[name] = self._write_file(folder / name, chunks) | {"group": group}
         return entries
 
-    def pieces(
+    def _own_pieces(
         self, group: str, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What this process writes, and the places of the slices among it: the start of each, and the whole shape."""
-        if group == OF_EACH_PART:
-            first_of_part = self.world.rank == self.world.data_rank
-            return {f"{self.world.data_rank}/{name}": tensor for name, tensor in tensors.items() if first_of_part}, {}
+        """Return the tensors that this process writes and, for each shard among them, its start and full shape."""
+        if group == RANDOM_STATE_GROUP:
+            is_first = self.world.rank == self.world.data_rank  # of the processes that read the same rows
+            return {f"{self.world.data_rank}/{name}": tensor for name, tensor in tensors.items() if is_first}, {}
         pieces, places = {}, {}
         for name, tensor in tensors.items():
-            box = self.world.box(tensor, weight_of(name, weights))
-            is_slice = box.shape != box.whole
-            if is_slice and 0 not in box.shape:  # 0: there are more processes than rows to give
-                pieces[name], places[name] = local(tensor), {"start": box.start, "whole": box.whole}
-            elif not is_slice and self.world.is_main:
-                pieces[name] = local(tensor)
+            part = self.world.slice_of(tensor, find_weight(name, weights))
+            if not part.is_full and 0 not in part.shape:  # 0 if there are more processes than rows to shard
+                pieces[name], places[name] = to_local(tensor), {"start": part.start, "whole": part.full_shape}
+            elif part.is_full and self.world.is_main:
+                pieces[name] = to_local(tensor)
         return pieces, places
 
-    def put(self, path: Path, chunks: Any) -> dict[str, Any]:
-        with explained(f"{path} could not be written; earlier checkpoints are untouched"):
-            written = put(self.files, path, chunks)
-            if read_back(path) != written:
-                raise ClearheadError(f"{path} reads back otherwise than it was written; the disk is failing")
-        return {"bytes": written.num_bytes, "sha256": written.sha256}
+    def _write_file(self, path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
+        with disk_errors(f"{path} could not be written; earlier checkpoints are unchanged"):
+            digest = write_file(self.file_system, path, chunks)
+            if digest_file(path) != digest:
+                raise ClearheadError(f"{path} differs from what was written when it is read back; check the disk")
+        return {"bytes": digest.num_bytes, "sha256": digest.sha256}
 
-    def finish(self, final: Path, partial: Path, step: int, written: dict[str, Any], state: dict[str, Any]) -> None:
-        written = written | {STATE: self.put(partial / STATE, [json.dumps(state).encode()])}
-        manifest = {"format": FORMAT, "step": step, "parts": self.world.data_size, "files": written}
-        self.put(partial / MANIFEST, [json.dumps(manifest, indent=2).encode()])
-        with explained(f"{final} could not be put in place; earlier checkpoints are untouched"):
-            sync_folder(self.files, partial)
-            if final.exists():  # damaged, or it would not be written again
+    def _publish(self, final: Path, partial: Path, step: int, files: dict[str, Any], state: dict[str, Any]) -> None:
+        """Write state and manifest, and rename the complete folder to its final name."""
+        files = files | {STATE_FILE: self._write_file(partial / STATE_FILE, [json.dumps(state).encode()])}
+        manifest = {"format": FORMAT, "step": step, "parts": self.world.num_data_ranks, "files": files}
+        self._write_file(partial / MANIFEST_FILE, [json.dumps(manifest, indent=2).encode()])
+        with disk_errors(f"{final} could not be created; earlier checkpoints are unchanged"):
+            sync_folder(self.file_system, partial)
+            if final.exists():  # only if it is damaged
                 shutil.rmtree(final)
-            self.files.rename(partial, final)
-            sync_folder(self.files, self.checkpoints)
-        check_manifest(final)
+            self.file_system.rename(partial, final)
+            sync_folder(self.file_system, self.checkpoints)
+        read_manifest(final)
         self.damaged.discard(final)
 
-    def prune(self, newest: Path) -> None:
-        """A folder is renamed before it is removed, so that no half of it is ever taken for a checkpoint."""
-        others = [folder for folder in self.steps() if folder != newest]
-        sound = [folder for folder in others if folder not in self.damaged]
-        for folder in (folder for folder in others if folder not in sound[: self.keep - 1]):
-            leaving = folder.with_name(folder.name + PARTIAL)
+    def _delete_old_checkpoints(self, newest: Path) -> None:
+        """Delete damaged checkpoints and all but the newest `keep`.
+
+        A folder is renamed before it is deleted, so that a partly deleted one never counts as a checkpoint.
+        """
+        others = [folder for folder in self.checkpoint_folders() if folder != newest]
+        intact = [folder for folder in others if folder not in self.damaged]
+        for folder in (folder for folder in others if folder not in intact[: self.keep - 1]):
+            partial = folder.with_name(folder.name + PARTIAL)
             try:
-                self.files.rename(folder, leaving)
-                shutil.rmtree(leaving)
+                self.file_system.rename(folder, partial)
+                shutil.rmtree(partial)
             except OSError as error:
-                self.warn(f"the old checkpoint {folder} could not be removed: {error.strerror}")
+                self.warn(f"the old checkpoint {folder} could not be deleted: {error.strerror}")
 
     # --- reading
 
-    def latest(self) -> Saved | None:
-        """The newest checkpoint that is whole; damaged ones are named aloud and passed over."""
-        found = self.main(self.newest_sound)
-        if found is None:
+    def latest(self) -> SavedCheckpoint | None:
+        """Return the newest intact checkpoint, or None for a new run. Print a warning for each damaged one."""
+        folder = self._on_main(self._find_newest_intact)
+        if folder is None:
             return None
-        saved = Saved(Path(found), self.world)
-        if self.world.is_main and saved.num_parts != self.world.data_size:
-            parts = f"{saved.num_parts} processes with rows of their own, and goes on in {self.world.data_size}"
-            self.warn(f"{saved.folder} was written by {parts}: dropout draws anew from here")
+        saved = SavedCheckpoint(Path(folder), self.world)
+        before, now = saved.num_data_ranks, self.world.num_data_ranks
+        if self.world.is_main and before != now:
+            self.warn(
+                f"{saved.folder} was written by {before} data-parallel processes and is resumed by {now}, "
+                "so dropout uses new random numbers from here"
+            )
         return saved
 
-    def newest_sound(self) -> str | None:
-        folders = self.steps()
+    def _find_newest_intact(self) -> str | None:
+        folders = self.checkpoint_folders()
         for folder in folders:
             try:
-                verify(folder)
+                verify_checkpoint(folder)
             except ClearheadError as error:
                 self.damaged.add(folder)
-                self.warn(f"{error}; looking for an earlier checkpoint")
+                self.warn(f"{error}; trying an earlier checkpoint")
             else:
                 return str(folder)
         if folders:
-            raise ClearheadError(f"every checkpoint in {self.checkpoints} is damaged; remove them to start anew")
+            raise ClearheadError(f"every checkpoint in {self.checkpoints} is damaged; delete them to start again")
         return None
 
-    def steps(self) -> list[Path]:
-        """Newest first."""
-        found = [folder for folder in self.checkpoints.glob("step-*") if re.fullmatch(r"step-\d{8,}", folder.name)]
-        return sorted(found, key=lambda folder: -int(folder.name.removeprefix("step-")))
+    def checkpoint_folders(self) -> list[Path]:
+        """Return the folders of all checkpoints, newest first."""
+        folders = [folder for folder in self.checkpoints.glob("step-*") if re.fullmatch(r"step-\d{8,}", folder.name)]
+        return sorted(folders, key=lambda folder: -int(folder.name.removeprefix("step-")))
 
-    def main(self, action: Callable[[], Any]) -> Any:
-        """Done by one process; all get what it gave, or its error."""
-        return self.world.together(lambda: action() if self.world.is_main else None)[0]
+    def _on_main(self, action: Callable[[], Any]) -> Any:
+        """Run an action in the main process only. All processes return its result or raise its error."""
+        return self.world.run_everywhere(lambda: action() if self.world.is_main else None)[0]
 
 
 @contextmanager
-def explained(what: str) -> Iterator[None]:
-    """An error of the disk as one sentence."""
+def disk_errors(message: str) -> Iterator[None]:
+    """Turn an OSError into a ClearheadError that starts with `message`."""
     try:
         yield
     except OSError as error:
-        raise ClearheadError(f"{what}: {error.strerror or error}") from error
+        raise ClearheadError(f"{message}: {error.strerror or error}") from error

@@ -1,7 +1,7 @@
-"""A checkpoint as it lies on the disk: checked against its manifest, read whole or only in the part that is asked for.
+"""Read a saved checkpoint: verify it against its manifest, and load tensors in full or only the part of one process.
 
-verify(folder)                                     # raises where a file is missing, cut, changed or of another save
-saved = Saved(folder); saved.step; saved.state; saved.tensors("weights")
+verify_checkpoint(folder)                     # raises if a file is missing, truncated, changed or of another save
+saved = SavedCheckpoint(folder); saved.step; saved.state; saved.tensors("weights")
 """
 
 from collections.abc import Mapping
@@ -17,141 +17,150 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.files import parse_json, read_json
-from clearhead.training.checkpoints.files import Written, read_back
-from clearhead.training.distributed import Box, World
+from clearhead.training.checkpoints.files import FileDigest, digest_file
+from clearhead.training.distributed import World
+from clearhead.training.tensor_slice import TensorSlice
 
-MANIFEST, STATE = "manifest.json", "state.json"
+MANIFEST_FILE, STATE_FILE = "manifest.json", "state.json"
 FORMAT = 1
-OF_EACH_PART = "randomness"  # the group of which every process with rows of its own has its own
+RANDOM_STATE_GROUP = "randomness"  # stored once for each data rank; all other groups are stored once
 
 
-def check_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest, if it is ours and every file that it names is there with its size."""
-    manifest = read_json(folder / MANIFEST)
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest. Raise ClearheadError if it is invalid or a file is missing or has another size."""
+    path = folder / MANIFEST_FILE
+    manifest = read_json(path)
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
-        raise ClearheadError(f"{folder} has format {found!r}; this version reads {FORMAT}")
+        raise ClearheadError(f"{folder} has format {found!r}; this version reads format {FORMAT}")
     try:
-        step, num_parts = int(manifest["step"]), int(manifest["parts"])
-        files = {str(name): Written(entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        step, num_data_ranks = int(manifest["step"]), int(manifest["parts"])
+        files = {str(name): FileDigest(entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
     except (KeyError, TypeError, AttributeError, ValueError):
-        raise ClearheadError(f"{folder / MANIFEST} is damaged") from None
-    if folder.name != f"step-{step:08d}" or num_parts < 1 or STATE not in files:
-        raise ClearheadError(f"{folder / MANIFEST} belongs to another checkpoint, of step {step}")
+        raise ClearheadError(f"{path} is damaged") from None
+    if folder.name != f"step-{step:08d}" or num_data_ranks < 1 or STATE_FILE not in files:
+        raise ClearheadError(f"{path} belongs to another checkpoint, of step {step}")
     for name, entry in files.items():
         path = folder / name
         if path.parent != folder or not path.is_file():
             raise ClearheadError(f"{path} is missing")
         if path.stat().st_size != entry.num_bytes:
-            raise ClearheadError(f"{path} has {path.stat().st_size} bytes where {entry.num_bytes} were written")
+            raise ClearheadError(f"{path} has {path.stat().st_size} bytes, but {entry.num_bytes} were written")
     return manifest
 
 
-def verify(folder: Path) -> None:
-    """That every byte of a checkpoint is as it was written."""
-    for name, entry in check_manifest(folder)["files"].items():
-        if read_back(folder / name).sha256 != entry["sha256"]:
-            raise ClearheadError(f"{folder / name} is damaged: its sha256 is not the one in {MANIFEST}")
+def verify_checkpoint(folder: Path) -> None:
+    """Read every byte of a checkpoint and raise ClearheadError if one differs from what was written."""
+    for name, entry in read_manifest(folder)["files"].items():
+        if digest_file(folder / name).sha256 != entry["sha256"]:
+            raise ClearheadError(f"{folder / name} is damaged: its sha256 differs from {MANIFEST_FILE}")
 
 
-class Saved:
+class SavedCheckpoint:
+    """A checkpoint on disk, as one process reads it."""
+
     def __init__(self, folder: Path, world: World | None = None):
-        self.folder, self.world = folder, world or World.alone()
-        self.manifest = check_manifest(folder)
+        self.folder, self.world = folder, world or World.single_process()
+        self.manifest = read_manifest(folder)
         self.step: int = self.manifest["step"]
 
     @cached_property
     def state(self) -> dict[str, Any]:
-        return read_json(self.folder / STATE)
+        """The JSON state that was saved with the tensors."""
+        return read_json(self.folder / STATE_FILE)
 
     @property
-    def num_parts(self) -> int:
-        """Among how many processes the rows of a batch were divided."""
+    def num_data_ranks(self) -> int:
+        """Number of processes that read different rows when the checkpoint was written."""
         return self.manifest["parts"]
 
-    def tensors(self, group: str, like: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """The tensors of a group: whole and on the CPU, or sliced as the weights of their names in `like` are.
+    def tensors(self, group: str, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return the tensors of a group on the CPU, in full or sharded like the `weights` of their names.
 
-        Randomness is that of the processes which read the same part of every batch, and empty where the number of
-        parts was another.
+        The random state is that of this process's data rank; it is empty if the number of data ranks has changed.
         """
         paths = [self.folder / name for name, entry in self.manifest["files"].items() if entry.get("group") == group]
         if not paths:
-            raise ClearheadError(f"{self.folder} holds no {group}")
+            raise ClearheadError(f"{self.folder} contains no tensors of the group {group!r}")
         with ExitStack() as stack:
-            stored = stored_tensors([open_file(path, stack) for path in paths])
-            if group == OF_EACH_PART:
-                return self.own(stored)
-            return {name: self.placed(pieces, weight_of(name, like or {})) for name, pieces in stored.items()}
+            stored = find_pieces([open_safetensors(path, stack) for path in paths])
+            if group == RANDOM_STATE_GROUP:
+                return self._own_random_state(stored)
+            return {name: self._read_local(pieces, find_weight(name, weights or {})) for name, pieces in stored.items()}
 
-    def own(self, stored: "Mapping[str, list[StoredPiece]]") -> dict[str, Tensor]:
-        if self.num_parts != self.world.data_size:
+    def _own_random_state(self, stored: "Mapping[str, list[StoredPiece]]") -> dict[str, Tensor]:
+        if self.num_data_ranks != self.world.num_data_ranks:
             return {}
         prefix = f"{self.world.data_rank}/"
-        return {name.removeprefix(prefix): read(stored[name]) for name in stored if name.startswith(prefix)}
+        return {name.removeprefix(prefix): assemble(stored[name]) for name in stored if name.startswith(prefix)}
 
-    def placed(self, pieces: "list[StoredPiece]", weight: Tensor | None) -> Tensor:
-        """As this process holds the weight; what an optimizer keeps of it is of its shape, or one number and whole."""
-        box = None if weight is None else self.world.box(weight)
-        if weight is None or box is None or box.whole != pieces[0].whole:
-            return read(pieces)
-        return self.world.as_held(read(pieces, box), weight)
+    def _read_local(self, pieces: "list[StoredPiece]", weight: Tensor | None) -> Tensor:
+        """Return a tensor in the form in which this process holds its weight.
+
+        An optimizer's tensor has either the shape of its weight, or is a single number that is not sharded.
+        """
+        part = None if weight is None else self.world.slice_of(weight)
+        if weight is None or part is None or part.full_shape != pieces[0].part.full_shape:
+            return assemble(pieces)
+        return self.world.shard_like(assemble(pieces, part), weight)
 
 
-def weight_of(name: str, weights: Mapping[str, Tensor]) -> Tensor | None:
-    """The weight that a tensor of this name is, or belongs to: `a.weight` for `a.weight/exp_avg`."""
+def find_weight(name: str, weights: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the weight with this name, or the one that an optimizer tensor belongs to: `a` for `a/exp_avg`."""
     return weights.get(name, weights.get(name.rpartition("/")[0]))
 
 
 @dataclass(frozen=True)
 class StoredPiece:
-    """One file's share of a tensor."""
+    """The part of a tensor that one file contains."""
 
     file: Any
     name: str
-    start: tuple[int, ...]
-    shape: tuple[int, ...]
-    whole: tuple[int, ...]
+    part: TensorSlice
 
-    def copy_into(self, tensor: Tensor, start: tuple[int, ...]) -> None:
-        """What the two have in common; `tensor` begins at `start` of the whole."""
-        here, there = [], []
-        for mine, length, other, size in zip(self.start, self.shape, start, tensor.shape, strict=True):
-            begin, end = max(mine, other), min(mine + length, other + size)
+    def copy_overlap(self, tensor: Tensor, start: tuple[int, ...]) -> None:
+        """Copy the overlap of this piece and `tensor`, which begins at `start` of the full tensor."""
+        source, target = [], []
+        for own_start, own_length, other_start, other_length in zip(
+            self.part.start, self.part.shape, start, tensor.shape, strict=True
+        ):
+            begin, end = max(own_start, other_start), min(own_start + own_length, other_start + other_length)
             if begin >= end:
                 return
-            here.append(slice(begin - mine, end - mine))
-            there.append(slice(begin - other, end - other))
-        tensor[tuple(there)] = self.file.get_slice(self.name)[tuple(here)]
+            source.append(slice(begin - own_start, end - own_start))
+            target.append(slice(begin - other_start, end - other_start))
+        tensor[tuple(target)] = self.file.get_slice(self.name)[tuple(source)]
 
 
-def open_file(path: Path, stack: ExitStack) -> Any:
+def open_safetensors(path: Path, stack: ExitStack) -> Any:
+    """Open a file that the stack closes."""
     try:
         return stack.enter_context(safe_open(path, framework="pt"))
     except SafetensorError as error:
         raise ClearheadError(f"{path} is not a safetensors file: {error}") from None
 
 
-def stored_tensors(files: list[Any]) -> dict[str, list[StoredPiece]]:
+def find_pieces(files: list[Any]) -> dict[str, list[StoredPiece]]:
+    """Return the pieces of each tensor in several files. The metadata `places` describe those that are not full."""
     stored: dict[str, list[StoredPiece]] = {}
     for file in files:
-        places = parse_json((file.metadata() or {}).get("places", "{}"), "the places of a saved tensor are ")
+        places = parse_json((file.metadata() or {}).get("places", "{}"), "the metadata of a saved tensor is ")
         for name in file.keys():  # noqa: SIM118 (not a dict)
             shape = tuple(file.get_slice(name).get_shape())
             place = places.get(name, {"start": (0,) * len(shape), "whole": shape})
-            piece = StoredPiece(file, name, tuple(place["start"]), shape, tuple(place["whole"]))
-            stored.setdefault(name, []).append(piece)
+            part = TensorSlice(tuple(place["start"]), shape, tuple(place["whole"]))
+            stored.setdefault(name, []).append(StoredPiece(file, name, part))
     return stored
 
 
-def read(pieces: list[StoredPiece], box: Box | None = None) -> Tensor:
-    """A tensor, or the box of it that is asked for, from the pieces it was saved in."""
+def assemble(pieces: list[StoredPiece], part: TensorSlice | None = None) -> Tensor:
+    """Return a tensor, or a part of it, from the pieces in which it was saved."""
     first = pieces[0]
-    whole = Box((0,) * len(first.whole), first.whole, first.whole)
-    if len(pieces) == 1 and box in (None, whole):
+    full = TensorSlice.full(first.part.full_shape)
+    if len(pieces) == 1 and part in (None, full):
         return first.file.get_tensor(first.name)
-    box = box or whole
-    tensor = torch.empty(box.shape, dtype=first.file.get_slice(first.name)[:1].dtype)
+    part = part or full
+    tensor = torch.empty(part.shape, dtype=first.file.get_slice(first.name)[:1].dtype)
     for piece in pieces:
-        piece.copy_into(tensor, box.start)
+        piece.copy_overlap(tensor, part.start)
     return tensor

@@ -1,9 +1,9 @@
-"""What a run must remember besides its weights, as named tensors: the optimizer's and the random generators' state.
+"""Turn the state of optimizers and random generators into named tensors, and restore it.
 
-    tensors = {"optimizer": flatten_optimizer(optimizer, weights), "randomness": capture_randomness()}
+    tensors = {"optimizer": flatten_optimizer(optimizer, weights), "randomness": capture_random_state()}
     restore_optimizer(optimizer, weights, saved.tensors("optimizer", weights))
 
-`weights` maps names to the network's own tensors. An optimizer's tensor is called `name/key`, as in
+`weights` maps names to the network's own tensors. The name of an optimizer tensor is `weight name/key`, for example
 `decoder.final_norm.weight/exp_avg`.
 """
 
@@ -18,50 +18,52 @@ from clearhead.errors import ClearheadError
 
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Empty before the first step. Weights of another optimizer are left out."""
-    flat = {}
+    """Return the state of an optimizer by name. It is empty before the first step."""
+    tensors = {}
     for name, weight in weights.items():
         for key, value in optimizer.state.get(weight, {}).items():
-            assert isinstance(value, Tensor), f"{type(optimizer).__name__} keeps {key} as {type(value).__name__}"
-            flat[f"{name}/{key}"] = value
-    return flat
+            assert isinstance(value, Tensor), f"{type(optimizer).__name__} stores {key} as {type(value).__name__}"
+            tensors[f"{name}/{key}"] = value
+    return tensors
 
 
 def restore_optimizer(
     optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Put back what `flatten_optimizer` took; tensors of weights that another optimizer moves are passed over."""
+    """Restore what `flatten_optimizer` returned. The tensors of other optimizers are ignored."""
     states: dict[str, dict[str, Tensor]] = {}
-    for flat_name, tensor in tensors.items():
-        name, _, key = flat_name.rpartition("/")
+    for full_name, tensor in tensors.items():
+        name, _, key = full_name.rpartition("/")
         if name not in weights:
-            raise ClearheadError(f"the checkpoint holds optimizer state for {name!r}, which this model does not have")
+            raise ClearheadError(f"the checkpoint has optimizer state for {name!r}, which this model does not have")
         states.setdefault(name, {})[key] = tensor
     names = {id(weight): name for name, weight in weights.items()}
-    moved = [names[id(weight)] for group in optimizer.param_groups for weight in group["params"]]
-    held = {number: states[name] for number, name in enumerate(moved) if name in states}
-    missing = [name for name in moved if name not in states]
-    if held and missing:
-        raise ClearheadError(f"the checkpoint holds no optimizer state for {missing[0]!r}; the recipe has changed")
-    optimizer.load_state_dict(optimizer.state_dict() | {"state": held})
+    own_names = [names[id(weight)] for group in optimizer.param_groups for weight in group["params"]]
+    own_states = {number: states[name] for number, name in enumerate(own_names) if name in states}
+    missing = [name for name in own_names if name not in states]
+    if own_states and missing:
+        raise ClearheadError(f"the checkpoint has no optimizer state for {missing[0]!r}; use the recipe of that run")
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": own_states})
 
 
 @torch.no_grad()
 def restore_weights(weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Copy saved tensors into the network's own: every name on both sides, every shape the same."""
+    """Copy saved tensors into the network's own. Raise ClearheadError if a name or a shape differs."""
     differing = sorted(weights.keys() ^ tensors.keys())
     if differing:
-        where = "the model" if differing[0] in weights else "the checkpoint"
-        raise ClearheadError(f"only {where} has {differing[0]!r}; the checkpoint is of another model")
+        owner = "the model" if differing[0] in weights else "the checkpoint"
+        raise ClearheadError(f"only {owner} has {differing[0]!r}; the checkpoint belongs to another model")
     for name, weight in weights.items():
         if weight.shape != tensors[name].shape:
-            shapes = f"{tuple(tensors[name].shape)}, the model has {tuple(weight.shape)}"
-            raise ClearheadError(f"the checkpoint's {name!r} is {shapes}; the checkpoint is of another model")
+            raise ClearheadError(
+                f"{name!r} has shape {tuple(tensors[name].shape)} in the checkpoint but {tuple(weight.shape)} in the "
+                "model; the checkpoint belongs to another model"
+            )
         weight.copy_(tensors[name])
 
 
-def capture_randomness() -> dict[str, Tensor]:
-    """The state of every global generator: torch's, that of the current CUDA device, numpy's and Python's."""
+def capture_random_state() -> dict[str, Tensor]:
+    """Return the state of every global generator: torch's, the current CUDA device's, numpy's and Python's."""
     version, words, gauss = random.getstate()
     legacy = np.random.get_state(legacy=False)
     assert (version, legacy["bit_generator"]) == (3, "MT19937")
@@ -77,7 +79,8 @@ def capture_randomness() -> dict[str, Tensor]:
     return tensors
 
 
-def restore_randomness(tensors: Mapping[str, Tensor]) -> None:
+def restore_random_state(tensors: Mapping[str, Tensor]) -> None:
+    """Restore what `capture_random_state` returned."""
     torch.set_rng_state(tensors["torch"])
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])

@@ -1,0 +1,62 @@
+"""Report a run: print progress, write metrics.jsonl, and measure the throughput.
+
+with Reporter(console, folder, learner, first_step=0) as reporter: reporter.log_validation(10, 2.5)
+"""
+
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+
+from clearhead.training.display import Display
+from clearhead.training.learner import Learner
+from clearhead.training.metrics import MetricsLog, ThroughputMeter
+
+
+class Reporter:
+    """The display, the metrics log and the throughput meter of a run. Only the main process prints and writes."""
+
+    def __init__(self, console: Console, folder: Path, learner: Learner, first_step: int):
+        is_main, self._learner, config = learner.world.is_main, learner, learner.config
+        self._meter = ThroughputMeter(learner.network, learner.world.device)
+        self._log = MetricsLog(folder, first_step, config.tensorboard) if is_main else None
+        self._display = Display(console, config.steps, first_step, silent=not is_main)
+
+    def __enter__(self) -> Self:
+        self._display.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._display.__exit__(*error)
+        if self._log is not None:
+            self._log.close()
+
+    def print(self, message: str) -> None:
+        """Print a line."""
+        self._display.print(message)
+
+    def log_step(self, step: int, loss: float, gradient_norm: float, num_targets: int, length: int) -> None:
+        """Count a step and, every `log_every` steps and at the last one, log its metrics.
+
+        `step` is the number of completed steps, `length` the number of tokens in a row.
+        """
+        config = self._learner.config
+        self._meter.count_step(num_targets)
+        if config.is_due(step, config.log_every):
+            row = {"step": step, "loss": loss, "learning_rate": self._learner.learning_rate}
+            row |= {"gradient_norm": gradient_norm} | self._meter.read(length, num_steps_left=config.steps - step)
+            self._write(row)
+
+    def log_validation(self, step: int, loss: float) -> None:
+        """Log a validation loss. The time of the validation does not count towards the throughput."""
+        self._write({"step": step, "validation_loss": loss})
+        self.restart_meter()
+
+    def restart_meter(self) -> None:
+        """Measure the throughput from now on, for example after a save."""
+        self._meter.restart()
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._display.show_metrics(row)
+        if self._log is not None:
+            self._log.write(row)
