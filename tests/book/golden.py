@@ -1,4 +1,4 @@
-"""The worked numbers of the book, as float64 tensors.
+"""Numbers of the book's worked examples, as float64 tensors.
 
 weights = golden("qkv", "weights")
 """
@@ -14,16 +14,18 @@ NUMBERS = json.loads(Path(__file__).with_name("golden.json").read_text())
 
 
 def golden(*keys: str) -> Tensor:
-    return torch.tensor(finite_or_not(plain(*keys)), dtype=torch.float64)
+    """Return the numbers under these keys of golden.json as a tensor."""
+    return torch.tensor(to_floats(golden_value(*keys)), dtype=torch.float64)
 
 
-def plain(*keys: str) -> Any:
-    found = NUMBERS
+def golden_value(*keys: str) -> Any:
+    """Return the value under these keys of golden.json."""
+    value = NUMBERS
     for key in keys:
-        found = found[key]
-    return found
+        value = value[key]
+    return value
 
 
-def finite_or_not(value: Any) -> Any:
-    """JSON has no infinity: "-inf" stands for it."""
-    return [finite_or_not(item) for item in value] if isinstance(value, list) else float(value)
+def to_floats(value: Any) -> Any:
+    """Convert nested lists to floats. JSON has no infinity, so it is written as "-inf"."""
+    return [to_floats(item) for item in value] if isinstance(value, list) else float(value)

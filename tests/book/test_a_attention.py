@@ -1,4 +1,4 @@
-"""Part A of the book, attention, statement by statement: A1 to A6, one head."""
+"""Part A of the book, attention, statement by statement: A1 to A6, with one head."""
 
 import math
 
@@ -10,7 +10,7 @@ from clearhead.architecture import Causal, GroupedAttention, Rope
 from clearhead.model.attend import AttentionSteps, Scoring, attention_steps, fused_attention, reference_attention
 from clearhead.model.attention import Attention
 from clearhead.model.masks import AttentionIndices, Mask, make_mask
-from tests.book.golden import golden, plain
+from tests.book.golden import golden, golden_value
 from tests.model.toys import (
     assert_close,
     attention_context,
@@ -25,7 +25,7 @@ ALL = Mask()
 
 @torch.no_grad()
 def attention_with(w_q: Tensor, w_k: Tensor, w_v: Tensor, **changes: object) -> Attention:
-    """One head with the given matrices, written x·W as in the book, and no output projection."""
+    """Return an attention layer with one head, these matrices (x·W as in the book), and no output projection."""
     width, head, value = *w_q.shape, w_v.shape[1]
     config = GroupedAttention(num_heads=1, num_kv_heads=1, head_width=head, value_width=value, **changes)
     attention = Attention(config, width).double()
@@ -36,16 +36,18 @@ def attention_with(w_q: Tensor, w_k: Tensor, w_v: Tensor, **changes: object) -> 
 
 
 def worked_example(**changes: object) -> Attention:
+    """Return the attention layer of the book's worked example."""
     return attention_with(golden("qkv", "W_q"), golden("qkv", "W_k"), golden("qkv", "W_v"), **changes)
 
 
 def attend_to(scores: Tensor, mask: Mask = ALL, **options: object) -> AttentionSteps:
-    """Our kernel on given scores (T, S): queries that are the scores, keys and values that are the unit vectors."""
+    """Run the kernel on given scores (T, S): the queries are the scores, the keys and values are unit vectors."""
     unit = torch.eye(scores.shape[-1], dtype=scores.dtype)[None, None]
     return attention_steps(scores[None, None], unit, unit, Scoring(mask=mask, **({"scale": 1.0} | options)))
 
 
 def projected(attention: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values."""
     heads, kv_heads = attention.config.num_heads, attention.config.num_kv_heads
     return (
         attention.project(attention.query, x, heads),
@@ -63,7 +65,7 @@ def test_a1_queries_keys_and_values_of_the_worked_example():
         assert torch.equal(found[0, 0], golden("qkv", name))
 
 
-def test_a1_row_form_equals_vector_form():
+def test_a1_projecting_all_rows_equals_projecting_each_vector():
     attention, x = worked_example(), golden("qkv", "x")[None]
     for rows, *vectors in zip(
         projected(attention, x), *(projected(attention, row) for row in x.split(1, dim=1)), strict=True
@@ -73,7 +75,7 @@ def test_a1_row_form_equals_vector_form():
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a1_output_of_the_worked_example(kernel):
-    """Keys are three wide and values two."""
+    """Keys have width 3, values have width 2."""
     output = worked_example(scale=1.0)(golden("qkv", "x")[None], attention_context(Mask(), kernel, 3))[0]
     assert_close(output, golden("qkv", "output"))
     assert_close(output[2], golden("qkv", "printed", "output_row3"), tolerance=7e-4)
@@ -95,13 +97,13 @@ def test_a2_entry_i_j_of_the_scores_is_query_i_times_key_j():
 
 
 def test_a2_the_scale_is_one_over_the_root_of_the_key_width():
-    """2 and 8 and -20 over √3, through the module as it comes."""
+    """The scores 2, 8 and -20 are divided by √3 by default."""
     attention, x = worked_example(), golden("qkv", "x")[None]
     weights = (golden("qkv", "scores") / math.sqrt(3)).softmax(dim=-1)
     assert_close(attention(x, attention_context(Mask(), reference_attention, 3))[0], weights @ golden("qkv", "v"))
 
 
-def test_a2_row_i_of_the_output_is_the_sum_of_weighted_values(generator):
+def test_a2_row_i_of_the_output_is_the_weighted_sum_of_values(generator):
     q, k, v = (torch.randn(1, 1, 5, 3, generator=generator, dtype=torch.float64) for _ in range(3))
     found = attention_steps(q, k, v, Scoring(mask=Mask(), scale=3**-0.5))
     for i in range(5):
@@ -130,14 +132,14 @@ def test_a2_two_keys_with_scaled_scores_14_and_12():
 
 
 def sampled_scores(width: int, mean: float, deviation: float, scale: float) -> Tensor:
-    """40000 independent q·k of normal q and k, by our kernel."""
+    """Return 40000 independent scores q·k of normal q and k, computed by the kernel."""
     generator = torch.Generator().manual_seed(width)
     q, k = (mean + deviation * torch.randn(40_000, 1, 1, width, generator=generator) for _ in range(2))
     return attention_steps(q, k, k, Scoring(mask=Mask(), scale=scale)).scores.double().flatten()
 
 
 def assert_variance(samples: Tensor, expected: float, width: int) -> None:
-    """Within four standard errors; the excess kurtosis of a sum of `width` products of normals is 6 / width."""
+    """Check the variance within four standard errors. The excess kurtosis of a sum of `width` products is 6 / width."""
     standard_error = expected * math.sqrt((2 + 6 / width) / len(samples))
     assert abs(samples.var().item() - expected) < 4 * standard_error
 
@@ -154,18 +156,18 @@ def test_a3_variance_of_a_score_is_width_times_the_fourth_power_of_the_deviation
 def test_a3_mean_of_a_score_is_width_times_the_squared_mean(width):
     mean = 0.7
     samples = sampled_scores(width, mean, 1.0, scale=1.0)
-    variance = width * (1 + 2 * mean**2)  # of q·k with both means alike
+    variance = width * (1 + 2 * mean**2)  # of q·k, where q and k have the same mean
     assert abs(samples.mean().item() - width * mean**2) < 4 * math.sqrt(variance / len(samples))
 
 
 @pytest.mark.parametrize("width", [4, 64])
-def test_a3_our_scale_brings_the_variance_to_one(width):
+def test_a3_the_default_scale_gives_variance_one(width):
     attention = Attention(GroupedAttention(num_heads=1, num_kv_heads=1, head_width=width), width=8)
     assert_variance(sampled_scores(width, 0.0, 1.0, attention.scale), 1.0, width)
 
 
 def test_a3_softmax_saturates_without_the_scale(generator):
-    """The largest weight takes nearly all, and the median query gets hardly any gradient."""
+    """The largest weight is nearly 1, and the median query gets almost no gradient."""
     width, num_keys = 1024, 32
     k = torch.randn(1, 1, num_keys, width, generator=generator)
     largest, gradient = {}, {}
@@ -174,7 +176,7 @@ def test_a3_softmax_saturates_without_the_scale(generator):
         weights = attention_steps(q, k, k, Scoring(mask=Mask(), scale=scale)).weights
         weights.amax(dim=-1).sum().backward()
         largest[scale] = weights.amax(dim=-1).mean().item()
-        gradient[scale] = q.grad.norm(dim=-1).median().item() / scale  # of the scores as the softmax takes them
+        gradient[scale] = q.grad.norm(dim=-1).median().item() / scale  # gradient of the scaled scores
     assert largest[width**-0.5] < 0.3
     assert largest[1.0] > 0.9
     assert gradient[1.0] < 0.05 * gradient[width**-0.5]
@@ -183,14 +185,14 @@ def test_a3_softmax_saturates_without_the_scale(generator):
 # --- A5
 
 
-def test_a5_mask_is_zero_up_to_the_diagonal_and_minus_infinity_beyond():
-    """Added as numbers or selected by our mask: the same weights."""
+def test_a5_adding_minus_infinity_above_the_diagonal_equals_the_causal_mask():
     scores = golden("masked_scores", "scores")
     added = torch.full((12, 12), -torch.inf, dtype=torch.float64).triu(diagonal=1)
     selected = attend_to(scores, Mask(causal=True)).weights
     assert torch.equal(attend_to(scores, bias=added).weights, selected)
     assert torch.equal(
-        make_mask(Causal(), AttentionIndices.of(torch.zeros(1, 12), torch.ones(1, 12))).allowed[0, 0], added == 0
+        make_mask(Causal(), AttentionIndices.from_slots(torch.zeros(1, 12), torch.ones(1, 12))).allowed[0, 0],
+        added == 0,
     )
 
 
@@ -215,7 +217,7 @@ def test_a5_masking_after_the_softmax_leaves_rows_that_do_not_sum_to_one():
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a5_no_token_sees_a_later_one(kernel):
+def test_a5_no_token_depends_on_a_later_one(kernel):
     network, tokens = toy(decoder(Rope())), some_tokens()
     changed = tokens.clone()
     changed[:, 5:] = (changed[:, 5:] + 1) % 29
@@ -228,8 +230,8 @@ def test_a5_no_token_sees_a_later_one(kernel):
 
 
 @pytest.mark.parametrize("name", ["A", "B", "C", "D"])
-def test_a6_heatmaps(name):
-    """A uniform, B diagonal, C causal, D shifted; minus infinity as a number and as our mask."""
+def test_a6_weights_of_the_heatmaps(name):
+    """A is uniform, B diagonal, C causal, D shifted. Minus infinity is given as a mask and as a bias."""
     scores, expected = golden("heatmaps", "matrices", name), golden("heatmaps", "weights", name)
     allowed = scores.isfinite()
     finite = scores.masked_fill(~allowed, 0.0)
@@ -237,7 +239,7 @@ def test_a6_heatmaps(name):
     assert_close(attend_to(finite, bias=scores - finite).weights[0, 0], expected)
 
 
-def test_a6_heatmap_c_is_our_causal_mask():
+def test_a6_heatmap_c_is_the_causal_mask():
     assert_close(
         attend_to(torch.full((4, 4), 5.0, dtype=torch.float64), Mask(causal=True)).weights[0, 0],
         golden("heatmaps", "weights", "C"),
@@ -246,7 +248,7 @@ def test_a6_heatmap_c_is_our_causal_mask():
 
 @pytest.mark.parametrize("number", range(6))
 def test_a6_temperature_divides_the_scores(number):
-    temperature = plain("temperature", "temperatures")[number]
+    temperature = golden_value("temperature", "temperatures")[number]
     weights = attend_to(golden("temperature", "row")[None], scale=1 / temperature).weights[0, 0, 0]
     assert_close(weights, golden("temperature", "weights")[number])
 

@@ -1,4 +1,4 @@
-"""Part A of the book, attention, statement by statement: A7 to A10, many heads and many uses."""
+"""Part A of the book, attention, statement by statement: A7 to A10, several heads, permutations and cross-attention."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from clearhead.model.attend import Scoring, fused_attention, reference_attention
 from clearhead.model.attention import Attention
 from clearhead.model.masks import Mask
 from clearhead.model.transformer import EncoderOutput, Transformer
-from tests.book.golden import plain
+from tests.book.golden import golden_value
 from tests.model.toys import (
     NORM,
     assert_close,
@@ -41,6 +41,7 @@ KERNELS = [reference_attention, fused_attention]
 
 
 def multi_head(num_heads: int, num_kv_heads: int, head_width: int, width: int = 16) -> Attention:
+    """Return an attention layer with random weights in float64."""
     config = GroupedAttention(num_heads=num_heads, num_kv_heads=num_kv_heads, head_width=head_width)
     attention = Attention(config, width)
     redraw(attention)
@@ -48,27 +49,27 @@ def multi_head(num_heads: int, num_kv_heads: int, head_width: int, width: int = 
 
 
 @torch.no_grad()
-def head_alone(attention: Attention, number: int) -> Attention:
-    """Head `number` as an attention of its own: its rows of W_q, W_k, W_v and its columns of W_o."""
+def single_head(attention: Attention, number: int) -> Attention:
+    """Return one head as a layer of its own: its rows of W_q, W_k and W_v, and its columns of W_o."""
     rows = slice(number * attention.config.head_width, (number + 1) * attention.config.head_width)
-    alone = Attention(replace(attention.config, num_heads=1, num_kv_heads=1), 16).double()
+    single = Attention(replace(attention.config, num_heads=1, num_kv_heads=1), 16).double()
     for name in ("query", "key", "value"):
-        getattr(alone, name).weight.copy_(getattr(attention, name).weight[rows])
-    alone.output.weight.copy_(attention.output.weight[:, rows])
-    return alone
+        getattr(single, name).weight.copy_(getattr(attention, name).weight[rows])
+    single.output.weight.copy_(attention.output.weight[:, rows])
+    return single
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a7_multi_head_is_the_heads_one_by_one_concatenated_and_projected(kernel, generator):
     attention = multi_head(num_heads=4, num_kv_heads=4, head_width=4)
     x, context = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64), attention_context(Mask(), kernel, 6)
-    whole = attention(x, context)
-    alone = [head_alone(attention, number) for number in range(4)]
-    assert_close(whole, sum(head(x, context) for head in alone))
-    for head in alone:
+    output = attention(x, context)
+    heads = [single_head(attention, number) for number in range(4)]
+    assert_close(output, sum(head(x, context) for head in heads))
+    for head in heads:
         head.output = nn.Identity()
-    concatenated = torch.cat([head(x, context) for head in alone], dim=-1)
-    assert_close(whole, concatenated @ attention.output.weight.T)
+    concatenated = torch.cat([head(x, context) for head in heads], dim=-1)
+    assert_close(output, concatenated @ attention.output.weight.T)
 
 
 def test_a7_equals_the_multi_head_attention_of_torch(generator):
@@ -83,28 +84,28 @@ def test_a7_equals_the_multi_head_attention_of_torch(generator):
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a7_grouped_queries_share_the_key_and_value_of_their_group(num_kv_heads, kernel, generator):
-    """One for all: multi-query. Neighbouring heads form a group."""
-    few, many = multi_head(4, num_kv_heads, 4), multi_head(4, 4, 4)
+    """One key-value head is multi-query attention. Adjacent query heads form a group."""
+    shared, repeated = multi_head(4, num_kv_heads, 4), multi_head(4, 4, 4)
     with torch.no_grad():
-        many.query.weight.copy_(few.query.weight)
-        many.output.weight.copy_(few.output.weight)
+        repeated.query.weight.copy_(shared.query.weight)
+        repeated.output.weight.copy_(shared.output.weight)
         for name in ("key", "value"):
-            by_head = getattr(few, name).weight.view(num_kv_heads, 4, 16)
-            getattr(many, name).weight.copy_(by_head.repeat_interleave(4 // num_kv_heads, dim=0).flatten(0, 1))
+            by_head = getattr(shared, name).weight.view(num_kv_heads, 4, 16)
+            getattr(repeated, name).weight.copy_(by_head.repeat_interleave(4 // num_kv_heads, dim=0).flatten(0, 1))
     x = torch.randn(2, 6, 16, generator=generator, dtype=torch.float64)
     context = attention_context(Mask(causal=True), kernel, 6)
-    assert_close(few(x, context), many(x, context))
+    assert_close(shared(x, context), repeated(x, context))
 
 
 def multiplications(attention: Attention, num_tokens: int) -> int:
-    """Multiply-accumulates of one sequence, counted by torch as the reference kernel runs."""
+    """Return the multiply-accumulates of one sequence, counted by torch while the reference kernel runs."""
     x = torch.zeros(1, num_tokens, attention.query.in_features, dtype=torch.float64)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         attention(x, attention_context(Mask(), reference_attention, num_tokens))
     return counter.get_total_flops() // 2
 
 
-def test_a7_many_narrow_heads_cost_what_one_full_head_costs():
+def test_a7_many_narrow_heads_cost_as_much_as_one_wide_head():
     width, num_tokens = 16, 10
     one, many = multi_head(1, 1, 16), multi_head(8, 8, 2)
     assert sum(p.numel() for p in one.parameters()) == sum(p.numel() for p in many.parameters()) == 4 * width**2
@@ -114,7 +115,7 @@ def test_a7_many_narrow_heads_cost_what_one_full_head_costs():
 
 @pytest.mark.parametrize("num_heads", [2, 8])
 def test_a7_multi_query_saves_2_m_d_squared_times_h_minus_1(num_heads):
-    """M tokens, heads of the full width d, as the book counts; a head of width d/h saves that over h."""
+    """For M tokens and heads of the full width d, as in the book. With heads of width d/h it saves 1/h of that."""
     width, num_tokens = 16, 10
     saved = multiplications(multi_head(num_heads, num_heads, width), num_tokens) - multiplications(
         multi_head(num_heads, 1, width), num_tokens
@@ -127,7 +128,7 @@ def test_a7_multi_query_saves_2_m_d_squared_times_h_minus_1(num_heads):
     assert saved * num_heads == 2 * num_tokens * width**2 * (num_heads - 1)
 
 
-def test_a7_grouped_query_lies_between():
+def test_a7_the_cost_grows_with_the_number_of_key_value_heads():
     counts = [multiplications(multi_head(8, num_kv_heads, 2), 10) for num_kv_heads in (1, 2, 4, 8)]
     assert counts == sorted(set(counts))
 
@@ -143,7 +144,7 @@ def test_a8_attention_is_permutation_equivariant(generator):
     assert_close(attention(x[:, order], context), attention(x, context)[:, order])
 
 
-def test_a8_so_is_a_whole_encoder_without_positions_but_no_causal_decoder(generator):
+def test_a8_an_encoder_without_positions_is_permutation_equivariant_and_a_causal_decoder_is_not(generator):
     tokens, order = some_tokens(1, 7), torch.randperm(7, generator=generator)
     network = toy(encoder())
     assert_close(network(tokens[:, order]), network(tokens)[:, order])
@@ -152,7 +153,7 @@ def test_a8_so_is_a_whole_encoder_without_positions_but_no_causal_decoder(genera
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a8_batches_never_talk_to_each_other(kernel):
+def test_a8_sequences_of_a_batch_are_independent(kernel):
     network, tokens = toy(decoder(Rope())), some_tokens(3)
     together = network(tokens, kernel=kernel)
     assert_close(together, torch.cat([network(row, kernel=kernel) for row in tokens.split(1)]))
@@ -167,7 +168,7 @@ def test_a8_batches_never_talk_to_each_other(kernel):
 
 
 def argmax_config(num_heads: int, num_levels: int, vocab_size: int, width: int, head_width: int) -> ModelConfig:
-    """Attention so sharp that each head looks at one key; all other weights are exactly 0 in float64."""
+    """Return a config whose scale is so large that each head attends to one key, with all other weights exactly 0."""
     attention = GroupedAttention(
         num_heads=num_heads, num_kv_heads=num_heads, head_width=head_width, pattern=Bidirectional(), scale=1e9
     )
@@ -177,17 +178,17 @@ def argmax_config(num_heads: int, num_levels: int, vocab_size: int, width: int, 
 
 
 def receptive_field(network: Transformer, num_tokens: int, node: int) -> int:
-    """Inputs with a gradient from the last level's output at `node`; every token occurs once."""
+    """Return the number of input tokens that affect the output of the last level at `node`. Every token occurs once."""
     states = network(torch.arange(num_tokens)[None])[0, node]
     (gradient,) = torch.autograd.grad(states.square().sum(), network.encoder.embedding.tokens.weight)
     return int(gradient.any(dim=-1).sum())
 
 
-@pytest.mark.parametrize("num_heads", plain("receptive_field", "heads"))
-@pytest.mark.parametrize("num_levels", plain("receptive_field", "levels"))
+@pytest.mark.parametrize("num_heads", golden_value("receptive_field", "heads"))
+@pytest.mark.parametrize("num_levels", golden_value("receptive_field", "levels"))
 def test_a9_receptive_field_grows_as_h_plus_1_to_the_n(num_heads, num_levels):
-    """The largest field there can be: head a of level l looks (a + 1)·(h + 1)^l tokens further on."""
-    size = plain("receptive_field", "size")[str(num_heads)][num_levels - 1]
+    """The largest possible field: head a of level l attends to the token (a + 1)·(h + 1)^l positions later."""
+    size = golden_value("receptive_field", "size")[str(num_heads)][num_levels - 1]
     network = Transformer(argmax_config(num_heads, num_levels, size, width=size + 1, head_width=size)).double()
     unit = torch.eye(size, dtype=torch.float64)
     with torch.no_grad():
@@ -198,8 +199,8 @@ def test_a9_receptive_field_grows_as_h_plus_1_to_the_n(num_heads, num_levels):
         for level, block in enumerate(network.encoder.layers):
             for head in range(num_heads):
                 rows = slice(head * size, (head + 1) * size)
-                further = (head + 1) * (num_heads + 1) ** level
-                block.attention.query.weight[rows, :size] = unit.roll(further, dims=0)
+                offset = (head + 1) * (num_heads + 1) ** level
+                block.attention.query.weight[rows, :size] = unit.roll(offset, dims=0)
                 block.attention.key.weight[rows, :size] = unit
                 block.attention.value.weight[head * size, size] = 1.0
                 block.attention.output.weight[size, head * size] = 1.0
@@ -208,8 +209,8 @@ def test_a9_receptive_field_grows_as_h_plus_1_to_the_n(num_heads, num_levels):
 
 @pytest.mark.parametrize("num_heads", [1, 2])
 @pytest.mark.parametrize("num_levels", [1, 2, 3])
-def test_a9_no_weights_see_more(num_heads, num_levels):
-    size = plain("receptive_field", "size")[str(num_heads)][num_levels - 1]
+def test_a9_random_weights_never_exceed_that_receptive_field(num_heads, num_levels):
+    size = golden_value("receptive_field", "size")[str(num_heads)][num_levels - 1]
     network = Transformer(argmax_config(num_heads, num_levels, vocab_size=40, width=8, head_width=4))
     redraw(network)
     network.double()
@@ -224,25 +225,25 @@ def test_a9_no_weights_see_more(num_heads, num_levels):
 def test_a10_self_causal_and_cross_are_three_uses_of_one_module(kernel, generator):
     attention = multi_head(4, 2, 4)
     x, encoder_output = (torch.randn(2, length, 16, generator=generator, dtype=torch.float64) for length in (5, 9))
-    whole = attention(x, attention_context(Mask(), kernel, 5))
+    bidirectional = attention(x, attention_context(Mask(), kernel, 5))
     causal = attention(x, attention_context(Mask(causal=True), kernel, 5))
-    across = attention(x, attention_context(Mask(), kernel, 5), encoder_output)
-    assert whole.shape == causal.shape == across.shape == x.shape
-    assert_close(attention(x, attention_context(Mask(), kernel, 5), x), whole)
-    assert_close(causal[:, -1], whole[:, -1])
-    assert_close(attention(x[:, :1], attention_context(Mask(), kernel, 1), encoder_output), across[:, :1])
-    assert (causal[:, 0] - whole[:, 0]).abs().max() > 1e-3
-    assert (across - whole).abs().max() > 1e-3
+    cross = attention(x, attention_context(Mask(), kernel, 5), encoder_output)
+    assert bidirectional.shape == causal.shape == cross.shape == x.shape
+    assert_close(attention(x, attention_context(Mask(), kernel, 5), x), bidirectional)
+    assert_close(causal[:, -1], bidirectional[:, -1])
+    assert_close(attention(x[:, :1], attention_context(Mask(), kernel, 1), encoder_output), cross[:, :1])
+    assert (causal[:, 0] - bidirectional[:, 0]).abs().max() > 1e-3
+    assert (cross - bidirectional).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("with_bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a10_a_row_that_sees_nothing_is_zero_and_never_nan(kernel, with_bias, dtype, generator):
+def test_a10_a_query_without_allowed_keys_gives_zeros_and_never_nan(kernel, with_bias, dtype, generator):
     q, k, v = (torch.randn(2, 4, 5, 8, generator=generator).to(dtype).requires_grad_() for _ in range(3))
     bias = torch.randn(1, 4, 5, 5, generator=generator).to(dtype).requires_grad_() if with_bias else None
     allowed = torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
-    allowed[1, :, :, :2] = False  # the first two rows of the second sequence see nothing
+    allowed[1, :, :, :2] = False  # the first two queries of the second sequence have no allowed key
     output = kernel(q, k, v, Scoring(mask=Mask(allowed), scale=0.3, bias=bias))
     assert output.dtype == dtype
     assert not output[1, :, :2].any()
@@ -256,7 +257,7 @@ def test_a10_a_row_that_sees_nothing_is_zero_and_never_nan(kernel, with_bias, dt
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a10_a_row_of_padding_alone_gives_finite_logits_and_gradients(kernel, dtype):
+def test_a10_a_sequence_of_padding_only_gives_finite_logits_and_gradients(kernel, dtype):
     network, tokens = toy(decoder(Rope()), dtype), some_tokens()
     mask = torch.ones_like(tokens)
     mask[0, :3], mask[1] = 0, 0
@@ -267,7 +268,7 @@ def test_a10_a_row_of_padding_alone_gives_finite_logits_and_gradients(kernel, dt
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a10_a_source_of_padding_alone_gives_finite_logits(kernel):
+def test_a10_a_source_of_padding_only_gives_finite_logits(kernel):
     network, source, target = toy(translator()), some_tokens(2, 6), some_tokens(2, 4)
     mask = torch.ones_like(source)
     mask[1] = 0
@@ -277,18 +278,18 @@ def test_a10_a_source_of_padding_alone_gives_finite_logits(kernel):
     assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
 
 
-def test_a10_cross_attention_never_sees_the_padding_of_the_source():
+def test_a10_cross_attention_ignores_the_padding_of_the_source():
     network, source, target = toy(translator()), some_tokens(2, 6), some_tokens(2, 4)
     mask = torch.ones_like(source)
     mask[:, 4:] = 0
     assert_close(network(source, target, mask), network(source[:, :4], target))
     encoder_output = network.encode(source)
-    spoiled = EncoderOutput(encoder_output.states.clone(), mask)
-    spoiled.states[:, 4:] = 1e6
-    assert_close(network.decode(target, spoiled), network.decode(target, EncoderOutput(encoder_output.states, mask)))
+    changed = EncoderOutput(encoder_output.states.clone(), mask)
+    changed.states[:, 4:] = 1e6
+    assert_close(network.decode(target, changed), network.decode(target, EncoderOutput(encoder_output.states, mask)))
 
 
-def test_a10_query_heads_with_biases_and_wider_values_are_the_same_module(generator):
+def test_a10_both_kernels_agree_with_biases_and_wider_values(generator):
     attention = Attention(grouped(value_width=6, output_bias=True), 16)
     redraw(attention)
     attention.double()

@@ -1,4 +1,4 @@
-"""Part C of the book, the block and the stacks, statement by statement."""
+"""Part C of the book, blocks and stacks, statement by statement: C1 to C4."""
 
 import math
 from dataclasses import replace
@@ -49,7 +49,8 @@ def random_input(seed: int = 0, length: int = 6) -> Tensor:
     return torch.randn(2, length, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def block_of(config: Layer) -> Block:
+def random_block(config: Layer) -> Block:
+    """Return a block with random weights in float64."""
     block = Block(config, WIDTH, Dropout())
     redraw(block)
     return block.double().eval()
@@ -57,7 +58,6 @@ def block_of(config: Layer) -> Block:
 
 # --- C1
 
-# Written out, or torch's own
 FORMULAS = {
     "relu": lambda x: x.clamp(min=0),
     "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
@@ -68,7 +68,7 @@ FORMULAS = {
 }
 
 
-def test_c1_every_activation_has_its_formula():
+def test_c1_there_is_a_formula_for_every_activation():
     assert ACTIVATIONS.keys() == FORMULAS.keys()
 
 
@@ -94,8 +94,8 @@ def test_c1_swiglu_multiplies_a_gate_by_the_other_projection():
     assert preset("llama-7b").decoder.layers[0].feed_forward.activation == "silu"
 
 
-def straight_line(block: Block, x: Tensor, placement: str) -> Tensor:
-    """The four equations of a block, each written as in its paper."""
+def block_by_hand(block: Block, x: Tensor, placement: str) -> Tensor:
+    """Compute a block by the equations of its placement, written as in the papers."""
     context = attention_context(Mask(causal=True), fused_attention, x.shape[1])
 
     def attend(h: Tensor) -> Tensor:
@@ -111,19 +111,20 @@ def straight_line(block: Block, x: Tensor, placement: str) -> Tensor:
     if placement == "pre":  # x + Sublayer(LayerNorm(x)), the SublayerConnection
         y = x + attend(norm1(x))
         return y + feed_forward(norm2(y))
-    after1, after2 = block.attention_residual.branch_norm, block.feed_forward_residual.branch_norm
-    y = x + after1(attend(norm1(x)))
-    return y + after2(feed_forward(norm2(y)))
+    branch_norm1, branch_norm2 = block.attention_residual.branch_norm, block.feed_forward_residual.branch_norm
+    y = x + branch_norm1(attend(norm1(x)))
+    return y + branch_norm2(feed_forward(norm2(y)))
 
 
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "parallel"])
-def test_c1_block_follows_its_equations(placement):
-    block, x = block_of(layer(grouped(), norm=LayerNorm(epsilon=1e-3), placement=placement)), random_input()
-    assert_close(block(x, attention_context(Mask(causal=True), fused_attention, 6)), straight_line(block, x, placement))
+def test_c1_a_block_equals_its_equations(placement):
+    block, x = random_block(layer(grouped(), norm=LayerNorm(epsilon=1e-3), placement=placement)), random_input()
+    assert_close(block(x, attention_context(Mask(causal=True), fused_attention, 6)), block_by_hand(block, x, placement))
 
 
 @torch.no_grad()
 def copy_into_torch(block: Block, theirs: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> None:
+    """Copy the weights of a block into a layer of torch."""
     attentions = [(block.attention, theirs.self_attn)]
     norms = [block.attention_residual.norm, block.feed_forward_residual.norm]
     if isinstance(theirs, nn.TransformerDecoderLayer):
@@ -139,7 +140,8 @@ def copy_into_torch(block: Block, theirs: nn.TransformerEncoderLayer | nn.Transf
         getattr(theirs, f"norm{number}").load_state_dict(norm.state_dict())
 
 
-def like_torch(**changes: object) -> Layer:
+def torch_layer_config(**changes: object) -> Layer:
+    """Return the config of a block that torch's layers can compute."""
     attention = GroupedAttention(num_heads=4, num_kv_heads=4, head_width=4, input_bias=True, output_bias=True)
     return layer(
         attention,
@@ -149,13 +151,15 @@ def like_torch(**changes: object) -> Layer:
     )
 
 
-TORCH = {"d_model": WIDTH, "nhead": 4, "dim_feedforward": 40, "dropout": 0.0, "layer_norm_eps": 1e-3}
+TORCH_OPTIONS = {"d_model": WIDTH, "nhead": 4, "dim_feedforward": 40, "dropout": 0.0, "layer_norm_eps": 1e-3}
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_c1_block_equals_the_encoder_layer_of_torch(placement):
-    block = block_of(like_torch(placement=placement))
-    theirs = nn.TransformerEncoderLayer(**TORCH, batch_first=True, norm_first=placement == "pre").double().eval()
+    block = random_block(torch_layer_config(placement=placement))
+    theirs = (
+        nn.TransformerEncoderLayer(**TORCH_OPTIONS, batch_first=True, norm_first=placement == "pre").double().eval()
+    )
     copy_into_torch(block, theirs)
     x = random_input()
     assert_close(block(x, attention_context(Mask(), fused_attention, 6)), theirs(x))
@@ -163,9 +167,11 @@ def test_c1_block_equals_the_encoder_layer_of_torch(placement):
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_c1_block_equals_the_decoder_layer_of_torch(placement):
-    across = replace(like_torch().attention, pattern=Bidirectional())
-    block = block_of(like_torch(placement=placement, cross_attention=across))
-    theirs = nn.TransformerDecoderLayer(**TORCH, batch_first=True, norm_first=placement == "pre").double().eval()
+    cross_attention = replace(torch_layer_config().attention, pattern=Bidirectional())
+    block = random_block(torch_layer_config(placement=placement, cross_attention=cross_attention))
+    theirs = (
+        nn.TransformerDecoderLayer(**TORCH_OPTIONS, batch_first=True, norm_first=placement == "pre").double().eval()
+    )
     copy_into_torch(block, theirs)
     x, encoder_output = random_input(), random_input(seed=1, length=9)
     causal = nn.Transformer.generate_square_subsequent_mask(6, dtype=torch.float64)
@@ -178,8 +184,8 @@ def test_c1_block_equals_the_decoder_layer_of_torch(placement):
     assert_close(found, theirs(x, encoder_output, tgt_mask=causal))
 
 
-def test_c1_residual_passes_the_input_through_untouched():
-    block, x = block_of(layer(grouped())), random_input()
+def test_c1_the_residual_connection_passes_the_input_through_unchanged():
+    block, x = random_block(layer(grouped())), random_input()
     with torch.no_grad():
         for linear in (block.attention.output, block.feed_forward.down):
             for parameter in linear.parameters():
@@ -197,13 +203,13 @@ def test_c2_language_model_is_embedding_times_root_d_positions_blocks_and_the_ta
     tokens, table = some_tokens(), network.decoder.embedding.tokens.weight
     x = table[tokens] * math.sqrt(WIDTH) + sinusoids(torch.arange(8), WIDTH, SinusoidalPositions(), torch.float64)
     for block in network.decoder.layers:
-        x = straight_line(block, x, "pre")
+        x = block_by_hand(block, x, "pre")
     logits = network.decoder.final_norm(x) @ table.T
     assert_close(network(tokens), logits)
     assert_close(network(tokens).softmax(dim=-1).sum(dim=-1), torch.ones(2, 8, dtype=torch.float64))
 
 
-def test_c2_tied_logits_have_no_matrix_of_their_own():
+def test_c2_a_tied_head_has_no_matrix_of_its_own():
     tied = toy(decoder())
     untied = toy(replace(decoder(), head=Head(tied=False)))
     assert untied.state_dict().keys() - tied.state_dict().keys() == {"head.weight"}
@@ -212,8 +218,8 @@ def test_c2_tied_logits_have_no_matrix_of_their_own():
     assert torch.equal(tied(some_tokens()), hidden @ tied.decoder.embedding.tokens.weight.T)
 
 
-def test_c2_the_tied_table_learns_from_both_ends():
-    """Token 7 occurs nowhere in the input, yet its row gets a gradient: it was a possible answer."""
+def test_c2_the_tied_table_gets_gradients_from_the_head():
+    """Token 7 is not in the input, but its row gets a gradient because it is a possible output."""
     network, tokens = toy(decoder()), torch.tensor([[1, 2, 3]])
     network(tokens).logsumexp(dim=-1).sum().backward()
     assert network.decoder.embedding.tokens.weight.grad[7].abs().min() > 0
@@ -222,7 +228,7 @@ def test_c2_the_tied_table_learns_from_both_ends():
 # --- C3
 
 
-def test_c3_encoder_sees_both_ways_and_decoder_only_back():
+def test_c3_the_encoder_is_bidirectional_and_the_decoder_causal():
     network = toy(translator())
     source, target = some_tokens(1, 6), some_tokens(1, 5, seed=2)
     last_changed, target_changed = source.clone(), target.clone()
@@ -236,26 +242,26 @@ def test_c3_encoder_sees_both_ways_and_decoder_only_back():
     assert (after[:, -1] - logits[:, -1]).abs().max() > 1e-2
 
 
-def test_c3_every_decoder_layer_looks_at_the_last_output_of_the_encoder():
-    network, seen = toy(translator()), []
+def test_c3_every_decoder_layer_attends_to_the_last_encoder_states():
+    network, attended = toy(translator()), []
     for block in network.decoder.layers:
         block.cross_attention.register_forward_pre_hook(
-            lambda module, args, given: seen.append(given["encoder_output"]), with_kwargs=True
+            lambda module, args, kwargs: attended.append(kwargs["encoder_output"]), with_kwargs=True
         )
     encoder_output = network.encode(some_tokens(1, 6))
     network.decode(some_tokens(1, 5), encoder_output)
-    assert len(seen) == len(network.decoder.layers) == 2
-    assert all(states is encoder_output.states for states in seen)
+    assert len(attended) == len(network.decoder.layers) == 2
+    assert all(states is encoder_output.states for states in attended)
     assert torch.equal(encoder_output.states, network.encoder(some_tokens(1, 6)))
 
 
-def test_c3_encoding_once_and_decoding_is_the_forward():
+def test_c3_encode_then_decode_equals_forward():
     network, source, target = toy(translator()), some_tokens(2, 6), some_tokens(2, 5)
     assert torch.equal(network.decode(target, network.encode(source)), network(source, target))
 
 
-def test_c3_encoder_decoder_equals_that_of_torch():
-    """Post-norm, embeddings times √d, sinusoids: all of it against torch's stacks without their last norm."""
+def test_c3_an_encoder_decoder_equals_that_of_torch():
+    """Post-norm, embeddings times √d and sinusoids, against torch's layers without a final norm."""
     small = shrink(preset("transformer-base"))
     biased = replace(small.encoder.layers[0].attention, input_bias=True, output_bias=True)
     encoding = replace(small.encoder.layers[0], attention=biased)
@@ -266,7 +272,7 @@ def test_c3_encoder_decoder_equals_that_of_torch():
         decoder=replace(small.decoder, layers=(decoding,) * 2),
     )
     network = toy(small)
-    sizes = TORCH | {"dim_feedforward": encoding.feed_forward.width, "layer_norm_eps": encoding.norm.epsilon}
+    sizes = TORCH_OPTIONS | {"dim_feedforward": encoding.feed_forward.width, "layer_norm_eps": encoding.norm.epsilon}
     causal = nn.Transformer.generate_square_subsequent_mask(5, dtype=torch.float64)
     source, target = some_tokens(2, 6), some_tokens(2, 5, seed=2)
     table = network.encoder.embedding.tokens.weight
@@ -288,21 +294,21 @@ def test_c3_encoder_decoder_equals_that_of_torch():
 
 
 @pytest.mark.parametrize("name", ["transformer-base", "annotated-transformer"])
-def test_c3_make_model_sizes(name):
+def test_c3_presets_have_the_sizes_of_make_model(name):
     """make_model(N=6, d_model=512, d_ff=2048, h=8, dropout=0.1)."""
     config = preset(name)
     assert config.width == 512
     assert config.dropout.residual == config.dropout.embedding == 0.1
     assert isinstance(config.initial, XavierInitial)
-    for one in (config.encoder, config.decoder):
-        assert len(one.layers) == 6
-        assert one.embedding.positions == SinusoidalPositions()
-        assert one.embedding.scale == pytest.approx(math.sqrt(512))
-        assert all(layer.feed_forward.width == 2048 for layer in one.layers)
-        assert all((layer.attention.num_heads, layer.attention.head_width) == (8, 64) for layer in one.layers)
+    for stack in (config.encoder, config.decoder):
+        assert len(stack.layers) == 6
+        assert stack.embedding.positions == SinusoidalPositions()
+        assert stack.embedding.scale == pytest.approx(math.sqrt(512))
+        assert all(layer.feed_forward.width == 2048 for layer in stack.layers)
+        assert all((layer.attention.num_heads, layer.attention.head_width) == (8, 64) for layer in stack.layers)
 
 
-def test_c3_matrices_start_as_glorot_and_bengio_say():
+def test_c3_initial_matrices_are_xavier_uniform():
     config = preset("annotated-transformer")
     one_layer = {
         side: replace(stack, layers=stack.layers[:1], embedding=replace(stack.embedding, vocab_size=50))
@@ -315,13 +321,13 @@ def test_c3_matrices_start_as_glorot_and_bengio_say():
     for matrix in matrices.values():
         bound = math.sqrt(6 / sum(matrix.shape))
         assert 0.99 * bound < matrix.abs().max() <= bound
-        assert matrix.var().item() == pytest.approx(bound**2 / 3, rel=0.02)  # of a uniform draw
+        assert matrix.var().item() == pytest.approx(bound**2 / 3, rel=0.02)  # variance of a uniform distribution
 
 
 # --- C4
 
 
-def test_c4_encoder_only_every_output_depends_on_every_input():
+def test_c4_every_output_of_an_encoder_depends_on_every_input():
     network, inputs = toy(encoder(Rope())), []
     network.encoder.embedding.register_forward_hook(lambda *call: inputs.append(call[-1]))
     states = network(some_tokens(1, 6))
@@ -330,7 +336,7 @@ def test_c4_encoder_only_every_output_depends_on_every_input():
         assert (gradient[0].abs().amax(dim=-1) > 0).all()
 
 
-def test_c4_encoder_only_gives_one_vector_for_a_sentence():
+def test_c4_the_pooler_of_an_encoder_gives_one_vector_per_sequence():
     network = toy(replace(encoder(Rope()), pooler=True))
     states = network(some_tokens())
     assert_close(network.pool(states), torch.tanh(states[:, 0] @ network.pooler.weight.T + network.pooler.bias))

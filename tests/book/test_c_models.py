@@ -1,4 +1,4 @@
-"""Statement C5 of the book: every row of its model table, at released size as data and at toy size running."""
+"""Statement C5 of the book: every model of its table, as a config at full size and as a network at toy size."""
 
 import math
 from types import NoneType
@@ -23,14 +23,14 @@ from tests.model.toys import VOCAB, assert_close, some_tokens, toy
 
 LEARNED, SINUSOIDAL, RELATIVE = "learned absolute", "sinusoidal absolute", "learned relative"
 ROPE, DECOUPLED, INTERLEAVED = "RoPE", "decoupled RoPE", "iRoPE"
-NO_POSITION, TURNED = (GroupedAttention, NoPosition), (GroupedAttention, Rope)
+UNROTATED, ROTATED = (GroupedAttention, NoPosition), (GroupedAttention, Rope)
 SCHEMES = {
-    (LearnedPositions, frozenset({NO_POSITION})): LEARNED,
-    (SinusoidalPositions, frozenset({NO_POSITION})): SINUSOIDAL,
+    (LearnedPositions, frozenset({UNROTATED})): LEARNED,
+    (SinusoidalPositions, frozenset({UNROTATED})): SINUSOIDAL,
     (NoneType, frozenset({(GroupedAttention, RelativeSinusoid)})): RELATIVE,
-    (NoneType, frozenset({TURNED})): ROPE,
+    (NoneType, frozenset({ROTATED})): ROPE,
     (NoneType, frozenset({(LatentAttention, Rope)})): DECOUPLED,
-    (NoneType, frozenset({TURNED, NO_POSITION})): INTERLEAVED,
+    (NoneType, frozenset({ROTATED, UNROTATED})): INTERLEAVED,
 }
 MODEL_TABLE = {
     "transformer-base": SINUSOIDAL,
@@ -52,23 +52,23 @@ MODEL_TABLE = {
 }
 
 
-def scheme(config: ModelConfig) -> str:
-    """How a config tells positions, in the words of the table."""
+def position_scheme(config: ModelConfig) -> str:
+    """Return the position encoding of a config, in the words of the table."""
     stack = config.output_stack
-    with_embedding = type(stack.embedding.positions)
+    in_embedding = type(stack.embedding.positions)
     in_attention = {(type(layer.attention), type(layer.attention.position)) for layer in stack.layers}
-    return SCHEMES[with_embedding, frozenset(in_attention)]
+    return SCHEMES[in_embedding, frozenset(in_attention)]
 
 
 @pytest.mark.parametrize("name", MODEL_TABLE)
-def test_c5_every_row_of_the_model_table_is_a_preset_with_its_positions(name):
+def test_c5_every_model_of_the_table_is_a_preset_with_its_position_encoding(name):
     assert name in presets()
-    assert scheme(preset(name)) == MODEL_TABLE[name]
-    assert scheme(shrink(preset(name))) == MODEL_TABLE[name]
+    assert position_scheme(preset(name)) == MODEL_TABLE[name]
+    assert position_scheme(shrink(preset(name))) == MODEL_TABLE[name]
 
 
 @pytest.mark.parametrize("name", MODEL_TABLE)
-def test_c5_every_row_of_the_model_table_runs_and_learns(name):
+def test_c5_every_model_of_the_table_runs_and_gets_gradients(name):
     config = shrink(preset(name))
     network, tokens = toy(config), some_tokens(2, 10)
     inputs = (some_tokens(2, 6), tokens) if config.is_encoder_decoder else (tokens,)
@@ -78,21 +78,21 @@ def test_c5_every_row_of_the_model_table_runs_and_learns(name):
     changed[:, 6:] = (changed[:, 6:] + 1) % VOCAB
     assert_close(network(*inputs[:-1], changed)[:, :6], logits[:, :6])
     functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    never_reached = [name for name, parameter in network.named_parameters() if parameter.grad is None]
-    assert not never_reached
+    without_gradient = [name for name, parameter in network.named_parameters() if parameter.grad is None]
+    assert not without_gradient
     assert all(parameter.grad.isfinite().all() for parameter in network.parameters())
 
 
 @pytest.mark.parametrize("name", MODEL_TABLE)
-def test_c5_dense_feed_forwards_are_two_to_eight_times_the_width(name):
-    """C1's range; experts are narrower on purpose."""
+def test_c5_dense_feed_forward_layers_are_two_to_eight_times_as_wide_as_the_model(name):
+    """This is the range of C1. Experts are narrower by design."""
     config = preset(name)
-    for one in config.output_stack.layers:
-        if isinstance(one.feed_forward, FeedForward):
-            assert 2 <= one.feed_forward.width / config.width <= 8
+    for layer in config.output_stack.layers:
+        if isinstance(layer.feed_forward, FeedForward):
+            assert 2 <= layer.feed_forward.width / config.width <= 8
 
 
-def test_c5_embedding_scale_is_root_d_where_there_is_one():
+def test_c5_the_embedding_scale_is_1_or_root_d():
     for name in MODEL_TABLE:
         config = preset(name)
         assert config.output_stack.embedding.scale in (1.0, pytest.approx(math.sqrt(config.width)))

@@ -1,4 +1,4 @@
-"""Book E1, E2, E4 and slip 10: token by token, with a cache and without."""
+"""Book E1, E2, E4 and erratum 10: generation token by token, with and without a cache."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ from tests.model.toys import decoder, grouped, toy
 
 
 def count_key_projections(network, run):
-    """How many tokens go through the first layer's key projection while `run` runs."""
+    """Return the number of tokens that pass through the key projection of the first layer while `run` runs."""
     counted = []
     hook = network.decoder.layers[0].attention.key.register_forward_hook(
         lambda module, inputs, output: counted.append(inputs[0].shape[1])
@@ -34,33 +34,33 @@ def count_key_projections(network, run):
 
 
 @pytest.mark.parametrize("number", [1, 4, 16, 100])
-def test_e2_key_projections_are_counted(number):
-    """N(N+1)/2 without a cache, N with one (000, 11.3)."""
+def test_e2_the_number_of_key_projections_with_and_without_a_cache(number):
+    """It is N(N+1)/2 without a cache and N with one (000, 11.3)."""
     network = toy(decoder())
     options = SamplingOptions(max_new_tokens=number)
-    place = golden("projections", "N").tolist().index(number)
-    without = count_key_projections(network, lambda: list(decode_plainly(network, [1], options)))
+    index = golden("projections", "N").tolist().index(number)
+    uncached = count_key_projections(network, lambda: list(decode_plainly(network, [1], options)))
     rows = [TokenSequence([1], options)]
     cached = count_key_projections(network, lambda: list(decode(network, rows)))
-    assert without == golden("projections", "without_cache")[place]
-    assert cached == golden("projections", "with_cache")[place]
+    assert uncached == golden("projections", "without_cache")[index]
+    assert cached == golden("projections", "with_cache")[index]
 
 
-def test_slip_10_both_counts_are_right():
-    """Projections fall from N² to N; the scores that attention computes fall from N³ to N²."""
+def test_erratum_10_a_cache_reduces_projections_and_scores():
+    """Projections decrease from N² to N, the scores that attention computes from N³ to N²."""
     network = toy(decoder())
 
-    def scores(run):
+    def count_scores(run):
         counted = []
 
-        def counting(q, k, v, scoring):
+        def counting_kernel(q, k, v, scoring):
             counted.append(q.shape[2] * k.shape[2])
             return attention_steps(q, k, v, scoring).output
 
-        run(counting)
+        run(counting_kernel)
         return sum(counted) // len(network.decoder.layers)
 
-    def without(kernel):
+    def uncached(kernel):
         for length in range(1, 13):
             network(torch.zeros(1, length, dtype=torch.long), kernel=kernel)
 
@@ -71,12 +71,12 @@ def test_slip_10_both_counts_are_right():
             cache.advance()
 
     with torch.no_grad():
-        assert scores(without) == sum(length**2 for length in range(1, 13))
-        assert scores(cached) == sum(range(1, 13))
+        assert count_scores(uncached) == sum(length**2 for length in range(1, 13))
+        assert count_scores(cached) == sum(range(1, 13))
 
 
 def test_e2_the_worked_example_token_by_token():
-    """003, 2.5.1: every key, value and output equal, in one pass and through the cache."""
+    """Every key, value and output equals the book's (003, 2.5.1), in one pass and with a cache."""
     attention = Attention(grouped(num_heads=1, num_kv_heads=1, head_width=2, input_bias=False), width=2).double()
     for projection, name in ((attention.query, "W_q"), (attention.key, "W_k"), (attention.value, "W_v")):
         projection.weight = nn.Parameter(golden("kv_cache", name).T.contiguous())
@@ -84,16 +84,16 @@ def test_e2_the_worked_example_token_by_token():
     config = decoder(num_heads=1, num_kv_heads=1, head_width=2)
     cache = KeyValueCache(config)
     x = golden("kv_cache", "x")[None]
-    whole = attention(x, AttentionContext(Mask(causal=True), fused_attention, torch.arange(3)[None]))
-    assert (whole[0] - golden("kv_cache", "causal_scaled_output")).abs().max() <= 1e-12
+    output = attention(x, AttentionContext(Mask(causal=True), fused_attention, torch.arange(3)[None]))
+    assert (output[0] - golden("kv_cache", "causal_scaled_output")).abs().max() <= 1e-12
     for step in range(3):
         cache.prepare(torch.zeros(1, 1, dtype=torch.long))
-        grid = cache.attention_indices(Causal())
-        context = AttentionContext(make_mask(Causal(), grid), fused_attention, grid.query_index)
-        context = replace(context, keep=lambda key, value: cache.write(0, key, value))
-        out = attention(x[:, step : step + 1], context)
+        indices = cache.attention_indices(Causal())
+        context = AttentionContext(make_mask(Causal(), indices), fused_attention, indices.query_index)
+        context = replace(context, write_cache=lambda key, value: cache.write(0, key, value))
+        step_output = attention(x[:, step : step + 1], context)
         cache.advance()
-        assert (out[0, 0] - golden("kv_cache", "causal_scaled_output")[step]).abs().max() <= 1e-12
+        assert (step_output[0, 0] - golden("kv_cache", "causal_scaled_output")[step]).abs().max() <= 1e-12
     assert torch.equal(cache.stores[0].key[0, 0, :3], golden("kv_cache", "k"))
     assert torch.equal(cache.stores[0].value[0, 0, :3], golden("kv_cache", "v"))
 
@@ -108,9 +108,9 @@ def test_e2_the_worked_example_token_by_token():
     ],
 )
 def test_e4_cache_bytes_of_released_models(name, numbers_per_token):
-    """From the shapes a token leaves behind on the meta device: no weights are needed."""
+    """The sizes come from the meta device, so no weights are needed."""
     config = preset(name)
-    dense = FeedForward(width=1, activation="relu")  # routing needs numbers, and leaves nothing in the cache
+    dense = FeedForward(width=1, activation="relu")  # routing needs real data, and does not affect the cache
     layers = tuple(replace(layer, feed_forward=dense) for layer in config.decoder.layers)
     config = replace(config, decoder=replace(config.decoder, layers=layers))
     with torch.device("meta"):
@@ -124,7 +124,7 @@ def test_e4_cache_bytes_of_released_models(name, numbers_per_token):
         assert cache.num_bytes // 5 // 2 == published[name]
 
 
-def test_e4_it_grows_with_length_and_batch_and_a_window_stops_growing():
+def test_e4_a_cache_grows_with_batch_and_length_and_a_sliding_window_with_batch_only():
     for name, grows in (("llama-3.1-8b", True), ("mistral-7b", False)):
         network = toy(shrink(preset(name)))
         sizes = []
@@ -138,7 +138,7 @@ def test_e4_it_grows_with_length_and_batch_and_a_window_stops_growing():
         assert sizes[2] == (2 if grows else 1) * sizes[0]
 
 
-def test_e1_probabilities_are_revised_at_each_step():
+def test_e1_probabilities_change_at_each_step():
     network = toy(decoder())
     rows = [TokenSequence([1, 2], SamplingOptions(max_new_tokens=6, logprobs=3))]
     for step, _ in enumerate(decode(network, rows), 1):
