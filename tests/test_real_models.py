@@ -1,4 +1,4 @@
-"""Real weights, fetched by name: SmolLM2, TinyStories, MiniLM, each against transformers."""
+"""Downloaded models: SmolLM2, TinyStories and MiniLM give the results of transformers."""
 
 import pytest
 import torch
@@ -21,13 +21,13 @@ def smollm2_reference(smollm2_gguf):
     ).eval()
 
 
-def test_smollm2_logits(smollm2, smollm2_reference):
+def test_smollm2_logits_equal_transformers(smollm2, smollm2_reference):
     tokens = torch.tensor([smollm2.encode("Transformers are read best in the clear, one file at a time.")])
     with torch.no_grad():
         assert (smollm2.network(tokens) - smollm2_reference(tokens).logits).abs().max() <= 1e-4
 
 
-def test_smollm2_greedy_tokens(smollm2, smollm2_reference):
+def test_smollm2_greedy_tokens_equal_transformers(smollm2, smollm2_reference):
     prompt = smollm2.encode("The history of the printing press begins")
     expected = smollm2_reference.generate(
         torch.tensor([prompt]), max_new_tokens=64, do_sample=False, pad_token_id=0, eos_token_id=None
@@ -35,7 +35,7 @@ def test_smollm2_greedy_tokens(smollm2, smollm2_reference):
     assert smollm2.generate(prompt, max_new_tokens=64).tokens == expected[0, len(prompt) :].tolist()
 
 
-def test_smollm2_through_a_hugging_face_folder(smollm2, smollm2_reference, tmp_path):
+def test_smollm2_saved_as_a_hugging_face_folder_loads_in_transformers(smollm2, smollm2_reference, tmp_path):
     smollm2.save(tmp_path, format="huggingface")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
@@ -46,20 +46,20 @@ def test_smollm2_through_a_hugging_face_folder(smollm2, smollm2_reference, tmp_p
         assert torch.equal(model(tokens).logits, smollm2_reference(tokens).logits)
 
 
-def test_stories15m_tells_of_lily(stories15m):
+def test_stories15m_continues_once_upon_a_time(stories15m):
     model = clearhead.load(stories15m)
     text = model.generate("Once upon a time", max_new_tokens=12).text
     assert text == ", there was a little girl named Lily. She loved"
 
 
-def test_a_continued_word_keeps_its_space(stories15m):
-    """SentencePiece drops the space of a text's first word, and a continuation is no beginning."""
+def test_a_continuation_keeps_the_space_before_its_first_word(stories15m):
+    """SentencePiece drops the leading space of a text, but a continuation does not start a text."""
     model = clearhead.load(stories15m)
     assert model.generate("Once upon", max_new_tokens=2).text == " a time"
     assert "".join(model.stream("Once upon", max_new_tokens=2)) == " a time"
 
 
-def test_minilm_embeddings(minilm):
+def test_minilm_embeddings_equal_transformers(minilm):
     texts = ["A cat sits on the mat.", "Ein Satz.", "The weather is lovely today, is it not?"]
     ours = clearhead.load(minilm).embed(texts)
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)

@@ -4,7 +4,17 @@
     model = clearhead.load("smollm2")
     print(model.generate("The capital of France is", max_new_tokens=8))
 
-Names are brought in when first used, so that `clearhead --help` does not wait for torch.
+load, create              load a model from a checkpoint, or create one with random weights
+Model                     a network with its tokenizer: generate, stream, chat, score, embed, trace, save
+Generation, Trace         what Model.generate and Model.trace return
+get                       download a model by name
+preset, presets           the architecture of a released model by name; all names
+ModelConfig, Transformer  an architecture as data, and the network that it describes
+summarize, cost           an architecture as a table; what it costs in FLOPs, bytes, memory and time
+to_json, from_json, to_toml, from_toml    a config as text, and back
+ClearheadError            the error raised for invalid input
+
+Names are imported on first use, so that `clearhead --help` does not wait for torch.
 """
 
 from importlib import import_module
@@ -23,7 +33,9 @@ if TYPE_CHECKING:
     from clearhead.model import Transformer
     from clearhead.summary import summarize
 
-HOMES = {
+    __version__: str
+
+HOMES = {  # the module that defines each public name
     "ClearheadError": "errors",
     "Generation": "generation",
     "Model": "api",
@@ -65,10 +77,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # pyproject.toml is the only place that states it
+        from importlib.metadata import version
+
+        return version("clearhead")
     if name not in HOMES:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
     return getattr(import_module(f"clearhead.{HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "__version__"]

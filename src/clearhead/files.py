@@ -105,7 +105,7 @@ def write_safetensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[s
 
 
 def check_output_path(path: Path, extensions: Iterable[str]) -> None:
-    """Raise ClearheadError unless `path` has one of these extensions and its folder exists. Call it before long tasks."""
+    """Raise ClearheadError unless `path` has one of these extensions and its folder exists."""
     if path.suffix.lower() not in extensions:
         raise ClearheadError(f"{path.name!r} has an unsupported extension; use {' or '.join(extensions)}")
     if not path.parent.is_dir():

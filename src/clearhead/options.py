@@ -1,147 +1,267 @@
-"""What a caller may ask of generation, checked at birth; no torch.
+"""Options of text generation, checked when they are created. This module does not import torch.
 
-SamplingOptions(temperature=0.8, top_p=0.95, seed=7, stop=["\\n\\n"])
+    options = SamplingOptions(temperature=0.8, top_p=0.95, seed=7, stop=["\\n\\n"])
+
+SamplingOptions and BeamOptions hold the values and their descriptions. SamplingKeywords and GenerateKeywords name the
+same options for editors and type checkers; tests/test_options.py compares both.
 """
 
+import inspect
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import Field, dataclass, field, fields, replace
+from typing import Any, Literal, TypedDict, TypeVar, get_args
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, unknown_name
 
+T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+StopWhen = Literal["full", "unlikely", "impossible"]
+Weights = Literal["full", "stored", "int8", "int4"]
 SMALLEST, LARGEST = 1e-6, 1e9  # of a factor or summand: products and quotients with logits stay finite in float32
+MAX_LENGTH_PENALTY = 10.0  # length ** 10 is finite for any length
+
+
+def described(default: T, description: str) -> T:
+    """Return a dataclass field with a default and a one-line description, which help texts show."""
+    return field(default=default, metadata={"description": description})
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """The options of one sequence; None means off.
+    """The options of one sequence. None disables an option.
 
-    Greedy decoding (temperature 0) takes the likeliest token, which top_k, top_p and min_p always keep. The repetition
-    penalty looks at prompt and output (CTRL, Keskar et al. 2019, §4.1), the presence and frequency penalties at the
-    output alone (OpenAI). Neither a stop token nor a stop string ends a text before `min_new_tokens`.
+    Greedy decoding (temperature 0) takes the most likely token, which top_k, top_p and min_p always keep. The
+    repetition penalty counts tokens of the prompt and the output (CTRL, Keskar et al. 2019, §4.1), the presence and
+    frequency penalties count tokens of the output only (OpenAI).
     """
 
-    max_new_tokens: int = 128
-    min_new_tokens: int = 0
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = ()  # kept as a tuple of pairs
-    seed: int | None = None  # None: another draw each time
-    stop: str | Iterable[str] = ()  # kept as a tuple
-    stop_ids: Iterable[int] = ()  # kept as a tuple
-    logprobs: int | None = None  # alternatives beside the chosen token; 0: its own log-probability alone
+    max_new_tokens: int = described(128, "Maximum number of new tokens.")
+    min_new_tokens: int = described(0, "Minimum number of new tokens; nothing ends the text before it.")
+    temperature: float = described(0.0, "0 takes the most likely token; 1 samples from the model's distribution.")
+    top_k: int | None = described(None, "Sample only from the k most likely tokens.")
+    top_p: float | None = described(None, "Sample only from the most likely tokens with this total probability.")
+    min_p: float | None = described(None, "Minimum probability relative to the most likely token.")
+    repetition_penalty: float = described(1.0, "Above 1, tokens of the prompt and the output become less likely.")
+    presence_penalty: float = described(0.0, "Subtracted from the logit of each token that the output contains.")
+    frequency_penalty: float = described(0.0, "Subtracted from a token's logit for each time the output contains it.")
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = described(  # stored as a tuple of pairs
+        (), "Values to add to the logits of tokens, by token id."
+    )
+    seed: int | None = described(None, "Seed of the random numbers; None samples differently each time.")
+    stop: str | Iterable[str] = described((), "String or strings that end the text.")  # stored as a tuple
+    stop_ids: Iterable[int] = described((), "Token ids that end the text, besides the model's own.")  # as a tuple
+    logprobs: int | None = described(None, "Return log-probabilities, with this many alternatives per token.")
 
     def __post_init__(self) -> None:
-        for name, (holds, words) in RULES.items():
+        for name, (is_valid, requirement) in REQUIREMENTS.items():
             value = getattr(self, name)
-            if not holds(value) and not (value is None and name in OPTIONAL):
-                raise ClearheadError(f"{name} is {value!r}; it must be {words}")
+            if not is_valid(value) and not (value is None and name in OPTIONAL):
+                raise ClearheadError(f"{name} is {value!r}; it must be {requirement}")
         if self.min_new_tokens > self.max_new_tokens:
             raise ClearheadError(
                 f"min_new_tokens is {self.min_new_tokens}; it must not exceed max_new_tokens, {self.max_new_tokens}"
             )
-        object.__setattr__(self, "logit_bias", checked_bias(self.logit_bias))
-        object.__setattr__(self, "stop", checked_stop(self.stop))
-        object.__setattr__(self, "stop_ids", checked_ids(self.stop_ids, "stop_ids"))
+        object.__setattr__(self, "logit_bias", parse_logit_bias(self.logit_bias))
+        object.__setattr__(self, "stop", parse_stop_strings(self.stop))
+        object.__setattr__(self, "stop_ids", parse_token_ids(self.stop_ids, "stop_ids"))
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
-    def seeded(self) -> "SamplingOptions":
-        """The same with a seed: its own, or a fresh one that no other sequence shares."""
+    def with_seed(self) -> "SamplingOptions":
+        """Return options that have a seed: their own, or a random one."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
 
-def check_effect(options: Mapping[str, Any], n: int = 1) -> None:
-    """Unless a temperature is given nothing is drawn: a setting that is about drawing is refused then."""
+@dataclass(frozen=True, kw_only=True)
+class BeamOptions:
+    """The options of a beam search.
+
+    stop_when says when a search ends after num_beams beams have finished. transformers calls it `early_stopping`:
+
+        full         immediately                                                                             True
+        unlikely     if the most likely running beam, ending now, would not beat the worst finished one      False
+        impossible   if it could not beat it at any length, even if all further tokens were certain          "never"
+    """
+
+    num_beams: int
+    num_best: int = 1
+    max_new_tokens: int = described(128, "Maximum number of new tokens.")
+    length_penalty: float = described(1.0, "Exponent of the length in a beam's score; above 0 favours long texts.")
+    stop_when: StopWhen = described("unlikely", "When a search ends: full, unlikely or impossible; see BeamOptions.")
+    stop_ids: Iterable[int] = described((), "Token ids that end the text, besides the model's own.")  # as a tuple
+
+    def __post_init__(self) -> None:
+        for name in ("num_beams", "num_best", "max_new_tokens"):
+            check_positive_integer(name, getattr(self, name))
+        if self.num_best > self.num_beams:
+            raise ClearheadError(f"num_best is {self.num_best}; it must not exceed num_beams, {self.num_beams}")
+        if not is_number(self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY):
+            raise ClearheadError(f"length_penalty is {self.length_penalty!r}; it must be from -10 to 10")
+        if self.stop_when not in get_args(StopWhen):
+            raise unknown_name("stop_when", str(self.stop_when), get_args(StopWhen))
+        object.__setattr__(self, "stop_ids", parse_token_ids(self.stop_ids, "stop_ids"))
+
+
+# --- the same options as keyword arguments
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """Keyword options of Model.stream, Chat.say and Chat.stream; SamplingOptions describes them."""
+
+    max_new_tokens: int
+    min_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | Iterable[tuple[int, float]]
+    seed: int | None
+    stop: str | Iterable[str]
+    stop_ids: Iterable[int]
+    logprobs: int | None
+
+
+class GenerateKeywords(SamplingKeywords, total=False):
+    """Keyword options of Model.generate and Model.generate_many: those of sampling, and those of beam search."""
+
+    length_penalty: float
+    stop_when: StopWhen
+
+
+SAMPLING_NAMES = frozenset(each.name for each in fields(SamplingOptions))
+BEAM_NAMES = frozenset(each.name for each in fields(BeamOptions)) - {"num_beams", "num_best"}
+GENERATE_ARGUMENTS = ("n", "beams", "speculate")  # arguments of generate_many that are not options
+
+
+def check_names(options: Mapping[str, object], beams: bool) -> None:
+    """Raise ClearheadError for an option that does not exist, or that has no effect with (or without) beams."""
+    known, others = (BEAM_NAMES, SAMPLING_NAMES) if beams else (SAMPLING_NAMES, BEAM_NAMES)
+    for name in options:
+        if name not in known and name in others:
+            raise ClearheadError(f"{name} has no effect {'with' if beams else 'without'} beams; leave it out")
+        if name not in known:
+            raise unknown_name("option of generate:", name, {*known, *GENERATE_ARGUMENTS})
+
+
+def check_temperature_is_set(options: Mapping[str, object], n: int = 1) -> None:
+    """Raise ClearheadError if options that only affect sampling are given without a temperature."""
     if options.get("temperature") is not None:
         return
-    idle = next((name for name in DRAWING if options.get(name) is not None), None)
+    idle = next((name for name in ("top_k", "top_p", "min_p", "seed") if options.get(name) is not None), None)
     if idle is not None:
         raise ClearheadError(
-            f"{idle} has no effect at temperature 0, which takes the likeliest token; temperature 1 draws"
+            f"{idle} has no effect at temperature 0, which takes the most likely token; temperature 1 samples"
         )
     if n > 1:
-        raise ClearheadError(f"n is {n}, but at temperature 0 all texts would be the same; temperature 1 draws")
+        raise ClearheadError(f"n is {n}, but at temperature 0 all texts would be the same; temperature 1 samples")
 
 
-def is_whole(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+def documents_options(*classes: type) -> Callable[[Function], Function]:
+    """Append the options of these classes, with defaults and descriptions, to the docstring of a function."""
+    described_fields = {each.name: each for part in classes for each in option_fields(part)}
+    lines = [f"    {each.name}={each.default!r}: {description_of(each)}" for each in described_fields.values()]
+
+    def decorate(function: Function) -> Function:
+        if function.__doc__ is not None:  # absent under python -OO
+            function.__doc__ = "\n".join((inspect.cleandoc(function.__doc__), "", "Options:", *lines))
+        return function
+
+    return decorate
 
 
-def is_number(value: object, least: float, most: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and least <= value <= most
+def option_fields(options: type) -> list[Field[Any]]:
+    """Return the fields of an options class that have a description."""
+    return [each for each in fields(options) if "description" in each.metadata]
 
 
-RULES: dict[str, tuple[Callable[[object], bool], str]] = {
-    "max_new_tokens": (is_whole, "a whole number, 0 or more"),
-    "min_new_tokens": (is_whole, "a whole number, 0 or more"),
+def description_of(option: Field[Any]) -> str:
+    return str(option.metadata["description"])
+
+
+# --- checks of values
+
+
+def is_integer(value: object, minimum: int = 0) -> bool:
+    """Return whether a value is an integer of at most 64 bits and at least `minimum`; a bool is not."""
+    return isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 2**63
+
+
+def is_number(value: object, minimum: float, maximum: float) -> bool:
+    """Return whether a value is an int or float in a range; a bool is not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and minimum <= value <= maximum
+
+
+REQUIREMENTS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "max_new_tokens": (is_integer, "a whole number, 0 or more"),
+    "min_new_tokens": (is_integer, "a whole number, 0 or more"),
     "temperature": (
         lambda value: is_number(value, 0, 0) or is_number(value, SMALLEST, LARGEST),
-        f"0 for the likeliest token, or from {SMALLEST:g} to {LARGEST:g}",
+        f"0 for the most likely token, or from {SMALLEST:g} to {LARGEST:g}",
     ),
-    "top_k": (lambda value: is_whole(value, least=1), "a whole number, 1 or more; left out, every token is kept"),
+    "top_k": (lambda value: is_integer(value, minimum=1), "a whole number, 1 or more; None keeps every token"),
     "top_p": (lambda value: is_number(value, math.ulp(0), 1), "greater than 0 and at most 1"),
     "min_p": (lambda value: is_number(value, 0, 1), "from 0 to 1"),
     "repetition_penalty": (
         lambda value: is_number(value, SMALLEST, LARGEST),
-        f"from {SMALLEST:g} to {LARGEST:g}; 1 is none",
+        f"from {SMALLEST:g} to {LARGEST:g}; 1 disables it",
     ),
     "presence_penalty": (lambda value: is_number(value, -LARGEST, LARGEST), f"from {-LARGEST:g} to {LARGEST:g}"),
     "frequency_penalty": (lambda value: is_number(value, -LARGEST, LARGEST), f"from {-LARGEST:g} to {LARGEST:g}"),
-    "seed": (lambda value: is_whole(value, least=-(2**63)), "a whole number of 64 bits"),
-    "logprobs": (is_whole, "a whole number, 0 or more"),
+    "seed": (lambda value: is_integer(value, minimum=-(2**63)), "a whole number of 64 bits"),
+    "logprobs": (is_integer, "a whole number, 0 or more"),
 }
-DRAWING = ("top_k", "top_p", "min_p", "seed")
-OPTIONAL = {field.name for field in fields(SamplingOptions) if field.default is None}
+OPTIONAL = {each.name for each in fields(SamplingOptions) if each.default is None}
 
 
-def check_count(name: str, value: object) -> None:
-    if not is_whole(value, least=1):
+def check_positive_integer(name: str, value: object) -> None:
+    """Raise ClearheadError unless the value of this option is an integer of at least 1."""
+    if not is_integer(value, minimum=1):
         raise ClearheadError(f"{name} is {value!r}; it must be a whole number, 1 or more")
 
 
-def listed(values: Any, name: str) -> tuple[Any, ...]:
+def as_tuple(values: Any, name: str) -> tuple[Any, ...]:
     if not isinstance(values, Iterable):
         raise ClearheadError(f"{name} is {values!r}; it must be a list")
     return tuple(values)
 
 
-def checked_ids(ids: Iterable[int], name: str) -> tuple[int, ...]:
-    kept = listed(ids, name)
-    for token in kept:
-        if not is_whole(token):
-            raise ClearheadError(f"{name} has {token!r}; a token id is a whole number, 0 or more")
-    return kept
+def parse_token_ids(ids: Iterable[int], name: str) -> tuple[int, ...]:
+    """Return token ids as a tuple; raise ClearheadError unless all are integers of at least 0."""
+    token_ids = as_tuple(ids, name)
+    for token in token_ids:
+        if not is_integer(token):
+            raise ClearheadError(f"{name} contains {token!r}; a token id is a whole number, 0 or more")
+    return token_ids
 
 
-def checked_bias(bias: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    pairs = listed(bias.items() if isinstance(bias, Mapping) else bias, "logit_bias")
+def parse_logit_bias(bias: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Return pairs of token id and bias; raise ClearheadError unless they are valid and each token occurs once."""
+    pairs = as_tuple(bias.items() if isinstance(bias, Mapping) else bias, "logit_bias")
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and is_number(pair[1], -LARGEST, LARGEST)):
             raise ClearheadError(
-                f"logit_bias has {pair!r}; give token ids, each with a bias from {-LARGEST:g} to {LARGEST:g}"
+                f"logit_bias contains {pair!r}; give token ids, each with a bias from {-LARGEST:g} to {LARGEST:g}"
             )
-    ids = checked_ids((token for token, _ in pairs), "logit_bias")
+    ids = parse_token_ids((token for token, _ in pairs), "logit_bias")
     if len(set(ids)) < len(ids):
-        raise ClearheadError("logit_bias names a token twice; give each token one bias")
+        raise ClearheadError("logit_bias contains a token twice; give each token one bias")
     return tuple((token, value) for token, value in pairs)
 
 
-def checked_stop(stop: str | Iterable[str]) -> tuple[str, ...]:
-    strings = listed((stop,) if isinstance(stop, str) else stop, "stop")
+def parse_stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
+    """Return stop strings as a tuple; raise ClearheadError unless all are strings of at least one character."""
+    strings = as_tuple((stop,) if isinstance(stop, str) else stop, "stop")
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise ClearheadError(f"stop has {string!r}; a stop string is text of at least one character")
+            raise ClearheadError(f"stop contains {string!r}; a stop string has at least one character")
     return strings
 
 
-CHAT = SamplingOptions(max_new_tokens=512, temperature=0.7)  # unless a talk at the terminal asks otherwise
+CHAT_DEFAULTS = SamplingOptions(max_new_tokens=512, temperature=0.7)  # of `clearhead chat`

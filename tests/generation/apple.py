@@ -1,6 +1,6 @@
-"""Apple's GPU as far as it can be played: tensors that say they are on `mps`, have no float64 and mix with no others.
+"""A simulated Apple GPU: its tensors report the device `mps`, have no float64 and cannot be mixed with others.
 
-with AppleGpu(): torch.ones(2, device="mps").double()    # TypeError, as there
+with AppleGpu(): torch.ones(2, device="mps").double()    # TypeError, as on the real device
 """
 
 import torch
@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-ABOUT_DEVICES = (torch.device, torch._C._nn._parse_to)  # they name one and make nothing on it
-GUARDED = (  # they look for a real device before any tensor is asked
+ABOUT_DEVICES = (torch.device, torch._C._nn._parse_to)  # they name a device and create nothing on it
+GUARDED = (  # they look for a real device before they dispatch
     Tensor.__getitem__,
     Tensor.__setitem__,
     Tensor.__float__,
@@ -23,7 +23,7 @@ GUARDED = (  # they look for a real device before any tensor is asked
 
 
 class AppleTensor(Tensor):
-    """Its numbers are on the processor."""
+    """A tensor whose data is on the CPU."""
 
     @staticmethod
     def __new__(cls, numbers):
@@ -36,12 +36,16 @@ class AppleTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
-        return computed(function, args, kwargs or {})
+        return compute_on_cpu(function, args, kwargs or {})
 
 
 class AppleGpu(TorchFunctionMode):
+    """Within this context, device="mps" creates AppleTensors."""
+
     def __enter__(self):
-        torch.__future__.set_overwrite_module_params_on_conversion(True)  # module.to("mps") takes such tensors over
+        torch.__future__.set_overwrite_module_params_on_conversion(
+            True
+        )  # so that module.to("mps") accepts such tensors
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -53,30 +57,30 @@ class AppleGpu(TorchFunctionMode):
         if function in ABOUT_DEVICES:
             return function(*args, **kwargs)
         if function in GUARDED or any(is_apple(leaf) for leaf in tree_leaves((args, kwargs))):
-            return computed(function, args, kwargs)
+            return compute_on_cpu(function, args, kwargs)
         return function(*args, **kwargs)
 
 
-def computed(function, args, kwargs):
-    """On the processor; the result is where the call says, or else where its tensors are."""
-    given = tree_leaves((args, kwargs))
-    ours = [isinstance(leaf, AppleTensor) for leaf in given if isinstance(leaf, Tensor)]
-    away = any(leaf == torch.device("cpu") for leaf in given if isinstance(leaf, torch.device))
-    here = any(is_apple(leaf) for leaf in given)
-    of_some_size = {isinstance(leaf, AppleTensor) for leaf in given if isinstance(leaf, Tensor) and leaf.ndim > 0}
-    if len(of_some_size) == 2 and not (away or here):
+def compute_on_cpu(function, args, kwargs):
+    """Compute on the CPU. The result is on the device that the call names, or else on that of its tensors."""
+    leaves = tree_leaves((args, kwargs))
+    apple = [isinstance(leaf, AppleTensor) for leaf in leaves if isinstance(leaf, Tensor)]
+    to_cpu = any(leaf == torch.device("cpu") for leaf in leaves if isinstance(leaf, torch.device))
+    to_apple = any(is_apple(leaf) for leaf in leaves)
+    kinds = {isinstance(leaf, AppleTensor) for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim > 0}
+    if len(kinds) == 2 and not (to_cpu or to_apple):
         raise RuntimeError(f"{function} of tensors on mps and on cpu")
-    found = function(*tree_map(on_processor, args), **tree_map(on_processor, kwargs))
-    if away or not (here or any(ours)):
-        return found
-    return tree_map(lambda leaf: AppleTensor(leaf) if isinstance(leaf, Tensor) else leaf, found)
+    result = function(*tree_map(to_cpu_tensor, args), **tree_map(to_cpu_tensor, kwargs))
+    if to_cpu or not (to_apple or any(apple)):
+        return result
+    return tree_map(lambda leaf: AppleTensor(leaf) if isinstance(leaf, Tensor) else leaf, result)
 
 
 def is_apple(leaf):
     return leaf == "mps" if isinstance(leaf, str) else isinstance(leaf, torch.device) and leaf.type == "mps"
 
 
-def on_processor(leaf):
+def to_cpu_tensor(leaf):
     if isinstance(leaf, AppleTensor):
         return leaf.numbers
     return torch.device("cpu") if is_apple(leaf) else leaf

@@ -1,4 +1,4 @@
-"""A model on Apple's GPU, which has no float64, gives what it gives on the processor."""
+"""A model on a simulated Apple GPU, which has no float64, gives the same results as on the CPU."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -12,32 +12,32 @@ from clearhead.generation.plain import decode_plainly
 from clearhead.options import SamplingOptions
 from tests.checkpoint.tiny import tiny_config
 from tests.generation.apple import AppleGpu
-from tests.generation.test_text_generator import speaking, translating
+from tests.generation.test_text_generator import byte_model, translation_model
 
 PROMPTS = ["hello", "a", "hello"]
-DRAWN = {"temperature": 1.0, "seed": 3}
+SAMPLED = {"temperature": 1.0, "seed": 3}
 FILTERS = {"top_k": 30, "top_p": 0.9, "min_p": 0.01}
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": {7: 1.5}}
 
 
-def told(made):
-    return [(one.tokens, one.text, one.logprobs, one.score and round(one.score, 5)) for one in made]
+def results(generations):
+    return [(each.tokens, each.text, each.logprobs, each.score and round(each.score, 5)) for each in generations]
 
 
-def moved(model):
-    """To be called, and used, on an AppleGpu."""
+def on_apple(model):
+    """Return a copy on the device `mps`; call and use it within an AppleGpu context."""
     network = deepcopy(model.network).to("mps")
     assert network.device.type == "mps"
     return replace(model, network=network)
 
 
-def same_on_apple(model, ask):
-    expected = ask(model)
+def check_same_on_apple(model, run):
+    expected = run(model)
     with AppleGpu():
-        assert ask(moved(model)) == expected
+        assert run(on_apple(model)) == expected
 
 
-def test_there_is_no_float64():
+def test_the_simulated_gpu_has_no_float64_and_does_not_mix_devices():
     with AppleGpu():
         ones = torch.ones(2, device="mps")
         assert (ones + ones).tolist() == [2, 2]
@@ -51,46 +51,46 @@ def test_there_is_no_float64():
     "options",
     [
         {},
-        DRAWN,
-        {**DRAWN, **FILTERS, "n": 2},
+        SAMPLED,
+        {**SAMPLED, **FILTERS, "n": 2},
         {**PENALTIES, "min_new_tokens": 3, "logprobs": 2},
         {"beams": 3, "n": 2},
         {"speculate": "lookup"},
-        {**DRAWN, **FILTERS, "speculate": "lookup"},
+        {**SAMPLED, **FILTERS, "speculate": "lookup"},
     ],
     ids=str,
 )
-def test_texts(options):
-    same_on_apple(speaking(), lambda model: told(model.generate_many(PROMPTS, max_new_tokens=6, **options)))
+def test_generated_texts(options):
+    check_same_on_apple(byte_model(), lambda model: results(model.generate_many(PROMPTS, max_new_tokens=6, **options)))
 
 
-def test_a_draft_model_there():
-    model, draft = speaking(), speaking(seed=1)
+def test_a_draft_model():
+    model, draft = byte_model(), byte_model(seed=1)
 
-    def ask(model):
-        here = draft if model.network.device.type == "cpu" else moved(draft)
-        return told([model.generate("hello", max_new_tokens=6, speculate=here, **DRAWN)])
+    def run(model):
+        local_draft = draft if model.network.device.type == "cpu" else on_apple(draft)
+        return results([model.generate("hello", max_new_tokens=6, speculate=local_draft, **SAMPLED)])
 
-    same_on_apple(model, ask)
+    check_same_on_apple(model, run)
 
 
 @pytest.mark.parametrize("options", [{}, {"beams": 3}, {"speculate": "lookup"}], ids=str)
 def test_answers_of_an_encoder_decoder(options):
-    model, prompts = translating(), [[3, 7, 1, 9, 11], [4], [12, 6, 8]]
+    model, prompts = translation_model(), [[3, 7, 1, 9, 11], [4], [12, 6, 8]]
     model.network.float()
-    same_on_apple(model, lambda model: told(model.generate_many(prompts, max_new_tokens=8, **options)))
+    check_same_on_apple(model, lambda model: results(model.generate_many(prompts, max_new_tokens=8, **options)))
 
 
-def test_reading_and_streaming():
-    def ask(model):
-        options = SamplingOptions(max_new_tokens=5, top_p=0.8, **DRAWN)
+def test_scores_embeddings_and_streams():
+    def run(model):
+        options = SamplingOptions(max_new_tokens=5, top_p=0.8, **SAMPLED)
         plain = list(decode_plainly(model.network, [1, 2, 3], options))
         return model.score("hello"), model.embed(PROMPTS).tolist(), list(model.stream("hello", max_new_tokens=8)), plain
 
-    same_on_apple(speaking(), ask)
+    check_same_on_apple(byte_model(), run)
 
 
-def test_created_and_loaded_there(tmp_path):
+def test_create_and_load_place_a_model_there(tmp_path):
     saved = create(tiny_config()).save(tmp_path / "saved")
     expected = load(saved).generate([1, 2, 3], max_new_tokens=5).tokens
     with AppleGpu():
@@ -99,15 +99,15 @@ def test_created_and_loaded_there(tmp_path):
             assert model.generate([1, 2, 3], max_new_tokens=5).tokens == expected
 
 
-def test_float64_is_refused_there(tmp_path):
+def test_float64_raises_there(tmp_path):
     saved = create(tiny_config()).save(tmp_path / "saved")
     with AppleGpu():
         for call in (lambda: load(saved, "float64", "mps"), lambda: create(tiny_config(), None, 0, "float64", "mps")):
-            with pytest.raises(ClearheadError, match="Apple's GPUs have no float64; float32 is the widest there"):
+            with pytest.raises(ClearheadError, match="Apple's GPUs have no float64; use float32 there"):
                 call()
 
 
-def test_a_file_runs_there_from_its_own_blocks(smollm2_gguf):
+def test_a_gguf_file_runs_there_from_its_stored_blocks(smollm2_gguf):
     expected = load(smollm2_gguf, weights="stored", fast=False).generate("The sea", max_new_tokens=3).tokens
     with AppleGpu():
         model = load(smollm2_gguf, weights="stored", device="mps")

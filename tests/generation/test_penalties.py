@@ -1,4 +1,4 @@
-"""The repetition penalty equals transformers', the other two the formula of OpenAI's documentation."""
+"""The repetition penalty equals that of transformers; the other two follow the formula in OpenAI's documentation."""
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ OUTPUTS = [[2, 9], [8, 8], [0, 1]]
 
 @pytest.fixture
 def counts() -> TokenCounts:
-    return TokenCounts.of(PROMPTS, OUTPUTS, V)
+    return TokenCounts.from_tokens(PROMPTS, OUTPUTS, V)
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 1.3, 5.0])
-def test_repetition_equals_transformers(penalty, counts, generator):
+def test_the_repetition_penalty_equals_transformers(penalty, counts, generator):
     logits = torch.randn(3, V, generator=generator) * 4
     logits[0, 2] = 0.0
     whole = torch.tensor([prompt + output for prompt, output in zip(PROMPTS, OUTPUTS, strict=True)])
@@ -25,7 +25,7 @@ def test_repetition_equals_transformers(penalty, counts, generator):
     assert torch.equal(penalize_repetition(logits, counts.seen, torch.full((3, 1), penalty)), expected)
 
 
-def test_presence_and_frequency_follow_the_formula(counts, generator):
+def test_presence_and_frequency_penalties_follow_the_formula(counts, generator):
     """mu[j] - c[j] · alpha_frequency - float(c[j] > 0) · alpha_presence; c counts sampled tokens."""
     logits = torch.randn(3, V, generator=generator)
     frequency, presence = torch.tensor([[0.5], [-1.5], [0.0]]), torch.tensor([[0.25], [2.0], [-1.0]])
@@ -37,7 +37,7 @@ def test_presence_and_frequency_follow_the_formula(counts, generator):
             assert result[row, token] == expected
 
 
-def test_counts(counts):
+def test_counts_of_prompt_and_output(counts):
     for row in range(3):
         for token in range(V):
             assert counts.prompt[row, token] == PROMPTS[row].count(token)
@@ -45,15 +45,15 @@ def test_counts(counts):
             assert counts.seen[row, token] == (token in PROMPTS[row] + OUTPUTS[row])
 
 
-def test_adding_a_token_is_counting_anew(counts):
+def test_add_equals_counting_all_tokens_again(counts):
     added = counts.add(torch.tensor([2, 8, 6]))
-    again = TokenCounts.of(PROMPTS, [[2, 9, 2], [8, 8, 8], [0, 1, 6]], V)
+    again = TokenCounts.from_tokens(PROMPTS, [[2, 9, 2], [8, 8, 8], [0, 1, 6]], V)
     assert torch.equal(added.output, again.output)
     assert torch.equal(added.prompt, again.prompt)
     assert counts.output[0, 2] == 1
 
 
-def test_ids_without_a_logit_and_empty_rows_count_nothing():
-    counts = TokenCounts.of([[V, V + 3, 1], []], [[], []], V)
+def test_ids_outside_the_vocabulary_and_empty_sequences_are_not_counted():
+    counts = TokenCounts.from_tokens([[V, V + 3, 1], []], [[], []], V)
     assert counts.prompt.sum(dim=1).tolist() == [1, 0]
     assert counts.output.shape == (2, V)

@@ -3,13 +3,13 @@
     model = clearhead.load("smollm2"); print(model.generate("The capital of France is", max_new_tokens=8))
 
 model       Model: a network with its tokenizer and everything a user does with them
-loading     load and create: a model from a checkpoint or from a config; data types and devices by name
-recurrent   RecurrentBaseline: the recurrent encoder-decoder behind the same interface
+loading     load and create: a model from a checkpoint or a config; dtypes and devices by name
+recurrent   RecurrentBaseline: the recurrent encoder-decoder with the same interface
 chat        Chat: a conversation that keeps its cache between turns
 """
 
 from clearhead.api.chat import Chat
-from clearhead.api.loading import DTYPES, Weights, create, load, resolve_device
+from clearhead.api.loading import DTYPES, create, load, resolve_device
 from clearhead.api.model import Model, check_format
 from clearhead.api.recurrent import RecurrentBaseline
 
@@ -18,7 +18,6 @@ __all__ = [
     "Chat",
     "Model",
     "RecurrentBaseline",
-    "Weights",
     "check_format",
     "create",
     "load",

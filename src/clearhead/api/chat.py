@@ -1,104 +1,129 @@
-"""A chat that keeps its cache between turns: only what is new goes through the network (book E2).
+"""Chat: a conversation that keeps its cache between turns, so the network reads only new tokens (book E2).
 
     chat = model.chat(system="Answer briefly."); print(chat.say("What is a Transformer?"))
 
-Each turn the whole conversation is rendered by the model's template; as far as its tokens are those in the cache, the
-cache stands, and the rest is read after it.
+For each turn the model's chat template renders the whole conversation. The cache keeps the tokens that are the same
+as before, and the network reads the rest.
 """
 
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Generator, Iterator
+from html import escape
+from typing import Unpack
 
 from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.generation import OTHERS, Generation, TextGenerator, TokenSequence, Transcript, check, require_tokenizer
+from clearhead.generation import Generation, TextGenerator, TextOutput, TokenSequence, require_tokenizer
+from clearhead.options import GENERATE_ARGUMENTS, SamplingKeywords, SamplingOptions, documents_options
 from clearhead.tokenization import render_chat
 
 
 class Chat:
-    """`messages` is the conversation so far, `last` the last answer with its tokens and what ended it."""
+    """A conversation with a model.
+
+    messages: the conversation so far, a list of {"role": …, "content": …}.
+    last_generation: the last answer with its tokens and finish reason; None before the first one.
+    num_prompt_tokens: how many tokens of the last turn the network read because they were not in the cache.
+    """
 
     def __init__(self, text_generator: TextGenerator, system: str | None = None):
         config = text_generator.network.config
         if config.decoder is None or config.is_encoder_decoder:
-            raise ClearheadError("only a decoder alone chats; this model has an encoder")
+            raise ClearheadError("chat needs a decoder-only model; this one has an encoder")
         if system is not None:
-            check_text(system)
+            check_message(system)
         self.text_generator, self.system = text_generator, system
         self.tokenizer = require_tokenizer(text_generator.tokenizer)
         if self.tokenizer.chat_template is None:
-            raise ClearheadError("this model has no chat template: it was not taught to chat, but can generate")
-        self.speaking: Generator[str, None, None] | None = None
+            raise ClearheadError("this model has no chat template; it was not trained to chat, so use generate")
+        self._answer: Generator[str, None, None] | None = None
         self.reset()
 
+    def __repr__(self) -> str:
+        return f"Chat({len(self.messages)} messages, {self.cache.length} tokens in the cache)"
+
+    def _repr_html_(self) -> str:
+        cell = '<td style="text-align: left; white-space: pre-wrap">'
+        rows = (f"<th>{escape(each['role'])}</th>{cell}{escape(each['content'])}</td>" for each in self.messages)
+        return f"<table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table><small>{escape(repr(self))}</small>"
+
     def reset(self) -> None:
-        """Forget the conversation."""
-        self.hush()
+        """Start a new conversation with the same system message."""
+        self._close_answer()
         self.messages: list[dict[str, str]] = []
         if self.system is not None:
             self.messages.append({"role": "system", "content": self.system})
-        self.last: Generation | None = None
-        self.forget_tokens()
+        self.last_generation: Generation | None = None
+        self._clear_cache()
 
-    def forget_tokens(self) -> None:
-        self.cache = KeyValueCache(self.text_generator.network.config)
-        self.held: list[int] = []  # the tokens in the cache
-        self.num_read = 0  # tokens of the last turn that were not in it
-
-    def hush(self) -> None:
-        """End the answer that is still being given: it must not come back later, into another conversation."""
-        if self.speaking is not None:
-            self.speaking.close()
-
-    def say(self, text: str, **options: Any) -> str:
+    @documents_options(SamplingOptions)
+    def say(self, text: str, **options: Unpack[SamplingKeywords]) -> str:
+        """Send a message and return the answer."""
         return "".join(self.stream(text, **options))
 
-    def stream(self, text: str, **options: Any) -> Generator[str, None, None]:
-        """The answer in pieces. Whoever stops listening keeps what was said so far as the answer, if anything was.
+    @documents_options(SamplingOptions)
+    def stream(self, text: str, **options: Unpack[SamplingKeywords]) -> Generator[str, None, None]:
+        """Send a message and return a generator over the pieces of the answer.
 
-        So does whoever asks again before an answer has come to its end.
+        If the generator is closed early, or the next message is sent before its end, the text so far is the answer.
         """
-        check_text(text)
-        separate = next((name for name in OTHERS if name in options), None)
-        if separate is not None:
-            raise ClearheadError(f"a chat takes no {separate}; generate_many does")
-        self.hush()
+        check_message(text)
+        argument = next((name for name in GENERATE_ARGUMENTS if name in options), None)
+        if argument is not None:
+            raise ClearheadError(f"chat does not support {argument}; generate_many does")
+        self._close_answer()
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.tokenizer.encode(render_chat(self.tokenizer, messages), add_special_tokens=False)
-        (row,) = self.text_generator.rows(ids, 1, options)
-        check([row], self.text_generator.network)
-        self.speaking = self.answer(messages, row)
-        return self.speaking
+        (conversation,) = self.text_generator.create_sequences(ids, 1, options)
+        num_cached = self._keep_shared_prefix(ids)
+        sequence = TokenSequence(ids[num_cached:], conversation.options, cached_tokens=ids[:num_cached])
+        steps = self.text_generator.start_decoding([sequence], self.cache)
+        self.num_prompt_tokens = len(sequence.prompt)
+        self._answer = self._generate_answer(messages, sequence, steps)
+        return self._answer
 
-    def answer(self, messages: list[dict[str, str]], whole: TokenSequence) -> Generator[str, None, None]:
-        kept = self.rewind(ids := list(whole.prompt))
-        row = TokenSequence(ids[kept:], whole.options, earlier=ids[:kept])
-        self.num_read = len(row.prompt)
-        transcript = Transcript(self.tokenizer, row)
+    def _close_answer(self) -> None:
+        """Stop an answer that is still being generated, so that it cannot continue in a later conversation."""
+        if self._answer is not None:
+            self._answer.close()
+
+    def _clear_cache(self) -> None:
+        self.cache = KeyValueCache(self.text_generator.network.config)
+        self.cached_tokens: list[int] = []
+        self.num_prompt_tokens = 0
+
+    def _generate_answer(
+        self, messages: list[dict[str, str]], sequence: TokenSequence, steps: Iterator[None]
+    ) -> Generator[str, None, None]:
+        output = TextOutput(self.tokenizer, sequence)
         try:
-            for _ in self.text_generator.turns([row], self.cache):
-                yield transcript.read()
+            yield from output.pieces(steps)
         finally:
-            # The last token was chosen but has not gone through the network.
-            self.held = [*ids, *row.tokens][: self.cache.length]
-            self.last = Generation.of(transcript, self.text_generator.network.config)
-            if row.tokens:
-                self.messages = [*messages, {"role": "assistant", "content": transcript.text}]
+            # The last token was chosen, but the network has not read it.
+            tokens = [*sequence.cached_tokens, *sequence.prompt, *sequence.tokens]
+            self.cached_tokens = tokens[: self.cache.length]
+            self.last_generation = Generation.from_output(output, self.text_generator.network.config)
+            if sequence.tokens:
+                self.messages = [*messages, {"role": "assistant", "content": output.text}]
 
-    def rewind(self, ids: list[int]) -> int:
-        """Cut the cache to what it shares with `ids`, and leave at least one token to read; how many stand."""
-        shared = 0
-        while shared < min(len(self.held), len(ids) - 1) and self.held[shared] == ids[shared]:
-            shared += 1
+    def _keep_shared_prefix(self, ids: list[int]) -> int:
+        """Truncate the cache to the tokens it shares with `ids`, but not to all of `ids`; return their number.
+
+        At least one token is left to read, since its logits give the first token of the answer.
+        """
+        num_shared = 0
+        max_shared = min(len(self.cached_tokens), len(ids) - 1)
+        while num_shared < max_shared and self.cached_tokens[num_shared] == ids[num_shared]:
+            num_shared += 1
         try:
-            self.cache.truncate(shared)
-        except ClearheadError:  # a window has moved on: read the conversation again
-            self.forget_tokens()
+            self.cache.truncate(num_shared)
+        except ClearheadError:  # a sliding window no longer has these tokens: read the conversation again
+            self._clear_cache()
             return 0
-        self.held = self.held[:shared]
-        return shared
+        self.cached_tokens = self.cached_tokens[:num_shared]
+        return num_shared
 
 
-def check_text(message: object) -> None:
+def check_message(message: object) -> None:
+    """Raise ClearheadError unless a message is a text."""
     if not isinstance(message, str):
         raise ClearheadError(f"the message is {message!r}; it must be a text")

@@ -1,10 +1,10 @@
 """Load a model from a checkpoint, or create one with random weights.
 
-model = load("smollm2", dtype="bfloat16"); fresh = create("llama-3.2-1b", seed=1)
+model = load("smollm2", dtype="bfloat16"); untrained = create("llama-3.2-1b", seed=1)
 """
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
@@ -14,24 +14,29 @@ from clearhead.architecture import ModelConfig
 from clearhead.backends import (
     accelerate,
     is_packed,
-    kernel_library,
-    pack_network,
-    why_no_cpu_kernels,
-    why_no_cuda_graph,
+    load_kernel_library,
+    unsupported_network_reason,
 )
-from clearhead.checkpoint import Progress, folder_tokenizer, is_recurrent, load_recurrent, open_model
+from clearhead.checkpoint import (
+    LoadOptions,
+    Progress,
+    is_recurrent,
+    load_folder_tokenizer,
+    load_recurrent,
+    open_model,
+)
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import preset
 from clearhead.home import expand_user
 from clearhead.model import Transformer
+from clearhead.options import Weights
 from clearhead.tokenization import Tokenizer
 
-Weights = Literal["full", "stored", "int8", "int4"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 def load(
-    what: str | Path,
+    model: str | Path,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     progress: Progress | None = None,
@@ -39,37 +44,44 @@ def load(
     weights: Weights = "full",
     fast: bool | None = None,
 ) -> Model:
-    """A model by installed name, folder, .gguf file or hub id; `dtype` None keeps the stored precision.
+    """Load a model with its tokenizer.
 
-    `weights`: `int8` or `int4` packs them, `stored` runs a .gguf file from its own blocks; all else is then kept in
-    bfloat16, unless `dtype` says otherwise. `fast`: tokens are made in kernels; True builds them for this processor,
-    which takes seconds once, None uses them where they are built, False leaves it to PyTorch.
+    model: an installed name (see clearhead.get), a folder, a .gguf file, or a hub id.
+    dtype: float32, bfloat16, float16 or float64. None keeps the dtype of the file.
+    device: cpu, cuda, cuda:1, mps, … None is the CPU.
+    progress: called as progress(name, done, total) for each tensor.
+    weights: full; int8 or int4, which packs them; stored, which runs a .gguf file from its own blocks. If they are
+    packed or stored, everything else is bfloat16 unless `dtype` is given.
+    fast: None uses the CPU kernels if they are built; True builds them for this processor if needed, which takes
+    seconds once, and raises ClearheadError if they do not support the model; False uses PyTorch only.
     """
     if weights not in get_args(Weights):
         raise unknown_name("weights", str(weights), get_args(Weights))
-    precision = resolve_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
-    place = resolve_device(device, precision)
-    if is_recurrent(what):
+    dtype = resolve_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
+    device = resolve_device(device, dtype)
+    if is_recurrent(model):
         if fast or weights != "full":
-            raise ClearheadError(f"{what} holds a recurrent network, which has full weights and no fast step")
-        folder = expand_user(what)
-        network, special_ids = load_recurrent(folder, precision, place)
-        return RecurrentBaseline(network, folder_tokenizer(folder), None, special_ids)
-    loaded = open_model(what, precision, place, progress, keep_blocks=weights == "stored")
-    model = Model(**vars(loaded), in_graph=fast is not False)
-    if weights in ("int8", "int4"):
-        pack_network(model.network, weights)
-    if model.network.device.type == "cuda":
-        reason = why_no_cuda_graph(model.network)  # a graph needs no preparation
-    else:
-        reason = (
-            None if fast is False or accelerate(model.network, build=bool(fast)) else why_no_cpu_kernels(model.network)
-        )
-        if fast and is_packed(model.network) and kernel_library(build=True) is not None:
-            reason = None  # its products, one by one
+            raise ClearheadError(f"{model} is a recurrent network; it has only full weights and no fast path")
+        folder = expand_user(model)
+        network, special_ids = load_recurrent(folder, dtype, device)
+        return RecurrentBaseline(network, load_folder_tokenizer(folder), None, special_ids)
+    parts = open_model(model, LoadOptions(dtype=dtype, device=device, weights=weights, progress=progress))
+    loaded = Model(**vars(parts), use_cuda_graph=fast is not False)
+    reason = use_fast_path(loaded.network, fast)
     if fast and reason:
-        raise ClearheadError(f"there is no fast step for this model: {reason}")
-    return model
+        raise ClearheadError(f"there is no fast path for this model: {reason}")
+    return loaded
+
+
+def use_fast_path(network: Transformer, fast: bool | None) -> str | None:
+    """Accelerate the network where possible, unless `fast` is False; return the reason if it is not possible."""
+    if network.device.type == "cuda":
+        return unsupported_network_reason(network, "cuda")  # the graph needs no preparation
+    if fast is False or accelerate(network, build=bool(fast)):
+        return None
+    if fast and is_packed(network) and load_kernel_library(build=True) is not None:
+        return None  # its matrix products still run in the kernels, one by one
+    return unsupported_network_reason(network, "cpu")
 
 
 def create(
@@ -79,30 +91,38 @@ def create(
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
 ) -> Model:
-    """A new model with random weights, from a config or the name of a preset; a seed gives the same on any device."""
+    """Create a model with random weights.
+
+    config: a ModelConfig or the name of a preset (see clearhead.presets).
+    tokenizer: what turns text into token ids. Without one the model takes token ids only.
+    seed: seed of the weights; the same seed gives the same weights on every device.
+    dtype: float32, bfloat16, float16 or float64. None is float32.
+    device: cpu, cuda, cuda:1, mps, … None is the CPU.
+    """
     config, dtype = preset(config) if isinstance(config, str) else config, resolve_dtype(dtype)
     device = resolve_device(device, dtype)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU's too
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed every GPU
         network = Transformer(config).eval()
     return Model(network.to(device=device, dtype=dtype), tokenizer)
 
 
 def resolve_device(device: torch.device | str | None, dtype: torch.dtype | None = None) -> torch.device | None:
-    """One that is here and has this precision, before a checkpoint is read for it."""
+    """Return the device; raise ClearheadError if it does not exist here or does not support the dtype."""
     if device is None:
         return None
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ClearheadError(f"there is no device {str(device)!r} here; cpu always works") from None
-    place = torch.device(device)
-    if place.type == "mps" and dtype == torch.float64:
-        raise ClearheadError("Apple's GPUs have no float64; float32 is the widest there")
-    return place
+    resolved = torch.device(device)
+    if resolved.type == "mps" and dtype == torch.float64:
+        raise ClearheadError("Apple's GPUs have no float64; use float32 there")
+    return resolved
 
 
 def resolve_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return the torch dtype of a name; raise ClearheadError unless it is one of DTYPES."""
     name = str(dtype).removeprefix("torch.")
     if dtype is not None and name not in DTYPES:
         raise unknown_name("dtype", name, DTYPES)

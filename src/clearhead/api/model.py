@@ -1,22 +1,22 @@
-"""A network and its tokenizer under one handle: what users hold.
+"""Model: a network with its tokenizer, and everything a user does with them.
 
     model = clearhead.load("smollm2"); print(model.generate("The capital of France is", max_new_tokens=8))
 
-Options of generation (temperature, top_p, seed, stop, …) are those of generation/options.py; how texts come about is
-told in generation/text_generator.py.
+The options of generation are described in clearhead/options.py; generation/text_generator.py generates the texts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import torch
 
 from clearhead.api.chat import Chat
 from clearhead.architecture import ModelConfig
-from clearhead.backends import PackedMatrix, is_packed
-from clearhead.checkpoint import LoadedModel, check_target, save_folder, save_native
+from clearhead.backends import AcceleratedStack, PackedMatrix, is_packed, triton_available, unsupported_network_reason
+from clearhead.checkpoint import ModelParts, check_save_folder, save_folder, save_native
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.generation import (
     Generation,
@@ -25,51 +25,92 @@ from clearhead.generation import (
     Speculation,
     Stream,
     TextGenerator,
-    check_scores,
+    check_can_score,
     check_tokens,
+    encode_prompt,
     explain_out_of_memory,
     pad_right,
     score,
-    token_ids,
 )
 from clearhead.home import expand_user
+from clearhead.options import BeamOptions, GenerateKeywords, SamplingKeywords, SamplingOptions, documents_options
 
 if TYPE_CHECKING:
     from clearhead.inspection import Trace
 
+FolderFormat = Literal["huggingface", "native"]
+
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Model(LoadedModel):
-    """What a checkpoint holds, and what can be done with it."""
+class Model(ModelParts):
+    """A network with its tokenizer: generate, stream, chat, score, embed, trace, save."""
 
-    in_graph: bool = True  # steps on an NVIDIA GPU in one CUDA graph, where it knows the model
+    use_cuda_graph: bool = True  # decode in one CUDA graph on an NVIDIA GPU, if the graph supports the model
 
     def __repr__(self) -> str:
-        first = next(self.network.parameters())
+        return f"{type(self).__name__}({', '.join(self._description().values())})"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._description().items())
+        return f"<table>{rows}</table>"
+
+    def _description(self) -> dict[str, str]:
+        """What repr shows: family, size, precision, device and which fast path runs, by name."""
+        parameter = next(self.network.parameters())
         packed = [part.packed for part in self.network.modules() if isinstance(part, PackedMatrix)]
         count = sum(parameter.numel() for parameter in self.network.parameters())
         count += sum(rows * columns for rows, columns in (matrix.shape for matrix in packed))
-        name = self.family.name if self.family else "own"
-        dtype = str(first.dtype).removeprefix("torch.") + (" with packed weights" if packed else "")
-        return f"Model({name}, {count:,} parameters, {dtype}, {first.device})"
+        dtype = str(parameter.dtype).removeprefix("torch.") + (" with packed weights" if packed else "")
+        return {
+            "family": self.family.name if self.family else "own",
+            "parameters": f"{count:,} parameters",
+            "dtype": dtype,
+            "device": str(parameter.device),
+            "execution": self._execution(),
+        }
+
+    def _execution(self) -> str:
+        """Name what runs a decode step: PyTorch, the CPU kernels or a CUDA graph."""
+        if isinstance(getattr(self.network, "decoder", None), AcceleratedStack):
+            return "CPU kernels"
+        device = next(self.network.parameters()).device
+        if device.type == "cuda" and self.use_cuda_graph and triton_available(device):
+            return "PyTorch" if unsupported_network_reason(self.network, "cuda") else "CUDA graph"
+        return "PyTorch"
 
     @property
     def config(self) -> ModelConfig:
+        """The architecture of the network."""
         return self.network.config
 
     @property
     def text_generator(self) -> TextGenerator:
-        """What turns prompts into texts."""
-        return TextGenerator(self.network, self.tokenizer, self.special_ids, self.in_graph)
+        """What turns prompts into texts; `generate`, `stream` and `chat` use it."""
+        return TextGenerator(self.network, self.tokenizer, self.special_ids, self.use_cuda_graph)
 
-    # --- generating
+    # --- generation
 
-    def generate(self, prompt: Prompt, **options: Any) -> Generation:
-        """Continue a text or token ids; an encoder-decoder answers them. Options as of `generate_many`."""
-        if "n" in options:
-            raise ClearheadError("generate gives one text; generate_many([prompt], n=…) gives several")
-        return self.generate_many([prompt], **options)[0]
+    @documents_options(SamplingOptions, BeamOptions)
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        beams: int | None = None,
+        speculate: "Speculation | Model | None" = None,
+        **options: Unpack[GenerateKeywords],
+    ) -> Generation:
+        """Continue a text or a list of token ids; an encoder-decoder answers it. str() of the result is the text.
 
+        beams: number of beams of a beam search, which returns its best text instead of sampling. It takes
+        max_new_tokens, stop_ids, length_penalty and stop_when.
+        speculate: "lookup", which drafts tokens by copying from the text, or a smaller model with the same vocabulary.
+        The result is the same, usually sooner.
+        """
+        check_single(options)
+        speculation = speculate.network if isinstance(speculate, Model) else speculate
+        return self.text_generator.generate([prompt], 1, options, beams=beams, speculation=speculation)[0]
+
+    @documents_options(SamplingOptions, BeamOptions)
     def generate_many(
         self,
         prompts: Sequence[Prompt],
@@ -77,80 +118,88 @@ class Model(LoadedModel):
         *,
         beams: int | None = None,
         speculate: "Speculation | Model | None" = None,
-        **options: Any,
+        **options: Unpack[GenerateKeywords],
     ) -> list[Generation]:
-        """n texts of each prompt; what a prompt gives does not depend on its neighbours.
+        """Continue several prompts in one batch and return n texts of each, in the order of the prompts.
 
-        Sampled by default, under the options of `SamplingOptions`. `beams`: the n best of a search, under those of
-        `BeamOptions` (length_penalty, stop_when). `speculate`: the same text sooner, by guesses from the text itself
-        ("lookup") or from a smaller model.
+        The texts of a prompt do not depend on the other prompts.
+
+        n: number of samples per prompt, or of the best beams.
+        beams, speculate: as for `generate`.
         """
         check_prompts(prompts)
-        if beams is None:
-            return self.text_generator.sample(prompts, n, options, speculation_of(speculate))
-        if speculate is not None:
-            raise ClearheadError("beams and speculate exclude each other; give one of them")
-        return self.text_generator.search(prompts, n, beams, options)
+        speculation = speculate.network if isinstance(speculate, Model) else speculate
+        return self.text_generator.generate(prompts, n, options, beams=beams, speculation=speculation)
 
-    def stream(self, prompt: Prompt, *, speculate: "Speculation | Model | None" = None, **options: Any) -> Stream:
-        """The text of one sample as it comes; iterate over it, then see its `generation`."""
-        if "n" in options:
-            raise ClearheadError("a stream is one text; generate_many([prompt], n=…) gives several")
+    @documents_options(SamplingOptions)
+    def stream(
+        self, prompt: Prompt, *, speculate: "Speculation | Model | None" = None, **options: Unpack[SamplingKeywords]
+    ) -> Stream:
+        """Return an iterator over the pieces of one generated text; its `generation` is the result so far.
+
+        speculate: as for `generate`.
+        """
+        check_single(options)
         if "beams" in options:
-            raise ClearheadError("beams know their text only at the end; they do not stream, so use generate")
-        return self.text_generator.stream(prompt, options, speculation_of(speculate))
+            raise ClearheadError("a beam search has no text before its end, so it cannot stream; use generate")
+        speculation = speculate.network if isinstance(speculate, Model) else speculate
+        return self.text_generator.stream(prompt, options, speculation)
 
     def chat(self, system: str | None = None) -> Chat:
-        """A conversation that keeps its cache between turns."""
+        """Start a conversation that keeps its cache between turns. system: the system message."""
         return Chat(self.text_generator, system)
 
     # --- reading
 
     def trace(self, text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False) -> "Trace":
-        """One forward on the fast path, to be looked into afterwards: trace.attention(layer, head), trace.logits, …"""
-        from clearhead.inspection import trace  # a room of its own, that most never enter
+        """Run one forward pass over a text and return its trace: trace.attention(layer, head), trace.logits, …
 
-        return trace(self, text, source, keep_heads=keep_heads)
+        source: what the encoder of an encoder-decoder reads; `text` is then the answer.
+        keep_heads: compute the queries, keys and values of all layers now and keep them.
+        """
+        from clearhead.inspection import trace_text  # imported here because most programs never trace
+
+        return trace_text(self.text_generator, text, source, keep_heads=keep_heads)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """The token ids of a text; ids as they are."""
-        return token_ids(prompt, self.tokenizer)
+        """Return the token ids of a text; return token ids as a list."""
+        return encode_prompt(prompt, self.tokenizer)
 
     def score(self, text: Prompt) -> Score:
-        """How likely a text is: the log-probability of each token after those before it, and the perplexity."""
-        check_scores(self.config)
+        """Return the log-probability of each token given those before it, and the perplexity of the text."""
+        check_can_score(self.config)
         with explain_out_of_memory():
             return score(self.network, self.encode(text))
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[Prompt]) -> torch.Tensor:
-        """One vector of length 1 per text: the mean of the last hidden states (B, D)."""
+        """Return one vector of length 1 per text, the mean of the last hidden states (B, D)."""
         if not isinstance(texts, Iterable):
             raise ClearheadError(f"the texts are {texts!r}; give one text or a list of them")
-        rows = [self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
-        if not rows:
+        sequences = [self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        if not sequences:
             raise ClearheadError("there is no text to embed; give at least one")
         stack = self.config.encoder or self.config.output_stack
-        for row in rows:
-            check_tokens(row, stack)
-        tokens, mask = pad_right(rows, self.network.device)
+        for tokens in sequences:
+            check_tokens(tokens, stack)
+        batch, mask = pad_right(sequences, self.network.device)
         with explain_out_of_memory():
             if self.config.is_encoder_decoder:
-                hidden = self.network.encode(tokens, mask).states
+                hidden = self.network.encode(batch, mask).states
             else:
-                hidden = self.network.hidden_states(tokens, mask)
+                hidden = self.network.hidden_states(batch, mask)
         mean = (hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
         return torch.nn.functional.normalize(mean, dim=-1)
 
     # --- saving
 
-    def save(self, folder: str | Path, format: Literal["huggingface", "native"] = "native") -> Path:
-        """A folder that `clearhead.load` reads again; as `huggingface` also transformers."""
+    def save(self, folder: str | Path, format: FolderFormat = "native") -> Path:
+        """Save to a folder that `clearhead.load` reads; with format "huggingface" transformers reads it, too."""
         check_format(format)
         folder = expand_user(folder)
         if is_packed(self.network):
-            raise ClearheadError("packed weights are not saved: load the model with full weights to save it")
-        check_target(folder, format, self.tokenizer)
+            raise ClearheadError("packed weights cannot be saved; load the model with full weights to save it")
+        check_save_folder(folder, format, self.tokenizer)
         if format == "huggingface":
             save_folder(self.network, folder, self.family, self.special_ids)
         else:
@@ -161,14 +210,18 @@ class Model(LoadedModel):
 
 
 def check_prompts(prompts: object) -> None:
+    """Raise ClearheadError unless `prompts` is a list; each prompt is checked when it is encoded."""
     if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-        raise ClearheadError(f"the prompts are {prompts!r}; give a list of them, or one to generate")
+        raise ClearheadError(f"the prompts are {prompts!r}; give a list of prompts, or use generate for one")
 
 
-def speculation_of(speculate: Speculation | Model | None) -> Speculation | None:
-    return speculate.network if isinstance(speculate, Model) else speculate
+def check_single(options: Mapping[str, object]) -> None:
+    """Raise ClearheadError if a method that returns one text is asked for n."""
+    if "n" in options:
+        raise ClearheadError("generate and stream return one text; generate_many([prompt], n=…) returns several")
 
 
 def check_format(name: str) -> None:
+    """Raise ClearheadError unless a model can be saved in this format."""
     if name not in ("huggingface", "native"):
         raise unknown_name("format", name, ("huggingface", "native"))

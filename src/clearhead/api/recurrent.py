@@ -1,4 +1,4 @@
-"""RecurrentBaseline: the recurrent encoder-decoder behind the interface of Model.
+"""RecurrentBaseline: the recurrent encoder-decoder with the interface of Model.
 
 model = clearhead.load("runs/rnn/model"); print(model.generate("Hello"))
 """
@@ -6,54 +6,73 @@ model = clearhead.load("runs/rnn/model"); print(model.generate("Hello"))
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Unpack
 
-from clearhead.api.model import Model, check_prompts
+from clearhead.api.model import FolderFormat, Model, check_prompts, check_single
 from clearhead.architecture import ModelConfig
 from clearhead.errors import ClearheadError
-from clearhead.generation import Generation, Prompt, TextGenerator, translate
+from clearhead.generation import Generation, Prompt, Speculation, TextGenerator, translate
 from clearhead.model import RecurrentTranslator
-from clearhead.options import SamplingOptions
+from clearhead.options import GenerateKeywords, SamplingOptions
 
 
 @dataclass(frozen=True, repr=False)
 class RecurrentBaseline(Model):
-    """The baseline before the Transformer. It answers texts; whoever asks for a Transformer's config is told so."""
+    """A recurrent encoder-decoder. It generates greedily and can be saved; everything else raises ClearheadError."""
 
-    network: RecurrentTranslator  # type: ignore[assignment]  # its own config is network.config
+    network: RecurrentTranslator  # type: ignore[assignment]  # its config is network.config
 
     @property
     def config(self) -> ModelConfig:
-        raise ClearheadError("this model is a recurrent network: it generates and is saved, and no more")
+        raise ClearheadError("this model is a recurrent network; it can only generate and be saved")
 
     @property
     def text_generator(self) -> TextGenerator:
-        raise ClearheadError("a recurrent network neither streams nor chats; generate gives its text whole")
+        raise ClearheadError("this model is a recurrent network: use generate; it cannot stream, chat or be traced")
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        beams: int | None = None,
+        speculate: "Speculation | Model | None" = None,
+        **options: Unpack[GenerateKeywords],
+    ) -> Generation:
+        """Answer a text or token ids by the most likely token at each step; the only option is max_new_tokens."""
+        check_single(options)
+        return self.generate_many([prompt], beams=beams, speculate=speculate, **options)[0]
 
     def generate_many(
         self,
         prompts: Sequence[Prompt],
         n: int = 1,
         *,
-        max_new_tokens: int = SamplingOptions.max_new_tokens,
-        **options: Any,
+        beams: int | None = None,
+        speculate: "Speculation | Model | None" = None,
+        **options: Unpack[GenerateKeywords],
     ) -> list[Generation]:
-        """The likeliest token at each step; there is nothing else to choose."""
+        """Answer several texts in one batch; the only option is max_new_tokens."""
         check_prompts(prompts)
-        SamplingOptions(max_new_tokens=max_new_tokens)  # refuses what is no such number
-        greedy = n == 1 and all(options[name] in (None, 0) for name in options)
-        if not greedy or options.keys() - {"temperature", "beams", "speculate"}:
-            raise ClearheadError("a recurrent network takes its likeliest token; give it max_new_tokens alone")
+        max_new_tokens = options.get("max_new_tokens", SamplingOptions.max_new_tokens)
+        SamplingOptions(max_new_tokens=max_new_tokens)  # raises ClearheadError for an invalid value
+        is_greedy = n == 1 and beams is None and speculate is None and options.get("temperature") in (None, 0)
+        if not is_greedy or options.keys() - {"max_new_tokens", "temperature"}:
+            raise ClearheadError("a recurrent network takes the most likely token; its only option is max_new_tokens")
         sources = [self.encode(prompt) for prompt in prompts]
-        start, stop = self.special_ids["decoder_start_token_id"], self.special_ids["eos_token_id"]
-        said = translate(self.network, sources, start_id=start, stop_ids={stop}, max_new_tokens=max_new_tokens)
-        return [self.told(source, answer, stop) for source, answer in zip(sources, said, strict=True)]
+        start_id, stop_id = self.special_ids["decoder_start_token_id"], self.special_ids["eos_token_id"]
+        answers = translate(self.network, sources, start_id=start_id, stop_ids={stop_id}, max_new_tokens=max_new_tokens)
+        return [self._generation(*pair, stop_id) for pair in zip(sources, answers, strict=True)]
 
-    def save(self, folder: str | Path, format: Literal["huggingface", "native"] = "native") -> Path:
+    def save(self, folder: str | Path, format: FolderFormat = "native") -> Path:
+        """Save to a folder that `clearhead.load` reads."""
         if format == "huggingface":
             raise ClearheadError("transformers has no such recurrent network; save it as native")
         return super().save(folder, format)
 
-    def told(self, source: list[int], answer: list[int], stop: int) -> Generation:
-        text = "" if self.tokenizer is None else self.tokenizer.decode([token for token in answer if token != stop])
-        return Generation(answer, text, source, "stop" if answer[-1:] == [stop] else "length")
+    def _execution(self) -> str:
+        return "PyTorch"
+
+    def _generation(self, source: list[int], answer: list[int], stop_id: int) -> Generation:
+        words = [token for token in answer if token != stop_id]
+        text = "" if self.tokenizer is None else self.tokenizer.decode(words)
+        return Generation(answer, text, source, "stop" if answer[-1:] == [stop_id] else "length")

@@ -1,4 +1,4 @@
-"""Commands that make text, and the proof that they make it right: generate, chat, verify, demo.
+"""The commands generate, chat, verify and demo.
 
 clearhead generate smollm2 "The capital of France is"
 """
@@ -6,7 +6,7 @@ clearhead generate smollm2 "The capital of France is"
 import sys
 from dataclasses import asdict
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -18,33 +18,38 @@ from clearhead.cli.app import (
     errors,
     loading_bar,
     print_json,
+    print_message,
     table_console,
-    tell,
 )
 from clearhead.cli.sampling import takes_sampling
 from clearhead.errors import ClearheadError, unknown_name
-from clearhead.options import CHAT, SamplingOptions, check_effect
+from clearhead.options import CHAT_DEFAULTS, SamplingOptions, Weights, check_temperature_is_set
 
 if TYPE_CHECKING:
     from clearhead.api import Model
     from clearhead.generation import Generation, Stream
 
-DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda, mps.")]
+DtypeOption = Annotated[
+    str | None, typer.Option(help="float32, bfloat16, float16 or float64; by default that of the file.")
+]
+DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or mps; by default cpu.")]
 WeightsOption = Annotated[
-    str, typer.Option(help="full, int8, int4, or stored: a .gguf file in its own blocks.", rich_help_panel="Speed")
+    str,
+    typer.Option(
+        help="full; int8 or int4 to pack them; stored to run a .gguf file from its own blocks.", rich_help_panel="Speed"
+    ),
 ]
 FastOption = Annotated[
     bool | None,
     typer.Option(
         "--fast/--no-fast",
-        help="Make tokens in kernels, built for this processor in seconds, once; used unasked from then on.",
+        help="Use the CPU kernels, and build them first if needed; by default they are used once they are built.",
         rich_help_panel="Speed",
     ),
 ]
 SEARCH = {"rich_help_panel": "Search"}
-PAST_CONTEXT = "the text goes past the {context:,} tokens this model was made for; expect it to lose the thread there"
-WEIGHTS = ("full", "stored", "int8", "int4")  # those of bundle.py, known here without PyTorch
+PAST_CONTEXT = "the text is longer than the model's context of {context:,} tokens; its quality may degrade from there"
+WEIGHTS = get_args(Weights)
 
 
 @app.command(epilog='Example: `clearhead generate smollm2 "The capital of France is" --max-new-tokens 20`')
@@ -53,16 +58,17 @@ def generate(
     model: ModelArgument,
     prompt: Annotated[str, typer.Argument(help="The text to continue or translate; - reads it from standard input.")],
     sampling: dict[str, Any],
-    n: Annotated[int, typer.Option("--n", help="How many texts.", **SEARCH)] = 1,
-    beams: Annotated[int | None, typer.Option(help="Search with so many beams.", **SEARCH)] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of texts.", **SEARCH)] = 1,
+    beams: Annotated[int | None, typer.Option(help="Number of beams of a beam search.", **SEARCH)] = None,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Of beams; above 0 favours long texts.", **SEARCH)
+        float | None, typer.Option(help="Of a beam search; above 0 favours long texts.", **SEARCH)
     ] = None,
     speculate: Annotated[
-        str | None, typer.Option(help="Guess ahead: `lookup`, or a smaller model of the same kind.", **SEARCH)
+        str | None,
+        typer.Option(help="Draft tokens by `lookup` in the text, or with a smaller model of the same kind.", **SEARCH),
     ] = None,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json: log-probabilities, with so many alternatives.")
+        int | None, typer.Option(help="With --json: add log-probabilities, with this many alternatives per token.")
     ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -70,83 +76,96 @@ def generate(
     fast: FastOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text, printed as it comes; an encoder-decoder answers it."""
+    """Continue a text and print it while it is generated; an encoder-decoder answers the text."""
     check_weights(weights)
     if beams is None:
-        check_effect(sampling, n)
+        check_temperature_is_set(sampling, n)
     if logprobs is not None and not as_json:
-        raise ClearheadError("log-probabilities are shown with --json only")
+        raise ClearheadError("log-probabilities are only printed with --json")
     from clearhead.api import RecurrentBaseline
 
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     loaded = load_model(model, dtype, device, weights, fast)
-    asked = {"beams": beams, "length_penalty": length_penalty, "logprobs": logprobs}
-    options = sampling | {name: value for name, value in asked.items() if value is not None}
+    given = {"beams": beams, "length_penalty": length_penalty, "logprobs": logprobs}
+    options = sampling | {name: value for name, value in given.items() if value is not None}
     if speculate is not None:
-        options["speculate"] = guesser(speculate, dtype, device)
+        options["speculate"] = load_speculation(speculate, dtype, device)
     if beams is None and n == 1 and not as_json and not isinstance(loaded, RecurrentBaseline):
-        made = [print_stream(loaded.stream(text, **options))]
+        generations = [print_stream(loaded.stream(text, **options))]
     else:
-        made = loaded.generate_many([text], n, **options)
-        print_texts(text, made, as_json)
-    warn_of_context(made, loaded.network.config.context)
+        generations = loaded.generate_many([text], n, **options)
+        print_generations(text, generations, as_json)
+    warn_about_context(generations, loaded.network.config.context)
 
 
 @app.command(epilog="Example: `clearhead chat smollm2`")
-@takes_sampling(CHAT)
+@takes_sampling(CHAT_DEFAULTS)
 def chat(
     model: ModelArgument,
     sampling: dict[str, Any],
-    system: Annotated[str | None, typer.Option(help="What the assistant is told first.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message: instructions for the whole conversation.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     weights: WeightsOption = "full",
     fast: FastOption = None,
 ) -> None:
-    """Talk to a model. /help lists what else can be typed; Ctrl-C stops an answer, Ctrl-D leaves."""
+    """Chat with a model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D quits."""
     check_weights(weights)
-    check_effect(sampling)
-    from clearhead.cli.terminal import talk
+    check_temperature_is_set(sampling)
+    from clearhead.cli.terminal import run_chat
 
-    talk(load_model(model, dtype, device, weights, fast).chat(system), sampling)
+    run_chat(load_model(model, dtype, device, weights, fast).chat(system), sampling)
 
 
 @app.command(epilog="Example: `clearhead verify smollm2 --tokens 64`")
 def verify(
     model: ModelArgument,
-    tokens: Annotated[int | None, typer.Option(help="How many the loops make; 256, or 32 for a large model.")] = None,
-    length: Annotated[int | None, typer.Option(help="Of the text read, in tokens; enough to pass windows.")] = None,
-    compiles: Annotated[bool, typer.Option("--compile", help="Also try torch.compile, which takes a minute.")] = False,
-    dtype: Annotated[str, typer.Option(help="float32 shows most; also float64, bfloat16, float16.")] = "float32",
+    tokens: Annotated[
+        int | None, typer.Option(help="Number of tokens to generate; by default 256, or 32 for a large model.")
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(help="Number of tokens to read; by default enough to exceed sliding windows.")
+    ] = None,
+    compiles: Annotated[
+        bool, typer.Option("--compile", help="Also check torch.compile, which takes a minute.")
+    ] = False,
+    dtype: Annotated[
+        str, typer.Option(help="float32 is the most sensitive; float64, bfloat16 and float16 also work.")
+    ] = "float32",
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove on this model that caches, batches, padding and kernels change nothing. Exit code 1 where one does."""
-    from clearhead.verification import checks, print_findings
+    """Verify that caches, batches, padding, speculation and kernels do not change this model's logits.
+
+    Every check prints the largest difference from a plain forward pass and its tolerance. Packed weights are compared
+    too, and transformers if it is installed. Exit with 1 if a check fails.
+    """
+    from clearhead.verification import print_results
+    from clearhead.verification import verify as run_checks
 
     loaded = load_model(model, dtype, device, fast=False)
-    findings = []
+    results = []
     with errors.status("verifying") as status:
-        for finding in checks.verify(loaded, length=length, num_new=tokens, compiles=compiles):
-            findings.append(finding)
-            status.update(f"verified {finding.check}")
+        for result in run_checks(loaded, length=length, num_new_tokens=tokens, compiles=compiles):
+            results.append(result)
+            status.update(f"verified {result.check}")
     if as_json:
-        print_json([finding.as_data() for finding in findings])
+        print_json([result.as_data() for result in results])
     else:
-        print_findings(findings, loaded, table_console())
-    if any(finding.verdict == "fail" for finding in findings):
+        print_results(results, loaded, table_console())
+    if any(result.verdict == "fail" for result in results):
         raise typer.Exit(1)
 
 
 @app.command(epilog="Example: `clearhead demo`")
 def demo() -> None:
-    """See it work: fetch SmolLM2, continue a sentence, show how the model is built. Under two minutes."""
+    """Download SmolLM2, continue a sentence and show the model's architecture, in less than two minutes."""
     from clearhead.cli.demo import run
 
     run(download_bar)
 
 
-# --- what they share
+# --- shared parts
 
 
 def check_weights(name: str) -> None:
@@ -157,13 +176,15 @@ def check_weights(name: str) -> None:
 def load_model(
     name: str, dtype: str | None, device: str | None, weights: str = "full", fast: bool | None = None
 ) -> "Model":
+    """Load a model and show the progress on a terminal."""
     from clearhead.api import load
 
     with loading_bar(name) as progress:
         return load(name, dtype, device, progress, weights=weights, fast=fast)  # type: ignore[arg-type]
 
 
-def guesser(name: str, dtype: str | None, device: str | None) -> "Model | str":
+def load_speculation(name: str, dtype: str | None, device: str | None) -> "Model | str":
+    """Return "lookup", or load the draft model of this name."""
     if name == "lookup":
         return name
     try:
@@ -175,6 +196,7 @@ def guesser(name: str, dtype: str | None, device: str | None) -> "Model | str":
 
 
 def print_stream(stream: "Stream") -> "Generation":
+    """Print a text while it is generated."""
     for piece in stream:
         sys.stdout.write(piece)
         sys.stdout.flush()
@@ -182,18 +204,19 @@ def print_stream(stream: "Stream") -> "Generation":
     return stream.generation
 
 
-def print_texts(prompt: str, made: "list[Generation]", as_json: bool) -> None:
-    """One text as it is, one object as JSON; several are numbered, or a list."""
+def print_generations(prompt: str, generations: "list[Generation]", as_json: bool) -> None:
+    """Print one text, or several with numbers; as JSON one object, or a list of them."""
     if as_json:
-        told = [{"prompt": prompt} | asdict(one) for one in made]
-        print_json(told[0] if len(told) == 1 else told)
+        data = [{"prompt": prompt} | asdict(generation) for generation in generations]
+        print_json(data[0] if len(data) == 1 else data)
         return
-    for number, one in enumerate(made, start=1):
-        typer.echo(one.text if len(made) == 1 else f"[{number}] {one.text}")
+    for number, generation in enumerate(generations, start=1):
+        typer.echo(generation.text if len(generations) == 1 else f"[{number}] {generation.text}")
 
 
-def warn_of_context(made: "list[Generation]", context: int) -> None:
-    if any(one.num_past_context for one in made):
-        tell("note", PAST_CONTEXT.format(context=context))
-    elif any(one.finish_reason == "context" for one in made):
-        tell("note", f"the text ends where the model does, at {context:,} tokens")
+def warn_about_context(generations: "list[Generation]", context: int) -> None:
+    """Print a note if a text is longer than the model's context, or ended because the context is full."""
+    if any(generation.num_past_context for generation in generations):
+        print_message("note", PAST_CONTEXT.format(context=context))
+    elif any(generation.finish_reason == "context" for generation in generations):
+        print_message("note", f"the text ends because the model's context of {context:,} tokens is full")

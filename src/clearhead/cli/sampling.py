@@ -1,4 +1,4 @@
-"""The options of sampling on the command line: those of SamplingOptions, with its types, defaults and checks.
+"""Sampling options on the command line: the fields of SamplingOptions with their defaults, descriptions and checks.
 
 @app.command()
 @takes_sampling(SamplingOptions())
@@ -13,60 +13,66 @@ from typing import Any
 import typer
 
 from clearhead.errors import ClearheadError
-from clearhead.options import SamplingOptions
+from clearhead.options import SamplingOptions, description_of, option_fields
 
-# Name of the option: its type, its group in --help, what it does.
-OPTIONS: dict[str, tuple[Any, str, str]] = {
-    "max_new_tokens": (int, "Length", "How many tokens at most."),
-    "min_new_tokens": (int, "Length", "Nothing ends the text before so many."),
-    "stop": (list[str], "Length", "A string that ends the text; may be given again."),
-    "stop_ids": (list[int], "Length", "A token id that ends the text; may be given again."),
-    "temperature": (float, "Sampling", "0: always the likeliest token; 1: as the model weighs them."),
-    "top_k": (int | None, "Sampling", "Only the k likeliest tokens."),
-    "top_p": (float | None, "Sampling", "Only the likeliest tokens that make up this probability."),
-    "min_p": (float | None, "Sampling", "Only tokens at least this times as likely as the likeliest."),
-    "seed": (int | None, "Sampling", "The same draw each time."),
-    "repetition_penalty": (float, "Penalties", "Above 1: tokens of prompt and text become less likely."),
-    "presence_penalty": (float, "Penalties", "Taken from the logit of a token that the text has."),
-    "frequency_penalty": (float, "Penalties", "Taken for each time that the text has it."),
-    "logit_bias": (list[str], "Penalties", "ID=BIAS, added to the logit of a token; may be given again."),
+# Name of the option: its type on the command line, and its group in --help. The help texts are those of the fields.
+OPTIONS: dict[str, tuple[Any, str]] = {
+    "max_new_tokens": (int, "Length"),
+    "min_new_tokens": (int, "Length"),
+    "stop": (list[str], "Length"),
+    "stop_ids": (list[int], "Length"),
+    "temperature": (float, "Sampling"),
+    "top_k": (int | None, "Sampling"),
+    "top_p": (float | None, "Sampling"),
+    "min_p": (float | None, "Sampling"),
+    "seed": (int | None, "Sampling"),
+    "repetition_penalty": (float, "Penalties"),
+    "presence_penalty": (float, "Penalties"),
+    "frequency_penalty": (float, "Penalties"),
+    "logit_bias": (list[str], "Penalties"),
 }
-LISTS = (list[str], list[int])
-FLAGS = {"stop_ids": "--stop-id"}  # one at a time
+REPEATED = {  # an option that takes one value at a time: its flag and its help text
+    "stop": ("--stop", "String that ends the text; may be repeated."),
+    "stop_ids": ("--stop-id", "Token id that ends the text; may be repeated."),
+    "logit_bias": ("--logit-bias", "ID=BIAS, a value to add to the logit of a token; may be repeated."),
+}
 
 
 def takes_sampling(defaults: SamplingOptions) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Adds them to a command, which gets what was asked as `sampling`."""
+    """Add the sampling options to a command, which receives those that differ from SamplingOptions as `sampling`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
-        def wrapped(**given: Any) -> None:
-            asked = {name: given.pop(name) for name in OPTIONS}
-            command(**given, sampling=checked(asked))
+        def wrapped(**arguments: Any) -> None:
+            values = {name: arguments.pop(name) for name in OPTIONS}
+            command(**arguments, sampling=parse_sampling(values))
 
         own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "sampling"]
-        shared = [option(name, getattr(defaults, name)) for name in OPTIONS]
+        shared = [option_parameter(name, getattr(defaults, name)) for name in OPTIONS]
         wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
         return wrapped
 
     return decorate
 
 
-def option(name: str, default: Any) -> inspect.Parameter:
-    kind, group, words = OPTIONS[name]
-    flag = FLAGS.get(name, "--" + name.replace("_", "-"))
-    shown = typer.Option(list(default) if kind in LISTS else default, flag, help=words, rich_help_panel=group)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=shown, annotation=kind)
+def option_parameter(name: str, default: Any) -> inspect.Parameter:
+    kind, group = OPTIONS[name]
+    flag, words = REPEATED.get(name, (f"--{name.replace('_', '-')}", DESCRIPTIONS[name]))
+    option = typer.Option(list(default) if name in REPEATED else default, flag, help=words, rich_help_panel=group)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
-def checked(asked: dict[str, Any]) -> dict[str, Any]:
-    """Those that change something, found right before a model is loaded for them."""
-    bias = [read_bias(text) for text in asked["logit_bias"]]
-    options, unasked = SamplingOptions(**(asked | {"logit_bias": bias})), SamplingOptions()
-    return {name: getattr(options, name) for name in OPTIONS if getattr(options, name) != getattr(unasked, name)}
+DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(SamplingOptions)}
 
 
-def read_bias(text: str) -> tuple[int, float]:
+def parse_sampling(values: dict[str, Any]) -> dict[str, Any]:
+    """Check the options before a model is loaded, and return those that differ from the defaults of SamplingOptions."""
+    bias = [parse_bias(text) for text in values["logit_bias"]]
+    options, defaults = SamplingOptions(**(values | {"logit_bias": bias})), SamplingOptions()
+    return {name: getattr(options, name) for name in OPTIONS if getattr(options, name) != getattr(defaults, name)}
+
+
+def parse_bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)

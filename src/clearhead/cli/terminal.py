@@ -1,8 +1,8 @@
-"""The chat in a terminal: lines in, an answer streamed out, and how fast it came.
+"""The chat in a terminal: read lines, stream the answers and report their speed.
 
-    talk(model.chat(), {"max_new_tokens": 256})
+    run_chat(model.chat(), {"max_new_tokens": 256})
 
-Answers go to stdout, all else to stderr, so that a transcript can be piped.
+Answers go to stdout and everything else to stderr, so that the answers can be piped.
 """
 
 import sys
@@ -15,17 +15,17 @@ from rich.console import Console
 from clearhead.api import Chat
 from clearhead.errors import ClearheadError
 
-HELP = "/reset starts anew, /history shows the conversation, /quit leaves, /help shows this; Ctrl-C stops an answer."
+HELP = "/reset starts again, /history shows the conversation, /quit quits, /help shows this; Ctrl-C stops an answer."
 
 
-def talk(chat: Chat, options: dict[str, Any]) -> None:
-    """Until /quit or the end of the input (Ctrl-D)."""
-    messages = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+def run_chat(chat: Chat, options: dict[str, Any]) -> None:
+    """Answer lines from stdin until /quit or the end of the input (Ctrl-D)."""
+    console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
     prompt = ""
     if sys.stdin.isatty():
-        with suppress(ImportError):  # Windows has no readline, and edits lines by itself
-            import readline  # noqa: F401  (its import gives input() arrows and a history)
-        messages.print(HELP, style="dim")
+        with suppress(ImportError):  # Windows has no readline; its terminal edits lines itself
+            import readline  # noqa: F401  (importing it gives input() line editing and a history)
+        console.print(HELP, style="dim")
         prompt = "> " if sys.stdout.isatty() else ""
     while True:
         try:
@@ -33,7 +33,7 @@ def talk(chat: Chat, options: dict[str, Any]) -> None:
         except EOFError:
             return
         except KeyboardInterrupt:
-            messages.print("\n/quit or Ctrl-D leaves", style="dim")
+            console.print("\n/quit or Ctrl-D quits", style="dim")
             continue
         match line:
             case "":
@@ -44,16 +44,17 @@ def talk(chat: Chat, options: dict[str, Any]) -> None:
                 chat.reset()
             case "/history":
                 for message in chat.messages:
-                    messages.print(f"{message['role']}: {message['content']}", markup=False)
+                    console.print(f"{message['role']}: {message['content']}", markup=False)
             case "/help":
-                messages.print(HELP, style="dim")
+                console.print(HELP, style="dim")
             case _ if line.startswith("/"):
-                messages.print(f"there is no command {line}; {HELP}", style="dim", markup=False)
+                console.print(f"there is no command {line}; {HELP}", style="dim", markup=False)
             case _:
-                answer(chat, line, options, messages)
+                print_answer(chat, line, options, console)
 
 
-def answer(chat: Chat, line: str, options: dict[str, Any], messages: Console) -> None:
+def print_answer(chat: Chat, line: str, options: dict[str, Any], console: Console) -> None:
+    """Stream the answer to stdout and print its statistics, or an error, to stderr."""
     started = time.perf_counter()
     try:
         with closing(chat.stream(line, **options)) as pieces:
@@ -61,25 +62,30 @@ def answer(chat: Chat, line: str, options: dict[str, Any], messages: Console) ->
                 sys.stdout.write(piece)
                 sys.stdout.flush()
     except KeyboardInterrupt:
-        pass  # what was said so far stays in the conversation
+        pass  # the text so far stays in the conversation
     except ClearheadError as error:
-        messages.print(f"error: {error}", markup=False)
+        console.print(f"error: {error}", markup=False)
         return
     finally:
         sys.stdout.write("\n")
         sys.stdout.flush()
-    if chat.last is not None:
-        messages.print(told(chat, time.perf_counter() - started), style="dim")
+    if chat.last_generation is not None:
+        console.print(describe_answer(chat, time.perf_counter() - started), style="dim")
 
 
-def told(chat: Chat, seconds: float) -> str:
-    assert chat.last is not None
-    num_made, context = len(chat.last.tokens), chat.text_generator.network.config.context
-    words = f"{num_made} tokens, {num_made / seconds:.1f} per second; {chat.num_read} read, {chat.cache.length} cached"
-    if chat.last.num_past_context:
-        words += f"\nThe conversation has passed the {context:,} tokens this model was made for; /reset starts anew."
-    elif chat.last.finish_reason == "context":
-        words += f"\nThe conversation has reached the model's {context:,} tokens; /reset starts anew."
-    elif chat.last.finish_reason == "length":
-        words += "; cut off at --max-new-tokens"
-    return words
+def describe_answer(chat: Chat, elapsed_seconds: float) -> str:
+    """Return one line on the speed and the cache, and a second one if the context is full."""
+    generation, context = chat.last_generation, chat.text_generator.network.config.context
+    assert generation is not None
+    num_tokens = len(generation.tokens)
+    text = (
+        f"{num_tokens} tokens, {num_tokens / elapsed_seconds:.1f} per second; "
+        f"{chat.num_prompt_tokens} prompt tokens read, {chat.cache.length} tokens in the cache"
+    )
+    if generation.num_past_context:
+        text += f"\nThe conversation is longer than the model's context of {context:,} tokens; /reset starts again."
+    elif generation.finish_reason == "context":
+        text += f"\nThe model's context of {context:,} tokens is full; /reset starts again."
+    elif generation.finish_reason == "length":
+        text += "; cut off at --max-new-tokens"
+    return text

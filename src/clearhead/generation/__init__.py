@@ -1,76 +1,59 @@
-"""From a prompt to new tokens.
+"""Generate text: from prompts to new tokens, texts, streams and scores.
 
-    rows = [TokenSequence(prompt_ids, SamplingOptions(max_new_tokens=64))]; list(decode(network, rows)); rows[0].tokens
+    sequences = [TokenSequence(prompt_ids, SamplingOptions(max_new_tokens=64))]; list(decode(network, sequences))
 
-The loop is decode.py; how a token is chosen is sampling.py; what may be asked is options.py. speaker.py stands around
-them all: prompts as people write them, and what became of them.
+text_generator        TextGenerator: prompts and options in, generated texts out
+prompts               encode, check and pad prompts; run the encoder; explain out-of-memory errors
+sequences             TokenSequence: one sequence of a batch
+decoding              decode: the readable loop with a cache
+plain                 the same without a cache; tests compare every other loop with it
+cuda_graph            the same loop on an NVIDIA GPU, each step in one CUDA graph
+speculative           the same text from drafts that the network checks several tokens at a time
+beam                  beam search
+sampling              from logits to tokens, with sampling_parameters, penalties and randomness
+text_output           from tokens to text; stop_strings ends it
+result                Generation and Stream
+scoring               log-probabilities of a given text
+recurrent             greedy decoding with the recurrent baseline
 """
 
-from clearhead.generation.beam import (
-    BeamOptions,
-    beam_search,
-)
-from clearhead.generation.decode import (
-    TokenSequence,
-    check,
-    decode,
-    pad_left,
-    prefill,
-)
+from clearhead.generation.beam import beam_search
+from clearhead.generation.decoding import decode, prefill
 from clearhead.generation.prompts import (
     Prompt,
     check_tokens,
+    encode_prompt,
     encode_sources,
     explain_out_of_memory,
+    pad_left,
     pad_right,
     require_tokenizer,
-    token_ids,
 )
-from clearhead.generation.recurrent import (
-    translate,
-)
-from clearhead.generation.result import (
-    Generation,
-    Stream,
-)
-from clearhead.generation.score import (
-    Score,
-    check_scores,
-    score,
-)
-from clearhead.generation.speculative import (
-    Draft,
-    Speculation,
-    Tally,
-    decode_speculatively,
-)
-from clearhead.generation.text_generator import (
-    OTHERS,
-    TextGenerator,
-)
-from clearhead.generation.transcript import (
-    Transcript,
-)
+from clearhead.generation.recurrent import translate
+from clearhead.generation.result import Generation, Stream
+from clearhead.generation.scoring import Score, check_can_score, score
+from clearhead.generation.sequences import TokenSequence
+from clearhead.generation.speculative import Draft, Speculation, SpeculationStats, decode_speculatively
+from clearhead.generation.text_generator import TextGenerator
+from clearhead.generation.text_output import TextOutput
 
 __all__ = [
-    "OTHERS",
-    "BeamOptions",
     "Draft",
     "Generation",
     "Prompt",
     "Score",
     "Speculation",
+    "SpeculationStats",
     "Stream",
-    "Tally",
     "TextGenerator",
+    "TextOutput",
     "TokenSequence",
-    "Transcript",
     "beam_search",
-    "check",
-    "check_scores",
+    "check_can_score",
     "check_tokens",
     "decode",
     "decode_speculatively",
+    "encode_prompt",
     "encode_sources",
     "explain_out_of_memory",
     "pad_left",
@@ -78,6 +61,5 @@ __all__ = [
     "prefill",
     "require_tokenizer",
     "score",
-    "token_ids",
     "translate",
 ]

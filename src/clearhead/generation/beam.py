@@ -1,111 +1,81 @@
-"""Beam search: of all beginnings of a text the likeliest few are followed, not the single likeliest token.
+"""Beam search: extend the few most likely texts in parallel, instead of a single one token by token.
 
     best = beam_search(network, [prompt_ids], BeamOptions(num_beams=4, stop_ids=[2]))[0][0]; best.tokens, best.score
 
-At each step every beam is continued by every token. Of all these continuations, in order of log p(tokens | prompt),
+Each step continues every beam with every token. Among all continuations, sorted by log p(tokens | prompt),
 
-    the first num_beams       if they end (a stop token, or no room for another) they are finished, others run on
-    those after them          run on where finished ones left a place, until num_beams run
+    the first num_beams       finish if they end (a stop token, or the maximum length), and otherwise continue
+    those after them          continue in place of finished ones, until num_beams beams are running
 
-    score = log p / length^length_penalty     length: new tokens, a stop token included
+    score = log p / length^length_penalty     length: number of new tokens, a stop token included
 
-The num_beams finished ones of the highest score are kept. The rules are those of transformers' `generate`.
+The num_beams finished beams with the highest scores are kept. These are the rules of transformers' `generate`.
 """
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from clearhead.cache import KeyValueCache
-from clearhead.errors import ClearheadError, unknown_name
-from clearhead.generation.decode import TokenSequence, check, prefill, room, run
-from clearhead.generation.sampling import check_numbers, choosing_device
+from clearhead.cache import KeyValueCache, forward_step
+from clearhead.generation.decoding import prefill
+from clearhead.generation.sampling import check_finite, sampling_device
+from clearhead.generation.sequences import TokenSequence, check_sequences, remaining_positions
 from clearhead.model import EncoderOutput, Transformer
-from clearhead.options import SamplingOptions, check_count, checked_ids, is_number
-
-StopWhen = Literal["full", "unlikely", "impossible"]
-STEEPEST = 10.0  # length penalty: length ** 10 is finite for any length
-
-
-@dataclass(frozen=True, kw_only=True)
-class BeamOptions:
-    """When a search ends, once num_beams are finished, and the name transformers' `early_stopping` has for it:
-
-    full         at once                                                                               True
-    unlikely     the likeliest running beam, were it to end here, would not score above the worst      False
-    impossible   nor would it at the length that suits it best if every token to come were certain     "never"
-    """
-
-    num_beams: int
-    num_best: int = 1
-    max_new_tokens: int = 128
-    length_penalty: float = 1.0  # above 0 favours long texts, since log p is negative
-    stop_when: StopWhen = "unlikely"
-    stop_ids: Iterable[int] = ()  # kept as a tuple
-
-    def __post_init__(self) -> None:
-        for name in ("num_beams", "num_best", "max_new_tokens"):
-            check_count(name, getattr(self, name))
-        if self.num_best > self.num_beams:
-            raise ClearheadError(f"num_best is {self.num_best}; it must not exceed num_beams, {self.num_beams}")
-        if not is_number(self.length_penalty, -STEEPEST, STEEPEST):
-            raise ClearheadError(f"length_penalty is {self.length_penalty!r}; it must be from -10 to 10")
-        if self.stop_when not in get_args(StopWhen):
-            raise unknown_name("stop_when", str(self.stop_when), get_args(StopWhen))
-        object.__setattr__(self, "stop_ids", checked_ids(self.stop_ids, "stop_ids"))
+from clearhead.options import BeamOptions, SamplingOptions
 
 
 class Beam(NamedTuple):
-    """A finished text; the best first."""
+    """A finished text."""
 
-    tokens: list[int]  # new ones, a stop token included
+    tokens: list[int]  # new tokens, a stop token included
     score: float
 
 
 class Hypothesis(NamedTuple):
-    """A text that may go on."""
+    """A running beam, which may continue."""
 
     tokens: tuple[int, ...]
-    logprob: float  # of all of them
-    row: int  # of the batch that read all but the last
+    logprob: float  # of all its tokens
+    row: int  # of the batch that has read all of its tokens but the last
 
 
 class Search:
-    """The beams of one prompt; no tensors."""
+    """The running and finished beams of one prompt. It uses no tensors."""
 
-    def __init__(self, options: BeamOptions, limit: int, prompt: int):
-        self.options, self.limit, self.prompt = options, limit, prompt
+    def __init__(self, options: BeamOptions, max_tokens: int, prompt: int):
+        self.options, self.max_tokens, self.prompt = options, max_tokens, prompt
         self.running = [Hypothesis((), 0.0, prompt)]
         self.finished: list[Beam] = []
 
     def step(self, continuations: Iterable[Hypothesis]) -> None:
+        """Choose the beams that finish and those that continue."""
         num_beams = self.options.num_beams
-        ordered = sorted(continuations, key=lambda one: one.logprob, reverse=True)
-        ended = [Beam(list(one.tokens), self.score(one)) for one in ordered[:num_beams] if self.ends(one)]
+        ordered = sorted(continuations, key=lambda beam: beam.logprob, reverse=True)
+        ended = [Beam(list(beam.tokens), self.score(beam)) for beam in ordered[:num_beams] if self.ends(beam)]
         self.finished = sorted(self.finished + ended, key=lambda beam: beam.score, reverse=True)[:num_beams]
-        self.running = [one for one in ordered if not self.ends(one)][:num_beams]
+        self.running = [beam for beam in ordered if not self.ends(beam)][:num_beams]
 
-    def ends(self, one: Hypothesis) -> bool:
-        return one.tokens[-1] in self.options.stop_ids or len(one.tokens) >= self.limit
+    def ends(self, beam: Hypothesis) -> bool:
+        return beam.tokens[-1] in self.options.stop_ids or len(beam.tokens) >= self.max_tokens
 
-    def score(self, one: Hypothesis, length: int | None = None) -> float:
-        return one.logprob / (length or len(one.tokens)) ** self.options.length_penalty
+    def score(self, beam: Hypothesis, length: int | None = None) -> float:
+        return beam.logprob / (length or len(beam.tokens)) ** self.options.length_penalty
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
+        """Whether the search ends here, by the rule `stop_when` of its options."""
         if not self.running:
             return True
         if len(self.finished) < self.options.num_beams:
             return False
-        # log p only falls from here on, and is divided by the most at the limit if the penalty is positive.
-        at_the_limit = self.options.stop_when == "impossible" and self.options.length_penalty > 0
-        hope = self.score(self.running[0], self.limit if at_the_limit else None)
-        return self.options.stop_when == "full" or hope <= self.finished[-1].score
+        # log p can only decrease from here on. With a positive penalty its divisor is largest at the maximum length.
+        at_max_length = self.options.stop_when == "impossible" and self.options.length_penalty > 0
+        best_score = self.score(self.running[0], self.max_tokens if at_max_length else None)
+        return self.options.stop_when == "full" or best_score <= self.finished[-1].score
 
 
 @torch.inference_mode()
@@ -115,19 +85,24 @@ def beam_search(
     options: BeamOptions,
     encoder_output: EncoderOutput | None = None,
 ) -> list[list[Beam]]:
-    """For each prompt its num_best beams, fewer only if there are not so many texts. `memory`: a source for each."""
-    asked = SamplingOptions(max_new_tokens=options.max_new_tokens, stop_ids=options.stop_ids)
-    check([TokenSequence(prompt, asked) for prompt in prompts], network)
-    limits = [min(options.max_new_tokens, room(network, len(prompt))) for prompt in prompts]
-    searches = [Search(options, limit, number) for number, limit in enumerate(limits)]
+    """Return the num_best beams of each prompt, the best first; fewer only if there are not that many texts.
+
+    encoder_output: one source per prompt, for an encoder-decoder.
+    """
+    limits = SamplingOptions(max_new_tokens=options.max_new_tokens, stop_ids=options.stop_ids)
+    check_sequences([TokenSequence(prompt, limits) for prompt in prompts], network)
+    searches = [
+        Search(options, min(options.max_new_tokens, remaining_positions(network, len(prompt))), index)
+        for index, prompt in enumerate(prompts)
+    ]
     if encoder_output is not None and encoder_output.cross_keys_values is None:
         encoder_output = network.precompute_cross_attention(encoder_output)
     cache, sources = KeyValueCache(network.config), encoder_output
     logits = prefill(network, [list(prompt) for prompt in prompts], cache, encoder_output)
-    active, source_of = searches, list(range(len(prompts)))
+    active, source_of_row = searches, list(range(len(prompts)))
     while True:
-        extend(active, logits)
-        active = [search for search in active if not search.done]
+        extend_beams(active, logits)
+        active = [search for search in active if not search.is_done]
         if not active:
             return [search.finished[: options.num_best] for search in searches]
         beams = [beam for search in active for beam in search.running]
@@ -136,30 +111,32 @@ def beam_search(
             cache = cache.select(torch.tensor(rows, device=logits.device))
         elif rows != list(range(len(rows))):
             cache.reorder(torch.tensor(rows, device=logits.device))
-        before, source_of = source_of, [search.prompt for search in active for _ in search.running]
-        if sources is not None and source_of != before:
-            encoder_output = sources.select(torch.tensor(source_of, device=logits.device))
+        previous, source_of_row = source_of_row, [search.prompt for search in active for _ in search.running]
+        if sources is not None and source_of_row != previous:
+            encoder_output = sources.select(torch.tensor(source_of_row, device=logits.device))
         newest = torch.tensor([[beam.tokens[-1]] for beam in beams], device=logits.device)
-        logits = run(network, newest, None, cache, encoder_output)
+        logits = forward_step(network, newest, cache, encoder_output=encoder_output)
 
 
-def extend(searches: Sequence[Search], logits: Tensor) -> None:
-    """One step of every search; logits (B, V), a row for each of their beams in order."""
+def extend_beams(searches: Sequence[Search], logits: Tensor) -> None:
+    """Run one step of every search; logits (B, V) have one row per running beam, in order."""
     options = searches[0].options
     beams = [beam for search in searches for beam in search.running]
-    logits = logits.to(choosing_device(logits.device), torch.promote_types(logits.dtype, torch.float32))
-    so_far = torch.tensor([beam.logprob for beam in beams], dtype=torch.float64, device=logits.device)
-    # No more of one beam can matter: every end it has, and num_beams that go on.
-    top = logits.topk(min(options.num_beams + len(set(options.stop_ids)), logits.shape[-1]), dim=-1)
-    check_numbers(logits, top.indices[:, 0])
+    logits = logits.to(sampling_device(logits.device), torch.promote_types(logits.dtype, torch.float32))
+    beam_logprobs = torch.tensor([beam.logprob for beam in beams], dtype=torch.float64, device=logits.device)
+    # Only this many continuations of one beam can matter: all its stop tokens, and num_beams that continue.
+    num_top = min(options.num_beams + len(set(options.stop_ids)), logits.shape[-1])
+    top = logits.topk(num_top, dim=-1)
+    check_finite(logits, top.indices[:, 0])
     largest = top.values[:, :1]
     logprobs = top.values.double() - largest - (logits - largest).exp_().sum(-1, True, dtype=torch.float64).log()
-    places = zip(beams, top.indices.tolist(), (logprobs + so_far[:, None]).tolist(), strict=True)
-    continuations = iter([continued(*place, row) for row, place in enumerate(places)])
+    by_beam = zip(beams, top.indices.tolist(), (logprobs + beam_logprobs[:, None]).tolist(), strict=True)
+    continuations = iter([continue_beam(*each, row) for row, each in enumerate(by_beam)])
     for search in searches:
         search.step(chain.from_iterable(islice(continuations, len(search.running))))
 
 
-def continued(beam: Hypothesis, tokens: list[int], logprobs: list[float], row: int) -> list[Hypothesis]:
+def continue_beam(beam: Hypothesis, tokens: list[int], logprobs: list[float], row: int) -> list[Hypothesis]:
+    """Return the continuations of a beam by these tokens, except impossible ones."""
     possible = [(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True) if logprob > -math.inf]
     return [Hypothesis((*beam.tokens, token), logprob, row) for token, logprob in possible]

@@ -1,9 +1,9 @@
-"""The decode loop on an NVIDIA GPU: the same rows, the same turns as decode.py, the step in one CUDA graph.
+"""The decode loop on an NVIDIA GPU: the same tokens as decoding.py, with each step in one CUDA graph.
 
-    if fits(network, rows, cache): turns = decode_in_graph(network, rows, cache)
+    if can_decode_in_graph(network, sequences, cache): steps = decode_in_graph(network, sequences, cache)
 
-The graph is asked for two tokens before the first of them is looked at, so that the GPU never waits for the host; what
-it made beyond the end of a row is forgotten.
+The graph starts the next two steps before the host reads the first of their tokens, so that the GPU never waits for
+the host. Tokens generated beyond the end of a sequence are dropped.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,84 +11,99 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from clearhead.backends import AsyncTokens, GraphDecoder, triton_runs, why_no_cuda_graph
+from clearhead.backends import AsyncTokens, GraphDecoder, triton_available, unsupported_network_reason
 from clearhead.cache import ContiguousStore, KeyValueCache
-from clearhead.generation.decode import TokenSequence, num_at_once, room
-from clearhead.generation.sampling import check_numbers, next_tokens
+from clearhead.generation.decoding import prefill_chunk_size
+from clearhead.generation.sampling import check_finite, next_tokens
 from clearhead.generation.sampling_parameters import SamplingParameters
+from clearhead.generation.sequences import TokenSequence, check_sequences, remaining_positions
 from clearhead.model import Transformer
 
-FIRST_ROOM = 1024  # new tokens; a text that may go on for longer mostly ends before, and the cache doubles if not
+INITIAL_NEW_TOKENS = 1024  # most longer requests end before; if not, the capacity of the cache doubles
 
 
-def fits(network: Transformer, rows: Sequence[TokenSequence], cache: KeyValueCache | None = None) -> bool:
-    if not triton_runs(network.device) or why_no_cuda_graph(network):
+def can_decode_in_graph(
+    network: Transformer, sequences: Sequence[TokenSequence], cache: KeyValueCache | None = None
+) -> bool:
+    """Return whether the graph supports this network, the options of all sequences and the cache."""
+    if not triton_available(network.device) or unsupported_network_reason(network, "cuda"):
         return False
     if network.device.index not in (None, torch.cuda.current_device()):
-        return False  # graphs are captured, and Triton's kernels launched, on the current device
-    return all(is_plain(row) for row in rows) and past_fits(network, rows, cache)
+        return False  # graphs are captured, and Triton's kernels are launched, on the current device
+    return all(is_supported(sequence) for sequence in sequences) and is_cache_supported(network, sequences, cache)
 
 
-def is_plain(row: TokenSequence) -> bool:
-    """Penalties look at all tokens so far and log-probabilities at all logits: those stay with decode.py."""
-    options = row.options
+def is_supported(sequence: TokenSequence) -> bool:
+    """Return False if a sequence needs all earlier tokens (penalties), all logits (logprobs) or an encoder."""
+    options = sequence.options
     penalties = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
-    return penalties == (1.0, 0.0, 0.0) and options.logprobs is None and not row.source
+    return penalties == (1.0, 0.0, 0.0) and options.logprobs is None and not sequence.source
 
 
-def past_fits(network: Transformer, rows: Sequence[TokenSequence], cache: KeyValueCache | None) -> bool:
-    """None, or that of one row, as of a chat, held as the graph would hold it."""
+def is_cache_supported(network: Transformer, sequences: Sequence[TokenSequence], cache: KeyValueCache | None) -> bool:
+    """Return whether there is no cache, or one of a single sequence (a chat) in the layout that the graph uses."""
     if cache is None:
-        return not any(row.earlier for row in rows)
-    like = next(network.parameters())
-    held = [tensor for store in cache.stores for tensor in store.tensors().values()]
-    same = all((len(part), part.dtype, part.device) == (1, like.dtype, like.device) for part in held)
-    whole = cache.real is None and all(isinstance(store, ContiguousStore) for store in cache.stores)
-    ours = cache.config == network.config and len(rows) == 1 and len(rows[0].earlier) == cache.length
-    return same and whole and ours
+        return not any(sequence.cached_tokens for sequence in sequences)
+    parameter = next(network.parameters())
+    tensors = [tensor for store in cache.stores for tensor in store.tensors().values()]
+    same_layout = all((len(t), t.dtype, t.device) == (1, parameter.dtype, parameter.device) for t in tensors)
+    contiguous = cache.attention_mask is None and all(isinstance(store, ContiguousStore) for store in cache.stores)
+    one_sequence = len(sequences) == 1 and len(sequences[0].cached_tokens) == cache.length
+    return same_layout and contiguous and one_sequence and cache.config == network.config
+
+
+def decode_in_graph(
+    network: Transformer, sequences: Sequence[TokenSequence], cache: KeyValueCache | None = None
+) -> Iterator[None]:
+    """Check the sequences and return an iterator that adds one token to every unfinished one per iteration.
+
+    cache: the keys and values of the `cached_tokens` of a single sequence; the new tokens are added to it.
+    """
+    check_sequences(sequences, network)
+    return graph_steps(network, [each for each in sequences if each.options.max_new_tokens > 0], cache)
 
 
 @torch.inference_mode()
-def decode_in_graph(
-    network: Transformer, rows: Sequence[TokenSequence], cache: KeyValueCache | None = None
+def graph_steps(
+    network: Transformer, sequences: Sequence[TokenSequence], cache: KeyValueCache | None
 ) -> Iterator[None]:
-    """`cache`: of what the one row has `earlier`; the new tokens join it."""
-    active = [row for row in rows if row.options.max_new_tokens > 0]
-    if not active:
+    if not sequences:
         return
-    options = SamplingParameters.of([row.options for row in active], network.config.vocab_size, network.device)
+    options = [sequence.options for sequence in sequences]
+    parameters = SamplingParameters.from_options(options, network.config.vocab_size, network.device)
 
     def choose(logits: Tensor, steps: Tensor) -> Tensor:
-        return next_tokens(logits, options, steps)
+        return next_tokens(logits, parameters, steps)
 
-    # A row that is done goes on until the last one is; two more are made while the host looks.
-    lengths = [len(row.earlier) + len(row.prompt) for row in active]
-    rooms = [room(network, length) for length in lengths]
-    most = max(min(row.options.max_new_tokens, limit) for row, limit in zip(active, rooms, strict=True))
-    used = max(lengths)
-    decoder = GraphDecoder(network, len(active), used + min(most, FIRST_ROOM) + 2, choose, cache)
+    lengths = [len(sequence.cached_tokens) + len(sequence.prompt) for sequence in sequences]
+    limits = [remaining_positions(network, length) for length in lengths]
+    num_new = max(min(each.max_new_tokens, limit) for each, limit in zip(options, limits, strict=True))
+    # A finished sequence continues until the last one finishes, and two more steps are started meanwhile.
+    length = max(lengths)
+    capacity = length + min(num_new, INITIAL_NEW_TOKENS) + 2
+    decoder = GraphDecoder(network, len(sequences), capacity, choose, cache)
 
-    def begin_next() -> AsyncTokens:
-        nonlocal used
-        if used == decoder.capacity:
-            decoder.grow()
-        used += 1
-        return AsyncTokens(decoder.next())
+    def start_step() -> AsyncTokens:
+        nonlocal length
+        if length == decoder.capacity:
+            decoder.double_capacity()
+        length += 1
+        return AsyncTokens(decoder.replay_step())
 
-    at_once = num_at_once(network.config.output_stack, used, None)
-    logits = decoder.read([row.prompt for row in active], at_once)
-    first = choose(logits, torch.zeros_like(decoder.step))
-    check_numbers(logits, first)
+    chunk = prefill_chunk_size(network.config.output_stack, length, None)
+    logits = decoder.prefill([sequence.prompt for sequence in sequences], chunk)
+    first = choose(logits, torch.zeros_like(decoder.num_generated))
+    check_finite(logits, first)
     decoder.start(first)
-    ready, pending = first.tolist(), begin_next()
+    tokens, pending = first.tolist(), start_step()
     while True:
-        coming = begin_next()
-        for row, token, limit in zip(active, ready, rooms, strict=True):
-            if not row.done:
-                row.take(token, limit)
+        following = start_step()
+        for sequence, token, limit in zip(sequences, tokens, limits, strict=True):
+            if not sequence.finished:
+                sequence.append(token, limit)
         yield
-        if all(row.done for row in active):
+        if all(sequence.finished for sequence in sequences):
             return
-        ready, pending = pending.read(), coming
+        tokens, pending = pending.result(), following
         if cache is not None:
-            cache.wrote(1)  # the token before
+            cache.advance_by(1)  # the token before these

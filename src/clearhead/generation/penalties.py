@@ -1,6 +1,7 @@
-"""Tokens that have occurred made less likely, or more: pure functions on logits (B, V), one setting for each row.
+"""Penalties on tokens that have occurred: pure functions on logits (B, V) with one penalty per sequence.
 
-counts = TokenCounts.of(prompts, outputs, vocab_size); logits = penalize_repetition(logits, counts.seen, penalty)
+counts = TokenCounts.from_tokens(prompts, outputs, vocab_size)
+logits = penalize_repetition(logits, counts.seen, penalty)
 """
 
 from collections.abc import Sequence
@@ -12,48 +13,49 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """How often each token of the vocabulary occurs in each row."""
+    """How often each token of the vocabulary occurs in each sequence."""
 
     prompt: Tensor  # (B, V) int32
     output: Tensor  # (B, V) int32
 
     @staticmethod
-    def of(
+    def from_tokens(
         prompts: Sequence[Sequence[int]],
         outputs: Sequence[Sequence[int]],
         vocab_size: int,
         device: torch.device | str = "cpu",
     ) -> "TokenCounts":
-        return TokenCounts(count(prompts, vocab_size).to(device), count(outputs, vocab_size).to(device))
+        """Count the tokens of the prompts and outputs of a batch."""
+        return TokenCounts(count_tokens(prompts, vocab_size).to(device), count_tokens(outputs, vocab_size).to(device))
 
     @property
     def seen(self) -> Tensor:
-        """(B, V) bool: in the prompt or the output."""
+        """Whether each token occurs in the prompt or the output (B, V)."""
         return (self.prompt > 0) | (self.output > 0)
 
     def add(self, tokens: Tensor) -> "TokenCounts":
-        """The counts after each row has generated one more token; tokens (B,)."""
+        """Return the counts after each sequence has generated one more token; tokens (B,)."""
         one = torch.ones_like(tokens, dtype=self.output.dtype)[:, None]
         return TokenCounts(self.prompt, self.output.scatter_add(1, tokens[:, None], one))
 
 
-def count(rows: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
-    """(B, V) int32; ids beyond the vocabulary are left out, since no logit belongs to them."""
-    counted = [torch.bincount(torch.tensor(row, dtype=torch.int64), minlength=vocab_size) for row in rows]
-    return torch.stack([row[:vocab_size] for row in counted]).int()
+def count_tokens(sequences: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
+    """Return counts (B, V) int32. Ids beyond the vocabulary are ignored, since they have no logit."""
+    counts = [torch.bincount(torch.tensor(each, dtype=torch.int64), minlength=vocab_size) for each in sequences]
+    return torch.stack([row[:vocab_size] for row in counts]).int()
 
 
 def penalize_repetition(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    """Logits of seen tokens divided by `penalty` (B, 1); negative ones times it, so that both fall (transformers)."""
+    """Divide positive logits of seen tokens by `penalty` (B, 1) and multiply negative ones by it (transformers)."""
     penalized = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(seen, penalized, logits)
 
 
 def penalize_frequency(logits: Tensor, output_counts: Tensor, penalty: Tensor) -> Tensor:
-    """logit - count · penalty (OpenAI); penalty (B, 1)."""
+    """Return logit - count · penalty (OpenAI); penalty (B, 1)."""
     return logits - output_counts * penalty
 
 
 def penalize_presence(logits: Tensor, output_counts: Tensor, penalty: Tensor) -> Tensor:
-    """logit - penalty, if the output has the token at all (OpenAI); penalty (B, 1)."""
+    """Return logit - penalty for tokens that occur in the output (OpenAI); penalty (B, 1)."""
     return logits - (output_counts > 0) * penalty

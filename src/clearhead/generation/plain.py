@@ -1,8 +1,8 @@
-"""Generation without a cache: the whole sequence goes through the network for every token (book E1).
+"""Generation without a cache: the network reads the whole sequence again for every token (book E1).
 
     for token in decode_plainly(network, prompt_ids, SamplingOptions(max_new_tokens=64)): ...
 
-Nothing is kept, so nothing can go stale: this is the oracle of every faster way.
+It keeps no state between tokens, so nothing can become stale: tests compare every faster loop with it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from clearhead.generation.penalties import TokenCounts
-from clearhead.generation.sampling import choosing_device, next_tokens
+from clearhead.generation.sampling import next_tokens, sampling_device
 from clearhead.generation.sampling_parameters import SamplingParameters
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.options import SamplingOptions
@@ -20,17 +20,20 @@ from clearhead.options import SamplingOptions
 def decode_plainly(
     network: Transformer, prompt: Sequence[int], options: SamplingOptions, encoder_output: EncoderOutput | None = None
 ) -> Iterator[int]:
-    """New tokens after `prompt`, up to and with the first stop token; `memory` of an encoder for one source."""
-    options = options.seeded()
-    device = choosing_device(network.device)
-    rows = SamplingParameters.of([options], network.config.vocab_size, device)
-    made: list[int] = []
-    while len(made) < options.max_new_tokens:
-        tokens = torch.tensor([[*prompt, *made]], device=network.device)
+    """Yield the new tokens after `prompt`, up to and including the first stop token.
+
+    encoder_output: that of one source, for an encoder-decoder.
+    """
+    options = options.with_seed()
+    device = sampling_device(network.device)
+    parameters = SamplingParameters.from_options([options], network.config.vocab_size, device)
+    output: list[int] = []
+    while len(output) < options.max_new_tokens:
+        tokens = torch.tensor([[*prompt, *output]], device=network.device)
         logits = network(tokens) if encoder_output is None else network.decode(tokens, encoder_output)
-        counts = TokenCounts.of([prompt], [made], network.config.vocab_size, device)
-        step = torch.tensor([len(made)], device=device)
-        made.append(int(next_tokens(logits[:, -1].to(device), rows, step, counts)))
-        yield made[-1]
-        if made[-1] in options.stop_ids:
+        counts = TokenCounts.from_tokens([prompt], [output], network.config.vocab_size, device)
+        step = torch.tensor([len(output)], device=device)
+        output.append(int(next_tokens(logits[:, -1].to(device), parameters, step, counts)))
+        yield output[-1]
+        if output[-1] in options.stop_ids:
             return

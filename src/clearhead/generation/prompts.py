@@ -1,8 +1,8 @@
-"""Prompts before the network sees them: checked as plain lists, padded, read by an encoder.
+"""Prepare prompts: encode them, check their tokens, pad them to one length and run the encoder.
 
-    ids = token_ids("Hello", tokenizer); check_tokens(ids, network.config.output_stack)
+    ids = encode_prompt("Hello", tokenizer); check_tokens(ids, network.config.output_stack)
 
-On an accelerator the network does not look at values, so what is wrong with a prompt is said here.
+Prompts are checked here as plain lists, because the network does not inspect token values on an accelerator.
 """
 
 import re
@@ -20,82 +20,99 @@ from clearhead.model import EncoderOutput, Transformer
 from clearhead.tokenization import Tokenizer
 
 Prompt = str | Sequence[int]
-# CUDA and Apple's GPUs, the processor, one buffer beyond what Apple's GPUs take; only CUDA has a type for it.
-NO_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
+# Messages of CUDA and Apple's GPUs, of the CPU, and for a buffer too large for Apple's GPUs. Only CUDA has a type.
+OUT_OF_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
+MAX_CHARACTERS_LISTED = 8
 
 
-def token_ids(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
+    """Return the token ids of a text; return token ids as a list.
+
+    Warn about characters that the tokenizer has no token for, and raise ClearheadError if there is no other text.
+    """
     if isinstance(prompt, str):
-        return encoded(prompt, require_tokenizer(tokenizer))
+        return encode_text(prompt, require_tokenizer(tokenizer))
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
         raise ClearheadError(f"the prompt is {prompt!r}; it must be a text or a list of token ids")
     try:
         return [index(token) for token in prompt]
     except TypeError:
         raise ClearheadError(
-            f"the prompt {prompt!s:.60} is neither a text nor a list of token ids; generate_many takes several"
+            f"the prompt {prompt!s:.60} is neither a text nor a list of token ids; generate_many takes several prompts"
         ) from None
 
 
-def encoded(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Its ids; characters that no token stands for are named, since the model does not see which they are."""
+def encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
     ids, unknown = tokenizer.encode(text), tokenizer.unknown_id
     if unknown in ids:
-        lost = [one for one in dict.fromkeys(text) if unknown in tokenizer.encode(one, add_special_tokens=False)]
-        if lost and tokenizer.special_ids.issuperset(ids):
-            raise ClearheadError(f"this model has no token for any character of {text[:40]!r}")
-        if lost:
-            named = ", ".join(map(repr, lost[:8])) + ", …" * (len(lost) > 8)
-            warnings.warn(f"this model has no token for {named}, and reads an unknown one in its place", stacklevel=2)
+        characters = dict.fromkeys(text)
+        missing = [each for each in characters if unknown in tokenizer.encode(each, add_special_tokens=False)]
+        if missing and tokenizer.special_ids.issuperset(ids):
+            raise ClearheadError(f"this model has no token for any character of {text[:40]!r}; give it other text")
+        if missing:
+            names = ", ".join(map(repr, missing[:MAX_CHARACTERS_LISTED]))
+            names += ", …" * (len(missing) > MAX_CHARACTERS_LISTED)
+            warnings.warn(f"this model has no token for {names} and reads an unknown token instead", stacklevel=2)
     return ids
 
 
 def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
+    """Return the tokenizer; raise ClearheadError if there is none."""
     if tokenizer is None:
-        raise ClearheadError("this model has no tokenizer: it knows token ids, and no text")
+        raise ClearheadError("this model has no tokenizer; give it token ids instead of text")
     return tokenizer
 
 
 def check_tokens(ids: Sequence[int], stack: Stack, num_before: int = 0) -> None:
-    """That a stack can read them after `num_before` others."""
+    """Raise ClearheadError unless a stack can read these tokens after `num_before` others."""
     if not ids:
-        raise ClearheadError("the text is empty; it takes at least one token")
+        raise ClearheadError("the text is empty; give at least one token")
     vocab_size, positions = stack.embedding.vocab_size, stack.embedding.positions
-    wrong = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if wrong is not None:
-        raise ClearheadError(f"token id {wrong} is out of range: this model has {vocab_size}")
+    invalid = next((token for token in ids if not 0 <= token < vocab_size), None)
+    if invalid is not None:
+        raise ClearheadError(f"token id {invalid} is out of range; this model has the ids 0 to {vocab_size - 1}")
     length = num_before + len(ids)
     if isinstance(positions, LearnedPositions) and length > positions.num_positions:
-        raise ClearheadError(f"the text has {length} tokens; this model reads {positions.num_positions} at most")
+        raise ClearheadError(f"the text has {length} tokens; this model reads at most {positions.num_positions}")
 
 
-def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens and mask (B, T)."""
-    longest = max(len(row) for row in rows)
-    tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
-    lengths = torch.tensor([[len(row)] for row in rows], device=device)
-    return tokens, torch.arange(longest, device=device)[None] < lengths
+def pad_left(sequences: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return tokens and mask (B, T); the mask is None if all sequences have the same length."""
+    length = max(len(sequence) for sequence in sequences)
+    tokens = torch.tensor([[0] * (length - len(sequence)) + sequence for sequence in sequences], device=device)
+    if all(len(sequence) == length for sequence in sequences):
+        return tokens, None
+    num_padding = torch.tensor([[length - len(sequence)] for sequence in sequences], device=device)
+    return tokens, torch.arange(length, device=device)[None] >= num_padding
+
+
+def pad_right(sequences: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return tokens and mask (B, T)."""
+    length = max(len(sequence) for sequence in sequences)
+    tokens = torch.tensor([[*sequence, *[0] * (length - len(sequence))] for sequence in sequences], device=device)
+    lengths = torch.tensor([[len(sequence)] for sequence in sequences], device=device)
+    return tokens, torch.arange(length, device=device)[None] < lengths
 
 
 @torch.inference_mode()
 def encode_sources(network: Transformer, sources: Sequence[Sequence[int]]) -> EncoderOutput:
-    """What the encoder leaves of each; equal ones are read once."""
-    different = list(dict.fromkeys(map(tuple, sources)))
-    tokens, mask = pad_right(different, network.device)
+    """Run the encoder and precompute the keys and values of cross-attention; equal sources are read once."""
+    distinct = list(dict.fromkeys(map(tuple, sources)))
+    tokens, mask = pad_right(distinct, network.device)
     encoder_output = network.precompute_cross_attention(network.encode(tokens, mask))
-    places = [different.index(tuple(source)) for source in sources]
-    return encoder_output.select(torch.tensor(places, device=tokens.device))
+    rows = [distinct.index(tuple(source)) for source in sources]
+    return encoder_output.select(torch.tensor(rows, device=tokens.device))
 
 
 @contextmanager
 def explain_out_of_memory() -> Iterator[None]:
-    """Where there is not, one sentence; the network keeps no state, so it works as before."""
+    """Turn an out-of-memory error into a one-line ClearheadError. The network keeps no state, so it stays usable."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not re.search(NO_MEMORY, str(error)):
+        if not isinstance(error, MemoryError) and not re.search(OUT_OF_MEMORY, str(error)):
             raise
         raise ClearheadError(
-            "there is not enough memory for so many tokens; a shorter prompt, fewer prompts at once or a lower "
-            "max_new_tokens takes less"
+            "there is not enough memory for this many tokens; use a shorter prompt, fewer prompts at once or a lower "
+            "max_new_tokens"
         ) from None

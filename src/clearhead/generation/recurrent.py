@@ -1,4 +1,4 @@
-"""The recurrent baseline's answers, each step its likeliest token; state and memory are all it carries.
+"""Greedy decoding with the recurrent baseline, which carries its state from token to token.
 
 answers = translate(network, sources, start_id=1, stop_ids={2}, max_new_tokens=64)
 """
@@ -21,23 +21,23 @@ def translate(
     stop_ids: Collection[int],
     max_new_tokens: int,
 ) -> list[list[int]]:
-    """The tokens of each answer, its stop token included."""
+    """Return the tokens of each answer, its stop token included; every step takes the most likely token."""
     if not sources:
         return []
     if not all(sources):
-        raise ClearheadError("the prompt is empty; it takes at least one token")
+        raise ClearheadError("the prompt is empty; give at least one token")
     tokens, mask = pad_right(sources, network.head.weight.device)
     encoder_output = network.encode(tokens, mask)
-    state, token = network.start(encoder_output), tokens.new_full((len(sources),), start_id)
+    state, token = network.initial_state(encoder_output), tokens.new_full((len(sources),), start_id)
     answers: list[list[int]] = [[] for _ in sources]
-    speaking = set(range(len(sources)))
+    unfinished = set(range(len(sources)))
     for _ in range(max_new_tokens):
         logits, state = network.step(token, state, encoder_output)
         token = logits.argmax(dim=-1)
-        chosen = token.tolist()
-        for number in speaking:
-            answers[number].append(chosen[number])
-        speaking = {number for number in speaking if chosen[number] not in stop_ids}
-        if not speaking:
+        new_tokens = token.tolist()
+        for index in unfinished:
+            answers[index].append(new_tokens[index])
+        unfinished = {index for index in unfinished if new_tokens[index] not in stop_ids}
+        if not unfinished:
             break
     return answers

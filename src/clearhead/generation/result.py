@@ -1,61 +1,93 @@
-"""What comes out of a generation: whole, or as it comes.
+"""The results of generation: Generation, a complete text, and Stream, a text that is being generated.
 
-made = model.generate("Hello"); made.text, made.tokens, made.finish_reason
+generation = model.generate("Hello"); generation.text, generation.tokens, generation.finish_reason
 stream = model.stream("Hello"); text = "".join(stream); stream.generation.finish_reason
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from html import escape
 
 from clearhead.architecture import ModelConfig
-from clearhead.generation.transcript import Transcript
+from clearhead.generation.sequences import FinishReason
+from clearhead.generation.text_output import TextOutput
+
+MAX_SHOWN = 60  # characters of a text in a repr
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Generation:
-    """What came out. str(generation) is its text."""
+    """A generated text; str(generation) is the text.
 
-    tokens: list[int]  # new ones only, a stop token included
+    finish_reason: stop (a stop token or stop string), length (max_new_tokens), context (the learned positions are
+    used up) or unfinished (a stream that has not ended).
+    """
+
+    tokens: list[int]  # new tokens only, a stop token included
     text: str
     prompt_tokens: list[int]
-    finish_reason: str  # stop, length (max_new_tokens), context (learned positions end), nothing (yet, or left alone)
-    num_past_context: int = 0  # tokens read beyond `config.context`: others go on there, but were not made for it
-    logprobs: list[float] | None = None  # of the tokens, where asked for
-    top_logprobs: list[dict[int, float]] | None = None
+    finish_reason: FinishReason
+    num_past_context: int = 0  # tokens read beyond `config.context`, for which the model was not trained
+    logprobs: list[float] | None = None  # of the tokens, if requested
+    top_logprobs: list[dict[int, float]] | None = None  # of the most likely alternatives, by token id
     score: float | None = None  # of a beam: log p / length^length_penalty
 
     def __str__(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        return f"Generation({shorten(self.text)!r}, {self.summary})"
+
+    def _repr_html_(self) -> str:
+        return f'<div style="white-space: pre-wrap">{escape(self.text)}</div><small>{escape(self.summary)}</small>'
+
+    @property
+    def summary(self) -> str:
+        """One line: the number of tokens, the finish reason, the score of a beam."""
+        parts = [f"{len(self.tokens)} new tokens after {len(self.prompt_tokens)}", self.finish_reason]
+        if self.score is not None:
+            parts.append(f"score {self.score:.4f}")
+        if self.num_past_context:
+            parts.append(f"{self.num_past_context} tokens past the context")
+        return ", ".join(parts)
+
     @staticmethod
-    def of(transcript: Transcript, config: ModelConfig, score: float | None = None) -> "Generation":
-        row = transcript.row
-        num_read = max(len(row.source), len(row.earlier) + len(row.prompt) + len(row.tokens) - 1)
-        made = Generation(
-            tokens=list(row.tokens),
-            text=transcript.text,
-            prompt_tokens=list(row.source or [*row.earlier, *row.prompt]),
-            finish_reason=transcript.finish_reason,
+    def from_output(output: TextOutput, config: ModelConfig, score: float | None = None) -> "Generation":
+        """Return the result of a sequence, complete or as far as it has been generated."""
+        sequence = output.sequence
+        prompt = [*sequence.cached_tokens, *sequence.prompt]
+        num_read = max(len(sequence.source), len(prompt) + len(sequence.tokens) - 1)  # the last token is not read
+        generation = Generation(
+            tokens=list(sequence.tokens),
+            text=output.text,
+            prompt_tokens=list(sequence.source or prompt),
+            finish_reason=output.finish_reason,
             num_past_context=max(num_read - config.context, 0),
             score=score,
         )
-        if row.options.logprobs is None:
-            return made
-        top = [dict(zip(step.top_ids.tolist(), step.top.tolist(), strict=True)) for step in row.logprobs]
-        return replace(made, logprobs=[float(step.chosen) for step in row.logprobs], top_logprobs=top)
+        if sequence.options.logprobs is None:
+            return generation
+        top = [dict(zip(step.top_ids.tolist(), step.top.tolist(), strict=True)) for step in sequence.logprobs]
+        return replace(generation, logprobs=[float(step.chosen) for step in sequence.logprobs], top_logprobs=top)
 
 
 class Stream(Iterator[str]):
-    """The text in pieces, each as soon as its characters are whole."""
+    """An iterator over a text that is being generated, in pieces of whole characters."""
 
-    def __init__(self, transcript: Transcript, turns: Iterator[None], config: ModelConfig):
-        self._transcript, self._turns, self._config = transcript, turns, config
+    def __init__(self, output: TextOutput, steps: Iterator[None], config: ModelConfig):
+        self._output, self._config, self._pieces = output, config, output.pieces(steps)
 
     def __next__(self) -> str:
-        next(self._turns)
-        return self._transcript.read()
+        return next(self._pieces)
+
+    def __repr__(self) -> str:
+        return f"Stream({shorten(self._output.text)!r}, {self.generation.summary})"
 
     @property
     def generation(self) -> Generation:
-        """What has come so far."""
-        return Generation.of(self._transcript, self._config)
+        """What has been generated so far."""
+        return Generation.from_output(self._output, self._config)
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"

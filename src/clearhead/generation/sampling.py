@@ -1,15 +1,15 @@
-"""From logits to the next token of each row; every row has its own options and never feels its neighbours.
+"""Turn logits into the next token of each sequence. Each has its own options and is independent of its batch.
 
-    rows = SamplingParameters.of([SamplingOptions(temperature=0.8, top_p=0.9).seeded()], vocab_size)
-    tokens = next_tokens(logits, rows, steps)    # (B, V), (B,) -> (B,)
+    parameters = SamplingParameters.from_options([SamplingOptions(temperature=0.8, seed=1)], vocab_size)
+    tokens = next_tokens(logits, parameters, steps)    # (B, V), (B,) -> (B,)
 
-The order is that of transformers' LogitsProcessors, with OpenAI's two penalties after the one for repetition:
+The order is that of transformers' LogitsProcessors, with OpenAI's two penalties after the repetition penalty:
 
     bias -> penalties -> min_new_tokens -> argmax                                           if greedy
                                         -> temperature -> top_k -> top_p -> min_p -> draw   otherwise
 
-`next_tokens` is pure and runs on the device alone: nothing waits for a number to come back to the host. Only Apple's
-GPUs have no float64, in which tokens are drawn and probabilities summed: for those the processor chooses.
+`next_tokens` is pure and never waits for the device. Tokens are drawn and probabilities are summed in float64. Apple's
+GPUs do not have float64, so for them tokens are chosen on the CPU.
 """
 
 import math
@@ -20,99 +20,114 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.generation.penalties import TokenCounts, penalize_frequency, penalize_presence, penalize_repetition
-from clearhead.generation.randomness import draw
-from clearhead.generation.sampling_parameters import Entries, SamplingParameters
+from clearhead.generation.randomness import draw_tokens
+from clearhead.generation.sampling_parameters import SamplingParameters, SparseValues
 
 
-def next_tokens(logits: Tensor, rows: SamplingParameters, steps: Tensor, counts: TokenCounts | None = None) -> Tensor:
-    """(B, V) -> (B,). `steps` (B,): tokens each row has generated; `counts`: where `rows.needs_counts`."""
-    logits = adjust(logits.float(), rows, steps, counts)
-    likeliest = logits.argmax(dim=-1)
-    if rows.all_greedy:
-        return likeliest
-    return torch.where(rows.greedy, likeliest, draw(truncate(logits, rows), rows.seeds, steps))
+def next_tokens(
+    logits: Tensor, parameters: SamplingParameters, steps: Tensor, counts: TokenCounts | None = None
+) -> Tensor:
+    """Return the next tokens: (B, V) -> (B,).
+
+    steps (B,): the number of tokens each sequence has generated. counts: required if `parameters.needs_counts`.
+    """
+    logits = adjust_logits(logits.float(), parameters, steps, counts)
+    most_likely = logits.argmax(dim=-1)
+    if parameters.all_greedy:
+        return most_likely
+    drawn = draw_tokens(filter_logits(logits, parameters), parameters.seeds, steps)
+    return torch.where(parameters.greedy, most_likely, drawn)
 
 
-def choosing_device(device: torch.device) -> torch.device:
-    """Where the logits of a network on `device` become tokens."""
+def sampling_device(device: torch.device) -> torch.device:
+    """Return the device on which the logits of a network on `device` become tokens."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def check_numbers(logits: Tensor, tokens: Tensor) -> None:
-    """That the network gave any: a NaN or infinity is taken for the largest, so it was chosen; (B, V), (B,)."""
+def check_finite(logits: Tensor, tokens: Tensor) -> None:
+    """Raise ClearheadError if logits (B, V) are NaN or infinite at the chosen tokens (B,).
+
+    argmax takes NaN and infinity for the largest value, so they are always among the chosen ones.
+    """
     if not math.isfinite(logits.gather(1, tokens[:, None]).sum()):
         raise ClearheadError(
-            "the network's logits are not numbers: its weights are damaged, or its dtype is too narrow for them; "
+            "the network's logits are not finite; its weights are damaged or its dtype is too narrow for them, and "
             "float32 is wide enough"
         )
 
 
-# --- what may change the likeliest token
+# --- adjustments, which may change the most likely token
 
 
-def adjust(logits: Tensor, rows: SamplingParameters, steps: Tensor, counts: TokenCounts | None = None) -> Tensor:
-    """Bias, penalties, and no stop token before its time; (B, V) -> (B, V)."""
-    if rows.bias is not None:
-        logits = add_entries(logits, rows.bias)
-    if rows.needs_counts:
-        assert counts is not None, "a row asks for penalties: give the counts of its tokens"
-        logits = penalize(logits, rows, counts)
-    if rows.early_stops is not None:
-        logits = forbid_early_stops(logits, rows.early_stops, steps)
+def adjust_logits(
+    logits: Tensor, parameters: SamplingParameters, steps: Tensor, counts: TokenCounts | None = None
+) -> Tensor:
+    """Apply bias and penalties, and rule out stop tokens before min_new_tokens; (B, V) -> (B, V)."""
+    if parameters.bias is not None:
+        logits = add_sparse(logits, parameters.bias)
+    if parameters.needs_counts:
+        assert counts is not None, "a sequence has a penalty: give the counts of its tokens"
+        logits = apply_penalties(logits, parameters, counts)
+    if parameters.early_stops is not None:
+        logits = forbid_early_stops(logits, parameters.early_stops, steps)
     return logits
 
 
-def add_entries(logits: Tensor, bias: Entries) -> Tensor:
-    return logits.index_put((bias.rows, bias.tokens), bias.values, accumulate=True)
+def add_sparse(logits: Tensor, values: SparseValues) -> Tensor:
+    return logits.index_put((values.rows, values.tokens), values.values, accumulate=True)
 
 
-def penalize(logits: Tensor, rows: SamplingParameters, counts: TokenCounts) -> Tensor:
-    if rows.repetition is not None:
-        logits = penalize_repetition(logits, counts.seen, rows.repetition)
-    if rows.frequency is not None:
-        logits = penalize_frequency(logits, counts.output, rows.frequency)
-    if rows.presence is not None:
-        logits = penalize_presence(logits, counts.output, rows.presence)
+def apply_penalties(logits: Tensor, parameters: SamplingParameters, counts: TokenCounts) -> Tensor:
+    if parameters.repetition is not None:
+        logits = penalize_repetition(logits, counts.seen, parameters.repetition)
+    if parameters.frequency is not None:
+        logits = penalize_frequency(logits, counts.output, parameters.frequency)
+    if parameters.presence is not None:
+        logits = penalize_presence(logits, counts.output, parameters.presence)
     return logits
 
 
-def forbid_early_stops(logits: Tensor, stops: Entries, steps: Tensor) -> Tensor:
-    """The logit of a stop token is -inf until its row has generated as many tokens as the entry's value."""
+def forbid_early_stops(logits: Tensor, stops: SparseValues, steps: Tensor) -> Tensor:
+    """Set the logit of a stop token to -inf until its sequence has generated as many tokens as the stop's value."""
     early = steps[stops.rows] < stops.values
-    return add_entries(logits, Entries(stops.rows, stops.tokens, torch.where(early, -math.inf, 0.0)))
+    return add_sparse(logits, SparseValues(stops.rows, stops.tokens, torch.where(early, -math.inf, 0.0)))
 
 
-# --- what thins out the rest; a token cut off has the logit -inf
+# --- filters, which set the logits of removed tokens to -inf
 
 
-def truncate(logits: Tensor, rows: SamplingParameters) -> Tensor:
-    """Temperature, then the three filters; (B, V) -> (B, V)."""
-    if rows.temperature is not None:
-        logits = logits / rows.temperature
-    if rows.top_k is not None:
-        logits = keep_top_k(logits, rows.top_k, rows.largest_top_k)
-    if rows.tail is not None:
-        logits = cut_tail(logits, rows.tail)
-    if rows.min_p is not None:
-        logits = keep_min_p(logits, rows.min_p)
+def filter_logits(logits: Tensor, parameters: SamplingParameters) -> Tensor:
+    """Apply the temperature, then top_k, top_p and min_p; (B, V) -> (B, V)."""
+    if parameters.temperature is not None:
+        logits = logits / parameters.temperature
+    if parameters.top_k is not None:
+        logits = keep_top_k(logits, parameters.top_k, parameters.largest_top_k)
+    if parameters.tail is not None:
+        logits = cut_tail(logits, parameters.tail)
+    if parameters.min_p is not None:
+        logits = keep_min_p(logits, parameters.min_p)
     return logits
 
 
 def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
-    """The `top_k` (B, 1) likeliest and all that equal the last of them; `largest` bounds top_k, 0 keeps every token."""
+    """Keep the `top_k` (B, 1) most likely tokens and those as likely as the last of them.
+
+    0 keeps every token; `largest` is the largest top_k.
+    """
     candidates = logits.topk(largest, dim=-1).values
     threshold = candidates.gather(1, (top_k - 1).clamp(min=0))
     return logits.masked_fill((logits < threshold) & (top_k > 0), -math.inf)
 
 
 def cut_tail(logits: Tensor, tail: Tensor) -> Tensor:
-    """Nucleus sampling (Holtzman et al. 2020): the least likely go while their sum is at most `tail` (B, 1).
+    """Remove the least likely tokens as long as their total is at most `tail` (B, 1), which is 1 - top_p.
 
-    One token always stays, and of equal ones the lower ids, as with argmax.
+    This is nucleus sampling (Holtzman et al. 2020). One token always stays. Of equally likely tokens those with lower
+    ids stay, as with argmax.
     """
     descending, order = logits.sort(dim=-1, descending=True, stable=True)
-    # In float64 the sum is right far beyond float32's last digit, so that the order of summation, which differs
-    # between CUDA's kernels for one row and for several, does not show.
+    # CUDA sums one row and several rows in different orders. In float64 the difference is far below float32's
+    # last digit, so it does not change the result.
     cumulative = descending.flip(-1).softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64).float()
     cut = (cumulative <= tail).flip(-1)
     cut[:, 0] = False
@@ -120,7 +135,7 @@ def cut_tail(logits: Tensor, tail: Tensor) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
-    """Those at least `min_p` (B, 1) times as likely as the likeliest (Nguyen et al. 2024)."""
+    """Keep tokens at least `min_p` (B, 1) times as likely as the most likely one (Nguyen et al. 2024)."""
     probabilities = logits.softmax(dim=-1)
     return logits.masked_fill(probabilities < min_p * probabilities.amax(dim=-1, keepdim=True), -math.inf)
 
@@ -130,7 +145,7 @@ def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Natural logarithms under softmax(logits) as the network gave them: no temperature, penalty or filter."""
+    """Natural logarithms of softmax(logits) of the network itself, without temperature, penalties or filters."""
 
     chosen: Tensor  # (...,)
     top: Tensor  # (..., n), the largest first
@@ -138,7 +153,7 @@ class TokenLogprobs:
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, num_top: int = 0) -> TokenLogprobs:
-    """Of the given tokens and of the `num_top` likeliest; (..., V), (...,)."""
+    """Return the log-probabilities of the given tokens and of the `num_top` most likely ones; (..., V), (...,)."""
     logprobs = logits.float().log_softmax(dim=-1)
     top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)
     return TokenLogprobs(logprobs.gather(-1, tokens[..., None])[..., 0], top.values, top.indices)

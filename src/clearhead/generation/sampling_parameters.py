@@ -1,9 +1,10 @@
-"""The options of a batch's sequences side by side, as tensors on its device.
+"""The sampling options of a batch as tensors on its device.
 
-    rows = SamplingParameters.of([SamplingOptions(top_k=40), SamplingOptions(temperature=0.7, seed=1)], vocab_size)
+    options = [SamplingOptions(top_k=40), SamplingOptions(temperature=0.7, seed=1)]
+    parameters = SamplingParameters.from_options(options, vocab_size)
 
-Made when the batch changes, not at every step. A setting is a column (B, 1). A row that does not ask for it has the
-value that changes nothing there; if no row asks, the column is None and its filter is left out.
+They are created when the batch changes, not for every step. An option is a column (B, 1); a sequence that does not use
+it has the value that changes nothing. If no sequence uses it, the column is None and its filter is skipped.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from clearhead.options import SamplingOptions
 
 
 @dataclass(frozen=True)
-class Entries:
-    """A value for each of n places in a (B, V) tensor."""
+class SparseValues:
+    """Values at n places of a (B, V) tensor."""
 
     rows: Tensor  # (n,)
     tokens: Tensor  # (n,)
@@ -27,71 +28,73 @@ class Entries:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParameters:
+    """The options of every sequence of a batch, side by side."""
+
     seeds: Tensor  # (B,)
     greedy: Tensor  # (B,) bool
     all_greedy: bool
-    bias: Entries | None
+    bias: SparseValues | None
     repetition: Tensor | None
     presence: Tensor | None
     frequency: Tensor | None
-    early_stops: Entries | None  # stop tokens, each with the step from which it is allowed
+    early_stops: SparseValues | None  # stop tokens; the value is the step from which one is allowed
     temperature: Tensor | None
-    top_k: Tensor | None  # 0: every token
+    top_k: Tensor | None  # 0 keeps every token
     largest_top_k: int
     tail: Tensor | None  # 1 - top_p: the probability that may be cut off
     min_p: Tensor | None
 
     @staticmethod
-    def of(
+    def from_options(
         options: Sequence[SamplingOptions], vocab_size: int, device: torch.device | str = "cpu"
     ) -> "SamplingParameters":
-        """One row for each; a sampled row needs a seed (`SamplingOptions.seeded`)."""
-        for row in options:
-            check_vocabulary(row, vocab_size)
-            assert row.is_greedy or row.seed is not None, "seed the options before making a batch of them"
-        biases = [(row, *pair) for row, option in enumerate(options) for pair in dict(option.logit_bias).items()]
-        stops = [(row, token, option.min_new_tokens) for row, option in enumerate(options) for token in option.stop_ids]
-        top_k = [row.top_k if row.top_k is not None and row.top_k < vocab_size else 0 for row in options]
-        tail = [-1.0 if row.top_p in (None, 1) else 1 - row.top_p for row in options]
+        """Collect the options of a batch. Those that sample need a seed (`SamplingOptions.with_seed`)."""
+        assert all(each.is_greedy or each.seed is not None for each in options), "call with_seed on the options first"
+        biases = [(row, *pair) for row, each in enumerate(options) for pair in dict(each.logit_bias).items()]
+        stops = [(row, token, each.min_new_tokens) for row, each in enumerate(options) for token in each.stop_ids]
+        top_k = [each.top_k if each.top_k is not None and each.top_k < vocab_size else 0 for each in options]
+        tail = [-1.0 if each.top_p in (None, 1) else 1 - each.top_p for each in options]
         return SamplingParameters(
-            seeds=torch.tensor([row.seed or 0 for row in options], device=device),
-            greedy=torch.tensor([row.is_greedy for row in options], device=device),
-            all_greedy=all(row.is_greedy for row in options),
-            bias=entries(biases, device),
-            repetition=column([row.repetition_penalty for row in options], 1.0, device),
-            presence=column([row.presence_penalty for row in options], 0.0, device),
-            frequency=column([row.frequency_penalty for row in options], 0.0, device),
-            early_stops=entries([stop for stop in stops if stop[2] > 0], device),
-            temperature=column([row.temperature or 1.0 for row in options], 1.0, device),
+            seeds=torch.tensor([each.seed or 0 for each in options], device=device),
+            greedy=torch.tensor([each.is_greedy for each in options], device=device),
+            all_greedy=all(each.is_greedy for each in options),
+            bias=sparse_values(biases, device),
+            repetition=column([each.repetition_penalty for each in options], 1.0, device),
+            presence=column([each.presence_penalty for each in options], 0.0, device),
+            frequency=column([each.frequency_penalty for each in options], 0.0, device),
+            early_stops=sparse_values([stop for stop in stops if stop[2] > 0], device),
+            temperature=column([each.temperature or 1.0 for each in options], 1.0, device),
             top_k=column(top_k, 0, device),
             largest_top_k=max(top_k),
             tail=column(tail, -1.0, device),
-            min_p=column([row.min_p or 0.0 for row in options], 0.0, device),
+            min_p=column([each.min_p or 0.0 for each in options], 0.0, device),
         )
 
     @property
     def needs_counts(self) -> bool:
-        return any(setting is not None for setting in (self.repetition, self.presence, self.frequency))
+        """Whether a penalty needs the counts of the tokens so far."""
+        return any(penalty is not None for penalty in (self.repetition, self.presence, self.frequency))
 
 
 def column(values: Sequence[float], off: float, device: torch.device | str) -> Tensor | None:
-    """(B, 1), whole numbers as int64 and others as float32; None if all are off."""
+    """Return the values as (B, 1), int64 if `off` is an int and else float32; None if all equal `off`."""
     if all(value == off for value in values):
         return None
     return torch.tensor(values, dtype=torch.int64 if isinstance(off, int) else torch.float32, device=device)[:, None]
 
 
-def entries(places: Sequence[tuple[int, int, float]], device: torch.device | str) -> Entries | None:
-    """From (row, token, value); None if there are none."""
-    if not places:
+def sparse_values(entries: Sequence[tuple[int, int, float]], device: torch.device | str) -> SparseValues | None:
+    """Convert (row, token, value) entries; return None if there are none."""
+    if not entries:
         return None
-    rows, tokens, values = zip(*places, strict=True)
+    rows, tokens, values = zip(*entries, strict=True)
     floats = torch.tensor(values, dtype=torch.float32, device=device)
-    return Entries(torch.tensor(rows, device=device), torch.tensor(tokens, device=device), floats)
+    return SparseValues(torch.tensor(rows, device=device), torch.tensor(tokens, device=device), floats)
 
 
 def check_vocabulary(options: SamplingOptions, vocab_size: int) -> None:
+    """Raise ClearheadError if logit_bias or stop_ids contain an id outside the vocabulary."""
     for name, ids in (("logit_bias", dict(options.logit_bias)), ("stop_ids", options.stop_ids)):
         for token in ids:
             if token >= vocab_size:
-                raise ClearheadError(f"{name} names token {token}; the vocabulary has the ids 0 to {vocab_size - 1}")
+                raise ClearheadError(f"{name} contains token {token}; the vocabulary has the ids 0 to {vocab_size - 1}")

@@ -1,15 +1,15 @@
-"""Speculative decoding: several tokens are guessed, the network reads them all in one call and keeps what it would say.
+"""Speculative decoding: draft several tokens, let the network read them in one call, keep those it agrees with.
 
-    for _ in decode_speculatively(network, row, PromptLookup()): print(row.tokens[-1])
+    for _ in decode_speculatively(network, sequence, PromptLookup()): print(sequence.tokens[-1])
 
     text so far    the cat sat on the
     draft                                mat and slept
     one call                      the    mat and slept     p after each of them
     new tokens                           mat and purred    p(slept) was too small, another token was drawn
 
-The guesses change how soon a token comes, never which: greedy, the text is that of `decode`; sampled, it has the same
-law (Leviathan et al. 2023, Chen et al. 2023). It pays because reading a few tokens takes hardly longer than one: the
-weights are fetched from memory once for all of them.
+Drafts change the speed, never the result: greedy decoding gives the text of `decode`, and sampling has the same
+distribution (Leviathan et al. 2023, Chen et al. 2023). It is faster because reading a few tokens takes hardly longer
+than reading one: the weights are fetched from memory once for all of them.
 """
 
 from collections.abc import Iterator
@@ -21,39 +21,49 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from clearhead.architecture import ModelConfig
-from clearhead.cache import KeyValueCache
+from clearhead.cache import KeyValueCache, forward_hidden, forward_step
 from clearhead.errors import ClearheadError
-from clearhead.generation.decode import Batch, TokenSequence, check, prefill, room, run
+from clearhead.generation.decoding import BatchSampler, prefill
 from clearhead.generation.prompts import encode_sources
-from clearhead.generation.randomness import draw, splitmix, uniforms
-from clearhead.generation.sampling import adjust, check_numbers, token_logprobs, truncate
+from clearhead.generation.randomness import draw_tokens, splitmix, uniforms
+from clearhead.generation.sampling import adjust_logits, check_finite, filter_logits, token_logprobs
+from clearhead.generation.sequences import TokenSequence, check_sequences, remaining_positions
 from clearhead.model import EncoderOutput, Transformer
-from clearhead.options import check_count
+from clearhead.options import check_positive_integer
 
-# Three draws belong to a step and must not depend on each other. The token itself has number `step` of the row's seed,
-# as in `decode`; the guess and the verdict on it take theirs from seeds made of numbers that no step has.
-GUESS, VERDICT = -1, -2
+# A step draws three random numbers, which must be independent. The token uses number `step` of the sequence's seed, as
+# in `decode`. The draft and its acceptance use seeds derived from numbers of that seed that no step uses.
+DRAFT_SEED, ACCEPTANCE_SEED = -1, -2
 
 
 @dataclass(frozen=True)
 class Draft:
+    """Tokens that may come next."""
+
     tokens: list[int]
-    laws: Tensor | None = None  # (n, V), which each was drawn from; None: no other was possible
+    probabilities: Tensor | None = None  # (n, V) that each was drawn from; None: each had probability 1
 
 
 @runtime_checkable
 class Drafter(Protocol):
+    """Anything that can propose the next tokens of a sequence."""
+
     @property
     def num_tokens(self) -> int:
-        """The most it guesses at once."""
+        """The maximum number of tokens in a draft."""
 
-    def draft(self, row: TokenSequence, count: int) -> Draft:
-        """At most `count` tokens that may come next."""
+    def draft(self, sequence: TokenSequence, count: int) -> Draft:
+        """Return at most `count` tokens that may come next."""
+
+
+Speculation = Literal["lookup"] | Transformer | Drafter
 
 
 @dataclass
-class Tally:
-    num_calls: int = 0  # of the network; the prompt is one
+class SpeculationStats:
+    """Counts of a speculative loop, updated after each call of the network."""
+
+    num_calls: int = 0  # of the network, the prompt included
     num_drafted: int = 0
     num_accepted: int = 0
 
@@ -61,116 +71,134 @@ class Tally:
 # --- the loop
 
 
-@torch.inference_mode()
 def decode_speculatively(
     network: Transformer,
-    row: TokenSequence,
-    drafter: Drafter,
+    sequence: TokenSequence,
+    speculation: Speculation,
     *,
     encoder_output: EncoderOutput | None = None,
-    tally: Tally | None = None,
+    stats: SpeculationStats | None = None,
 ) -> Iterator[None]:
-    """One token more at each turn; `memory` as for `decode`, `tally` is kept up to date.
+    """Check the arguments and return an iterator that adds one token to the sequence per iteration.
 
-    Rope with dynamic scaling turns by the length at hand, guesses included: there alone a text may come out otherwise.
+    speculation: "lookup" for PromptLookup, a smaller network of the same vocabulary for DraftModel, or a drafter.
+    encoder_output: as for `decode`. stats: counts to update.
+
+    With dynamic scaling, rotations depend on the length of the text including drafts, so only there the text may
+    differ from that of `decode`.
     """
-    check([row], network)
-    check_speculation(network, drafter)
-    limit = min(row.options.max_new_tokens, room(network, len(row.prompt)))
-    if limit == 0:
+    check_sequences([sequence], network)
+    check_speculation(network, speculation)
+    return speculative_steps(network, sequence, speculation, encoder_output, stats or SpeculationStats())
+
+
+@torch.inference_mode()
+def speculative_steps(
+    network: Transformer,
+    sequence: TokenSequence,
+    speculation: Speculation,
+    encoder_output: EncoderOutput | None,
+    stats: SpeculationStats,
+) -> Iterator[None]:
+    max_tokens = min(sequence.options.max_new_tokens, remaining_positions(network, len(sequence.prompt)))
+    if max_tokens == 0:
         return
-    tally = tally or Tally()
+    if encoder_output is None and sequence.source:
+        encoder_output = encode_sources(network, [sequence.source])
+    drafter = make_drafter(speculation, sequence)
     cache = KeyValueCache(network.config, slack=drafter.num_tokens)
-    draft, logits = Draft([]), prefill(network, [list(row.prompt)], cache, encoder_output)
+    draft, logits = Draft([]), prefill(network, [list(sequence.prompt)], cache, encoder_output)
     while True:
-        tokens = verify(network, row, draft, logits)
+        tokens = accept_draft(network, sequence, draft, logits)
         cache.truncate(cache.length - len(draft.tokens) + len(tokens) - 1)
-        tally.num_calls += 1
-        tally.num_drafted += len(draft.tokens)
-        tally.num_accepted += len(tokens) - 1
-        for token, seen in zip(tokens, logits, strict=False):
-            if row.options.logprobs is not None:
-                chosen = torch.tensor(token, device=seen.device)
-                row.logprobs.append(token_logprobs(seen, chosen, row.options.logprobs))
-            row.take(token, limit)
+        stats.num_calls += 1
+        stats.num_drafted += len(draft.tokens)
+        stats.num_accepted += len(tokens) - 1
+        for token, token_logits in zip(tokens, logits, strict=False):
+            if sequence.options.logprobs is not None:
+                chosen = torch.tensor(token, device=token_logits.device)
+                sequence.logprobs.append(token_logprobs(token_logits, chosen, sequence.options.logprobs))
+            sequence.append(token, max_tokens)
             yield
-            if row.done:
+            if sequence.finished:
                 return
-        # The call gives one token more than it confirms.
-        draft = drafter.draft(row, min(drafter.num_tokens, limit - len(row.tokens) - 1))
-        logits = read(network, [row.tokens[-1], *draft.tokens], cache, encoder_output)
+        # A call gives one token more than it accepts, so the draft leaves room for it.
+        draft = drafter.draft(sequence, min(drafter.num_tokens, max_tokens - len(sequence.tokens) - 1))
+        new = torch.tensor([[sequence.tokens[-1], *draft.tokens]], device=network.device)
+        hidden = forward_hidden(network, new, cache, encoder_output=encoder_output, absorb=True)
+        logits = network.compute_logits(hidden[0])  # (n + 1, V)
 
 
-def read(network: Transformer, tokens: list[int], cache: KeyValueCache, encoder_output: EncoderOutput | None) -> Tensor:
-    """Logits after each token (n, V); the cache moves on."""
-    given = torch.tensor([tokens], device=network.device)
-    hidden = network.hidden_states(given, encoder_output=encoder_output, cache=cache, absorb=True)
-    cache.advance()
-    return network.to_logits(hidden[0])
+def accept_draft(network: Transformer, sequence: TokenSequence, draft: Draft, logits: Tensor) -> list[int]:
+    """Return the accepted tokens of a draft and one more token; logits (n + 1, V).
 
-
-def verify(network: Transformer, row: TokenSequence, draft: Draft, logits: Tensor) -> list[int]:
-    """The guesses that stand, and one token more; logits (n + 1, V).
-
-    A guess x drawn from q stands with probability min(1, p(x) / q(x)). In place of the first that falls a token is
-    drawn from max(0, p - q), normalised: x or not, its law is p (Leviathan et al. 2023, appendix A.1). If none falls,
-    the token after them is drawn from p, which is the same with q = 0.
+    A token x drawn from q is accepted with probability min(1, p(x) / q(x)). In place of the first rejected token
+    another one is drawn from max(0, p - q), normalised; either way the token is distributed as p (Leviathan et al.
+    2023, appendix A.1). If all are accepted, the next token is drawn from p, which is the same rule with q = 0.
     """
-    check_numbers(logits, logits.argmax(dim=-1))
+    check_finite(logits, logits.argmax(dim=-1))
     count = len(draft.tokens)
-    batch = Batch.of(network, [replace(row, tokens=[*row.tokens, *draft.tokens[:n]]) for n in range(count + 1)])
-    p = law(logits, batch)
-    guesses = torch.tensor(draft.tokens, dtype=torch.int64, device=p.device)
-    q = one_hot(guesses, p.shape[1]).double() if draft.laws is None else draft.laws.to(p.device)
+    prefixes = [replace(sequence, tokens=[*sequence.tokens, *draft.tokens[:n]]) for n in range(count + 1)]
+    sampler = BatchSampler.create(network, prefixes)
+    p = token_probabilities(logits, sampler)
+    drafted = torch.tensor(draft.tokens, dtype=torch.int64, device=p.device)
+    if draft.probabilities is None:
+        q = one_hot(drafted, p.shape[1]).double()
+    else:
+        q = draft.probabilities.to(p.device)
     q = torch.cat((q, torch.zeros_like(p[:1])))
-    chance = uniforms(seeds_of(VERDICT, batch), batch.steps, 1)[:count, 0]
-    stands = chance * q[range(count), guesses] < p[range(count), guesses]
-    num_accepted = int(stands.long().cumprod(dim=0).sum())
+    chance = uniforms(derive_seeds(sampler, ACCEPTANCE_SEED), sampler.steps, 1)[:count, 0]
+    accepted = chance * q[range(count), drafted] < p[range(count), drafted]
+    num_accepted = int(accepted.long().cumprod(dim=0).sum())
     rest = (p - q)[num_accepted].clamp(min=0)
-    token = draw(rest.log()[None], batch.options.seeds[:1], batch.steps[num_accepted, None])
+    token = draw_tokens(rest.log()[None], sampler.parameters.seeds[:1], sampler.steps[num_accepted, None])
     return [*draft.tokens[:num_accepted], int(token)]
 
 
-def law(logits: Tensor, batch: Batch) -> Tensor:
-    """The probabilities that `next_tokens` draws from (B, V), in float64; greedy, the likeliest token has them all."""
-    logits = adjust(logits.to(batch.steps.device).float(), batch.options, batch.steps, batch.counts)
-    if batch.options.all_greedy:
+def token_probabilities(logits: Tensor, sampler: BatchSampler) -> Tensor:
+    """Return the probabilities that `next_tokens` draws from (B, V) in float64; one-hot if greedy."""
+    parameters = sampler.parameters
+    logits = adjust_logits(logits.to(sampler.steps.device).float(), parameters, sampler.steps, sampler.counts)
+    if parameters.all_greedy:
         return one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
-    return truncate(logits, batch.options).double().softmax(dim=-1)
+    return filter_logits(logits, parameters).double().softmax(dim=-1)
 
 
-def seeds_of(purpose: int, batch: Batch) -> Tensor:
-    return splitmix(batch.options.seeds, torch.full_like(batch.options.seeds, purpose))
+def derive_seeds(sampler: BatchSampler, number: int) -> Tensor:
+    """Return number `number` of each sequence's seed, to be used as a seed itself."""
+    seeds = sampler.parameters.seeds
+    return splitmix(seeds, torch.full_like(seeds, number))
 
 
-# --- who guesses
+# --- drafters
 
 
 @dataclass(frozen=True)
 class PromptLookup:
-    """The text repeats itself: what followed when its last tokens, up to `ngram` of them, last occurred.
+    """Draft what followed when the last tokens, up to `ngram` of them, occurred before.
 
-    Good for summaries, edits and code; it costs next to nothing (Saxena 2023, "Prompt Lookup Decoding").
+    It costs next to nothing and works well for summaries, edits and code (Saxena 2023, "Prompt Lookup Decoding").
     """
 
     num_tokens: int = 10
     ngram: int = 3
 
     def __post_init__(self) -> None:
-        check_count("num_tokens", self.num_tokens)
-        check_count("ngram", self.ngram)
+        check_positive_integer("num_tokens", self.num_tokens)
+        check_positive_integer("ngram", self.ngram)
 
-    def draft(self, row: TokenSequence, count: int) -> Draft:
-        text = [*row.prompt, *row.tokens]
+    def draft(self, sequence: TokenSequence, count: int) -> Draft:
+        """Return the tokens that followed the most recent occurrence of the longest matching n-gram."""
+        text = [*sequence.prompt, *sequence.tokens]
         for size in range(self.ngram, 0, -1):
             period = last_period(text, size)
-            if period is not None:  # as in LZ77, the copy may run on into itself
+            if period is not None:  # as in LZ77, the copy may overlap itself
                 return Draft([text[n % period - period] for n in range(count)])
         return Draft([])
 
 
 def last_period(text: list[int], size: int) -> int | None:
-    """How many tokens before its end the last `size` tokens occurred most recently."""
+    """Return how many tokens before its end the last `size` tokens most recently occurred; None if they did not."""
     for start in range(len(text) - size - 1, -1, -1):
         if text[start : start + size] == text[-size:]:
             return len(text) - size - start
@@ -178,74 +206,78 @@ def last_period(text: list[int], size: int) -> int | None:
 
 
 class DraftModel:
-    """A smaller network of the same vocabulary, under the same options. It keeps its own cache between guesses."""
+    """Draft with a smaller network of the same vocabulary and the same options. It keeps its cache between drafts."""
 
     def __init__(self, network: Transformer, num_tokens: int = 4, encoder_output: EncoderOutput | None = None):
-        check_count("num_tokens", num_tokens)
+        check_positive_integer("num_tokens", num_tokens)
         self.network, self.num_tokens, self.encoder_output = network, num_tokens, encoder_output
-        self.forget()
+        self.clear_cache()
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         self.cache = KeyValueCache(self.network.config, slack=self.num_tokens)
-        self.held: list[int] = []  # the tokens in the cache
+        self.cached_tokens: list[int] = []
 
-    def draft(self, row: TokenSequence, count: int) -> Draft:
+    def draft(self, sequence: TokenSequence, count: int) -> Draft:
+        """Sample up to `count` tokens, fewer if this network runs out of learned positions."""
         tokens: list[int] = []
-        laws: list[Tensor] = []
-        for _ in range(min(count, room(self.network, len(row.prompt)) - len(row.tokens))):
-            ahead = replace(row, tokens=[*row.tokens, *tokens])
-            batch = Batch.of(self.network, [ahead])
-            laws.append(law(self.read([*row.prompt, *ahead.tokens]), batch))
-            tokens.append(int(draw(laws[-1].log(), seeds_of(GUESS, batch), batch.steps)))
-        return Draft(tokens, torch.cat(laws) if laws else None)
+        probabilities: list[Tensor] = []
+        num_possible = remaining_positions(self.network, len(sequence.prompt)) - len(sequence.tokens)
+        for _ in range(min(count, num_possible)):
+            extended = replace(sequence, tokens=[*sequence.tokens, *tokens])
+            sampler = BatchSampler.create(self.network, [extended])
+            logits = self.next_logits([*sequence.prompt, *extended.tokens])
+            probabilities.append(token_probabilities(logits, sampler))
+            seeds = derive_seeds(sampler, DRAFT_SEED)
+            tokens.append(int(draw_tokens(probabilities[-1].log(), seeds, sampler.steps)))
+        return Draft(tokens, torch.cat(probabilities) if probabilities else None)
 
-    def read(self, text: list[int]) -> Tensor:
-        """Logits after the text (1, V); only what has changed since the last time goes through the network."""
-        pairs = enumerate(zip(self.held, text[:-1], strict=False))
-        same = next((n for n, (old, new) in pairs if old != new), min(len(self.held), len(text) - 1))
-        if len(self.held) - same > self.num_tokens:  # not the text of the last guess
-            self.forget()
-            same = 0
-        self.cache.truncate(same)
-        self.held = text[:same]
-        new = torch.tensor([text[same:]], device=self.network.device)
-        logits = run(self.network, new, None, self.cache, self.encoder_output)
-        self.held = text
+    def next_logits(self, text: list[int]) -> Tensor:
+        """Return the logits after the text (1, V). The network reads only tokens that the cache does not contain."""
+        pairs = enumerate(zip(self.cached_tokens, text[:-1], strict=False))
+        max_shared = min(len(self.cached_tokens), len(text) - 1)
+        num_shared = next((n for n, (old, new) in pairs if old != new), max_shared)
+        if len(self.cached_tokens) - num_shared > self.num_tokens:  # not a continuation of the last text
+            self.clear_cache()
+            num_shared = 0
+        self.cache.truncate(num_shared)
+        self.cached_tokens = text[:num_shared]
+        new_tokens = torch.tensor([text[num_shared:]], device=self.network.device)
+        logits = forward_step(self.network, new_tokens, self.cache, encoder_output=self.encoder_output)
+        self.cached_tokens = text
         return logits
 
 
-Speculation = Literal["lookup"] | Transformer | Drafter
-
-
-def drafter_for(speculation: Speculation, row: TokenSequence) -> Drafter:
-    """Who guesses for a row: by its name, or a smaller network, which reads the row's source for itself."""
+def make_drafter(speculation: Speculation, sequence: TokenSequence) -> Drafter:
+    """Return the drafter for a sequence. A draft network encodes the source of the sequence itself."""
     if isinstance(speculation, str):
         return PromptLookup()
     if not isinstance(speculation, Transformer):
         return speculation
-    return DraftModel(speculation, encoder_output=encode_sources(speculation, [row.source]) if row.source else None)
+    source = sequence.source
+    return DraftModel(speculation, encoder_output=encode_sources(speculation, [source]) if source else None)
 
 
-# --- refused
+# --- checks
 
 
 def check_speculation(network: Transformer, speculation: object) -> None:
+    """Raise ClearheadError unless `speculation` is "lookup", a drafter, or a draft network that fits this network."""
     if isinstance(speculation, DraftModel):
         speculation = speculation.network
     if isinstance(speculation, Transformer):
-        check_draft(speculation.config, network.config)
+        check_draft_config(speculation.config, network.config)
     elif speculation != "lookup" and not isinstance(speculation, Drafter):
-        given = repr(speculation) if isinstance(speculation, str) else f"a {type(speculation).__name__}"
-        raise ClearheadError(f"speculate is {given}; it must be 'lookup' or a draft model")
+        value = repr(speculation) if isinstance(speculation, str) else f"a {type(speculation).__name__}"
+        raise ClearheadError(f"speculate is {value}; it must be 'lookup' or a draft model")
 
 
-def check_draft(draft: ModelConfig, config: ModelConfig) -> None:
+def check_draft_config(draft: ModelConfig, config: ModelConfig) -> None:
     if draft.vocab_size != config.vocab_size:
         raise ClearheadError(
             f"the draft model has {draft.vocab_size} tokens and the network {config.vocab_size}; "
-            "take one that was trained with the same vocabulary"
+            "choose one that was trained with the same vocabulary"
         )
     if draft.decoder is None or draft.is_encoder_decoder != config.is_encoder_decoder:
         raise ClearheadError(
-            "the draft model is of another kind; it must have an encoder where this one has, and a decoder"
+            "the draft model is of another kind; it must have a decoder, and an encoder only if this model has one"
         )

@@ -1,158 +1,168 @@
-"""A network with all it takes to speak: prompts in as text or ids, what it says out. Models and chats share it.
+"""TextGenerator: prompts in, generated texts out. Models, chats and traces share it.
 
-    speaker = TextGenerator(network, tokenizer, special_ids); speaker.sample(["Hello"], n=1, options={"max_new_tokens": 8})
+    generator = TextGenerator(network, tokenizer, special_ids)
+    (generation,) = generator.generate(["Hello"], 1, {"max_new_tokens": 8})
 
-Everything a caller can get wrong is found before the first token is made.
+All arguments are checked before the first token is generated.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from clearhead.cache import KeyValueCache
-from clearhead.errors import ClearheadError, unknown_name
-from clearhead.generation.beam import Beam, BeamOptions, beam_search
-from clearhead.generation.cuda_graph import decode_in_graph, fits
-from clearhead.generation.decode import TokenSequence, check, decode
+from clearhead.errors import ClearheadError
+from clearhead.generation.beam import Beam, beam_search
+from clearhead.generation.cuda_graph import can_decode_in_graph, decode_in_graph
+from clearhead.generation.decoding import decode
 from clearhead.generation.prompts import (
     Prompt,
     check_tokens,
+    encode_prompt,
     encode_sources,
     explain_out_of_memory,
     require_tokenizer,
-    token_ids,
 )
-from clearhead.generation.randomness import signed
+from clearhead.generation.randomness import wrap_int64
 from clearhead.generation.result import Generation, Stream
-from clearhead.generation.speculative import Speculation, check_speculation, decode_speculatively, drafter_for
-from clearhead.generation.transcript import Transcript
-from clearhead.model import EncoderOutput, Transformer
-from clearhead.options import SamplingOptions, check_count, check_effect
+from clearhead.generation.sequences import TokenSequence
+from clearhead.generation.speculative import Speculation, decode_speculatively
+from clearhead.generation.text_output import TextOutput
+from clearhead.model import Transformer
+from clearhead.options import (
+    BeamOptions,
+    SamplingKeywords,
+    SamplingOptions,
+    check_names,
+    check_positive_integer,
+    check_temperature_is_set,
+)
 from clearhead.tokenization import Tokenizer
-
-SAMPLING = frozenset(field.name for field in fields(SamplingOptions))
-BEAMS = frozenset(field.name for field in fields(BeamOptions)) - {"num_beams", "num_best"}
-OTHERS = ("n", "beams", "speculate")  # arguments of their own
 
 
 @dataclass(frozen=True)
 class TextGenerator:
+    """A network with its tokenizer and special tokens."""
+
     network: Transformer
     tokenizer: Tokenizer | None
     special_ids: Mapping[str, Any]
-    in_graph: bool = True  # the steps on an NVIDIA GPU, where graph.py knows how
+    use_cuda_graph: bool = True  # on an NVIDIA GPU, for models and options that the graph supports
 
     @property
     def start_id(self) -> int:
-        """What an encoder-decoder's answer begins with."""
+        """The first token that the decoder of an encoder-decoder reads."""
         return int(self.special_ids.get("decoder_start_token_id", self.special_ids.get("bos_token_id", 0)))
 
     @property
     def stop_ids(self) -> frozenset[int]:
-        """Of the config and of the tokenizer, as far as the network can say them."""
-        ends = self.special_ids.get("eos_token_id", [])
-        known = frozenset(ends if isinstance(ends, list) else [ends])
-        known |= self.tokenizer.stop_ids if self.tokenizer is not None else frozenset()
-        return frozenset(token for token in known if token < self.network.config.vocab_size)
+        """The stop tokens of the config and the tokenizer that are in the network's vocabulary."""
+        eos = self.special_ids.get("eos_token_id", [])
+        ids = frozenset(eos if isinstance(eos, list) else [eos])
+        ids |= self.tokenizer.stop_ids if self.tokenizer is not None else frozenset()
+        return frozenset(token for token in ids if token < self.network.config.vocab_size)
 
-    # --- three ways to make texts
+    # --- complete texts and streams
 
-    def sample(
-        self, prompts: Sequence[Prompt], n: int, options: Mapping[str, Any], speculation: Speculation | None = None
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        n: int,
+        options: Mapping[str, object],
+        *,
+        beams: int | None = None,
+        speculation: Speculation | None = None,
     ) -> list[Generation]:
-        """n samples of each prompt, all in one batch; one after the other where tokens are guessed ahead."""
-        rows = [row for prompt in prompts for row in self.rows(prompt, n, options)]
-        transcripts = [Transcript(self.tokenizer, row) for row in rows]
-        batches = [[row] for row in rows] if speculation is not None else [rows] if rows else []
-        for turns in [self.turns(batch, speculation=speculation) for batch in batches]:
-            for _ in turns:
-                for transcript in transcripts:
-                    transcript.read()
-        return [Generation.of(transcript, self.network.config) for transcript in transcripts]
+        """Return n texts per prompt: samples in one batch, or one after another with speculation; or the best beams."""
+        if beams is not None:
+            if speculation is not None:
+                raise ClearheadError("beams and speculate exclude each other; give only one of them")
+            return self.search(prompts, n, beams, options)
+        sequences = [sequence for prompt in prompts for sequence in self.create_sequences(prompt, n, options)]
+        outputs = [TextOutput(self.tokenizer, sequence) for sequence in sequences]
+        batches = [[output] for output in outputs] if speculation is not None else [outputs] if outputs else []
+        loops = [
+            self.start_decoding([output.sequence for output in batch], speculation=speculation) for batch in batches
+        ]
+        with explain_out_of_memory():
+            for batch, steps in zip(batches, loops, strict=True):
+                for _ in steps:
+                    for output in batch:
+                        output.update()
+        return [Generation.from_output(output, self.network.config) for output in outputs]
 
-    def stream(self, prompt: Prompt, options: Mapping[str, Any], speculation: Speculation | None = None) -> Stream:
-        transcript = Transcript(require_tokenizer(self.tokenizer), *self.rows(prompt, 1, options))
-        return Stream(transcript, self.turns([transcript.row], speculation=speculation), self.network.config)
+    def stream(self, prompt: Prompt, options: Mapping[str, object], speculation: Speculation | None = None) -> Stream:
+        """Return one sample as a stream of text pieces."""
+        output = TextOutput(require_tokenizer(self.tokenizer), *self.create_sequences(prompt, 1, options))
+        return Stream(output, self.start_decoding([output.sequence], speculation=speculation), self.network.config)
 
-    def search(self, prompts: Sequence[Prompt], n: int, num_beams: int, options: Mapping[str, Any]) -> list[Generation]:
-        """The n best texts of each prompt that `num_beams` beams find."""
-        check_names(options, BEAMS, SAMPLING, "with beams")
-        check_count("beams", num_beams)
-        check_count("n", n)
+    def search(
+        self, prompts: Sequence[Prompt], n: int, num_beams: int, options: Mapping[str, object]
+    ) -> list[Generation]:
+        """Return the n best texts per prompt of a beam search."""
+        check_names(options, beams=True)
+        check_positive_integer("beams", num_beams)
+        check_positive_integer("n", n)
         if n > num_beams:
             raise ClearheadError(f"n is {n}; it must not exceed the number of beams, {num_beams}")
-        asked = BeamOptions(num_beams=num_beams, num_best=n, **options)
-        asked = replace(asked, stop_ids=(*asked.stop_ids, *self.stop_ids))
-        ending = SamplingOptions(max_new_tokens=asked.max_new_tokens, stop_ids=asked.stop_ids)
-        rows = [self.row(prompt, ending) for prompt in prompts]
-        if not rows:
+        beam_options = BeamOptions(num_beams=num_beams, num_best=n, **cast(dict[str, Any], options))
+        beam_options = replace(beam_options, stop_ids=(*beam_options.stop_ids, *self.stop_ids))
+        limits = SamplingOptions(max_new_tokens=beam_options.max_new_tokens, stop_ids=beam_options.stop_ids)
+        sequences = [self.create_sequence(prompt, limits) for prompt in prompts]
+        if not sequences:
             return []
         with explain_out_of_memory():
-            found = beam_search(self.network, [row.prompt for row in rows], asked, self.encoder_output_of(rows))
-        return [self.told(row, beam) for row, beams in zip(rows, found, strict=True) for beam in beams]
+            sources = [sequence.source for sequence in sequences]
+            encoder_output = encode_sources(self.network, sources) if sources[0] else None
+            found = beam_search(self.network, [each.prompt for each in sequences], beam_options, encoder_output)
+        pairs = zip(sequences, found, strict=True)
+        return [self.from_beam(sequence, beam) for sequence, beams in pairs for beam in beams]
 
-    def told(self, row: TokenSequence, beam: Beam) -> Generation:
-        transcript = Transcript(self.tokenizer, replace(row, tokens=beam.tokens, done=True))
-        transcript.read()
-        return Generation.of(transcript, self.network.config, beam.score)
+    def from_beam(self, sequence: TokenSequence, beam: Beam) -> Generation:
+        output = TextOutput(self.tokenizer, replace(sequence, tokens=beam.tokens, finished=True))
+        output.update()
+        return Generation.from_output(output, self.network.config, beam.score)
 
-    # --- what they share
+    # --- shared parts
 
-    def rows(self, prompt: Prompt, n: int, options: Mapping[str, Any]) -> list[TokenSequence]:
-        """n rows of one prompt, each with a seed of its own."""
-        check_names(options, SAMPLING, BEAMS, "without beams")
-        check_count("n", n)
-        asked = SamplingOptions(**options).seeded()
-        check_effect(options, n)
-        if asked.stop:
-            require_tokenizer(self.tokenizer)  # a stop string is found in the text
-        asked = replace(asked, stop_ids=(*asked.stop_ids, *self.stop_ids))
-        ids = token_ids(prompt, self.tokenizer)
-        seeds = [signed(((asked.seed or 0) + number) % 2**64) for number in range(n)]
-        return [self.row(ids, replace(asked, seed=seed)) for seed in seeds]
+    def create_sequences(self, prompt: Prompt, n: int, options: Mapping[str, object]) -> list[TokenSequence]:
+        """Check the sampling options and return n sequences of one prompt, each with its own seed."""
+        check_names(options, beams=False)
+        check_positive_integer("n", n)
+        sampling = SamplingOptions(**cast(SamplingKeywords, options)).with_seed()
+        check_temperature_is_set(options, n)
+        if sampling.stop:
+            require_tokenizer(self.tokenizer)  # stop strings are found in the text
+        sampling = replace(sampling, stop_ids=(*sampling.stop_ids, *self.stop_ids))
+        ids = encode_prompt(prompt, self.tokenizer)
+        seeds = [wrap_int64(((sampling.seed or 0) + number) % 2**64) for number in range(n)]
+        return [self.create_sequence(ids, replace(sampling, seed=seed)) for seed in seeds]
 
-    def row(self, prompt: Prompt, options: SamplingOptions) -> TokenSequence:
-        config, ids = self.network.config, token_ids(prompt, self.tokenizer)
+    def create_sequence(self, prompt: Prompt, options: SamplingOptions) -> TokenSequence:
+        """Return the sequence of a prompt; for an encoder-decoder the prompt is its source."""
+        config, ids = self.network.config, encode_prompt(prompt, self.tokenizer)
         if config.decoder is None:
-            raise ClearheadError("this model is an encoder alone: it embeds texts, and does not generate any")
+            raise ClearheadError("this model has only an encoder, so it cannot generate texts; it can embed them")
         if config.head is None:
-            raise ClearheadError("this model has no head: it embeds texts, and does not generate any")
+            raise ClearheadError("this model has no head, so it cannot generate texts; it can embed them")
         if config.encoder is None:
             return TokenSequence(ids, options)
         check_tokens(ids, config.encoder)
         return TokenSequence([self.start_id], options, source=ids)
 
-    def turns(
-        self, rows: list[TokenSequence], cache: KeyValueCache | None = None, speculation: Speculation | None = None
+    def start_decoding(
+        self,
+        sequences: list[TokenSequence],
+        cache: KeyValueCache | None = None,
+        speculation: Speculation | None = None,
     ) -> Iterator[None]:
-        """One token more for every row at each; `cache` as for `decode`, one row alone where tokens are guessed."""
-        check(rows, self.network)
+        """Check the sequences and return the fastest loop that supports them; iterating over it adds the tokens.
+
+        cache: as for `decode`. With speculation there must be exactly one sequence.
+        """
         if speculation is not None:
-            check_speculation(self.network, speculation)
-        return self.run(rows, cache, speculation)
-
-    def run(
-        self, rows: list[TokenSequence], cache: KeyValueCache | None, speculation: Speculation | None
-    ) -> Iterator[None]:
-        with explain_out_of_memory():
-            encoder_output = self.encoder_output_of(rows)
-            if speculation is None and self.in_graph and fits(self.network, rows, cache):
-                yield from decode_in_graph(self.network, rows, cache)
-            elif speculation is None:
-                yield from decode(self.network, rows, encoder_output=encoder_output, cache=cache)
-            else:
-                (row,) = rows
-                yield from decode_speculatively(
-                    self.network, row, drafter_for(speculation, row), encoder_output=encoder_output
-                )
-
-    def encoder_output_of(self, rows: Sequence[TokenSequence]) -> EncoderOutput | None:
-        return encode_sources(self.network, [row.source for row in rows]) if rows[0].source else None
-
-
-def check_names(options: Mapping[str, Any], known: Iterable[str], elsewhere: Iterable[str], here: str) -> None:
-    for name in options:
-        if name not in known and name in elsewhere:
-            raise ClearheadError(f"{name} has no effect {here}; leave it out")
-        if name not in known:
-            raise unknown_name("option of generate:", name, {*known, *OTHERS})
+            (sequence,) = sequences
+            return decode_speculatively(self.network, sequence, speculation)
+        if self.use_cuda_graph and can_decode_in_graph(self.network, sequences, cache):
+            return decode_in_graph(self.network, sequences, cache)
+        return decode(self.network, sequences, cache=cache)
