@@ -1,23 +1,21 @@
-"""A toy model of every style that keeps its past in another way; weights drawn so that each has an effect."""
+"""Toy models with every kind of cache and attention, with random weights that all have an effect."""
 
 from dataclasses import replace
 
 import torch
 
 from clearhead.api import Model
-from clearhead.architecture.branches import FeedForward
-from clearhead.architecture.config import Head
-from clearhead.architecture.parts import SlidingWindow
-from clearhead.backends.cpu import library as cpu
+from clearhead.architecture import FeedForward, Head, SlidingWindow
+from clearhead.backends.cpu_kernels import library as cpu
 from clearhead.errors import ClearheadError
 from clearhead.families import family_of_type
-from clearhead.families.bart import Size, bart
-from clearhead.families.bloom import bloom
-from clearhead.families.gopher import gopher
-from clearhead.families.gpt import gpt
-from clearhead.families.plain import multi_head
+from clearhead.families.bart import StackSize, bart_config
+from clearhead.families.bloom import bloom_config
+from clearhead.families.gopher import gopher_config
+from clearhead.families.gpt import gpt_config
+from clearhead.families.gpt_style import multi_head_attention
 from clearhead.families.settings import Settings
-from clearhead.families.t5 import t5
+from clearhead.families.t5 import t5_config
 from clearhead.model.transformer import Transformer
 from tests.checkpoint.tiny import tiny_config
 from tests.model.toys import redraw
@@ -78,28 +76,28 @@ BERT = {
 }
 
 
-def told(data):
-    return lambda: family_of_type(data["model_type"]).read(Settings(data, "toy"))
+def from_settings(data):
+    return lambda: family_of_type(data["model_type"]).read_config(Settings(data, "toy"))
 
 
-def banded():
-    """GPT-3: learned positions, dense and windowed layers in turn."""
-    attention = multi_head(32, 4)
+def gpt3_like():
+    """Return the config of a small GPT-3: learned positions, alternating dense and windowed layers."""
+    attention = multi_head_attention(32, 4)
     attentions = [attention, replace(attention, pattern=SlidingWindow(size=9))]
-    return gpt(width=32, attentions=attentions, vocab_size=VOCAB, context=192)
+    return gpt_config(width=32, attentions=attentions, vocab_size=VOCAB, context=192)
 
 
 STYLES = {
     "llama": lambda: tiny_config(width=32, vocab_size=VOCAB),
     "mistral": lambda: tiny_config(width=32, vocab_size=VOCAB, window=10),
-    "gemma3": told(GEMMA3),
-    "llama4": told(LLAMA4),
-    "deepseek": told(DEEPSEEK),
-    "bloom": lambda: bloom(width=32, num_layers=2, num_heads=4, vocab_size=VOCAB, context=512),
-    "gopher": lambda: gopher(width=32, num_layers=2, num_heads=4, head_width=8, vocab_size=VOCAB),
-    "gpt2": lambda: gpt(width=32, attentions=[multi_head(32, 4)] * 2, vocab_size=VOCAB, context=192),
-    "gpt3": banded,
-    "t5": lambda: t5(
+    "gemma3": from_settings(GEMMA3),
+    "llama4": from_settings(LLAMA4),
+    "deepseek": from_settings(DEEPSEEK),
+    "bloom": lambda: bloom_config(width=32, num_layers=2, num_heads=4, vocab_size=VOCAB, context=512),
+    "gopher": lambda: gopher_config(width=32, num_layers=2, num_heads=4, head_width=8, vocab_size=VOCAB),
+    "gpt2": lambda: gpt_config(width=32, attentions=[multi_head_attention(32, 4)] * 2, vocab_size=VOCAB, context=192),
+    "gpt3": gpt3_like,
+    "t5": lambda: t5_config(
         width=32,
         num_layers=2,
         num_heads=4,
@@ -109,24 +107,24 @@ STYLES = {
         vocab_size=VOCAB,
         max_distance=20,
     ),
-    "bart": lambda: bart(
+    "bart": lambda: bart_config(
         "bart",
         width=32,
-        encoder=Size(num_layers=2, num_heads=4, feed_forward=40),
-        decoder=Size(num_layers=2, num_heads=4, feed_forward=40),
+        encoder=StackSize(num_layers=2, num_heads=4, feed_forward=40),
+        decoder=StackSize(num_layers=2, num_heads=4, feed_forward=40),
         vocab_size=VOCAB,
         context=192,
         activation="gelu",
         scaled=False,
     ),
-    "bert": told(BERT),
+    "bert": from_settings(BERT),
 }
 
 
-def kernels_are_here():
-    """Built, or a compiler to build them."""
+def kernels_available():
+    """Return whether the C++ kernels are built, or can be built with the compiler of this machine."""
     try:
-        return cpu.kernel_library(build=True) is not None
+        return cpu.load_kernel_library(build=True) is not None
     except ClearheadError:
         return False
 

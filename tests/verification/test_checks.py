@@ -1,153 +1,158 @@
-"""Every check on a model of every style, and on real ones: all that apply must pass."""
+"""Run every check on toy models of every style and on real models: all that apply must pass."""
 
 import pytest
 import torch
 
 import clearhead
 from clearhead.api import Model
-from clearhead.architecture.config import GroupedAttention
+from clearhead.architecture import GroupedAttention
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.verification import reading
-from clearhead.verification.checks import CHECKS, verify
-from clearhead.verification.fast import eight_bits
-from clearhead.verification.finding import Comparison, Finding, examine
-from clearhead.verification.subject import Subject
+from clearhead.verification import CheckResult, forward_checks, verify
+from clearhead.verification.backend_checks import int8_weights
+from clearhead.verification.case import VerificationCase
+from clearhead.verification.checks import CHECKS
+from clearhead.verification.results import Comparison, run_check
 from tests.book.shrink import shrink
 from tests.checkpoint.tiny import tiny_config
 from tests.model.toys import toy
-from tests.verification.models import STYLES, kernels_are_here, toy_model
+from tests.verification.models import STYLES, kernels_available, toy_model
 
-ALWAYS = {"compiled == eager", "absorbed latent == unfolded", "remembered source == read again"}
+USUALLY_SKIPPED = {
+    "torch.compile == eager",
+    "absorbed latent attention == expanded",
+    "precomputed cross-attention == computed",
+}
 WINDOWED = {"mistral", "gemma3", "llama4", "gpt3"}
-UNKNOWN_TO_TRANSFORMERS = {"gopher", "gpt3"}
-UNKNOWN_TO_THE_KERNELS = {"llama4", "deepseek", "bloom", "gopher", "t5"}
-KERNELS = "kernel step == network"
-OF_ENCODERS = {
-    "batched == single",
-    "padded left == unpadded",
-    "padded right == unpadded",
-    "fused attention == reference",
-    "8-bit weights ~ full",
-    "4-bit weights ~ full",
-    "ours == transformers",
+NOT_IN_TRANSFORMERS = {"gopher", "gpt3"}
+NOT_IN_KERNELS = {"llama4", "deepseek", "bloom", "gopher", "t5"}
+KERNELS = "C++ kernels == PyTorch modules"
+ENCODER_CHECKS = {
+    "batch == single sequence",
+    "left padding == no padding",
+    "right padding == no padding",
+    "fused attention == reference attention",
+    "8-bit weights ~ full weights",
+    "4-bit weights ~ full weights",
+    "Clearhead == transformers",
 }
 
 
-def not_asked(style):
-    """The checks that say nothing about a style."""
+def expected_skips(style):
+    """Return the checks that do not apply to a style."""
     if style == "bert":
-        return CHECKS.keys() - OF_ENCODERS
-    skipped = set(ALWAYS)
+        return CHECKS.keys() - ENCODER_CHECKS
+    skipped = set(USUALLY_SKIPPED)
     if style not in WINDOWED:
-        skipped |= {"sliding cache == uncached"}
-    if style in UNKNOWN_TO_TRANSFORMERS:
-        skipped |= {"ours == transformers"}
-    if style in UNKNOWN_TO_THE_KERNELS or not kernels_are_here():
+        skipped |= {"sliding-window cache == full forward"}
+    if style in NOT_IN_TRANSFORMERS:
+        skipped |= {"Clearhead == transformers"}
+    if style in NOT_IN_KERNELS or not kernels_available():
         skipped |= {KERNELS}
     return skipped - {
-        "deepseek": {"absorbed latent == unfolded"},
-        "t5": {"remembered source == read again"},
-        "bart": {"remembered source == read again"},
+        "deepseek": {"absorbed latent attention == expanded"},
+        "t5": {"precomputed cross-attention == computed"},
+        "bart": {"precomputed cross-attention == computed"},
     }.get(style, set())
 
 
-def by_verdict(findings, verdict):
-    return {finding.check: finding.detail for finding in findings if finding.verdict == verdict}
+def details_by_check(results, verdict):
+    """Return the details of the checks with a verdict."""
+    return {result.check: result.detail for result in results if result.verdict == verdict}
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_every_style_is_green(style):
-    findings = list(verify(toy_model(style), num_new=24))
-    assert by_verdict(findings, "fail") == {}
-    assert by_verdict(findings, "skipped").keys() == not_asked(style)
+def test_all_checks_pass_for_every_style(style):
+    results = list(verify(toy_model(style), num_new_tokens=24))
+    assert details_by_check(results, "fail") == {}
+    assert details_by_check(results, "skipped").keys() == expected_skips(style)
 
 
 @pytest.mark.parametrize("style", ["llama", "gemma3", "llama4", "deepseek", "t5"])
-def test_in_float64_the_differences_vanish(style):
-    findings = list(verify(toy_model(style, torch.float64), num_new=8))
-    assert by_verdict(findings, "fail") == {}
-    assert by_verdict(findings, "skipped")[KERNELS].startswith("the kernels do not know")
-    exact = [finding.difference or 0 for finding in findings if " == " in finding.check]
+def test_differences_vanish_in_float64(style):
+    results = list(verify(toy_model(style, torch.float64), num_new_tokens=8))
+    assert details_by_check(results, "fail") == {}
+    assert details_by_check(results, "skipped")[KERNELS].startswith("the kernels do not support")
+    exact = [result.difference or 0 for result in results if " == " in result.check]
     assert max(exact) < 1e-12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("style", ["mistral", "gemma3", "llama4", "deepseek", "t5"])
-def test_greedy_tokens_are_equal_over_256(style):
-    details = by_verdict(verify(toy_model(style)), "pass")
-    assert details["greedy, cached == uncached"] == "256 of 256 tokens equal"
-    assert details["speculative == greedy"].startswith("256 of 256 tokens equal")
+def test_256_greedy_tokens_are_equal(style):
+    details = details_by_check(verify(toy_model(style)), "pass")
+    assert details["greedy decoding == full forward"] == "256 of 256 tokens equal"
+    assert details["speculative decoding == greedy decoding"].startswith("256 of 256 tokens equal")
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")
-def test_compiled_equals_eager():
-    subject = Subject.of(toy_model("gpt2"), compiles=True)
-    assert examine("compiled", CHECKS["compiled == eager"], subject).verdict == "pass"
+def test_compiled_network_equals_eager():
+    case = VerificationCase.create(toy_model("gpt2"), compiles=True)
+    assert run_check("compiled", CHECKS["torch.compile == eager"], case).verdict == "pass"
 
 
 @pytest.mark.download
-def test_stories15m_is_green(stories15m):
-    findings = list(verify(clearhead.load(stories15m), length=40, num_new=24))
-    assert by_verdict(findings, "fail") == {}
-    assert by_verdict(findings, "skipped").keys() == not_asked("llama")
+def test_all_checks_pass_for_stories15m(stories15m):
+    results = list(verify(clearhead.load(stories15m), length=40, num_new_tokens=24))
+    assert details_by_check(results, "fail") == {}
+    assert details_by_check(results, "skipped").keys() == expected_skips("llama")
 
 
 @pytest.mark.download
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["stories15m", "smollm2_gguf"])
-def test_real_models_are_green_over_256_tokens(name, request):
-    findings = list(verify(clearhead.load(request.getfixturevalue(name), dtype="float32")))
-    assert by_verdict(findings, "fail") == {}
-    assert by_verdict(findings, "pass")["greedy, cached == uncached"] == "256 of 256 tokens equal"
+def test_all_checks_pass_for_real_models_over_256_tokens(name, request):
+    results = list(verify(clearhead.load(request.getfixturevalue(name), dtype="float32")))
+    assert details_by_check(results, "fail") == {}
+    assert details_by_check(results, "pass")["greedy decoding == full forward"] == "256 of 256 tokens equal"
 
 
-# --- what a subject is
+# --- sequences
 
 
-def test_the_text_passes_the_windows_unless_they_are_wide():
-    assert len(Subject.of(toy_model("mistral")).rows[0]) == 96
-    assert len(Subject.of(Model(windowed(300).network)).rows[0]) > 300
-    wide = Subject.of(windowed(4096))
-    assert len(wide.rows[0]) == 96
-    finding = examine("sliding", CHECKS["sliding cache == uncached"], wide)
-    assert (finding.verdict, finding.difference) == ("skipped", None)
-    assert finding.detail == "96 tokens do not pass the window of 4096; --length makes them more"
+def test_sequences_exceed_windows_up_to_a_limit():
+    assert len(VerificationCase.create(toy_model("mistral")).sequences[0]) == 96
+    assert len(VerificationCase.create(Model(windowed(300).network)).sequences[0]) > 300
+    wide = VerificationCase.create(windowed(4096))
+    assert len(wide.sequences[0]) == 96
+    result = run_check("sliding", CHECKS["sliding-window cache == full forward"], wide)
+    assert (result.verdict, result.difference) == ("skipped", None)
+    assert result.detail == "96 tokens do not exceed the window of 4096; increase --length"
 
 
 def windowed(size):
     return clearhead.create(tiny_config(window=size, num_layers=1))
 
 
-def test_learned_positions_bound_what_is_read_and_made():
-    subject = Subject.of(toy_model("gpt2"), length=192)
-    assert subject.num_new == 1
-    assert all(finding.verdict != "fail" for finding in verify(toy_model("gpt2"), length=192))
-    assert Subject.of(toy_model("gpt2")).num_new == 97
+def test_learned_positions_limit_the_number_of_new_tokens():
+    case = VerificationCase.create(toy_model("gpt2"), length=192)
+    assert case.num_new_tokens == 1
+    assert all(result.verdict != "fail" for result in verify(toy_model("gpt2"), length=192))
+    assert VerificationCase.create(toy_model("gpt2")).num_new_tokens == 97
 
 
 @pytest.mark.parametrize(
-    ("style", "options", "sentence"),
+    ("style", "options", "message"),
     [
         ("gpt2", {"length": 193}, "length is 193; for this model it must be from 24 to 192"),
-        ("llama", {"length": 3}, "length is 3; for this model it must be 24 or more"),
-        ("llama", {"num_new": 0}, "0 new tokens show nothing; make it 1 or more"),
+        ("llama", {"length": 3}, "length is 3; for this model it must be at least 24"),
+        ("llama", {"num_new_tokens": 0}, "the number of new tokens is 0; it must be at least 1"),
     ],
 )
-def test_what_cannot_be_verified_is_one_sentence(style, options, sentence):
-    with pytest.raises(ClearheadError, match=sentence):
+def test_wrong_lengths_raise(style, options, message):
+    with pytest.raises(ClearheadError, match=message):
         verify(toy_model(style), **options)
 
 
-def test_a_tokenizer_gives_the_text(stories_like):
-    subject = Subject.of(stories_like)
-    assert stories_like.tokenizer.decode(subject.rows[0]).startswith("A letter posted in the morning")
-    assert [len(row) for row in subject.rows] == [96, 61, 23]
+def test_with_a_tokenizer_the_sequences_are_parts_of_a_text(model_with_tokenizer):
+    case = VerificationCase.create(model_with_tokenizer)
+    assert model_with_tokenizer.tokenizer.decode(case.sequences[0]).startswith("A letter posted in the morning")
+    assert [len(sequence) for sequence in case.sequences] == [96, 61, 23]
 
 
 @pytest.fixture
-def stories_like():
+def model_with_tokenizer():
     from clearhead.cli.demo import random_model
 
     return random_model()
@@ -156,88 +161,91 @@ def stories_like():
 # --- verdicts
 
 
-def finding_of(found, expected):
-    comparison = Comparison([(torch.tensor(found), torch.tensor(expected))], "said")
-    return examine("check", lambda subject: comparison, Subject.of(toy_model("llama")))
+def result_of(actual, expected):
+    """Return the result of a check that compares two lists of logits."""
+    comparison = Comparison([(torch.tensor(actual), torch.tensor(expected))], "detail")
+    return run_check("check", lambda case: comparison, VerificationCase.create(toy_model("llama")))
 
 
-def test_the_tolerance_grows_with_the_logits():
-    assert finding_of([1.0], [1.0 + 5e-6]).verdict == "pass"
-    assert finding_of([1.0], [1.0 + 5e-5]).verdict == "fail"
-    assert finding_of([0.0], [5e-5]).verdict == "fail"
-    assert finding_of([100.0], [100.0 + 5e-4]).verdict == "pass"
-    assert finding_of([100.0], [100.0]).tolerance == pytest.approx(1e-3)
-    assert finding_of([2.0, -1e4], [2.0, -1e4]).tolerance == pytest.approx(2e-5)  # ruled out, and no measure
-    assert finding_of([-30.0, -90.0], [-30.0, -90.0]).tolerance == pytest.approx(3e-4)
+def test_the_tolerance_grows_with_the_largest_logit():
+    assert result_of([1.0], [1.0 + 5e-6]).verdict == "pass"
+    assert result_of([1.0], [1.0 + 5e-5]).verdict == "fail"
+    assert result_of([0.0], [5e-5]).verdict == "fail"
+    assert result_of([100.0], [100.0 + 5e-4]).verdict == "pass"
+    assert result_of([100.0], [100.0]).tolerance == pytest.approx(1e-3)
+    assert result_of([2.0, -1e4], [2.0, -1e4]).tolerance == pytest.approx(2e-5)  # an excluded token does not count
+    assert result_of([-30.0, -90.0], [-30.0, -90.0]).tolerance == pytest.approx(3e-4)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_none_never_pass(value):
-    for found, expected in (([value], [0.0]), ([0.0], [value]), ([value], [value])):
-        finding = finding_of(found, expected)
-        assert finding.verdict == "fail"
-        assert finding.as_data()["largest_difference"] is None
+def test_nan_and_infinity_never_pass(value):
+    for actual, expected in (([value], [0.0]), ([0.0], [value]), ([value], [value])):
+        result = result_of(actual, expected)
+        assert result.verdict == "fail"
+        assert result.as_data()["largest_difference"] is None
 
 
-def test_a_token_ruled_out_is_no_difference():
-    ruled_out = -float("inf")
-    assert finding_of([[2.0, ruled_out]], [[2.0, ruled_out]]).difference == 0.0
-    assert finding_of([[2.0, ruled_out]], [[2.0, 1.0]]).verdict == "fail"
-    assert finding_of([[ruled_out, ruled_out]], [[ruled_out, ruled_out]]).verdict == "fail"
+def test_a_token_excluded_in_both_is_no_difference():
+    excluded = -float("inf")
+    assert result_of([[2.0, excluded]], [[2.0, excluded]]).difference == 0.0
+    assert result_of([[2.0, excluded]], [[2.0, 1.0]]).verdict == "fail"
+    assert result_of([[excluded, excluded]], [[excluded, excluded]]).verdict == "fail"
 
 
 @pytest.mark.parametrize("bias", [-1e4, -float("inf")])
-def test_a_token_ruled_out_says_nothing_of_packed_weights(bias):
-    """As the padding of Marian is: nor does it move the mean that the others are measured from."""
+def test_excluded_tokens_do_not_affect_the_error_of_packed_weights(bias):
+    """Marian excludes its padding token in this way."""
     model = toy_model("bart")
     head = model.network.head
     head.bias = torch.nn.Parameter(torch.zeros(model.config.vocab_size))
-    plain = eight_bits(Subject.of(model))
+    plain = int8_weights(VerificationCase.create(model))
     with torch.no_grad():
         head.bias[:3] = bias
-    ruled_out = eight_bits(Subject.of(model))
-    assert ruled_out.difference == pytest.approx(plain.difference, rel=0.5)
-    assert {finding.verdict for finding in verify(model, num_new=8)} <= {"pass", "skipped"}
+    excluding = int8_weights(VerificationCase.create(model))
+    assert excluding.difference == pytest.approx(plain.difference, rel=0.5)
+    assert {result.verdict for result in verify(model, num_new_tokens=8)} <= {"pass", "skipped"}
 
 
-def test_the_worst_pair_counts_wherever_it_stands():
+def test_the_largest_difference_of_all_pairs_counts():
     good, bad = (torch.zeros(2), torch.zeros(2)), (torch.zeros(2), torch.tensor([0.0, float("nan")]))
     for pairs in ([good, bad], [bad, good]):
-        finding = examine("check", lambda subject, pairs=pairs: Comparison(pairs, ""), Subject.of(toy_model("llama")))
-        assert finding.verdict == "fail"
-    assert finding_of([0.0, 0.0], [0.0]).verdict == "fail"
+        result = run_check(
+            "check", lambda case, pairs=pairs: Comparison(pairs, ""), VerificationCase.create(toy_model("llama"))
+        )
+        assert result.verdict == "fail"
+    assert result_of([0.0, 0.0], [0.0]).verdict == "fail"
 
 
-def test_a_check_that_breaks_down_has_failed():
-    def refuse(subject):
+def test_an_error_in_a_check_is_a_failure():
+    def raise_error(case):
         raise ClearheadError("the cache holds 3 tokens")
 
-    finding = examine("check", refuse, Subject.of(toy_model("llama")))
-    assert finding == Finding("check", "fail", "ClearheadError: the cache holds 3 tokens")
+    result = run_check("check", raise_error, VerificationCase.create(toy_model("llama")))
+    assert result == CheckResult("check", "fail", "ClearheadError: the cache holds 3 tokens")
 
 
-def test_a_check_that_breaks_in_any_way_does_not_lose_the_others():
-    finding = examine("check", lambda subject: subject.nothing_of_this_name, Subject.of(toy_model("llama")))
-    assert finding.verdict == "fail"
-    assert finding.detail.startswith("AttributeError: ")
+def test_any_exception_in_a_check_is_a_failure():
+    result = run_check("check", lambda case: case.no_such_attribute, VerificationCase.create(toy_model("llama")))
+    assert result.verdict == "fail"
+    assert result.detail.startswith("AttributeError: ")
 
 
-def test_without_transformers_the_comparison_is_left_out(monkeypatch):
-    monkeypatch.setattr(reading, "find_spec", lambda name: None)
-    finding = examine("theirs", reading.in_transformers, Subject.of(toy_model("llama")))
-    assert (finding.verdict, finding.detail) == ("skipped", "transformers is not installed; pip install transformers")
+def test_without_transformers_the_comparison_is_skipped(monkeypatch):
+    monkeypatch.setattr(forward_checks, "find_spec", lambda name: None)
+    result = run_check("transformers", forward_checks.transformers, VerificationCase.create(toy_model("llama")))
+    assert (result.verdict, result.detail) == ("skipped", "transformers is not installed; pip install transformers")
 
 
 @pytest.mark.parametrize(("length", "verdict"), [(32, "pass"), (33, "skipped")])
-def test_transformers_reads_no_more_than_its_table_of_sinusoids(length, verdict):
+def test_transformers_is_skipped_beyond_its_sinusoidal_positions(length, verdict):
     model = Model(toy(shrink(preset("marian")), torch.float32))
-    finding = examine("theirs", reading.in_transformers, Subject.of(model, length=length))
-    assert finding.verdict == verdict, finding.detail
+    result = run_check("transformers", forward_checks.transformers, VerificationCase.create(model, length=length))
+    assert result.verdict == verdict, result.detail
 
 
-def test_toys_are_what_they_are_named():
-    reaches = {style: {layer.attention.pattern for layer in STYLES[style]().decoder.layers} for style in WINDOWED}
-    assert {style: len(kinds) for style, kinds in reaches.items()} == {
+def test_toy_models_have_the_attention_of_their_style():
+    patterns = {style: {layer.attention.pattern for layer in STYLES[style]().decoder.layers} for style in WINDOWED}
+    assert {style: len(kinds) for style, kinds in patterns.items()} == {
         "mistral": 1,
         "gemma3": 2,
         "llama4": 2,

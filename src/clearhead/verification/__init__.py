@@ -1,21 +1,19 @@
-"""A proof, on the user's own model, that every fast way computes what the plain one does.
+"""Verify on the user's own model that every optimization computes what a plain forward pass does.
 
-for finding in verify(clearhead.load("smollm2", dtype="float32")): print(finding.check, finding.verdict)
+    for result in verify(clearhead.load("smollm2", dtype="float32")): print(result.check, result.verdict)
 
-subject      the network, and a few texts for it to read
-finding      difference, tolerance, verdict
-reading      checks of one forward: batches, padding, kernels, compilation, transformers
-caching      checks of what is kept between steps
-generating   checks of the loops that make tokens
-checks       the table of them all
-report       the findings as a table
+case                the model under test, the sequences it reads, and their reference logits
+results             comparisons, tolerances and verdicts
+forward_checks      checks of one forward pass: batches, padding, attention kernels, compilation, transformers
+cache_checks        checks of key-value caches
+generation_checks   checks of the decoding loops
+backend_checks      checks of the C++ kernels and of packed weights
+checks              the table of all checks, and verify
+report              results as a table in the terminal
 """
 
-from clearhead.verification.report import (
-    print_findings,
-)
+from clearhead.verification.checks import verify
+from clearhead.verification.report import print_results
+from clearhead.verification.results import CheckResult
 
-__all__ = [
-    "checks",
-    "print_findings",
-]
+__all__ = ["CheckResult", "print_results", "verify"]

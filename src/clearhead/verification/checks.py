@@ -1,49 +1,54 @@
-"""The table of checks, and the one way to run them.
+"""The table of all checks, and the function that runs them.
 
-findings = list(verify(model)); all(finding.verdict != "fail" for finding in findings)
+all_agree = all(result.verdict != "fail" for result in verify(model))
+
+The names say what is compared: `==` means equal within the precision, `~` means within the bound of the method. A
+"full forward" reads a whole text at once, alone and without a cache.
 """
 
 from collections.abc import Iterator, Mapping
 
 from clearhead.api import Model
-from clearhead.verification import caching, fast, generating, reading
-from clearhead.verification.finding import Check, Finding, examine
-from clearhead.verification.subject import Subject
+from clearhead.verification import backend_checks, cache_checks, forward_checks, generation_checks
+from clearhead.verification.case import VerificationCase
+from clearhead.verification.results import Check, CheckResult, run_check
 
 CHECKS: Mapping[str, Check] = {
-    "prefix == whole": reading.prefix_alone,
-    "batched == single": reading.batched,
-    "padded left == unpadded": reading.padded_left,
-    "padded right == unpadded": reading.padded_right,
-    "fused attention == reference": reading.fused_kernel,
-    "absorbed latent == unfolded": reading.absorbed_latent,
-    "remembered source == read again": reading.remembered_source,
-    "cached == uncached": caching.token_by_token,
-    "contiguous cache == uncached": caching.contiguous,
-    "sliding cache == uncached": caching.sliding,
-    "paged cache == uncached": caching.paged,
-    "chunked prefill == whole": caching.chunked_prefill,
-    "forked cache == fresh": caching.forked,
-    "truncated cache == fresh": caching.truncated,
-    "reloaded cache == fresh": caching.reloaded,
-    "selected rows == fresh": caching.selected,
-    "greedy, cached == uncached": generating.greedy_alone,
-    "greedy, batched == single": generating.greedy_batched,
-    "speculative == greedy": generating.speculative,
-    "kernel step == network": fast.kernel_step,
-    "compiled == eager": reading.compiled,
-    "8-bit weights ~ full": fast.eight_bits,
-    "4-bit weights ~ full": fast.four_bits,
-    "ours == transformers": reading.in_transformers,
+    "prefix == full text": forward_checks.prefixes,
+    "batch == single sequence": forward_checks.batch,
+    "left padding == no padding": forward_checks.left_padding,
+    "right padding == no padding": forward_checks.right_padding,
+    "fused attention == reference attention": forward_checks.fused_attention_kernel,
+    "absorbed latent attention == expanded": forward_checks.absorbed_latent_attention,
+    "precomputed cross-attention == computed": forward_checks.precomputed_cross_attention,
+    "cached decoding == full forward": cache_checks.token_by_token,
+    "contiguous cache == full forward": cache_checks.contiguous_cache,
+    "sliding-window cache == full forward": cache_checks.sliding_window_cache,
+    "paged cache == full forward": cache_checks.paged_cache,
+    "chunked prefill == full forward": cache_checks.chunked_prefill,
+    "forked cache == full forward": cache_checks.forked_cache,
+    "truncated cache == full forward": cache_checks.truncated_cache,
+    "saved and loaded cache == full forward": cache_checks.saved_cache,
+    "reordered cache == full forward": cache_checks.reordered_cache,
+    "greedy decoding == full forward": generation_checks.greedy,
+    "batched greedy decoding == full forward": generation_checks.batched_greedy,
+    "speculative decoding == greedy decoding": generation_checks.speculative,
+    "C++ kernels == PyTorch modules": backend_checks.cpu_kernels,
+    "torch.compile == eager": forward_checks.compiled,
+    "8-bit weights ~ full weights": backend_checks.int8_weights,
+    "4-bit weights ~ full weights": backend_checks.int4_weights,
+    "Clearhead == transformers": forward_checks.transformers,
 }
 
 
 def verify(
-    model: Model, *, length: int | None = None, num_new: int | None = None, compiles: bool = False
-) -> Iterator[Finding]:
-    """One finding after another, in the precision the model is in; float32 shows most.
+    model: Model, *, length: int | None = None, num_new_tokens: int | None = None, compiles: bool = False
+) -> Iterator[CheckResult]:
+    """Run all checks in the dtype of the model, of which float32 is the most telling; yield one result after another.
 
-    `length`: tokens of the longest text read. `num_new`: tokens made by each loop. `compiles`: also try torch.compile.
+    length: number of tokens of the longest text; None takes enough to exceed sliding windows. num_new_tokens: number
+    of tokens that each decoding loop generates; None takes 256, or 32 for a large model. compiles: also check
+    torch.compile, which takes a minute.
     """
-    subject = Subject.of(model, length=length, num_new=num_new, compiles=compiles)
-    return (examine(name, check, subject) for name, check in CHECKS.items())
+    case = VerificationCase.create(model, length=length, num_new_tokens=num_new_tokens, compiles=compiles)
+    return (run_check(name, check, case) for name, check in CHECKS.items())

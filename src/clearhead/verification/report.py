@@ -1,6 +1,6 @@
-"""Findings for people to read: one line each, then what the numbers mean.
+"""Print the results of all checks as a table, with an explanation of the numbers.
 
-print_findings(findings, model, Console())
+print_results(results, model, Console())
 """
 
 from collections import Counter
@@ -11,28 +11,29 @@ from rich.markup import escape
 from rich.table import Table
 
 from clearhead.api import Model
-from clearhead.verification.finding import TOLERANCES, Finding
-from clearhead.verification.subject import dtype_of
+from clearhead.verification.case import network_dtype
+from clearhead.verification.results import TOLERANCES, CheckResult
 
 STYLES = {"pass": "green", "fail": "bold red", "skipped": "dim"}
 
 
-def print_findings(findings: Sequence[Finding], model: Model, console: Console) -> None:
+def print_results(results: Sequence[CheckResult], model: Model, console: Console) -> None:
+    """Print one line per result, then the number of each verdict."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("verdict", no_wrap=True)
     table.add_column("difference", justify="right", no_wrap=True)
     table.add_column("tolerance", justify="right", no_wrap=True)
     table.add_column("check", overflow="fold")
-    for finding in findings:
-        numbers = (finding.difference, finding.tolerance)
-        shown = ["" if number is None else f"{number:.1e}" for number in numbers]
-        check = f"{finding.check} [dim]({escape(finding.detail)})[/dim]"
-        table.add_row(f"[{STYLES[finding.verdict]}]{finding.verdict}[/]", *shown, check)
+    for result in results:
+        numbers = ["" if number is None else f"{number:.1e}" for number in (result.difference, result.tolerance)]
+        check = f"{result.check} [dim]({escape(result.detail)})[/dim]"
+        table.add_row(f"[{STYLES[result.verdict]}]{result.verdict}[/]", *numbers, check)
     console.print(table)
-    counts: Counter[str] = Counter(finding.verdict for finding in findings)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES if counts[verdict])
-    dtype = dtype_of(model.network)
+    counts: Counter[str] = Counter(result.verdict for result in results)
+    summary = ", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES if counts[verdict])
+    dtype = network_dtype(model.network)
+    tolerance = f"{TOLERANCES[dtype]:g}"
     console.print(
-        f"{told}; in {str(dtype).removeprefix('torch.')}. A difference is the largest between two logits; its "
-        f"tolerance is {TOLERANCES[dtype]:g} times the logit of the likeliest token, or times 1 where that is less."
+        f"{summary}, in {str(dtype).removeprefix('torch.')}. The difference is the largest between two logits. The "
+        f"tolerance is {tolerance} times the logit of the most likely token, and at least {tolerance}."
     )

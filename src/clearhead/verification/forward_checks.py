@@ -1,0 +1,155 @@
+"""Checks of one forward pass: other sequences, padding, the attention kernel and the compiler must not change logits.
+
+comparison = left_padding(case); comparison.difference
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.architecture import LatentAttention, SinusoidalPositions
+from clearhead.errors import ClearheadError
+from clearhead.model import AttentionKernel, fused_attention, reference_attention
+from clearhead.verification.case import Side, VerificationCase, list_lengths
+from clearhead.verification.results import CheckSkipped, Comparison
+
+
+def prefixes(case: VerificationCase) -> Comparison:
+    """Check causality: later tokens do not change earlier logits, so one forward pass gives those of all prefixes."""
+    if case.config.decoder is None:
+        raise CheckSkipped("an encoder attends to later tokens too")
+    tokens, expected = case.tokens(), case.expected[0]
+    lengths = (1, tokens.shape[1] // 3, tokens.shape[1] - 1)
+    pairs = [
+        (case.compute_logits(tokens[:, :length], encoder_output=case.encoder_output()), expected[:, :length])
+        for length in lengths
+    ]
+    return Comparison(pairs, f"the first {', '.join(map(str, lengths))} of {tokens.shape[1]} tokens")
+
+
+def batch(case: VerificationCase) -> Comparison:
+    """Check a batch of equal lengths; the sources of an encoder-decoder differ in length and are padded right."""
+    length = min(map(len, case.sequences))
+    tokens = torch.cat([case.tokens(index)[:, :length] for index in range(len(case.sequences))])
+    batched = case.compute_logits(tokens, encoder_output=case.encoder_output(None))
+    pairs = [
+        (batched[index, None], case.compute_logits(tokens[index, None], encoder_output=case.encoder_output(index)))
+        for index in range(len(tokens))
+    ]
+    return Comparison(pairs, f"{len(tokens)} sequences of {length} tokens")
+
+
+def left_padding(case: VerificationCase) -> Comparison:
+    return padding(case, "left")
+
+
+def right_padding(case: VerificationCase) -> Comparison:
+    return padding(case, "right")
+
+
+def padding(case: VerificationCase, side: Side) -> Comparison:
+    """Check a batch of different lengths, padded on one side."""
+    pairs = list(zip(padded_logits(case, side), case.expected, strict=True))
+    return Comparison(pairs, f"sequences of {list_lengths(case.sequences)} tokens")
+
+
+def padded_logits(case: VerificationCase, side: Side, **options: Any) -> list[Tensor]:
+    """Return the logits (1, T, V) of the real tokens of each sequence in a padded batch."""
+    tokens, mask = case.pad(case.sequences, side)
+    batched = case.compute_logits(tokens, mask, case.encoder_output(None, side, **options), **options)
+    return [logits[is_real][None] for logits, is_real in zip(batched, mask, strict=True)]
+
+
+def fused_attention_kernel(case: VerificationCase) -> Comparison:
+    """Check the fused kernel with its own causal mask (one sequence) and with an explicit mask (a padded batch)."""
+
+    def logits(kernel: AttentionKernel) -> list[Tensor]:
+        encoder_output = case.encoder_output(kernel=kernel)
+        single = case.compute_logits(case.tokens(), encoder_output=encoder_output, kernel=kernel)
+        return [single, *padded_logits(case, "left", kernel=kernel)]
+
+    pairs = list(zip(logits(fused_attention), logits(reference_attention), strict=True))
+    return Comparison(pairs, "without and with padding")
+
+
+def absorbed_latent_attention(case: VerificationCase) -> Comparison:
+    """Check latent attention that works on the cached latents instead of expanding keys and values."""
+    if not any(isinstance(layer.attention, LatentAttention) for layer in case.config.output_stack.layers):
+        raise CheckSkipped("no layer has latent attention")
+    actual = case.compute_logits(case.tokens(), absorb=True)
+    return Comparison([(actual, case.expected[0])], "queries projected to the latent space")
+
+
+def precomputed_cross_attention(case: VerificationCase) -> Comparison:
+    """Check keys and values of cross-attention that are computed once for all decoding steps."""
+    encoder_output = case.encoder_output()
+    if encoder_output is None:
+        raise CheckSkipped("the model has no cross-attention")
+    precomputed = case.network.precompute_cross_attention(encoder_output)
+    actual = case.compute_logits(case.tokens(), encoder_output=precomputed)
+    return Comparison([(actual, case.expected[0])], f"a source of {len(case.sources[0])} tokens")
+
+
+def compiled(case: VerificationCase) -> Comparison:
+    """Check the network compiled by torch.compile."""
+    if not case.compiles:
+        raise CheckSkipped("takes a minute; enable it with --compile")
+    network = torch.compile(case.network)
+    inputs = [case.tokens()]
+    if case.sources:
+        inputs.insert(0, torch.tensor([case.sources[0]], device=case.device))
+    return Comparison([(network(*inputs), case.expected[0])], "with the inductor backend")
+
+
+def transformers(case: VerificationCase) -> Comparison:
+    """Check that transformers computes the same logits: save a Hugging Face folder and load it there."""
+    if find_spec("transformers") is None:
+        raise CheckSkipped("transformers is not installed; pip install transformers")
+    if case.dtype == torch.float64:
+        raise CheckSkipped("transformers computes norms and positions in float32")
+    positions, context = case.config.output_stack.embedding.positions, case.config.context
+    if isinstance(positions, SinusoidalPositions) and len(case.sequences[0]) > context:
+        raise CheckSkipped(f"transformers has only {context} sinusoidal positions; reduce --length")
+    with TemporaryDirectory() as folder:
+        try:
+            case.model.save(folder, format="huggingface")
+        except ClearheadError as reason:
+            raise CheckSkipped(str(reason)) from None
+        name, logits = transformers_logits(case, Path(folder))
+    return Comparison([(case.expected[0], logits)], name)
+
+
+def transformers_logits(case: VerificationCase, folder: Path) -> tuple[str, Tensor]:
+    """Load a folder with transformers; return the name of the class and the logits of the first sequence."""
+    module = import_module("transformers")
+    (name,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    with progress_bars_disabled():
+        network = getattr(module, name).from_pretrained(folder, dtype=case.dtype, attn_implementation="eager")
+    network = network.to(case.device).eval()
+    if case.sources:
+        source = torch.tensor([case.sources[0]], device=case.device)
+        output = network(input_ids=source, decoder_input_ids=case.tokens())
+    else:
+        output = network(input_ids=case.tokens())
+    return name, output.logits if "logits" in output else output.last_hidden_state
+
+
+@contextmanager
+def progress_bars_disabled() -> Iterator[None]:
+    """Disable the progress bars of transformers inside the block."""
+    logging = import_module("transformers.utils.logging")
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
