@@ -22,7 +22,6 @@ from clearhead.architecture import (
     LearnedPositions,
     ModelConfig,
     NoPosition,
-    Position,
     RelativeBuckets,
     RelativeSinusoid,
     RmsNorm,
@@ -30,6 +29,7 @@ from clearhead.architecture import (
     SinusoidalPositions,
     Stack,
 )
+from clearhead.architecture.positions import Position
 from clearhead.model.attend import AttentionKernel, AttentionSteps, Scoring, attention_steps
 from clearhead.model.context import AttentionContext
 from clearhead.model.masks import Mask

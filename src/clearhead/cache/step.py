@@ -45,7 +45,7 @@ def forward_hidden(
 
     mask (B, T): False marks padding. encoder_output: what the cross-attention of an encoder-decoder reads. absorb:
     whether latent attention works on the cached latents themselves; None does so for a single token, for which that
-    is cheaper than expanding the keys and values of the whole past.
+    is cheaper than unfolding the keys and values of all past tokens.
     """
     if absorb is None:
         absorb = tokens.shape[1] == 1

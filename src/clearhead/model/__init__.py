@@ -43,7 +43,7 @@ from clearhead.model.masks import (
 )
 from clearhead.model.mixture import MixtureLayer, RouterLayer
 from clearhead.model.norms import DeviationNormLayer, RmsNormLayer
-from clearhead.model.positions import Rotation, llama3_frequencies, make_rotation, sinusoids
+from clearhead.model.positions import llama3_frequencies, make_rotation, sinusoids
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.model.transformer import LayerStack, Transformer, check_shapes
 
@@ -67,7 +67,6 @@ __all__ = [
     "RecurrentTranslator",
     "Residual",
     "RmsNormLayer",
-    "Rotation",
     "RouterLayer",
     "Scoring",
     "Transformer",

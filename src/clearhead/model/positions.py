@@ -31,11 +31,11 @@ def sinusoids(positions: Tensor, width: int, config: SinusoidalPositions, dtype:
     The sine and cosine of a pair share the exponent 2k/D (erratum 1 of the book). They are computed in float64, like
     the tables of released models; in float32, position 1000 would be off by up to 6e-5.
     """
-    precise = torch.float32 if positions.device.type == "mps" else torch.float64  # MPS has no float64
+    compute_dtype = torch.float32 if positions.device.type == "mps" else torch.float64  # MPS has no float64
     num_sines = (width + 1) // 2
-    steps = torch.arange(num_sines, device=positions.device, dtype=precise)
+    steps = torch.arange(num_sines, device=positions.device, dtype=compute_dtype)
     span = max(num_sines - 1, 1) if config.layout == "halves_to_end" else width / 2
-    angles = positions[..., None].to(precise) / 10000 ** (steps / span)
+    angles = positions[..., None].to(compute_dtype) / 10000 ** (steps / span)
     pair = (angles.sin().to(dtype), angles.cos().to(dtype))
     if config.layout == "interleaved":
         return torch.stack(pair, dim=-1).flatten(-2)[..., :width]
@@ -69,9 +69,9 @@ def make_rotation(rope: Rope, positions: Tensor, width: int, dtype: torch.dtype)
 
     Angles are computed in float32 even for half-precision models, then cosine and sine are rounded to `dtype`.
     """
-    precise = torch.promote_types(dtype, torch.float32)
-    frequencies = rope_frequencies(rope, positions, rope.width or width, precise)
-    angles = positions[:, None, :, None].to(precise) * frequencies
+    compute_dtype = torch.promote_types(dtype, torch.float32)
+    frequencies = rope_frequencies(rope, positions, rope.width or width, compute_dtype)
+    angles = positions[:, None, :, None].to(compute_dtype) * frequencies
     factor = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
     return Rotation((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype), rope.pairing)
 

@@ -106,7 +106,7 @@ class LayerStack(nn.Module):
         return self.final_norm(x)
 
     def check_encoder_output(self, encoder_output: EncoderOutput | None) -> None:
-        """Raise ClearheadError unless encoder_output is given exactly if there is cross-attention."""
+        """Raise ClearheadError if encoder_output is missing for cross-attention, or given without cross-attention."""
         has_cross_attention = self.stack.layers[0].cross_attention is not None
         if has_cross_attention and encoder_output is None:
             raise ClearheadError(
@@ -161,10 +161,14 @@ class Transformer(nn.Module):
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Return logits (B, T, V), or hidden states (B, T, D) if the model has no head.
 
-        A decoder or an encoder: network(tokens, attention_mask=None, position_ids=None, **options), as `hidden_states`.
-        An encoder-decoder: network(source, target, source_mask=None, target_mask=None, cache=None, **options), as
-        `encode_and_decode`. Options include kernel, the attention kernel, and cache, to continue cached tokens;
-        LayerStack.forward describes all of them.
+        A decoder or an encoder takes the arguments of `hidden_states`, an encoder-decoder those of `encode_and_decode`:
+
+            network(tokens, attention_mask=None, position_ids=None, *, token_types=None, documents=None, cache=None,
+                    kernel=fused_attention, absorb=False, residuals=None)
+            network(source, target, source_mask=None, target_mask=None, *, cache=None,
+                    kernel=fused_attention, absorb=False)
+
+        LayerStack.forward describes the arguments.
         """
         if self.config.is_encoder_decoder:
             return self.encode_and_decode(*inputs, **options)
@@ -179,8 +183,10 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Return the last hidden states (B, T, D) of the decoder, or of the encoder if there is no decoder.
 
+        tokens: token ids (B, T).
         attention_mask: True or 1 for real tokens, False or 0 for padding (B, T). None: no padding.
         position_ids: position of each token (B or 1, T). None: its place among the real tokens of its sequence.
+        options: token_types, documents, encoder_output, cache, kernel, absorb, residuals; see LayerStack.forward.
         """
         stack = self.decoder or self.encoder
         assert stack is not None
