@@ -347,7 +347,7 @@ def test_a_memory_nobody_asked_for_is_refused(fast):
     ("given", "sentence"),
     [
         ((TOKENS[0, :1],), "must be \\(batch, length\\)"),
-        ((TOKENS[:, :1], torch.ones(2, 9)), "mask is"),
+        ((TOKENS[:, :1], torch.ones(2, 9)), "mask has shape"),
         ((TOKENS[:, :1].float(),), "tokens must be int64 or int32"),
         ((TOKENS[:, :1] + VOCAB,), "out of range"),
     ],

@@ -20,7 +20,7 @@ from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.generation import TokenSequence, decode
 from clearhead.generation import cuda_graph as graph
-from clearhead.generation.cuda_graph import decode_in_graph, fits, is_plain, past_fits
+from clearhead.generation.cuda_graph import decode_in_graph, can_decode_in_graph, is_supported, is_cache_supported
 from clearhead.model.transformer import Transformer
 from clearhead.options import SamplingOptions
 from tests.book.shrink import shrink
@@ -134,7 +134,7 @@ def test_the_graph_makes_the_tokens_of_the_loop(name, num_rows, temperature):
         SamplingOptions(max_new_tokens=20 + row, temperature=temperature, top_p=0.95, seed=row)
         for row in range(num_rows)
     ]
-    assert fits(network, [TokenSequence(prompt, option) for prompt, option in zip(prompts, options, strict=True)])
+    assert can_decode_in_graph(network, [TokenSequence(prompt, option) for prompt, option in zip(prompts, options, strict=True)])
     assert run(decode_in_graph, network, prompts, options) == run(decode, network, prompts, options)
 
 
@@ -162,7 +162,7 @@ def test_angles_are_kept_once_and_counted(name):
 def turn(loop, network, cache, earlier, prompt, **options):
     """What a chat does: go on with a cache, and listen to the end or not."""
     residuals = options.pop("residuals", None)
-    row = TokenSequence(prompt, SamplingOptions(**options), earlier=earlier)
+    row = TokenSequence(prompt, SamplingOptions(**options), cached_tokens=earlier)
     turns = loop(network, [row], cache=cache)
     for _ in itertools.islice(turns, residuals):
         pass
@@ -191,14 +191,14 @@ def one_span(attention, batch, device):
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "gpt2"])
 def test_turns_of_a_chat_go_on_with_its_cache(name, anywhere, monkeypatch):
     """Heard to the end, left in the middle, cut back, and in between one that the loop has to take."""
-    monkeypatch.setattr(graph, "FIRST_ROOM", 1)
+    monkeypatch.setattr(graph, "INITIAL_NEW_TOKENS", 1)
     network = toy(name, ANY_DEVICE)
     caches = [KeyValueCache(network.config) for _ in range(2)]
     text = []
     for number, residuals in enumerate([None, 2, 1, None]):
         loops = (decode, decode if number == 2 else decode_in_graph)
         prompt = [1 + number, 2, 3]
-        assert past_fits(network, [TokenSequence(prompt, SamplingOptions(), earlier=text)], caches[1])
+        assert is_cache_supported(network, [TokenSequence(prompt, SamplingOptions(), cached_tokens=text)], caches[1])
         given = {"max_new_tokens": 3, "temperature": 0.7, "seed": number, "residuals": residuals}
         expected, made = (
             turn(loop, network, cache, text, prompt, **given) for loop, cache in zip(loops, caches, strict=True)
@@ -217,7 +217,7 @@ def test_turns_of_a_chat_go_on_with_its_cache(name, anywhere, monkeypatch):
 @pytest.mark.parametrize("loaded", [True, False])
 def test_inference_mode_may_begin_and_end_anywhere(loaded, anywhere, monkeypatch):
     """As the network is loaded, or in the middle of a text; weights that could be trained still can."""
-    monkeypatch.setattr(graph, "FIRST_ROOM", 1)
+    monkeypatch.setattr(graph, "INITIAL_NEW_TOKENS", 1)
     with torch.inference_mode(loaded):
         network = toy("llama-3.2-1b", ANY_DEVICE)
     row = TokenSequence([1, 2, 3], SamplingOptions(max_new_tokens=6))
@@ -233,13 +233,15 @@ def test_inference_mode_may_begin_and_end_anywhere(loaded, anywhere, monkeypatch
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("prompts", [[[1, 2, 3, 4, 5]], [[1, 2, 3], [4, 5, 6, 7, 8]]])
 def test_long_prompts_are_read_in_pieces_by_windows(prompts, anywhere, monkeypatch):
-    monkeypatch.setattr("clearhead.generation.decode.PIECE", 2)
+    monkeypatch.setattr("clearhead.generation.decoding.PREFILL_CHUNK", 2)
     network, lengths = toy("gemma-3-1b", ANY_DEVICE), []
     options = [SamplingOptions(max_new_tokens=3)] * len(prompts)
     expected = run(decode, network, prompts, options)
     hidden = network.hidden_states
     monkeypatch.setattr(
-        network, "hidden", lambda tokens, **given: lengths.append(tokens.shape[1]) or hidden(tokens, **given)
+        network,
+        "hidden_states",
+        lambda tokens, *inputs, **options: lengths.append(tokens.shape[1]) or hidden(tokens, *inputs, **options),
     )
     assert run(decode_in_graph, network, prompts, options) == expected
     assert lengths == [min(2, len(prompt) - start) for prompt in prompts for start in range(0, len(prompt), 2)]
@@ -263,7 +265,7 @@ def test_layers_with_windows_of_their_own_and_rows_of_other_lengths(anywhere):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("number", [6, 7])  # of two layers' keys and values, after as many at the beginning
 def test_a_chat_goes_on_after_memory_ran_out(number, anywhere, monkeypatch):
-    monkeypatch.setattr(graph, "FIRST_ROOM", 1)
+    monkeypatch.setattr(graph, "INITIAL_NEW_TOKENS", 1)
     network = toy("llama-3.2-1b", ANY_DEVICE)
     cache, row = KeyValueCache(network.config), TokenSequence([1, 2, 3], SamplingOptions(max_new_tokens=20))
     for store in cache.stores:
@@ -286,21 +288,21 @@ def test_a_chat_goes_on_after_memory_ran_out(number, anywhere, monkeypatch):
 
 def test_a_past_that_the_graph_does_not_hold_is_left_to_the_loop():
     network = toy("llama-3.2-1b")
-    row, cache = TokenSequence([1], SamplingOptions(), earlier=[2, 3]), KeyValueCache(network.config)
-    assert not past_fits(network, [row], None)
-    assert not past_fits(network, [row], cache)
+    row, cache = TokenSequence([1], SamplingOptions(), cached_tokens=[2, 3]), KeyValueCache(network.config)
+    assert not is_cache_supported(network, [row], None)
+    assert not is_cache_supported(network, [row], cache)
     with torch.no_grad():
         network(torch.tensor([[2, 3]]), cache=cache)
     cache.advance()
-    assert past_fits(network, [row], cache)
-    assert not past_fits(network, [row, row], cache)
-    assert not past_fits(network.bfloat16(), [row], cache)
+    assert is_cache_supported(network, [row], cache)
+    assert not is_cache_supported(network, [row, row], cache)
+    assert not is_cache_supported(network.bfloat16(), [row], cache)
 
 
 @gpu
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_a_text_longer_than_expected_is_that_of_the_loop(num_rows, monkeypatch):
-    monkeypatch.setattr(graph, "FIRST_ROOM", 3)
+    monkeypatch.setattr(graph, "INITIAL_NEW_TOKENS", 3)
     network = toy("llama-3.2-1b", "cuda")
     prompts = [[number % VOCAB for number in range(1 + row, 9 + 2 * row)] for row in range(num_rows)]
     options = [SamplingOptions(max_new_tokens=60, temperature=0.8, seed=row) for row in range(num_rows)]
@@ -310,7 +312,7 @@ def test_a_text_longer_than_expected_is_that_of_the_loop(num_rows, monkeypatch):
 def test_a_text_that_may_be_long_has_room_for_a_short_one(asked):
     with pytest.raises(ClearheadError, match="no GPU here"):
         next(decode_in_graph(toy("llama-3.2-1b"), [TokenSequence([1] * 5, SamplingOptions(max_new_tokens=10**6))]))
-    assert asked == [5 + graph.FIRST_ROOM + 2]
+    assert asked == [5 + graph.INITIAL_NEW_TOKENS + 2]
 
 
 @gpu
@@ -353,7 +355,7 @@ def test_other_models_are_left_to_the_loop(name):
 
 
 def test_without_a_gpu_the_loop_is_used():
-    assert not fits(toy("llama-3.2-1b"), [TokenSequence([1], SamplingOptions())])
+    assert not can_decode_in_graph(toy("llama-3.2-1b"), [TokenSequence([1], SamplingOptions())])
 
 
 @pytest.mark.parametrize(
@@ -424,7 +426,7 @@ def test_no_room_is_made_beyond_a_table_of_positions(asked):
 )
 def test_what_looks_back_is_left_to_the_loop(options, plain):
     row = TokenSequence([1], SamplingOptions(**options))
-    assert is_plain(row) == plain
+    assert is_supported(row) == plain
 
 
 class Counting:

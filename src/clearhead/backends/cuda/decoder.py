@@ -20,7 +20,7 @@ from clearhead.backends.cuda.layers import GraphLayer, RotationTables, build_lay
 from clearhead.backends.live_checks import unsupported_network_reason
 from clearhead.backends.lowering import LoweredBlock, NormModule, Projection, lower_head
 from clearhead.backends.packed import PackedWeight
-from clearhead.cache import ContiguousStore, KeyValueCache
+from clearhead.cache import ContiguousStore, KeyValueCache, forward_hidden
 from clearhead.errors import ClearheadError
 from clearhead.model import ACTIVATIONS, Block, Transformer
 
@@ -123,8 +123,7 @@ class GraphDecoder:
                 f"the sequence has {length} tokens and needs room for one more, but this decoder holds {self.capacity}"
             )
         for chunk in tokens.split(chunk_size or tokens.shape[1], dim=1):
-            hidden = self.network.hidden_states(chunk, cache=cache)
-            cache.advance()
+            hidden = forward_hidden(self.network, chunk, cache, absorb=False)
         self.position[rows] = length
         return self.compute_logits(hidden[:, -1].contiguous())
 

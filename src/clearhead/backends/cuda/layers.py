@@ -38,7 +38,7 @@ def build_layer(
     config, parameter = block.layer.attention, next(block.parameters())
     assert isinstance(config, GroupedAttention)
     empty = parameter.new_empty(shape[0], config.num_kv_heads, 0, config.head_width)
-    keys, values = store.room(num_cached, shape[1], empty, empty)
+    keys, values = store.ensure_capacity(num_cached, shape[1], empty, empty)
     return GraphLayer(lower_block(block), keys, values, *shared_rotation_table(config, keys, tables))
 
 
@@ -46,7 +46,7 @@ def with_capacity(
     layer: GraphLayer, store: ContiguousStore, num_cached: int, capacity: int, tables: RotationTables
 ) -> GraphLayer:
     """Return the layer with a cache of `capacity` tokens, of which the first `num_cached` are copied."""
-    keys, values = store.room(num_cached, capacity, layer.keys, layer.values)
+    keys, values = store.ensure_capacity(num_cached, capacity, layer.keys, layer.values)
     cosine, sine = shared_rotation_table(layer.block.attention.config, keys, tables)
     return replace(layer, keys=keys, values=values, cosine=cosine, sine=sine)
 

@@ -77,23 +77,35 @@ class PackedWeight:
         return quants if self.offsets is not None else quants - 8
 
 
-def row_chunks(matrix: Tensor) -> list[slice]:
-    """Divide the rows of a matrix into slices of at most ELEMENTS_PER_CHUNK values."""
-    rows_per_chunk = max(1, ELEMENTS_PER_CHUNK // matrix.shape[1])
+def row_chunks(matrix: Tensor, max_elements: int | None = None) -> list[slice]:
+    """Divide the rows of a matrix into slices of at most `max_elements` values, by default ELEMENTS_PER_CHUNK."""
+    rows_per_chunk = max(1, (max_elements or ELEMENTS_PER_CHUNK) // matrix.shape[1])
     return [slice(start, start + rows_per_chunk) for start in range(0, len(matrix), rows_per_chunk)]
 
 
 def pack(weight: Tensor, bits: Bits) -> PackedWeight:
     """Quantise a matrix (N, K), or experts (E, N, K) as E · N rows, to the nearest of 255 or 16 levels per group."""
     rows = weight.flatten(0, -2)
-    chunks = [pack_rows(rows[chunk], bits) for chunk in row_chunks(rows)]
-    offsets = [chunk.offsets for chunk in chunks if chunk.offsets is not None]
-    return PackedWeight(
-        torch.cat([chunk.quants for chunk in chunks]),
-        torch.cat([chunk.scales for chunk in chunks]),
-        torch.cat(offsets) if offsets else None,
-        weight.shape[-1],
-    )
+    # The result is allocated first: temporary tensors below it would leave holes in the heap when they are freed.
+    packed = empty_packed_weight(len(rows), weight.shape[-1], bits, weight.device)
+    for chunk in row_chunks(rows, ELEMENTS_PER_CHUNK // 4):  # packing takes several temporary tensors
+        source, target = pack_rows(rows[chunk], bits), packed.rows(chunk)
+        target.quants.copy_(source.quants)
+        target.scales.copy_(source.scales)
+        if source.offsets is not None and target.offsets is not None:
+            target.offsets.copy_(source.offsets)
+    return packed
+
+
+def empty_packed_weight(num_rows: int, columns: int, bits: Bits, device: torch.device) -> PackedWeight:
+    """Allocate a packed weight without setting its values."""
+    num_groups = 2 * -(-columns // (2 * GROUP_SIZE))
+    scales = torch.empty(num_rows, num_groups, dtype=torch.float16, device=device)
+    if bits == "int8":
+        quants = torch.empty(num_rows, num_groups * GROUP_SIZE, dtype=torch.int8, device=device)
+        return PackedWeight(quants, scales, None, columns)
+    quants = torch.empty(num_rows, num_groups * GROUP_SIZE // 2, dtype=torch.uint8, device=device)
+    return PackedWeight(quants, scales, torch.empty_like(scales), columns)
 
 
 def pack_rows(weight: Tensor, bits: Bits) -> PackedWeight:

@@ -1,30 +1,39 @@
-// New tokens of each row through all layers: the loop of model/block.py, with its linear layers merged and every thread
-// going through the whole of it. What Python calls stands at the end; the structures are mirrored in cpu.py.
+// Run new tokens through all layers: the loop of model/block.py with merged linear layers. Every thread runs the whole
+// loop and waits at barriers for the others. The functions at the end are called from Python, and structures.py mirrors
+// the structures.
+//
+//     vectors.h     number formats, dot products of quantised groups
+//     inputs.h      W, norms, rows of x in the format of W
+//     tiles.h       products of a few rows that stay in registers
+//     linear.h      y = W norm(x) for few rows of x           prompt.h     the same for many rows, and their attention
+//     attention.h   attention of one new token per sequence
 #include "prompt.h"
 
 struct Layer {
   int32_t placement;  // 0 pre: x + f(n x); 1 post: n(x + f x); 2 sandwich: x + n'(f(n x))
   Activation activation;
-  int32_t gated, looks_across;
+  int32_t gated, has_cross_attention;
   Heads heads, cross_heads;
-  Norm norms[3], branch_norms[3];  // of attention, cross-attention, feed-forward
-  Matrix projected, output, cross_query, cross_output, inner, down;
+  Norm norms[3], branch_norms[3];  // of attention, cross-attention and feed-forward
+  Matrix query_key_value, attention_output, cross_query, cross_output, gate_and_up, down;
 };
 
-struct Space {  // what the threads share while they work
-  float *x, *projected, *mixed, *inner, *branch, *states;
-  Rows& rows;
-  Seen& seen;
+// Memory that the threads share.
+struct Workspace {
+  float *x, *projected, *attended, *inner, *branch, *states;
+  InputRows& rows;
+  FloatKeysValues& floats;
 };
 
+// Dequantise row n of W.
 template <class Element>
 static void unpack(Element* y, const Matrix& w, int64_t n) {
-  const uint8_t* values = (const uint8_t*)w.values + n * w.num_groups * (w.kind == EIGHT ? 32 : 16);
+  const uint8_t* values = (const uint8_t*)w.values + n * w.num_groups * (w.kind == INT8 ? 32 : 16);
   for (int64_t g = 0; g < w.num_groups; g++) {
     const float scale = from_float16(w.scales[n * w.num_groups + g]);
-    const float offset = w.offsets ? from_float16(w.offsets[n * w.num_groups + g]) : w.kind == FOUR ? -8 * scale : 0;
+    const float offset = w.offsets ? from_float16(w.offsets[n * w.num_groups + g]) : w.kind == INT4 ? -8 * scale : 0;
     float group[32];
-    if (w.kind == EIGHT)
+    if (w.kind == INT8)
       for (int j = 0; j < 32; j++) group[j] = scale * int8_t(values[g * 32 + j]);
     else
       for (int j = 0; j < 16; j++) {
@@ -35,26 +44,29 @@ static void unpack(Element* y, const Matrix& w, int64_t n) {
   }
 }
 
-static const Norm PLAIN{NO_NORM, 0, nullptr, nullptr};
+static const Norm UNNORMALIZED{NO_NORM, 0, nullptr, nullptr};
 
-static void product(const Member& me, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
-                    Activation activation, bool gated, const float* residual, Rows& rows) {
-  if (M > most_rows(w))
-    linear_many(me, y, x, M, w, norm, activation, gated, residual, rows);
+// Compute y = activation(W norm(x) + bias) + residual in the way that suits W and the number of rows M; called by all
+// threads.
+static void linear(const Thread& thread, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
+                   Activation activation, bool gated, const float* residual, InputRows& rows) {
+  if (M > max_stored_rows(w))
+    linear_panels(thread, y, x, M, w, norm, activation, gated, residual, rows);
   else if (w.num_groups)
-    linear_packed(me, y, x, M, w, norm, activation, gated, residual);
+    linear_packed(thread, y, x, M, w, norm, activation, gated, residual);
   else
-    linear_plain(me, y, x, M, w, norm, activation, gated, residual, rows);
+    linear_plain(thread, y, x, M, w, norm, activation, gated, residual, rows);
 #pragma omp barrier
 }
 
-// x <- the residual after a branch whose last product is W `from`.
-static void finish(const Member& me, const Layer& layer, int branch, const Space& space, const float* from, const Matrix& w,
-                   int64_t M) {
-  if (layer.placement == 0) return product(me, space.x, from, M, w, PLAIN, IDENTITY, false, space.x, space.rows);
+// Add the last product of a branch, W `from`, to the residual stream x, with the norms of the layer's placement.
+static void add_branch(const Thread& thread, const Layer& layer, int branch, const Workspace& space, const float* from,
+                       const Matrix& w, int64_t M) {
+  if (layer.placement == 0)
+    return linear(thread, space.x, from, M, w, UNNORMALIZED, IDENTITY, false, space.x, space.rows);
   const float* residual = layer.placement == 1 ? space.x : nullptr;
-  product(me, space.branch, from, M, w, PLAIN, IDENTITY, false, residual, space.rows);
-  for (int64_t m = me.first(M); m < me.last(M); m++) {
+  linear(thread, space.branch, from, M, w, UNNORMALIZED, IDENTITY, false, residual, space.rows);
+  for (int64_t m = thread.first(M); m < thread.last(M); m++) {
     float *x = space.x + m * w.N, *y = space.branch + m * w.N;
     if (layer.placement == 1) {
       normalize(x, y, w.N, layer.norms[branch]);
@@ -67,132 +79,147 @@ static void finish(const Member& me, const Layer& layer, int branch, const Space
 }
 
 template <class Element>
-static void attend_many(const Member& me, const Looks& looks, const Space& space, const Angles& angles) {
-  looks.place<Element>(me, space.projected, angles);
+static void attend_prompt(const Thread& thread, const PromptAttention& attention, const Workspace& space,
+                          const RotationAngles& angles) {
+  attention.rotate_and_store<Element>(thread, space.projected, angles);
 #pragma omp barrier
-  looks.look<Element>(me, space.mixed, space.projected, (looks.heads.N + 2 * looks.heads.K) * looks.heads.H);
+  attention.attend<Element>(thread, space.attended, space.projected,
+                            (attention.heads.N + 2 * attention.heads.K) * attention.heads.H);
 #pragma omp barrier
 }
 
-static void run_layer(const Member& me, const Layer& layer, const Kept& kept, const Kept* across, const Angles& angles,
-                      const Space& space, int64_t B, int64_t T) {
+// Run the tokens in space.x through one layer; called by all threads.
+static void run_layer(const Thread& thread, const Layer& layer, const KeyValueView& cache,
+                      const KeyValueView* cross_cache, const RotationAngles& angles, const Workspace& space, int64_t B,
+                      int64_t T) {
   const int64_t M = B * T;
-  auto before = [&](int branch) -> const Norm& { return layer.placement == 1 ? PLAIN : layer.norms[branch]; };
-  product(me, space.projected, space.x, M, layer.projected, before(0), IDENTITY, false, nullptr, space.rows);
+  auto norm_before = [&](int branch) -> const Norm& {
+    return layer.placement == 1 ? UNNORMALIZED : layer.norms[branch];
+  };
+  linear(thread, space.projected, space.x, M, layer.query_key_value, norm_before(0), IDENTITY, false, nullptr,
+         space.rows);
   if (T == 1)
-    attend(me, space.mixed, space.states, space.projected, B, layer.heads, kept, angles, false);
-  else if (kept.is_bfloat16)
-    attend_many<Bfloat16>(me, {B, T, false, layer.heads, kept, space.seen}, space, angles);
+    attend_token(thread, space.attended, space.states, space.projected, B, layer.heads, cache, angles, false);
+  else if (cache.is_bfloat16)
+    attend_prompt<Bfloat16>(thread, {B, T, false, layer.heads, cache, space.floats}, space, angles);
   else
-    attend_many<float>(me, {B, T, false, layer.heads, kept, space.seen}, space, angles);
-  finish(me, layer, 0, space, space.mixed, layer.output, M);
-  if (layer.looks_across) {
-    product(me, space.projected, space.x, M, layer.cross_query, before(1), IDENTITY, false, nullptr, space.rows);
-    attend(me, space.mixed, space.states, space.projected, B, layer.cross_heads, *across, angles, true);
-    finish(me, layer, 1, space, space.mixed, layer.cross_output, M);
+    attend_prompt<float>(thread, {B, T, false, layer.heads, cache, space.floats}, space, angles);
+  add_branch(thread, layer, 0, space, space.attended, layer.attention_output, M);
+  if (layer.has_cross_attention) {
+    linear(thread, space.projected, space.x, M, layer.cross_query, norm_before(1), IDENTITY, false, nullptr,
+           space.rows);
+    attend_token(thread, space.attended, space.states, space.projected, B, layer.cross_heads, *cross_cache, angles,
+                 true);
+    add_branch(thread, layer, 1, space, space.attended, layer.cross_output, M);
   }
-  product(me, space.inner, space.x, M, layer.inner, before(2), layer.activation, layer.gated, nullptr, space.rows);
-  finish(me, layer, 2, space, space.inner, layer.down, M);
+  linear(thread, space.inner, space.x, M, layer.gate_and_up, norm_before(2), layer.activation, layer.gated, nullptr,
+         space.rows);
+  add_branch(thread, layer, 2, space, space.inner, layer.down, M);
 }
 
 extern "C" {
 
-// So many rows of x meet a plain W sooner here than in PyTorch; and all that a prompt has, where registers are large.
-#ifdef CLEARHEAD_VECTORS
-int32_t clearhead_max_plain_rows() { return int32_t(TILED); }
+// The number of rows of x up to which products with a plain W are faster here than in PyTorch, and whether prompts are
+// faster too, which needs AVX-512.
+#ifdef CLEARHEAD_AVX512
+int32_t clearhead_max_plain_rows() { return int32_t(MAX_PLAIN_ROWS); }
 int32_t clearhead_supports_prompts() { return 1; }
 #else
 int32_t clearhead_max_plain_rows() { return 16; }
 int32_t clearhead_supports_prompts() { return 0; }
 #endif
 
-// Each gives 0, or 1 where memory for what its threads share cannot be had; nothing is changed then.
+// Each function below returns 0, or 1 if it cannot allocate the memory that its threads share; it then changes nothing.
 
-// x (B, T, D) in and out; kept, across, angles: one for each layer. `across` may be null, and else T is 1.
-int32_t clearhead_run_layers(const Layer* layers, int64_t num_layers, const Kept* kept, const Kept* across, const Angles* angles,
-                       const Norm* final_norm, float* x, int64_t B, int64_t T) try {
-  static thread_local std::vector<float> small;  // kept for the next token; what a prompt takes is given back
-  std::vector<float> large, &memory = B * T > FEW ? large : small;
-  Rows rows;
-  Seen seen;
-  int64_t projected = 0, mixed = 0, inner = 0, states = 0, longest = 0;
+// Run x (B, T, D) through all layers, in place. caches, cross_caches and angles have one entry per layer. cross_caches
+// may be null; otherwise T is 1.
+int32_t clearhead_run_layers(const Layer* layers, int64_t num_layers, const KeyValueView* caches,
+                             const KeyValueView* cross_caches, const RotationAngles* angles, const Norm* final_norm,
+                             float* x, int64_t B, int64_t T) try {
+  static thread_local std::vector<float> small;  // reused for the next token; memory for a prompt is freed
+  std::vector<float> large, &memory = B * T > MAX_PRIVATE_ROWS ? large : small;
+  InputRows rows;
+  FloatKeysValues floats;
+  int64_t projected = 0, attended = 0, inner = 0, states = 0, longest = 0;
   for (int64_t i = 0; i < num_layers; i++) {
     const Layer& layer = layers[i];
-    projected = std::max({projected, layer.projected.N, layer.looks_across ? layer.cross_query.N : 0});
-    mixed = std::max({mixed, layer.output.K, layer.looks_across ? layer.cross_output.K : 0});
+    projected = std::max({projected, layer.query_key_value.N, layer.has_cross_attention ? layer.cross_query.N : 0});
+    attended = std::max({attended, layer.attention_output.K, layer.has_cross_attention ? layer.cross_output.K : 0});
     inner = std::max(inner, layer.down.K);
-    states = std::max(states, state_size(layer.heads, kept[i], B));
-    if (layer.looks_across) states = std::max(states, state_size(layer.cross_heads, across[i], B));
-    if (T > 1) seen.reserve(B, layer.heads, kept[i]);
-    for (const Matrix* w : {&layer.projected, &layer.output, &layer.inner, &layer.down, &layer.cross_query, &layer.cross_output})
-      if (shares_rows(B * T, *w)) longest = std::max(longest, words_of(*w));
+    states = std::max(states, state_size(layer.heads, caches[i], B));
+    if (layer.has_cross_attention) states = std::max(states, state_size(layer.cross_heads, cross_caches[i], B));
+    if (T > 1) floats.reserve(B, layer.heads, caches[i]);
+    for (const Matrix* w : {&layer.query_key_value, &layer.attention_output, &layer.gate_and_up, &layer.down,
+                            &layer.cross_query, &layer.cross_output})
+      if (shares_rows(B * T, *w)) longest = std::max(longest, words_per_row(*w));
   }
-  const int64_t D = layers[0].projected.K, M = B * T;
+  const int64_t D = layers[0].query_key_value.K, M = B * T;
   rows.reserve(M, longest);
-  memory.resize(std::max<size_t>(memory.size(), M * (projected + mixed + inner + D) + states));
-  Space space{x, memory.data(), nullptr, nullptr, nullptr, nullptr, rows, seen};
-  space.mixed = space.projected + M * projected;
-  space.inner = space.mixed + M * mixed;
+  memory.resize(std::max<size_t>(memory.size(), M * (projected + attended + inner + D) + states));
+  Workspace space{x, memory.data(), nullptr, nullptr, nullptr, nullptr, rows, floats};
+  space.attended = space.projected + M * projected;
+  space.inner = space.attended + M * attended;
   space.branch = space.inner + M * inner;
   space.states = space.branch + M * D;
 #pragma omp parallel
   {
-    const Member me;
+    const Thread thread;
     for (int64_t i = 0; i < num_layers; i++)
-      run_layer(me, layers[i], kept[i], across ? across + i : nullptr, angles[i], space, B, T);
-    for (int64_t m = me.first(M); m < me.last(M); m++) normalize(x + m * D, x + m * D, D, *final_norm);
+      run_layer(thread, layers[i], caches[i], cross_caches ? cross_caches + i : nullptr, angles[i], space, B, T);
+    for (int64_t m = thread.first(M); m < thread.last(M); m++) normalize(x + m * D, x + m * D, D, *final_norm);
   }
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
 }
 
-// The parts alone: the head, models that these layers do not describe, and tests.
+// Single operations, for the logit head, for models that these layers do not describe, and for tests.
 int32_t clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, const Norm* norm, int32_t activation,
                          int32_t gated, const float* residual) try {
-  Rows rows;
-  if (shares_rows(M, *w)) rows.reserve(M, words_of(*w));
+  InputRows rows;
+  if (shares_rows(M, *w)) rows.reserve(M, words_per_row(*w));
 #pragma omp parallel
-  product(Member(), y, x, M, *w, *norm, Activation(activation), gated, residual, rows);
+  linear(Thread(), y, x, M, *w, *norm, Activation(activation), gated, residual, rows);
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
 }
 
-int32_t clearhead_attend_token(float* y, const float* projected, int64_t B, const Heads* heads, const Kept* kept,
-                         const Angles* angles, int32_t across) try {
-  std::vector<float> states(state_size(*heads, *kept, B));
+int32_t clearhead_attend_token(float* y, const float* projected, int64_t B, const Heads* heads,
+                               const KeyValueView* cache, const RotationAngles* angles,
+                               int32_t is_cross_attention) try {
+  std::vector<float> states(state_size(*heads, *cache, B));
 #pragma omp parallel
-  attend(Member(), y, states.data(), projected, B, *heads, *kept, *angles, across);
+  attend_token(Thread(), y, states.data(), projected, B, *heads, *cache, *angles, is_cross_attention);
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
 }
 
-// q, y (B, T, N H)
-int32_t clearhead_attend_prompt(float* y, const float* q, int64_t B, int64_t T, const Heads* heads, const Kept* kept,
-                              int32_t across) try {
-  Seen seen;
-  seen.reserve(B, *heads, *kept);
-  const Looks looks{B, T, across != 0, *heads, *kept, seen};
+// Compute attention of q (B, T, N H) -> y (B, T, N H).
+int32_t clearhead_attend_prompt(float* y, const float* q, int64_t B, int64_t T, const Heads* heads,
+                                const KeyValueView* cache, int32_t attends_to_all) try {
+  FloatKeysValues floats;
+  floats.reserve(B, *heads, *cache);
+  const PromptAttention attention{B, T, attends_to_all != 0, *heads, *cache, floats};
 #pragma omp parallel
   {
-    if (kept->is_bfloat16)
-      looks.look<Bfloat16>(Member(), y, q, heads->N * heads->H);
+    if (cache->is_bfloat16)
+      attention.attend<Bfloat16>(Thread(), y, q, heads->N * heads->H);
     else
-      looks.look<float>(Member(), y, q, heads->N * heads->H);
+      attention.attend<float>(Thread(), y, q, heads->N * heads->H);
   }
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;
 }
 
-// W as numbers, for the token table and for gradients; y (N, K) of bfloat16 or float32.
+// Dequantise W to y (N, K), for the token table and for gradients.
 int32_t clearhead_unpack(void* y, const Matrix* w, int32_t as_bfloat16) {
 #pragma omp parallel
   {
-    const Member me;
-    for (int64_t n = me.first(w->N); n < me.last(w->N); n++) {
+    const Thread thread;
+    for (int64_t n = thread.first(w->N); n < thread.last(w->N); n++) {
       if (as_bfloat16)
         unpack((Bfloat16*)y + n * w->K, *w, n);
       else
