@@ -1,4 +1,4 @@
-"""Recipes of a second or two for the tests of this room.
+"""Provide recipes that train for a second or two.
 
 run(tmp_path, {"train": {"steps": 20}})
 """
@@ -8,8 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from clearhead.training.loop import Trained, train
-from clearhead.training.recipe import Recipe, resolve
+from clearhead.training.loop import TrainingResult, train
+from clearhead.training.recipe import Recipe, resolve_recipe
 
 SMALL = {
     "model": {
@@ -26,19 +26,22 @@ SMALL = {
     "train": {"steps": 12, "batch_size": 8, "validate_every": 6, "save_every": 3, "log_every": 1, "device": "cpu"},
 }
 SMALL["data"]["context"] = 32
-LANGUAGE = {
+LANGUAGE_MODEL = {
     "model": {"kind": "decoder_model", "width": 16, "num_layers": 1, "num_heads": 2, "context": 32},
     "data": {"kind": "text_data", "context": 16},
 }
 
 
 def recipe(*layers: dict[str, Any]) -> Recipe:
-    return resolve([("test", layer) for layer in (SMALL, *layers)]).recipe
+    """Return the small translator's recipe with these changes."""
+    return resolve_recipe([("test", layer) for layer in (SMALL, *layers)]).recipe
 
 
-def run(folder: Any, *layers: dict[str, Any]) -> Trained:
-    return train(recipe(*layers), folder, quiet())
+def run(folder: Any, *layers: dict[str, Any]) -> TrainingResult:
+    """Train that recipe without output."""
+    return train(recipe(*layers), folder, quiet_console())
 
 
-def quiet() -> Console:
+def quiet_console() -> Console:
+    """Return a console that prints into a string."""
     return Console(file=StringIO(), width=120)

@@ -1,4 +1,4 @@
-"""One process, two or four: the same losses, the same weights, and checkpoints that all of them can read."""
+"""Test that one, two and four processes compute the same losses and weights and read each other's checkpoints."""
 
 from dataclasses import replace
 
@@ -6,18 +6,15 @@ import pytest
 import safetensors.torch
 import torch
 
-from clearhead.architecture.branches import Experts, FeedForward, Router
-from clearhead.architecture.config import Dropout, HeadNorm
-from clearhead.architecture.parts import Alibi, Rope
+from clearhead.architecture import Alibi, Dropout, Experts, FeedForward, HeadNorm, Rope, Router
 from clearhead.errors import ClearheadError
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
-from clearhead.training.checkpoints.run_folder import RunFolder
-from clearhead.training.checkpoints.state import flatten_optimizer, restore_optimizer, restore_weights
+from clearhead.training.checkpoints import RunFolder, flatten_optimizer, restore_optimizer, restore_weights
 from clearhead.training.distributed import World
-from clearhead.training.tensor_parallel import Part, divide
+from clearhead.training.tensor_parallel import TensorParallelRank, shard_network
 from tests.model.toys import NORM, decoder, grouped, latent, stack, toy, translator
-from tests.training.crew import Run, run_crew
-from tests.training.faults import Faulty
+from tests.training.faulty_disk import FaultyFileSystem
+from tests.training.processes import SmallRun, run_distributed
 
 GATED = FeedForward(width=24, activation="silu", gated=True)
 PLAIN = decoder(Rope(), output_bias=True)
@@ -25,8 +22,8 @@ NORMED = replace(PLAIN, decoder=stack(grouped(position=Rope(), head_norm=HeadNor
 MIXTURE = Experts(num_experts=4, num_chosen=2, expert=GATED, router=Router(score="softmax"))
 
 
-def train(world, config, path, num_steps, num_parts=1, **options):
-    run = Run(world, config, **options)
+def train_and_save(world, config, path, num_steps, num_parts=1, **options):
+    run = SmallRun(world, config, **options)
     for number in range(num_steps):
         run.step(number, num_parts)
     curves = {"losses": torch.tensor(run.losses, dtype=torch.float64), "norms": torch.tensor(run.norms)}
@@ -43,83 +40,83 @@ def assert_same(found, expected, tolerance, only=None):
 
 
 @pytest.mark.parametrize(("kind", "size"), [("ddp", 2), ("ddp", 4), ("fsdp", 2), ("fsdp", 4), ("tp", 2)])
-def test_one_process_or_several_train_alike(tmp_path, kind, size):
-    """Eight rows of unequal lengths in one process, two of four, four of two: fifty steps in float32."""
+def test_several_processes_compute_the_same_as_one(tmp_path, kind, size):
+    """Eight rows of unequal lengths are read by one process, four by each of two, or two by each of four."""
 
-    def both(world, folder):
+    def train_both(world, folder):
         folder.mkdir(exist_ok=True)
-        train(world, PLAIN, folder / "float64", 10)
-        train(world, PLAIN, folder / "float32", 50, dtype=torch.float32)
+        train_and_save(world, PLAIN, folder / "float64", 10)
+        train_and_save(world, PLAIN, folder / "float32", 50, dtype=torch.float32)
 
-    both(World.alone(), tmp_path / "1")
-    run_crew(size, kind, lambda world: both(world, tmp_path / "x"))
+    train_both(World.single_process(), tmp_path / "1")
+    run_distributed(size, kind, lambda world: train_both(world, tmp_path / "x"))
     assert_same(tmp_path / "x" / "float64", tmp_path / "1" / "float64", 1e-12)
-    # Where a gradient is nearly 0, AdamW makes much of its last digits; the losses do not see it.
+    # AdamW amplifies the rounding of gradients near 0, so only the losses of 50 steps in float32 are compared.
     assert_same(tmp_path / "x" / "float32", tmp_path / "1" / "float32", 1e-6, only="losses")
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
-def test_other_networks_and_parts_train_alike(tmp_path, kind):
-    """Head norms and gates; an encoder and a decoder, in two parts for each update."""
+def test_several_processes_agree_for_other_networks_and_with_accumulation(tmp_path, kind):
+    """Train a decoder with head norms and gates, and an encoder-decoder in two parts per step."""
 
-    def both(world, folder):
+    def train_both(world, folder):
         folder.mkdir(exist_ok=True)
-        train(world, NORMED, folder / "normed", 8)
-        train(world, translator(), folder / "parts", 8, num_parts=2)
+        train_and_save(world, NORMED, folder / "normed", 8)
+        train_and_save(world, translator(), folder / "parts", 8, num_parts=2)
 
-    both(World.alone(), tmp_path / "1")
-    run_crew(2, kind, lambda world: both(world, tmp_path / "2"))
+    train_both(World.single_process(), tmp_path / "1")
+    run_distributed(2, kind, lambda world: train_both(world, tmp_path / "2"))
     for name in ("normed", "parts"):
         assert_same(tmp_path / "2" / name, tmp_path / "1" / name, 1e-9)
 
 
-def test_what_tensor_parallel_leaves_whole_stays_the_same_everywhere():
-    """Also with dropout, as long as all draw alike."""
+def test_weights_that_tensor_parallelism_replicates_stay_equal_in_all_processes():
+    """This includes dropout, if all processes have the same random state."""
     config = replace(PLAIN, dropout=Dropout(embedding=0.2, attention=0.2, residual=0.2, activation=0.2))
 
-    def drop(world):
+    def train_with_dropout(world):
         torch.manual_seed(world.data_rank)
-        run = Run(world, config)
+        run = SmallRun(world, config)
         assert run.network.training
         for number in range(3):
             run.step(number)
-        whole = {name: weight.tolist() for name, weight in run.weights.items() if not world.is_slice(weight)}
-        assert {"decoder.embedding.tokens.weight", "decoder.layers.0.attention.output.bias"} <= whole.keys()
-        first, second = world.together(lambda: whole)
+        replicated = {name: weight.tolist() for name, weight in run.weights.items() if not world.is_sharded(weight)}
+        assert {"decoder.embedding.tokens.weight", "decoder.layers.0.attention.output.bias"} <= replicated.keys()
+        first, second = world.run_everywhere(lambda: replicated)
         assert first == second
 
-    run_crew(2, "tp", drop)
+    run_distributed(2, "tp", train_with_dropout)
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Muon])
-def test_sliced_weights_move_by_either_optimizer(tmp_path, optimizer):
-    """The fused kernel on slices; and Muon, which needs each matrix whole and computes with it in bfloat16."""
+def test_both_optimizers_update_sharded_weights_like_full_ones(tmp_path, optimizer):
+    """AdamW runs its fused kernel on shards. Muon gathers each matrix and computes in bfloat16."""
 
-    def move_matrices(world, path):
-        run = Run(world, PLAIN)
-        blocks = {name: weight for name, weight in run.weights.items() if ".layers." in name and weight.ndim == 2}
+    def train_matrices(world, path):
+        run = SmallRun(world, PLAIN)
+        matrices = {name: weight for name, weight in run.weights.items() if ".layers." in name and weight.ndim == 2}
         options = {"fused": True} if optimizer is torch.optim.AdamW else {"adjust_lr_fn": "match_rms_adamw"}
-        run.optimizer = optimizer(blocks.values(), lr=1e-2, **options)
-        before = {name: weight.clone() for name, weight in world.gather_weights(blocks).items()}
+        run.optimizer = optimizer(matrices.values(), lr=1e-2, **options)
+        before = {name: weight.clone() for name, weight in world.gather_weights(matrices).items()}
         for number in range(4):
             run.step(number)
-        after = world.gather_weights(blocks)
+        after = world.gather_weights(matrices)
         if world.is_main:
             safetensors.torch.save_file({name: after[name] - before[name] for name in after}, path)
 
-    move_matrices(World.alone(), tmp_path / "1")
-    run_crew(2, "fsdp", lambda world: move_matrices(world, tmp_path / "2"))
+    train_matrices(World.single_process(), tmp_path / "1")
+    run_distributed(2, "fsdp", lambda world: train_matrices(world, tmp_path / "2"))
     found, expected = (safetensors.torch.load_file(tmp_path / name) for name in "21")
-    for name, moved in expected.items():
-        assert (found[name] - moved).norm() < (1e-6 if optimizer is torch.optim.AdamW else 0.05) * moved.norm()
+    for name, change in expected.items():
+        assert (found[name] - change).norm() < (1e-6 if optimizer is torch.optim.AdamW else 0.05) * change.norm()
 
 
-def test_half_precision_of_slices(tmp_path):
-    """Gathered and computed in bfloat16, but for routers; held, summed and moved in float32."""
+def test_fsdp_in_half_precision_keeps_weights_and_routers_in_float32(tmp_path):
+    """Weights are gathered and computed in bfloat16, except routers; they are stored, summed and updated in float32."""
     config = replace(PLAIN, decoder=stack(grouped(position=Rope()), feed_forward=MIXTURE))
 
-    def loss_of(world, path, dtype):
-        run = Run(world, config, dtype=torch.float32, wrapped_dtype=dtype)
+    def save_loss(world, path, dtype):
+        run = SmallRun(world, config, dtype=torch.float32, wrapped_dtype=dtype)
         seen = []
         run.network.decoder.layers[0].feed_forward.router.register_forward_pre_hook(
             lambda router, inputs: seen.append((router.weight.dtype, inputs[0].dtype))
@@ -130,15 +127,15 @@ def test_half_precision_of_slices(tmp_path):
             safetensors.torch.save_file({"loss": torch.tensor(run.losses), "norm": torch.tensor(run.norms)}, path)
             assert seen == [(torch.float32, dtype or torch.float32)]
 
-    loss_of(World.alone(), tmp_path / "1", None)
-    run_crew(2, "fsdp", lambda world: loss_of(world, tmp_path / "2", torch.bfloat16))
+    save_loss(World.single_process(), tmp_path / "1", None)
+    run_distributed(2, "fsdp", lambda world: save_loss(world, tmp_path / "2", torch.bfloat16))
     assert_same(tmp_path / "2", tmp_path / "1", 0.05)
     assert not torch.equal(*(safetensors.torch.load_file(tmp_path / name)["loss"] for name in "12"))
 
 
-def part_of_a_run(world, folder, path, until):
-    """Go on from the newest checkpoint up to this step, save, and write the weights down whole."""
-    run, folder = Run(world, PLAIN), RunFolder(folder, world=world)
+def continue_run(world, folder, path, until):
+    """Resume from the newest checkpoint, train up to a step, save, and write the full weights to `path`."""
+    run, folder = SmallRun(world, PLAIN), RunFolder(folder, world=world)
     with folder.lock():
         saved = folder.latest()
         if saved is not None:
@@ -154,43 +151,43 @@ def part_of_a_run(world, folder, path, until):
             safetensors.torch.save_file(weights, path)
 
 
-def test_checkpoints_are_read_by_another_number_of_processes(tmp_path):
-    part_of_a_run(World.alone(), tmp_path / "straight", tmp_path / "expected", 10)
+def test_checkpoints_are_read_by_other_numbers_of_processes_and_strategies(tmp_path):
+    continue_run(World.single_process(), tmp_path / "straight", tmp_path / "expected", 10)
     run, found = tmp_path / "run", tmp_path / "found"
-    run_crew(2, "fsdp", lambda world: part_of_a_run(world, run, found, 2))
+    run_distributed(2, "fsdp", lambda world: continue_run(world, run, found, 2))
     names = {path.name for path in (run / "checkpoints" / "step-00000002").iterdir()}
     assert {"weights-00001-of-00002.safetensors", "weights-00002-of-00002.safetensors"} <= names
-    run_crew(3, "fsdp", lambda world: part_of_a_run(world, run, found, 4))
-    run_crew(2, "tp", lambda world: part_of_a_run(world, run, found, 6))
-    run_crew(2, "ddp", lambda world: part_of_a_run(world, run, found, 8))
-    part_of_a_run(World.alone(), run, found, 10)
+    run_distributed(3, "fsdp", lambda world: continue_run(world, run, found, 4))
+    run_distributed(2, "tp", lambda world: continue_run(world, run, found, 6))
+    run_distributed(2, "ddp", lambda world: continue_run(world, run, found, 8))
+    continue_run(World.single_process(), run, found, 10)
     assert_same(found, tmp_path / "expected", 1e-12)
     assert RunFolder(run).latest().tensors("randomness")["torch"].tolist() == [0.0, 0.0]
 
 
-def test_randomness_belongs_to_the_rows_read(tmp_path):
-    """Processes that read the same rows must draw alike, others must not; another division has to begin anew."""
+def test_the_random_state_is_saved_for_each_data_rank(tmp_path):
+    """Processes that read the same rows share a random state; it is dropped if the number of data ranks changes."""
 
     def save_and_read(world, folder):
         run = RunFolder(folder, world=world)
         run.save(1, {"randomness": {"torch": torch.full((2,), float(world.data_rank))}}, {})
         assert run.latest().tensors("randomness")["torch"].tolist() == [world.data_rank] * 2
 
-    told = []
-    run_crew(2, "ddp", lambda world: save_and_read(world, tmp_path / "ddp"))
-    assert RunFolder(tmp_path / "ddp", warn=told.append).latest().tensors("randomness") == {}
-    assert "written by 2 processes" in told.pop()
-    run_crew(2, "tp", lambda world: save_and_read(world, tmp_path / "tp"))
-    assert RunFolder(tmp_path / "tp", warn=told.append).latest().tensors("randomness")["torch"].tolist() == [0, 0]
-    assert not told
+    warnings = []
+    run_distributed(2, "ddp", lambda world: save_and_read(world, tmp_path / "ddp"))
+    assert RunFolder(tmp_path / "ddp", warn=warnings.append).latest().tensors("randomness") == {}
+    assert "written by 2 data-parallel processes" in warnings.pop()
+    run_distributed(2, "tp", lambda world: save_and_read(world, tmp_path / "tp"))
+    assert RunFolder(tmp_path / "tp", warn=warnings.append).latest().tensors("randomness")["torch"].tolist() == [0, 0]
+    assert not warnings
 
 
-def test_a_failure_in_one_process_is_told_by_all(tmp_path):
-    """A disk that is full for the second process only: no one waits for it, and nothing half-written stays."""
+def test_a_failed_save_in_one_process_raises_in_all_of_them(tmp_path):
+    """The disk is full for the second process only. No process waits for it, and no partial file remains."""
 
     def save(world):
-        run = Run(world, PLAIN)
-        folder = RunFolder(tmp_path, world=world, files=Faulty(at=2 if world.rank == 1 else None))
+        run = SmallRun(world, PLAIN)
+        folder = RunFolder(tmp_path, world=world, file_system=FaultyFileSystem(fail_at=2 if world.rank == 1 else None))
         with pytest.raises(ClearheadError, match=r"00002-of-00002.* No space left"):
             folder.save(1, {"weights": run.weights}, {})
         assert folder.latest() is None
@@ -198,60 +195,60 @@ def test_a_failure_in_one_process_is_told_by_all(tmp_path):
         assert world.any(world.rank == 1)
         assert not world.any(False)
 
-    run_crew(2, "fsdp", save)
+    run_distributed(2, "fsdp", save)
 
 
-def test_gradients_are_clipped_as_torch_clips_them():
-    network, twin = toy(PLAIN), toy(PLAIN)
-    for one in (network, twin):
-        one(torch.arange(8)[None]).square().sum().backward()
-    norm = World.alone().clip_gradients(network.parameters(), 0.5)
-    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5))
-    for one, other in zip(network.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+def test_clip_gradients_equals_clip_grad_norm_of_torch():
+    network, reference = toy(PLAIN), toy(PLAIN)
+    for each in (network, reference):
+        each(torch.arange(8)[None]).square().sum().backward()
+    norm = World.single_process().clip_gradients(network.parameters(), 0.5)
+    torch.testing.assert_close(norm, torch.nn.utils.clip_grad_norm_(reference.parameters(), 0.5))
+    for weight, expected in zip(network.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(weight.grad, expected.grad)
 
 
-def test_gradients_of_any_length_are_left_as_they_are():
+def test_clip_gradients_with_zero_does_not_change_them():
     network = toy(PLAIN)
     network(torch.arange(8)[None]).square().sum().backward()
     before = [weight.grad.clone() for weight in network.parameters()]
-    assert World.alone().clip_gradients(network.parameters(), 0) > 0
+    assert World.single_process().clip_gradients(network.parameters(), 0) > 0
     assert all(torch.equal(weight.grad, old) for weight, old in zip(network.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("config", "count", "sentence"),
+    ("config", "count", "message"),
     [
-        (decoder(Alibi()), 2, "cannot divide heads with Alibi"),
-        (decoder(), 4, "2 key-value heads do not divide among 4"),
-        (replace(PLAIN, decoder=stack(latent())), 2, "cannot divide latent attention"),
-        (replace(PLAIN, decoder=stack(grouped(), feed_forward=MIXTURE)), 2, "cannot divide a mixture of experts"),
+        (decoder(Alibi()), 2, "does not support heads with Alibi"),
+        (decoder(), 4, "2 key-value heads cannot be divided among 4 processes"),
+        (replace(PLAIN, decoder=stack(latent())), 2, "does not support latent attention"),
+        (replace(PLAIN, decoder=stack(grouped(), feed_forward=MIXTURE)), 2, "does not support a mixture of experts"),
         (
             replace(PLAIN, decoder=stack(grouped(), feed_forward=replace(GATED, width=25))),
             2,
-            "width 25 does not divide",
+            "width 25 cannot be divided among 2 processes",
         ),
     ],
 )
-def test_what_tensor_parallel_cannot_divide_is_said(config, count, sentence):
-    with pytest.raises(ClearheadError, match=sentence):
-        divide(toy(config), Part(0, count, lambda tensor: tensor))
+def test_tensor_parallelism_rejects_unsupported_networks(config, count, message):
+    with pytest.raises(ClearheadError, match=message):
+        shard_network(toy(config), TensorParallelRank(0, count, lambda tensor: tensor))
 
 
-def test_a_recurrent_network_is_not_divided():
+def test_tensor_parallelism_rejects_recurrent_networks():
     sizes = {"source_vocab_size": 9, "target_vocab_size": 9, "embedding_width": 4, "width": 4, "context": 9}
     network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="none", **sizes))
-    with pytest.raises(ClearheadError, match="cannot divide a recurrent network; use the strategy 'ddp'"):
-        divide(network, Part(0, 2, lambda tensor: tensor))
+    with pytest.raises(ClearheadError, match="does not support recurrent networks; use strategy 'ddp'"):
+        shard_network(network, TensorParallelRank(0, 2, lambda tensor: tensor))
 
 
-def test_one_process_where_torchrun_started_several_is_refused(monkeypatch):
+def test_the_single_strategy_is_rejected_under_torchrun_with_several_processes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ClearheadError, match="torchrun started 2 processes"):
         World.start("single")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_said():
+def test_a_missing_device_is_rejected():
     with pytest.raises(ClearheadError, match="there is no device 'cuda:0' here"):
         World.start(device="cuda")

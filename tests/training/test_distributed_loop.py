@@ -1,4 +1,4 @@
-"""The same recipe in one process and in several: the same losses, the same model, one folder."""
+"""Test that a recipe gives the same losses and the same model in one process and in several."""
 
 import json
 import subprocess
@@ -9,10 +9,10 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
-from clearhead.training.checkpoints.run_folder import RunFolder
+from clearhead.training.checkpoints import RunFolder
 from clearhead.training.loop import train
 from clearhead.training.recipe import read_recipe
-from tests.training.crew import start_crew
+from tests.training.processes import run_in_processes
 
 RECIPE = """
 [model]
@@ -59,38 +59,39 @@ def run(recipe, folder, *changes):
         train(read_recipe(recipe, list(changes)).recipe, folder, Console(file=log))
 
 
-def assert_alike(found, expected):
-    """float32, and sums in another order."""
+def assert_same_run(found, expected):
+    """Compare with a tolerance for sums in another order in float32."""
     rows = [
-        [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()] for one in (found, expected)
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (found, expected)
     ]
     for key in ("loss", "gradient_norm", "validation_loss"):
-        values = [[row[key] for row in of_run if key in row] for of_run in rows]
+        values = [[row[key] for row in run_rows if key in row] for run_rows in rows]
         assert values[0] == pytest.approx(values[1], rel=1e-5)
-    weights = [safetensors.torch.load_file(one / "model" / "weights.safetensors") for one in (found, expected)]
+    weights = [safetensors.torch.load_file(folder / "model" / "weights.safetensors") for folder in (found, expected)]
     for name, tensor in weights[1].items():
         torch.testing.assert_close(weights[0][name], tensor, rtol=1e-3, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "tp"])
-def test_a_recipe_trains_alike_in_two_processes(tmp_path, recipe, kind):
+def test_two_processes_train_a_recipe_like_one(tmp_path, recipe, kind):
     run(recipe, tmp_path / "one")
-    start_crew(2, lambda: run(recipe, tmp_path / "two", "--train.strategy", kind))
-    assert_alike(tmp_path / "two", tmp_path / "one")
+    run_in_processes(2, lambda: run(recipe, tmp_path / "two", "--train.strategy", kind))
+    assert_same_run(tmp_path / "two", tmp_path / "one")
 
 
-def test_a_run_of_four_slices_is_finished_by_one_process(tmp_path, recipe):
+def test_one_process_finishes_an_fsdp_run_of_four(tmp_path, recipe):
     run(recipe, tmp_path / "straight")
-    start_crew(4, lambda: run(recipe, tmp_path / "run", "--train.strategy", "fsdp", "--train.steps", "3"))
-    assert RunFolder(tmp_path / "run").latest().num_parts == 4
+    run_in_processes(4, lambda: run(recipe, tmp_path / "run", "--train.strategy", "fsdp", "--train.steps", "3"))
+    assert RunFolder(tmp_path / "run").latest().num_data_ranks == 4
     run(recipe, tmp_path / "run")
-    assert_alike(tmp_path / "run", tmp_path / "straight")
+    assert_same_run(tmp_path / "run", tmp_path / "straight")
 
 
 @pytest.mark.slow
-def test_torchrun_starts_it(tmp_path, recipe):
+def test_torchrun_trains_a_recipe(tmp_path, recipe):
     run(recipe, tmp_path / "one")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = ["-m", "clearhead", "train", str(recipe), "--out", str(tmp_path / "two"), "--train.strategy", "fsdp"]
     subprocess.run(torchrun + command, check=True, timeout=300)
-    assert_alike(tmp_path / "two", tmp_path / "one")
+    assert_same_run(tmp_path / "two", tmp_path / "one")

@@ -1,11 +1,11 @@
-"""Low-rank additions: nothing at the start, all of the training, nothing left but ordinary weights at the end."""
+"""Test low-rank adapters: no effect at the start, the only trained weights, and merged at the end."""
 
 import pytest
 import torch
 
 from clearhead.errors import ClearheadError
 from clearhead.training.lora import Lora, LoraLinear, add_lora, merge_lora
-from tests.model.toys import close, decoder, some_tokens, toy
+from tests.model.toys import assert_close, decoder, some_tokens, toy
 
 
 def adapted(**changes):
@@ -15,18 +15,18 @@ def adapted(**changes):
     return network
 
 
-def disturb(network):
+def randomize_adapters(network):
     with torch.no_grad():
         for part in network.modules():
             if isinstance(part, LoraLinear):
                 part.expand.normal_()
 
 
-def test_training_starts_at_the_model_as_it_was():
-    close(adapted()(some_tokens()), toy(decoder())(some_tokens()))
+def test_new_adapters_do_not_change_the_output():
+    assert_close(adapted()(some_tokens()), toy(decoder())(some_tokens()))
 
 
-def test_only_the_additions_are_trained():
+def test_only_the_adapters_are_trained():
     network = adapted()
     trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     assert trained == {
@@ -37,31 +37,31 @@ def test_only_the_additions_are_trained():
     }
 
 
-def test_the_addition_is_the_formula_and_merging_changes_nothing():
+def test_the_adapter_computes_the_formula_and_merging_keeps_the_output():
     network = adapted(alpha=3.0)
-    disturb(network)
+    randomize_adapters(network)
     part = network.get_submodule("decoder.layers.0.attention.query")
     weight = part.base.weight + 3.0 / 2 * part.expand @ part.reduce
     x = torch.randn(5, weight.shape[1], dtype=torch.float64)
-    close(part(x), torch.nn.functional.linear(x, weight, part.base.bias))
+    assert_close(part(x), torch.nn.functional.linear(x, weight, part.base.bias))
     before = network(some_tokens())
     merge_lora(network)
-    close(network(some_tokens()), before)
+    assert_close(network(some_tokens()), before)
     assert [name for name, _ in network.named_parameters()] == [n for n, _ in toy(decoder()).named_parameters()]
     assert all(parameter.requires_grad for parameter in network.parameters())
 
 
-def test_dropout_is_on_the_addition_alone():
+def test_dropout_affects_the_adapter_only():
     network = adapted(dropout=0.5).train()
-    close(network(some_tokens()), toy(decoder())(some_tokens()))
-    disturb(network)
+    assert_close(network(some_tokens()), toy(decoder())(some_tokens()))
+    randomize_adapters(network)
     assert not torch.equal(network(some_tokens()), network(some_tokens()))
 
 
 @pytest.mark.parametrize(
-    ("targets", "named"),
+    ("targets", "message"),
     [(("qkv",), "'qkv'"), (("query", "valu"), "'valu'; did you mean 'value'"), (("gate",), "'gate'")],
 )
-def test_a_name_that_no_layer_has_is_refused(targets, named):
-    with pytest.raises(ClearheadError, match=f"unknown linear layer of this model: {named}"):
+def test_a_target_that_no_layer_has_is_rejected(targets, message):
+    with pytest.raises(ClearheadError, match=f"unknown linear layer of this model: {message}"):
         adapted(targets=targets)

@@ -1,4 +1,4 @@
-"""What a recipe may not mix is refused before anything is trained; what is left out is said."""
+"""Test the setup of a run: rejected combinations, missing files, dropped examples and frozen weights."""
 
 from dataclasses import replace
 from io import StringIO
@@ -17,49 +17,49 @@ from clearhead.families import preset
 from clearhead.training.loop import train
 from clearhead.training.recipe import read_recipe
 from clearhead.training.setup import prepare
-from tests.training.crew import start_crew
-from tests.training.recipes import LANGUAGE, recipe, run
+from tests.training.processes import run_in_processes
+from tests.training.recipes import LANGUAGE_MODEL, recipe, run
 
 PAIRS = {"data": {"kind": "synthetic_data", "task": "copy", "context": 32}}
 RECURRENT = {"model": {"kind": "recurrent_model", "width": 16, "context": 32}}
 TEXT = "the cat sat on the mat and the dog sat on the log. " * 40
 
 
-def language(tmp_path, **data):
+def text_data(tmp_path, **data):
     (tmp_path / "text.txt").write_text(TEXT)
     return {"data": {"kind": "text_data", "context": 16, "path": str(tmp_path / "text.txt")} | data}
 
 
-def test_data_for_another_kind_of_model_are_refused(tmp_path):
-    decoder = {"model": LANGUAGE["model"]}
+def test_data_for_another_kind_of_network_are_rejected(tmp_path):
+    decoder = {"model": LANGUAGE_MODEL["model"]}
     masked = {"objective": {"kind": "masked"}}
-    for layers, complaint in (
-        ([decoder, PAIRS], "the model is a decoder, and the synthetic_data of this recipe is for an encoder-decoder"),
-        ([language(tmp_path)], "the model is an encoder-decoder, and the text_data of this recipe is for a decoder"),
-        ([language(tmp_path, **masked)], "is for an encoder; change the model, or data.objective"),
-        ([RECURRENT, PAIRS, {"data": {"form": "continuation"}}], "is for a decoder; change the model, or data.form"),
+    for layers, message in (
+        ([decoder, PAIRS], "the model is a decoder, but the synthetic_data of this recipe needs an encoder-decoder"),
+        ([text_data(tmp_path)], "the model is an encoder-decoder, but the text_data of this recipe needs a decoder"),
+        ([text_data(tmp_path, **masked)], "needs an encoder; change the model or data.objective"),
+        ([RECURRENT, PAIRS, {"data": {"form": "continuation"}}], "needs a decoder; change the model or data.form"),
     ):
-        with pytest.raises(ClearheadError, match=complaint):
+        with pytest.raises(ClearheadError, match=message):
             train(recipe(*layers), tmp_path / "run", Console(file=StringIO()))
         assert not (tmp_path / "run" / "recipe.toml").exists()
 
 
-def test_rows_of_span_corruption_fit_the_model(tmp_path):
-    """Both sides have a sentinel for each span; T5 fills 512 tokens with what is left of 568."""
-    for context, model_context, share, complaint in (
-        (8, 8, 0.15, "data.context is 8, of which span corruption makes rows of 9, the model is made for 8"),
-        (32, 32, 0.9, "data.context is 32, of which span corruption makes rows of 33, the model"),
+def test_rows_of_span_corruption_must_fit_the_context_of_the_model(tmp_path):
+    """Inputs and answer have a sentinel for each span; T5 turns 568 tokens into inputs of 512."""
+    for context, model_context, share, message in (
+        (8, 8, 0.15, r"data\.context is 8 \(rows of 9 tokens with span corruption\), but the model's context is 8"),
+        (32, 32, 0.9, r"data\.context is 32 \(rows of 33 tokens with span corruption\), but the model"),
         (32, 30, 0.15, None),
     ):
         spans = {"objective": {"kind": "span_corruption", "share": share}, "context": context}
         layers = {"tokenizer": {"kind": "learned_tokenizer", "vocab_size": 300}, "model": {"context": model_context}}
-        asked = recipe(layers, language(tmp_path, **spans))
-        if complaint is None:
-            batch = prepare(asked, tmp_path, False).train.batch(np.arange(2), np.arange(2, dtype=np.uint64))
+        changed = recipe(layers, text_data(tmp_path, **spans))
+        if message is None:
+            batch = prepare(changed, tmp_path, False).train_data.batch(np.arange(2), np.arange(2, dtype=np.uint64))
             assert max(batch.source.shape[1], batch.tokens.shape[1]) == model_context
         else:
-            with pytest.raises(ClearheadError, match=complaint):
-                prepare(asked, tmp_path, False)
+            with pytest.raises(ClearheadError, match=message):
+                prepare(changed, tmp_path, False)
 
 
 @pytest.mark.parametrize(
@@ -73,24 +73,26 @@ def test_rows_of_span_corruption_fit_the_model(tmp_path):
         ("gpt2-124m", ["--data.path", ".", "--tokenizer.path", "absent"]),
     ],
 )
-def test_a_file_that_is_missing_is_told_by_its_name_in_the_recipe(tmp_path, name, arguments):
-    with pytest.raises(ClearheadError, match=f"{arguments[-2][2:]} absent does not exist; give {arguments[-2]}, or"):
+def test_a_missing_file_gives_an_error_with_its_key_in_the_recipe(tmp_path, name, arguments):
+    with pytest.raises(ClearheadError, match=f"{arguments[-2][2:]} absent does not exist; set {arguments[-2]}, or"):
         prepare(read_recipe(name, arguments).recipe, tmp_path, False)
 
 
-def test_preparing_writes_nothing(tmp_path):
-    """Every process prepares; a folder that one of them clears away must not be written to by another."""
+def test_prepare_writes_no_files(tmp_path):
+    """Every process calls it, and one of them may delete the folder while another still prepares."""
     prepare(recipe(), tmp_path / "run", False)
     assert not (tmp_path / "run").exists()
 
 
-def test_continuations_are_for_a_decoder(tmp_path):
-    setup = prepare(recipe({"model": LANGUAGE["model"]}, PAIRS, {"data": {"form": "continuation"}}), tmp_path, False)
-    assert setup.num_left_out == 0
+def test_a_decoder_accepts_continuations(tmp_path):
+    setup = prepare(
+        recipe({"model": LANGUAGE_MODEL["model"]}, PAIRS, {"data": {"form": "continuation"}}), tmp_path, False
+    )
+    assert setup.num_too_long == 0
 
 
-def test_a_loaded_decoder_starts_as_its_checkpoint_says(tmp_path):
-    """T5 and BART start from another token than the tokenizer's begin of text."""
+def test_a_loaded_decoder_uses_the_start_token_of_its_checkpoint(tmp_path):
+    """T5 and BART start with another token than the tokenizer's begin-of-text token."""
     run(tmp_path / "first", {"train": {"steps": 1}})
     model = clearhead.load(tmp_path / "first" / "model")
     other = model.tokenizer.pad_id
@@ -99,18 +101,18 @@ def test_a_loaded_decoder_starts_as_its_checkpoint_says(tmp_path):
     model.save(tmp_path / "other")
     loaded = {"model": {"kind": "loaded_model", "name": str(tmp_path / "other")}, "tokenizer": None}
     rows = torch.arange(4).numpy()
-    batch = prepare(recipe(loaded), Path("unused"), False).train.batch(rows, rows.astype("uint64"))
+    batch = prepare(recipe(loaded), Path("unused"), False).train_data.batch(rows, rows.astype("uint64"))
     assert (batch.tokens[:, 0] == other).all()
 
 
-def test_muon_is_refused_under_tensor_parallel():
-    with pytest.raises(ClearheadError, match="Muon looks at whole matrices"):
+def test_muon_is_rejected_with_tensor_parallelism():
+    with pytest.raises(ClearheadError, match="Muon needs complete matrices"):
         recipe({"train": {"strategy": "tp", "optimizer": {"kind": "muon"}}})
 
 
-def test_low_rank_additions_are_refused_under_tensor_parallel():
+def test_lora_is_rejected_with_tensor_parallelism():
     loaded = {"model": {"kind": "loaded_model", "name": "x"}, "tokenizer": None, "lora": {"rank": 2}}
-    with pytest.raises(ClearheadError, match=r"\[lora\] adds to whole matrices"):
+    with pytest.raises(ClearheadError, match=r"\[lora\] adapts complete matrices"):
         recipe(loaded, {"train": {"strategy": "tp"}})
 
 
@@ -123,34 +125,36 @@ def small_bert(vocab_size):
     return replace(bert, width=16, encoder=replace(bert.encoder, embedding=embedding, layers=(layer,)))
 
 
-def test_the_pooler_is_left_as_it_was(tmp_path):
-    """No masked token asks it, and DDP stops at a weight that is trained and gets no gradient."""
+def test_the_pooler_is_not_trained(tmp_path):
+    """Masked language modelling does not use it, and DDP fails if a trained weight gets no gradient."""
     config = small_bert(60)
     bert = {
         "model": {"kind": "whole_model", "config": to_dict(config)},
         "tokenizer": {"kind": "learned_tokenizer", "algorithm": "wordpiece", "vocab_size": 60},
         "train": {"steps": 3},
     }
-    layers = bert, language(tmp_path, objective={"kind": "masked"})
-    fresh = prepare(recipe(*layers), tmp_path / "fresh", False).network
-    start_crew(2, lambda: run(tmp_path / "run", *layers) and None)
+    layers = bert, text_data(tmp_path, objective={"kind": "masked"})
+    initial = prepare(recipe(*layers), tmp_path / "fresh", False).network
+    run_in_processes(2, lambda: run(tmp_path / "run", *layers) and None)
     trained = clearhead.load(tmp_path / "run" / "model").network
-    same = {name for name, weight in trained.named_parameters() if torch.equal(weight, fresh.get_parameter(name))}
-    assert same >= {"pooler.weight", "pooler.bias"}
-    assert not any("layers" in name for name in same)
+    unchanged = {
+        name for name, weight in trained.named_parameters() if torch.equal(weight, initial.get_parameter(name))
+    }
+    assert unchanged >= {"pooler.weight", "pooler.bias"}
+    assert not any("layers" in name for name in unchanged)
 
 
-def test_examples_left_out_are_counted_aloud(tmp_path):
-    said = StringIO()
-    train(recipe({"train": {"steps": 1}, "data": {"context": 7}}), tmp_path, Console(file=said, width=120))
-    assert "examples are longer than data.context and left out" in said.getvalue()
+def test_the_number_of_dropped_examples_is_printed(tmp_path):
+    output = StringIO()
+    train(recipe({"train": {"steps": 1}, "data": {"context": 7}}), tmp_path, Console(file=output, width=120))
+    assert "examples that are longer than data.context" in output.getvalue()
 
 
-def test_a_recurrent_translator_is_saved_and_says_what_it_learnt(tmp_path):
-    done = run(tmp_path, RECURRENT, {"train": {"steps": 4}})
-    model = clearhead.load(done.folder / "model")
+def test_a_recurrent_network_is_trained_saved_and_sampled(tmp_path):
+    result = run(tmp_path, RECURRENT, {"train": {"steps": 4}})
+    model = clearhead.load(result.folder / "model")
     assert isinstance(model, RecurrentBaseline)
     assert " => " in (tmp_path / "sample.txt").read_text()
     setup = prepare(recipe(RECURRENT, {"train": {"steps": 4}}), tmp_path / "fresh", False)
-    fresh = dict(setup.network.named_parameters())
-    assert not any(torch.equal(weight, fresh[name]) for name, weight in model.network.named_parameters())
+    initial = dict(setup.network.named_parameters())
+    assert not any(torch.equal(weight, initial[name]) for name, weight in model.network.named_parameters())

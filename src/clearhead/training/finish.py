@@ -121,8 +121,11 @@ def generate_samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
             samples.append(f"{prompt!r} was skipped: {reason}")
             continue
         max_new_tokens = max(min(MAX_SAMPLE_TOKENS, context - (0 if translates else len(ids))), 1)
-        temperature, seed = (0.0, None) if translates else (0.8, recipe.train.seed)
-        generation = model.generate(ids, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
         text = setup.tokenizer.decode(ids)
-        samples.append(f"{text} => {generation.text}" if translates else text + generation.text)
+        if translates:
+            generation = model.generate(ids, max_new_tokens=max_new_tokens, temperature=0.0)
+            samples.append(f"{text} => {generation.text}")
+        else:
+            generation = model.generate(ids, max_new_tokens=max_new_tokens, temperature=0.8, seed=recipe.train.seed)
+            samples.append(text + generation.text)
     return samples

@@ -1,4 +1,4 @@
-"""What a run remembers: optimizers, randomness, signals; and that a run cut short ends as one that was not."""
+"""Test restoring optimizers and random generators, stop signals, and bit-equal resumed runs."""
 
 import json
 import os
@@ -13,18 +13,18 @@ import torch
 from torch import nn
 
 from clearhead.errors import ClearheadError
-from clearhead.training.checkpoints.run_folder import RunFolder
-from clearhead.training.checkpoints.state import (
-    capture_randomness,
+from clearhead.training.checkpoints import (
+    RunFolder,
+    capture_random_state,
     flatten_optimizer,
     restore_optimizer,
-    restore_randomness,
+    restore_random_state,
     restore_weights,
 )
 from clearhead.training.loop import train
 from clearhead.training.recipe import read_recipe
-from clearhead.training.signals import Stopper
-from tests.training.faults import exit_code, in_child
+from clearhead.training.signals import StopSignals
+from tests.training.faulty_disk import exit_code, fork_child
 
 OPTIMIZERS = {
     "adamw": lambda weights: torch.optim.AdamW(weights, lr=0.1),
@@ -46,61 +46,63 @@ def take_step(network, optimizer):
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_an_optimizer_goes_on_as_if_nothing_had_been(tmp_path, kind):
+def test_a_restored_optimizer_continues_with_equal_steps(tmp_path, kind):
     network = layers(seed=0)
     weights = dict(network.named_parameters())
     optimizer = OPTIMIZERS[kind](weights.values())
     for _ in range(3):
         take_step(network, optimizer)
-    flat = flatten_optimizer(optimizer, weights)
-    RunFolder(tmp_path).save(3, {"weights": weights, "optimizer": flat, "randomness": capture_randomness()}, {})
+    state = flatten_optimizer(optimizer, weights)
+    RunFolder(tmp_path).save(3, {"weights": weights, "optimizer": state, "randomness": capture_random_state()}, {})
     take_step(network, optimizer)
 
-    again = layers(seed=1)
-    own = dict(again.named_parameters())
-    resumed = OPTIMIZERS[kind](own.values())
+    new_network = layers(seed=1)
+    new_weights = dict(new_network.named_parameters())
+    new_optimizer = OPTIMIZERS[kind](new_weights.values())
     saved = RunFolder(tmp_path).latest()
-    restore_weights(own, saved.tensors("weights", own))
-    restore_optimizer(resumed, own, saved.tensors("optimizer", own))
-    restore_randomness(saved.tensors("randomness"))
-    take_step(again, resumed)
-    assert all(torch.equal(own[name], weight) for name, weight in weights.items())
-    torch.testing.assert_close(resumed.state_dict(), optimizer.state_dict(), rtol=0, atol=0)
+    restore_weights(new_weights, saved.tensors("weights", new_weights))
+    restore_optimizer(new_optimizer, new_weights, saved.tensors("optimizer", new_weights))
+    restore_random_state(saved.tensors("randomness"))
+    take_step(new_network, new_optimizer)
+    assert all(torch.equal(new_weights[name], weight) for name, weight in weights.items())
+    torch.testing.assert_close(new_optimizer.state_dict(), optimizer.state_dict(), rtol=0, atol=0)
 
 
-def test_two_optimizers_share_a_file():
+def test_two_optimizers_share_one_group_of_tensors():
     network = layers(seed=0)
     weights = dict(network.named_parameters())
     first, second = OPTIMIZERS["muon"]([weights["0.weight"]]), OPTIMIZERS["adamw"]([weights["2.weight"]])
     network(torch.rand(3, 4)).sum().backward()
     first.step()
     second.step()
-    flat = flatten_optimizer(first, weights) | flatten_optimizer(second, weights)
-    assert set(flat) == {"0.weight/momentum_buffer"} | {f"2.weight/{key}" for key in ("step", "exp_avg", "exp_avg_sq")}
+    state = flatten_optimizer(first, weights) | flatten_optimizer(second, weights)
+    assert set(state) == {"0.weight/momentum_buffer"} | {f"2.weight/{key}" for key in ("step", "exp_avg", "exp_avg_sq")}
     fresh = OPTIMIZERS["adamw"]([weights["2.weight"]])
-    restore_optimizer(fresh, weights, flat)
+    restore_optimizer(fresh, weights, state)
     torch.testing.assert_close(fresh.state_dict(), second.state_dict(), rtol=0, atol=0)
 
 
-def test_state_of_another_model_is_refused():
+def test_state_of_another_model_is_rejected():
     network = layers(seed=0)
     weights = dict(network.named_parameters())
     optimizer = OPTIMIZERS["adamw"](weights.values())
     take_step(network, optimizer)
-    flat = flatten_optimizer(optimizer, weights)
+    state = flatten_optimizer(optimizer, weights)
     with pytest.raises(ClearheadError, match=r"no optimizer state for '2.weight'"):
-        restore_optimizer(optimizer, weights, {name: flat[name] for name in flat if name.startswith("0.")})
+        restore_optimizer(optimizer, weights, {name: state[name] for name in state if name.startswith("0.")})
     with pytest.raises(ClearheadError, match=r"optimizer state for '9.weight'"):
         restore_optimizer(optimizer, weights, {"9.weight/step": torch.ones(())})
     with pytest.raises(ClearheadError, match=r"only the model has '0.weight'"):
         restore_weights(weights, {"2.weight": weights["2.weight"]})
     with pytest.raises(ClearheadError, match=r"only the checkpoint has '9.weight'"):
         restore_weights(weights, weights | {"9.weight": torch.ones(1)})
-    with pytest.raises(ClearheadError, match=r"'0.weight' is \(2,\), the model has \(6, 4\)"):
+    with pytest.raises(
+        ClearheadError, match=r"'0.weight' has shape \(2,\) in the checkpoint but \(6, 4\) in the model"
+    ):
         restore_weights(weights, weights | {"0.weight": torch.ones(2)})
 
 
-def draws():
+def draw_from_all_generators():
     return (
         torch.rand(3).tolist(),
         torch.randn(1).item(),
@@ -111,38 +113,38 @@ def draws():
     )
 
 
-def test_every_generator_draws_on_where_it_was(tmp_path):
-    draws()
-    random.gauss(0, 1)  # each of the two makes numbers in pairs and keeps the second
-    RunFolder(tmp_path).save(1, {"randomness": capture_randomness()}, {})
-    expected = draws()
-    assert draws() != expected
-    restore_randomness(RunFolder(tmp_path).latest().tensors("randomness"))
-    assert draws() == expected
+def test_every_restored_generator_continues_its_sequence(tmp_path):
+    draw_from_all_generators()
+    random.gauss(0, 1)  # Gaussian generators compute two numbers and store the second
+    RunFolder(tmp_path).save(1, {"randomness": capture_random_state()}, {})
+    expected = draw_from_all_generators()
+    assert draw_from_all_generators() != expected
+    restore_random_state(RunFolder(tmp_path).latest().tensors("randomness"))
+    assert draw_from_all_generators() == expected
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_asks_and_a_second_one_ends(number, code):
-    def asked_once():
-        with Stopper() as stop:
-            assert not stop.asked
+def test_one_signal_requests_a_stop_and_a_second_one_ends_the_process(number, code):
+    def signal_once():
+        with StopSignals() as stop:
+            assert not stop.requested
             os.kill(os.getpid(), number)
-            assert stop.asked
+            assert stop.requested
             return stop.exit_code
 
-    def asked_twice():
+    def signal_twice():
         signal.signal(number, signal.SIG_DFL)
-        with Stopper():
+        with StopSignals():
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)
             time.sleep(10)
 
-    former = signal.getsignal(number)
-    assert exit_code(in_child(asked_once)) == code
-    assert exit_code(in_child(asked_twice)) == -number
-    with Stopper():
+    previous = signal.getsignal(number)
+    assert exit_code(fork_child(signal_once)) == code
+    assert exit_code(fork_child(signal_twice)) == -number
+    with StopSignals():
         pass
-    assert signal.getsignal(number) is former
+    assert signal.getsignal(number) is previous
 
 
 RECIPE = """
@@ -180,50 +182,52 @@ device = "cpu"
 def run_recipe(folder):
     recipe = folder.parent / "recipe.toml"
     recipe.write_text(RECIPE)
-    random.seed(0)  # training draws from torch alone, but a checkpoint holds the state of these two as well
+    random.seed(0)  # training uses torch only, but a checkpoint contains these two generators as well
     np.random.seed(0)
     train(read_recipe(recipe).recipe, folder)
     return 0
 
 
-def await_step(folder, step, child):
-    """Until the run in this child has saved this step or a later one."""
-    while not any(int(path.name.removeprefix("step-")) >= step for path in RunFolder(folder).steps()):
-        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the run ended before"
+def wait_for_step(folder, step, child):
+    """Wait until the run in a child process has saved this step or a later one."""
+    while not any(int(path.name.removeprefix("step-")) >= step for path in RunFolder(folder).checkpoint_folders()):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), "the run ended too early"
         time.sleep(0.002)
 
 
-def test_a_run_killed_three_times_ends_bitwise_as_one_that_was_not(tmp_path):
-    """Epochs of five steps, two parts for each update, a save each third step: kills fall anywhere between."""
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-    assert exit_code(in_child(lambda: run_recipe(straight))) == 0
+def test_a_run_that_was_killed_three_times_is_bit_equal_to_one_that_was_not(tmp_path):
+    """With epochs of five steps, two parts per step and a save every three steps, the kills come at any point."""
+    uninterrupted, killed = tmp_path / "uninterrupted", tmp_path / "killed"
+    assert exit_code(fork_child(lambda: run_recipe(uninterrupted))) == 0
     for until in (3, 9, 18):
-        child = in_child(lambda: run_recipe(killed))
-        await_step(killed, until, child)
+        child = fork_child(lambda: run_recipe(killed))
+        wait_for_step(killed, until, child)
         os.kill(child, signal.SIGKILL)
         assert exit_code(child) == -signal.SIGKILL
-    assert exit_code(in_child(lambda: run_recipe(killed))) == 0
-    one, other = (RunFolder(folder).latest().folder for folder in (straight, killed))
-    assert one.name == other.name == "step-00000030"
-    assert (one / "manifest.json").read_text() == (other / "manifest.json").read_text()
-    assert losses(straight) == losses(killed)
-    final = [safetensors.torch.load_file(folder / "model" / "weights.safetensors") for folder in (straight, killed)]
+    assert exit_code(fork_child(lambda: run_recipe(killed))) == 0
+    expected, found = (RunFolder(folder).latest().folder for folder in (uninterrupted, killed))
+    assert expected.name == found.name == "step-00000030"
+    assert (expected / "manifest.json").read_text() == (found / "manifest.json").read_text()
+    assert losses(uninterrupted) == losses(killed)
+    final = [
+        safetensors.torch.load_file(folder / "model" / "weights.safetensors") for folder in (uninterrupted, killed)
+    ]
     assert all(torch.equal(tensor, final[1][name]) for name, tensor in final[0].items())
 
 
 def losses(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-    assert [step for step, _ in found] == list(range(1, 31))
-    return found
+    steps = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    assert [step for step, _ in steps] == list(range(1, 31))
+    return steps
 
 
-def test_sigterm_saves_and_the_run_goes_on_from_there(tmp_path):
-    child = in_child(lambda: run_recipe(tmp_path / "run"))
-    await_step(tmp_path / "run", 3, child)
+def test_sigterm_saves_and_the_run_resumes_from_there(tmp_path):
+    child = fork_child(lambda: run_recipe(tmp_path / "run"))
+    wait_for_step(tmp_path / "run", 3, child)
     os.kill(child, signal.SIGTERM)
     assert exit_code(child) == 143
     saved = RunFolder(tmp_path / "run").latest()
     assert 3 <= saved.step < 30
-    assert exit_code(in_child(lambda: run_recipe(tmp_path / "run"))) == 0
+    assert exit_code(fork_child(lambda: run_recipe(tmp_path / "run"))) == 0
     losses(tmp_path / "run")
