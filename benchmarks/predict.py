@@ -1,16 +1,16 @@
-"""Time and memory predicted from the config against what this machine does: a table of both, nothing left out.
+"""Time and memory predicted from the config beside what this machine does, as one table of all runs.
 
     python benchmarks/predict.py cuda results              # writes results/predict-cuda.json and .md, in three minutes
     for phase in decode prefill train; do python benchmarks/predict.py cpu results $phase; done
 
-CUDA: shapes of 124M, 1B and 8B in bfloat16; where generation decodes in a CUDA graph, so does this. Training keeps
-weights, gradients and AdamW's moments in bfloat16, 8 bytes a parameter: 8B with its activations fits in 139 GiB. The
-host's speed moves too: where it launches the kernels, it is measured in turns with the runs, and the fastest of each
-counts.
+CUDA: models of 124M, 1B and 8B parameters in bfloat16, decoded in a CUDA graph if generation does so. Training keeps
+weights, gradients and AdamW's moments in bfloat16, 8 bytes per parameter: 8B with its activations fits into 139 GiB.
+The speed of the host varies too, so if the host launches the kernels, it is measured in alternation with the runs, and
+the fastest of each counts.
 
-CPU: SmolLM2-135M in float32, with freed memory kept, as `clearhead train` does. The speed of a shared machine moves
-within seconds, so calibration and runs take turns, and what counts is the fastest of each; `moved` is the median run
-over the fastest.
+CPU: SmolLM2-135M in float32, with freed memory kept, as in `clearhead train`. The speed of a shared machine varies
+within seconds, so calibration and runs alternate, and the fastest of each counts; `variation` is the median run divided
+by the fastest.
 """
 
 import gc
@@ -25,22 +25,21 @@ from typing import Any
 
 import torch
 
-from clearhead.costs import (
+from clearhead.costs import Workload, measure_machine
+from clearhead.costs.calibration import (
     Calibration,
     Comparison,
-    Workload,
-    begin,
-    clock,
-    fastest,
-    host_seconds,
-    in_graph,
-    measure_machine,
+    best_of,
+    measure_host_seconds,
     measure_once,
     predict_seconds,
-    several_seconds,
+    prepare_trial,
+    time_repeats,
+    time_step,
 )
+from clearhead.costs.simulation import uses_cuda_graph
 from clearhead.families import preset
-from clearhead.training import keep_freed_memory
+from clearhead.training import reuse_freed_memory
 
 DTYPES = {"cpu": "float32", "cuda": "bfloat16"}
 # model, phase, batch, context
@@ -69,14 +68,15 @@ RUNS = {
     ),
 }
 PHASES = ("decode", "prefill", "train")
-TURNS_SECONDS, TURN_SECONDS = 60, 1.5  # CPU
-NUM_TURNS, CLOCK_SECONDS = 3, 1.0  # CUDA
-COLUMNS = ("model", "phase", "batch", "context", "runs", "what", "predicted", "measured", "ratio", "moved")
+TOTAL_SECONDS, RUN_SECONDS = 60, 1.5  # CPU: of all rounds, and of one workload in a round
+NUM_ROUNDS, STEP_SECONDS = 3, 1.0  # CUDA
+COLUMNS = ("model", "phase", "batch", "context", "runs", "quantity", "predicted", "measured", "ratio", "variation")
 
 Row = dict[str, Any]
 
 
-def workloads(device: str, phases: Sequence[str]) -> Iterator[tuple[Row, Workload]]:
+def planned_workloads(device: str, phases: Sequence[str]) -> Iterator[tuple[Row, Workload]]:
+    """Yield each workload with the columns of the table that describe it."""
     for name, phase, batch, context in RUNS[device]:
         if phase not in phases:
             continue
@@ -89,81 +89,94 @@ def workloads(device: str, phases: Sequence[str]) -> Iterator[tuple[Row, Workloa
             dtype=DTYPES[device],
             device_type=device,
         )
-        runs = "graph" if in_graph(workload) else "eager"
+        runs = "graph" if uses_cuda_graph(workload) else "eager"
         yield {"model": name, "phase": phase, "batch": batch, "context": context, "runs": runs}, workload
 
 
-def one_by_one(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibration, list[Row]]:
+# --- CUDA
+
+
+def measure_one_by_one(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibration, list[Row]]:
+    """Calibrate once, then measure one workload after the other; a failure becomes a row of the table."""
     calibration = measure_machine(device, dtypes=[DTYPES[device]])
-    found = []
-    for described, workload in planned:
+    table = []
+    for description, workload in planned:
         try:
-            rows = [told(row) for row in compare_in_turns(workload, calibration, described["runs"] == "eager")]
-        except (RuntimeError, ValueError) as error:  # out of memory, no kernel for a shape, a clear refusal
-            rows = [{"what": f"failed: {str(error).splitlines()[0]}"}]
-        found += [described | row for row in rows]
-        print(described, file=sys.stderr, flush=True)
+            comparisons = compare_workload(workload, calibration, launched_by_host=description["runs"] == "eager")
+            rows = [to_row(comparison) for comparison in comparisons]
+        except (RuntimeError, ValueError) as error:  # out of memory, no kernel for a shape, a ClearheadError
+            rows = [{"quantity": f"failed: {str(error).splitlines()[0]}"}]
+        table += [description | row for row in rows]
+        print(description, file=sys.stderr, flush=True)
         gc.collect()
         torch.cuda.empty_cache()
-    return calibration, found
+    return calibration, table
 
 
-def compare_in_turns(workload: Workload, calibration: Calibration, by_host: bool) -> list[Comparison]:
-    """As `compare`, but where the host launches each kernel, it is measured again before each of some runs."""
-    trial = begin(workload)
+def compare_workload(workload: Workload, calibration: Calibration, launched_by_host: bool) -> list[Comparison]:
+    """Compare as `compare_with_measurement` does; if the host launches the kernels, measure it again in each round."""
+    trial = prepare_trial(workload)
     predicted, measured = [], []
-    for _ in range(NUM_TURNS if by_host else 1):
-        if by_host:
-            calibration.host_seconds[workload.phase] = host_seconds(workload.device_type, workload.phase)
+    for _ in range(NUM_ROUNDS if launched_by_host else 1):
+        if launched_by_host:
+            calibration.host_seconds[workload.phase] = measure_host_seconds(workload.device_type, workload.phase)
         predicted.append(predict_seconds(workload, calibration))
-        measured.append(clock(trial.step, workload.device_type, CLOCK_SECONDS))
-    return [*trial.counted, Comparison("seconds", min(predicted), min(measured))]
+        measured.append(time_step(trial.step, workload.device_type, STEP_SECONDS))
+    return [*trial.comparisons, Comparison("seconds", min(predicted), min(measured))]
 
 
-def in_turns(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibration, list[Row]]:
-    trials = [begin(workload) for _, workload in planned]
+# --- CPU
+
+
+def measure_in_rounds(device: str, planned: list[tuple[Row, Workload]]) -> tuple[Calibration, list[Row]]:
+    """Alternate calibration and all workloads, and compare the fastest of each."""
+    trials = [prepare_trial(workload) for _, workload in planned]
     passes: list[Calibration] = []
     times: list[list[float]] = [[] for _ in trials]
     started = time.perf_counter()
-    while time.perf_counter() - started < TURNS_SECONDS:
-        passes.append(measure_once(device, lambda what: None, [DTYPES[device]]))
-        for trial, taken in zip(trials, times, strict=True):
-            begun = time.perf_counter()
-            while time.perf_counter() - begun < TURN_SECONDS:
-                taken.append(several_seconds(trial.step, device, 1))
-        print(f"turn {len(passes)}", *(f"{min(taken):.4g} s" for taken in times), file=sys.stderr, flush=True)
-    calibration = fastest(passes)
-    found = []
-    for (described, workload), trial, taken in zip(planned, trials, times, strict=True):
-        clocked = Comparison("seconds", predict_seconds(workload, calibration), min(taken))
-        rows = [*map(told, trial.counted), told(clocked) | {"moved": statistics.median(taken) / min(taken)}]
-        found += [described | row for row in rows]
-    return calibration, found
+    while time.perf_counter() - started < TOTAL_SECONDS:
+        passes.append(measure_once(device, lambda part: None, [DTYPES[device]]))
+        for trial, trial_times in zip(trials, times, strict=True):
+            run_started = time.perf_counter()
+            while time.perf_counter() - run_started < RUN_SECONDS:
+                trial_times.append(time_repeats(trial.step, device, 1))
+        fastest = [f"{min(trial_times):.4g} s" for trial_times in times]
+        print(f"round {len(passes)}", *fastest, file=sys.stderr, flush=True)
+    calibration = best_of(passes)
+    table = []
+    for (description, workload), trial, trial_times in zip(planned, trials, times, strict=True):
+        seconds = Comparison("seconds", predict_seconds(workload, calibration), min(trial_times))
+        variation = statistics.median(trial_times) / min(trial_times)
+        rows = [*map(to_row, trial.comparisons), to_row(seconds) | {"variation": variation}]
+        table += [description | row for row in rows]
+    return calibration, table
 
 
-def told(found: Comparison) -> Row:
-    return asdict(found) | {"ratio": found.ratio}
+# --- output
 
 
-def markdown(found: list[Row], about: Row) -> str:
+def to_row(comparison: Comparison) -> Row:
+    return asdict(comparison) | {"ratio": comparison.ratio}
+
+
+def to_markdown(table: list[Row], about: Row) -> str:
     lines = [f"{key}: {value}" for key, value in about.items()]
     lines += ["", "| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
-    for row in found:
+    for row in table:
         cells = [row.get(column, "") for column in COLUMNS]
-        lines.append(
-            "| " + " | ".join(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells) + " |"
-        )
+        texts = [f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in cells]
+        lines.append("| " + " | ".join(texts) + " |")
     return "\n".join(lines) + "\n"
 
 
 def main(device: str, folder: Path, phases: Sequence[str]) -> None:
     started = time.perf_counter()
-    planned = list(workloads(device, phases))
+    planned = list(planned_workloads(device, phases))
     if device == "cpu":
-        keep_freed_memory()
-        calibration, rows = in_turns(device, planned)
+        reuse_freed_memory()
+        calibration, table = measure_in_rounds(device, planned)
     else:
-        calibration, rows = one_by_one(device, planned)
+        calibration, table = measure_one_by_one(device, planned)
     about: Row = {
         "machine": calibration.machine,
         "torch": torch.__version__,
@@ -171,9 +184,9 @@ def main(device: str, folder: Path, phases: Sequence[str]) -> None:
     }
     folder.mkdir(parents=True, exist_ok=True)
     name = "-".join(["predict", device, *(phases if len(phases) < len(PHASES) else ())])
-    data = about | {"rows": rows, "calibration": asdict(calibration)}
+    data = about | {"rows": table, "calibration": asdict(calibration)}
     (folder / f"{name}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
-    text = markdown(rows, about)
+    text = to_markdown(table, about)
     (folder / f"{name}.md").write_text(text, encoding="utf-8")
     print(text)
     print(json.dumps(about))

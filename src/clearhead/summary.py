@@ -1,15 +1,14 @@
-"""The resolved architecture for people to read: what each layer computes, and how many parameters each part has.
+"""The resolved architecture of a model as text: what each layer computes, and how many parameters each part has.
 
     print_summary(summarize(preset("llama-3.1-8b")), "Llama 3.1 8B")
 
-Nothing is loaded: the network is laid out on the meta device and counted.
+Everything comes from the config; no network is built and no weight is read.
 """
 
 from dataclasses import dataclass, fields, is_dataclass
 from itertools import groupby
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -26,27 +25,12 @@ from clearhead.architecture import (
     Stack,
 )
 from clearhead.config import kind_of
-from clearhead.model import MixtureLayer, Transformer
-
-# Part of the network a parameter belongs to, by the first of these that its name holds
-PARTS = (
-    ("attention_residual", "norms"),
-    ("feed_forward_residual", "norms"),
-    ("cross_attention", "cross-attention"),
-    ("attention", "attention"),
-    ("feed_forward", "feed-forward"),
-    ("final_norm", "norms"),
-    ("embedding.norm", "norms"),
-    ("embedding", "embedding"),
-    ("relative_bias", "attention"),
-    ("head", "head"),
-    ("pooler", "pooler"),
-)
+from clearhead.costs import active_parameters, layer_parameters, parameters_by_part
 
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """The layers of a stack that are equal."""
+    """The equal layers of a stack."""
 
     stack: str
     numbers: list[int]
@@ -54,81 +38,66 @@ class LayerGroup:
     cross_attention: str | None
     feed_forward: str
     norm: str
-    parameters: int  # of all the group's layers
+    parameters: int  # of all layers of the group
 
 
 @dataclass(frozen=True)
 class Summary:
+    """The architecture of a model in words and numbers."""
+
     kind: str
     width: int
     context: int
     vocab_size: int
     parameters: int
-    active_parameters: int  # used for one token: of a mixture only the chosen experts
-    parts: dict[str, int]
-    embeddings: dict[str, str]  # of each stack
+    active_parameters: int  # used by one token: of a mixture, only the selected experts
+    parts: dict[str, int]  # number of parameters of each part
+    embeddings: dict[str, str]  # by stack
     layers: list[LayerGroup]
-    final_norms: dict[str, str]  # of the stacks that have one
+    final_norms: dict[str, str]  # by stack, if it has one
     head: str | None
 
 
 def summarize(config: ModelConfig) -> Summary:
-    with torch.device("meta"):
-        network = Transformer(config)
-    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
-    parts: dict[str, int] = {}
-    for name, size in sizes.items():
-        part = next(part for piece, part in PARTS if piece in name)
-        parts[part] = parts.get(part, 0) + size
-    assert sum(parts.values()) == sum(sizes.values())
+    """Return the architecture of a model in words and numbers, from its config alone."""
+    parts = parameters_by_part(config)
     named = {"encoder": config.encoder, "decoder": config.decoder}
     stacks = {name: stack for name, stack in named.items() if stack is not None}
     embeddings = {name: describe_embedding(stack.embedding) for name, stack in stacks.items()}
     if config.share_embeddings:
-        embeddings["decoder"] += "; the table of the encoder"
+        embeddings["decoder"] += "; shared with the encoder"
     return Summary(
         kind="-".join(stacks),
         width=config.width,
         context=config.context,
         vocab_size=config.vocab_size,
-        parameters=sum(sizes.values()),
-        active_parameters=sum(sizes.values()) - idle_parameters(network),
+        parameters=sum(parts.values()),
+        active_parameters=active_parameters(config),
         parts=parts,
         embeddings=embeddings,
-        layers=[group for name, stack in stacks.items() for group in layer_groups(name, stack, sizes)],
+        layers=[group for name, stack in stacks.items() for group in group_layers(name, stack, config.width)],
         final_norms={name: describe(stack.final_norm) for name, stack in stacks.items() if stack.final_norm},
         head=None if config.head is None else describe_head(config.head),
     )
 
 
-def layer_groups(name: str, stack: Stack, sizes: dict[str, int]) -> list[LayerGroup]:
+def group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
     groups = []
     for layer in dict.fromkeys(stack.layers):
         numbers = [number for number, other in enumerate(stack.layers) if other == layer]
-        prefixes = tuple(f"{name}.layers.{number}." for number in numbers)
-        cross = layer.cross_attention
+        cross_attention = layer.cross_attention
         groups.append(
             LayerGroup(
                 stack=name,
                 numbers=numbers,
                 attention=describe_attention(layer.attention),
-                cross_attention=None if cross is None else describe_attention(cross),
+                cross_attention=None if cross_attention is None else describe_attention(cross_attention),
                 feed_forward=describe_feed_forward(layer.feed_forward),
                 norm=f"{layer.placement}, {describe(layer.norm)}",
-                parameters=sum(size for parameter, size in sizes.items() if parameter.startswith(prefixes)),
+                parameters=len(numbers) * sum(layer_parameters(layer, width).values()),
             )
         )
     return groups
-
-
-def idle_parameters(network: Transformer) -> int:
-    """Of the experts that one token does not visit."""
-    mixtures = [part for part in network.modules() if isinstance(part, MixtureLayer)]
-    return sum(
-        stacked[mixture.config.num_chosen :].numel()
-        for mixture in mixtures
-        for stacked in mixture.parameters(recurse=False)
-    )
 
 
 # --- words
@@ -136,52 +105,52 @@ def idle_parameters(network: Transformer) -> int:
 
 def describe_attention(attention: GroupedAttention | LatentAttention) -> str:
     if isinstance(attention, LatentAttention):
-        words = f"latent of rank {attention.latent_rank}, epsilon {attention.latent_epsilon:g}"
-        words += f", {attention.num_heads} heads of {attention.plain_width} + {attention.rotary_width}"
-        words += f", values of {attention.value_width}"
-        words += f", queries of rank {attention.query_rank}" if attention.query_rank else ""
+        heads = f"latent of rank {attention.latent_rank}, epsilon {attention.latent_epsilon:g}"
+        heads += f", {attention.num_heads} heads of {attention.plain_width} + {attention.rotary_width}"
+        heads += f", values of {attention.value_width}"
+        heads += f", queries of rank {attention.query_rank}" if attention.query_rank else ""
     else:
-        heads, kv_heads = attention.num_heads, attention.num_kv_heads
-        sharing = "multi-head" if kv_heads == heads else "multi-query" if kv_heads == 1 else "grouped-query"
-        words = f"{sharing}, {heads} heads of {attention.head_width}"
-        words += f", {kv_heads} key-value heads" if kv_heads not in (1, heads) else ""
-        words += f", values of {attention.value_width}" if attention.value_width else ""
-    extras = [name.replace("_", " ") for name in ("input_bias", "output_bias") if getattr(attention, name, False)]
+        num_heads, num_kv_heads = attention.num_heads, attention.num_kv_heads
+        kind = "multi-head" if num_kv_heads == num_heads else "multi-query" if num_kv_heads == 1 else "grouped-query"
+        heads = f"{kind}, {num_heads} heads of {attention.head_width}"
+        heads += f", {num_kv_heads} key-value heads" if num_kv_heads not in (1, num_heads) else ""
+        heads += f", values of {attention.value_width}" if attention.value_width else ""
+    position = [] if isinstance(attention.position, NoPosition) else [describe(attention.position)]
+    biases = [name.replace("_", " ") for name in ("input_bias", "output_bias") if getattr(attention, name, False)]
     numbers = {name: getattr(attention, name, None) for name in ("scale", "softcap", "clip")}
-    extras += [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
-    parts = (getattr(attention, "head_norm", None), getattr(attention, "temperature", None))
-    extras += [describe(part) for part in parts if part is not None]
-    place = [] if isinstance(attention.position, NoPosition) else [describe(attention.position)]
-    return "; ".join([words, *place, describe(attention.pattern), *extras])
+    settings = [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
+    parts = [getattr(attention, name, None) for name in ("head_norm", "temperature")]
+    details = [describe(part) for part in parts if part is not None]
+    return "; ".join([heads, *position, describe(attention.pattern), *biases, *settings, *details])
 
 
 def describe_embedding(embedding: Embedding) -> str:
     words = [f"{embedding.vocab_size:,} tokens"]
     if embedding.scale != 1.0:
-        words.append(f"times {embedding.scale:g}")
+        words.append(f"scale {embedding.scale:g}")
     words += [describe(part) for part in (embedding.positions, embedding.norm) if part is not None]
     if embedding.num_token_types:
         words.append(f"{embedding.num_token_types} token types")
     return "; ".join(words)
 
 
-def describe_feed_forward(part: FeedForward | Experts) -> str:
-    if isinstance(part, FeedForward):
-        return f"{'gated ' if part.gated else ''}{part.activation}, {part.width}{', bias' if part.bias else ''}"
-    words = [f"{part.num_chosen} of {part.num_experts} experts, each {describe_feed_forward(part.expert)}"]
-    if part.shared:
-        words.append(f"shared {describe_feed_forward(part.shared)}")
-    if part.divisor != 1.0:
-        words.append(f"divided by {part.divisor:g}")
-    return "; ".join([*words, describe(part.router)])
+def describe_feed_forward(config: FeedForward | Experts) -> str:
+    if isinstance(config, FeedForward):
+        return f"{'gated ' if config.gated else ''}{config.activation}, {config.width}{', bias' if config.bias else ''}"
+    words = [f"{config.num_chosen} of {config.num_experts} experts, each {describe_feed_forward(config.expert)}"]
+    if config.shared:
+        words.append(f"shared {describe_feed_forward(config.shared)}")
+    if config.divisor != 1.0:
+        words.append(f"divided by {config.divisor:g}")
+    return "; ".join([*words, describe(config.router)])
 
 
 def describe_head(head: Head) -> str:
-    words = ["the token table" if head.tied else "a table of its own"]
+    words = ["tied to the token embedding" if head.tied else "not tied"]
     if head.transform:
         words.append(describe(head.transform))
     if head.scale != 1.0:
-        words.append(f"times {head.scale:g}")
+        words.append(f"scale {head.scale:g}")
     if head.bias:
         words.append("bias")
     if head.softcap:
@@ -190,7 +159,7 @@ def describe_head(head: Head) -> str:
 
 
 def describe(part: Any) -> str:
-    """Its name, numbers and what is set: `rope theta=500000, (llama3 scaling factor=8, …)`."""
+    """Return the kind of a part of the config and its fields: `rope theta=500000, (llama3 scaling factor=8, …)`."""
     name = kind_of(type(part)).replace("_", " ")
     values = []
     for item in fields(part):
@@ -209,36 +178,38 @@ def describe(part: Any) -> str:
 # --- the table
 
 
-def spans(numbers: list[int]) -> str:
-    """[0, 1, 2, 5] -> '0-2, 5'."""
+def format_ranges(numbers: list[int]) -> str:
+    """Return sorted numbers as ranges: [0, 1, 2, 5] -> "0-2, 5"."""
     runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-    ends = [[number for _, number in run] for _, run in runs]
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ends)
+    ranges = [[number for _, number in run] for _, run in runs]
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in ranges)
 
 
 def print_summary(summary: Summary, title: str, console: Console | None = None) -> None:
+    """Print a summary as a table."""
     console = console or Console()
-    active = summary.active_parameters
-    mixture = f" ({active:,} for each token)" if active != summary.parameters else ""
-    console.print(f"[bold]{escape(title)}[/bold]: {summary.kind}, {summary.parameters:,} parameters{mixture}")
+    num_active = summary.active_parameters
+    active = f" ({num_active:,} active per token)" if num_active != summary.parameters else ""
+    console.print(f"[bold]{escape(title)}[/bold]: {summary.kind}, {summary.parameters:,} parameters{active}")
     console.print(f"width {summary.width:,}, vocabulary {summary.vocab_size:,}, context {summary.context:,}")
-    rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    rows.add_column(style="dim", no_wrap=True)
-    rows.add_column(overflow="fold")
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
     for stack, words in summary.embeddings.items():
-        rows.add_row(stack, "embedding", style="bold")
-        rows.add_row("  tokens", words)
+        table.add_row(stack, "embedding", style="bold")
+        table.add_row("  tokens", words)
     for group in summary.layers:
-        rows.add_row(group.stack, f"layers {spans(group.numbers)}: {group.parameters:,} parameters", style="bold")
-        rows.add_row("  attention", group.attention)
+        numbers = format_ranges(group.numbers)
+        table.add_row(group.stack, f"layers {numbers}: {group.parameters:,} parameters", style="bold")
+        table.add_row("  attention", group.attention)
         if group.cross_attention:
-            rows.add_row("  cross-attention", group.cross_attention)
-        rows.add_row("  feed-forward", group.feed_forward)
-        rows.add_row("  norm", group.norm)
+            table.add_row("  cross-attention", group.cross_attention)
+        table.add_row("  feed-forward", group.feed_forward)
+        table.add_row("  norm", group.norm)
     for stack, words in summary.final_norms.items():
-        rows.add_row(stack, "after the last layer", style="bold")
-        rows.add_row("  norm", words)
+        table.add_row(stack, "after the last layer", style="bold")
+        table.add_row("  norm", words)
     if summary.head:
-        rows.add_row("head", summary.head, style="bold")
-    console.print(rows)
+        table.add_row("head", summary.head, style="bold")
+    console.print(table)
     console.print("by part: " + "; ".join(f"{part} {size:,}" for part, size in summary.parts.items()))

@@ -1,17 +1,17 @@
-"""What the tests of this room are run on: every family at toy size, and toys for what no preset has.
+"""Configs for the tests of costs: every family at toy size, and toys for features that no preset has.
 
 for name, config in CASES.items(): ...
 """
 
 from dataclasses import replace
 
-from clearhead.architecture.config import ModelConfig
-from clearhead.architecture.parts import Chunked, RelativeSinusoid, SlidingWindow
+from clearhead.architecture import Chunked, ModelConfig, RelativeSinusoid, SlidingWindow
+from clearhead.costs.formulas import Phase, Workload
 from clearhead.families import preset
 from tests.book.shrink import shrink
 from tests.model.toys import decoder, encoder, latent, stack, translator
 
-# One of each kind of architecture: all other presets differ from one of these in sizes only.
+# One preset of each kind of architecture; all other presets differ from one of these in sizes only.
 PRESETS = (
     "gpt1", "gpt2", "gpt3-175b", "gopher-280b", "palm-540b", "llama-3.1-8b", "mistral-7b", "smollm3-3b", "qwen3-0.6b",
     "qwen3-30b-a3b", "gemma-3-1b", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3", "llama-4-scout", "grok-1",
@@ -35,3 +35,9 @@ CASES: dict[str, ModelConfig] = {name: shrink(preset(name)) for name in PRESETS}
     "encoder with distances": encoder(RelativeSinusoid()),
     "translator": translator(),
 }
+
+
+def make_workload(config: ModelConfig, phase: Phase, context: int, **changes: object) -> Workload:
+    """Return a workload of two sequences in float32 on a CPU, with a source of 7 tokens."""
+    sizes = {"batch": 2, "context": context, "source": 7, "dtype": "float32", "device_type": "cpu"}
+    return Workload(config=config, phase=phase, **(sizes | changes))

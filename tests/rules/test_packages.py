@@ -26,7 +26,7 @@ ARROWS = {
         *("architecture", "backends", "cache", "checkpoint", "families", "generation", "inspection", "model"),
         *("options", "tokenization"),
     },
-    "summary": {"architecture", "model"},
+    "summary": {"architecture", "costs"},
     "costs": {"architecture", "backends", "cache", "model"},
     "data": {"tokenization"},
     "evaluation": {"api", "architecture", "cache", "data", "generation", "model", "tokenization"},

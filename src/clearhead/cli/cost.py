@@ -1,53 +1,74 @@
-"""Commands about what a model costs: cost, calibrate, curves.
+"""Commands about the cost of a model: cost, calibrate and curves.
 
 clearhead cost llama-3.1-8b --phase decode --context 8192 --device h200
 """
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, errors, print_json, table_console
 from clearhead.errors import ClearheadError
 
+if TYPE_CHECKING:
+    from clearhead.costs import Comparison, Workload
+
+DeviceOption = Annotated[str, typer.Option(help="The device to measure: cpu or cuda.")]
+
 
 @app.command(epilog="Example: `clearhead cost llama-3.1-8b --phase decode --context 8192 --device h200`")
 def cost(
-    model: Annotated[str, typer.Argument(help="A preset, an installed name, a folder or a .gguf file.")],
+    model: Annotated[str, typer.Argument(help="A preset, an installed model, a model folder or a .gguf file.")],
     phase: Annotated[
-        str | None, typer.Option(help="train, prefill or decode; prefill, or train where --tokens is given.")
+        str | None, typer.Option(help="train, prefill or decode. Default: train with --tokens, else prefill.")
     ] = None,
-    batch: Annotated[int, typer.Option(help="Rows at once.")] = 1,
-    context: Annotated[int | None, typer.Option(help="Tokens of a row; what the model was made for otherwise.")] = None,
-    source: Annotated[int | None, typer.Option(help="Tokens of an encoder's side; as context otherwise.")] = None,
+    batch: Annotated[int, typer.Option(help="Number of sequences, over all GPUs.")] = 1,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens per sequence. Default: the context the model was designed for.")
+    ] = None,
+    source: Annotated[
+        int | None, typer.Option(help="Tokens per source sequence of an encoder-decoder. Default: --context.")
+    ] = None,
     device: Annotated[
-        str | None, typer.Option(help="h200, h100, a100, rtx-4090, l40s; cpu or cuda: this machine, once calibrated.")
+        str | None,
+        typer.Option(help="h200, h100, a100, rtx-4090 or l40s; cpu or cuda for this machine, after calibrate."),
     ] = None,
-    dtype: Annotated[str, typer.Option(help="bfloat16, float16, float32 or float64.")] = "bfloat16",
-    quant: Annotated[str | None, typer.Option(help="Weights in int8, int4, q4_0, q4_1 or q8_0.")] = None,
+    dtype: Annotated[
+        str, typer.Option(help="Precision of weights and activations: bfloat16, float16, float32 or float64.")
+    ] = "bfloat16",
+    quant: Annotated[
+        str | None, typer.Option(help="Format of quantised weights: int8, int4, q4_0, q4_1 or q8_0.")
+    ] = None,
     optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
-    recompute: Annotated[bool, typer.Option("--recompute", help="Training keeps block inputs only.")] = False,
-    tokens: Annotated[float | None, typer.Option(help="train: tokens of the whole training, as in 300e9.")] = None,
-    gpus: Annotated[int, typer.Option(help="How many share the work.")] = 1,
-    parallel: Annotated[str, typer.Option(help="ddp, fsdp or tp.")] = "ddp",
-    measure: Annotated[bool, typer.Option("--measure", help="Run it on this machine and compare.")] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Training recomputes the activations of each block in the backward.")
+    ] = False,
+    tokens: Annotated[
+        float | None, typer.Option(help="Tokens of a whole training run, such as 300e9; its FLOPs are reported.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="Number of GPUs.")] = 1,
+    parallel: Annotated[
+        str, typer.Option(help="What GPUs split: ddp the batch, fsdp also the weights, tp heads and columns.")
+    ] = "ddp",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run the workload on this machine and compare with the prediction.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Parameters, FLOPs, bytes, memory and time of a model, from its config alone."""
+    """Compute parameters, FLOPs, bytes, memory and time of a model from its config alone."""
     from clearhead.checkpoint import read_config
-    from clearhead.costs import as_data, compare, load_calibration, print_comparisons, print_report
-    from clearhead.costs import cost as cost_of
+    from clearhead.costs import cost as compute_cost
+    from clearhead.costs import print_comparisons, print_report, report_to_dict
     from clearhead.families import preset
     from clearhead.families import presets as names
-    from clearhead.training import keep_freed_memory
 
-    here = measured_device(device) if measure else None
+    measured_device = require_this_machine(device) if measure else None
     config = preset(model) if model in names() and not Path(model).exists() else read_config(model)
-    report = cost_of(
+    report = compute_cost(
         config,
-        phase=phase,  # type: ignore[arg-type]  # checked there, with the nearest right name
+        phase=phase,  # type: ignore[arg-type]  # validated by Workload, which suggests the nearest name
         batch=batch,
         context=context,
         source=source,
@@ -60,70 +81,76 @@ def cost(
         gpus=gpus,
         parallel=parallel,  # type: ignore[arg-type]
     )
-    rows = []
-    if here is not None:
-        if here == "cpu" and report.workload.phase == "train":
-            keep_freed_memory()
-        with errors.status("measuring"):
-            rows = compare(replace(report.workload, device_type=here), load_calibration(here))
+    comparisons = [] if measured_device is None else run_and_compare(report.workload, measured_device)
     if as_json:
-        measured = {"measured": [asdict(row) | {"ratio": row.ratio} for row in rows]} if measure else {}
-        print_json(as_data(report) | measured)
+        measured = {"measured": [asdict(one) | {"ratio": one.ratio} for one in comparisons]} if measure else {}
+        print_json(report_to_dict(report) | measured)
         return
     print_report(report, model, table_console())
-    if here is not None:
-        print_comparisons(rows, here, table_console())
+    if measured_device is not None:
+        print_comparisons(comparisons, measured_device, table_console())
 
 
-def measured_device(asked: str | None) -> Literal["cpu", "cuda"]:
+def run_and_compare(workload: "Workload", device: Literal["cpu", "cuda"]) -> list["Comparison"]:
+    """Run a workload on this machine and return predictions and measurements."""
+    from clearhead.costs import compare_with_measurement, load_calibration
+    from clearhead.training import reuse_freed_memory
+
+    if device == "cpu" and workload.phase == "train":
+        reuse_freed_memory()
+    with errors.status("measuring"):
+        return compare_with_measurement(replace(workload, device_type=device), load_calibration(device))
+
+
+def require_this_machine(device: str | None) -> Literal["cpu", "cuda"]:
+    """Return the device to measure. Raise ClearheadError if another one is requested."""
     import torch
 
-    here: Literal["cpu", "cuda"] = "cpu" if asked == "cpu" or not torch.cuda.is_available() else "cuda"
-    if asked not in (None, here):
-        raise ClearheadError(f"what is measured is this machine, which is {here} and not {asked}; say --device {here}")
-    return here
+    available: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or not torch.cuda.is_available() else "cuda"
+    if device not in (None, available):
+        raise ClearheadError(f"a measurement runs on this machine; use --device {available} instead of {device}")
+    return available
 
 
 @app.command(epilog="Example: `clearhead calibrate --device cpu`")
 def calibrate(
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this machine in under a minute, so that `cost --device cpu|cuda` can predict times here."""
+    """Measure this machine in under a minute, so that `cost --device cpu|cuda` can predict times."""
     from clearhead.costs import measure_machine, save_calibration
 
     with errors.status("measuring") as status:
-        found = measure_machine(device, lambda what: status.update(f"measuring {what}"))
-    path = save_calibration(found)
+        calibration = measure_machine(device, lambda part: status.update(f"measuring {part}"))
+    path = save_calibration(calibration)
     if as_json:
-        print_json(asdict(found) | {"path": str(path)})
+        print_json(asdict(calibration) | {"path": str(path)})
         return
-    typer.echo(f"{found.machine}: {found.bytes_per_second / 1e9:.1f} GB/s")
-    for dtype, rates in found.products.items():
+    typer.echo(f"{calibration.machine}: {calibration.bytes_per_second / 1e9:.1f} GB/s")
+    for dtype, rates in calibration.products.items():
         typer.echo(f"{dtype}: up to {max(rate.per_second for rate in rates) / 1e12:.3g} TFLOP/s")
-    typer.echo(f"kept in {path}")
+    typer.echo(f"saved to {path}")
 
 
 @app.command(epilog="Example: `clearhead curves curves.png`")
 def curves(
-    path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    path: Annotated[Path, typer.Argument(help="The picture to write: .png or .svg.")],
+    device: DeviceOption = "cpu",
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plot how work and time grow with length: O(n²) for a sequence, O(n) for a cached token and for an RNN."""
-    from clearhead.costs import device as find_device
-    from clearhead.costs import draw_curves, measure_curves
-    from clearhead.files import check_output
+    from clearhead.costs import draw_curves, find_device, measure_curves
+    from clearhead.files import check_output_path
 
-    check_output(path, [".png", ".svg"])
+    check_output_path(path, [".png", ".svg"])
     check_absent(path, overwrite, "name")
-    calibration = find_device(measured_device(device)).calibration
+    calibration = find_device(require_this_machine(device)).calibration
     assert calibration is not None
     with errors.status("measuring"):
-        found = measure_curves(calibration)
-    draw_curves(found, path)
+        measured = measure_curves(calibration)
+    draw_curves(measured, path)
     if as_json:
-        print_json({"path": str(path), "curves": [asdict(curve) for curve in found]})
+        print_json({"path": str(path), "curves": [asdict(curve) for curve in measured]})
     else:
         typer.echo(str(path))

@@ -1,87 +1,59 @@
-"""What a model costs before it is paid for: parameters, FLOPs, bytes, memory and time.
+"""What a model costs, before anything is run: parameters, FLOPs, bytes, memory and time.
 
-clearhead.cost(clearhead.preset("llama-3.1-8b"), phase="decode", context=8192, device="h200")
+    report = clearhead.cost(clearhead.preset("llama-3.1-8b"), phase="decode", context=8192, device="h200")
 
-workload     the question                             operations  every matrix product (attention, product)
-parameters   how many, part by part                   memory      weights, activations, cache; what fits
-devices      peaks, and this machine as measured      report      all of it in one answer (tables: printed)
-counter      what PyTorch really runs                 layout      the same without running (running: the steps)
-calibration  kernels to seconds                       measure     predicted beside measured (curves: plotted)
-calibrate    measures (host, …_rates)                 clock       how long something takes
-graphed      a token in a CUDA graph                  predict     a workload to seconds
-parallel     what GPUs send each other                share       a model as one of them holds it
+formulas      what a workload takes, as closed formulas from its config
+simulation    what a workload runs, operation by operation, on the meta device
+calibration   what this machine does: measured rates, and times predicted from them
+report        cost: all of it in one Report
+tables        a report as printed tables and as JSON
+curves        how work grows with the length, as a plot
+units         numbers with units
+
+Each of the first four depends only on those above it.
 """
 
-from clearhead.costs.calibration.calibration import (
-    Calibration,
-    fastest,
+from clearhead.costs.calibration import (
+    Comparison,
+    compare_with_measurement,
+    device_for_gpu,
+    find_device,
     load_calibration,
+    measure_machine,
     save_calibration,
 )
-from clearhead.costs.calibration.clock import (
-    clock,
-    several_seconds,
-)
-from clearhead.costs.calibration.compare import (
-    Comparison,
-    begin,
-    compare,
-)
-from clearhead.costs.calibration.devices import (
-    device,
-    device_named,
-)
-from clearhead.costs.calibration.host import (
-    host_seconds,
-)
-from clearhead.costs.calibration.measure_machine import (
-    measure_machine,
-    measure_once,
-)
-from clearhead.costs.calibration.predict import (
-    predict_seconds,
-)
 from clearhead.costs.curves import draw_curves, measure_curves
-from clearhead.costs.formulas.memory import (
-    footprint,
-)
-from clearhead.costs.formulas.workload import (
+from clearhead.costs.formulas import (
     Workload,
+    active_parameters,
+    layer_parameters,
+    parameters_by_part,
+    shard_heads,
 )
-from clearhead.costs.report import cost, utilization
-from clearhead.costs.simulation.workload_steps import (
-    in_graph,
-)
-from clearhead.costs.tables import (
-    as_data,
-    print_comparisons,
-    print_report,
-)
+from clearhead.costs.report import Report, cost, model_flops
+from clearhead.costs.simulation import estimate_memory
+from clearhead.costs.tables import print_comparisons, print_report, report_to_dict
 
 __all__ = [
-    "Calibration",
     "Comparison",
+    "Report",
     "Workload",
-    "as_data",
-    "begin",
-    "clock",
-    "compare",
+    "active_parameters",
+    "compare_with_measurement",
     "cost",
-    "device",
-    "device_named",
+    "device_for_gpu",
     "draw_curves",
-    "fastest",
-    "footprint",
-    "host_seconds",
-    "in_graph",
+    "estimate_memory",
+    "find_device",
+    "layer_parameters",
     "load_calibration",
     "measure_curves",
     "measure_machine",
-    "measure_once",
-    "predict_seconds",
+    "model_flops",
+    "parameters_by_part",
     "print_comparisons",
     "print_report",
+    "report_to_dict",
     "save_calibration",
-    "several_seconds",
-    "utilization",
+    "shard_heads",
 ]

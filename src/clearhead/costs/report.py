@@ -1,107 +1,118 @@
-"""What a workload costs, in one typed answer: work, traffic, memory, and the least time on a device.
+"""The cost of a workload in one typed report: FLOPs, bytes, memory, and the minimum time on a device.
 
 report = cost(preset("llama-3.1-8b"), phase="decode", context=8192, device="h200"); report.bound.seconds
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from clearhead.architecture import ModelConfig
-from clearhead.costs.calibration.devices import Device
-from clearhead.costs.calibration.devices import device as find_device
-from clearhead.costs.calibration.predict import is_predicted, predict_seconds
-from clearhead.costs.formulas.communication import Communication, communicate
-from clearhead.costs.formulas.memory import Footprint, cache_bytes_per_token, footprint, largest_batch, largest_context
-from clearhead.costs.formulas.operations import operations
-from clearhead.costs.formulas.parameters import active_parameters, parameters
-from clearhead.costs.formulas.product import Operation
-from clearhead.costs.formulas.workload import Optimizer, Parallel, Phase, Workload, longest_context
+from clearhead.costs.calibration import Device, can_predict, find_device, predict_seconds
+from clearhead.costs.formulas import (
+    Communication,
+    OperationCost,
+    Optimizer,
+    Parallel,
+    Phase,
+    Workload,
+    active_parameters,
+    cache_bytes_per_token,
+    default_context,
+    estimate_communication,
+    list_operations,
+    operation_costs,
+    parameters_by_part,
+)
+from clearhead.costs.simulation import MemoryEstimate, estimate_memory, largest_batch, largest_context
+from clearhead.costs.units import format_amount, format_seconds
 from clearhead.errors import ClearheadError
 
-MOST_TOKENS = 1e30
-MOST_BYTES = 1 << 62  # of one tensor, whose size is a number of 64 bits
+MAX_TRAINING_TOKENS = 1e30
+MAX_TENSOR_BYTES = 1 << 62  # PyTorch keeps the size of a tensor in a signed 64-bit integer
 
 
 @dataclass(frozen=True)
-class Row:
-    """One kind of operation, in all layers of a stack and on one GPU: a line of the book's tables F2 and F3."""
+class ModelFlops:
+    """FLOPs per training token by the two conventions of model FLOPs utilisation (MFU).
 
-    stack: str
-    name: str
-    formula: str  # FLOPs of one layer's forward
-    traffic: str  # numbers it reads and writes
-    flops: int  # whole rectangles of queries and keys, as the kernel is handed them
-    allowed_flops: int  # pairs that the mask allows
-    num_bytes: int  # operands read and results written, each once
-
-    @property
-    def intensity(self) -> float:
-        """FLOPs for each byte moved."""
-        return self.flops / self.num_bytes
-
-
-@dataclass(frozen=True)
-class Utilization:
-    """FLOPs of training for each token by the two conventions of MFU; P counts the weights a token is multiplied by.
-
-    `palm`: 6·P + 12·L·N·H·T, attention counted whole (Chowdhery et al. 2022, appendix B); `causal`: its attention
-    halved, as the mask allows half (Megatron). For each layer its own heads, and at most its window.
+    P is the number of weights that a token is multiplied by. `palm`: 6·P + 12·L·N·H·T, which counts all pairs of
+    queries and keys (Chowdhery et al. 2022, appendix B). `causal`: only the pairs that the mask allows, which is half
+    of them for causal attention (Megatron) and at most the window of a layer. Every layer counts its own heads.
     """
 
-    matrix_parameters: int
+    matrix_parameters: int  # P
     palm_flops_per_token: int
     causal_flops_per_token: int
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The least time on a device: every operation at the peak rate of its slower side, nothing else."""
+    """The roofline bound: the minimum time on a device, if every operation runs at the peak rate that limits it."""
 
     device: str
-    source: str
+    source: str  # of the peak rates
     seconds: float
-    communication_seconds: float  # of those, or beside them where it can be hidden
+    communication_seconds: float  # included in `seconds`: added to it (tp), or overlapped with the computation
     tokens_per_second: float
-    balance: float  # FLOPs for each byte at which both sides take equally long
-    sides: list[str]  # "compute" or "memory", row by row
-    predicted_seconds: float | None  # with measured rates and what kernels cost; None: the device is not measured
+    balance: float  # FLOPs per byte at which computing and moving data take equally long
+    limited_by: list[Literal["compute", "memory"]]  # one entry per operation
+    predicted_seconds: float | None  # from measured rates; None if the device or the workload is not calibrated
     largest_batch: int
     largest_context: int
 
 
 @dataclass(frozen=True)
 class Report:
+    """What a workload costs. Operations and memory are those of one GPU."""
+
     workload: Workload
-    parameters: dict[str, int]
+    parameters: dict[str, int]  # by part
     active_parameters: int
-    rows: list[Row]
-    memory: Footprint
+    operations: list[OperationCost]
+    memory: MemoryEstimate
     cache_bytes_per_token: int
-    utilization: Utilization
+    model_flops: ModelFlops
     training_tokens: int | None
-    training_flops: int | None  # 6 for each of those tokens and each active parameter (Kaplan et al. 2020)
+    training_flops: int | None  # 6 FLOPs per token and active parameter (Kaplan et al. 2020)
     communication: Communication | None
     bound: Bound | None
 
     @property
     def total_parameters(self) -> int:
+        """Number of parameters of the model."""
         return sum(self.parameters.values())
 
     @property
     def flops(self) -> int:
-        return sum(row.flops for row in self.rows)
+        """FLOPs of all operations; attention counts all pairs of queries and keys that its kernel receives."""
+        return sum(operation.flops for operation in self.operations)
 
     @property
     def allowed_flops(self) -> int:
-        return sum(row.allowed_flops for row in self.rows)
+        """FLOPs of all operations; attention counts only the pairs that the mask allows."""
+        return sum(operation.allowed_flops for operation in self.operations)
 
     @property
     def num_bytes(self) -> int:
-        return sum(row.num_bytes for row in self.rows)
+        """Bytes that all operations read and write."""
+        return sum(operation.num_bytes for operation in self.operations)
 
     @property
     def intensity(self) -> float:
+        """Arithmetic intensity: FLOPs per byte moved."""
         return self.flops / self.num_bytes
+
+    def __repr__(self) -> str:
+        workload, memory = self.workload, format_amount(self.memory.peak, "B")
+        sizes = f"{workload.phase}, batch {workload.batch:,}, context {workload.context:,}, {workload.dtype}"
+        work = f"{format_amount(self.flops, 'FLOP')}, {format_amount(self.num_bytes, 'B')} moved"
+        time = f", at least {format_seconds(self.bound.seconds)} on {self.bound.device}" if self.bound else ""
+        return f"Report({sizes}: {self.total_parameters:,} parameters, {work}, peak memory {memory}{time})"
+
+    def _repr_html_(self) -> str:
+        from clearhead.costs.tables import report_html
+
+        return report_html(self)
 
 
 def cost(
@@ -120,17 +131,29 @@ def cost(
     gpus: int = 1,
     parallel: Parallel = "ddp",
 ) -> Report:
-    """Without weights and without running anything. `tokens`: of a whole training; without them phase is "prefill"."""
-    if not isinstance(config, ModelConfig):
-        raise ClearheadError(f"config is {config!r}; it must be a ModelConfig: clearhead.preset(name), or model.config")
-    if tokens is not None and phase not in (None, "train"):
-        raise ClearheadError(f"tokens are those of a whole training; leave them out of phase {phase!r}")
-    if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
-        raise ClearheadError(f"tokens is {tokens:g}; it must be from 1 to {MOST_TOKENS:g}")
-    if source is not None and not config.is_encoder_decoder:
-        raise ClearheadError("source is for an encoder-decoder; leave it out, this model reads its context alone")
-    chosen = None if device is None else find_device(device)
-    length = longest_context(config) if context is None else context
+    """Compute parameters, FLOPs, bytes, memory and time of a model from its config. Nothing is loaded or run.
+
+    config: The model: `clearhead.preset(name)`, or `model.config`.
+    phase: "train", "prefill" or "decode". Default: "train" if `tokens` is given, else "prefill".
+    batch: Number of sequences, over all GPUs.
+    context: Tokens per sequence; in decode, the tokens in the cache after the step. Default: the model's context.
+    source: Tokens per source sequence of an encoder-decoder. Default: `context`.
+    dtype: Precision of weights and activations: "bfloat16", "float16", "float32" or "float64".
+    quant: Format of quantised weights at inference: "int8", "int4", "q4_0", "q4_1" or "q8_0".
+    optimizer: "adamw" or "sgd", which keep two values or none per parameter.
+    recompute: Store only the input of each block in training and recompute its activations in the backward.
+    tokens: Tokens of a whole training run; its total FLOPs are reported.
+    device: A GPU by name ("h200", "h100", "a100", "rtx-4090", "l40s"), or "cpu" or "cuda" for this machine, which
+        `clearhead calibrate` must have measured. The report then has a `bound` on the time.
+    gpus: Number of GPUs. Operations and memory are then those of one of them.
+    parallel: What GPUs split: "ddp" the batch, "fsdp" also weights, gradients and optimizer states, "tp" heads and
+        feed-forward columns.
+
+    Raise ClearheadError if an argument is invalid or does not fit the model.
+    """
+    check_arguments(config, phase, source, tokens)
+    found_device = None if device is None else find_device(device)
+    length = default_context(config) if context is None else context
     workload = Workload(
         config=config,
         phase=phase or ("prefill" if tokens is None else "train"),
@@ -146,95 +169,89 @@ def cost(
         parallel=parallel,
     )
     check_size(workload)
-    rows = table_rows(operations(workload.of_one_gpu), workload)
-    communication = communicate(workload)
-    return Report(
-        workload=workload,
-        parameters=parameters(config),
-        active_parameters=active_parameters(config),
-        rows=rows,
-        memory=footprint(workload),
-        cache_bytes_per_token=cache_bytes_per_token(workload.of_one_gpu.config, workload.num_bytes),
-        utilization=utilization(workload),
-        training_tokens=None if tokens is None else int(tokens),
-        training_flops=None if tokens is None else 6 * active_parameters(config) * int(tokens),
-        communication=communication,
-        bound=None if chosen is None else bound(workload, rows, chosen, communication),
-    )
+    return make_report(workload, found_device, None if tokens is None else int(tokens))
+
+
+def check_arguments(config: ModelConfig, phase: Phase | None, source: int | None, tokens: float | None) -> None:
+    """Raise ClearheadError if the arguments of `cost` that a Workload does not have are invalid."""
+    if not isinstance(config, ModelConfig):
+        raise ClearheadError(f"config is {config!r}; it must be a ModelConfig: clearhead.preset(name), or model.config")
+    if tokens is not None and phase not in (None, "train"):
+        raise ClearheadError(f"tokens is for phase 'train'; leave it out of phase {phase!r}")
+    if tokens is not None and not 1 <= tokens <= MAX_TRAINING_TOKENS:
+        raise ClearheadError(f"tokens is {tokens:g}; it must be from 1 to {MAX_TRAINING_TOKENS:g}")
+    if source is not None and not config.is_encoder_decoder:
+        raise ClearheadError("source is for an encoder-decoder; leave it out for this model")
 
 
 def check_size(workload: Workload) -> None:
-    """Before anything is laid out: logits, and the scores of one layer, wherever they are written out."""
+    """Raise ClearheadError if logits, or the scores of one layer, would exceed what a tensor can address."""
     config, length = workload.config, max(workload.context, workload.source)
     num_heads = max(layer.attention.num_heads for layer in config.output_stack.layers)
-    if workload.batch * length * max(config.vocab_size, num_heads * length) * workload.num_bytes > MOST_BYTES:
-        asked = f"{workload.batch:,} rows of {length:,} tokens"
-        raise ClearheadError(f"{asked} are more than can be addressed; ask for fewer")
+    num_elements = workload.batch * length * max(config.vocab_size, num_heads * length)
+    if num_elements * workload.bytes_per_activation > MAX_TENSOR_BYTES:
+        sizes = f"{workload.batch:,} sequences of {length:,} tokens"
+        raise ClearheadError(f"{sizes} exceed the largest tensor that can be addressed; use fewer")
 
 
-def table_rows(found: Iterable[Operation], workload: Workload) -> list[Row]:
-    rows: dict[tuple[str, str, str, str], Row] = {}
-    for operation in found:
-        times = operation.times
-        key = operation.stack, operation.name, operation.formula, operation.traffic
-        before = rows.get(key, Row(*key, 0, 0, 0))
-        rows[key] = Row(
-            *key,
-            before.flops + times * flops_of(operation, operation.flops, workload),
-            before.allowed_flops + times * flops_of(operation, operation.needed_flops, workload),
-            before.num_bytes + times * bytes_of(operation, workload),
-        )
-    return list(rows.values())
+def make_report(workload: Workload, device: Device | None, training_tokens: int | None) -> Report:
+    config, operations = workload.config, operation_costs(workload)
+    communication = estimate_communication(workload)
+    return Report(
+        workload=workload,
+        parameters=parameters_by_part(config),
+        active_parameters=active_parameters(config),
+        operations=operations,
+        memory=estimate_memory(workload),
+        cache_bytes_per_token=cache_bytes_per_token(workload.per_gpu.config, workload.bytes_per_activation),
+        model_flops=model_flops(workload),
+        training_tokens=training_tokens,
+        training_flops=None if training_tokens is None else 6 * active_parameters(config) * training_tokens,
+        communication=communication,
+        bound=None if device is None else compute_bound(workload, operations, device, communication),
+    )
 
 
-def flops_of(operation: Operation, forward: int, workload: Workload) -> int:
-    if workload.phase != "train":
-        return forward
-    again = workload.recompute and operation.stack != "head"
-    return forward * (1 + operation.backward + again)
+def model_flops(workload: Workload) -> ModelFlops:
+    """Return the FLOPs of one training token, whatever the phase of the workload.
+
+    The FLOPs of an encoder are divided among the tokens of the decoder.
+    """
+    operations = list_operations(replace(workload, phase="train", batch=1, gpus=1, quant=None))
+    num_weights = sum(operation.active_weights * operation.num_layers for operation in operations)
+    attention = [operation for operation in operations if not operation.weights]
+    all_pairs = sum(operation.flops * operation.num_layers for operation in attention) // workload.context
+    allowed = sum(operation.allowed_flops * operation.num_layers for operation in attention) // workload.context
+    return ModelFlops(num_weights, 6 * num_weights + 3 * all_pairs, 6 * num_weights + 3 * allowed)
 
 
-def bytes_of(operation: Operation, workload: Workload) -> int:
-    """A backward reads and writes all that the forward did twice over: once for each operand's gradient."""
-    numbers = operation.inputs + operation.outputs + operation.scores
-    forward = round(operation.weights * workload.weight_bytes) + numbers * workload.num_bytes
-    if workload.phase != "train":
-        return forward
-    return forward * (4 if workload.recompute and operation.stack != "head" else 3)
-
-
-def utilization(workload: Workload) -> Utilization:
-    """Of one training token, whatever the workload is; an encoder's work is told for each token of the decoder."""
-    training = operations(replace(workload, phase="train", batch=1, gpus=1, quant=None))
-    matrices = sum(one.used_weights * one.times for one in training)
-    looking = [one for one in training if not one.weights]
-    whole = sum(one.flops * one.times for one in looking) // workload.context
-    allowed = sum(one.needed_flops * one.times for one in looking) // workload.context
-    return Utilization(matrices, 6 * matrices + 3 * whole, 6 * matrices + 3 * allowed)
-
-
-def bound(workload: Workload, rows: list[Row], chosen: Device, communication: Communication | None) -> Bound:
-    peak = chosen.peak(workload.dtype)
-    computing = [row.flops / peak for row in rows]
-    moving = [row.num_bytes / chosen.bytes_per_second for row in rows]
-    working = sum(map(max, computing, moving))
-    sending = 0.0
-    if communication is not None and chosen.link_bytes_per_second is not None:
-        sending = communication.bytes_each_way / chosen.link_bytes_per_second
-    # Gradients and weights can travel while others are computed; a branch's sum is waited for.
-    seconds = working + sending if workload.parallel == "tp" else max(working, sending)
+def compute_bound(
+    workload: Workload, operations: list[OperationCost], device: Device, communication: Communication | None
+) -> Bound:
+    """Return the roofline bound of the operations on a device."""
+    peak = device.peak(workload.dtype)
+    compute = [operation.flops / peak for operation in operations]
+    memory = [operation.num_bytes / device.bytes_per_second for operation in operations]
+    operation_seconds = sum(map(max, compute, memory))
+    communication_seconds = 0.0
+    if communication is not None and device.link_bytes_per_second is not None:
+        communication_seconds = communication.bytes_each_way / device.link_bytes_per_second
+    if workload.parallel == "tp":  # the next operation waits for the sum of a branch
+        seconds = operation_seconds + communication_seconds
+    else:  # gradients and weights can be sent while others are computed
+        seconds = max(operation_seconds, communication_seconds)
     predicted = None
-    if chosen.calibration is not None and is_predicted(workload, chosen.calibration):
-        predicted = predict_seconds(workload, chosen.calibration)
+    if device.calibration is not None and can_predict(workload, device.calibration):
+        predicted = predict_seconds(workload, device.calibration)
     return Bound(
-        device=chosen.name,
-        source=chosen.source,
+        device=device.name,
+        source=device.source,
         seconds=seconds,
-        communication_seconds=sending,
-        tokens_per_second=workload.tokens / (predicted or seconds),
-        balance=peak / chosen.bytes_per_second,
-        sides=["compute" if work > move else "memory" for work, move in zip(computing, moving, strict=True)],
+        communication_seconds=communication_seconds,
+        tokens_per_second=workload.num_tokens / (predicted or seconds),
+        balance=peak / device.bytes_per_second,
+        limited_by=["compute" if flops > moved else "memory" for flops, moved in zip(compute, memory, strict=True)],
         predicted_seconds=predicted,
-        largest_batch=largest_batch(workload, chosen.memory_bytes),
-        largest_context=largest_context(workload, chosen.memory_bytes),
+        largest_batch=largest_batch(workload, device.memory_bytes),
+        largest_context=largest_context(workload, device.memory_bytes),
     )

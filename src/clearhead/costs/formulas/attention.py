@@ -1,8 +1,9 @@
-"""The products of attention, grouped and latent, self and cross, and how many keys and pairs there are.
+"""The matrix products of attention, grouped and latent, self and cross, and how many keys the queries attend to.
 
-    for operation in attend_operations(layer, workload, length=1, decodes=True): ...
+    for operation in attention_operations(layer, workload, length=1, is_decoder=True): ...
 
-Keys handed to the kernel are those its store gives back: a ring gives all its slots, also those out of the window.
+The kernel receives all keys that the cache returns: a sliding store returns all of its slots, including those outside
+the window.
 """
 
 from collections.abc import Iterator
@@ -24,44 +25,46 @@ from clearhead.architecture import (
     ScoreTemperature,
     SlidingWindow,
 )
-from clearhead.cache import KeyValueCache
-from clearhead.costs.formulas.product import Operation, Size, linear
-from clearhead.costs.formulas.workload import Workload
+from clearhead.cache import KeyValueCache, key_value_shape
+from clearhead.costs.formulas.matrix_products import Operation, Size, linear_operation
+from clearhead.costs.formulas.workload import DeviceType, Workload
 
-AttentionConfig = GroupedAttention | LatentAttention
+# --- keys and pairs
 
 
 @dataclass(frozen=True)
-class Keys:
-    """What the queries of one row look at."""
+class AttentionSize:
+    """Numbers of queries and keys of one sequence."""
 
     num_queries: int
-    num_keys: int  # handed to the kernel
-    allowed_pairs: int  # of query and key, by the mask
+    num_keys: int  # keys that the kernel receives
+    num_allowed_pairs: int  # pairs of query and key that the mask allows
 
     @property
-    def pairs(self) -> int:
+    def num_pairs(self) -> int:
+        """Pairs of query and key that the kernel receives."""
         return self.num_queries * self.num_keys
 
 
-def keys_for(layer: Layer, workload: Workload, length: int, decodes: bool) -> Keys:
-    start = workload.context - length if decodes else 0
-    pairs = allowed_pairs(layer.attention.pattern, start, length)
-    if not decodes or workload.phase == "train":
-        return Keys(length, length, pairs)
-    return Keys(length, num_slots(layer, workload.config, start, length), pairs)
+def self_attention_size(layer: Layer, workload: Workload, length: int, is_decoder: bool) -> AttentionSize:
+    """Return how many keys the last `length` tokens attend to in one layer."""
+    start = workload.context - length if is_decoder else 0
+    num_allowed_pairs = allowed_pairs(layer.attention.pattern, start, length)
+    if not is_decoder or workload.phase == "train":
+        return AttentionSize(length, length, num_allowed_pairs)
+    return AttentionSize(length, num_cached_keys(layer, workload.config, start, length), num_allowed_pairs)
 
 
-def num_slots(layer: Layer, config: ModelConfig, start: int, length: int) -> int:
-    """That a cache made for this model hands this layer's kernel for `length` tokens after `start` others."""
+def num_cached_keys(layer: Layer, config: ModelConfig, start: int, length: int) -> int:
+    """Return how many keys the cache passes to this layer's kernel for `length` tokens after `start` others."""
     assert config.decoder is not None
     store = KeyValueCache(config).stores[config.decoder.layers.index(layer)]
-    with torch.device("meta"):  # only their number counts, and a context may be long
-        return len(store.slots(start, length))
+    with torch.device("meta"):  # only the length of the tensor is needed, and a context may be long
+        return len(store.token_indices(start, length))
 
 
 def allowed_pairs(pattern: AttentionPattern, start: int, length: int) -> int:
-    """Σ over the queries at start … start + length - 1 of the keys each may see."""
+    """Return the number of keys that the queries at start … start + length - 1 may attend to, summed over queries."""
     end = start + length
     match pattern:
         case Bidirectional():
@@ -69,165 +72,207 @@ def allowed_pairs(pattern: AttentionPattern, start: int, length: int) -> int:
         case Causal():
             return triangle(end) - triangle(start)
         case SlidingWindow(size=size):
-            return windowed(end, size) - windowed(start, size)
+            return windowed_pairs(end, size) - windowed_pairs(start, size)
         case Chunked(size=size):
-            return chunked(end, size) - chunked(start, size)
+            return chunked_pairs(end, size) - chunked_pairs(start, size)
 
 
 def triangle(length: int) -> int:
+    """Return 1 + 2 + … + length, the number of causal pairs."""
     return length * (length + 1) // 2
 
 
-def windowed(length: int, size: int) -> int:
+def windowed_pairs(length: int, size: int) -> int:
     short = min(length, size)
     return triangle(short) + (length - short) * size
 
 
-def chunked(length: int, size: int) -> int:
+def chunked_pairs(length: int, size: int) -> int:
     return length // size * triangle(size) + triangle(length % size)
 
 
-def absorbs(workload: Workload, num_queries: int) -> bool:
-    """One query works on the latent itself; see generation/decode.py."""
+# --- kernels
+
+
+def is_absorbed(workload: Workload, num_queries: int) -> bool:
+    """Return whether latent attention works on the cached latents, as inference does for one query (cache/step.py)."""
     return workload.phase != "train" and num_queries == 1
 
 
-def is_fused(attention: AttentionConfig, workload: Workload, num_queries: int) -> bool:
-    """Whether PyTorch's fused kernel computes this attention; otherwise scores are written out.
-
-    The kernel for the CPU takes no dropout and no values of another width, and none gives the gradient of a learned
-    bias (seen with torch 2.13). `attend.fused` itself spells out what no kernel can be told.
-    """
-    training, on_cpu = workload.phase == "train", workload.device_type == "cpu"
-    if on_cpu and training and workload.config.dropout.attention:
-        return False
+def is_fused(attention: GroupedAttention | LatentAttention, workload: Workload, num_queries: int) -> bool:
+    """Return whether `fused_attention` runs a fused kernel; otherwise the scores are written to memory."""
+    is_training = workload.phase == "train"
+    has_learned_bias = False
     if isinstance(attention, LatentAttention):
-        query_width = attention.plain_width + attention.rotary_width
-        return not on_cpu or (not absorbs(workload, num_queries) and query_width == attention.value_width)
-    if attention.softcap is not None or isinstance(attention.temperature, ScoreTemperature):
-        return False
-    if training and isinstance(attention.position, RelativeBuckets | RelativeSinusoid):
-        return False
-    return not on_cpu or attention.value_width in (None, attention.head_width)
+        widths = latent_score_widths(attention, is_absorbed(workload, num_queries))
+    else:
+        if attention.softcap is not None or isinstance(attention.temperature, ScoreTemperature):
+            return False  # model/attend.py computes these step by step
+        widths = key_value_shape(attention)[1:]
+        has_learned_bias = isinstance(attention.position, RelativeBuckets | RelativeSinusoid)
+    return has_fused_kernel(
+        workload.device_type,
+        *widths,
+        dropout=workload.config.dropout.attention if is_training else 0.0,
+        needs_bias_gradient=is_training and has_learned_bias,
+    )
 
 
-def attend_operations(layer: Layer, workload: Workload, length: int, decodes: bool) -> Iterator[Operation]:
-    keys = keys_for(layer, workload, length, decodes)
+def has_fused_kernel(
+    device_type: DeviceType, query_width: int, value_width: int, *, dropout: float, needs_bias_gradient: bool
+) -> bool:
+    """Return whether scaled_dot_product_attention has a fused kernel for this case.
+
+    No kernel computes the gradient of a bias. The CPU kernel supports neither dropout nor values of another width than
+    the queries. Observed with torch 2.13.
+    """
+    if needs_bias_gradient:
+        return False
+    return device_type != "cpu" or (query_width == value_width and not dropout)
+
+
+def latent_score_widths(attention: LatentAttention, absorbed: bool) -> tuple[int, int]:
+    """Return the widths of queries and values in the scores of latent attention."""
+    if absorbed:
+        return attention.latent_rank + attention.rotary_width, attention.latent_rank
+    return attention.plain_width + attention.rotary_width, attention.value_width
+
+
+# --- operations
+
+
+def attention_operations(layer: Layer, workload: Workload, length: int, is_decoder: bool) -> Iterator[Operation]:
+    """Yield the operations of self-attention and cross-attention of one layer for `length` tokens per sequence."""
+    size = self_attention_size(layer, workload, length, is_decoder)
     match layer.attention:
         case GroupedAttention() as attention:
-            yield from grouped_operations(attention, workload, keys)
+            yield from grouped_operations(attention, workload, size)
         case LatentAttention() as attention:
-            yield from latent_operations(attention, workload, keys)
+            yield from latent_operations(attention, workload, size)
     if layer.cross_attention is not None:
-        across = Keys(length, workload.source, length * workload.source)
-        yield from cross_operations(layer.cross_attention, workload, across)
+        cross_size = AttentionSize(length, workload.source, length * workload.source)
+        yield from cross_operations(layer.cross_attention, workload, cross_size)
 
 
-def grouped_operations(attention: GroupedAttention, workload: Workload, keys: Keys) -> Iterator[Operation]:
-    tokens, width = Size("B·T", workload.batch * keys.num_queries), Size("D", workload.config.width)
-    heads, kv_heads, head = attention.num_heads, attention.num_kv_heads, attention.head_width
-    value = attention.value_width or head
-    kept = kv_heads * (head + value)
-    yield linear("query, key, value", tokens, width, Size("(N + 2K)·H", heads * head + kept))
+def grouped_operations(attention: GroupedAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
+    tokens, width = token_and_width_sizes(workload, size)
+    num_kv_heads, head_width, value_width = key_value_shape(attention)
+    num_heads, kv_elements = attention.num_heads, num_kv_heads * (head_width + value_width)
+    yield linear_operation("query, key, value", tokens, width, Size("(N + 2K)·H", num_heads * head_width + kv_elements))
     if isinstance(attention.position, RelativeSinusoid):
-        yield from distance_operations(attention, workload, keys)
-    fused = is_fused(attention, workload, keys.num_queries)
-    yield from score_operations(fused, heads, head, value, kept, workload, keys)
-    yield linear("output", tokens, Size("N·H", heads * value), width)
+        yield from distance_operations(attention, workload, size)
+    heads = ScoreHeads(num_heads, head_width, value_width, kv_elements)
+    yield from score_operations(heads, workload, size, is_fused(attention, workload, size.num_queries))
+    yield linear_operation("output", tokens, Size("N·H", num_heads * value_width), width)
 
 
-def cross_operations(attention: GroupedAttention, workload: Workload, keys: Keys) -> Iterator[Operation]:
-    """Queries of the decoder, keys and values of the source; a decoded token finds those already made."""
-    tokens, width = Size("B·T", workload.batch * keys.num_queries), Size("D", workload.config.width)
-    heads, head = attention.num_heads, attention.head_width
-    value = attention.value_width or head
-    yield linear("cross query", tokens, width, Size("N·H", heads * head))
+def cross_operations(attention: GroupedAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
+    """Yield the operations of cross-attention; at inference the keys and values of the source already exist."""
+    tokens, width = token_and_width_sizes(workload, size)
+    num_kv_heads, head_width, value_width = key_value_shape(attention)
+    num_heads, kv_elements = attention.num_heads, num_kv_heads * (head_width + value_width)
+    yield linear_operation("cross query", tokens, width, Size("N·H", num_heads * head_width))
     if workload.phase == "train":
-        yield cross_memory(attention, workload)
-    kept = attention.num_kv_heads * (head + value)
-    fused = is_fused(attention, workload, keys.num_queries)
-    for operation in score_operations(fused, heads, head, value, kept, workload, keys):
+        yield cross_key_value_operation(attention, workload)
+    heads = ScoreHeads(num_heads, head_width, value_width, kv_elements)
+    for operation in score_operations(heads, workload, size, is_fused(attention, workload, size.num_queries)):
         yield replace(operation, name=f"cross {operation.name}")
-    yield linear("cross output", tokens, Size("N·H", heads * value), width)
+    yield linear_operation("cross output", tokens, Size("N·H", num_heads * value_width), width)
 
 
-def cross_memory(attention: GroupedAttention, workload: Workload) -> Operation:
-    kept = attention.num_kv_heads * (attention.head_width + (attention.value_width or attention.head_width))
+def cross_key_value_operation(attention: GroupedAttention, workload: Workload) -> Operation:
+    """Return the projection of the encoder output to the keys and values of one cross-attention."""
+    num_kv_heads, head_width, value_width = key_value_shape(attention)
     tokens, width = Size("B·S", workload.batch * workload.source), Size("D", workload.config.width)
-    return linear("cross key, value", tokens, width, Size("2K·H", kept))
+    outputs = Size("2K·H", num_kv_heads * (head_width + value_width))
+    return linear_operation("cross key, value", tokens, width, outputs)
 
 
-def latent_operations(attention: LatentAttention, workload: Workload, keys: Keys) -> Iterator[Operation]:
-    tokens, width = Size("B·T", workload.batch * keys.num_queries), Size("D", workload.config.width)
-    heads, plain, value = attention.num_heads, attention.plain_width, attention.value_width
-    rank, rotary = attention.latent_rank, attention.rotary_width
-    queries = Size("N·(p + r)", heads * (plain + rotary))
+def latent_operations(attention: LatentAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
+    tokens, width = token_and_width_sizes(workload, size)
+    num_heads, plain_width, value_width = attention.num_heads, attention.plain_width, attention.value_width
+    rank, rotary_width = attention.latent_rank, attention.rotary_width
+    queries = Size("N·(p + r)", num_heads * (plain_width + rotary_width))
     if attention.query_rank is None:
-        yield linear("query", tokens, width, queries)
+        yield linear_operation("query", tokens, width, queries)
     else:
-        yield linear("query down", tokens, width, Size("Rq", attention.query_rank))
-        yield linear("query up", tokens, Size("Rq", attention.query_rank), queries)
-    yield linear("latent", tokens, width, Size("R + r", rank + rotary))
-    fused = is_fused(attention, workload, keys.num_queries)
-    if absorbs(workload, keys.num_queries):
-        all_heads = Size("B·T·N", tokens.number * heads)
-        yield linear("absorb key", all_heads, Size("p", plain), Size("R", rank), heads)
-        yield from score_operations(fused, heads, rank + rotary, rank, rank + rotary, workload, keys)
-        yield linear("absorb value", all_heads, Size("R", rank), Size("v", value), heads)
+        yield linear_operation("query down", tokens, width, Size("Rq", attention.query_rank))
+        yield linear_operation("query up", tokens, Size("Rq", attention.query_rank), queries)
+    yield linear_operation("latent", tokens, width, Size("R + r", rank + rotary_width))
+    absorbed, fused = is_absorbed(workload, size.num_queries), is_fused(attention, workload, size.num_queries)
+    score_widths = latent_score_widths(attention, absorbed)
+    if absorbed:
+        all_heads = Size("B·T·N", tokens.number * num_heads)
+        yield linear_operation("absorb key", all_heads, Size("p", plain_width), Size("R", rank), num_heads)
+        yield from score_operations(ScoreHeads(num_heads, *score_widths, rank + rotary_width), workload, size, fused)
+        yield linear_operation("absorb value", all_heads, Size("R", rank), Size("v", value_width), num_heads)
     else:
-        unfolded = Size("B·S", workload.batch * keys.num_keys)
-        yield linear("unfold", unfolded, Size("R", rank), Size("N·(p + v)", heads * (plain + value)))
-        kept = heads * (plain + rotary + value)
-        yield from score_operations(fused, heads, plain + rotary, value, kept, workload, keys)
-    yield linear("output", tokens, Size("N·v", heads * value), width)
+        latents = Size("B·S", workload.batch * size.num_keys)
+        expanded = Size("N·(p + v)", num_heads * (plain_width + value_width))
+        yield linear_operation("expand latent", latents, Size("R", rank), expanded)
+        heads = ScoreHeads(num_heads, *score_widths, num_heads * (plain_width + rotary_width + value_width))
+        yield from score_operations(heads, workload, size, fused)
+    yield linear_operation("output", tokens, Size("N·v", num_heads * value_width), width)
 
 
-def score_operations(
-    fused: bool, heads: int, head: int, value: int, kept: int, workload: Workload, keys: Keys
-) -> Iterator[Operation]:
-    """QKᵀ and AV. A fused backward makes the scores again: three products for the first, two for the second.
+def token_and_width_sizes(workload: Workload, size: AttentionSize) -> tuple[Size, Size]:
+    return Size("B·T", workload.batch * size.num_queries), Size("D", workload.config.width)
 
-    `kept`: numbers of a token's keys and values.
-    """
-    rows = workload.batch
-    pairs, allowed = (2 * rows * heads * number for number in (keys.pairs, keys.allowed_pairs))
-    of_key = kept * head // (head + value)
-    scores = 0 if fused else rows * heads * keys.pairs
-    written = "" if fused else " + B·N·T·S"
+
+@dataclass(frozen=True)
+class ScoreHeads:
+    """Heads as the attention kernel sees them."""
+
+    num_heads: int
+    query_width: int
+    value_width: int
+    kv_elements: int  # elements of the keys and values of one token
+
+
+def score_operations(heads: ScoreHeads, workload: Workload, size: AttentionSize, fused: bool) -> Iterator[Operation]:
+    """Yield Q Kᵀ and A V. A fused backward recomputes the scores: three products for the first, two for the second."""
+    batch, num_heads = workload.batch, heads.num_heads
+    pair_flops, allowed_pair_flops = (2 * batch * num_heads * num for num in (size.num_pairs, size.num_allowed_pairs))
+    key_elements = heads.kv_elements * heads.query_width // (heads.query_width + heads.value_width)
+    scores = 0 if fused else batch * num_heads * size.num_pairs
+    score_traffic = "" if fused else " + B·N·T·S"
     yield Operation(
         name="scores",
         formula="2·B·N·T·S·H",
-        traffic=f"B·(T·N + S·K)·H{written}",
-        flops=pairs * head,
-        allowed_flops=allowed * head,
-        inputs=rows * (heads * head * keys.num_queries + of_key * keys.num_keys),
+        traffic=f"B·(T·N + S·K)·H{score_traffic}",
+        flops=pair_flops * heads.query_width,
+        allowed_flops=allowed_pair_flops * heads.query_width,
+        inputs=batch * (num_heads * heads.query_width * size.num_queries + key_elements * size.num_keys),
         scores=scores,
-        backward=3 if fused else 2,
+        backward_factor=3 if fused else 2,
     )
     yield Operation(
         name="weighted sum",
         formula="2·B·N·T·S·H",
-        traffic=f"B·(S·K + T·N)·H{written}",
-        flops=pairs * value,
-        allowed_flops=allowed * value,
-        inputs=rows * (kept - of_key) * keys.num_keys,
-        outputs=rows * heads * value * keys.num_queries,
+        traffic=f"B·(S·K + T·N)·H{score_traffic}",
+        flops=pair_flops * heads.value_width,
+        allowed_flops=allowed_pair_flops * heads.value_width,
+        inputs=batch * (heads.kv_elements - key_elements) * size.num_keys,
+        outputs=batch * num_heads * heads.value_width * size.num_queries,
         scores=scores,
     )
 
 
-def distance_operations(attention: GroupedAttention, workload: Workload, keys: Keys) -> Iterator[Operation]:
-    """Transformer-XL: a vector for each of T + S - 1 distances, projected once, and each query with all of them."""
-    distances = Size("(T + S)", keys.num_queries + keys.num_keys - 1)
-    heads, head = attention.num_heads, attention.head_width
-    projection = linear("distances", distances, Size("D", workload.config.width), Size("N·H", heads * head))
-    yield replace(projection, backward=1)  # the sinusoids learn nothing
-    queries = workload.batch * heads * keys.num_queries
+def distance_operations(attention: GroupedAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
+    """Yield the products of Transformer-XL with T + S - 1 distances: a projection of each, and scores of each query."""
+    distances = Size("(T + S)", size.num_queries + size.num_keys - 1)
+    num_heads, head_width = attention.num_heads, attention.head_width
+    width, heads = Size("D", workload.config.width), Size("N·H", num_heads * head_width)
+    # Sinusoids are constants, so the backward computes the gradient of the matrix only.
+    yield replace(linear_operation("distances", distances, width, heads), backward_factor=1)
+    num_queries = workload.batch * num_heads * size.num_queries
+    flops = 2 * num_queries * distances.number * head_width
     yield Operation(
         name="distance scores",
         formula="2·B·N·T·(T + S)·H",
         traffic="(B·T + T + S)·N·H + B·N·T·(T + S)",
-        flops=2 * queries * distances.number * head,
-        inputs=queries * head + heads * distances.number * head,
-        outputs=queries * distances.number,
+        flops=flops,
+        allowed_flops=flops,
+        inputs=num_queries * head_width + num_heads * distances.number * head_width,
+        outputs=num_queries * distances.number,
     )

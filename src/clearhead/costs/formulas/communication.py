@@ -1,53 +1,57 @@
-"""What GPUs send each other in one step.
+"""Bytes that GPUs exchange in one step.
 
-    communicate(workload).bytes_each_way
+    estimate_communication(workload).bytes_each_way
 
-A ring over g GPUs moves (g - 1) / g of the data for a gather or a scatter, twice that for a sum that all receive.
+With a ring over g GPUs, an all-gather or a reduce-scatter moves (g - 1) / g of the data, an all-reduce twice as much.
 """
 
 from dataclasses import dataclass
 
-from clearhead.costs.formulas.parameters import parameters
+from clearhead.costs.formulas.parameters import total_parameters
 from clearhead.costs.formulas.workload import Workload
 
 
 @dataclass(frozen=True)
 class Communication:
-    """By each GPU, in one step."""
+    """What each GPU sends, and receives, in one step."""
 
-    what: str
+    description: str
     bytes_each_way: int
 
 
-def communicate(workload: Workload) -> Communication | None:
-    """None: nothing, where there is one GPU or each reads its own rows."""
-    training = workload.phase == "train"
-    if workload.gpus == 1 or (workload.parallel == "ddp" and not training):
+def estimate_communication(workload: Workload) -> Communication | None:
+    """Return what each GPU sends, or None for one GPU and for inference on separate parts of a batch."""
+    is_training = workload.phase == "train"
+    if workload.gpus == 1 or (workload.parallel == "ddp" and not is_training):
         return None
     ring = (workload.gpus - 1) / workload.gpus
-    weights = sum(parameters(workload.config).values()) * workload.num_bytes
+    weight_bytes = total_parameters(workload.config) * workload.bytes_per_activation
     match workload.parallel:
         case "ddp":
-            what, moved = "sum of the gradients", 2 * weights
+            description, num_bytes = "all-reduce of the gradients", 2 * weight_bytes
         case "fsdp":
-            what, moved = "weights gathered", weights
-            if training:
-                what, moved = "weights gathered for forward and backward, gradients scattered", 3 * weights
+            description, num_bytes = "all-gather of the weights", weight_bytes
+            if is_training:
+                description = "all-gather of the weights for forward and backward, reduce-scatter of the gradients"
+                num_bytes = 3 * weight_bytes
         case "tp":
-            passes = 2 + workload.recompute if training else 1
-            what, moved = "sum of each branch's output", 2 * branch_bytes(workload) * passes
-    return Communication(what, round(ring * moved))
+            num_passes = 2 + workload.recompute if is_training else 1
+            description, num_bytes = "all-reduce of each branch's output", 2 * branch_bytes(workload) * num_passes
+    return Communication(description, round(ring * num_bytes))
 
 
 def branch_bytes(workload: Workload) -> int:
-    """Every attention and feed-forward ends in a sum over the GPUs; a parallel layer sums both at once."""
-    config, numbers = workload.config, 0
+    """Return the bytes of all branch outputs that tensor parallel GPUs sum in one forward pass.
+
+    Every attention and every feed-forward ends in such a sum; a layer with parallel branches sums both at once.
+    """
+    config, num_tokens = workload.config, 0
     source = workload.source if config.is_encoder_decoder else workload.context
     for stack, length in (
         (config.encoder, 0 if workload.phase == "decode" else source),
-        (config.decoder, 1 if workload.phase == "decode" else 0 if workload.reads_source else workload.context),
+        (config.decoder, 1 if workload.phase == "decode" else 0 if workload.encodes_source else workload.context),
     ):
         for layer in stack.layers if stack else ():
-            sums = 1 if layer.placement == "parallel" else 2 + (layer.cross_attention is not None)
-            numbers += sums * length
-    return numbers * workload.batch * config.width * workload.num_bytes
+            num_sums = 1 if layer.placement == "parallel" else 2 + (layer.cross_attention is not None)
+            num_tokens += num_sums * length
+    return num_tokens * workload.batch * config.width * workload.bytes_per_activation

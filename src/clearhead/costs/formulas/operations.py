@@ -1,106 +1,170 @@
-"""Every matrix product of a run, from the config alone: its FLOPs, and the numbers it reads and writes.
+"""All matrix products of a workload, from the config alone: their FLOPs and the bytes that they read and write.
 
-    for operation in operations(Workload(config=config, phase="decode", context=4096, source=4096)): ...
+    for cost in operation_costs(Workload(config=config, phase="decode", context=4096, source=4096)): ...
 
-A product of (m, k) and (k, n) is 2·m·n·k FLOPs (book F1); norms, softmax and activations multiply no matrices and are
-not counted, as in all published counts. Attention has two counts: `flops`, the whole rectangle of queries and keys
-that the kernel is handed, and `allowed_flops`, the pairs that the mask allows.
+A product of (m, k) and (k, n) takes 2·m·n·k FLOPs (book F1). Norms, softmax and activations multiply no matrices and
+are not counted, as in published counts. Attention has two counts: `flops` of all pairs of queries and keys that the
+kernel receives, and `allowed_flops` of the pairs that the mask allows.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from clearhead.architecture import Experts, FeedForward, Layer, Stack
-from clearhead.costs.formulas.attention import attend_operations, cross_memory
-from clearhead.costs.formulas.product import Operation, Size, linear
+from clearhead.costs.formulas.attention import attention_operations, cross_key_value_operation
+from clearhead.costs.formulas.matrix_products import Operation, Size, linear_operation
 from clearhead.costs.formulas.workload import Workload
 
 
-def operations(workload: Workload) -> list[Operation]:
-    """In the order of the network; equal layers are one entry with `times`."""
+@dataclass(frozen=True)
+class OperationCost:
+    """One kind of operation in all layers of a stack, on one GPU: a row of the book's tables F2 and F3."""
+
+    stack: str
+    name: str
+    formula: str  # FLOPs of the forward in one layer
+    traffic: str  # elements read and written
+    flops: int  # all pairs of queries and keys that the kernel receives
+    allowed_flops: int  # only pairs that the mask allows
+    num_bytes: int  # operands read and results written, each once
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity: FLOPs per byte moved."""
+        return self.flops / self.num_bytes
+
+
+def operation_costs(workload: Workload) -> list[OperationCost]:
+    """Return the costs on one GPU, one entry per kind of operation and stack, in the order of the network."""
+    costs: dict[tuple[str, str, str, str], OperationCost] = {}
+    for operation in list_operations(workload.per_gpu):
+        num_forwards = operation.num_layers * flops_factor(operation, workload)
+        key = operation.stack, operation.name, operation.formula, operation.traffic
+        total = costs.get(key, OperationCost(*key, flops=0, allowed_flops=0, num_bytes=0))
+        costs[key] = OperationCost(
+            *key,
+            flops=total.flops + num_forwards * operation.flops,
+            allowed_flops=total.allowed_flops + num_forwards * operation.allowed_flops,
+            num_bytes=total.num_bytes + operation.num_layers * operation_bytes(operation, workload),
+        )
+    return list(costs.values())
+
+
+def flops_factor(operation: Operation, workload: Workload) -> int:
+    """Return the FLOPs of forward, backward and recomputation as a multiple of those of the forward."""
+    if workload.phase != "train":
+        return 1
+    return 1 + operation.backward_factor + is_recomputed(operation, workload)
+
+
+def operation_bytes(operation: Operation, workload: Workload) -> int:
+    """Return the bytes that one operation moves. A backward moves twice as many: once per operand's gradient."""
+    num_elements = operation.inputs + operation.outputs + operation.scores
+    forward = round(operation.weights * workload.bytes_per_weight) + num_elements * workload.bytes_per_activation
+    if workload.phase != "train":
+        return forward
+    return forward * (3 + is_recomputed(operation, workload))
+
+
+def is_recomputed(operation: Operation, workload: Workload) -> bool:
+    return workload.recompute and operation.stack != "head"
+
+
+def list_operations(workload: Workload) -> list[Operation]:
+    """Return the operations of a workload on one GPU in the order of the network; equal layers form one entry."""
     config = workload.config
-    found: list[Operation] = []
+    operations: list[Operation] = []
     if config.encoder is not None and workload.phase != "decode":
         length = workload.source if config.is_encoder_decoder else workload.context
-        found += stack_operations("encoder", config.encoder, workload, length)
-    if config.decoder is not None and config.is_encoder_decoder and workload.phase == "prefill":
-        for layer, times in counted(config.decoder):
+        operations += stack_operations("encoder", config.encoder, workload, length)
+    if config.decoder is not None and workload.encodes_source:
+        for layer, num_layers in distinct_layers(config.decoder):
             assert layer.cross_attention is not None
-            found += repeated([cross_memory(layer.cross_attention, workload)], "decoder", times)
+            operations += labeled([cross_key_value_operation(layer.cross_attention, workload)], "decoder", num_layers)
     elif config.decoder is not None:
         length = 1 if workload.phase == "decode" else workload.context
-        found += stack_operations("decoder", config.decoder, workload, length)
-    return found + head_operations(workload)
+        operations += stack_operations("decoder", config.decoder, workload, length)
+    return operations + head_operations(workload)
 
 
 def stack_operations(name: str, stack: Stack, workload: Workload, length: int) -> list[Operation]:
     return [
         operation
-        for layer, times in counted(stack)
-        for operation in repeated(layer_operations(layer, workload, length, name == "decoder"), name, times)
+        for layer, num_layers in distinct_layers(stack)
+        for operation in labeled(layer_operations(layer, workload, length, name == "decoder"), name, num_layers)
     ]
 
 
-def counted(stack: Stack) -> list[tuple[Layer, int]]:
+def distinct_layers(stack: Stack) -> list[tuple[Layer, int]]:
+    """Return the different layers of a stack with the number of times that each occurs."""
     return [(layer, stack.layers.count(layer)) for layer in dict.fromkeys(stack.layers)]
 
 
-def repeated(found: Iterable[Operation], stack: str, times: int) -> list[Operation]:
-    return [replace(operation, stack=stack, times=times) for operation in found]
+def labeled(operations: Iterable[Operation], stack: str, num_layers: int) -> list[Operation]:
+    return [replace(operation, stack=stack, num_layers=num_layers) for operation in operations]
 
 
-def layer_operations(layer: Layer, workload: Workload, length: int, decodes: bool) -> Iterator[Operation]:
-    yield from attend_operations(layer, workload, length, decodes)
+def layer_operations(layer: Layer, workload: Workload, length: int, is_decoder: bool) -> Iterator[Operation]:
+    yield from attention_operations(layer, workload, length, is_decoder)
     tokens, width = Size("B·T", workload.batch * length), Size("D", workload.config.width)
     match layer.feed_forward:
         case FeedForward():
-            yield feed_forward("feed-forward", layer.feed_forward, tokens, width)
+            yield feed_forward_operation("feed-forward", layer.feed_forward, tokens, width)
         case Experts():
-            yield from mixture(layer.feed_forward, tokens, width)
+            yield from mixture_operations(layer.feed_forward, tokens, width)
 
 
-def feed_forward(name: str, config: FeedForward, tokens: Size, width: Size) -> Operation:
-    """What `up` and `gate` wrote, `down` reads: the inner numbers move twice."""
-    into = 2 if config.gated else 1
-    weights, inner = (into + 1) * width.number * config.width, tokens.number * config.width
+def feed_forward_operation(name: str, config: FeedForward, tokens: Size, width: Size) -> Operation:
+    """Return the products of a feed-forward. Inner activations move twice: `up` and `gate` write, `down` reads them."""
+    num_inputs = 2 if config.gated else 1  # matrices from the model's width to the inner width
+    num_matrices = num_inputs + 1
+    weights, inner = num_matrices * width.number * config.width, tokens.number * config.width
+    flops = 2 * tokens.number * weights
     return Operation(
         name=name,
-        formula=f"{2 * (into + 1)}·{tokens.symbol}·D·F",
-        traffic=f"{into + 1}·D·F + {tokens.symbol}·({into + 1}·D + {into + 1}·F)",
-        flops=2 * tokens.number * weights,
+        formula=f"{2 * num_matrices}·{tokens.symbol}·D·F",
+        traffic=f"{num_matrices}·D·F + {tokens.symbol}·({num_matrices}·D + {num_matrices}·F)",
+        flops=flops,
+        allowed_flops=flops,
         weights=weights,
-        inputs=into * tokens.number * width.number + inner,
-        outputs=into * inner + tokens.number * width.number,
+        active_weights=weights,
+        inputs=num_inputs * tokens.number * width.number + inner,
+        outputs=num_inputs * inner + tokens.number * width.number,
     )
 
 
-def mixture(config: Experts, tokens: Size, width: Size) -> Iterator[Operation]:
-    """The chosen experts; read are the weights of all that some token visits, if all are liked alike."""
-    yield linear("router", tokens, width, Size("E", config.num_experts))
-    visits = Size(f"{tokens.symbol}·k", tokens.number * config.num_chosen)
-    chosen = feed_forward(f"{config.num_chosen} of {config.num_experts} experts", config.expert, visits, width)
-    read = num_visited(config.num_experts, config.num_chosen, tokens.number)
+def mixture_operations(config: Experts, tokens: Size, width: Size) -> Iterator[Operation]:
+    """Yield the products of a mixture. Its weights are those of all experts that any token selects."""
+    yield linear_operation("router", tokens, width, Size("E", config.num_experts))
+    expert_tokens = Size(f"{tokens.symbol}·k", tokens.number * config.num_chosen)
+    name = f"{config.num_chosen} of {config.num_experts} experts"
+    experts = feed_forward_operation(name, config.expert, expert_tokens, width)
+    num_read = expected_experts(config.num_experts, config.num_chosen, tokens.number)
     yield replace(
-        chosen,
-        weights=chosen.weights * read,
-        active_weights=chosen.weights * config.num_chosen,
-        traffic=f"{read}·{chosen.traffic}",
+        experts,
+        weights=experts.weights * num_read,
+        active_weights=experts.weights * config.num_chosen,
+        traffic=f"{num_read}·{experts.traffic}",
     )
     if config.shared is not None:
-        yield feed_forward("shared expert", config.shared, tokens, width)
+        yield feed_forward_operation("shared expert", config.shared, tokens, width)
 
 
-def num_visited(num_experts: int, num_chosen: int, tokens: int) -> int:
-    """Different experts that tokens visit, on average over even choices: E·(1 - (1 - k/E)^tokens)."""
-    return round(num_experts * (1 - (1 - num_chosen / num_experts) ** tokens))
+def expected_experts(num_experts: int, num_chosen: int, num_tokens: int) -> int:
+    """Return the expected number of different experts that tokens select: E·(1 - (1 - k/E)^tokens).
+
+    This assumes uniform routing.
+    """
+    return round(num_experts * (1 - (1 - num_chosen / num_experts) ** num_tokens))
 
 
 def head_operations(workload: Workload) -> list[Operation]:
-    config, rows = workload.config, workload.logit_rows
-    if config.head is None or not rows:
+    config, num_positions = workload.config, workload.num_logit_positions
+    if config.head is None or not num_positions:
         return []
-    tokens, width = Size("B" if rows == workload.batch else "B·T", rows), Size("D", config.width)
-    found = [linear("head", tokens, width, Size("V", config.vocab_size))]
+    symbol = "B" if num_positions == workload.batch else "B·T"
+    tokens, width = Size(symbol, num_positions), Size("D", config.width)
+    operations = [linear_operation("head", tokens, width, Size("V", config.vocab_size))]
     if config.head.transform is not None:
-        found.insert(0, linear("head transform", tokens, width, width))
-    return [replace(operation, stack="head") for operation in found]
+        operations.insert(0, linear_operation("head transform", tokens, width, width))
+    return [replace(operation, stack="head") for operation in operations]

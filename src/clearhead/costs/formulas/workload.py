@@ -1,11 +1,13 @@
-"""What is to be run, in numbers: the question that the rest of this room answers.
+"""The workload whose cost is computed: a model, a phase, sizes, precision and GPUs.
 
-Workload(config=preset("llama-3.1-8b"), phase="decode", context=8192, source=8192)
+    workload = Workload(config=preset("llama-3.1-8b"), phase="decode", context=8192, source=8192)
 
-train     forward and backward over (batch, context) tokens, no cache; the loss is not counted, it multiplies no matrix
-prefill   (batch, context) tokens into an empty cache, logits after the last of each row; an encoder-decoder encodes
-          the source and makes the keys and values of its cross-attention, an encoder alone reads
-decode    one token for each row; `context` tokens are held once it is, itself included
+train     forward and backward over (batch, context) tokens without a cache; the loss multiplies no matrices and is not
+          counted
+prefill   (batch, context) tokens into an empty cache, and the logits after the last token of each sequence; an
+          encoder-decoder encodes the source and computes the keys and values of its cross-attention; an encoder runs
+          its forward pass
+decode    one token per sequence; afterwards the cache holds `context` tokens, including the new one
 """
 
 from dataclasses import dataclass, replace
@@ -13,35 +15,38 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from clearhead.architecture import LearnedPositions, ModelConfig
-from clearhead.costs.formulas.tensor_parallel_sizes import share_of
+from clearhead.costs.formulas.tensor_parallel import shard_config
 from clearhead.errors import ClearheadError, require, unknown_name
 
 Phase = Literal["train", "prefill", "decode"]
 Parallel = Literal["ddp", "fsdp", "tp"]
 Optimizer = Literal["adamw", "sgd"]
+DeviceType = Literal["cpu", "cuda"]
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
-# Bits for each weight of a matrix: blocks of 32 share a scale of 16 bits, those of int4 and q4_1 an offset too
-# (int…: backends/packed/formats.py; q…: the blocks of GGUF).
+# Bits per weight of a matrix. Blocks of 32 weights share a 16-bit scale; int4 and q4_1 also store a 16-bit offset
+# (int8 and int4: backends/packed/formats.py; q4_0, q4_1 and q8_0: blocks of GGUF).
 QUANT_BITS = {"int8": 8.5, "int4": 5.0, "q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5}
 
-# Numbers kept for each parameter beside its gradient; torch keeps them in the parameter's own precision.
-OPTIMIZER_NUMBERS = {"adamw": 2, "sgd": 0}
+# Values per parameter that an optimizer stores besides the gradient. PyTorch stores them in the parameter's precision.
+OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
+    """What is to be costed. All fields are validated on creation."""
+
     config: ModelConfig
     phase: Phase = "prefill"
-    batch: int = 1
-    context: int
-    source: int  # tokens of the encoder's side, where there are two
+    batch: int = 1  # sequences, over all GPUs
+    context: int  # tokens per sequence
+    source: int  # tokens per source sequence of an encoder-decoder
     dtype: str = "bfloat16"
     quant: str | None = None
     optimizer: Optimizer = "adamw"
-    recompute: bool = False  # training runs every block's forward again instead of keeping what is inside
-    device_type: Literal["cpu", "cuda"] = "cuda"
+    recompute: bool = False  # the backward recomputes each block from its input instead of storing its activations
+    device_type: DeviceType = "cuda"
     gpus: int = 1
     parallel: Parallel = "ddp"
 
@@ -50,7 +55,7 @@ class Workload:
             ("phase", self.phase, get_args(Phase)),
             ("dtype", self.dtype, DTYPE_BYTES),
             ("quant", self.quant, QUANT_BITS),
-            ("optimizer", self.optimizer, OPTIMIZER_NUMBERS),
+            ("optimizer", self.optimizer, OPTIMIZER_STATES),
             ("parallel", self.parallel, get_args(Parallel)),
         ):
             if value is not None and value not in choices:
@@ -58,16 +63,22 @@ class Workload:
         for name in ("batch", "context", "source", "gpus"):
             value = getattr(self, name)
             require(value >= 1, f"{name} is {value}; it must be 1 or more")
-        self.check_fit()
+        self._check_phase()
+        self._check_positions()
+        self._check_gpus()
 
-    def check_fit(self) -> None:
-        config = self.config
-        if self.phase == "decode" and config.decoder is None:
-            raise ClearheadError("an encoder alone decodes nothing; ask for phase 'prefill' or 'train'")
+    def _check_phase(self) -> None:
+        if self.phase == "decode" and self.config.decoder is None:
+            raise ClearheadError("phase 'decode' needs a decoder; for this encoder use phase 'prefill' or 'train'")
         if self.phase == "train" and self.quant is not None:
-            raise ClearheadError(f"quant {self.quant!r} is for running; weights are trained in {self.dtype}")
+            raise ClearheadError(
+                f"quant {self.quant!r} is for inference; leave it out, since training uses weights in {self.dtype}"
+            )
         if self.phase != "train" and self.recompute:
-            raise ClearheadError(f"recompute has no effect on {self.phase}; leave it out, or ask for phase 'train'")
+            raise ClearheadError(f"recompute has no effect in phase {self.phase!r}; leave it out or use phase 'train'")
+
+    def _check_positions(self) -> None:
+        config = self.config
         for name, stack, length in (
             ("source", config.encoder if config.is_encoder_decoder else None, self.source),
             ("context", config.output_stack, self.context),
@@ -75,57 +86,59 @@ class Workload:
             positions = stack.embedding.positions if stack else None
             if isinstance(positions, LearnedPositions) and length > positions.num_positions:
                 raise ClearheadError(
-                    f"{name} {length} is beyond the {positions.num_positions} positions this model has learned; "
-                    f"ask for {positions.num_positions} or fewer"
+                    f"{name} {length} exceeds the {positions.num_positions} learned positions of this model; "
+                    f"use {positions.num_positions} or fewer"
                 )
+
+    def _check_gpus(self) -> None:
         if self.parallel == "tp":
-            share_of(config, self.gpus)  # says what does not divide
-        else:
-            require(
-                self.batch % self.gpus == 0,
-                f"{self.parallel} shares the batch: {self.batch} rows do not divide among {self.gpus} GPUs",
+            shard_config(self.config, self.gpus)  # raises if heads or columns do not divide
+        elif self.batch % self.gpus:
+            raise ClearheadError(
+                f"{self.parallel} splits the batch: {self.batch} sequences do not divide among {self.gpus} GPUs; "
+                f"use a batch that is a multiple of {self.gpus}"
             )
 
     @property
-    def num_bytes(self) -> int:
-        """Of one activation."""
+    def bytes_per_activation(self) -> int:
+        """Bytes of one activation, and of one cached key or value."""
         return DTYPE_BYTES[self.dtype]
 
     @property
-    def weight_bytes(self) -> float:
-        """Of one weight of a matrix."""
-        return self.num_bytes if self.quant is None else QUANT_BITS[self.quant] / 8
+    def bytes_per_weight(self) -> float:
+        """Bytes of one weight of a matrix, with its part of the scale and offset of a quantised block."""
+        return self.bytes_per_activation if self.quant is None else QUANT_BITS[self.quant] / 8
 
     @cached_property
-    def of_one_gpu(self) -> "Workload":
-        """What each of them computes: all rows with its share of the model, or its rows with the whole."""
+    def per_gpu(self) -> "Workload":
+        """The workload of one GPU: its part of the model on all sequences (tp), or the whole model on its part."""
         if self.gpus == 1:
             return self
         if self.parallel == "tp":
-            return replace(self, config=share_of(self.config, self.gpus), gpus=1)
+            return replace(self, config=shard_config(self.config, self.gpus), gpus=1)
         return replace(self, batch=self.batch // self.gpus, gpus=1)
 
     @property
-    def reads_source(self) -> bool:
-        """The prefill of an encoder-decoder is its encoder's; the decoder has read nothing yet."""
+    def encodes_source(self) -> bool:
+        """Whether only the encoder runs: the prefill of an encoder-decoder, before the decoder has any tokens."""
         return self.phase == "prefill" and self.config.is_encoder_decoder
 
     @property
-    def logit_rows(self) -> int:
-        """Hidden states that are turned into logits: all in training and of an encoder, otherwise a row's last."""
+    def num_logit_positions(self) -> int:
+        """Number of hidden states that become logits: all in training and in an encoder, else one per sequence."""
         config = self.config
-        if config.head is None or self.reads_source:
+        if config.head is None or self.encodes_source:
             return 0
         return self.batch * (self.context if self.phase == "train" or config.decoder is None else 1)
 
     @property
-    def tokens(self) -> int:
-        """That come out of one run, on all GPUs."""
-        return self.batch * (1 if self.phase == "decode" else self.source if self.reads_source else self.context)
+    def num_tokens(self) -> int:
+        """Number of tokens that one run processes, over all GPUs."""
+        return self.batch * (1 if self.phase == "decode" else self.source if self.encodes_source else self.context)
 
 
-def longest_context(config: ModelConfig) -> int:
-    """What `context` is where nobody says: what the model was made for, within learned positions."""
+def default_context(config: ModelConfig) -> int:
+    """Return the context to assume: the one that the model was designed for, at most its learned positions."""
     positions = config.output_stack.embedding.positions
-    learned = positions.num_positions if isinstance(positions, LearnedPositions) else config.context
-    return min(config.context, learned)
+    num_learned = positions.num_positions if isinstance(positions, LearnedPositions) else config.context
+    return min(config.context, num_learned)

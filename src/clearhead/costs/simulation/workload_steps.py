@@ -1,63 +1,65 @@
-"""A workload as something to run: the same steps on a real device and on the meta device.
+"""A workload as a step that can be run, on a real device or on the meta device.
 
-step = prepare(network, workload); step()      # once or many times: every call does the same work
+    step = prepare_step(build_network(workload, "cpu"), workload); step()
+
+Every call of a step does the same work.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from clearhead.architecture import ModelConfig
-from clearhead.backends import GraphDecoder, why_no_cuda_graph
-from clearhead.cache import KeyValueCache
-from clearhead.costs.formulas.workload import Workload
+from clearhead.backends import GraphDecoder, unsupported_reason
+from clearhead.cache import KeyValueCache, forward_hidden
+from clearhead.costs.formulas import Workload
 from clearhead.model import AttentionKernel, EncoderOutput, Transformer, fused_attention
 
 Step = Callable[[], None]
 
 
-def build(workload: Workload, device: torch.device | str) -> Transformer:
+def build_network(workload: Workload, device: torch.device | str) -> Transformer:
+    """Build the network of a workload with random weights, in training mode for training and else for inference."""
     with torch.device(device):
         network = Transformer(workload.config)
     network.to(getattr(torch, workload.dtype))
     return network.train() if workload.phase == "train" else network.eval().requires_grad_(False)
 
 
-def prepare(network: Transformer, workload: Workload, kernel: AttentionKernel = fused_attention) -> Step:
+def prepare_step(network: Transformer, workload: Workload, kernel: AttentionKernel = fused_attention) -> Step:
+    """Allocate the inputs and the cache of a workload and return the step that runs it."""
     match workload.phase:
         case "train":
-            return training(network, workload, kernel)
+            return training_step(network, workload, kernel)
         case "prefill":
-            return prefilling(network, workload, kernel)
-        case "decode" if in_graph(workload) and network.device.type == "cuda":
-            return decoding_in_graph(network, workload)
+            return prefill_step(network, workload, kernel)
+        case "decode" if uses_cuda_graph(workload) and network.device.type == "cuda":
+            return graph_decode_step(network, workload)
         case "decode":
-            return decoding(network, workload, kernel)
+            return decode_step(network, workload, kernel)
 
 
-def some_tokens(network: Transformer, rows: int, length: int) -> Tensor:
-    """Any that both sides of the model know."""
+def dummy_tokens(network: Transformer, batch: int, length: int) -> Tensor:
+    """Return token ids (batch, length) that are in the vocabularies of both the encoder and the decoder."""
     config = network.config
-    sizes = [stack.embedding.vocab_size for stack in (config.encoder, config.decoder) if stack]
+    vocab_sizes = [stack.embedding.vocab_size for stack in (config.encoder, config.decoder) if stack]
     device = next(network.parameters()).device
-    return torch.arange(rows * length, device=device).view(rows, length) % min(sizes)
+    return torch.arange(batch * length, device=device).view(batch, length) % min(vocab_sizes)
 
 
-def training(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
-    """Forward, loss, backward; the optimizer is the caller's."""
-    target = some_tokens(network, workload.batch, workload.context)
+def training_step(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
+    """Return a step of forward, loss and backward, without an optimizer."""
+    target = dummy_tokens(network, workload.batch, workload.context)
     inputs = [target]
     if workload.config.is_encoder_decoder:
-        inputs = [some_tokens(network, workload.batch, workload.source), target]
-
+        inputs = [dummy_tokens(network, workload.batch, workload.source), target]
     if workload.recompute:
-        keep_inputs_only(network)
+        checkpoint_blocks(network)
 
-    @set_checkpoint_early_stop(False)  # every block whole, which is what is counted
+    @set_checkpoint_early_stop(False)  # recompute every block completely, as the formulas count it
     def step() -> None:
         network.zero_grad(set_to_none=True)
         out = network(*inputs, kernel=kernel).float()
@@ -69,16 +71,17 @@ def training(network: Transformer, workload: Workload, kernel: AttentionKernel) 
     return step
 
 
-def keep_inputs_only(network: Transformer) -> None:
+def checkpoint_blocks(network: Transformer) -> None:
+    """Apply activation checkpointing: each block stores its input only and runs its forward again in the backward."""
     for stack in (network.encoder, network.decoder):
         for block in stack.layers if stack else ():
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def prefilling(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
+def prefill_step(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
     config = workload.config
     length = workload.source if config.is_encoder_decoder else workload.context
-    tokens = some_tokens(network, workload.batch, length)
+    tokens = dummy_tokens(network, workload.batch, length)
 
     @torch.no_grad()
     def step() -> None:
@@ -92,53 +95,26 @@ def prefilling(network: Transformer, workload: Workload, kernel: AttentionKernel
     return step
 
 
-def decoding(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
-    """The cache is filled once; a step that is not followed by `advance` may be run again."""
+def decode_step(network: Transformer, workload: Workload, kernel: AttentionKernel = fused_attention) -> Step:
+    """Fill a cache and return a step that decodes one token without a CUDA graph.
+
+    The step does not call `cache.advance()`, so every run of it overwrites the same slot.
+    """
     cache, encoder_output = KeyValueCache(workload.config), None
     with torch.no_grad():
         if workload.config.is_encoder_decoder:
-            source = some_tokens(network, workload.batch, workload.source)
+            source = dummy_tokens(network, workload.batch, workload.source)
             encoder_output = network.precompute_cross_attention(network.encode(source, kernel=kernel))
         if workload.context > 1:
-            past = some_tokens(network, workload.batch, workload.context - 1)
-            network.hidden_states(past, encoder_output=encoder_output, cache=cache, kernel=kernel)
-            cache.advance()
-    token = some_tokens(network, workload.batch, 1)
+            past = dummy_tokens(network, workload.batch, workload.context - 1)
+            forward_hidden(network, past, cache, encoder_output=encoder_output, absorb=False, kernel=kernel)
+    token = dummy_tokens(network, workload.batch, 1)
 
     @torch.no_grad()
     def step() -> None:
         last_logits(network, token, kernel, cache, encoder_output)
 
     return step
-
-
-def in_graph(workload: Workload) -> bool:
-    """Whether generation decodes this in the CUDA graph of backends/cuda/decoder.py."""
-    decodes = workload.phase == "decode" and workload.device_type == "cuda" and workload.quant is None
-    return decodes and fits_graph(workload.config)
-
-
-@cache
-def fits_graph(config: ModelConfig) -> bool:
-    with torch.device("meta"):
-        return why_no_cuda_graph(Transformer(config)) is None
-
-
-def decoding_in_graph(network: Transformer, workload: Workload) -> Step:
-    """The same place again and again; what the cache holds there makes no difference to the clock."""
-    decoder = GraphDecoder(network, workload.batch, workload.context, greedy)
-    decoder.position.fill_(workload.context - 1)
-    decoder.start(some_tokens(network, workload.batch, 1)[:, 0])
-
-    def step() -> None:
-        decoder.position.fill_(workload.context - 1)
-        decoder.next()
-
-    return step
-
-
-def greedy(logits: Tensor, steps: Tensor) -> Tensor:
-    return logits.argmax(-1)
 
 
 def last_logits(
@@ -148,8 +124,36 @@ def last_logits(
     cache: KeyValueCache,
     encoder_output: EncoderOutput | None = None,
 ) -> Tensor:
-    """As generation does it: a single token works on the latent itself, and only the last one has logits."""
+    """Return the logits after the last token as cache/step.py computes them, but leave the cache as it is."""
     hidden = network.hidden_states(
         tokens, encoder_output=encoder_output, cache=cache, kernel=kernel, absorb=tokens.shape[1] == 1
     )
-    return network.to_logits(hidden[:, -1])
+    return network.compute_logits(hidden[:, -1])
+
+
+# --- in a CUDA graph
+
+
+def uses_cuda_graph(workload: Workload) -> bool:
+    """Return whether generation decodes this workload in the CUDA graph of backends/cuda/decoder.py."""
+    if workload.phase != "decode" or workload.device_type != "cuda" or workload.quant is not None:
+        return False
+    return workload.dtype != "float64" and unsupported_reason(workload.config, "cuda") is None
+
+
+def graph_decode_step(network: Transformer, workload: Workload) -> Step:
+    """Return a step that always decodes the last position; the values in the cache do not affect the time."""
+    decoder = GraphDecoder(network, workload.batch, workload.context, choose_greedily)
+    decoder.position.fill_(workload.context - 1)
+    decoder.start(dummy_tokens(network, workload.batch, 1)[:, 0])
+
+    def step() -> None:
+        decoder.position.fill_(workload.context - 1)
+        decoder.replay_step()
+
+    return step
+
+
+def choose_greedily(logits: Tensor, num_generated: Tensor) -> Tensor:
+    """Return the most likely token of each sequence, as the `choose` argument of GraphDecoder."""
+    return logits.argmax(-1)
