@@ -343,7 +343,9 @@ def test_token_texts_and_representations():
     traced = model.trace("né", keep_heads=True)
     assert traced.token_texts[-3:] == ["n", "\\xc3", "\\xa9"]
     assert model.trace([299]).token_texts == ["299"]
-    assert repr(traced) == f"Trace({len(traced.tokens)} tokens, 2 layers)"
+    text = "".join(traced.token_texts)
+    assert repr(traced) == f"Trace({text!r}, {len(traced.tokens)} tokens, 2 layers, heads kept)"
+    assert repr(model.trace([1] * 99)).endswith("…', 99 tokens, 2 layers, heads recomputed on request)")
     assert traced._repr_html_().startswith("<iframe")
 
 

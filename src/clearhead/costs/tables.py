@@ -89,7 +89,7 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
 
 def report_html(report: Report) -> str:
     """Return the tables of a report as HTML, for notebooks."""
-    console = Console(record=True, file=StringIO(), width=120)
+    console = Console(record=True, file=StringIO(), width=120, highlight=False)
     print_report(report, "cost", console)
     return console.export_html(inline_styles=True, code_format='<pre style="line-height: 1.2">{code}</pre>')
 

@@ -60,8 +60,11 @@ class Trace:
     recomputed: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # by stack: the last recomputed residual
 
     def __repr__(self) -> str:
-        source = "" if self.source_tokens is None else f" from {len(self.source_tokens)}"
-        return f"Trace({len(self.tokens)} tokens{source}, {self.num_layers} layers)"
+        text = "".join(self.token_texts)
+        text = text if len(text) <= 60 else text[:59] + "…"
+        source = "" if self.source_tokens is None else f" after {len(self.source_tokens)} source tokens"
+        heads = "heads kept" if self.heads else "heads recomputed on request"
+        return f"Trace({text!r}, {len(self.tokens)} tokens{source}, {self.num_layers} layers, {heads})"
 
     def _repr_html_(self) -> str | None:
         from clearhead.inspection.export import notebook_html
