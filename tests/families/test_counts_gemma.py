@@ -1,4 +1,4 @@
-"""Parameters of the Gemma 3 presets, counted on the meta device, against the published numbers."""
+"""Parameters of the Gemma 3 presets, counted on the meta device and compared with the published numbers."""
 
 import pytest
 import torch
@@ -6,9 +6,9 @@ import torch
 from clearhead.families import preset
 from clearhead.model.transformer import Transformer
 
-# The Hub's `safetensors.total` of each, as KerasHub's gemma3_presets.py (github.com/keras-team/keras-hub) and, for
-# 12B, public copies of the Hub's answers quote it; and millions of parameters outside the token table: Gemma 3 (2025),
-# Table 1; the 270M's model card.
+# `safetensors.total` of each on the Hub, from KerasHub's gemma3_presets.py (github.com/keras-team/keras-hub) and, for
+# 12B, from public copies of the Hub's answers; and millions of parameters outside the token table, from Gemma 3 (2025),
+# Table 1, and the 270M's model card.
 PUBLISHED = {
     "gemma-3-270m": (268_098_176, 100),
     "gemma-3-1b": (999_885_952, 698),
@@ -16,14 +16,14 @@ PUBLISHED = {
     "gemma-3-12b": (12_187_325_040, 10_759),
     "gemma-3-27b": (27_432_406_640, 25_600),
 }
-# SigLIP's tower, the same in the three sizes that see images: in KerasHub's list gemma3_4b has 4,299,915,632 and
-# gemma3_4b_text 3,880,099,328 parameters; the rest of the difference is the projector of 1152 · 2560 + 1152.
+# SigLIP's vision tower, the same in the three multimodal sizes: KerasHub lists 4,299,915,632 parameters for gemma3_4b
+# and 3,880,099,328 for gemma3_4b_text; the rest of the difference is the projector of 1152 · 2560 + 1152.
 VISION = 416_866_032
 VISION_WIDTH = 1152
 
 
 @pytest.mark.parametrize(("name", "count", "millions"), [(name, *row) for name, row in PUBLISHED.items()])
-def test_parameters(name, count, millions):
+def test_number_of_parameters(name, count, millions):
     config = preset(name)
     with torch.device("meta"):
         network = Transformer(config)

@@ -1,4 +1,4 @@
-"""Parameters of the Gopher and PaLM presets, counted on the meta device, against the published numbers."""
+"""Parameters of the Gopher and PaLM presets, counted on the meta device and compared with the published numbers."""
 
 import pytest
 import torch
@@ -26,20 +26,21 @@ def parameters(name):
         return list(Transformer(preset(name)).parameters())
 
 
-def test_every_preset_is_counted():
+def test_every_preset_has_a_published_count():
     assert GOPHER.keys() == gopher.PRESETS.keys()
     assert PALM.keys() == palm.PRESETS.keys()
 
 
 @pytest.mark.parametrize(("name", "published"), GOPHER.items())
-def test_parameters_of_gopher(name, published):
+def test_number_of_parameters_of_gopher(name, published):
     digits = len(published.partition(".")[2].rstrip("MB"))
     unit = {"M": 1e6, "B": 1e9}[published[-1]]
-    count = sum(one.numel() for one in parameters(name))
+    count = sum(parameter.numel() for parameter in parameters(name))
     assert f"{count / unit:.{digits}f}{published[-1]}" == published
 
 
 @pytest.mark.parametrize(("name", "published"), PALM.items())
-def test_parameters_of_palm(name, published):
-    matrices = sum(one.numel() for one in parameters(name) if one.ndim == 2)  # with its norms the largest has 540.36
+def test_number_of_parameters_of_palm(name, published):
+    # The published numbers leave out the norms; with them, the largest model has 540.36.
+    matrices = sum(parameter.numel() for parameter in parameters(name) if parameter.ndim == 2)
     assert round(matrices / 1e9, 2) == published

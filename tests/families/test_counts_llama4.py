@@ -1,4 +1,4 @@
-"""Parameters of the Llama 4 presets, counted on the meta device, against the published numbers."""
+"""Parameters of the Llama 4 presets, counted on the meta device and compared with the published numbers."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from transformers import Llama4VisionConfig, Llama4VisionModel
 from clearhead.families import preset
 from clearhead.model.transformer import Transformer
 
-# The Hub's `safetensors.total` of the first, a provider's documentation of the second, as public repositories quote
-# them; the model cards say 109B and 400B. Both count the tower that sees images and its projector.
+# `safetensors.total` of the first on the Hub, a provider's documentation of the second, from public repositories that
+# quote them; the model cards give 109B and 400B. Both include the vision tower and its projector.
 PUBLISHED = {"llama-4-scout": 108_641_793_536, "llama-4-maverick": 401_583_781_376}
 VISION = {"hidden_size": 1408, "num_hidden_layers": 34, "intermediate_size": 5632, "vision_output_dim": 4096}
 VISION |= {"projector_input_dim": 4096, "projector_output_dim": 4096, "image_size": 336, "patch_size": 14}
@@ -19,7 +19,7 @@ def count(network):
 
 
 @pytest.mark.parametrize(("name", "published"), PUBLISHED.items())
-def test_parameters(name, published):
+def test_number_of_parameters(name, published):
     config = preset(name)
     with torch.device("meta"):
         network, tower = Transformer(config), Llama4VisionModel(Llama4VisionConfig(**VISION))

@@ -1,4 +1,4 @@
-"""Parameters of the Qwen 3 presets, counted on the meta device, against the published numbers."""
+"""Parameters of the Qwen 3 presets, counted on the meta device and compared with the published numbers."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from clearhead.families import preset
 from clearhead.model.transformer import Transformer
 
 # KerasHub's qwen3_presets.py and qwen3_moe_presets.py (github.com/keras-team/keras-hub), and the parameters outside
-# token table and head as the model cards print them.
+# token table and head, from the model cards.
 PUBLISHED = {
     "qwen3-0.6b": (596_049_920, "0.44"),
     "qwen3-1.7b": (1_720_574_976, "1.4"),
@@ -21,7 +21,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("name", "count", "without_embedding"), [(name, *row) for name, row in PUBLISHED.items()])
-def test_parameters(name, count, without_embedding):
+def test_number_of_parameters(name, count, without_embedding):
     with torch.device("meta"):
         network = Transformer(preset(name))
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}

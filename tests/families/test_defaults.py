@@ -1,4 +1,4 @@
-"""A key that config.json leaves out means what it means to transformers."""
+"""A setting that is absent from config.json means what it means to transformers."""
 
 import pytest
 import transformers
@@ -7,27 +7,28 @@ from clearhead.errors import ClearheadError
 from clearhead.families import FAMILIES, family_of_type
 from clearhead.families.settings import Settings
 
-KINDS = [kind for family in FAMILIES for kind in family.model_types]
+MODEL_TYPES = [model_type for family in FAMILIES for model_type in family.model_types]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_left_out_keys(kind):
-    """Each key of transformers' own config in turn: its default, or, of sizes, a sentence that it is needed."""
-    family = family_of_type(kind)
-    full = transformers.AutoConfig.for_model(kind, pad_token_id=0).to_dict() | {"num_experts_per_tok": 2}
-    config, needed = family.read_config(Settings(full, kind)), set()
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_absent_settings_have_the_defaults_of_transformers(model_type):
+    """Remove each setting of transformers' config in turn: its default is the same, or it is a size that is required."""
+    family = family_of_type(model_type)
+    full = transformers.AutoConfig.for_model(model_type, pad_token_id=0).to_dict() | {"num_experts_per_tok": 2}
+    config, required = family.read_config(Settings(full, model_type)), set()
     for key in full.keys() - {"model_type", "num_experts_per_tok"}:
+        remaining = {name: full[name] for name in full if name != key}
         try:
-            assert family.read_config(Settings({name: full[name] for name in full if name != key}, kind)) == config, key
+            assert family.read_config(Settings(remaining, model_type)) == config, key
         except ClearheadError:
-            needed.add(key)
-    assert all(isinstance(full[key], int) for key in needed - {"attention_types"})
+            required.add(key)
+    assert all(isinstance(full[key], int) for key in required - {"attention_types"})
 
 
 @pytest.mark.parametrize(("key", "value"), [("norm_type", "rmsnorm"), ("attn_config", {"rope": True})])
-def test_mpt_refuses_what_it_does_not_compute(key, value):
+def test_mpt_rejects_unsupported_settings(key, value):
     family = family_of_type("mpt")
-    words = transformers.MptConfig().to_dict()
-    words[key] = words.get(key, {}) | value if isinstance(value, dict) else value
-    with pytest.raises(ClearheadError, match="which this family does not compute"):
-        family.read_config(Settings(words, "config.json"))
+    data = transformers.MptConfig().to_dict()
+    data[key] = data.get(key, {}) | value if isinstance(value, dict) else value
+    with pytest.raises(ClearheadError, match="which this family does not support"):
+        family.read_config(Settings(data, "config.json"))

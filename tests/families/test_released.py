@@ -1,6 +1,6 @@
-"""The config.json of released models, in transformers' words old and new, reads as our presets; odd ones are refused.
+"""The config.json of released models reads as our presets; unsupported settings are rejected.
 
-Only what says something of the network is kept of each file; the values are those of the Hub.
+The values are those of the Hub; settings that do not affect the network are left out.
 """
 
 import random
@@ -188,19 +188,19 @@ def read(data):
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_reads_as_the_preset(name):
+def test_a_released_config_reads_as_the_preset(name):
     assert read(RELEASED[name]) == preset(name)
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_what_is_written_reads_back(name):
-    """family_for gives only a family whose words say the whole config."""
+def test_a_written_preset_reads_back(name):
+    """family_for returns the family whose config.json expresses the whole config."""
     family = family_of_type(RELEASED[name]["model_type"])
     assert family_for(preset(name)) is family
     assert family.read_config(Settings(family.write_config(preset(name)), "written")) == preset(name)
 
 
-REFUSED = [
+UNSUPPORTED = [
     ("qwen3-0.6b", {"use_sliding_window": True}, "sliding_window"),
     ("qwen3-0.6b", {"layer_types": ["sliding_attention"] * 28}, "layer type"),
     ("qwen3-0.6b", {"layer_types": ["full_attention"]}, "1 entries for 28 layers"),
@@ -226,32 +226,32 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "changes", "words"), REFUSED)
-def test_settings_that_compute_something_else_are_refused(name, changes, words):
-    with pytest.raises(ClearheadError, match=words):
+@pytest.mark.parametrize(("name", "changes", "message"), UNSUPPORTED)
+def test_unsupported_settings_are_rejected(name, changes, message):
+    with pytest.raises(ClearheadError, match=message):
         read(RELEASED[name] | changes)
 
 
 @pytest.mark.parametrize("name", RELEASED)
-def test_a_config_is_written_whole_or_refused(name):
-    """One field away from a released model: said in the family's words, or a sentence that it cannot be."""
+def test_a_config_is_written_completely_or_rejected(name):
+    """A config one field away from a released model reads back as it was, or raises an error."""
     family = family_of_type(RELEASED[name]["model_type"])
-    written = refused = 0
+    num_written = num_rejected = 0
     for path, config in mutants(preset(name)):
         try:
             data = family.write_config(config)
         except ClearheadError:
-            refused += 1
+            num_rejected += 1
         else:
             assert family.read_config(Settings(data, path)) == config, path
-            written += 1
-    assert written >= 5
-    assert refused >= 5
+            num_written += 1
+    assert num_written >= 5
+    assert num_rejected >= 5
 
 
-def test_the_magnitude_of_yarn_is_recovered_from_the_scale():
-    numbers = random.Random(0)
+def test_mscale_is_recovered_exactly_from_the_score_scale():
+    generator = random.Random(0)
     for _ in range(2000):
-        factor, mscale, width = numbers.uniform(1.001, 100), numbers.uniform(0.01, 3), 2 * numbers.randint(2, 256)
+        factor, mscale, width = generator.uniform(1.001, 100), generator.uniform(0.01, 3), 2 * generator.randint(2, 256)
         scale = yarn_score_scale(width, factor, mscale)
         assert yarn_score_scale(width, factor, recover_mscale(scale, width, factor)) == scale

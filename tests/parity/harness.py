@@ -1,7 +1,16 @@
-"""Ours against transformers at toy size: same folder on disk, same inputs, every logit compared.
+"""Compare our networks with transformers at toy size: same checkpoint on disk, same inputs, every logit.
 
-Plain initialisation hides a tenth of all errors (a GELU variant, a scale, a bias that is zero), so every parameter
-is drawn anew with an effect of order one, and norms get a large epsilon in the cases' configs.
+A family's test lists its reference models as `Case`s and runs four checks on each:
+
+    check_logits       the logits agree in float32, with and without padding, with both attention kernels
+    check_float64      they agree to 1e-12 in float64, which excludes errors that hide in the rounding of float32
+    check_round_trip   what we save is what transformers saved, and transformers computes the same from it
+    check_mutants      the comparison detects an error in any single field of our config
+
+Models without a class in transformers are compared with their published equations: see equations.py.
+
+The usual initialisation hides a tenth of all errors (a GELU variant, a scale, a bias that is zero). Therefore every
+parameter is drawn anew with an effect of order one, and the cases' configs give norms a large epsilon.
 """
 
 import contextlib
@@ -16,138 +25,151 @@ from torch import Tensor, nn
 
 from clearhead.architecture import ModelConfig
 from clearhead.checkpoint.huggingface import load_folder, save_folder
-from clearhead.families import family_for
-from clearhead.families.settings import Settings
-from clearhead.model.attend import fused_attention, reference_attention
-from clearhead.model.transformer import Transformer
+from clearhead.families import Settings, family_for
+from clearhead.model import Transformer, fused_attention, reference_attention
 from tests.parity.mutants import mutants
 
 VOCAB, BATCH, LENGTH = 97, 2, 24
+MIN_EFFECT = 0.1  # a reference whose largest logit is smaller would compare nothing
+
+Draw = Callable[[str, Tensor], Tensor | None]  # name, parameter -> its new value; None: the default
+
+
+def draw_default(name: str, parameter: Tensor) -> None:
+    """Leave every parameter to the default of `randomize`."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One reference model at toy size. `build` makes the transformers model; the rest says how to compare."""
+    """A reference model at toy size, and how to compare with it."""
 
     name: str
-    build: Callable[[], nn.Module]
-    length: int = LENGTH
+    build: Callable[[], nn.Module]  # returns the transformers model
+    length: int = LENGTH  # tokens of a sequence
     tolerance: float = 1e-5
     tolerance_float64: float = 1e-12
-    special: Callable[[str, Tensor], Tensor | None] = lambda name, parameter: None  # own draw for a parameter
-    positions_as_argument: bool = True  # the reference takes position_ids
-    output: str = "logits"  # what to compare, by its name in the reference's output
-    blind: tuple[str, ...] = ()  # fields whose small errors this case cannot see, by a part of their path
-    exact_tensors: bool = True  # what we save is bit-equal to what transformers saved
-    recomputed: str = "$."  # pattern of tensors that transformers saves though they follow from the config
+    draw: Draw = draw_default
+    takes_position_ids: bool = True  # the reference accepts position_ids
+    output: str = "logits"  # attribute of the reference's output that is compared
+    undetectable: tuple[str, ...] = ()  # parts of the paths of fields whose small errors this case cannot detect
+    same_tensors: bool = True  # the tensors we save equal those that transformers saves
+    not_saved: str = "$."  # pattern of tensors that transformers saves and we compute; the default matches none
 
     def __str__(self) -> str:
         return self.name
 
 
-def build(case: Case, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """The reference with every parameter and every saved buffer drawn anew."""
+def build_reference(case: Case, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Return the reference with all parameters and all saved buffers drawn anew."""
     torch.manual_seed(0)
     model = case.build().eval()
-    rerandomize(model, case.special)
+    randomize(model, case.draw)
     return model.to(dtype)
 
 
 @torch.no_grad()
-def rerandomize(model: nn.Module, special: Callable[[str, Tensor], Tensor | None]) -> None:
+def randomize(model: nn.Module, draw: Draw = draw_default) -> None:
+    """Draw every parameter and saved buffer anew.
+
+    Embeddings have standard deviation 0.3, matrices fan_in ** -0.5, vectors 0.3 around 0, norm weights 0.3 around 1.
+    """
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     saved = set(model.state_dict())
     tensors = dict(model.named_parameters()) | {n: b for n, b in model.named_buffers() if n in saved}
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             continue
-        draw = special(name, tensor)
-        if draw is None and id(tensor) in tables:
-            draw = 0.3 * torch.randn_like(tensor)
-        elif draw is None and tensor.ndim >= 2:
-            draw = torch.randn_like(tensor) * fan_in(name, tensor, model) ** -0.5
-        elif draw is None:
-            is_weight = "norm" in name.lower() or "ln_" in name or name.endswith(("layer_norm.weight", "ln.weight"))
-            draw = float(is_weight and name.endswith("weight")) + 0.3 * torch.randn_like(tensor)
-        tensor.copy_(draw)
+        value = draw(name, tensor)
+        if value is None and id(tensor) in tables:
+            value = 0.3 * torch.randn_like(tensor)
+        elif value is None and tensor.ndim >= 2:
+            value = torch.randn_like(tensor) * fan_in(name, tensor, model) ** -0.5
+        elif value is None:
+            is_norm = "norm" in name.lower() or "ln_" in name or name.endswith(("layer_norm.weight", "ln.weight"))
+            value = float(is_norm and name.endswith("weight")) + 0.3 * torch.randn_like(tensor)
+        tensor.copy_(value)
 
 
 def fan_in(name: str, tensor: Tensor, model: nn.Module) -> int:
+    """Return the number of inputs of a matrix."""
     owner = model.get_submodule(name.rpartition(".")[0])
     stored_in_out = type(owner).__name__ in ("Conv1D", "Llama4TextExperts")
     return tensor.shape[-2] if stored_in_out else tensor.shape[-1]
 
 
-def load_ours(model: nn.Module, folder: Path) -> Transformer:
-    """Through the disk, as a user would: transformers saves, we load."""
+def load_network(model: nn.Module, folder: Path) -> Transformer:
+    """Save a transformers model to disk and load it as our network, as a user would."""
     model.save_pretrained(folder)
     return load_folder(folder).network
 
 
-def inputs(case: Case, config: ModelConfig, padded: bool) -> dict[str, Tensor]:
-    """For one stack: tokens, attention_mask, position_ids; for two: tokens (the source), target and their masks."""
+def make_inputs(case: Case, config: ModelConfig, padded: bool) -> dict[str, Tensor]:
+    """Return the arguments of our network.
+
+    One stack takes tokens, attention_mask and position_ids; an encoder-decoder takes source, target and their masks.
+    """
     generator = torch.Generator().manual_seed(1)
 
-    def tokens(length: int) -> Tensor:
+    def draw_tokens(length: int) -> Tensor:
         return torch.randint(0, config.vocab_size, (BATCH, length), generator=generator)
 
-    def mask(length: int, left: bool) -> Tensor:
-        ones = torch.ones(BATCH, length, dtype=torch.long)
+    def make_mask(length: int, left: bool) -> Tensor:
+        mask = torch.ones(BATCH, length, dtype=torch.long)
         if padded:
-            ones[1, : length // 4] = 0
-        return ones if left else ones.flip(1)
+            mask[1, : length // 4] = 0
+        return mask if left else mask.flip(1)
 
     if config.is_encoder_decoder:
-        source, target = tokens(case.length), tokens(case.length - 5)
+        source, target = draw_tokens(case.length), draw_tokens(case.length - 5)
         return {
             "source": source,
             "target": target,
-            "source_mask": mask(case.length, left=False),
+            "source_mask": make_mask(case.length, left=False),
             "target_mask": torch.ones_like(target),
         }
-    # Beside the encoders, padding stands on the left, where it moves every position.
-    left = config.decoder is not None
-    attention_mask = mask(case.length, left)
+    # Decoders are padded on the left, where padding shifts every position; encoders on the right.
+    attention_mask = make_mask(case.length, left=config.decoder is not None)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    return {"tokens": tokens(case.length), "attention_mask": attention_mask, "position_ids": positions}
+    return {"tokens": draw_tokens(case.length), "attention_mask": attention_mask, "position_ids": positions}
 
 
-def run_reference(model: nn.Module, case: Case, given: dict[str, Tensor]) -> Tensor:
-    if "target" in given:
-        named = {
-            "input_ids": given["source"],
-            "attention_mask": given["source_mask"],
-            "decoder_input_ids": given["target"],
-            "decoder_attention_mask": given["target_mask"],
+def run_reference(model: nn.Module, case: Case, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the reference's output for the arguments of our network."""
+    if "target" in inputs:
+        arguments = {
+            "input_ids": inputs["source"],
+            "attention_mask": inputs["source_mask"],
+            "decoder_input_ids": inputs["target"],
+            "decoder_attention_mask": inputs["target_mask"],
         }
     else:
-        named = {"input_ids": given["tokens"], "attention_mask": given["attention_mask"]}
-        if case.positions_as_argument:
-            named["position_ids"] = given["position_ids"]
+        arguments = {"input_ids": inputs["tokens"], "attention_mask": inputs["attention_mask"]}
+        if case.takes_position_ids:
+            arguments["position_ids"] = inputs["position_ids"]
     with torch.no_grad():
-        found = model(**named, **({"use_cache": False} if hasattr(model.config, "use_cache") else {}))
-    return getattr(found, case.output)
+        output = model(**arguments, **({"use_cache": False} if hasattr(model.config, "use_cache") else {}))
+    return getattr(output, case.output)
 
 
-def difference(ours: Tensor, theirs: Tensor, given: dict[str, Tensor]) -> float:
-    """Largest at real positions; rows of padding are each implementation's own business."""
-    real = given.get("attention_mask", given.get("target_mask"))
-    assert real is not None
+def largest_difference(ours: Tensor, theirs: Tensor, inputs: dict[str, Tensor]) -> float:
+    """Return the largest difference at real tokens; the output at padding is not defined."""
+    mask = inputs.get("attention_mask", inputs.get("target_mask"))
+    assert mask is not None
     assert ours.shape == theirs.shape
-    return (ours - theirs)[real.bool()].abs().max().item()
+    return (ours - theirs)[mask.bool()].abs().max().item()
 
 
 @contextlib.contextmanager
-def float32_means_float64() -> Iterator[None]:
-    """transformers casts to float32 in places; in a float64 comparison these casts are promoted too."""
-    kept = torch.float32, torch.float, torch.Tensor.float
+def float32_as_float64() -> Iterator[None]:
+    """Let code that casts to float32 cast to float64 instead, as parts of transformers do in any precision."""
+    original = torch.float32, torch.float, torch.Tensor.float
     torch.float32 = torch.float = torch.float64
     torch.Tensor.float = torch.Tensor.double
     torch.set_default_dtype(torch.float64)
     try:
         yield
     finally:
-        torch.float32, torch.float, torch.Tensor.float = kept
+        torch.float32, torch.float, torch.Tensor.float = original
         torch.set_default_dtype(torch.float32)
 
 
@@ -155,120 +177,93 @@ def float32_means_float64() -> Iterator[None]:
 
 
 def check_logits(case: Case, folder: Path, **options: bool) -> None:
-    """`options` go to our network."""
-    model = build(case)
-    network = load_ours(model, folder)
+    """Check that the logits agree in float32, with and without padding, with both attention kernels.
+
+    `options` are passed to our network.
+    """
+    model = build_reference(case)
+    network = load_network(model, folder)
     for padded in (False, True):
-        given = inputs(case, network.config, padded)
-        theirs = run_reference(model, case, given)
-        assert theirs.abs().max() > 0.1, "a reference without effect compares nothing"
+        inputs = make_inputs(case, network.config, padded)
+        theirs = run_reference(model, case, inputs)
+        assert theirs.abs().max() > MIN_EFFECT
         for kernel in (fused_attention, reference_attention):
             with torch.no_grad():
-                found = difference(network(**given, kernel=kernel, **options), theirs, given)
-            assert found <= case.tolerance, f"padded={padded} {kernel.__name__}: {found:.2e}"
+                difference = largest_difference(network(**inputs, kernel=kernel, **options), theirs, inputs)
+            assert difference <= case.tolerance, f"padded={padded} {kernel.__name__}: {difference:.2e}"
 
 
 def check_float64(case: Case, folder: Path, **options: bool) -> None:
-    with float32_means_float64():  # tables made at birth, such as rotary frequencies, are meant too
-        model = build(case, torch.float64)
+    """Check that the logits agree to 1e-12 in float64, with padding."""
+    with float32_as_float64():  # includes tables that the constructor computes, such as rotary frequencies
+        model = build_reference(case, torch.float64)
     model.config._experts_implementation = "eager"
-    network = load_ours(model, folder)
-    given = inputs(case, network.config, padded=True)
-    with float32_means_float64():
-        theirs = run_reference(model, case, given)
+    network = load_network(model, folder)
+    inputs = make_inputs(case, network.config, padded=True)
+    with float32_as_float64():
+        theirs = run_reference(model, case, inputs)
     with torch.no_grad():
-        ours = network(**given, **options)
+        ours = network(**inputs, **options)
     assert ours.dtype == torch.float64
-    found = difference(ours, theirs, given)
-    assert found <= case.tolerance_float64, f"{found:.2e}"
+    difference = largest_difference(ours, theirs, inputs)
+    assert difference <= case.tolerance_float64, f"{difference:.2e}"
 
 
 def check_round_trip(case: Case, folder: Path) -> None:
-    """transformers -> ours -> transformers: tensors bit-equal, config understood, logits the same."""
-    model = build(case)
+    """Check transformers -> ours -> transformers: equal tensors, a config that reads back, equal logits."""
+    model = build_reference(case)
     model.save_pretrained(folder / "theirs")
     loaded = load_folder(folder / "theirs")
     config = loaded.network.config
-    saved_as = save_folder(loaded.network, folder / "ours", loaded.family, loaded.special_ids)
-    for family in (saved_as, family_for(config)):
+    family_saved = save_folder(loaded.network, folder / "ours", loaded.family, loaded.special_ids)
+    for family in (family_saved, family_for(config)):
         assert family.read_config is not None
         assert family.write_config is not None
         assert family.read_config(Settings(family.write_config(config), "written")) == config
-    if case.exact_tensors:
-        theirs, ours = (
-            load_file(folder / "theirs" / "model.safetensors"),
-            load_file(folder / "ours" / "model.safetensors"),
-        )
-        assert ours.keys() == {name for name in theirs if not re.fullmatch(case.recomputed, name)}
+    if case.same_tensors:
+        theirs = load_file(folder / "theirs" / "model.safetensors")
+        ours = load_file(folder / "ours" / "model.safetensors")
+        assert ours.keys() == {name for name in theirs if not re.fullmatch(case.not_saved, name)}
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    again = type(model).from_pretrained(folder / "ours", attn_implementation="eager").eval()
-    given = inputs(case, config, padded=False)
-    assert torch.equal(run_reference(again, case, given), run_reference(model, case, given))
+    reloaded = type(model).from_pretrained(folder / "ours", attn_implementation="eager").eval()
+    inputs = make_inputs(case, config, padded=False)
+    assert torch.equal(run_reference(reloaded, case, inputs), run_reference(model, case, inputs))
 
 
 def check_mutants(case: Case, folder: Path) -> int:
-    """Every one-field error in our config is seen: the checkpoint no longer fits, or a logit moves."""
-    model = build(case)
-    network = load_ours(model, folder)
-    given = inputs(case, network.config, padded=True)
-    theirs = run_reference(model, case, given)
+    """Check that every error in one field of our config is detected; return how many there are.
+
+    An error is detected if the checkpoint no longer fits or a logit changes by more than the tolerance.
+    """
+    model = build_reference(case)
+    network = load_network(model, folder)
+    inputs = make_inputs(case, network.config, padded=True)
+    theirs = run_reference(model, case, inputs)
     weights = network.state_dict()
-    caught, missed = 0, []
+    num_detected, missed = 0, []
     for path, config in mutants(network.config):
-        if seen(config, weights, given, theirs, case.tolerance):
-            caught += 1
-        elif not any(part in path for part in case.blind):
+        if is_detected(config, weights, inputs, theirs, case.tolerance):
+            num_detected += 1
+        elif not any(part in path for part in case.undetectable):
             missed.append(path)
-    assert not missed, f"errors that no comparison sees: {missed}"
-    return caught
-
-
-# --- models without a class in transformers: equations written out in the test over a dict of our tensors
-
-Equations = Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor]
-
-
-def under(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors of one part, by their names within it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    assert not missed, f"errors that the comparison does not detect: {missed}"
+    return num_detected
 
 
 @torch.no_grad()
-def check_equations(config: ModelConfig, equations: Equations, blind: tuple[str, ...] = ()) -> int:
-    """Both precisions, padded and not, both kernels; then every one-field error. `equations(weights, inputs)`."""
-    torch.manual_seed(0)
-    network = Transformer(config).eval()
-    rerandomize(network, lambda name, parameter: None)
-    case = Case("equations", lambda: network)
-    for dtype, tolerance in ((torch.float64, case.tolerance_float64), (torch.float32, case.tolerance)):
-        network.to(dtype)
-        for padded in (False, True):
-            given = inputs(case, config, padded)
-            theirs = equations(network.state_dict(), given)
-            assert theirs.abs().max() > 0.1, "equations without effect compare nothing"
-            for kernel in (fused_attention, reference_attention):
-                found = difference(network(**given, kernel=kernel), theirs, given)
-                assert found <= tolerance, f"padded={padded} {dtype} {kernel.__name__}: {found:.2e}"
-    wrong = dict(mutants(config))
-    seen_ones = {path for path in wrong if seen(wrong[path], network.state_dict(), given, theirs, case.tolerance)}
-    missed = [path for path in wrong if path not in seen_ones and not any(part in path for part in blind)]
-    assert not missed, f"errors that no comparison sees: {missed}"
-    return len(seen_ones)
-
-
-@torch.no_grad()
-def seen(
-    config: ModelConfig, weights: dict[str, Tensor], given: dict[str, Tensor], theirs: Tensor, tolerance: float
+def is_detected(
+    config: ModelConfig, weights: dict[str, Tensor], inputs: dict[str, Tensor], theirs: Tensor, tolerance: float
 ) -> bool:
+    """Return whether a wrong config does not fit the weights, or gives other logits than the reference."""
     mutant = Transformer(config).eval()
-    if layout(mutant.state_dict()) != layout(weights):
-        return True  # fill() refuses the checkpoint by name or shape
+    if tensor_shapes(mutant.state_dict()) != tensor_shapes(weights):
+        return True  # loading a checkpoint would report the name or the shape
     mutant.load_state_dict(weights)
-    found = difference(mutant(**given), theirs, given)
-    return not found <= tolerance  # NaN counts as seen
+    difference = largest_difference(mutant(**inputs), theirs, inputs)
+    return not difference <= tolerance  # NaN counts as detected
 
 
-def layout(weights: dict[str, Tensor]) -> set[tuple[str, torch.Size]]:
-    """Names and shapes; of a tensor that stands in two places the first name."""
-    first = {tensor.data_ptr(): (name, tensor.shape) for name, tensor in reversed(weights.items())}
-    return set(first.values())
+def tensor_shapes(weights: dict[str, Tensor]) -> set[tuple[str, torch.Size]]:
+    """Return names and shapes; a tensor that has two names counts under the first."""
+    by_address = {tensor.data_ptr(): (name, tensor.shape) for name, tensor in reversed(weights.items())}
+    return set(by_address.values())

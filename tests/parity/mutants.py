@@ -1,6 +1,8 @@
-"""A test of the tests: every config one field away from the right one, made by walking the right one.
+"""Mutation testing of the parity tests: all configs that differ from the right one in a single field.
 
-for path, wrong in mutants(config): ...   # path names the field, e.g. decoder.layers[0].attention.scale
+for path, wrong_config in mutants(config): ...   # path is the field, such as decoder.layers[0].attention.scale
+
+A comparison of logits proves something only if it fails for a wrong config; `check_mutants` tries them all.
 """
 
 from collections.abc import Iterator
@@ -22,46 +24,48 @@ from clearhead.architecture import (
 from clearhead.config import dataclass_choices
 from clearhead.errors import ClearheadError
 
-# Fields that change nothing in a float32 forward, each with its reason.
+# Fields that do not affect the logits of a forward pass in float32 -> the reason
 WITHOUT_EFFECT = {
-    "context": "says what the model was made for",
-    "dropout": "training only",
-    "initial": "before training only",
-    "pooler": "not part of the logits",
-    "scale_in_float32": "half precision only",
+    "context": "states what the model was trained for",
+    "dropout": "affects training only",
+    "initial": "affects new networks only",
+    "pooler": "is not part of the logits",
+    "scale_in_float32": "matters in half precision only",
 }
-# What an absent number becomes.
+# Fields that may be None -> a number to try instead
 INSTEAD_OF_NONE: dict[str, Any] = {"softcap": 2.0, "clip": 0.3, "scale": 0.9, "renormalize_epsilon": 1e-20}
 
 
 def mutants(config: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
-    yield from wrong_values(config, "")
+    """Yield (path of the changed field, config with that change) for every single change."""
+    yield from mutate_part(config, "")
 
 
-def wrong_values(part: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Every version of `part` with one error somewhere inside."""
+def mutate_part(part: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield every version of a dataclass with one change in one of its fields, or deeper inside."""
     hints = get_type_hints(type(part))
-    for item in fields(part):
-        if item.name in WITHOUT_EFFECT:
+    for field in fields(part):
+        if field.name in WITHOUT_EFFECT:
             continue
-        value, where = getattr(part, item.name), f"{path}.{item.name}".lstrip(".")
-        for inner_path, wrong in wrong_field(item.name, value, hints[item.name], where):
+        value, field_path = getattr(part, field.name), f"{path}.{field.name}".lstrip(".")
+        for mutant_path, mutated in mutate_value(field.name, value, hints[field.name], field_path):
             try:
-                yield inner_path, replace(part, **{item.name: wrong})
+                yield mutant_path, replace(part, **{field.name: mutated})
             except ClearheadError:
-                continue  # cannot even be spelled
+                continue  # the config itself rejects this value
 
 
-def wrong_field(name: str, value: Any, hint: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, tuple):
-        for number, layer in enumerate(dict.fromkeys(value)):
-            for inner_path, wrong in wrong_values(layer, f"{path}[{number}]"):
-                yield inner_path, tuple(wrong if one == layer else one for one in value)
+def mutate_value(name: str, value: Any, hint: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield (path, changed value) for one field, according to its type."""
+    if isinstance(value, tuple):  # the layers of a stack; equal layers change together
+        for index, layer in enumerate(dict.fromkeys(value)):
+            for mutant_path, mutated in mutate_part(layer, f"{path}[{index}]"):
+                yield mutant_path, tuple(mutated if other == layer else other for other in value)
     elif is_dataclass(value):
-        yield from wrong_values(value, path)
+        yield from mutate_part(value, path)
         for other in other_choices(value, hint):
             yield f"{path}: {type(other).__name__}", other
-        if dataclass_choices(hint)[1] and name != "head":  # without a head no logits come out
+        if dataclass_choices(hint)[1] and name != "head":  # without a head there are no logits
             yield f"{path}: None", None
     elif get_origin(hint) is Literal:
         for option in get_args(hint):
@@ -80,7 +84,7 @@ def wrong_field(name: str, value: Any, hint: Any, path: str) -> Iterator[tuple[s
 
 
 def other_choices(value: Any, hint: Any) -> Iterator[Any]:
-    """Neighbours of another type, where they need no further numbers."""
+    """Yield parts of another type that could stand in the same place and need no further numbers."""
     match value:
         case Rope() | RelativeBuckets() | RelativeSinusoid() | Alibi() if NoPosition in dataclass_choices(hint)[0]:
             yield NoPosition()

@@ -1,4 +1,4 @@
-"""BART, Marian and Pegasus against transformers."""
+"""BART, Marian and Pegasus compared with transformers."""
 
 import json
 
@@ -15,12 +15,12 @@ from clearhead.families.settings import Settings
 from tests.parity.harness import (
     VOCAB,
     Case,
-    build,
+    build_reference,
     check_float64,
     check_logits,
     check_mutants,
     check_round_trip,
-    inputs,
+    make_inputs,
     run_reference,
 )
 
@@ -41,7 +41,7 @@ SMALL = {
     "attn_implementation": "eager",
 }
 SEPARATE = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 89}
-KINDS = {
+CLASSES = {
     "bart": (transformers.BartForConditionalGeneration, transformers.BartConfig),
     "marian": (transformers.MarianMTModel, transformers.MarianConfig),
     "pegasus": (transformers.PegasusForConditionalGeneration, transformers.PegasusConfig),
@@ -49,19 +49,21 @@ KINDS = {
 POSITIONS = r"model\.(encoder|decoder)\.embed_positions\.weight"
 
 
-def model(kind, **changes):
-    def make():
-        made, config = KINDS[kind]
-        found = made(config(**(SMALL | changes)))
-        for part in found.modules():  # config.json has no word for it, so every norm has 1e-5
+def reference(model_type, **changes):
+    """Return a function that builds the reference, for a Case."""
+
+    def build():
+        model_class, config_class = CLASSES[model_type]
+        model = model_class(config_class(**(SMALL | changes)))
+        for part in model.modules():  # config.json has no setting for epsilon, so every norm has 1e-5
             assert not isinstance(part, torch.nn.LayerNorm) or part.eps == 1e-5
-        return found
+        return model
 
-    return make
+    return build
 
 
-def sinusoids_stay(name, tensor):
-    """Fixed tables are not drawn; in float64 they get the digits that transformers' own float32 lacks."""
+def keep_sinusoids(name, tensor):
+    """Keep fixed tables; in float64 give them the digits that transformers' float32 tables lack."""
     if "embed_positions" not in name:
         return None
     rows, width = tensor.shape
@@ -72,51 +74,51 @@ def sinusoids_stay(name, tensor):
 
 
 CASES = [
-    Case("bart", model("bart")),
-    Case("bart-scaled-relu", model("bart", scale_embedding=True, activation_function="relu")),
-    Case("marian", model("marian", scale_embedding=True, activation_function="swish"), special=sinusoids_stay),
-    Case("marian-unscaled-gelu", model("marian"), special=sinusoids_stay),
-    Case("marian-relu", model("marian", scale_embedding=True, activation_function="relu"), special=sinusoids_stay),
-    Case("marian-separate-vocabularies", model("marian", **SEPARATE), special=sinusoids_stay),
+    Case("bart", reference("bart")),
+    Case("bart-scaled-relu", reference("bart", scale_embedding=True, activation_function="relu")),
+    Case("marian", reference("marian", scale_embedding=True, activation_function="swish"), draw=keep_sinusoids),
+    Case("marian-unscaled-gelu", reference("marian"), draw=keep_sinusoids),
+    Case("marian-relu", reference("marian", scale_embedding=True, activation_function="relu"), draw=keep_sinusoids),
+    Case("marian-separate-vocabularies", reference("marian", **SEPARATE), draw=keep_sinusoids),
     Case(
         "pegasus",
-        model("pegasus", scale_embedding=True, activation_function="relu"),
-        special=sinusoids_stay,
-        recomputed=POSITIONS,
+        reference("pegasus", scale_embedding=True, activation_function="relu"),
+        draw=keep_sinusoids,
+        not_saved=POSITIONS,
     ),
-    Case("pegasus-unscaled", model("pegasus"), special=sinusoids_stay, recomputed=POSITIONS),
+    Case("pegasus-unscaled", reference("pegasus"), draw=keep_sinusoids, not_saved=POSITIONS),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_equal(case, tmp_path):
+def test_logits_agree(case, tmp_path):
     check_logits(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_identical_in_float64(case, tmp_path):
+def test_logits_agree_in_float64(case, tmp_path):
     check_float64(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_round_trip_through_the_disk(case, tmp_path):
+def test_checkpoint_round_trip(case, tmp_path):
     check_round_trip(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_one_field_error_is_seen(case, tmp_path):
+def test_every_error_in_one_field_is_detected(case, tmp_path):
     assert check_mutants(case, tmp_path) >= 60
 
 
 @pytest.mark.parametrize("name", bart.PRESETS)
-def test_presets_survive_their_own_words(name):
+def test_a_written_preset_reads_back(name):
     assert bart.read_config(Settings(bart.write_config(preset(name)), "written")) == preset(name)
 
 
-def test_checkpoint_of_the_bare_model(tmp_path):
-    """As bart-large was released: no prefix, no logit bias, every copy of the table and fairseq's version."""
+def test_checkpoint_without_head(tmp_path):
+    """Like the released bart-large: no prefix, no logit bias, all copies of the token table and fairseq's version."""
     case = CASES[0]
-    model = build(case)
+    model = build_reference(case)
     model.final_logits_bias.zero_()
     model.model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -127,17 +129,17 @@ def test_checkpoint_of_the_bare_model(tmp_path):
     network = load_folder(tmp_path).network
     assert not network.config.head.bias
     assert bart.read_config(Settings(bart.write_config(network.config), "written")) == network.config
-    given = inputs(case, network.config, padded=True)
+    inputs = make_inputs(case, network.config, padded=True)
     with torch.no_grad():
-        torch.testing.assert_close(network(**given), run_reference(model, case, given), rtol=0, atol=1e-5)
+        torch.testing.assert_close(network(**inputs), run_reference(model, case, inputs), rtol=0, atol=1e-5)
 
 
-def test_copy_of_what_is_not_there(tmp_path):
+def test_a_duplicate_of_a_missing_tensor_is_rejected(tmp_path):
     case = next(case for case in CASES if case.name == "marian-separate-vocabularies")
-    build(case).save_pretrained(tmp_path)
+    build_reference(case).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(tensors | {"lm_head.weight": torch.zeros(89, 48)}, tmp_path / "model.safetensors")
-    with pytest.raises(ClearheadError, match=r"holds the tensor lm_head\.weight, which this model has no place for"):
+    with pytest.raises(ClearheadError, match=r"holds the tensor lm_head\.weight, which this model does not have"):
         load_folder(tmp_path)
 
 
@@ -157,14 +159,14 @@ def test_copy_of_what_is_not_there(tmp_path):
     ],
     ids=json.dumps,
 )
-def test_unknown_words_are_refused(name, wrong):
-    words = bart.write_config(preset(name)) | wrong
+def test_unsupported_settings_are_rejected(name, wrong):
+    data = bart.write_config(preset(name)) | wrong
     with pytest.raises(ClearheadError, match=r"config\.json"):
-        bart.read_config(Settings(words, "config.json"))
+        bart.read_config(Settings(data, "config.json"))
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("wrong", "message"),
     [
         ({"d_model": 0}, "head_width is 0"),
         ({"decoder_layers": 0}, "a stack needs at least one layer"),
@@ -174,12 +176,12 @@ def test_unknown_words_are_refused(name, wrong):
     ],
     ids=json.dumps,
 )
-def test_impossible_sizes_are_refused(wrong, sentence):
-    with pytest.raises(ClearheadError, match=sentence):
+def test_impossible_sizes_are_rejected(wrong, message):
+    with pytest.raises(ClearheadError, match=message):
         bart.read_config(Settings(bart.write_config(preset("bart-base")) | wrong, "config.json"))
 
 
 @pytest.mark.parametrize("name", ["transformer-base", "annotated-transformer", "t5-small", "llama-7b"])
-def test_other_families_cannot_be_said(name):
-    with pytest.raises(ClearheadError, match=r"cannot say all|this family"):
+def test_configs_of_other_families_cannot_be_written(name):
+    with pytest.raises(ClearheadError, match=r"cannot express|this family"):
         bart.write_config(preset(name))

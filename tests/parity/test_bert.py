@@ -1,4 +1,4 @@
-"""BERT against transformers: with the head of masked words, as pretrained, and bare as sentence encoders are."""
+"""BERT compared with transformers: with a masked-language head, as pretrained, and without head."""
 
 from dataclasses import replace
 
@@ -9,7 +9,15 @@ from safetensors.torch import load_file, save_file
 
 from clearhead.checkpoint.huggingface import load_folder
 from clearhead.errors import ClearheadError
-from tests.parity.harness import VOCAB, Case, build, check_float64, check_logits, check_mutants, check_round_trip
+from tests.parity.harness import (
+    VOCAB,
+    Case,
+    build_reference,
+    check_float64,
+    check_logits,
+    check_mutants,
+    check_round_trip,
+)
 
 SMALL = {
     "vocab_size": VOCAB,
@@ -23,47 +31,48 @@ SMALL = {
 }
 
 
-def bert(kind, *arguments, **changes):
-    return lambda: kind(transformers.BertConfig(**(SMALL | changes)), *arguments)
+def bert(model_class, *arguments, **changes):
+    """Return a function that builds the reference, for a Case."""
+    return lambda: model_class(transformers.BertConfig(**(SMALL | changes)), *arguments)
 
 
 PRETRAINED = Case(
-    "pretrained", bert(transformers.BertForPreTraining), output="prediction_logits", recomputed="cls.seq_relationship.*"
+    "pretrained", bert(transformers.BertForPreTraining), output="prediction_logits", not_saved="cls.seq_relationship.*"
 )
-# We save the names of the whole model, which transformers reads as well.
-BARE = Case("bare", bert(transformers.BertModel), output="last_hidden_state", exact_tensors=False)
+# We save with the prefix of the full model, which transformers also reads.
+HEADLESS = Case("headless", bert(transformers.BertModel), output="last_hidden_state", same_tensors=False)
 CASES = [
-    Case("masked-words", bert(transformers.BertForMaskedLM)),
-    Case("masked-words-tanh-gelu", bert(transformers.BertForMaskedLM, hidden_act="gelu_pytorch_tanh")),
+    Case("masked-language", bert(transformers.BertForMaskedLM)),
+    Case("masked-language-tanh-gelu", bert(transformers.BertForMaskedLM, hidden_act="gelu_pytorch_tanh")),
     PRETRAINED,
-    BARE,
-    replace(BARE, name="bare-without-pooler", build=bert(transformers.BertModel, False)),
+    HEADLESS,
+    replace(HEADLESS, name="headless-without-pooler", build=bert(transformers.BertModel, False)),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_equal(case, tmp_path):
+def test_logits_agree(case, tmp_path):
     check_logits(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_identical_in_float64(case, tmp_path):
+def test_logits_agree_in_float64(case, tmp_path):
     check_float64(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_round_trip_through_the_disk(case, tmp_path):
+def test_checkpoint_round_trip(case, tmp_path):
     check_round_trip(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_one_field_error_is_seen(case, tmp_path):
+def test_every_error_in_one_field_is_detected(case, tmp_path):
     assert check_mutants(case, tmp_path) >= 12
 
 
 @torch.no_grad()
 def test_segments_and_pooler(tmp_path, generator):
-    model = build(BARE)
+    model = build_reference(HEADLESS)
     model.save_pretrained(tmp_path)
     network = load_folder(tmp_path).network
     tokens = torch.randint(0, VOCAB, (2, 24), generator=generator)
@@ -75,17 +84,17 @@ def test_segments_and_pooler(tmp_path, generator):
     assert (hidden - network.hidden_states(tokens)).abs().max() > 0.1
 
 
-# --- what the tensors tell
+# --- what depends on the tensors in the checkpoint
 
 
-def test_head_and_pooler_go_by_the_tensors(tmp_path):
-    """The released bert-base-uncased names a class without pooler, and holds one."""
-    build(PRETRAINED).save_pretrained(tmp_path)
+def test_head_and_pooler_follow_the_tensors(tmp_path):
+    """config.json of the released bert-base-uncased names a class without pooler, but its checkpoint has one."""
+    build_reference(PRETRAINED).save_pretrained(tmp_path)
     rewrite_config(tmp_path, '"BertForPreTraining"', '"BertForMaskedLM"')
     config = load_folder(tmp_path).network.config
     assert config.head is not None
     assert config.pooler
-    build(BARE).save_pretrained(tmp_path)
+    build_reference(HEADLESS).save_pretrained(tmp_path)
     rewrite_config(tmp_path, '"BertModel"', '"BertForMaskedLM"')
     config = load_folder(tmp_path).network.config
     assert config.head is None
@@ -98,8 +107,8 @@ def rewrite_config(folder, old, new):
     (folder / "config.json").write_text(text.replace(old, new))
 
 
-def test_norms_by_their_older_names(tmp_path):
-    build(PRETRAINED).save_pretrained(tmp_path)
+def test_older_names_of_norms_are_read(tmp_path):
+    build_reference(PRETRAINED).save_pretrained(tmp_path)
     expected = load_folder(tmp_path).network.state_dict()
     tensors = load_file(tmp_path / "model.safetensors")
     older = {
@@ -118,7 +127,7 @@ def test_norms_by_their_older_names(tmp_path):
 
 @torch.no_grad()
 def test_released_sentence_encoder(minilm, generator):
-    """all-MiniLM-L6-v2, every hidden state of a padded batch."""
+    """Compare every hidden state of a padded batch with all-MiniLM-L6-v2."""
     theirs = transformers.BertModel.from_pretrained(minilm, attn_implementation="eager").eval()
     network = load_folder(minilm).network
     tokens = torch.randint(1000, 30000, (3, 40), generator=generator)

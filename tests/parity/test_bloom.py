@@ -1,4 +1,4 @@
-"""BLOOM against transformers."""
+"""BLOOM compared with transformers."""
 
 import pytest
 import transformers
@@ -19,29 +19,29 @@ def case(name, **changes):
     def build():
         return transformers.BloomForCausalLM(transformers.BloomConfig(**(SMALL | changes)))
 
-    # transformers spells √(2/π) with eight digits, which shows in float64
-    return Case(name, build, positions_as_argument=False, tolerance_float64=1e-8)
+    # transformers writes √(2/π) with eight digits, which is visible in float64
+    return Case(name, build, takes_position_ids=False, tolerance_float64=1e-8)
 
 
-# 12 heads: the slopes of a number that is no power of two
+# 12 heads: ALiBi has other slopes if the number of heads is not a power of two
 CASES = [case("bloom"), case("bloom-12-heads", n_head=12), case("bloom-untied", tie_word_embeddings=False)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_equal(case, tmp_path):
+def test_logits_agree(case, tmp_path):
     check_logits(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_identical_in_float64(case, tmp_path):
+def test_logits_agree_in_float64(case, tmp_path):
     check_float64(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_round_trip_through_the_disk(case, tmp_path):
+def test_checkpoint_round_trip(case, tmp_path):
     check_round_trip(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_one_field_error_is_seen(case, tmp_path):
+def test_every_error_in_one_field_is_detected(case, tmp_path):
     assert check_mutants(case, tmp_path) >= 12

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V3 against transformers, with latent attention unfolded and absorbed."""
+"""DeepSeek-V2 and V3 compared with transformers, with latent attention unfolded and absorbed."""
 
 import pytest
 import torch
@@ -6,11 +6,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from clearhead.checkpoint.huggingface import load_folder
+from clearhead.checkpoint.interface import LoadOptions
 from clearhead.errors import ClearheadError
 from tests.parity.harness import (
     VOCAB,
     Case,
-    build,
+    build_reference,
     check_float64,
     check_logits,
     check_mutants,
@@ -75,29 +76,29 @@ CASES = [
 
 @pytest.mark.parametrize("absorb", [False, True], ids=["unfolded", "absorbed"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_equal(case, absorb, tmp_path):
+def test_logits_agree(case, absorb, tmp_path):
     check_logits(case, tmp_path, absorb=absorb)
 
 
 @pytest.mark.parametrize("absorb", [False, True], ids=["unfolded", "absorbed"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_identical_in_float64(case, absorb, tmp_path):
+def test_logits_agree_in_float64(case, absorb, tmp_path):
     check_float64(case, tmp_path, absorb=absorb)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_round_trip_through_the_disk(case, tmp_path):
+def test_checkpoint_round_trip(case, tmp_path):
     check_round_trip(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_one_field_error_is_seen(case, tmp_path):
+def test_every_error_in_one_field_is_detected(case, tmp_path):
     assert check_mutants(case, tmp_path) >= 20
 
 
-def test_the_layer_for_drafts_is_dropped_and_no_other(tmp_path):
-    """V3's checkpoints hold one after the last, 61, that predicts the token after next."""
-    build(CASES[2]).save_pretrained(tmp_path)
+def test_only_the_multi_token_prediction_layer_is_ignored(tmp_path):
+    """V3's checkpoints contain a layer after the last, number 61, that predicts the token after the next."""
+    build_reference(CASES[2]).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
     save_file(tensors | {"model.layers.3.enorm.weight": torch.ones(48)}, file)
@@ -107,9 +108,9 @@ def test_the_layer_for_drafts_is_dropped_and_no_other(tmp_path):
         load_folder(tmp_path)
 
 
-def test_the_bias_that_chooses_experts_stays_as_precise_as_it_is_stored(tmp_path):
-    build(CASES[2]).save_pretrained(tmp_path)
-    network = load_folder(tmp_path, dtype=torch.bfloat16).network
+def test_the_selection_bias_keeps_its_stored_precision(tmp_path):
+    build_reference(CASES[2]).save_pretrained(tmp_path)
+    network = load_folder(tmp_path, LoadOptions(dtype=torch.bfloat16)).network
     biases = dict(network.named_buffers())
     assert biases
     assert {bias.dtype for bias in biases.values()} == {torch.float32}

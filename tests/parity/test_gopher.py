@@ -1,13 +1,14 @@
-"""Gopher against its equations, written out with Transformer-XL's own relative shift."""
+"""Gopher compared with its equations, written out with Transformer-XL's own relative shift."""
 
 import torch
 from torch.nn import functional
 
 from clearhead.families.gopher import gopher_config
 from clearhead.model.transformer import Transformer
-from tests.parity.harness import VOCAB, check_equations, under
+from tests.parity.equations import check_equations, tensors_under
+from tests.parity.harness import VOCAB
 
-# Heads of another width than 48 / 4, as in the release of 417M.
+# Heads of another width than 48 / 4, as in the 417M model
 CONFIG = gopher_config(width=48, num_layers=3, num_heads=4, head_width=10, vocab_size=VOCAB, epsilon=1e-3)
 
 
@@ -16,15 +17,18 @@ def rms(x, weight):
 
 
 def relative_shift(scores):
-    """Column c of row i stands for distance T - 1 - c; a zero column and one reshape move it to key c - (T - 1 - i)."""
+    """Move the score of distance T - 1 - c, in column c of row i, to key c - (T - 1 - i).
+
+    Prepending a column of zeros and reshaping does this.
+    """
     batch, heads, rows, columns = scores.shape
     padded = torch.cat([scores.new_zeros(batch, heads, rows, 1), scores], dim=-1)
     return padded.reshape(batch, heads, columns + 1, rows)[:, :, 1:].reshape(batch, heads, rows, columns)
 
 
-def equations(weights, given):
-    """Dai et al. 2019, §3.3 and appendix B, in the block of GPT-2 under RMS norms."""
-    tokens, real = given["tokens"], given["attention_mask"].bool()
+def equations(weights, inputs):
+    """Return the logits: Dai et al. 2019, §3.3 and appendix B, in the block of GPT-2 with RMS norms."""
+    tokens, real = inputs["tokens"], inputs["attention_mask"].bool()
     batch, length = tokens.shape
     x = weights["decoder.embedding.tokens.weight"][tokens]
     distances = torch.arange(length - 1, -1, -1, dtype=torch.float64)
@@ -37,7 +41,7 @@ def equations(weights, given):
         return y.view(-1, length, 4, 10).permute(0, 2, 1, 3)
 
     for number in range(3):
-        w = under(weights, f"decoder.layers.{number}.")
+        w = tensors_under(weights, f"decoder.layers.{number}.")
         h = rms(x, w["attention_residual.norm.weight"])
         q, k, v = (heads(h @ w[f"attention.{part}.weight"].T) for part in ("query", "key", "value"))
         r = heads(sinusoids @ w["attention.relative.projection.weight"].T)
@@ -52,12 +56,12 @@ def equations(weights, given):
     return rms(x, weights["decoder.final_norm.weight"]) @ weights["decoder.embedding.tokens.weight"].T
 
 
-def test_equal_to_the_equations():
+def test_logits_agree_with_the_equations():
     assert check_equations(CONFIG, equations) >= 30
 
 
-def test_it_is_one_graph_to_the_compiler():
-    """Distances are made in every forward, and nothing among them stops torch.compile."""
+def test_torch_compile_needs_no_graph_break():
+    """The distances are computed in every forward pass, without anything that torch.compile cannot trace."""
     network, tokens = Transformer(CONFIG).eval(), torch.arange(5)[None]
     with torch.no_grad():
         assert torch.equal(torch.compile(network, fullgraph=True, backend="eager")(tokens), network(tokens))

@@ -1,4 +1,4 @@
-"""GPT-1, GPT-2 and GPT-Neo against transformers; GPT-3, which it lacks, against its GPT-2 with banded masks put in."""
+"""GPT-1, GPT-2 and GPT-Neo compared with transformers, and GPT-3 with its GPT-2 plus banded masks."""
 
 import pytest
 import torch
@@ -11,17 +11,17 @@ from clearhead.model.transformer import Transformer
 from tests.parity.harness import (
     VOCAB,
     Case,
-    build,
+    build_reference,
     check_float64,
     check_logits,
     check_mutants,
     check_round_trip,
-    difference,
-    float32_means_float64,
-    inputs,
-    load_ours,
+    float32_as_float64,
+    is_detected,
+    largest_difference,
+    load_network,
+    make_inputs,
     run_reference,
-    seen,
 )
 from tests.parity.mutants import mutants
 
@@ -61,7 +61,7 @@ def neo(**changes):
 
 
 def smaller_scores(name, parameter):
-    """Unscaled scores of order one, as the harness's own draws are after the division by √head_width."""
+    """Draw smaller queries, so that unscaled scores are of order one as scaled ones are."""
     return parameter.new_empty(parameter.shape).normal_(0, 48**-0.5 * 12**-0.5) if "q_proj" in name else None
 
 
@@ -73,32 +73,32 @@ CASES = [
     Case("gpt2-untied", gpt2(tie_word_embeddings=False)),
     Case("gpt2-scaled-by-depth", gpt2(scale_attn_by_inverse_layer_idx=True)),
     Case("gpt2-unscaled", gpt2(scale_attn_weights=False, n_embd=8, n_head=4)),
-    Case("gpt-neo", neo(), special=smaller_scores),
-    Case("gpt-neo-all-global", neo(attention_types=[[["global"], 3]]), special=smaller_scores),
+    Case("gpt-neo", neo(), draw=smaller_scores),
+    Case("gpt-neo-all-global", neo(attention_types=[[["global"], 3]]), draw=smaller_scores),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_equal(case, tmp_path):
+def test_logits_agree(case, tmp_path):
     check_logits(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_identical_in_float64(case, tmp_path):
+def test_logits_agree_in_float64(case, tmp_path):
     check_float64(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_round_trip_through_the_disk(case, tmp_path):
+def test_checkpoint_round_trip(case, tmp_path):
     check_round_trip(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_one_field_error_is_seen(case, tmp_path):
+def test_every_error_in_one_field_is_detected(case, tmp_path):
     assert check_mutants(case, tmp_path) >= 12
 
 
-def test_reordered_attention_differs_in_rounding_only(tmp_path):
+def test_reordered_attention_changes_only_rounding(tmp_path):
     check_logits(Case("gpt2-reordered", gpt2(reorder_and_upcast_attn=True)), tmp_path)
 
 
@@ -106,59 +106,62 @@ def test_reordered_attention_differs_in_rounding_only(tmp_path):
 
 
 def banded_gpt2():
-    """transformers' GPT-2 whose odd layers see the last BAND tokens only."""
+    """Return transformers' GPT-2 whose odd layers attend to the last BAND tokens only."""
     model = gpt2(n_layer=4)()
     for block in model.transformer.h[1::2]:
-        block.register_forward_pre_hook(with_band)
+        block.register_forward_pre_hook(apply_band)
     return model
 
 
-def with_band(block, arguments):
+def apply_band(block, arguments):
+    """Mask the keys outside the band, as a forward pre-hook."""
     hidden, cache, mask, *rest = arguments
-    beyond = torch.ones(mask.shape[-2:], dtype=torch.bool).tril(-BAND)
-    return hidden, cache, mask.masked_fill(beyond, torch.finfo(mask.dtype).min), *rest
+    outside = torch.ones(mask.shape[-2:], dtype=torch.bool).tril(-BAND)
+    return hidden, cache, mask.masked_fill(outside, torch.finfo(mask.dtype).min), *rest
 
 
 GPT3 = Case("gpt3", banded_gpt2)
 
 
 def gpt3_config():
-    reaches = (Causal(), SlidingWindow(size=BAND)) * 2
-    attentions = [multi_head_attention(48, 4, pattern=pattern) for pattern in reaches]
+    patterns = (Causal(), SlidingWindow(size=BAND)) * 2
+    attentions = [multi_head_attention(48, 4, pattern=pattern) for pattern in patterns]
     return gpt_config(width=48, attentions=attentions, vocab_size=VOCAB, context=32, epsilon=1e-3)
 
 
 def load_banded(model, folder):
-    weights = load_ours(model, folder).state_dict()
+    """Return our GPT-3 with the weights of transformers' GPT-2."""
+    weights = load_network(model, folder).state_dict()
     network = Transformer(gpt3_config()).to(next(iter(weights.values())).dtype).eval()
     network.load_state_dict(weights)
     return network
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_gpt3_logits_equal(padded, tmp_path):
-    model = build(GPT3)
+def test_gpt3_logits_agree(padded, tmp_path):
+    model = build_reference(GPT3)
     network = load_banded(model, tmp_path)
-    given = inputs(GPT3, network.config, padded)
-    theirs = run_reference(model, GPT3, given)
+    inputs = make_inputs(GPT3, network.config, padded)
+    theirs = run_reference(model, GPT3, inputs)
     for kernel in (fused_attention, reference_attention):
-        assert difference(network(**given, kernel=kernel), theirs, given) <= 1e-5
+        assert largest_difference(network(**inputs, kernel=kernel), theirs, inputs) <= 1e-5
 
 
-def test_gpt3_is_identical_in_float64(tmp_path):
-    model = build(GPT3, torch.float64)
+def test_gpt3_logits_agree_in_float64(tmp_path):
+    model = build_reference(GPT3, torch.float64)
     network = load_banded(model, tmp_path)
-    given = inputs(GPT3, network.config, padded=True)
-    with float32_means_float64():
-        theirs = run_reference(model, GPT3, given)
-    assert difference(network(**given), theirs, given) <= 1e-12
+    inputs = make_inputs(GPT3, network.config, padded=True)
+    with float32_as_float64():
+        theirs = run_reference(model, GPT3, inputs)
+    assert largest_difference(network(**inputs), theirs, inputs) <= 1e-12
 
 
-def test_every_one_field_error_in_gpt3_is_seen(tmp_path):
-    model = build(GPT3)
+def test_every_error_in_one_field_of_gpt3_is_detected(tmp_path):
+    model = build_reference(GPT3)
     weights = load_banded(model, tmp_path).state_dict()
-    given = inputs(GPT3, gpt3_config(), padded=True)
-    theirs = run_reference(model, GPT3, given)
-    wrong = dict(mutants(gpt3_config()))
-    assert len(wrong) >= 40
-    assert [path for path, config in wrong.items() if not seen(config, weights, given, theirs, 1e-5)] == []
+    inputs = make_inputs(GPT3, gpt3_config(), padded=True)
+    theirs = run_reference(model, GPT3, inputs)
+    wrong_configs = dict(mutants(gpt3_config()))
+    assert len(wrong_configs) >= 40
+    missed = [path for path, config in wrong_configs.items() if not is_detected(config, weights, inputs, theirs, 1e-5)]
+    assert not missed

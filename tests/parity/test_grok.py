@@ -1,4 +1,4 @@
-"""Grok 1 and 2 against their formulas written out token by token; transformers has no class for either.
+"""Grok 1 and 2 compared with their formulas, written out token by token; transformers has no class for either.
 
 Sources as in families/grok.py: xAI's model.py for Grok 1, sglang's grok.py for what Grok 2 adds.
 """
@@ -10,18 +10,19 @@ import torch
 from torch.nn.functional import gelu
 
 from clearhead.architecture import Experts, GroupedAttention, Head, Rope, Router, ScoreTemperature
-from clearhead.checkpoint.fill import fill
+from clearhead.checkpoint.assembly import NamingScheme, assemble_network
+from clearhead.checkpoint.interface import DEFAULT_OPTIONS
 from clearhead.families import grok, preset
 from clearhead.families.llama_style import gated_feed_forward
 from clearhead.model.attend import fused_attention, reference_attention
-from tests.parity.harness import VOCAB, seen
+from tests.parity.harness import VOCAB, is_detected
 from tests.parity.mutants import mutants
 
 WIDTH, HEADS, KV_HEADS, HEAD, LAYERS, EXPERTS, INNER, SHARED, LENGTH = 24, 4, 2, 8, 2, 4, 20, 28, 17
-EPSILON, CAP, ROUTER_CAP, LOGIT_CAP, WARM_FROM, THETA = 1e-3, 1.5, 0.8, 2.0, 5, 500.0
+EPSILON, CAP, ROUTER_CAP, LOGIT_CAP, TEMPERATURE_FROM, THETA = 1e-3, 1.5, 0.8, 2.0, 5, 500.0
 
 
-# --- the formulas, for one sequence; matrices are (in, out), as xAI writes them
+# --- the formulas for one sequence; matrices are (in, out), as in xAI's code
 
 
 def rms(x, scale):
@@ -29,7 +30,7 @@ def rms(x, scale):
 
 
 def rotate(x, theta):
-    """x (T, N, H): the pair (j, j + H/2) of the token at t turned by t · theta^(-2j/H)."""
+    """Rotate the pair (j, j + H/2) of the token at t by t · theta^(-2j/H). x (T, N, H)."""
     out, half = torch.empty_like(x), x.shape[-1] // 2
     for t in range(len(x)):
         for j in range(half):
@@ -40,18 +41,18 @@ def rotate(x, theta):
     return out
 
 
-def attention(x, query, key, value, output, theta, warm_from=None):
+def attention(x, query, key, value, output, theta, temperature_from=None):
     q = rotate((x @ query).view(len(x), HEADS, HEAD), theta)
     k = rotate((x @ key).view(len(x), KV_HEADS, HEAD), theta)
     v = (x @ value).view(len(x), KV_HEADS, HEAD)
     rows = []
     for t in range(len(x)):
-        warmth = math.log2(t) / math.log2(warm_from) if warm_from and t > warm_from else 1.0
+        temperature = math.log2(t) / math.log2(temperature_from) if temperature_from and t > temperature_from else 1.0
         heads = []
         for n in range(HEADS):
-            own = n // (HEADS // KV_HEADS)
-            scores = CAP * torch.tanh((k[: t + 1, own] @ q[t, n]) * HEAD**-0.5 / CAP) * warmth
-            heads.append(scores.softmax(0) @ v[: t + 1, own])
+            kv_head = n // (HEADS // KV_HEADS)
+            scores = CAP * torch.tanh((k[: t + 1, kv_head] @ q[t, n]) * HEAD**-0.5 / CAP) * temperature
+            heads.append(scores.softmax(0) @ v[: t + 1, kv_head])
         rows.append(torch.cat(heads))
     return torch.stack(rows) @ output
 
@@ -75,35 +76,35 @@ def grok1_logits(tokens, w):
     table = w["language_model/in_out_embed/embeddings"]
     x = table[tokens] * 3.0
     for number in range(LAYERS):
-        own = {name.partition(f"decoder_layer_{number}/")[2]: tensor for name, tensor in w.items()}
-        turned = (own[f"multi_head_attention/{name}/w"] for name in ("query", "key", "value", "linear"))
-        x = x + rms(attention(rms(x, own["rms_norm/scale"]), *turned, 10000.0), own["rms_norm_1/scale"])
-        parts = (own[f"{name}/w"] for name in ("router", "moe/linear", "moe/linear_v", "moe/linear_1"))
-        x = x + rms(two_experts(rms(x, own["rms_norm_2/scale"]), *parts), own["rms_norm_3/scale"])
+        layer = {name.partition(f"decoder_layer_{number}/")[2]: tensor for name, tensor in w.items()}
+        projections = (layer[f"multi_head_attention/{name}/w"] for name in ("query", "key", "value", "linear"))
+        x = x + rms(attention(rms(x, layer["rms_norm/scale"]), *projections, 10000.0), layer["rms_norm_1/scale"])
+        parts = (layer[f"{name}/w"] for name in ("router", "moe/linear", "moe/linear_v", "moe/linear_1"))
+        x = x + rms(two_experts(rms(x, layer["rms_norm_2/scale"]), *parts), layer["rms_norm_3/scale"])
     return rms(x, w["language_model/rms_norm/scale"]) @ table.T * 0.6
 
 
 def grok2_logits(tokens, w):
     x = w["model.embed_tokens.weight"][tokens] * 3.0
     for number in range(LAYERS):
-        own = {name.partition(f"layers.{number}.")[2]: tensor.T for name, tensor in w.items() if tensor.ndim == 2}
+        layer = {name.partition(f"layers.{number}.")[2]: tensor.T for name, tensor in w.items() if tensor.ndim == 2}
         norms = [w[f"model.layers.{number}.{name}.weight"] for name in ("pre_attn_norm", "post_attn_norm")]
-        turned = (own[f"self_attn.{name}_proj.weight"] for name in "qkvo")
-        x = x + rms(attention(rms(x, norms[0]), *turned, THETA, WARM_FROM), norms[1])
+        projections = (layer[f"self_attn.{name}_proj.weight"] for name in "qkvo")
+        x = x + rms(attention(rms(x, norms[0]), *projections, THETA, TEMPERATURE_FROM), norms[1])
         norms = [w[f"model.layers.{number}.{name}.weight"] for name in ("pre_moe_norm", "post_moe_norm")]
         normed = rms(x, norms[0])
-        dense = geglu(normed, *(own[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down")))
+        dense = geglu(normed, *(layer[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down")))
         parts = [
-            [own[f"block_sparse_moe.experts.{expert}.{name}.weight"] for expert in range(EXPERTS)]
+            [layer[f"block_sparse_moe.experts.{expert}.{name}.weight"] for expert in range(EXPERTS)]
             for name in ("w1", "w3", "w2")
         ]
-        sparse = two_experts(normed, own["block_sparse_moe.gate.weight"], *parts, ROUTER_CAP)
+        sparse = two_experts(normed, layer["block_sparse_moe.gate.weight"], *parts, ROUTER_CAP)
         x = x + rms((dense + sparse) / math.sqrt(2), norms[1])
     logits = rms(x, w["model.norm.weight"]) @ w["lm_head.weight"].T * 0.5
     return LOGIT_CAP * torch.tanh(logits / LOGIT_CAP)
 
 
-# --- the same models in our words
+# --- the same models as our configs
 
 
 def small_attention(**changes):
@@ -132,7 +133,7 @@ def mixture(router, **changes):
 
 GROK1 = small(small_attention(position=Rope()), mixture(Router(score="softmax")), Head(tied=True, scale=0.6))
 GROK2 = small(
-    small_attention(position=Rope(theta=THETA), temperature=ScoreTemperature(length=WARM_FROM)),
+    small_attention(position=Rope(theta=THETA), temperature=ScoreTemperature(length=TEMPERATURE_FROM)),
     mixture(
         Router(score="softmax", softcap=ROUTER_CAP), shared=gated_feed_forward(SHARED, "gelu_tanh"), divisor=2**0.5
     ),
@@ -175,8 +176,8 @@ def grok2_shapes():
             yield f"{prefix}.{norm}.weight", (WIDTH,)
 
 
-def drawn(shapes, dtype):
-    """A checkpoint in memory: matrices N(0, 1/width), norms around 1."""
+def draw_checkpoint(shapes, dtype):
+    """Return tensors by name: matrices N(0, 1/width), norms around 1."""
     generator, tensors = torch.Generator().manual_seed(0), {}
     for name, shape in shapes:
         normal = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -190,40 +191,40 @@ CASES = {
 }
 
 
-def loaded(name, dtype=torch.float32):
-    """Our network, the tokens, and the logits of the formulas."""
+def load(name, dtype=torch.float32):
+    """Return our network, its inputs, and the logits of the formulas."""
     config, names, shapes, logits = CASES[name]
-    tensors = drawn(shapes(), dtype)
+    tensors = draw_checkpoint(shapes(), dtype)
     tokens = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(1))
-    given = {"tokens": tokens, "attention_mask": torch.ones_like(tokens)}
-    network = fill(config, tensors, where="drawn", names=names)
-    return network, given, torch.stack([logits(row, tensors) for row in tokens])
+    inputs = {"tokens": tokens, "attention_mask": torch.ones_like(tokens)}
+    network = assemble_network(config, tensors, "drawn", NamingScheme(table=names), DEFAULT_OPTIONS)
+    return network, inputs, torch.stack([logits(row, tensors) for row in tokens])
 
 
 @pytest.mark.parametrize("kernel", [fused_attention, reference_attention])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_logits_equal(name, dtype, tolerance, kernel):
-    network, given, theirs = loaded(name, dtype)
+def test_logits_agree(name, dtype, tolerance, kernel):
+    network, inputs, theirs = load(name, dtype)
     with torch.no_grad():
-        ours = network(**given, kernel=kernel)
+        ours = network(**inputs, kernel=kernel)
     assert ours.dtype == dtype
     assert theirs.abs().max() > 0.5
     assert (ours - theirs).abs().max() <= tolerance
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_one_field_error_is_seen(name):
-    network, given, theirs = loaded(name)
+def test_every_error_in_one_field_is_detected(name):
+    network, inputs, theirs = load(name)
     weights = network.state_dict()
-    missed = [path for path, wrong in mutants(network.config) if not seen(wrong, weights, given, theirs, 1e-5)]
+    missed = [path for path, wrong in mutants(network.config) if not is_detected(wrong, weights, inputs, theirs, 1e-5)]
     assert not missed
 
 
 @torch.no_grad()
-def test_grok2_becomes_grok1():
-    """Without its dense part and its divisor, under caps too high to touch and before it warms."""
-    first, given, _ = loaded("grok-1")
+def test_grok2_reduces_to_grok1():
+    """Without its dense part and its divisor, with caps too high to matter, and before its temperature sets in."""
+    first, inputs, _ = load("grok-1")
     experts = mixture(Router(score="softmax", softcap=1e6), shared=gated_feed_forward(SHARED, "gelu_tanh"))
     attention = small_attention(position=Rope(), temperature=ScoreTemperature(length=LENGTH))
     config = small(attention, experts, Head(tied=False, scale=0.6, softcap=1e6))
@@ -233,16 +234,18 @@ def test_grok2_becomes_grok1():
         if ".shared." in name:
             weights[name] = torch.zeros_like(tensor)
     second.load_state_dict(weights)
-    assert (second(**given) - first(**given)).abs().max() <= 1e-5
+    assert (second(**inputs) - first(**inputs)).abs().max() <= 1e-5
 
 
 @pytest.mark.parametrize(("name", "config"), [("grok-1", GROK1), ("grok-2", GROK2)])
-def test_presets_differ_from_the_toys_in_numbers_only(name, config):
-    """So the released sizes compute what is compared here."""
+def test_presets_differ_from_the_toy_configs_only_in_numbers(name, config):
+    """The released sizes therefore compute what is compared here."""
 
-    def shape(part):
+    def structure(part):
         if hasattr(part, "__dataclass_fields__"):
-            return type(part), {key: shape(value) for key, value in vars(part).items()}
-        return [shape(part[0])] if isinstance(part, tuple) else type(part) if isinstance(part, (int, float)) else part
+            return type(part), {key: structure(value) for key, value in vars(part).items()}
+        if isinstance(part, tuple):
+            return [structure(part[0])]
+        return type(part) if isinstance(part, (int, float)) else part
 
-    assert shape(preset(name)) == shape(config)
+    assert structure(preset(name)) == structure(config)

@@ -1,4 +1,4 @@
-"""Llama 4's language part against transformers, alone and inside the model that sees images."""
+"""Llama 4's language part compared with transformers, alone and inside the multimodal model."""
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from tests.parity.harness import (
     check_logits,
     check_mutants,
     check_round_trip,
-    inputs,
-    rerandomize,
+    make_inputs,
+    randomize,
 )
 
 SMALL = {
@@ -49,16 +49,16 @@ def llama4(**changes):
 
 
 def large_router(name, parameter):
-    """Logits up to 60: in float32 their sigmoids are 1 from 17 on."""
+    """Draw router weights whose logits reach 60; in float32 the sigmoid is 1 from 17 on."""
     return 3 * torch.randn_like(parameter) if "router" in name else None
 
 
 CASES = [
-    # low = high makes a step: just below the second frequency's wave, one token more moves nothing
-    Case("scout", llama4(rope_parameters=SCOUT_ROPE), length=60, blind=("original_context + 1",)),
+    # Equal low and high factors make the scaling a step; here one more token of context does not cross it.
+    Case("scout", llama4(rope_parameters=SCOUT_ROPE), length=60, undetectable=("original_context + 1",)),
     Case("maverick", llama4(use_qk_norm=False, interleave_moe_layer_step=2)),
     Case("top-two-bias", llama4(num_experts_per_tok=2, attention_bias=True, attn_temperature_tuning=False)),
-    Case("saturated-router", llama4(num_local_experts=8), special=large_router),
+    Case("saturated-router", llama4(num_local_experts=8), draw=large_router),
     Case(
         "listed-layers",
         llama4(
@@ -72,26 +72,26 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_equal(case, tmp_path):
+def test_logits_agree(case, tmp_path):
     check_logits(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_identical_in_float64(case, tmp_path):
+def test_logits_agree_in_float64(case, tmp_path):
     check_float64(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_round_trip_through_the_disk(case, tmp_path):
+def test_checkpoint_round_trip(case, tmp_path):
     check_round_trip(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_one_field_error_is_seen(case, tmp_path):
+def test_every_error_in_one_field_is_detected(case, tmp_path):
     assert check_mutants(case, tmp_path) >= 20
 
 
-def test_language_part_of_a_model_that_sees(tmp_path):
+def test_language_part_of_the_multimodal_model(tmp_path):
     vision = {
         "hidden_size": 16,
         "intermediate_size": 16,
@@ -106,10 +106,10 @@ def test_language_part_of_a_model_that_sees(tmp_path):
     config = transformers.Llama4Config(text_config=SMALL, vision_config=vision, attn_implementation="eager")
     torch.manual_seed(0)
     model = transformers.Llama4ForConditionalGeneration(config).eval()
-    rerandomize(model, lambda name, parameter: None)
+    randomize(model)
     model.save_pretrained(tmp_path)
     network = load_folder(tmp_path).network
-    given = inputs(CASES[0], network.config, padded=False)
+    inputs = make_inputs(CASES[0], network.config, padded=False)
     with torch.no_grad():
-        theirs = model(input_ids=given["tokens"], attention_mask=given["attention_mask"], use_cache=False).logits
-        assert (network(**given) - theirs).abs().max() <= 1e-5
+        theirs = model(input_ids=inputs["tokens"], attention_mask=inputs["attention_mask"], use_cache=False).logits
+        assert (network(**inputs) - theirs).abs().max() <= 1e-5

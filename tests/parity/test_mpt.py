@@ -1,4 +1,4 @@
-"""MPT against transformers, whose class computes `alibi_bias_max` 8 whatever the config says."""
+"""MPT compared with transformers, whose class uses an `alibi_bias_max` of 8 whatever the config contains."""
 
 import functools
 
@@ -24,40 +24,40 @@ def mpt(attention=None, **changes):
 
 
 def storywriter():
-    """The released setting, put where transformers' class would look for it."""
+    """Return a model in which the released `alibi_bias_max` takes effect."""
     model = mpt({"alibi_bias_max": 16, "clip_qkv": 1.0})()
     model.transformer.build_mpt_alibi_tensor = functools.partial(build_mpt_alibi_tensor, alibi_bias_max=16)
     return model
 
 
 CASES = [
-    # 12 heads: the slopes of a number that is no power of two
-    Case("mpt-12-heads", mpt(n_heads=12), positions_as_argument=False),
-    Case("mpt-clipped", mpt({"clip_qkv": 1.0, "softmax_scale": 0.4}), positions_as_argument=False),
-    Case("mpt-untied", mpt(tie_word_embeddings=False), positions_as_argument=False),
+    # 12 heads: ALiBi has other slopes if the number of heads is not a power of two
+    Case("mpt-12-heads", mpt(n_heads=12), takes_position_ids=False),
+    Case("mpt-clipped", mpt({"clip_qkv": 1.0, "softmax_scale": 0.4}), takes_position_ids=False),
+    Case("mpt-untied", mpt(tie_word_embeddings=False), takes_position_ids=False),
 ]
-STORYWRITER = Case("storywriter", storywriter, positions_as_argument=False)
+STORYWRITER = Case("storywriter", storywriter, takes_position_ids=False)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_equal(case, tmp_path):
+def test_logits_agree(case, tmp_path):
     check_logits(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_identical_in_float64(case, tmp_path):
+def test_logits_agree_in_float64(case, tmp_path):
     check_float64(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_round_trip_through_the_disk(case, tmp_path):
+def test_checkpoint_round_trip(case, tmp_path):
     check_round_trip(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_one_field_error_is_seen(case, tmp_path):
+def test_every_error_in_one_field_is_detected(case, tmp_path):
     assert check_mutants(case, tmp_path) >= 12
 
 
-def test_storywriter_slopes(tmp_path):
+def test_logits_agree_with_the_slopes_of_storywriter(tmp_path):
     check_logits(STORYWRITER, tmp_path)

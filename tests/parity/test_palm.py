@@ -1,10 +1,11 @@
-"""PaLM against its equations."""
+"""PaLM compared with its equations."""
 
 import torch
 from torch.nn import functional
 
 from clearhead.families.palm import palm_config
-from tests.parity.harness import VOCAB, check_equations, under
+from tests.parity.equations import check_equations, tensors_under
+from tests.parity.harness import VOCAB
 
 CONFIG = palm_config(width=48, num_layers=3, num_heads=4, head_width=20, vocab_size=VOCAB, epsilon=1e-3)
 
@@ -14,22 +15,25 @@ def norm(x, weight):
 
 
 def rotate(x, positions):
-    """Pairs (j, j + 10) as complex numbers times e^(i · position · θ_j). x (B, ..., T, 20)."""
+    """Multiply the pairs (j, j + 10) as complex numbers by e^(i · position · θ_j). x (B, ..., T, 20)."""
     frequencies = 10000 ** (-torch.arange(10, dtype=torch.float64) / 10)
     angles = positions.double()[..., None] * frequencies
-    turned = torch.complex(x[..., :10].double(), x[..., 10:].double()) * torch.polar(torch.ones_like(angles), angles)
-    return torch.cat([turned.real, turned.imag], dim=-1).to(x.dtype)
+    rotated = torch.complex(x[..., :10].double(), x[..., 10:].double()) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([rotated.real, rotated.imag], dim=-1).to(x.dtype)
 
 
-def equations(weights, given):
-    """Chowdhery et al. 2022, §2: y = x + MLP(LayerNorm(x)) + Attention(LayerNorm(x)), keys and values shared by all."""
-    tokens, positions = given["tokens"], given["position_ids"]
+def equations(weights, inputs):
+    """Return the logits: y = x + MLP(LayerNorm(x)) + Attention(LayerNorm(x)) with one key-value head.
+
+    Chowdhery et al. 2022, §2.
+    """
+    tokens, positions = inputs["tokens"], inputs["position_ids"]
     batch, length = tokens.shape
     table = weights["decoder.embedding.tokens.weight"]
-    hidden = torch.ones(length, length, dtype=torch.bool).triu(1) | ~given["attention_mask"].bool()[:, None, None, :]
+    hidden = torch.ones(length, length, dtype=torch.bool).triu(1) | ~inputs["attention_mask"].bool()[:, None, None, :]
     x = table[tokens]
     for number in range(3):
-        w = under(weights, f"decoder.layers.{number}.")
+        w = tensors_under(weights, f"decoder.layers.{number}.")
         h = norm(x, w["attention_residual.norm.weight"])
         q = (h @ w["attention.query.weight"].T).view(batch, length, 4, 20).transpose(1, 2)
         k, v = h @ w["attention.key.weight"].T, h @ w["attention.value.weight"].T
@@ -42,5 +46,5 @@ def equations(weights, given):
     return norm(x, weights["decoder.final_norm.weight"]) @ table.T / 48**0.5
 
 
-def test_equal_to_the_equations():
+def test_logits_agree_with_the_equations():
     assert check_equations(CONFIG, equations) >= 30

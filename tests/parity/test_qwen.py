@@ -1,4 +1,4 @@
-"""Qwen 2, Qwen 3 and its mixtures against transformers."""
+"""Qwen 2, Qwen 3 and Qwen 3 with experts compared with transformers."""
 
 import pytest
 import transformers
@@ -16,8 +16,9 @@ SMALL = {
     "rms_norm_eps": 1e-3,
     "attn_implementation": "eager",
 }
-MIXTURE = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
-YARN = {  # as the model cards advise beyond 32,768 tokens; ramp and context fit for small heads
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "head_dim": 16}
+# The model cards recommend YaRN beyond 32,768 tokens; ramp and context are adapted to small heads.
+YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
@@ -36,8 +37,8 @@ def qwen3(**changes):
     return lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**(SMALL | {"head_dim": 16} | changes)))
 
 
-def mixture(**changes):
-    return lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**(SMALL | MIXTURE | changes)))
+def qwen3_moe(**changes):
+    return lambda: transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**(SMALL | EXPERTS | changes)))
 
 
 CASES = [
@@ -51,28 +52,28 @@ CASES = [
         qwen3(**WINDOWS, layer_types=["full_attention", "sliding_attention", "full_attention"]),
     ),
     Case("qwen3-yarn", qwen3(head_dim=32, rope_parameters=YARN), length=90),
-    Case("qwen3-moe", mixture(norm_topk_prob=True)),
-    Case("qwen3-moe-not-renormalized", mixture(norm_topk_prob=False)),
-    Case("qwen3-moe-some-dense", mixture(num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[1])),
-    Case("qwen3-moe-windows", mixture(**WINDOWS, norm_topk_prob=True)),
+    Case("qwen3-moe", qwen3_moe(norm_topk_prob=True)),
+    Case("qwen3-moe-not-renormalized", qwen3_moe(norm_topk_prob=False)),
+    Case("qwen3-moe-some-dense", qwen3_moe(num_hidden_layers=5, decoder_sparse_step=2, mlp_only_layers=[1])),
+    Case("qwen3-moe-windows", qwen3_moe(**WINDOWS, norm_topk_prob=True)),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_logits_equal(case, tmp_path):
+def test_logits_agree(case, tmp_path):
     check_logits(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_identical_in_float64(case, tmp_path):
+def test_logits_agree_in_float64(case, tmp_path):
     check_float64(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_round_trip_through_the_disk(case, tmp_path):
+def test_checkpoint_round_trip(case, tmp_path):
     check_round_trip(case, tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_one_field_error_is_seen(case, tmp_path):
+def test_every_error_in_one_field_is_detected(case, tmp_path):
     assert check_mutants(case, tmp_path) >= 12

@@ -1,4 +1,4 @@
-"""Whatever a config.json is written for, transformers computes as we do: every config one field away is tried."""
+"""transformers computes what we compute from every config.json that we write; all configs one field away are tried."""
 
 import json
 from dataclasses import replace
@@ -15,14 +15,24 @@ from clearhead.families.gemma import gemma3_preset
 from clearhead.families.llama import llama_config
 from clearhead.model.transformer import Transformer
 from tests.parity import test_bart, test_deepseek, test_llama, test_mpt
-from tests.parity.harness import VOCAB, Case, build, difference, inputs, load_ours, rerandomize, run_reference
+from tests.parity.harness import (
+    VOCAB,
+    Case,
+    build_reference,
+    largest_difference,
+    load_network,
+    make_inputs,
+    randomize,
+    run_reference,
+)
 from tests.parity.mutants import mutants
 
 ALL_CASES = [*test_llama.CASES, *test_mpt.CASES, *test_bart.CASES, *test_deepseek.CASES]
-TRIED = ("llama-bias", "mistral", "smollm3", "mpt-clipped", "marian-relu", "v2-lite-greedy")
+TRIED_CASES = ("llama-bias", "mistral", "smollm3", "mpt-clipped", "marian-relu", "v2-lite-greedy")
 
 
-def saved_as_theirs(network, folder):
+def save_for_transformers(network, folder):
+    """Save our network and return the model that transformers loads."""
     save_folder(network, folder)
     name = json.loads((folder / "config.json").read_text())["architectures"][0]
     model, report = getattr(transformers, name).from_pretrained(
@@ -34,21 +44,23 @@ def saved_as_theirs(network, folder):
 
 
 def can_be_saved(config):
+    """Return whether a family can write this config."""
     try:
-        return family_for(config)
+        family_for(config)
     except ClearheadError:
-        return None
+        return False
+    return True
 
 
-def test_a_width_that_transformers_refuses_is_refused_at_once():
-    """One more, and heads of their own width would still do for us."""
+def test_a_width_that_transformers_rejects_is_not_saved():
+    """A width that is not a multiple of the heads works for us, since heads have a width of their own."""
     config = gemma3_preset(48, 2, 4, 1, 64, head_width=16)()
     assert can_be_saved(config)
     scaled = replace(config.decoder.embedding, scale=49**0.5)
     assert not can_be_saved(replace(config, width=49, decoder=replace(config.decoder, embedding=scaled)))
 
 
-def test_no_layer_with_positions(tmp_path):
+def test_a_model_without_any_rotary_layer_is_saved(tmp_path):
     config = llama_config(
         width=48,
         num_layers=2,
@@ -61,22 +73,22 @@ def test_no_layer_with_positions(tmp_path):
     )
     torch.manual_seed(0)
     network = Transformer(config).eval()
-    theirs, tokens = saved_as_theirs(network, tmp_path), torch.arange(20)[None]
+    theirs, tokens = save_for_transformers(network, tmp_path), torch.arange(20)[None]
     assert load_folder(tmp_path).network.config == config
     with torch.no_grad():
         assert (network(tokens) - theirs(input_ids=tokens).logits).abs().max() <= 5e-5
 
 
-@pytest.mark.parametrize("case", [case for case in ALL_CASES if case.name in TRIED], ids=str)
-def test_what_is_saved_is_what_transformers_computes(case: Case, tmp_path):
-    config = load_ours(build(case), tmp_path / "theirs").config
-    sayable = [one for one in (config, *dict(mutants(config)).values()) if can_be_saved(one)]
-    assert len(sayable) > 3
-    for number, one in enumerate(sayable):
+@pytest.mark.parametrize("case", [case for case in ALL_CASES if case.name in TRIED_CASES], ids=str)
+def test_transformers_computes_the_same_from_every_saved_config(case: Case, tmp_path):
+    config = load_network(build_reference(case), tmp_path / "theirs").config
+    configs = [candidate for candidate in (config, *dict(mutants(config)).values()) if can_be_saved(candidate)]
+    assert len(configs) > 3
+    for number, config in enumerate(configs):
         torch.manual_seed(number)
-        network = Transformer(one).eval()
-        rerandomize(network, lambda name, parameter: None)
-        theirs = saved_as_theirs(network, tmp_path / str(number))
-        given = inputs(case, one, padded=True)
+        network = Transformer(config).eval()
+        randomize(network)
+        theirs = save_for_transformers(network, tmp_path / str(number))
+        inputs = make_inputs(case, config, padded=True)
         with torch.no_grad():
-            assert difference(network(**given), run_reference(theirs, case, given), given) <= 5e-5
+            assert largest_difference(network(**inputs), run_reference(theirs, case, inputs), inputs) <= 5e-5

@@ -1,4 +1,4 @@
-"""The words of GPT, GPT-Neo, BERT, BLOOM and MPT: what is read, what is refused, what cannot be written."""
+"""config.json of GPT, GPT-Neo, BERT, BLOOM and MPT: what is read, what is rejected, what cannot be written."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def read(family, data, **changes):
 
 
 @pytest.mark.parametrize(("family", "name"), PRESETS, ids=lambda part: getattr(part, "name", part))
-def test_presets_in_their_own_words(family, name):
+def test_a_written_preset_reads_back(family, name):
     config = preset(name)
     assert read(family, family.write_config(config)) == config
     trained = replace(config, dropout=Dropout(residual=0.1), initial=NormalInitial(residual_scaled=True))
@@ -39,12 +39,12 @@ def test_presets_in_their_own_words(family, name):
         (transformers.BertConfig(architectures=["BertForPreTraining"]), "bert-base"),
     ],
 )
-def test_transformers_defaults_are_the_first_releases(defaults, name):
+def test_the_defaults_of_transformers_are_the_first_releases(defaults, name):
     assert read(family_of_type(defaults.model_type), defaults.to_dict()) == preset(name)
 
 
-def test_bloom_as_released():
-    """The older spelling of bigscience/bloom-560m, where transformers would write hidden_size and n_head."""
+def test_the_released_config_of_bloom_is_read():
+    """bigscience/bloom-560m uses older names, where transformers would write hidden_size and n_head."""
     released = {"n_embed": 1024, "n_layer": 24, "num_attention_heads": 16, "vocab_size": 250880, "n_inner": None}
     assert read(bloom.FAMILY, released) == preset("bloom-560m")
 
@@ -54,9 +54,9 @@ def test_gpt3_has_no_hugging_face_form():
         family_for(preset("gpt3-125m"))
 
 
-# --- refusals
+# --- unsupported settings
 
-REFUSED = [
+UNSUPPORTED = [
     ("gpt1", {"afn": "gelu_new"}),
     ("gpt1", {"n_head": 7}),
     ("gpt1", {"n_head": 0}),
@@ -86,34 +86,34 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "setting"), REFUSED)
-def test_settings_that_are_not_computed_are_refused(name, setting):
+@pytest.mark.parametrize(("name", "setting"), UNSUPPORTED)
+def test_unsupported_settings_are_rejected(name, setting):
     family = family_for(preset(name))
     data = family.write_config(preset(name))
     read(family, data)
     ((key, value),) = setting.items()
-    named = next(iter(value)) if isinstance(value, dict) else key
-    sentence = {"n_head": "cannot be split among", "activation_function": "unknown activation"}.get(named, named)
-    with pytest.raises(ClearheadError, match=sentence):
+    setting_name = next(iter(value)) if isinstance(value, dict) else key
+    messages = {"n_head": "cannot be split among", "activation_function": "unknown activation"}
+    with pytest.raises(ClearheadError, match=messages.get(setting_name, setting_name)):
         read(family, data, **setting)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_nothing_is_written_that_reads_otherwise(family):
-    """Every config one field away is written whole or not at all."""
+def test_every_written_config_reads_back(family):
+    """A config one field away from a preset is written completely, or rejected."""
     config = preset(next(iter(family.presets)))
-    refused = 0
+    num_rejected = 0
     for _, other in mutants(config):
         try:
             data = family.write_config(other)
         except ClearheadError:
-            refused += 1
+            num_rejected += 1
         else:
             assert read(family, data) == other
-    assert refused >= 20
+    assert num_rejected >= 20
 
 
-# --- checkpoints as they lie on the Hub
+# --- checkpoints as on the Hub
 
 
 PATTERN = [[["global", "local"], 1]]
@@ -121,7 +121,7 @@ NEO = transformers.GPTNeoConfig(hidden_size=8, num_layers=2, attention_types=PAT
 
 
 @pytest.mark.parametrize(
-    ("config", "beside"),
+    ("config", "extra_tensors"),
     [
         (
             transformers.GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11),
@@ -135,15 +135,15 @@ NEO = transformers.GPTNeoConfig(hidden_size=8, num_layers=2, attention_types=PAT
     ],
     ids=("gpt2", "gpt1", "gpt-neo"),
 )
-def test_bare_names_and_masks_beside_the_weights(config, beside, tmp_path):
+def test_checkpoints_without_prefix_and_with_masks_are_read(config, extra_tensors, tmp_path):
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     expected = load_folder(tmp_path).network.state_dict()
     tensors = load_file(tmp_path / "model.safetensors")
-    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    save_file(bare | {name: torch.ones(1) for name in beside}, tmp_path / "model.safetensors")
+    headless = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(headless | {name: torch.ones(1) for name in extra_tensors}, tmp_path / "model.safetensors")
     found = load_folder(tmp_path).network.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    save_file(bare | {"h.0.attn.extra": torch.ones(1)}, tmp_path / "model.safetensors")
+    save_file(headless | {"h.0.attn.extra": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(ClearheadError, match=r"h\.0\.attn\.extra"):
         load_folder(tmp_path)
