@@ -1,4 +1,4 @@
-"""Translations judged as sacrebleu judges them, and edit distances against their definition."""
+"""Test translation metrics against sacrebleu, and edit distances against their definition."""
 
 import random
 import sys
@@ -8,13 +8,13 @@ import pytest
 import sacrebleu
 
 from clearhead.api import Model, RecurrentBaseline
-from clearhead.architecture.parts import LearnedPositions
+from clearhead.architecture import LearnedPositions
 from clearhead.errors import ClearheadError
-from clearhead.evaluation.answers import answers, num_edits, pairs, translation
-from clearhead.evaluation.result import Result
+from clearhead.evaluation import EvaluationResult, evaluate_pairs, evaluate_translation
+from clearhead.evaluation.answers import edit_distance, generate_answers
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
-from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.library_tokenizer import SpecialTokens
 from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import encoder, toy, translator
 
@@ -23,7 +23,7 @@ SENTENCES = ["a bad cab", "feed a dead bee", "cab", "be a bee", "a a a", "dad ha
 
 @pytest.fixture(scope="module")
 def model():
-    """A translator of letters with random weights: what it says is nonsense, always the same."""
+    """Return a character translator with random weights; its output is nonsense, but always the same."""
     tokenizer = character_tokenizer(
         "abcdefgh ijklmnopqrstuvwxy"[:25], SpecialTokens(unknown="?!", eos="</s>", bos="<s>")
     )
@@ -32,24 +32,24 @@ def model():
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_answers_in_their_order(model, beams):
-    how = {} if beams == 1 else {"beams": beams}
-    alone = [model.generate(source, max_new_tokens=9, **how).text for source in SENTENCES]
-    assert len(set(alone)) > 1
-    assert answers(model, SENTENCES, beams, max_new_tokens=9) == (alone, 0)
+def test_answers_are_in_the_order_of_the_sources(model, beams):
+    options = {} if beams == 1 else {"beams": beams}
+    expected = [model.generate(source, max_new_tokens=9, **options).text for source in SENTENCES]
+    assert len(set(expected)) > 1
+    assert generate_answers(model, SENTENCES, beams, max_new_tokens=9) == (expected, 0)
 
 
-def test_what_cannot_be_read_does_not_end_the_evaluation(model):
-    """An empty line of a test set, and characters that the vocabulary has no token for."""
-    (empty, unknown, plain), _ = answers(model, ["", "ÖÖ", "cab"], max_new_tokens=9)
+def test_empty_sources_and_unknown_characters_are_answered(model):
+    """Test sets source empty lines, and characters for which the vocabulary has no token."""
+    (empty, unknown, plain), _ = generate_answers(model, ["", "ÖÖ", "cab"], max_new_tokens=9)
     assert (empty, plain) == ("", model.generate("cab", max_new_tokens=9).text)
     assert unknown == model.generate(model.tokenizer.encode("ÖÖ"), max_new_tokens=9).text
-    assert answers(model, [""]) == ([""], 0)
-    assert answers(model, []) == ([], 0)
+    assert generate_answers(model, [""]) == ([""], 0)
+    assert generate_answers(model, []) == ([], 0)
 
 
-def test_a_source_beyond_the_learned_positions_is_cut_and_counted(model):
-    """As the tokenizers of transformers cut: the beginning, and the token that ends a text."""
+def test_a_source_beyond_the_learned_positions_is_truncated_and_counted(model):
+    """As in the tokenizers of transformers, the beginning and the end token are kept."""
     config = model.config
     learned = {
         name: replace(part, embedding=replace(part.embedding, positions=LearnedPositions(num_positions=6)))
@@ -57,120 +57,125 @@ def test_a_source_beyond_the_learned_positions_is_cut_and_counted(model):
     }
     short = replace(model, network=toy(replace(config, **learned)))
     ids = model.tokenizer.encode("dad had a bad deed")
-    asked = [[*ids[:5], ids[-1]], model.tokenizer.encode("cab")]
-    made = [short.generate(one, beams=2, max_new_tokens=4).text for one in asked]
-    found = translation(short, [("dad had a bad deed", made[0]), ("cab", made[1])], beams=2, max_new_tokens=4)
-    assert found["chrf"] == pytest.approx(100)
-    assert found.settings["sources_cut"] == 1
-    assert pairs(short, [("cab", "a")], max_new_tokens=4).settings == {"beams": 1, "unit": "word"}
+    prompts = [[*ids[:5], ids[-1]], model.tokenizer.encode("cab")]
+    references = [short.generate(one, beams=2, max_new_tokens=4).text for one in prompts]
+    result = evaluate_translation(
+        short, [("dad had a bad deed", references[0]), ("cab", references[1])], beams=2, max_new_tokens=4
+    )
+    assert result["chrf"] == pytest.approx(100)
+    assert result.settings["sources_truncated"] == 1
+    assert evaluate_pairs(short, [("cab", "a")], max_new_tokens=4).settings == {"beams": 1, "unit": "word"}
 
 
-def test_bleu_and_chrf_are_those_of_sacrebleu(model):
-    made, _ = answers(model, SENTENCES, 2, max_new_tokens=9)
-    wanted = [text if number % 2 else text + " a" for number, text in enumerate(made)]
-    found = translation(model, list(zip(SENTENCES, wanted, strict=True)), beams=2, max_new_tokens=9)
-    assert found["bleu"] == pytest.approx(sacrebleu.corpus_bleu(made, [wanted]).score)
-    assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(made, [wanted]).score)
-    assert "tok:13a" in found.settings["bleu_signature"]
-    assert found.settings["beams"] == 2
-    assert found.num_examples == 6
-    again = translation(model, list(zip(SENTENCES, wanted, strict=True)), beams=2, max_new_tokens=9)
-    assert again == found
+def test_bleu_and_chrf_equal_those_of_sacrebleu(model):
+    outputs, _ = generate_answers(model, SENTENCES, 2, max_new_tokens=9)
+    references = [text if number % 2 else text + " a" for number, text in enumerate(outputs)]
+    result = evaluate_translation(model, list(zip(SENTENCES, references, strict=True)), beams=2, max_new_tokens=9)
+    assert result["bleu"] == pytest.approx(sacrebleu.corpus_bleu(outputs, [references]).score)
+    assert result["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [references]).score)
+    assert "tok:13a" in result.settings["bleu_signature"]
+    assert result.settings["beams"] == 2
+    assert result.num_examples == 6
+    again = evaluate_translation(model, list(zip(SENTENCES, references, strict=True)), beams=2, max_new_tokens=9)
+    assert again == result
 
 
-def test_resamples_in_which_nothing_matches(model):
-    made, _ = answers(model, SENTENCES[:2], 1, max_new_tokens=9)
-    found = translation(model, [(SENTENCES[0], made[0]), (SENTENCES[1], "§")], beams=1, max_new_tokens=9)
-    assert found["chrf"] == pytest.approx(sacrebleu.corpus_chrf(made, [[made[0], "§"]]).score)
-    assert found.measures[1].standard_error > 0
+def test_resamples_without_any_match_source_a_standard_error(model):
+    outputs, _ = generate_answers(model, SENTENCES[:2], 1, max_new_tokens=9)
+    result = evaluate_translation(model, [(SENTENCES[0], outputs[0]), (SENTENCES[1], "§")], beams=1, max_new_tokens=9)
+    assert result["chrf"] == pytest.approx(sacrebleu.corpus_chrf(outputs, [[outputs[0], "§"]]).score)
+    assert result.metrics[1].standard_error > 0
 
 
-def test_the_spread_of_bleu_is_that_of_resampled_sentences(model):
-    made, _ = answers(model, SENTENCES, 1, max_new_tokens=9)
-    wanted = [text if number % 2 else text[:4] + " a b" for number, text in enumerate(made)]
-    found = translation(model, list(zip(SENTENCES, wanted, strict=True)), beams=1, max_new_tokens=9)
-    chrf = next(one for one in found.measures if one.name == "chrf")
-    draw = random.Random(0)
+def test_the_standard_error_is_the_spread_of_resampled_sentences(model):
+    outputs, _ = generate_answers(model, SENTENCES, 1, max_new_tokens=9)
+    references = [text if number % 2 else text[:4] + " a b" for number, text in enumerate(outputs)]
+    result = evaluate_translation(model, list(zip(SENTENCES, references, strict=True)), beams=1, max_new_tokens=9)
+    chrf = next(one for one in result.metrics if one.name == "chrf")
+    generator = random.Random(0)
     scores = []
     for _ in range(300):
-        rows = [draw.randrange(6) for _ in range(6)]
-        scores.append(sacrebleu.corpus_chrf([made[n] for n in rows], [[wanted[n] for n in rows]]).score)
+        rows = [generator.randrange(6) for _ in range(6)]
+        scores.append(sacrebleu.corpus_chrf([outputs[n] for n in rows], [[references[n] for n in rows]]).score)
     mean = sum(scores) / len(scores)
     spread = (sum((score - mean) ** 2 for score in scores) / len(scores)) ** 0.5
     assert chrf.standard_error == pytest.approx(spread, rel=0.25)
 
 
-def test_without_sacrebleu(model, monkeypatch):
+def test_translation_without_sacrebleu_names_the_extra(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "sacrebleu.metrics.bleu", None)
     with pytest.raises(ClearheadError, match=r'pip install "clearhead\[eval\]"'):
-        translation(model, [("a", "b")])
+        evaluate_translation(model, [("a", "b")])
 
 
 @pytest.mark.parametrize("network", [tiny_network(), toy(encoder())], ids=["decoder", "encoder"])
-def test_half_a_translator_does_not_translate(network):
-    """It would be scored for going on with the sentence."""
-    with pytest.raises(ClearheadError, match="translation is for an encoder-decoder"):
-        translation(Model(network, byte_tokenizer()), [("one", "eins")])
+def test_translation_needs_an_encoder_decoder(network):
+    with pytest.raises(ClearheadError, match="translation needs an encoder-decoder"):
+        evaluate_translation(Model(network, byte_tokenizer()), [("one", "eins")])
 
 
-def test_what_leaves_nothing_to_judge_is_said(model):
+def test_no_sentences_and_beams_of_a_recurrent_network_raise(model):
     with pytest.raises(ClearheadError, match="no sentence to translate"):
-        translation(model, [])
+        evaluate_translation(model, [])
     sizes = {"source_vocab_size": 29, "target_vocab_size": 29, "embedding_width": 4, "width": 4, "context": 9}
     network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="none", **sizes))
-    with pytest.raises(ClearheadError, match="a recurrent network does not search; give beams as 1"):
-        translation(RecurrentBaseline(network, model.tokenizer), [("a", "b")])
+    with pytest.raises(ClearheadError, match="does not support beam search; set beams to 1"):
+        evaluate_translation(RecurrentBaseline(network, model.tokenizer), [("a", "b")])
 
 
-def test_pairs(model):
-    made, _ = answers(model, ["cab", "bee", "a"], max_new_tokens=6)
-    rows = [("cab", "zz"), ("cab", made[0]), ("bee", made[1] + "z"), ("a", made[2][:-1])]
-    found = pairs(model, rows, unit="character", max_new_tokens=6)
-    assert found.num_examples == 3
-    assert found["exact_match"] == pytest.approx(1 / 3)
-    lengths = [len(" ".join(text.split())) for text in (made[0], made[1] + "z", made[2][:-1])]
-    edits = [0, 1, num_edits(" ".join(made[2].split()), " ".join(made[2][:-1].split()))]
-    assert found["character_error_rate"] == pytest.approx(sum(edits) / sum(lengths))
-    assert isinstance(found, Result)
+def test_pairs_report_exact_match_and_character_error_rate(model):
+    outputs, _ = generate_answers(model, ["cab", "bee", "a"], max_new_tokens=6)
+    rows = [("cab", "zz"), ("cab", outputs[0]), ("bee", outputs[1] + "z"), ("a", outputs[2][:-1])]
+    result = evaluate_pairs(model, rows, unit="character", max_new_tokens=6)
+    assert result.num_examples == 3
+    assert result["exact_match"] == pytest.approx(1 / 3)
+    lengths = [len(" ".join(text.split())) for text in (outputs[0], outputs[1] + "z", outputs[2][:-1])]
+    edits = [0, 1, edit_distance(" ".join(outputs[2].split()), " ".join(outputs[2][:-1].split()))]
+    assert result["character_error_rate"] == pytest.approx(sum(edits) / sum(lengths))
+    assert isinstance(result, EvaluationResult)
 
 
-def test_pairs_without_a_target(model):
+def test_pairs_without_a_target_raise(model):
     for rows in ([], [("cab", "")]):
-        with pytest.raises(ClearheadError, match="no target, or all are empty"):
-            pairs(model, rows)
+        with pytest.raises(ClearheadError, match="no target, or all targets are empty"):
+            evaluate_pairs(model, rows)
 
 
-def test_pairs_of_words(model):
-    (answer,), _ = answers(model, ["cab"], max_new_tokens=6)
-    found = pairs(model, [("cab", f"{answer}  and  more")], max_new_tokens=6)
+def test_pairs_report_word_error_rate(model):
+    (answer,), _ = generate_answers(model, ["cab"], max_new_tokens=6)
+    result = evaluate_pairs(model, [("cab", f"{answer}  and  more")], max_new_tokens=6)
     num_words = len(answer.split())
-    assert found["word_error_rate"] == pytest.approx(2 / (num_words + 2))
+    assert result["word_error_rate"] == pytest.approx(2 / (num_words + 2))
     with pytest.raises(ClearheadError, match="did you mean 'word'"):
-        pairs(model, [("a", "b")], unit="words")
+        evaluate_pairs(model, [("a", "b")], unit="words")
 
 
-def slowly(have, want):
-    """The definition, without a table."""
-    if not have or not want:
-        return len(have) + len(want)
-    if have[-1] == want[-1]:
-        return slowly(have[:-1], want[:-1])
-    return 1 + min(slowly(have[:-1], want), slowly(have, want[:-1]), slowly(have[:-1], want[:-1]))
+def recursive_distance(source, target):
+    """Return the edit distance by its definition."""
+    if not source or not target:
+        return len(source) + len(target)
+    if source[-1] == target[-1]:
+        return recursive_distance(source[:-1], target[:-1])
+    return 1 + min(
+        recursive_distance(source[:-1], target),
+        recursive_distance(source, target[:-1]),
+        recursive_distance(source[:-1], target[:-1]),
+    )
 
 
-@pytest.mark.parametrize(("have", "want", "expected"), [("kitten", "sitting", 3), ("", "abc", 3), ("abc", "", 3)])
-def test_known_edits(have, want, expected):
-    assert num_edits(have, want) == expected
+@pytest.mark.parametrize(("source", "target", "expected"), [("kitten", "sitting", 3), ("", "abc", 3), ("abc", "", 3)])
+def test_edit_distance_of_known_words(source, target, expected):
+    assert edit_distance(source, target) == expected
 
 
-def test_edits_by_definition():
-    draw = random.Random(1)
+def test_edit_distance_equals_its_definition():
+    generator = random.Random(1)
     for _ in range(60):
-        have, want = ("".join(draw.choices("abc", k=draw.randrange(7))) for _ in range(2))
-        assert num_edits(have, want) == slowly(have, want)
+        source, target = ("".join(generator.choices("abc", k=generator.randrange(7))) for _ in range(2))
+        assert edit_distance(source, target) == recursive_distance(source, target)
 
 
-def test_a_decoder_alone_answers_too():
+def test_pairs_of_a_decoder_only_model():
     tokenizer = byte_tokenizer()
     model = Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer)
-    assert pairs(model, [("The sea", "is")], max_new_tokens=3).num_examples == 1
+    assert evaluate_pairs(model, [("The sea", "is")], max_new_tokens=3).num_examples == 1

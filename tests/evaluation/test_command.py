@@ -1,4 +1,4 @@
-"""`clearhead eval` as a user meets it: a table or JSON on stdout, one sentence on stderr for what is wrong."""
+"""Test `clearhead eval`: a table or JSON on stdout, one sentence on stderr for wrong input."""
 
 import gzip
 import json
@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from clearhead.api import Model, load
-from clearhead.catalog import store
 from clearhead.cli import main
 from clearhead.cli.evaluate import OPTIONS
-from clearhead.evaluation.answers import MAX_NEW_TOKENS, answers, pairs, translation
+from clearhead.evaluation import evaluate_pairs, evaluate_perplexity, evaluate_translation
+from clearhead.evaluation.answers import MAX_NEW_TOKENS, generate_answers
 from clearhead.evaluation.likelihood import BATCH_TOKENS
-from clearhead.evaluation.perplexity import perplexity
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.tiny import tiny_network
 
@@ -31,30 +30,30 @@ def folder(tmp_path_factory):
 def run(folder, monkeypatch, capsys):
     def evaluate(*arguments, model=folder):
         monkeypatch.setattr(sys, "argv", ["clearhead", "eval", str(model), *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
+        with pytest.raises(SystemExit) as exit_info:
             main()
         out, err = capsys.readouterr()
-        return SimpleNamespace(returncode=left.value.code or 0, stdout=out, stderr=err)
+        return SimpleNamespace(returncode=exit_info.value.code or 0, stdout=out, stderr=err)
 
     return evaluate
 
 
-def told(done):
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def parse_output(process):
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
 
 
-def test_perplexity(run, folder, tmp_path):
+def test_perplexity_prints_json_and_a_table(run, folder, tmp_path):
     (tmp_path / "text.txt").write_text(TEXT)
-    asked = ("--task", "perplexity", "--text", tmp_path / "text.txt", "--context", 32, "--stride", 8)
-    expected = perplexity(load(folder), TEXT, 32, 8)
-    assert told(run(*asked, "--json")) == {"model": str(folder)} | expected.as_dict()
-    shown = run(*asked).stdout
+    arguments = ("--task", "perplexity", "--text", tmp_path / "text.txt", "--context", 32, "--stride", 8)
+    expected = evaluate_perplexity(load(folder), TEXT, 32, 8)
+    assert parse_output(run(*arguments, "--json")) == {"model": str(folder)} | expected.as_dict()
+    shown = run(*arguments).stdout
     assert f"{expected['perplexity']:,.4f}" in shown
     assert "stride: 8" in shown
 
 
-def test_questions(run, tmp_path, monkeypatch):
+def test_multiple_choice_prints_json(run, tmp_path, monkeypatch):
     rows = [
         {"doc_id": number, "label": 1, "doc": {"query": "A"}, "request": {"context": "A", "continuation": choice}}
         for number in range(3)
@@ -62,61 +61,62 @@ def test_questions(run, tmp_path, monkeypatch):
     ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "piqa.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    monkeypatch.setattr(store, "get", lambda name, progress: tmp_path)
-    found = told(run("--task", "piqa", "--limit", 2, "--json"))
-    assert found["examples"] == 2
-    assert set(found["measures"]) == {"accuracy", "accuracy_normalised"}
+    monkeypatch.setattr("clearhead.catalog.get", lambda name, progress: tmp_path)
+    data = parse_output(run("--task", "piqa", "--limit", 2, "--json"))
+    assert data["examples"] == 2
+    assert set(data["metrics"]) == {"accuracy", "accuracy_normalized"}
 
 
-def test_translation(run, tmp_path):
+def test_translation_prints_json_and_needs_an_encoder_decoder(run, tmp_path):
     (tmp_path / "a.en").write_text("one\ntwo\nthree\n")
     (tmp_path / "a.de").write_text("eins\nzwei\ndrei\n")
-    asked = ("--task", "translation", "--source", tmp_path / "a.en", "--target", tmp_path / "a.de", "--json")
-    found = told(run(*asked, "--beams", 2, "--max-new-tokens", 5, "--limit", 2, model="capitals"))
-    expected = translation(load("capitals"), [("one", "eins"), ("two", "zwei")], beams=2, max_new_tokens=5)
-    assert found == {"model": "capitals"} | expected.as_dict()
-    refused = run(*asked)
-    assert refused.returncode == 1
-    assert "translation is for an encoder-decoder" in refused.stderr
+    arguments = ("--task", "translation", "--source", tmp_path / "a.en", "--target", tmp_path / "a.de", "--json")
+    data = parse_output(run(*arguments, "--beams", 2, "--max-new-tokens", 5, "--limit", 2, model="capitals"))
+    expected = evaluate_translation(load("capitals"), [("one", "eins"), ("two", "zwei")], beams=2, max_new_tokens=5)
+    assert data == {"model": "capitals"} | expected.as_dict()
+    failed = run(*arguments)
+    assert failed.returncode == 1
+    assert "translation needs an encoder-decoder" in failed.stderr
 
 
-def test_pairs(run, folder, tmp_path):
-    (right,), _ = answers(load(folder), ["one"], max_new_tokens=4)
-    rows = [("one", " ".join(right.split())), ("two", "zwei")]
+def test_pairs_prints_json(run, folder, tmp_path):
+    (answer,), _ = generate_answers(load(folder), ["one"], max_new_tokens=4)
+    rows = [("one", " ".join(answer.split())), ("two", "zwei")]
     (tmp_path / "a.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in rows))
-    found = told(run("--task", "pairs", "--table", tmp_path / "a.tsv", "--max-new-tokens", 4, "--json"))
-    assert found == {"model": str(folder)} | pairs(load(folder), rows, max_new_tokens=4).as_dict()
-    assert found["measures"]["exact_match"]["value"] >= 0.5
+    data = parse_output(run("--task", "pairs", "--table", tmp_path / "a.tsv", "--max-new-tokens", 4, "--json"))
+    assert data == {"model": str(folder)} | evaluate_pairs(load(folder), rows, max_new_tokens=4).as_dict()
+    assert data["metrics"]["exact_match"]["value"] >= 0.5
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--task", "perplexty"), "did you mean 'perplexity'?"),
         (("--task", "perplexity"), "perplexity needs --text, a file to read"),
         (("--task", "perplexity", "--text", "nowhere.txt"), "nowhere.txt cannot be read"),
         (("--task", "perplexity", "--text", "x", "--limit", 3), "--limit has no effect on perplexity"),
         (("--task", "piqa", "--beams", 3), "--beams has no effect on piqa"),
-        (("--task", "piqa", "--limit", 0), "--limit is 0; it must be 1 or more"),
+        (("--task", "piqa", "--limit", 0), "--limit is 0; it must be at least 1"),
         (("--task", "translation", "--source", "a"), "translation needs --target"),
         (("--task", "pairs", "--table", "a", "--max-new-tokens", -1), "--max-new-tokens is -1"),
     ],
 )
-def test_wrong_input_is_one_sentence(run, arguments, said):
-    done = run(*arguments)
-    assert done.returncode == 1
-    assert said in done.stderr
-    assert done.stdout == ""
+def test_wrong_input_prints_one_sentence(run, arguments, message):
+    process = run(*arguments)
+    assert process.returncode == 1
+    assert message in process.stderr
+    assert process.stdout == ""
 
 
-def test_the_help_says_the_defaults_that_hold(run):
+def test_help_shows_the_actual_defaults(run):
     shown = " ".join(run("--help").stdout.replace("│", " ").split())
-    assert f"Tokens read at once; {BATCH_TOKENS}." in shown
-    assert f"The longest answer; {MAX_NEW_TOKENS}." in shown
-    assert f"{translation.__defaults__[0]} for translation, else {pairs.__defaults__[1]}." in shown
+    assert f"tokens to read at once; by default {BATCH_TOKENS}." in shown
+    assert f"tokens in an answer; by default {MAX_NEW_TOKENS}." in shown
+    beams = evaluate_translation.__defaults__[0], evaluate_pairs.__defaults__[1]
+    assert f"by default {beams[0]} for translation and {beams[1]} for pairs." in shown
     assert all(task in shown for task in OPTIONS)
 
 
-def test_help_brings_no_torch():
+def test_help_does_not_import_torch():
     code = "import sys, clearhead.cli.evaluate; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""The adapter beside the harness's own model for transformers: the same numbers for the same requests."""
+"""Compare the adapter with the harness's own model for transformers: equal numbers for equal requests."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ PAIRS = [
 TEXTS = ["A short one.", "A longer one, " * 12]
 
 
-def test_without_the_harness(monkeypatch):
+def test_importing_without_lm_eval_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
     monkeypatch.delitem(sys.modules, "clearhead.evaluation.harness", raising=False)
@@ -40,7 +40,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def both(model, tmp_path_factory):
-    """Ours and theirs."""
+    """Return our model and the harness's."""
     if util.find_spec("lm_eval") is None:
         pytest.skip("lm_eval is not installed")
     from lm_eval.models.huggingface import HFLM
@@ -61,29 +61,29 @@ def instances(kind, *arguments):
     return [Instance(request_type=kind, doc={}, arguments=one, idx=number) for number, one in enumerate(arguments)]
 
 
-def test_loglikelihood(both):
+def test_loglikelihood_equals_that_of_the_harness(both):
     ours, theirs = (one.loglikelihood(instances("loglikelihood", *PAIRS)) for one in both)
     assert [one[0] for one in ours] == pytest.approx([one[0] for one in theirs], rel=1e-4)
     assert [one[1] for one in ours] == [one[1] for one in theirs]
 
 
-def test_loglikelihood_rolling(both):
-    asked = [(text,) for text in TEXTS]
-    ours, theirs = (one.loglikelihood_rolling(instances("loglikelihood_rolling", *asked)) for one in both)
+def test_loglikelihood_rolling_equals_that_of_the_harness(both):
+    arguments = [(text,) for text in TEXTS]
+    ours, theirs = (one.loglikelihood_rolling(instances("loglikelihood_rolling", *arguments)) for one in both)
     assert ours == pytest.approx(theirs, rel=1e-4)
 
 
-def test_generate_until(both):
+def test_generate_until_equals_that_of_the_harness(both):
     greedy = {"do_sample": False, "max_gen_toks": 12}
     first = both[0].model.generate("The sea is", max_new_tokens=12).text
-    asked = [("The sea is", {**greedy, "until": [first[4:6]]}), ("A cat", {**greedy, "until": ["\n\n"]})]
-    ours, theirs = (one.generate_until(instances("generate_until", *asked)) for one in both)
+    arguments = [("The sea is", {**greedy, "until": [first[4:6]]}), ("A cat", {**greedy, "until": ["\n\n"]})]
+    ours, theirs = (one.generate_until(instances("generate_until", *arguments)) for one in both)
     assert ours == theirs
     assert ours[0] == first[: first.index(first[4:6])]
 
 
-def test_a_task_from_end_to_end(both, tmp_path):
-    """The harness itself asks, divides by length and counts; both models give its table the same numbers."""
+def test_a_whole_task_gives_equal_metrics(both, tmp_path):
+    """The harness itself runs the task and normalizes the scores."""
     import lm_eval
     from lm_eval.api.task import ConfigurableTask
 
@@ -102,21 +102,21 @@ def test_a_task_from_end_to_end(both, tmp_path):
         "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
         "metadata": {"version": 0},
     }
-    found = []
+    metrics = []
     for one in both:
-        made = lm_eval.evaluate(one, {"parity": ConfigurableTask(config=config)}, bootstrap_iters=0)
-        found.append([made["results"]["parity"][name] for name in ("acc,none", "acc_norm,none")])
-    assert found[0] == found[1]
+        results = lm_eval.evaluate(one, {"parity": ConfigurableTask(config=config)}, bootstrap_iters=0)
+        metrics.append([results["results"]["parity"][name] for name in ("acc,none", "acc_norm,none")])
+    assert metrics[0] == metrics[1]
 
 
-def test_options_that_have_no_equal(both):
-    asked = instances("generate_until", ("a", {"num_beams": 4}), ("b", {"max_gen_toks": 64}))
-    with pytest.raises(ClearheadError, match="num_beams, which has no equal"):
-        both[0].generate_until(asked[:1])
-    with pytest.raises(ClearheadError, match="asks for 64 tokens; this model reads 64"):
-        both[0].generate_until(asked[1:])
+def test_unsupported_options_raise(both):
+    arguments = instances("generate_until", ("a", {"num_beams": 4}), ("b", {"max_gen_toks": 64}))
+    with pytest.raises(ClearheadError, match="num_beams, which Clearhead does not support"):
+        both[0].generate_until(arguments[:1])
+    with pytest.raises(ClearheadError, match="requests 64 new tokens, but the context of this model is 64"):
+        both[0].generate_until(arguments[1:])
 
 
-def test_an_encoder_decoder_is_refused(both):
-    with pytest.raises(ClearheadError, match="only a decoder alone"):
+def test_an_encoder_decoder_raises(both):
+    with pytest.raises(ClearheadError, match="needs a decoder-only model"):
         type(both[0])(Model(toy(translator())))

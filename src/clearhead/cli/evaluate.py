@@ -1,4 +1,4 @@
-"""The command that judges: eval.
+"""The command that evaluates a model: eval.
 
 clearhead eval smollm2 --task hellaswag --limit 200
 """
@@ -13,24 +13,25 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
-from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, loading_bar, print_json, progress_bar
+from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, print_json, progress_bar
+from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
 from clearhead.errors import ClearheadError, unknown_name
 
 if TYPE_CHECKING:
     from clearhead.api import Model
-    from clearhead.evaluation import Result
+    from clearhead.evaluation import EvaluationResult
 
 DATASET = "evaluation-sets"
-QUESTIONS = ("arc-challenge", "arc-easy", "hellaswag", "lambada", "piqa", "winogrande")
-DATA = ("text", "source", "target", "table")
-NEEDED = {"perplexity": ("text",), "translation": ("source", "target"), "pairs": ("table",)}
+MULTIPLE_CHOICE = ("arc-challenge", "arc-easy", "hellaswag", "lambada", "piqa", "winogrande")
+FILE_OPTIONS = ("text", "source", "target", "table")
+REQUIRED_OPTIONS = {"perplexity": ("text",), "translation": ("source", "target"), "pairs": ("table",)}
 OPTIONS = {
     "perplexity": ("context", "stride", "batch_tokens"),
-    **dict.fromkeys(QUESTIONS, ("limit", "batch_tokens")),
+    **dict.fromkeys(MULTIPLE_CHOICE, ("limit", "batch_tokens")),
     "translation": ("beams", "max_new_tokens", "limit"),
     "pairs": ("unit", "beams", "max_new_tokens", "limit"),
 }
-TASK_OPTIONS = {*DATA, *(name for names in OPTIONS.values() for name in names)}
+TASK_OPTIONS = {*FILE_OPTIONS, *(name for names in OPTIONS.values() for name in names)}
 
 
 @app.command(
@@ -42,31 +43,45 @@ def evaluate(
     call: typer.Context,
     model: ModelArgument,
     task: Annotated[str, typer.Option(help=f"One of {', '.join(OPTIONS)}.")],
-    text: Annotated[Path | None, typer.Option(help="perplexity: the text, in UTF-8.")] = None,
-    context: Annotated[int | None, typer.Option(help="perplexity: tokens of a window; what the model reads.")] = None,
-    stride: Annotated[int | None, typer.Option(help="perplexity: tokens from window to window; half of one.")] = None,
-    source: Annotated[Path | None, typer.Option(help="translation: sentences, one a line.")] = None,
-    target: Annotated[Path | None, typer.Option(help="translation: what they should become, line by line.")] = None,
-    table: Annotated[Path | None, typer.Option(help="pairs: two columns with a tab between, asked and wanted.")] = None,
-    unit: Annotated[str | None, typer.Option(help="pairs: what an edit changes, word or character; word.")] = None,
-    beams: Annotated[int | None, typer.Option(help="Beams of the search; 5 for translation, else 1.")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option(help="The longest answer; 256.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many examples.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Tokens read at once; 8192.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    text: Annotated[Path | None, typer.Option(help="perplexity: a text file in UTF-8.")] = None,
+    context: Annotated[
+        int | None, typer.Option(help="perplexity: tokens per window; by default the model's context.")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(help="perplexity: tokens between the starts of windows; by default half a window.")
+    ] = None,
+    source: Annotated[
+        Path | None, typer.Option(help="translation: a file with the sentences to translate, one per line.")
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="translation: a file with the reference translations, one per line.")
+    ] = None,
+    table: Annotated[
+        Path | None, typer.Option(help="pairs: a file with two columns, source and target, separated by a tab.")
+    ] = None,
+    unit: Annotated[
+        str | None, typer.Option(help="pairs: what the error rate counts, word or character; by default word.")
+    ] = None,
+    beams: Annotated[
+        int | None, typer.Option(help="Number of beams; by default 5 for translation and 1 for pairs.")
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens in an answer; by default 256.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Number of examples, from the first; by default all.")] = None,
+    batch_tokens: Annotated[int | None, typer.Option(help="Number of tokens to read at once; by default 8192.")] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how good a model is: by a text, by questions, by translations or other answers."""
-    from clearhead.api import load
-
+    """Measure how good a model is: perplexity of a text, accuracy on questions, or quality of generated answers."""
     given = {name: value for name, value in call.params.items() if name in TASK_OPTIONS and value is not None}
     check_options(task, given)
     data = read_data(task, given)
-    with loading_bar(model) as progress:
-        loaded = load(model, dtype=dtype, device=device, progress=progress)
-    with examples_bar(task) as tell:
-        result = run(loaded, task, data, {name: value for name, value in given.items() if name not in DATA}, tell)
+    loaded = load_model(model, dtype, device)
+    options = {name: value for name, value in given.items() if name not in FILE_OPTIONS}
+    with examples_bar(task) as progress:
+        result = run_task(loaded, task, data, options, progress)
     if as_json:
         print_json({"model": model} | result.as_dict())
     else:
@@ -74,27 +89,27 @@ def evaluate(
 
 
 def check_options(task: str, given: Mapping[str, Any]) -> None:
-    """All that a task needs, and nothing without an effect on it."""
+    """Raise ClearheadError if an option is missing, has no effect on the task or is out of range."""
     if task not in OPTIONS:
         raise unknown_name("task", task, OPTIONS)
     for name in given:
-        if name not in (*NEEDED.get(task, ()), *OPTIONS[task]):
-            raise ClearheadError(f"{option(name)} has no effect on {task}; leave it out")
-    for name in NEEDED.get(task, ()):
+        if name not in (*REQUIRED_OPTIONS.get(task, ()), *OPTIONS[task]):
+            raise ClearheadError(f"{option_name(name)} has no effect on {task}; leave it out")
+    for name in REQUIRED_OPTIONS.get(task, ()):
         if name not in given:
-            raise ClearheadError(f"{task} needs {option(name)}, a file to read")
+            raise ClearheadError(f"{task} needs {option_name(name)}, a file to read")
     for name in ("limit", "batch_tokens", "max_new_tokens", "beams"):
         if given.get(name, 1) < 1:
-            raise ClearheadError(f"{option(name)} is {given[name]}; it must be 1 or more")
+            raise ClearheadError(f"{option_name(name)} is {given[name]}; it must be at least 1")
 
 
-def option(name: str) -> str:
+def option_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
 def read_data(task: str, given: Mapping[str, Any]) -> Any:
-    """What the task asks of a model, before the model is read."""
-    from clearhead.catalog import store
+    """Return the data of a task, or the folder of the questions. It is read before the model, to find errors early."""
+    from clearhead.catalog import get
     from clearhead.data import read_parallel, read_table, read_text
 
     match task:
@@ -105,37 +120,45 @@ def read_data(task: str, given: Mapping[str, Any]) -> Any:
         case "pairs":
             return read_table(given["table"])[: given.get("limit")]
     with download_bar(DATASET) as progress:
-        return store.get(DATASET, progress)
+        return get(DATASET, progress)
 
 
-def run(
+def run_task(
     model: "Model", task: str, data: Any, options: Mapping[str, Any], progress: Callable[[int, int], None]
-) -> "Result":
-    from clearhead.evaluation import ask, pairs, perplexity, translation
+) -> "EvaluationResult":
+    """Run the evaluation of a task."""
+    from clearhead.evaluation import evaluate_multiple_choice, evaluate_pairs, evaluate_perplexity, evaluate_translation
 
-    if task in QUESTIONS:
-        return ask(model, task, data, progress=progress, **options)
-    apart = {name: value for name, value in options.items() if name != "limit"}
-    judges: dict[str, Callable[..., Result]] = {"perplexity": perplexity, "translation": translation, "pairs": pairs}
-    return judges[task](model, data, progress=progress, **apart)
+    if task in MULTIPLE_CHOICE:
+        return evaluate_multiple_choice(model, task, data, progress=progress, **options)
+    options = {name: value for name, value in options.items() if name != "limit"}  # read_data has applied it
+    match task:
+        case "perplexity":
+            return evaluate_perplexity(model, data, progress=progress, **options)
+        case "translation":
+            return evaluate_translation(model, data, progress=progress, **options)
+        case _:
+            return evaluate_pairs(model, data, progress=progress, **options)
 
 
 @contextmanager
 def examples_bar(task: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar over the examples of a task; yield the function that updates it."""
     with progress_bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
-        number = bar.add_task(task, total=None)
-        yield lambda done, total: bar.update(number, completed=done, total=total)
+        bar_task = bar.add_task(task, total=None)
+        yield lambda done, total: bar.update(bar_task, completed=done, total=total)
 
 
-def print_result(result: "Result", model: str) -> None:
-    shown = Table(title=f"{model}, {result.task}: {result.num_examples:,} examples", title_justify="left", box=None)
-    shown.add_column("measure")
-    shown.add_column("value", justify="right")
-    shown.add_column("± standard error", justify="right")
-    for one in result.measures:
-        error = "" if one.standard_error is None else f"{one.standard_error:,.4f}"
-        shown.add_row(one.name.replace("_", " "), f"{one.value:,.4f}", error)
+def print_result(result: "EvaluationResult", model: str) -> None:
+    """Print the metrics as a table, then the settings."""
+    table = Table(title=f"{model}, {result.task}: {result.num_examples:,} examples", title_justify="left", box=None)
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    table.add_column("± standard error", justify="right")
+    for metric in result.metrics:
+        error = "" if metric.standard_error is None else f"{metric.standard_error:,.4f}"
+        table.add_row(metric.name.replace("_", " "), f"{metric.value:,.4f}", error)
     console = Console(highlight=False, soft_wrap=True, emoji=False)
-    console.print(shown)
+    console.print(table)
     for name, value in result.settings.items():
         console.print(f"{name.replace('_', ' ')}: {value}", markup=False)

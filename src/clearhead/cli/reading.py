@@ -1,16 +1,15 @@
-"""Commands that read texts: score, embed.
+"""Commands that read texts without generating: score, embed.
 
 clearhead score smollm2 "The capital of France is Paris."
 """
 
-import math
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, app, print_json, tell
+from clearhead.cli.app import JsonOption, ModelArgument, app, print_json, print_message
 from clearhead.cli.generate import PAST_CONTEXT, DeviceOption, DtypeOption, load_model
 from clearhead.errors import ClearheadError
 
@@ -24,37 +23,36 @@ def score(
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say how likely a text is: perplexity and bits per byte; with --json, the log-probability of every token."""
-    from clearhead.evaluation import bytes_scored
+    """Print how likely a text is: perplexity and bits per byte, and with --json the log-probability of every token."""
+    from clearhead.evaluation import bits_per_byte
     from clearhead.files import read_text
     from clearhead.generation import require_tokenizer
 
     if (text is None) == (file is None):
-        raise ClearheadError("score takes a text, or a file of one; give one of the two")
-    read = read_text(file) if file is not None else sys.stdin.read() if text == "-" else str(text)
+        raise ClearheadError("score needs either a text or --file; give one of the two")
+    text = read_text(file) if file is not None else sys.stdin.read() if text == "-" else str(text)
     loaded = load_model(model, dtype, device)
-    tokenizer, scored = require_tokenizer(loaded.tokenizer), loaded.score(read)
-    num_bytes = bytes_scored(read, scored.tokens, [(0, 1, len(scored.tokens))], tokenizer)
-    bits_per_byte = -sum(scored.logprobs) / math.log(2) / num_bytes
+    tokenizer, scored = require_tokenizer(loaded.tokenizer), loaded.score(text)
+    bits = bits_per_byte(text, scored, tokenizer)
     if as_json:
-        told = zip(scored.tokens, [None, *scored.logprobs], strict=True)
-        tokens = [{"id": token, "text": tokenizer.token_text(token), "logprob": logprob} for token, logprob in told]
-        print_json({"perplexity": scored.perplexity, "bits_per_byte": bits_per_byte, "tokens": tokens})
+        logprobs = zip(scored.tokens, [None, *scored.logprobs], strict=True)
+        tokens = [{"id": token, "text": tokenizer.token_text(token), "logprob": logprob} for token, logprob in logprobs]
+        print_json({"perplexity": scored.perplexity, "bits_per_byte": bits, "tokens": tokens})
     else:
-        typer.echo(f"perplexity: {scored.perplexity:,.4f}\nbits per byte: {bits_per_byte:.4f}")
+        typer.echo(f"perplexity: {scored.perplexity:,.4f}\nbits per byte: {bits:.4f}")
     if len(scored.tokens) > loaded.config.context:
-        tell("note", PAST_CONTEXT.format(context=loaded.config.context))
+        print_message("note", PAST_CONTEXT.format(context=loaded.config.context))
 
 
 @app.command(epilog='Example: `clearhead embed minilm "A cat sat." "The dog ran." --json`')
 def embed(
     model: ModelArgument,
-    texts: Annotated[list[str], typer.Argument(help="One or several texts.")],
+    texts: Annotated[list[str], typer.Argument(help="One or more texts.")],
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn texts into vectors of length 1; the product of two says how alike they are. One line for each."""
+    """Print an embedding of each text, one per line: vectors of length 1, whose dot product measures similarity."""
     vectors = load_model(model, dtype, device).embed(texts).tolist()
     if as_json:
         print_json([{"text": text, "embedding": vector} for text, vector in zip(texts, vectors, strict=True)])

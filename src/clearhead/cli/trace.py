@@ -9,24 +9,27 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, OverwriteOption, app, check_absent, loading_bar, print_json
+from clearhead.cli.app import JsonOption, ModelArgument, OverwriteOption, app, check_absent, print_json
+from clearhead.cli.generate import DeviceOption, load_model
 
 
 @app.command(epilog='Example: `clearhead trace smollm2 "The cat sat on the mat" --lens --out page.html`')
 def trace(
     model: ModelArgument,
-    text: Annotated[str, typer.Argument(help="The text to read; - reads it from stdin.")],
+    text: Annotated[str, typer.Argument(help="The text to read; - reads it from standard input.")],
     source: Annotated[
         str | None, typer.Option(help="The text that an encoder-decoder reads; TEXT is the answer to it.")
     ] = None,
-    layer: Annotated[int | None, typer.Option(help="Layer, from 0; -1 is the last. Default: the last.")] = None,
-    head: Annotated[int | None, typer.Option(help="Head, from 0. Default: all heads of the layer.")] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="Layer, from 0, or from the end if negative; by default the last.")
+    ] = None,
+    head: Annotated[int | None, typer.Option(help="Head, from 0; by default all heads of the layer.")] = None,
     lens: Annotated[bool, typer.Option("--lens", help="Also show what each layer would predict next.")] = False,
     out: Annotated[
         Path | None, typer.Option(help="Output file: .html (every head), .png, or .safetensors (all numbers).")
     ] = None,
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda or mps. Default: cpu.")] = None,
+    device: DeviceOption = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -36,7 +39,6 @@ def trace(
     """
     from rich.console import Console
 
-    from clearhead.api import load
     from clearhead.inspection import (
         HeadSelection,
         LensTable,
@@ -53,8 +55,7 @@ def trace(
         check_export_path(out, selection, lens)
         check_absent(out, overwrite, "name")
     text = sys.stdin.read() if text == "-" else text
-    with loading_bar(model) as progress:
-        loaded = load(model, dtype=dtype, device=device, progress=progress)
+    loaded = load_model(model, dtype, device)
     traced = loaded.trace(text, source)
     lens_table = LensTable.from_trace(traced, loaded.tokenizer, num_lens_tokens(out)) if lens else None
     if out is not None:
@@ -72,7 +73,7 @@ def trace(
 
 @app.command(epilog="Example: `clearhead book --out book.html`")
 def book(
-    out: Annotated[Path | None, typer.Option(help="HTML file to write. Default: print to the terminal.")] = None,
+    out: Annotated[Path | None, typer.Option(help="HTML file to write; by default the examples are printed.")] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -1,31 +1,25 @@
-"""How good a model is, in numbers that others report too.
+"""Measure how good a model is, with the metrics that others report.
 
-    ask(clearhead.load("smollm2"), "hellaswag", store.get("evaluation-sets"), limit=100)
+    result = evaluate_perplexity(clearhead.load("smollm2"), "Paris is the capital of France."); result["perplexity"]
 
-likelihood.py says how likely a model finds one text after another; perplexity.py and choices.py make their measures of
-it, harness.py lends it to lm-evaluation-harness. answers.py compares what a model writes with what it should have.
+perplexity        perplexity and bits per byte of a text
+multiple_choice   tasks whose choices are compared by likelihood: HellaSwag, ARC, PIQA, WinoGrande, LAMBADA
+answers           generated answers compared with references: translations, and pairs of any kind
+likelihood        log-probabilities of continuations, in batches
+harness           an adapter for lm-evaluation-harness; it is not imported here because it needs that package
+result            metrics, their standard errors, and the settings they depend on
 """
 
-from clearhead.evaluation.answers import (
-    pairs,
-    translation,
-)
-from clearhead.evaluation.choices import (
-    ask,
-)
-from clearhead.evaluation.perplexity import (
-    bytes_scored,
-    perplexity,
-)
-from clearhead.evaluation.result import (
-    Result,
-)
+from clearhead.evaluation.answers import evaluate_pairs, evaluate_translation
+from clearhead.evaluation.multiple_choice import evaluate_multiple_choice
+from clearhead.evaluation.perplexity import bits_per_byte, evaluate_perplexity
+from clearhead.evaluation.result import EvaluationResult
 
 __all__ = [
-    "Result",
-    "ask",
-    "bytes_scored",
-    "pairs",
-    "perplexity",
-    "translation",
+    "EvaluationResult",
+    "bits_per_byte",
+    "evaluate_multiple_choice",
+    "evaluate_pairs",
+    "evaluate_perplexity",
+    "evaluate_translation",
 ]

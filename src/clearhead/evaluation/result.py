@@ -1,6 +1,6 @@
-"""What an evaluation found: its measures, how sure they are, and the settings that they hold for; no torch.
+"""The result of an evaluation: its metrics, their standard errors, and the settings they depend on; no torch.
 
-Result("piqa", 100, (measure("accuracy", [True] * 68 + [False] * 32),), {})   # accuracy 0.68 ± 0.047
+EvaluationResult("piqa", 100, (mean_metric("accuracy", [True] * 68 + [False] * 32),), {})   # accuracy 0.68 ± 0.047
 """
 
 import math
@@ -12,59 +12,58 @@ from typing import Any
 from clearhead.errors import unknown_name
 
 Progress = Callable[[int, int], None]
-"""Called as progress(done, total), many times."""
+"""Called repeatedly as progress(done, total)."""
 
 
 @dataclass(frozen=True)
-class Measure:
+class Metric:
+    """A number that an evaluation measured."""
+
     name: str
     value: float
-    standard_error: float | None  # None where one example alone says nothing of it
+    standard_error: float | None  # None if there is only one example
 
 
 @dataclass(frozen=True)
-class Result:
+class EvaluationResult:
+    """The metrics of one task; `result["accuracy"]` is the value of one of them."""
+
     task: str
     num_examples: int
-    measures: tuple[Measure, ...]
+    metrics: tuple[Metric, ...]
     settings: Mapping[str, int | str]
 
     def __getitem__(self, name: str) -> float:
-        """The value of the measure `name`."""
-        values = {measure.name: measure.value for measure in self.measures}
+        values = {metric.name: metric.value for metric in self.metrics}
         if name not in values:
-            raise unknown_name(f"measure of {self.task}:", name, values)
+            raise unknown_name(f"metric of {self.task}:", name, values)
         return values[name]
 
     def as_dict(self) -> dict[str, Any]:
-        measures = {one.name: {"value": one.value, "standard_error": one.standard_error} for one in self.measures}
-        return {"task": self.task, "examples": self.num_examples, "measures": measures, "settings": dict(self.settings)}
+        """Return the result as JSON data."""
+        metrics = {one.name: {"value": one.value, "standard_error": one.standard_error} for one in self.metrics}
+        return {"task": self.task, "examples": self.num_examples, "metrics": metrics, "settings": dict(self.settings)}
 
 
-def measure(name: str, values: Sequence[float]) -> Measure:
-    """The mean over examples."""
-    return rate(name, values, [1] * len(values))
+def mean_metric(name: str, values: Sequence[float]) -> Metric:
+    """Return the mean over examples."""
+    return ratio_metric(name, values, [1] * len(values))
 
 
-def rate(name: str, sums: Sequence[float], counts: Sequence[float]) -> Measure:
-    """Σ sums / Σ counts over examples of unequal size.
+def ratio_metric(name: str, sums: Sequence[float], counts: Sequence[float]) -> Metric:
+    """Return Σ sums / Σ counts over examples of unequal size.
 
-    Its standard error is that of a ratio r, to first order (Cochran 1977, §2.11): with n examples of mean count c̄,
-    sqrt(Σ (s - r c)² / (n (n - 1))) / c̄. Where every count is 1, this is the standard error of a mean.
+    The standard error is that of a ratio r, to first order (Cochran 1977, §2.11): with n examples of mean count c̄,
+    sqrt(Σ (s - r c)² / (n (n - 1))) / c̄. If every count is 1, this is the standard error of a mean.
     """
     value, num = math.fsum(sums) / math.fsum(counts), len(sums)
     if num < 2:
-        return Measure(name, value, None)
+        return Metric(name, value, None)
     squares = math.fsum((part - value * count) ** 2 for part, count in zip(sums, counts, strict=True))
-    return Measure(name, value, math.sqrt(squares / (num * (num - 1))) * num / math.fsum(counts))
+    return Metric(name, value, math.sqrt(squares / (num * (num - 1))) * num / math.fsum(counts))
 
 
-def exponent(x: float) -> float:
-    """e^x, infinite where no float holds it."""
-    return math.exp(x) if x < math.log(sys.float_info.max) else math.inf
-
-
-def exponential(name: str, of: Measure) -> Measure:
-    """exp(x); its standard error to first order is exp(x) times that of x."""
-    value = exponent(of.value)
-    return Measure(name, value, None if of.standard_error is None else value * of.standard_error)
+def exponential_metric(name: str, exponent: Metric) -> Metric:
+    """Return exp(x), infinity if it overflows; its standard error to first order is exp(x) times that of x."""
+    value = math.exp(exponent.value) if exponent.value < math.log(sys.float_info.max) else math.inf
+    return Metric(name, value, None if exponent.standard_error is None else value * exponent.standard_error)
