@@ -94,7 +94,7 @@ def table_row(name: str) -> str:
 
 
 def test_the_table_in_the_docstring_covers_all_parameters():
-    rows = re.findall(r"^ *([a-z ]+?)  +\S", initialize.__doc__, re.MULTILINE)
+    rows = re.findall(r"^    ([a-z][a-z ]*?)  +\S", initialize.__doc__, re.MULTILINE)
     assert rows == ["norms", "biases", "embeddings", "matrices", "branch outputs"]
     assert {table_row(name) for name in initial_parameters(NormalInitial())} == set(rows)
 

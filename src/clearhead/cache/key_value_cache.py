@@ -58,7 +58,7 @@ class KeyValueCache:
         }
         self.length = 0  # past tokens
         self.peak_length = 0  # the most tokens ever written: a ring has overwritten those too far behind
-        self.num_new = 0  # tokens that the network has written but `advance` has not yet made past
+        self.num_new = 0  # tokens written since the last `advance`
         self.attention_mask: Tensor | None = None  # (B, S) bool, of past and new tokens; None: no padding
         self.device: torch.device | None = None
         self.last_writer: object = None  # set by a backend to recognise a cache that it wrote to last
@@ -143,20 +143,20 @@ class KeyValueCache:
         self.peak_length = self.peak_length if length else 0
         self.length, self.num_new = length, 0
 
-    def select(self, rows: Tensor) -> "KeyValueCache":
+    def select(self, indices: Tensor) -> "KeyValueCache":
         """Return a copy with the sequences at these batch indices, in this order. An index may be repeated."""
-        other = KeyValueCache(self.config, self.slack, [store.select(rows) for store in self.stores])
+        other = KeyValueCache(self.config, self.slack, [store.select(indices) for store in self.stores])
         other.length, other.peak_length, other.device = self.length, self.peak_length, self.device
         other.last_writer = self.last_writer
-        other.attention_mask = None if self.attention_mask is None else self.attention_mask[rows, : self.length]
+        other.attention_mask = None if self.attention_mask is None else self.attention_mask[indices, : self.length]
         return other
 
-    def reorder(self, rows: Tensor) -> None:
-        """Replace sequence b by sequence rows[b], in place. The batch size stays, and no step may be pending."""
+    def reorder(self, indices: Tensor) -> None:
+        """Replace sequence b by sequence indices[b], in place. The batch size stays, and no step may be pending."""
         assert self.num_new == 0, "new tokens have been written; call advance first"
         for store in self.stores:
-            store.reorder(rows, self.length)
-        self.attention_mask = None if self.attention_mask is None else self.attention_mask[rows, : self.length]
+            store.reorder(indices, self.length)
+        self.attention_mask = None if self.attention_mask is None else self.attention_mask[indices, : self.length]
 
     def fork(self) -> "KeyValueCache":
         """Return an independent copy."""

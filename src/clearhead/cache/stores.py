@@ -46,11 +46,11 @@ class Store(Protocol):
     def advance(self) -> None:
         """Make the tokens written last part of the past."""
 
-    def select(self, rows: Tensor) -> "Store":
+    def select(self, indices: Tensor) -> "Store":
         """Return a copy with the sequences at these batch indices."""
 
-    def reorder(self, rows: Tensor, length: int) -> None:
-        """Replace sequence b by sequence rows[b], in place."""
+    def reorder(self, indices: Tensor, length: int) -> None:
+        """Replace sequence b by sequence indices[b], in place."""
 
     def truncate(self, peak_length: int, length: int) -> None:
         """Keep only the first `length` tokens, where at most `peak_length` have ever been written."""
@@ -74,12 +74,14 @@ class KeyValueBuffers:
     def advance(self) -> None:
         """Make the tokens written last part of the past. They are in place already."""
 
-    def reorder(self, rows: Tensor, length: int) -> None:
-        """Replace sequence b by sequence rows[b], in place."""
+    def reorder(self, indices: Tensor, length: int) -> None:
+        """Replace sequence b by sequence indices[b], in place."""
         buffers = self.tensors().values()
-        assert all(len(rows) == len(buffer) for buffer in buffers), "rows must name one sequence for each in the batch"
+        assert all(len(indices) == len(buffer) for buffer in buffers), (
+            "indices must name one sequence for each in the batch"
+        )
         for buffer in buffers:  # slots after `length` are written before they are read
-            buffer[:, :, :length] = buffer[:, :, :length].index_select(0, rows)
+            buffer[:, :, :length] = buffer[:, :, :length].index_select(0, indices)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the buffers by name; none before the first write."""
@@ -127,11 +129,11 @@ class ContiguousStore(KeyValueBuffers):
         """Return the index of the token in each slot (S,) that `write` returns."""
         return torch.arange(length + num_new)
 
-    def select(self, rows: Tensor) -> "ContiguousStore":
+    def select(self, indices: Tensor) -> "ContiguousStore":
         """Return a copy with the sequences at these batch indices."""
         other = ContiguousStore(self.capacity)
         if self.key is not None and self.value is not None:
-            other.key, other.value = self.key[rows], self.value[rows]
+            other.key, other.value = self.key[indices], self.value[indices]
         return other
 
     def truncate(self, peak_length: int, length: int) -> None:
@@ -218,11 +220,11 @@ class SlidingStore(KeyValueBuffers):
         latest = length - 1 - (length - 1 - slot) % self.size
         return torch.where(latest >= 0, latest, EMPTY)
 
-    def select(self, rows: Tensor) -> "SlidingStore":
+    def select(self, indices: Tensor) -> "SlidingStore":
         """Return a copy with the sequences at these batch indices."""
         other = SlidingStore(self.window, self.slack)
         if self.key is not None and self.value is not None:
-            other.key, other.value = self.key[rows], self.value[rows]
+            other.key, other.value = self.key[indices], self.value[indices]
         return other
 
     def truncate(self, peak_length: int, length: int) -> None:

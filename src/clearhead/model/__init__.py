@@ -25,6 +25,7 @@ from clearhead.model.attend import (
     apply_softcap,
     attention_steps,
     fused_attention,
+    is_fusible,
     masked_softmax,
     reference_attention,
 )
@@ -75,6 +76,7 @@ __all__ = [
     "check_shapes",
     "cross_attention_mask",
     "fused_attention",
+    "is_fusible",
     "llama3_frequencies",
     "make_contexts",
     "make_mask",

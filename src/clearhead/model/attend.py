@@ -75,7 +75,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor
 
     Scores with a softcap or a temperature fall back to `reference_attention`, since the fused kernel has neither.
     """
-    if scoring.softcap is not None or scoring.temperature is not None:
+    if not is_fusible(scoring.softcap, scoring.temperature):
         return reference_attention(q, k, v, scoring)
     mask_or_bias = scoring.mask.allowed
     if scoring.bias is not None:
@@ -98,6 +98,11 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor
             scale=scoring.scale,
             enable_gqa=q.shape[1] != k.shape[1],
         )
+
+
+def is_fusible(softcap: float | None, temperature: object | None) -> bool:
+    """Return whether the fused kernel can compute scores with this softcap and temperature; it has neither."""
+    return softcap is None and temperature is None
 
 
 @contextmanager

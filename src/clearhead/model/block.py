@@ -2,7 +2,8 @@
 
     block = Block(layer, width=64, dropout=Dropout()); x = block(x, context)
 
-The placement says where the norms n are. A is attention, F is the feed-forward branch, and dropout follows each branch:
+The placement determines where the norms n are applied. A is attention and F the feed-forward branch; dropout follows
+each branch:
 
     pre                 post                sandwich                 parallel
     x = x + A(n(x))     x = n(x + A(x))     x = x + n'(A(n(x)))      h = n(x)

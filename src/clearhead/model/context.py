@@ -59,12 +59,12 @@ class EncoderOutput:
         """Return what the cross-attention of a layer takes: its keys and values if precomputed, else the states."""
         return self.states if self.cross_keys_values is None else self.cross_keys_values[layer]
 
-    def select(self, rows: Tensor) -> "EncoderOutput":
+    def select(self, indices: Tensor) -> "EncoderOutput":
         """Return the sequences at these batch indices, in this order. An index may be repeated."""
         cross_keys_values = None
         if self.cross_keys_values is not None:
-            cross_keys_values = tuple((key[rows], value[rows]) for key, value in self.cross_keys_values)
-        return EncoderOutput(self.states[rows], None if self.mask is None else self.mask[rows], cross_keys_values)
+            cross_keys_values = tuple((key[indices], value[indices]) for key, value in self.cross_keys_values)
+        return EncoderOutput(self.states[indices], None if self.mask is None else self.mask[indices], cross_keys_values)
 
     @property
     def num_bytes(self) -> int:

@@ -2,7 +2,7 @@
 
     initialize(network, config)   # called by Transformer(config)
 
-Values are drawn from torch's generator: seed it with torch.manual_seed. Tensors on the meta device stay as they are.
+Values are drawn from torch's generator: seed it with torch.manual_seed. Tensors on the meta device are left unchanged.
 
     norms            weight 1 (0 with unit offset), bias 0; set by the norms themselves
     biases           0

@@ -98,10 +98,10 @@ def rope_frequencies(rope: Rope, positions: Tensor, width: int, dtype: torch.dty
 
 def llama3_frequencies(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Scale rotary frequencies as Llama 3.1 does: divide low ones by `factor`, keep high ones, blend in between."""
-    turns = scaling.original_context * frequencies / (2 * math.pi)  # full rotations within the original context
+    rotations = scaling.original_context * frequencies / (2 * math.pi)  # within the original context
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     # If low equals high (Llama 4 Scout), there is no blend but a step at `low`.
-    kept = ((turns - low) / (high - low)).clamp(0, 1) if high > low else (turns >= low).to(turns.dtype)
+    kept = ((rotations - low) / (high - low)).clamp(0, 1) if high > low else (rotations >= low).to(rotations.dtype)
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
@@ -109,11 +109,11 @@ def yarn_frequencies(frequencies: Tensor, theta: float, scaling: YarnScaling) ->
     """Scale rotary frequencies as YaRN does: interpolate slow pairs, keep fast ones, blend in between."""
     width = 2 * len(frequencies)
 
-    def pair_with_turns(turns: float) -> float:
+    def pair_with_rotations(rotations: float) -> float:
         """Return the index of the pair that makes this many full rotations within the original context."""
-        return width * math.log(scaling.original_context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        return width * math.log(scaling.original_context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair_with_turns(scaling.beta_fast), pair_with_turns(scaling.beta_slow)
+    low, high = pair_with_rotations(scaling.beta_fast), pair_with_rotations(scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
