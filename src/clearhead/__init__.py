@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-HOMES = {  # the module that defines each public name
+MODULES = {  # the module that defines each public name
     "ClearheadError": "errors",
     "Generation": "generation",
     "Model": "api",
@@ -81,9 +81,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("clearhead")
-    if name not in HOMES:
+    if name not in MODULES:
         raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
-    return getattr(import_module(f"clearhead.{HOMES[name]}"), name)
+    return getattr(import_module(f"clearhead.{MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -18,7 +18,6 @@ from clearhead.errors import ClearheadError, unknown_name
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 StopWhen = Literal["full", "unlikely", "impossible"]
-Weights = Literal["full", "stored", "int8", "int4"]
 SMALLEST, LARGEST = 1e-6, 1e9  # of a factor or summand: products and quotients with logits stay finite in float32
 MAX_LENGTH_PENALTY = 10.0  # length ** 10 is finite for any length
 
@@ -38,18 +37,20 @@ class SamplingOptions:
     """
 
     max_new_tokens: int = described(128, "Maximum number of new tokens.")
-    min_new_tokens: int = described(0, "Minimum number of new tokens; nothing ends the text before it.")
+    min_new_tokens: int = described(
+        0, "Minimum number of new tokens; no stop token or stop string ends the text earlier."
+    )
     temperature: float = described(0.0, "0 takes the most likely token; 1 samples from the model's distribution.")
     top_k: int | None = described(None, "Sample only from the k most likely tokens.")
     top_p: float | None = described(None, "Sample only from the most likely tokens with this total probability.")
     min_p: float | None = described(None, "Minimum probability relative to the most likely token.")
     repetition_penalty: float = described(1.0, "Above 1, tokens of the prompt and the output become less likely.")
-    presence_penalty: float = described(0.0, "Subtracted from the logit of each token that the output contains.")
-    frequency_penalty: float = described(0.0, "Subtracted from a token's logit for each time the output contains it.")
+    presence_penalty: float = described(0.0, "Value to subtract from the logits of tokens that the output contains.")
+    frequency_penalty: float = described(0.0, "Value to subtract from a token's logit per occurrence in the output.")
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = described(  # stored as a tuple of pairs
         (), "Values to add to the logits of tokens, by token id."
     )
-    seed: int | None = described(None, "Seed of the random numbers; None samples differently each time.")
+    seed: int | None = described(None, "Seed of the random numbers; without one, each call gives another text.")
     stop: str | Iterable[str] = described((), "String or strings that end the text.")  # stored as a tuple
     stop_ids: Iterable[int] = described((), "Token ids that end the text, besides the model's own.")  # as a tuple
     logprobs: int | None = described(None, "Return log-probabilities, with this many alternatives per token.")

@@ -44,7 +44,7 @@ def test_no_pickle_and_no_remote_code():
 
 def test_public_names_are_sorted_and_there():
     assert clearhead.__all__ == sorted(clearhead.__all__)
-    assert set(clearhead.HOMES) == set(clearhead.__all__)
+    assert set(clearhead.MODULES) == set(clearhead.__all__)
     assert all(getattr(clearhead, name) is not None for name in clearhead.__all__)
     with pytest.raises(AttributeError, match="no attribute 'laod'"):
         clearhead.laod  # noqa: B018

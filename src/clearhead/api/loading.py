@@ -20,6 +20,7 @@ from clearhead.backends import (
 from clearhead.checkpoint import (
     LoadOptions,
     Progress,
+    Weights,
     is_recurrent,
     load_folder_tokenizer,
     load_recurrent,
@@ -29,7 +30,6 @@ from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import preset
 from clearhead.home import expand_user
 from clearhead.model import Transformer
-from clearhead.options import Weights
 from clearhead.tokenization import Tokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}

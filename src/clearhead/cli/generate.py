@@ -6,7 +6,7 @@ clearhead generate smollm2 "The capital of France is"
 import sys
 from dataclasses import asdict
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +23,14 @@ from clearhead.cli.app import (
 )
 from clearhead.cli.sampling import takes_sampling
 from clearhead.errors import ClearheadError, unknown_name
-from clearhead.options import CHAT_DEFAULTS, SamplingOptions, Weights, check_temperature_is_set
+from clearhead.options import (
+    CHAT_DEFAULTS,
+    BeamOptions,
+    SamplingOptions,
+    check_temperature_is_set,
+    description_of,
+    option_fields,
+)
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -49,7 +56,8 @@ FastOption = Annotated[
 ]
 SEARCH = {"rich_help_panel": "Search"}
 PAST_CONTEXT = "the text is longer than the model's context of {context:,} tokens; its quality may degrade from there"
-WEIGHTS = get_args(Weights)
+WEIGHTS = ("full", "stored", "int8", "int4")  # those of clearhead.checkpoint, which imports torch
+BEAM_DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(BeamOptions)}
 
 
 @app.command(epilog='Example: `clearhead generate smollm2 "The capital of France is" --max-new-tokens 20`')
@@ -60,9 +68,7 @@ def generate(
     sampling: dict[str, Any],
     n: Annotated[int, typer.Option("--n", help="Number of texts.", **SEARCH)] = 1,
     beams: Annotated[int | None, typer.Option(help="Number of beams of a beam search.", **SEARCH)] = None,
-    length_penalty: Annotated[
-        float | None, typer.Option(help="Of a beam search; above 0 favours long texts.", **SEARCH)
-    ] = None,
+    length_penalty: Annotated[float | None, typer.Option(help=BEAM_DESCRIPTIONS["length_penalty"], **SEARCH)] = None,
     speculate: Annotated[
         str | None,
         typer.Option(help="Draft tokens by `lookup` in the text, or with a smaller model of the same kind.", **SEARCH),

@@ -73,7 +73,11 @@ class TextGenerator:
         beams: int | None = None,
         speculation: Speculation | None = None,
     ) -> list[Generation]:
-        """Return n texts per prompt: samples in one batch, or one after another with speculation; or the best beams."""
+        """Return n texts per prompt, in the order of the prompts.
+
+        Without beams these are samples: all in one batch, or one after another with speculation. With beams these are
+        the best texts of a beam search.
+        """
         if beams is not None:
             if speculation is not None:
                 raise ClearheadError("beams and speculate exclude each other; give only one of them")
@@ -116,9 +120,9 @@ class TextGenerator:
             encoder_output = encode_sources(self.network, sources) if sources[0] else None
             found = beam_search(self.network, [each.prompt for each in sequences], beam_options, encoder_output)
         pairs = zip(sequences, found, strict=True)
-        return [self.from_beam(sequence, beam) for sequence, beams in pairs for beam in beams]
+        return [self._beam_generation(sequence, beam) for sequence, beams in pairs for beam in beams]
 
-    def from_beam(self, sequence: TokenSequence, beam: Beam) -> Generation:
+    def _beam_generation(self, sequence: TokenSequence, beam: Beam) -> Generation:
         output = TextOutput(self.tokenizer, replace(sequence, tokens=beam.tokens, finished=True))
         output.update()
         return Generation.from_output(output, self.network.config, beam.score)

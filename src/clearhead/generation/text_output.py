@@ -29,13 +29,13 @@ class TextOutput:
         for token in self.sequence.tokens[self.num_decoded :]:
             self.num_decoded += 1
             if token not in self.sequence.options.stop_ids:
-                piece += self.match(self.decoder.push(token))
+                piece += self._match(self.decoder.push(token))
         if self.sequence.finished and not self.matcher.finished:
-            piece += self.match(self.decoder.finish()) + self.matcher.finish()
+            piece += self._match(self.decoder.finish()) + self.matcher.finish()
         self.parts.append(piece)
         return piece
 
-    def match(self, text: str) -> str:
+    def _match(self, text: str) -> str:
         may_stop = self.num_decoded >= self.sequence.options.min_new_tokens
         output, stopped = self.matcher.push(text, may_stop)
         self.sequence.finished = self.sequence.finished or stopped
@@ -49,6 +49,7 @@ class TextOutput:
 
     @property
     def text(self) -> str:
+        """The text so far."""
         return "".join(self.parts)
 
     @property
