@@ -1,11 +1,12 @@
-"""One optimizer step on an NVIDIA GPU, ours and a peer's in turns, all compiled: tokens per second, MFU, memory.
+"""Measure one compiled training step on an NVIDIA GPU: tokens per second, MFU and memory, compared with a peer.
 
-    python benchmarks/train_cuda.py gpt2 --peer path/to/nanoGPT      # 124M, 64 rows of 1,024, beside nanoGPT
-    python benchmarks/train_cuda.py llama                            # 1B, 8 rows of 2,048, beside transformers
+    python benchmarks/train_cuda.py gpt2 --peer path/to/nanoGPT      # 124M, 64 rows of 1,024, compared with nanoGPT
+    python benchmarks/train_cuda.py llama                            # 1B, 8 rows of 2,048, compared with transformers
 
-`gpt2` has no biases, as nanoGPT trains it by default. nanoGPT computes under autocast; transformers has bfloat16
-weights and moments, the fastest it can do; ours keep float32 weights. MFU counts 6P + 12·L·D·T operations a token over
-989 TFLOP/s. Each has a process of its own, and all must fit in the memory together. The last line is JSON.
+`gpt2` has no biases, like nanoGPT's default. nanoGPT computes under autocast. transformers has bfloat16 weights and
+moments, its fastest setting. Ours keeps float32 weights. MFU counts 6P + 12·L·D·T operations per token relative to
+989 TFLOP/s. The models take turns, each in its own process, and all must fit into memory together. The last line of the
+output is JSON.
 """
 
 import argparse
@@ -27,17 +28,19 @@ from clearhead.architecture import Dropout, GroupedAttention, LayerNorm, ModelCo
 from clearhead.data import Batch
 from clearhead.families import preset
 from clearhead.model import Transformer
-from clearhead.training import AdamW, Constant, Learner, TrainConfig, World, accumulate, flops_per_token
+from clearhead.training import AdamW, Constant, Learner, TrainConfig, World, accumulate_gradients, flops_per_token
 
 PEAK_FLOPS = 989e12  # H100 and H200, dense bfloat16
-VOCAB_SIZE = 50304  # GPT-2's, up to a multiple of 128
-WARM_STEPS, TURN_STEPS, ROUNDS = 3, 8, 4
+VOCAB_SIZE = 50304  # GPT-2's, rounded up to a multiple of 128
+WARM_UP_STEPS, TURN_STEPS, ROUNDS = 3, 8, 4
 
 Step = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Work:
+    """The batch to train on, and the library to compare with."""
+
     rows: int
     length: int
     peer: str
@@ -46,11 +49,12 @@ class Work:
 WORK = {"gpt2": Work(64, 1024, "nanoGPT"), "llama": Work(8, 2048, "transformers")}
 
 
-def config_of(model: str) -> ModelConfig:
+def model_config(model: str) -> ModelConfig:
+    """Return the config of Llama 3.2 1B, or of GPT-2 without biases."""
     if model == "llama":
         return preset("llama-3.2-1b")
-    whole = preset("gpt2")
-    stack = whole.output_stack
+    gpt2 = preset("gpt2")
+    stack = gpt2.output_stack
     norm = replace(cast(LayerNorm, stack.final_norm), bias=False)
     layers = [
         replace(
@@ -63,11 +67,11 @@ def config_of(model: str) -> ModelConfig:
     ]
     embedding = replace(stack.embedding, vocab_size=VOCAB_SIZE)
     decoder = replace(stack, embedding=embedding, layers=tuple(layers), final_norm=norm)
-    return replace(whole, decoder=decoder, dropout=Dropout())
+    return replace(gpt2, decoder=decoder, dropout=Dropout())
 
 
 def our_step(model: str, tokens: Tensor) -> Step:
-    network = Transformer(config_of(model))
+    network = Transformer(model_config(model))
     world = World.start(device="cuda")
     settings = {"precision": "bfloat16", "compile": True, "device": "cuda", "schedule": Constant()}
     config = TrainConfig(steps=1, batch_size=len(tokens), optimizer=AdamW(weight_decay=0.1), **settings)  # type: ignore[arg-type]
@@ -76,16 +80,16 @@ def our_step(model: str, tokens: Tensor) -> Step:
     num_targets = torch.tensor(batch.num_targets, device="cuda")
 
     def step() -> None:
-        loss = accumulate(learner, batch, num_targets)
+        loss = accumulate_gradients(learner, batch, num_targets)
         norm = world.clip_gradients(network.parameters(), config.clip)
-        torch.stack((loss, norm, num_targets)).tolist()  # looked at, as in training/loop.py
+        torch.stack((loss, norm, num_targets)).tolist()  # wait for the device, as training/loop.py does
         learner.update(0)
 
     return step
 
 
 def nanogpt_step(folder: Path, tokens: Tensor) -> Step:
-    """As its train.py does it."""
+    """Return a step as nanoGPT's train.py runs it."""
     peer = nanogpt(folder)
     shape = {"block_size": 1024, "vocab_size": VOCAB_SIZE, "n_layer": 12, "n_head": 12, "n_embd": 768}
     network = peer.GPT(peer.GPTConfig(**shape, dropout=0.0, bias=False)).cuda()
@@ -122,8 +126,8 @@ def plain_step(network: torch.nn.Module, optimizer: torch.optim.Optimizer, loss:
     return step
 
 
-def serve(line: Connection, name: str, model: str, folder: Path | None) -> None:
-    """The process of one: ready, then the seconds of a step and the peak of its memory for each call."""
+def serve(connection: Connection, name: str, model: str, folder: Path | None) -> None:
+    """Run one model in its process: report when it is ready, then send seconds per step and peak memory on request."""
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
     tokens = torch.randint(1000, (WORK[model].rows, WORK[model].length + 1), device="cuda")
@@ -131,59 +135,60 @@ def serve(line: Connection, name: str, model: str, folder: Path | None) -> None:
         step = our_step(model, tokens)
     else:
         step = transformers_step(tokens) if model == "llama" else nanogpt_step(cast(Path, folder), tokens)
-    for _ in range(WARM_STEPS):
+    for _ in range(WARM_UP_STEPS):
         step()
     torch.cuda.synchronize()
-    line.send(True)
+    connection.send(True)
     while True:
-        line.recv()  # its turn; the parent ends this process
+        connection.recv()  # a request; the parent ends this process
         torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
         for _ in range(TURN_STEPS):
             step()
         torch.cuda.synchronize()
-        line.send(((time.perf_counter() - start) / TURN_STEPS, torch.cuda.max_memory_allocated()))
+        connection.send(((time.perf_counter() - start) / TURN_STEPS, torch.cuda.max_memory_allocated()))
 
 
-def take_turns(lines: dict[str, Connection]) -> dict[str, list[tuple[float, int]]]:
-    for line in lines.values():
-        line.recv()
-    found: dict[str, list[tuple[float, int]]] = {name: [] for name in lines}
+def take_turns(connections: dict[str, Connection]) -> dict[str, list[tuple[float, int]]]:
+    """Return the seconds per step and the peak memory of each model in each round."""
+    for connection in connections.values():
+        connection.recv()
+    measurements: dict[str, list[tuple[float, int]]] = {name: [] for name in connections}
     for _ in range(ROUNDS):
-        for name, line in lines.items():
-            line.send(True)
-            found[name].append(line.recv())
-    return found
+        for name, connection in connections.items():
+            connection.send(True)
+            measurements[name].append(connection.recv())
+    return measurements
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=WORK)
-    parser.add_argument("--peer", type=Path, help="a checkout of nanoGPT, for gpt2")
-    asked = parser.parse_args()
-    work = WORK[asked.model]
-    names = ["clearhead"] if asked.model == "gpt2" and asked.peer is None else [work.peer, "clearhead"]
+    parser.add_argument("--peer", type=Path, help="folder of a nanoGPT checkout, for gpt2")
+    options = parser.parse_args()
+    work = WORK[options.model]
+    names = ["clearhead"] if options.model == "gpt2" and options.peer is None else [work.peer, "clearhead"]
     spawn = multiprocessing.get_context("spawn")
-    lines, processes = {}, []
+    connections, processes = {}, []
     for name in names:  # all compile at once
-        lines[name], theirs = spawn.Pipe()
-        processes.append(spawn.Process(target=serve, args=(theirs, name, asked.model, asked.peer)))
+        connections[name], other_end = spawn.Pipe()
+        processes.append(spawn.Process(target=serve, args=(other_end, name, options.model, options.peer)))
         processes[-1].start()
-        theirs.close()  # or the death of a process is never heard
+        other_end.close()  # otherwise the parent would not notice that the process died
     try:
-        found = take_turns(lines)
+        measurements = take_turns(connections)
     finally:
         for process in processes:
             process.terminate()
-    flops = flops_per_token(config_of(asked.model), work.length)
+    flops = flops_per_token(model_config(options.model), work.length)
     rows = {}
-    for name, turns in found.items():
-        seconds = statistics.median(turn[0] for turn in turns)
+    for name, rounds in measurements.items():
+        seconds = statistics.median(seconds for seconds, _ in rounds)
         rate = work.rows * work.length / seconds
         rows[name] = {"tokens_per_second": round(rate), "mfu": round(rate * flops / PEAK_FLOPS, 3)}
-        rows[name] |= {"peak_gigabytes": round(max(turn[1] for turn in turns) / 1e9, 1)}
+        rows[name] |= {"peak_gigabytes": round(max(num_bytes for _, num_bytes in rounds) / 1e9, 1)}
         print(f"{name:<13}{rate:>10,.0f} tokens/s  MFU {rows[name]['mfu']:.1%}  {rows[name]['peak_gigabytes']} GB")
-    print(json.dumps({"model": asked.model, "gpu": torch.cuda.get_device_name(), "rows": rows}))
+    print(json.dumps({"model": options.model, "gpu": torch.cuda.get_device_name(), "rows": rows}))
 
 
 if __name__ == "__main__":
