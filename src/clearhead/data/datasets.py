@@ -36,6 +36,7 @@ class Windows:
         return self._num_rows
 
     def batch(self, rows: Ids, keys: Keys) -> Batch:
+        """Return these rows as one batch; the keys supply the randomness."""
         starts = keys % np.uint64(len(self._tokens) - self._row_length + 1)
         return self._reader.read(_read_rows(self._tokens, starts.astype(np.int64), self._row_length), keys)
 
@@ -53,6 +54,7 @@ class Chunks:
         return (len(self._tokens) - self._reader.num_extra) // self._context
 
     def batch(self, rows: Ids, keys: Keys) -> Batch:
+        """Return these rows as one batch; the keys supply the randomness."""
         return self._reader.read(_read_rows(self._tokens, rows * self._context, self._row_length), keys)
 
 
@@ -77,6 +79,7 @@ class Packed:
         return len(self._row_starts) - 1
 
     def batch(self, rows: Ids, keys: Keys) -> Batch:
+        """Return these rows as one batch; the keys supply the randomness."""
         shape = len(rows), self._context
         tokens, positions = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         targets, documents = np.full(shape, IGNORED), np.zeros(shape, np.int64)
@@ -140,6 +143,7 @@ class Examples:
         return len(self.lengths)
 
     def batch(self, rows: Ids, keys: Keys) -> Batch:
+        """Return these rows as one batch; the keys supply the randomness."""
         tokens, mask = self._tokens.pad(rows)
         targets, _ = self._targets.pad(rows)
         if self._sources is None:

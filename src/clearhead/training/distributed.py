@@ -94,6 +94,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
+        """Whether this is the process that prints and writes shared files."""
         return self.rank == 0
 
     @property

@@ -3,7 +3,7 @@
     log = MetricsLog(folder, first_step=0); log.write({"step": 10, "loss": 2.5})
 
 MFU (model FLOPs utilization) is the share of the device's peak performance that the model's own arithmetic achieves. It
-is computed as in costs/report.py, by PaLM's convention: attention is not halved for the causal mask.
+is computed as in costs/estimate.py, by PaLM's convention: attention is not halved for the causal mask.
 """
 
 import json

@@ -11,7 +11,7 @@ are replicated and compute the same in every process. So does dropout if all pro
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from clearhead.architecture import Alibi, RelativeBuckets, RelativeSinusoid
+from clearhead.costs import shard_heads
 from clearhead.errors import ClearheadError
 from clearhead.model import Attention, Block, FeedForwardLayer
 
@@ -97,8 +98,7 @@ def shard_attention(attention: nn.Module, rank: TensorParallelRank) -> dict[Tens
             f"{config.num_kv_heads} key-value heads cannot be divided among {rank.size} processes; "
             "start a number of processes that divides them, or use strategy 'fsdp'"
         )
-    heads, kv_heads = config.num_heads // rank.size, config.num_kv_heads // rank.size
-    attention.config = replace(config, num_heads=heads, num_kv_heads=kv_heads)
+    attention.config = shard_heads(config, rank.size)
     attention.register_forward_pre_hook(copy_inputs_hook(rank.all_reduce), with_kwargs=True)
     for norm in (attention.query_norm, attention.key_norm):  # replicated, but each process sees only its own heads
         for weight in norm.parameters():
