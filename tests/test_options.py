@@ -22,7 +22,7 @@ INVALID = [
     ({"temperature": False}, "temperature is False"),
     ({"temperature": "hot"}, "temperature is 'hot'"),
     ({"temperature": None}, "temperature is None"),
-    ({"top_k": 0}, "top_k is 0; it must be a whole number, 1 or more; None keeps every token"),
+    ({"top_k": 0}, "top_k is 0; it must be a whole number, 1 or more; without it every token is kept"),
     ({"top_k": True}, "top_k is True"),
     ({"top_p": 0}, "top_p is 0; it must be greater than 0 and at most 1"),
     ({"top_p": 1.1}, "top_p is 1.1"),

@@ -206,7 +206,7 @@ REQUIREMENTS: dict[str, tuple[Callable[[object], bool], str]] = {
         lambda value: is_number(value, 0, 0) or is_number(value, SMALLEST, LARGEST),
         f"0 for the most likely token, or from {SMALLEST:g} to {LARGEST:g}",
     ),
-    "top_k": (lambda value: is_integer(value, minimum=1), "a whole number, 1 or more; None keeps every token"),
+    "top_k": (lambda value: is_integer(value, minimum=1), "a whole number, 1 or more; without it every token is kept"),
     "top_p": (lambda value: is_number(value, math.ulp(0), 1), "greater than 0 and at most 1"),
     "min_p": (lambda value: is_number(value, 0, 1), "from 0 to 1"),
     "repetition_penalty": (

@@ -17,17 +17,18 @@ from typing import get_args
 import pytest
 import torch
 
-from clearhead.api import Model, Weights, create
-from clearhead.catalog import store
+from clearhead.api import Model, create
+from clearhead.catalog import DownloadError
+from clearhead.checkpoint import Weights
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.checkpoint.native import save_native
 from clearhead.cli import main
 from clearhead.cli.app import print_json
 from clearhead.cli.generate import WEIGHTS
 from clearhead.errors import ClearheadError
-from clearhead.evaluation.perplexity import perplexity
-from clearhead.families.gpt import gpt
-from clearhead.families.plain import multi_head
+from clearhead.evaluation import evaluate_perplexity
+from clearhead.families.gpt import gpt_config
+from clearhead.families.gpt_style import multi_head_attention
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
 from tests.checkpoint.tiny import tiny_network
@@ -95,7 +96,7 @@ def test_a_wrong_input_to_a_real_process():
 @pytest.mark.parametrize(
     ("closed", "arguments", "code", "err"),
     [
-        ("<&-", ["-"], 1, "error: the text is empty; it takes at least one token\n"),
+        ("<&-", ["-"], 1, "error: the text is empty; give at least one token\n"),
         (">&-", ["Hello"], 0, ""),
         ("2>&-", ["Hello", "--stop", ""], 1, ""),
     ],
@@ -171,7 +172,7 @@ def test_convert(clearhead, folder, tmp_path, kind):
     again = ("convert", folder, tmp_path / "out", "--to", kind)
     refused = clearhead(*again)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert "out exists already; give another folder, or --overwrite" in refused.stderr
+    assert "out already exists; choose another folder or add --overwrite" in refused.stderr
     assert clearhead(*again, "--overwrite").returncode == 0
 
 
@@ -192,24 +193,24 @@ def test_convert(clearhead, folder, tmp_path, kind):
         (("generate", "SPEAKER", "x", "--top-p", "0"), "--top-p is 0"),
         (
             ("generate", "SPEAKER", "x", "--top-p", "0.9"),
-            "--top-p has no effect at --temperature 0, which takes the likeliest token; --temperature 1 draws",
+            "--top-p has no effect at --temperature 0, which takes the most likely token; --temperature 1 samples",
         ),
         (
             ("generate", "SPEAKER", "x", "--n", "2"),
-            "n is 2, but at --temperature 0 all texts would be the same; --temperature 1 draws",
+            "n is 2, but at --temperature 0 all texts would be the same; --temperature 1 samples",
         ),
         (("chat", "SPEAKER", "--temperature", "0", "--seed", "1"), "seed has no effect at --temperature 0"),
-        (("generate", "SPEAKER", "x", "--weights", "int2"), "did you mean 'int8'? Known are: full, int4, int8, stored"),
+        (("generate", "SPEAKER", "x", "--weights", "int2"), "did you mean 'int8'? Available: full, int4, int8, stored"),
         (("chat", "SPEAKER", "--weights", "int2"), "unknown weights 'int2'"),
         (("generate", "SPEAKER", "x", "--max-new-tokens", "-1"), "--max-new-tokens is -1"),
-        (("generate", "SPEAKER", "x", "--stop", ""), "stop has ''"),
-        (("generate", "SPEAKER", "x", "--stop-id", "999"), "--stop-id names token 999"),
+        (("generate", "SPEAKER", "x", "--stop", ""), "stop contains ''"),
+        (("generate", "SPEAKER", "x", "--stop-id", "999"), "--stop-id contains token 999"),
         (("generate", "SPEAKER", "x", "--logit-bias", "7"), "--logit-bias is '7'; it must be a token id and a number"),
-        (("generate", "SPEAKER", "x", "--logit-bias", "999=1"), "--logit-bias names token 999"),
+        (("generate", "SPEAKER", "x", "--logit-bias", "999=1"), "--logit-bias contains token 999"),
         (("generate", "SPEAKER", "x", "--n", "0"), "n is 0"),
         (("generate", "SPEAKER", "x", "--beams", "2", "--top-k", "3"), "--top-k has no effect with beams"),
         (("generate", "SPEAKER", "x", "--length-penalty", "2"), "--length-penalty has no effect without beams"),
-        (("generate", "SPEAKER", "x", "--logprobs", "1"), "shown with --json only"),
+        (("generate", "SPEAKER", "x", "--logprobs", "1"), "only printed with --json"),
         (("generate", "SPEAKER", "x", "--speculate", "no/such"), "no/such"),
         (("generate", "SPEAKER", "x", "--speculate", "lokup"), "did you mean 'lookup'?"),
         (("score", "SPEAKER"), "give one of the two"),
@@ -271,7 +272,7 @@ def test_nothing_asked_is_answered_with_the_help(clearhead):
 
 def test_a_model_may_be_called_almost_as_the_other_way_to_speculate(clearhead, text_generator, monkeypatch):
     _, folder = text_generator
-    monkeypatch.setattr("clearhead.checkpoint.load.fetch_from_hub", lambda name, wanted: folder)
+    monkeypatch.setattr("clearhead.checkpoint.locations.fetch_from_hub", lambda name, wanted: folder)
     assert clearhead("generate", folder, "x", "--max-new-tokens", 3, "--speculate", "me/lookup").returncode == 0
 
 
@@ -334,7 +335,7 @@ def test_characters_without_a_token_are_a_note(tmp_path):
     folder = Model(tiny_network(vocab_size=tokenizer.vocab_size), tokenizer).save(tmp_path / "letters")
     done = process("generate", folder, "Hello", "--max-new-tokens", 3, "--json")
     assert json.loads(done.stdout)["prompt"] == "Hello"
-    assert done.stderr == "note: this model has no token for 'H', and reads an unknown one in its place\n"
+    assert done.stderr == "note: this model has no token for 'H' and reads an unknown token instead\n"
 
 
 def test_every_sampling_option_arrives(clearhead, text_generator, monkeypatch):
@@ -394,17 +395,17 @@ def test_the_end_of_the_context_is_told(clearhead, text_generator, tmp_path):
     inside = clearhead("generate", folder, "x" * 50, "--max-new-tokens", 10, "--min-new-tokens", 10)
     beyond = clearhead("generate", folder, "x" * 50, "--max-new-tokens", 30, "--min-new-tokens", 30)
     assert inside.stderr == ""
-    assert beyond.stderr.startswith("note: the text goes past the 64 tokens this model was made for")
+    assert beyond.stderr.startswith("note: the text is longer than the model's context of 64 tokens")
     assert clearhead("score", folder, "x" * 64).stderr == ""
     assert clearhead("score", folder, "x" * 65).stderr == beyond.stderr
     tokenizer = byte_tokenizer()
-    config = gpt(width=16, attentions=[multi_head(16, 4)], vocab_size=tokenizer.vocab_size, context=32)
+    config = gpt_config(width=16, attentions=[multi_head_attention(16, 4)], vocab_size=tokenizer.vocab_size, context=32)
     learned = create(config, tokenizer).save(tmp_path / "learned")
     ended = clearhead("generate", learned, "x" * 20, "--max-new-tokens", 30, "--min-new-tokens", 30)
-    assert (ended.returncode, ended.stderr) == (0, "note: the text ends where the model does, at 32 tokens\n")
+    assert (ended.returncode, ended.stderr) == (0, "note: the text ends because the model's context of 32 tokens is full\n")
     too_long = clearhead("generate", learned, "x" * 40)
     assert (too_long.returncode, too_long.stdout) == (1, "")
-    assert "the text has 40 tokens; this model reads 32 at most" in too_long.stderr
+    assert "the text has 40 tokens; this model reads at most 32" in too_long.stderr
 
 
 def test_a_recurrent_network_answers_as_text_and_as_json(clearhead, tmp_path):
@@ -431,7 +432,7 @@ def test_scores_are_those_of_the_model(clearhead, text_generator, tmp_path):
     assert [token["id"] for token in told["tokens"]] == expected.tokens
     assert [token["logprob"] for token in told["tokens"][1:]] == pytest.approx(expected.logprobs, abs=1e-5)
     assert "".join(token["text"] for token in told["tokens"][:3]) == "caf"
-    judged = {measure.name: measure.value for measure in perplexity(model, "café").measures}
+    judged = {metric.name: metric.value for metric in evaluate_perplexity(model, "café").metrics}
     assert judged == pytest.approx({name: told[name] for name in ("perplexity", "bits_per_byte")}, rel=1e-5)
     piped = clearhead("score", folder, "-", stdin="café")
     assert piped.stdout == f"perplexity: {expected.perplexity:,.4f}\nbits per byte: {told['bits_per_byte']:.4f}\n"
@@ -468,9 +469,9 @@ def test_embeddings_are_those_of_the_model(clearhead, text_generator):
 
 def test_the_demo_says_what_works_next(clearhead, monkeypatch):
     def unreachable(name, progress=None):
-        raise store.DownloadError("there is no network")
+        raise DownloadError("there is no network")
 
-    monkeypatch.setattr(store, "get", unreachable)
+    monkeypatch.setattr("clearhead.cli.demo.get", unreachable)
     done = clearhead("demo")
     assert done.returncode == 0
     assert "SmolLM2 could not be fetched (there is no network)" in done.stdout
