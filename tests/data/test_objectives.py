@@ -22,7 +22,7 @@ from clearhead.data.objectives import (
 )
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.characters import byte_tokenizer
-from clearhead.tokenization.fast import FastTokenizer, SpecialTokens
+from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens
 from clearhead.tokenization.train import train_tokenizer
 
 CHAT = (
@@ -181,7 +181,7 @@ def llama_tokenizer(template):
     marks = ["<|im_start|>", "<|im_end|>"]
     trainer = tokenizers.trainers.BpeTrainer(special_tokens=marks, initial_alphabet=letters, show_progress=False)
     library.train_from_iterator(words, trainer)
-    tokenizer = FastTokenizer(library, SpecialTokens(eos="<|im_end|>", stops=("<|im_start|>",)))
+    tokenizer = LibraryTokenizer(library, SpecialTokens(eos="<|im_end|>", stops=("<|im_start|>",)))
     tokenizer.chat_template = template.replace("{START}", "").replace("{STOP}", "")
     return tokenizer
 

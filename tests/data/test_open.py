@@ -30,7 +30,7 @@ from clearhead.data.open import open_data, open_pairs, tokenizer_texts
 from clearhead.data.shards import write_shards
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.characters import byte_tokenizer
-from clearhead.tokenization.fast import FastTokenizer, SpecialTokens
+from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens
 from clearhead.tokenization.train import train_tokenizer
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -70,7 +70,7 @@ def template_tokenizer(template):
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     special = [("<s>", 0), ("</s>", 1)]
     library.post_processor = tokenizers.processors.TemplateProcessing(single=template, special_tokens=special)
-    return FastTokenizer(library, SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>"))
+    return LibraryTokenizer(library, SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>"))
 
 
 # --- long texts

@@ -11,7 +11,7 @@ from clearhead.data.shards import open_shards, verify_shards, write_shards
 from clearhead.data.tokens import Tokens
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
-from clearhead.tokenization.fast import SpecialTokens
+from clearhead.tokenization.library_tokenizer import SpecialTokens
 
 BYTES = byte_tokenizer()
 DOCUMENTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9], [10, 11]]

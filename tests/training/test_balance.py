@@ -119,11 +119,8 @@ def test_the_filler_of_packed_rows_does_not_count_as_load(balance):
 
     def loss_and_loads(context):
         """Documents of 5 and 3 tokens have 4 and 2 targets, so a row of 6 has no filler."""
-        rows, monitor = (
-            Packed(Tokens.from_documents([[1, 2, 3, 4, 5], [6, 7, 8]]), context),
-            RoutingMonitor(network, balance),
-        )
-        batch = rows.batch(np.arange(1), np.zeros(1, np.uint64))
+        tokens, monitor = Tokens.from_documents([[1, 2, 3, 4, 5], [6, 7, 8]]), RoutingMonitor(network, balance)
+        batch = Packed(tokens, context).batch(np.arange(1), np.zeros(1, np.uint64))
         assert batch.tokens.shape == (1, context)
         return build_objective(network, settings, monitor)(batch).total, monitor.loads[0]
 

@@ -30,9 +30,9 @@ def test_only_the_adapters_are_trained():
     network = adapted()
     trained = {name for name, parameter in network.named_parameters() if parameter.requires_grad}
     assert trained == {
-        f"decoder.layers.{number}.{place}.{part}"
+        f"decoder.layers.{number}.{layer}.{part}"
         for number in (0, 1)
-        for place in ("attention.query", "feed_forward.down")
+        for layer in ("attention.query", "feed_forward.down")
         for part in ("reduce", "expand")
     }
 

@@ -76,7 +76,7 @@ def test_half_precision_computes_in_bfloat16_with_float32_weights_and_gradients(
     assert all(parameter.dtype == torch.float32 for parameter in network.parameters())
     assert half_loss != loss
     torch.testing.assert_close(half_loss, loss, rtol=0.02, atol=0.0)
-    flat, half_flat = (torch.cat([grad.flatten() for grad in found.values()]) for found in (grads, half_grads))
+    flat, half_flat = (torch.cat([grad.flatten() for grad in group.values()]) for group in (grads, half_grads))
     assert torch.nn.functional.cosine_similarity(flat, half_flat, dim=0) > 0.999
 
 

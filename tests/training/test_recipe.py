@@ -17,10 +17,10 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 
 def test_parse_overrides_builds_a_table():
-    found = parse_overrides(
+    table = parse_overrides(
         ["--train.steps", "100", "--train.compile", "--model.name=gpt2", "--train.samples", '["a", "b"]']
     )
-    assert found == {
+    assert table == {
         "train": {"steps": 100, "compile": True, "samples": ["a", "b"]},
         "model": {"name": "gpt2"},
     }

@@ -27,7 +27,7 @@ def test_all_recipes_of_the_checkout_are_available():
 
 def test_a_wheel_contains_the_recipes_in_the_first_folder():
     wheel = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert [Path(clearhead.__file__).parents[1] / place for place in wheel["force-include"].values()] == [
+    assert [Path(clearhead.__file__).parents[1] / folder for folder in wheel["force-include"].values()] == [
         recipe_catalog.RECIPE_FOLDERS[0]
     ]
     assert list(wheel["force-include"]) == ["configs"]

@@ -42,7 +42,7 @@ def train_command(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     kind: Annotated[str, typer.Option(help="bpe, unigram, wordpiece, byte or character.")] = "bpe",
     vocab_size: Annotated[
-        int | None, typer.Option(help="Number of tokens; not used by byte and character tokenizers.")
+        int | None, typer.Option(help="Number of tokens, for bpe, unigram and wordpiece only.")
     ] = None,
     extra_token: Annotated[
         list[str] | None, typer.Option(help="A special token to add; the option can be repeated.")

@@ -123,15 +123,15 @@ class Examples:
 
     def __init__(self, examples: Iterable[Example], pad_id: int, context: int) -> None:
         """Drop the examples longer than `context`; `num_too_long` is their number."""
-        everything = list(examples)
-        kept = [example for example in everything if example.length <= context]
+        all_examples = list(examples)
+        kept = [example for example in all_examples if example.length <= context]
         if not kept:
-            shortest = min((example.length for example in everything), default=0)
+            shortest = min((example.length for example in all_examples), default=0)
             raise ClearheadError(
-                f"none of the {len(everything)} examples fits data.context {context}; "
+                f"none of the {len(all_examples)} examples fits data.context {context}; "
                 f"the shortest has {shortest} tokens, so raise data.context"
             )
-        self.num_too_long = len(everything) - len(kept)
+        self.num_too_long = len(all_examples) - len(kept)
         self.lengths: NDArray[np.int64] = np.array([example.length for example in kept])
         self._tokens = _RaggedArray([example.tokens for example in kept], pad_id)
         self._targets = _RaggedArray([example.targets for example in kept], IGNORED)

@@ -41,9 +41,9 @@ def masked(
     Special tokens are never targets. Every row gets at least one target if it has an ordinary token.
     """
     maskable = ~np.isin(ids, list(special_ids))
-    draws = np.where(maskable, uniform(keys, ids.shape[-1]), 1.0)
-    lowest = draws == draws.min(axis=-1, keepdims=True)
-    is_target = maskable & ((draws < share) | lowest)
+    random_values = np.where(maskable, uniform(keys, ids.shape[-1]), 1.0)
+    lowest = random_values == random_values.min(axis=-1, keepdims=True)
+    is_target = maskable & ((random_values < share) | lowest)
     # Two more keys for each row, at indices beyond those of any position.
     choice_keys, token_keys = random_integers(keys, 2**32), random_integers(keys, 2**32 + 1)
     choice = uniform(choice_keys, ids.shape[-1])
