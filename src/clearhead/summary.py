@@ -207,7 +207,7 @@ def print_summary(summary: Summary, title: str, console: Console | None = None) 
         table.add_row("  feed-forward", group.feed_forward)
         table.add_row("  norm", group.norm)
     for stack, words in summary.final_norms.items():
-        table.add_row(stack, "after the last layer", style="bold")
+        table.add_row(stack, "final norm", style="bold")
         table.add_row("  norm", words)
     if summary.head:
         table.add_row("head", summary.head, style="bold")

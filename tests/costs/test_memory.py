@@ -8,6 +8,7 @@ import torch
 from clearhead.architecture import Experts
 from clearhead.backends import pack
 from clearhead.cache import KeyValueCache, PagedCache, PagePool, PageStorage
+from clearhead.costs.estimate import cost
 from clearhead.costs.formulas.memory import (
     cache_bytes,
     cache_bytes_per_token,
@@ -16,7 +17,6 @@ from clearhead.costs.formulas.memory import (
 )
 from clearhead.costs.formulas.operations import list_operations, operation_costs
 from clearhead.costs.formulas.parameters import parameters_by_part
-from clearhead.costs.report import cost
 from clearhead.costs.simulation.counter import KernelCounter
 from clearhead.costs.simulation.meta_run import simulate
 from clearhead.costs.simulation.peak_memory import (

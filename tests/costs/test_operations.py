@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from clearhead.architecture import Bidirectional, Causal, Chunked, ScoreTemperature, SlidingWindow
+from clearhead.costs.estimate import cost
 from clearhead.costs.formulas.attention import allowed_pairs, self_attention_size
 from clearhead.costs.formulas.operations import expected_experts, operation_costs
-from clearhead.costs.report import cost
 from clearhead.costs.simulation.counter import KernelCounter
 from clearhead.costs.simulation.peak_memory import estimate_memory
 from clearhead.costs.simulation.workload_steps import build_network, prepare_step

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import clearhead
 from clearhead.cli.app import app
 from clearhead.costs.calibration.devices import DEVICES
-from clearhead.costs.report import cost
+from clearhead.costs.estimate import cost
 from clearhead.costs.tables import legend
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
@@ -193,7 +193,7 @@ def test_measuring_another_machine_raises_an_error(device, monkeypatch):
 
 
 def test_clearhead_cost_is_callable_after_its_package_is_imported():
-    import clearhead.costs.report
+    import clearhead.costs.estimate
 
     assert clearhead.cost(CASES["gpt2"], context=8).total_parameters > 0
 

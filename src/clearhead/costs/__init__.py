@@ -5,12 +5,13 @@
 formulas      what a workload takes, as closed formulas from its config
 simulation    what a workload runs, operation by operation, on the meta device
 calibration   what this machine does: measured rates, and times predicted from them
-report        cost: all of it in one Report
-tables        a report as printed tables and as JSON
+estimate      cost: all of it in one Report
+report        Report: typed data, printed text and JSON
+tables        tables of operations and comparisons
 curves        how work grows with the length, as a plot
 units         numbers with units
 
-Each of the first four depends only on those above it.
+Of formulas, simulation and calibration, each depends only on those before it.
 """
 
 from clearhead.costs.calibration import (
@@ -23,6 +24,7 @@ from clearhead.costs.calibration import (
     save_calibration,
 )
 from clearhead.costs.curves import draw_curves, measure_curves
+from clearhead.costs.estimate import cost, model_flops
 from clearhead.costs.formulas import (
     Workload,
     active_parameters,
@@ -30,9 +32,9 @@ from clearhead.costs.formulas import (
     parameters_by_part,
     shard_heads,
 )
-from clearhead.costs.report import Report, cost, model_flops
+from clearhead.costs.report import Report, print_report, report_to_dict
 from clearhead.costs.simulation import estimate_memory
-from clearhead.costs.tables import print_comparisons, print_report, report_to_dict
+from clearhead.costs.tables import print_comparisons
 
 __all__ = [
     "Comparison",

@@ -1,34 +1,37 @@
-"""The cost of a workload in one typed report: FLOPs, bytes, memory, and the minimum time on a device.
+"""The report of what a workload costs, as typed data, as text and as JSON.
 
-report = cost(preset("llama-3.1-8b"), phase="decode", context=8192, device="h200"); report.bound.seconds
+    print_report(cost(preset("gpt2"), phase="decode"), "gpt2")
+
+The text has the book's tables F2 (a whole sequence) and F3 (one token) with all constants, then memory and time.
 """
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass
+from io import StringIO
+from typing import Any, Literal
 
-from clearhead.architecture import ModelConfig
-from clearhead.costs.calibration import Device, can_predict, find_device, predict_seconds
-from clearhead.costs.formulas import (
-    Communication,
-    OperationCost,
-    Optimizer,
-    Parallel,
-    Phase,
-    Workload,
-    active_parameters,
-    cache_bytes_per_token,
-    default_context,
-    estimate_communication,
-    list_operations,
-    operation_costs,
-    parameters_by_part,
-)
-from clearhead.costs.simulation import MemoryEstimate, estimate_memory, largest_batch, largest_context
+from rich.console import Console
+from rich.markup import escape
+
+from clearhead.config import to_dict
+from clearhead.costs.formulas import Communication, OperationCost, Workload
+from clearhead.costs.simulation import MemoryEstimate
+from clearhead.costs.tables import formula_table, legend, number_table
 from clearhead.costs.units import format_amount, format_seconds
-from clearhead.errors import ClearheadError
 
-MAX_TRAINING_TOKENS = 1e30
-MAX_TENSOR_BYTES = 1 << 62  # PyTorch keeps the size of a tensor in a signed 64-bit integer
+TITLES = {
+    "train": "one training step, forward and backward",
+    "prefill": "prefill of a whole sequence",
+    "decode": "one decode step with a KV cache, one token per sequence",
+}
+MEMORY_PARTS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "activations": "activations",
+    "logits": "logits",
+    "cache": "KV cache",
+    "cross_cache": "cross-attention KV cache",
+}
 
 
 @dataclass(frozen=True)
@@ -110,148 +113,103 @@ class Report:
         return f"Report({sizes}: {self.total_parameters:,} parameters, {work}, peak memory {memory}{time})"
 
     def _repr_html_(self) -> str:
-        from clearhead.costs.tables import report_html
+        """Show the printed report in a notebook."""
+        console = Console(record=True, file=StringIO(), width=120, highlight=False)
+        print_report(self, "cost", console)
+        return console.export_html(inline_styles=True, code_format='<pre style="line-height: 1.2">{code}</pre>')
 
-        return report_html(self)
 
-
-def cost(
-    config: ModelConfig,
-    *,
-    phase: Phase | None = None,
-    batch: int = 1,
-    context: int | None = None,
-    source: int | None = None,
-    dtype: str = "bfloat16",
-    quant: str | None = None,
-    optimizer: Optimizer = "adamw",
-    recompute: bool = False,
-    tokens: float | None = None,
-    device: str | None = None,
-    gpus: int = 1,
-    parallel: Parallel = "ddp",
-) -> Report:
-    """Compute parameters, FLOPs, bytes, memory and time of a model from its config. Nothing is loaded or run.
-
-    config: The model: `clearhead.preset(name)`, or `model.config`.
-    phase: "train", "prefill" or "decode". Default: "train" if `tokens` is given, else "prefill".
-    batch: Number of sequences, over all GPUs.
-    context: Tokens per sequence; in decode, the tokens in the cache after the step. Default: the model's context.
-    source: Tokens per source sequence of an encoder-decoder. Default: `context`.
-    dtype: Precision of weights and activations: "bfloat16", "float16", "float32" or "float64".
-    quant: Format of quantised weights at inference: "int8", "int4", "q4_0", "q4_1" or "q8_0".
-    optimizer: "adamw" or "sgd", which keep two values or none per parameter.
-    recompute: Store only the input of each block in training and recompute its activations in the backward.
-    tokens: Tokens of a whole training run; its total FLOPs are reported.
-    device: A GPU by name ("h200", "h100", "a100", "rtx-4090", "l40s"), or "cpu" or "cuda" for this machine, which
-        `clearhead calibrate` must have measured. The report then has a `bound` on the time.
-    gpus: Number of GPUs. Operations and memory are then those of one of them.
-    parallel: What GPUs split: "ddp" the batch, "fsdp" also weights, gradients and optimizer states, "tp" heads and
-        feed-forward columns.
-
-    Raise ClearheadError if an argument is invalid or does not fit the model.
-    """
-    check_arguments(config, phase, source, tokens)
-    found_device = None if device is None else find_device(device)
-    length = default_context(config) if context is None else context
-    workload = Workload(
-        config=config,
-        phase=phase or ("prefill" if tokens is None else "train"),
-        batch=batch,
-        context=length,
-        source=length if source is None else source,
-        dtype=dtype,
-        quant=quant,
-        optimizer=optimizer,
-        recompute=recompute,
-        device_type="cpu" if device == "cpu" else "cuda",
-        gpus=gpus,
-        parallel=parallel,
+def print_report(report: Report, title: str, console: Console | None = None) -> None:
+    """Print a report: parameters, operations, memory, communication and the bound on the time."""
+    console = console or Console()
+    workload = report.workload
+    has_two_stacks = workload.config.is_encoder_decoder
+    limited_by = None if report.bound is None else report.bound.limited_by
+    active = "" if report.active_parameters == report.total_parameters else f", {report.active_parameters:,} active"
+    console.print(f"[bold]{escape(title)}[/bold]: {report.total_parameters:,} parameters{active}")
+    console.print("by part: " + "; ".join(f"{part} {count:,}" for part, count in report.parameters.items()))
+    console.print(f"\n[bold]{TITLES[workload.phase]}[/bold]\n{describe_workload(workload)}")
+    console.print(formula_table(report.operations, has_two_stacks))
+    console.print(legend(report.operations), style="dim")
+    console.print()
+    console.print(number_table(report.operations, has_two_stacks, limited_by))
+    console.print(
+        "FLOPs: multiplications and additions of matrix products. Unmasked FLOPs: attention counts only the pairs of "
+        "query and key that the mask allows. Bytes: every operand read and every result written, once.",
+        style="dim",
     )
-    check_size(workload)
-    return make_report(workload, found_device, None if tokens is None else int(tokens))
+    console.print()
+    if workload.phase == "train":
+        print_training(report, console)
+    print_memory(report, console)
+    if report.communication is not None:
+        sent = format_amount(report.communication.bytes_each_way, "B")
+        seconds = f", {format_seconds(report.bound.communication_seconds)}" if report.bound else ""
+        console.print(
+            f"communication of {workload.gpus} GPUs: {report.communication.description}, {sent} each way{seconds}"
+        )
+    if report.bound is not None:
+        print_bound(report.bound, report.workload, console)
 
 
-def check_arguments(config: ModelConfig, phase: Phase | None, source: int | None, tokens: float | None) -> None:
-    """Raise ClearheadError if the arguments of `cost` that a Workload does not have are invalid."""
-    if not isinstance(config, ModelConfig):
-        raise ClearheadError(f"config is {config!r}; it must be a ModelConfig: clearhead.preset(name), or model.config")
-    if tokens is not None and phase not in (None, "train"):
-        raise ClearheadError(f"tokens is for phase 'train'; leave it out of phase {phase!r}")
-    if tokens is not None and not 1 <= tokens <= MAX_TRAINING_TOKENS:
-        raise ClearheadError(f"tokens is {tokens:g}; it must be from 1 to {MAX_TRAINING_TOKENS:g}")
-    if source is not None and not config.is_encoder_decoder:
-        raise ClearheadError("source is for an encoder-decoder; leave it out for this model")
+def describe_workload(workload: Workload) -> str:
+    source = f", source {workload.source:,}" if workload.config.is_encoder_decoder else ""
+    quant = f", weights in {workload.quant}" if workload.quant else ""
+    gpus = f", {workload.gpus} GPUs with {workload.parallel}, per GPU:" if workload.gpus > 1 else ""
+    return f"batch {workload.batch:,}, context {workload.context:,}{source}, {workload.dtype}{quant}{gpus}"
 
 
-def check_size(workload: Workload) -> None:
-    """Raise ClearheadError if logits, or the scores of one layer, would exceed what a tensor can address."""
-    config, length = workload.config, max(workload.context, workload.source)
-    num_heads = max(layer.attention.num_heads for layer in config.output_stack.layers)
-    num_elements = workload.batch * length * max(config.vocab_size, num_heads * length)
-    if num_elements * workload.bytes_per_activation > MAX_TENSOR_BYTES:
-        sizes = f"{workload.batch:,} sequences of {length:,} tokens"
-        raise ClearheadError(f"{sizes} exceed the largest tensor that can be addressed; use fewer")
+def print_training(report: Report, console: Console) -> None:
+    """Print the FLOPs per token by both conventions, since an MFU has no meaning without its convention."""
+    flops = report.model_flops
+    console.print(
+        f"FLOPs per token for MFU: {format_amount(flops.palm_flops_per_token, '')} (PaLM: 6·P + 12·L·N·H·T, L layers), "
+        f"{format_amount(flops.causal_flops_per_token, '')} (attention without masked pairs); "
+        f"P = {flops.matrix_parameters:,} weights that multiply a token"
+    )
+    if report.training_flops is not None and report.training_tokens is not None:
+        console.print(
+            f"training on {report.training_tokens:,} tokens: {format_amount(report.training_flops, 'FLOP')}, "
+            f"6 per token and each of {report.active_parameters:,} parameters"
+        )
 
 
-def make_report(workload: Workload, device: Device | None, training_tokens: int | None) -> Report:
-    config, operations = workload.config, operation_costs(workload)
-    communication = estimate_communication(workload)
-    return Report(
-        workload=workload,
-        parameters=parameters_by_part(config),
-        active_parameters=active_parameters(config),
-        operations=operations,
-        memory=estimate_memory(workload),
-        cache_bytes_per_token=cache_bytes_per_token(workload.per_gpu.config, workload.bytes_per_activation),
-        model_flops=model_flops(workload),
-        training_tokens=training_tokens,
-        training_flops=None if training_tokens is None else 6 * active_parameters(config) * training_tokens,
-        communication=communication,
-        bound=None if device is None else compute_bound(workload, operations, device, communication),
+def print_memory(report: Report, console: Console) -> None:
+    sizes = {name: getattr(report.memory, part) for part, name in MEMORY_PARTS.items()}
+    console.print("memory: " + ", ".join(f"{name} {format_amount(size, 'B')}" for name, size in sizes.items() if size))
+    console.print(f"peak memory: {format_amount(report.memory.peak, 'B')}")
+    if report.cache_bytes_per_token and report.workload.phase != "train":
+        console.print(f"KV cache: {report.cache_bytes_per_token:,} bytes per token")
+
+
+def print_bound(bound: Bound, workload: Workload, console: Console) -> None:
+    console.print(
+        f"\non {bound.device} ({escape(bound.source)})\n"
+        f"at least {format_seconds(bound.seconds)}: operations are compute-bound above {bound.balance:.3g} FLOPs/byte "
+        "and memory-bound below"
+    )
+    rate = f"{bound.tokens_per_second:,.4g} tokens/s"
+    if bound.predicted_seconds is None:
+        console.print(f"at most {rate}")
+    else:
+        console.print(f"predicted from measured rates: {format_seconds(bound.predicted_seconds)}, {rate}")
+    length = "source" if workload.encodes_source else "context"
+    console.print(
+        f"fits in memory: batch {bound.largest_batch:,} at this {length}, or {length} {bound.largest_context:,} "
+        "at this batch"
     )
 
 
-def model_flops(workload: Workload) -> ModelFlops:
-    """Return the FLOPs of one training token, whatever the phase of the workload.
-
-    The FLOPs of an encoder are divided among the tokens of the decoder.
-    """
-    operations = list_operations(replace(workload, phase="train", batch=1, gpus=1, quant=None))
-    num_weights = sum(operation.active_weights * operation.num_layers for operation in operations)
-    attention = [operation for operation in operations if not operation.weights]
-    all_pairs = sum(operation.flops * operation.num_layers for operation in attention) // workload.context
-    allowed = sum(operation.allowed_flops * operation.num_layers for operation in attention) // workload.context
-    return ModelFlops(num_weights, 6 * num_weights + 3 * all_pairs, 6 * num_weights + 3 * allowed)
-
-
-def compute_bound(
-    workload: Workload, operations: list[OperationCost], device: Device, communication: Communication | None
-) -> Bound:
-    """Return the roofline bound of the operations on a device."""
-    peak = device.peak(workload.dtype)
-    compute = [operation.flops / peak for operation in operations]
-    memory = [operation.num_bytes / device.bytes_per_second for operation in operations]
-    operation_seconds = sum(map(max, compute, memory))
-    communication_seconds = 0.0
-    if communication is not None and device.link_bytes_per_second is not None:
-        communication_seconds = communication.bytes_each_way / device.link_bytes_per_second
-    if workload.parallel == "tp":  # the next operation waits for the sum of a branch
-        seconds = operation_seconds + communication_seconds
-    else:  # gradients and weights can be sent while others are computed
-        seconds = max(operation_seconds, communication_seconds)
-    predicted = None
-    if device.calibration is not None and can_predict(workload, device.calibration):
-        predicted = predict_seconds(workload, device.calibration)
-    return Bound(
-        device=device.name,
-        source=device.source,
-        seconds=seconds,
-        communication_seconds=communication_seconds,
-        tokens_per_second=workload.num_tokens / (predicted or seconds),
-        balance=peak / device.bytes_per_second,
-        limited_by=["compute" if flops > moved else "memory" for flops, moved in zip(compute, memory, strict=True)],
-        predicted_seconds=predicted,
-        largest_batch=largest_batch(workload, device.memory_bytes),
-        largest_context=largest_context(workload, device.memory_bytes),
-    )
+def report_to_dict(report: Report) -> dict[str, Any]:
+    """Return a report with its totals as JSON data."""
+    data = asdict(report) | {
+        "total_parameters": report.total_parameters,
+        "flops": report.flops,
+        "allowed_flops": report.allowed_flops,
+        "num_bytes": report.num_bytes,
+        "intensity": report.intensity,
+    }
+    data["workload"]["config"] = to_dict(report.workload.config)
+    for operation, operation_data in zip(report.operations, data["operations"], strict=True):
+        operation_data["intensity"] = operation.intensity
+    return data

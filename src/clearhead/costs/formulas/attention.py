@@ -28,6 +28,7 @@ from clearhead.architecture import (
 from clearhead.cache import KeyValueCache, key_value_shape
 from clearhead.costs.formulas.matrix_products import Operation, Size, linear_operation
 from clearhead.costs.formulas.workload import DeviceType, Workload
+from clearhead.model import is_fusible
 
 # --- keys and pairs
 
@@ -106,8 +107,9 @@ def is_fused(attention: GroupedAttention | LatentAttention, workload: Workload, 
     if isinstance(attention, LatentAttention):
         widths = latent_score_widths(attention, is_absorbed(workload, num_queries))
     else:
-        if attention.softcap is not None or isinstance(attention.temperature, ScoreTemperature):
-            return False  # model/attend.py computes these step by step
+        has_score_temperature = isinstance(attention.temperature, ScoreTemperature)
+        if not is_fusible(attention.softcap, attention.temperature if has_score_temperature else None):
+            return False
         widths = key_value_shape(attention)[1:]
         has_learned_bias = isinstance(attention.position, RelativeBuckets | RelativeSinusoid)
     return has_fused_kernel(
