@@ -1,9 +1,9 @@
-"""A toy to be measured."""
+"""Fixtures: a toy model to benchmark."""
 
 import pytest
 
 from clearhead.api import Model
-from clearhead.benchmark.subject import Subject
+from clearhead.benchmark import BenchmarkTarget
 from tests.checkpoint.tiny import tiny_network
 
 CAPACITY = 64
@@ -11,9 +11,9 @@ CAPACITY = 64
 
 @pytest.fixture(autouse=True)
 def _kernels(kernels):
-    """All engines of ours step in them."""
+    """Require the C++ kernels, in which all engines of Clearhead run."""
 
 
 @pytest.fixture
-def subject(tmp_path):
-    return Subject(Model(tiny_network(width=64, vocab_size=96)), None, CAPACITY, tmp_path)
+def target(tmp_path):
+    return BenchmarkTarget(Model(tiny_network(width=64, vocab_size=96)), None, CAPACITY, tmp_path)

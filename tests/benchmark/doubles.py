@@ -1,9 +1,11 @@
-"""An engine whose every token takes a known time, on a clock that only it turns."""
+"""A fake clock, and an engine whose tokens take a known time on it."""
 
-from clearhead.benchmark.engine import Engine
+from clearhead.benchmark.inference_engine import InferenceEngine
 
 
-class Clock:
+class FakeClock:
+    """Replaces the `time` module; it advances only when told to."""
+
     def __init__(self):
         self.now = 0.0
 
@@ -14,19 +16,19 @@ class Clock:
         self.now += seconds
 
 
-class Metronome(Engine):
-    """Says 0, 1, 2 …; the rounds take these many seconds for the first token and for each other."""
+class FakeEngine(InferenceEngine):
+    """Generates 0, 1, 2 …; `rounds` has the seconds for the first token and for each later one, round by round."""
 
     weight_bytes, cache_element_bytes = 1000, 2
 
     def __init__(self, clock, name, weights, rounds, tokens=None):
         self.clock, self.name, self.weights, self.tokens = clock, name, weights, tokens
-        self.rounds = [rounds[0], *rounds]  # the first is for warming up
-        self.turns = []
+        self.rounds = [rounds[0], *rounds]  # the first round is the warm-up
+        self.runs = []
 
-    def speak(self, prompt, num_tokens, hear):
-        first, other = self.rounds[len(self.turns)]
-        self.turns.append((self.clock.now, len(prompt), num_tokens))
+    def generate(self, prompt, num_tokens, on_token):
+        first, later = self.rounds[len(self.runs)]
+        self.runs.append((self.clock.now, len(prompt), num_tokens))
         for number in range(num_tokens):
-            self.clock.now += other if number else first
-            hear(number if self.tokens is None else self.tokens[number])
+            self.clock.now += later if number else first
+            on_token(number if self.tokens is None else self.tokens[number])

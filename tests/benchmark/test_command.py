@@ -1,4 +1,4 @@
-"""`clearhead bench` as a user meets it; no number here depends on how fast the machine is."""
+"""Test `clearhead bench`; no test depends on the speed of the machine."""
 
 import importlib
 import json
@@ -6,12 +6,12 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from clearhead.benchmark import measure, traffic
+from clearhead.benchmark import measurement, memory_traffic
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.cli.app import app, main
 from tests.checkpoint.tiny import tiny_network
 
-ASKED_FOR = {
+EXPECTED_KEYS = {
     "engine",
     "weights",
     "tokens_per_second",
@@ -23,19 +23,19 @@ ASKED_FOR = {
 
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
-    monkeypatch.setattr(measure, "PAUSE_SECONDS", 0)
-    monkeypatch.setitem(traffic.READ_BYTES, "cpu", 1 << 20)
+    monkeypatch.setattr(measurement, "PAUSE_SECONDS", 0)
+    monkeypatch.setitem(memory_traffic.READ_BYTES, "cpu", 1 << 20)
     save_folder(tiny_network(), tmp_path / "tiny")
     return lambda phase, *options: CliRunner().invoke(app, ["bench", phase, str(tmp_path / "tiny"), *options])
 
 
-def test_json_has_a_row_for_each_engine(bench):
-    done = bench(
+def test_json_has_one_result_per_engine(bench):
+    result = bench(
         "decode", "--against", "huggingface", "--weights", "float32,bfloat16,int4", "--prompt", "6", "--tokens", "5",
         "--rounds", "2", "--json",
     )  # fmt: skip
-    assert done.exit_code == 0, done.stderr
-    rows = json.loads(done.stdout)
+    assert result.exit_code == 0, result.stderr
+    rows = json.loads(result.stdout)
     assert [(row["engine"], row["weights"]) for row in rows] == [
         ("clearhead", "float32"),
         ("clearhead", "bfloat16"),
@@ -43,21 +43,21 @@ def test_json_has_a_row_for_each_engine(bench):
         ("huggingface", "float32"),
         ("huggingface", "bfloat16"),
     ]
-    assert all(row.keys() >= ASKED_FOR for row in rows)
+    assert all(row.keys() >= EXPECTED_KEYS for row in rows)
     assert all(row["tokens_per_second"] > 0 and row["bandwidth_share"] > 0 for row in rows)
     assert rows[3]["tokens_equal_to_ours"] == 5
 
 
-def test_prefill(bench):
-    done = bench("prefill", "--weights", "float32", "--prompt", "20", "--rounds", "1", "--json")
-    (row,) = json.loads(done.stdout)
+def test_prefill_measures_only_the_prompt(bench):
+    result = bench("prefill", "--weights", "float32", "--prompt", "20", "--rounds", "1", "--json")
+    (row,) = json.loads(result.stdout)
     assert row["tokens_per_second"] is None
     assert row["prefill_tokens_per_second"] == pytest.approx(20 / row["first_token_seconds"])
 
 
-def test_a_table_and_what_its_numbers_mean(bench):
-    done = bench("decode", "--weights", "float32", "--against", "huggingface", "--prompt", "6", "--tokens", "5")
-    text = " ".join(done.stdout.split())
+def test_the_table_has_headings_and_explains_the_numbers(bench):
+    result = bench("decode", "--weights", "float32", "--against", "huggingface", "--prompt", "6", "--tokens", "5")
+    text = " ".join(result.stdout.split())
     assert "engine weights tokens/s MB/token of bandwidth first token prefill tokens/s spread same tokens" in text
     assert "5 of 5" in text
     assert "This machine reads" in text
@@ -65,61 +65,61 @@ def test_a_table_and_what_its_numbers_mean(bench):
     assert "engine weights first token prefill tokens/s spread clearhead float32" in prefill
 
 
-def test_contexts(bench):
+def test_contexts_measure_the_growth_of_the_time_per_token(bench):
     options = ("decode", "--weights", "bfloat16", "--contexts", "4,16,40", "--tokens", "3", "--rounds", "1")
     rows = json.loads(bench(*options, "--json").stdout)
     assert [row["context"] for row in rows] == [4, 16, 40]
     per_token = 2 * 2 * 2 * 4 * 2  # layers, heads, key and value, head width, bytes
     assert [row["cache_bytes_per_token"] for row in rows] == [(c + 1) * per_token for c in (4, 16, 40)]
-    assert rows[0]["predicted_seconds"] == rows[0]["grown_seconds"] == 0 < rows[1]["predicted_seconds"]
-    assert "cache alone" in bench(*options).stdout
+    assert rows[0]["predicted_added_seconds"] == rows[0]["added_seconds"] == 0 < rows[1]["predicted_added_seconds"]
+    assert "added by cache" in bench(*options).stdout
 
 
-def test_a_preset_runs_at_random_weights(monkeypatch):
-    monkeypatch.setattr(measure, "PAUSE_SECONDS", 0)
+def test_a_preset_runs_with_random_weights(monkeypatch):
+    monkeypatch.setattr(measurement, "PAUSE_SECONDS", 0)
     monkeypatch.setattr("clearhead.families.preset", lambda name: tiny_network().config)
     options = ("--weights", "bfloat16", "--prompt", "4", "--tokens", "3", "--rounds", "1", "--json")
     (row,) = json.loads(CliRunner().invoke(app, ["bench", "decode", "llama-3.2-1b", *options]).stdout)
     assert (row["engine"], row["weights"]) == ("clearhead", "bfloat16")
 
 
-def test_a_missing_peer_is_a_note(bench, monkeypatch):
-    here = importlib.import_module
+def test_a_missing_engine_prints_a_note(bench, monkeypatch):
+    import_module = importlib.import_module
 
     def hide(name):
         if name == "ctranslate2":
             raise ImportError(name)
-        return here(name)
+        return import_module(name)
 
     monkeypatch.setattr(importlib, "import_module", hide)
-    done = bench(
+    result = bench(
         "decode", "--weights", "int8", "--against", "ctranslate2", "--tokens", "2", "--prompt", "3", "--rounds", "1"
     )
-    assert done.exit_code == 0
-    assert done.stderr == "note: ctranslate2 int8 is left out: it is not installed; pip install ctranslate2\n"
-    assert "clearhead" in done.stdout
+    assert result.exit_code == 0
+    assert result.stderr == "note: skipped ctranslate2 int8: it is not installed; pip install ctranslate2\n"
+    assert "clearhead" in result.stdout
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (["decod", "x"], "unknown phase 'decod'; did you mean 'decode'?"),
         (["decode", "x", "--weights", "int7"], "unknown weight format 'int7'; did you mean 'int8'?"),
-        (["decode", "x", "--against", "lama.cpp"], "unknown peer 'lama.cpp'; did you mean 'llama.cpp'?"),
-        (["prefill", "x", "--tokens", "4"], "prefill reads a prompt and decodes nothing"),
+        (["decode", "x", "--against", "lama.cpp"], "unknown engine 'lama.cpp'; did you mean 'llama.cpp'?"),
+        (["prefill", "x", "--tokens", "4"], "prefill reads a prompt and generates nothing"),
         (["decode", "x", "--contexts", "4", "--prompt", "4"], "leave out --prompt"),
-        (["decode", "x", "--contexts", "4,b"], "it must be whole numbers"),
-        (["decode", "x", "--contexts", ","], "it must be whole numbers"),
+        (["decode", "x", "--contexts", "4,b"], "it must be integers"),
+        (["decode", "x", "--contexts", ","], "it must be integers"),
         (["decode", "x", "--weights", ""], "there are no weights to measure"),
-        (["decode", "x", "--tokens", "1"], "2 tokens to decode"),
+        (["decode", "x", "--tokens", "1"], "at least 2 new tokens"),
         (["decode", "x", "--rounds", "0"], "1 round"),
-        (["decode", "x", "--prompt", "0"], "a prompt of 1 token or more"),
+        (["decode", "x", "--prompt", "0"], "a prompt of at least 1 token"),
     ],
 )
-def test_wrong_input_is_one_sentence(options, words, monkeypatch, capsys):
+def test_wrong_input_prints_one_sentence(options, message, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["clearhead", "bench", *options])
     with pytest.raises(SystemExit, match="1"):
         main()
-    told = capsys.readouterr().err
-    assert words in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

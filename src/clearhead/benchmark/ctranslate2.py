@@ -1,8 +1,8 @@
-"""CTranslate2 as a peer: converted by its own converter from a folder that we wrote.
+"""CTranslate2 as an engine, converted by its own converter from a folder that Clearhead wrote.
 
-    engine = CTranslate2(subject, "int8")
+    engine = CTranslate2Engine(target, "int8")
 
-It speaks in strings, so each token is called by its number, and no tokenizer is needed.
+CTranslate2 takes tokens as strings, so each token is named by its id, and no tokenizer is needed.
 """
 
 from collections.abc import Sequence
@@ -10,34 +10,37 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from clearhead.benchmark.engine import Engine, Hear
-from clearhead.benchmark.subject import Subject, import_peer, transformers_package
-from clearhead.benchmark.traffic import weights_held, weights_read
+from clearhead.benchmark.inference_engine import InferenceEngine, OnToken
+from clearhead.benchmark.memory_traffic import total_weight_bytes, weight_bytes_read
+from clearhead.benchmark.target import BenchmarkTarget, import_package, import_transformers
 from clearhead.errors import ClearheadError
 
 
-class CTranslate2(Engine):
-    name = "ctranslate2"
-    cache_element_bytes = 4  # it computes in float32 on a processor, whatever the weights
+class CTranslate2Engine(InferenceEngine):
+    """A generator of CTranslate2 in float32 or int8."""
 
-    def __init__(self, subject: Subject, weights: str):
-        package = import_peer("ctranslate2", "ctranslate2")
-        transformers_package()  # its converter reads by it
-        self.weights, self.last_id = weights, subject.model.config.vocab_size - 1
-        folder = convert(subject.huggingface_folder(), subject.folder / f"ctranslate2-{weights}", weights)
+    name = "ctranslate2"
+    cache_element_bytes = 4  # on a CPU it computes in float32, whatever the weights
+
+    def __init__(self, target: BenchmarkTarget, weights: str):
+        package = import_package("ctranslate2", "ctranslate2")
+        import_transformers()  # its converter needs it
+        self.weights, self.last_id = weights, target.model.config.vocab_size - 1
+        output = target.folder / f"ctranslate2-{weights}"
+        folder = convert_to_ctranslate2(target.huggingface_folder(), output, weights)
         self.generator = package.Generator(
             str(folder),
-            device=subject.device.type,
+            device=target.device.type,
             compute_type=weights,
             inter_threads=1,
-            intra_threads=subject.num_threads,
+            intra_threads=target.num_threads,
         )
-        read_share = weights_read(subject.network) / weights_held(subject.network)
-        self.weight_bytes = int((folder / "model.bin").stat().st_size * read_share)
+        fraction_read = weight_bytes_read(target.network) / total_weight_bytes(target.network)
+        self.weight_bytes = int((folder / "model.bin").stat().st_size * fraction_read)
 
-    def speak(self, prompt: Sequence[int], num_tokens: int, hear: Hear) -> None:
-        def step(result: Any) -> bool:
-            hear(result.token_id)
+    def generate(self, prompt: Sequence[int], num_tokens: int, on_token: OnToken) -> None:
+        def on_step(result: Any) -> bool:
+            on_token(result.token_id)
             return False
 
         self.generator.generate_batch(
@@ -45,35 +48,35 @@ class CTranslate2(Engine):
             include_prompt_in_result=False,
             min_length=num_tokens,
             max_length=num_tokens,
-            end_token=[self.last_id],  # one must be ruled out as the end; the last of a vocabulary hardly ever comes
-            callback=step,
+            end_token=[self.last_id],  # some token must be the end; the last of a vocabulary hardly ever occurs
+            callback=on_step,
         )
 
 
-def convert(source: Path, target: Path, weights: str) -> Path:
-    """`source`: a folder of transformers."""
-    converters = import_peer("ctranslate2.converters", "ctranslate2")
-    converter = type("Converter", (converters.TransformersConverter,), {"load_tokenizer": numbers_as_words})
+def convert_to_ctranslate2(source: Path, output: Path, weights: str) -> Path:
+    """Convert a folder of transformers to one of CTranslate2; return the latter."""
+    converters = import_package("ctranslate2.converters", "ctranslate2")
+    converter = type("Converter", (converters.TransformersConverter,), {"load_tokenizer": load_id_tokenizer})
     try:
-        converter(str(source)).convert(str(target), quantization=weights)
+        converter(str(source)).convert(str(output), quantization=weights)
     except (ValueError, NotImplementedError, AttributeError, KeyError) as error:
         reason = str(error).splitlines()[0].split(" (")[0]
-        raise ClearheadError(f"its converter does not know this model: {reason}") from None
-    return target
+        raise ClearheadError(f"its converter does not support this model: {reason}") from None
+    return output
 
 
-def numbers_as_words(converter: Any, tokenizer_class: type, folder: str, **options: Any) -> Any:
-    """What its converter asks of a tokenizer."""
-    config = transformers_package().AutoConfig.from_pretrained(folder)
-    words = [str(number) for number in range(config.vocab_size)]
+def load_id_tokenizer(converter: Any, tokenizer_class: type, folder: str, **options: Any) -> Any:
+    """Return what the converter uses of a tokenizer, with token ids as texts."""
+    config = import_transformers().AutoConfig.from_pretrained(folder)
+    texts = [str(token) for token in range(config.vocab_size)]
     if config.is_encoder_decoder:
-        words[-1] = "<pad>"  # Marian's last: the converter takes it and its weights out
-    ends = config.eos_token_id or 0
-    end = words[ends[0] if isinstance(ends, list) else ends]
+        texts[-1] = "<pad>"  # Marian's last token: the converter removes it with its weights
+    eos_ids = config.eos_token_id or 0
+    eos_id = eos_ids[0] if isinstance(eos_ids, list) else eos_ids
     return SimpleNamespace(
-        get_vocab=lambda: {word: number for number, word in enumerate(words)},
-        convert_ids_to_tokens=lambda number: words[number],
-        bos_token=words[config.bos_token_id or 0],
-        eos_token=end,
-        unk_token=words[0],
+        get_vocab=lambda: {text: token for token, text in enumerate(texts)},
+        convert_ids_to_tokens=lambda token: texts[token],
+        bos_token=texts[config.bos_token_id or 0],
+        eos_token=texts[eos_id],
+        unk_token=texts[0],
     )

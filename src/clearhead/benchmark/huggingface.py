@@ -1,42 +1,44 @@
-"""transformers as a peer: its model from a folder that we wrote, a greedy loop with its DynamicCache.
+"""Hugging Face transformers as an engine: a greedy loop with its DynamicCache, on a folder that Clearhead wrote.
 
-engine = HuggingFace(subject, "bfloat16")
+engine = HuggingFaceEngine(target, "bfloat16")
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from clearhead.benchmark.engine import Engine, Hear
-from clearhead.benchmark.subject import Subject, transformers_package
-from clearhead.benchmark.traffic import weights_read
+from clearhead.benchmark.inference_engine import InferenceEngine, OnToken
+from clearhead.benchmark.memory_traffic import weight_bytes_read
+from clearhead.benchmark.target import BenchmarkTarget, import_transformers
 from clearhead.errors import ClearheadError
-from clearhead.files import read_object
+from clearhead.files import read_json_object
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class HuggingFace(Engine):
+class HuggingFaceEngine(InferenceEngine):
+    """A model of transformers in float32 or bfloat16."""
+
     name = "huggingface"
 
-    def __init__(self, subject: Subject, weights: str):
-        self.transformers = transformers_package()
-        folder = subject.huggingface_folder()
-        (kind,) = read_object(folder / "config.json")["architectures"]
-        if not hasattr(self.transformers, kind):
-            raise ClearheadError(f"the transformers installed here has no {kind}")
-        network = getattr(self.transformers, kind).from_pretrained(folder, dtype=DTYPES[weights])
-        self.network = network.to(subject.device).eval().requires_grad_(False)
-        self.weights, self.device = weights, subject.device
+    def __init__(self, target: BenchmarkTarget, weights: str):
+        self.transformers = import_transformers()
+        folder = target.huggingface_folder()
+        (class_name,) = read_json_object(folder / "config.json")["architectures"]
+        if not hasattr(self.transformers, class_name):
+            raise ClearheadError(f"the installed version of transformers has no {class_name}")
+        network = getattr(self.transformers, class_name).from_pretrained(folder, dtype=DTYPES[weights])
+        self.network = network.to(target.device).eval().requires_grad_(False)
+        self.weights, self.device = weights, target.device
         self.cache_element_bytes = DTYPES[weights].itemsize
-        own_bytes = next(subject.network.parameters()).element_size()
-        self.weight_bytes = weights_read(subject.network) // own_bytes * self.cache_element_bytes
+        target_element_bytes = next(target.network.parameters()).element_size()
+        self.weight_bytes = weight_bytes_read(target.network) // target_element_bytes * self.cache_element_bytes
 
     @torch.inference_mode()
-    def speak(self, prompt: Sequence[int], num_tokens: int, hear: Hear) -> None:
+    def generate(self, prompt: Sequence[int], num_tokens: int, on_token: OnToken) -> None:
         cache = self.transformers.DynamicCache(config=self.network.config)
         tokens = torch.tensor([list(prompt)], device=self.device)
         for _ in range(num_tokens):
-            found = self.network(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-            tokens = found.logits[:, -1].argmax(dim=-1, keepdim=True)
-            hear(tokens.item())
+            output = self.network(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            tokens = output.logits[:, -1].argmax(dim=-1, keepdim=True)
+            on_token(tokens.item())

@@ -1,8 +1,8 @@
-"""llama.cpp as a peer, through llama-cpp-python: the .gguf measured, or the BF16, Q8_0 and Q4_0 it makes of that.
+"""llama.cpp as an engine, through llama-cpp-python: a .gguf file, or the BF16, Q8_0 and Q4_0 files it quantizes to.
 
-    engine = LlamaCpp(subject, "int4")
+    engine = LlamaCppEngine(target, "int4")
 
-What it makes is kept (`home()/benchmark`), named by a digest of where they came from.
+Quantized files are kept in `home()/benchmark`, named by a digest of their source.
 """
 
 import hashlib
@@ -14,72 +14,75 @@ from types import ModuleType
 
 import numpy as np
 
-from clearhead.benchmark.engine import Engine, Hear
-from clearhead.benchmark.subject import Subject, import_peer
-from clearhead.benchmark.traffic import weights_held, weights_read
+from clearhead.benchmark.inference_engine import InferenceEngine, OnToken
+from clearhead.benchmark.memory_traffic import total_weight_bytes, weight_bytes_read
+from clearhead.benchmark.target import BenchmarkTarget, import_package
 from clearhead.errors import ClearheadError
 from clearhead.files import atomic_write
 from clearhead.home import home
 
-KINDS = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-CHUNK = 512  # of a prompt, at a time; its own default for the micro-batch
+BLOCK_TYPES = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
+PROMPT_CHUNK = 512  # tokens; llama.cpp's default for the micro-batch
 
 
-class LlamaCpp(Engine):
+class LlamaCppEngine(InferenceEngine):
+    """A model of llama.cpp."""
+
     name = "llama.cpp"
     cache_element_bytes = 2  # float16, its default
 
-    def __init__(self, subject: Subject, weights: str):
-        package = import_peer("llama_cpp", "llama-cpp-python")
-        source = subject.gguf_file()
-        on_gpu = subject.device.type == "cuda"
+    def __init__(self, target: BenchmarkTarget, weights: str):
+        package = import_package("llama_cpp", "llama-cpp-python")
+        source = target.gguf_file()
+        on_gpu = target.device.type == "cuda"
         if on_gpu and not package.llama_supports_gpu_offload():
-            raise ClearheadError("the llama-cpp-python installed here was built without CUDA")
+            raise ClearheadError("the installed llama-cpp-python was built without CUDA")
         self.package, self.weights = package, weights
-        file = quantised(package, source, KINDS[weights], subject.num_threads) if weights in KINDS else source
+        file = source if weights == "stored" else quantize(package, source, BLOCK_TYPES[weights], target.num_threads)
         try:
             self.model = package.Llama(
                 str(file),
-                n_ctx=subject.capacity,
-                n_batch=CHUNK,
-                n_ubatch=CHUNK,
-                n_threads=subject.num_threads,
-                n_threads_batch=subject.num_threads,
+                n_ctx=target.capacity,
+                n_batch=PROMPT_CHUNK,
+                n_ubatch=PROMPT_CHUNK,
+                n_threads=target.num_threads,
+                n_threads_batch=target.num_threads,
                 n_gpu_layers=-1 if on_gpu else 0,
                 verbose=False,
             )
         except ValueError as error:
             raise ClearheadError(f"it cannot run this model: {error}") from None
-        read_share = weights_read(subject.network) / weights_held(subject.network)
-        self.weight_bytes = int(package.llama_model_size(self.model.model) * read_share)
+        fraction_read = weight_bytes_read(target.network) / total_weight_bytes(target.network)
+        self.weight_bytes = int(package.llama_model_size(self.model.model) * fraction_read)
 
-    def speak(self, prompt: Sequence[int], num_tokens: int, hear: Hear) -> None:
+    def generate(self, prompt: Sequence[int], num_tokens: int, on_token: OnToken) -> None:
         self.model.reset()
         self.model.eval(list(prompt))
-        hear(token := self.likeliest())
+        on_token(token := self.most_likely_token())
         for _ in range(num_tokens - 1):
             self.model.eval([token])
-            hear(token := self.likeliest())
+            on_token(token := self.most_likely_token())
 
-    def likeliest(self) -> int:
+    def most_likely_token(self) -> int:
+        """Return the argmax of the last logits."""
         logits = self.package.llama_get_logits_ith(self.model.ctx, -1)
         return int(np.ctypeslib.as_array(logits, shape=(self.model.n_vocab(),)).argmax())
 
 
-def quantised(package: ModuleType, source: Path, kind: str, num_threads: int) -> Path:
-    """The model in this type of block; made once."""
-    found = source.stat()
-    told = f"{source.resolve()} {found.st_size} {found.st_mtime_ns} {package.__version__}"
-    digest = hashlib.sha256(told.encode()).hexdigest()[:12]
-    target = home() / "benchmark" / f"{source.stem}-{digest}-{kind}.gguf"
-    if target.is_file():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+def quantize(package: ModuleType, source: Path, block_type: str, num_threads: int) -> Path:
+    """Return the path of the model in this block type; quantize it if that has not been done before."""
+    status = source.stat()
+    identity = f"{source.resolve()} {status.st_size} {status.st_mtime_ns} {package.__version__}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    output = home() / "benchmark" / f"{source.stem}-{digest}-{block_type}.gguf"
+    if output.is_file():
+        return output
+    output.parent.mkdir(parents=True, exist_ok=True)
     settings = package.llama_model_quantize_default_params()
-    settings.ftype = getattr(package, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    settings.ftype = getattr(package, f"LLAMA_FTYPE_MOSTLY_{block_type}")
     settings.allow_requantize, settings.nthread = True, num_threads
-    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # or it tells of every tensor
-    with atomic_write(target) as unfinished:
+    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # it would log every tensor
+    with atomic_write(output) as unfinished:
         if package.llama_model_quantize(os.fsencode(source), os.fsencode(unfinished), settings):
-            raise ClearheadError(f"it cannot quantise {source.name} to {kind}")
-    return target
+            raise ClearheadError(f"it cannot quantize {source.name} to {block_type}")
+    return output

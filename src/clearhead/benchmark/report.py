@@ -1,6 +1,6 @@
-"""Results for people to read.
+"""Print the results of a benchmark as tables, with an explanation of the numbers.
 
-print_results(results, num_tokens=128, console=Console())
+print_speeds(results, num_tokens=128, console=Console())
 """
 
 from collections.abc import Sequence
@@ -8,61 +8,65 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from clearhead.benchmark.measure import Growth, Result
+from clearhead.benchmark.measurement import GrowthResult, SpeedResult
 
 
-def print_results(results: Sequence[Result], num_tokens: int, console: Console) -> None:
+def print_speeds(results: Sequence[SpeedResult], num_tokens: int, console: Console) -> None:
+    """Print one line per engine, the fastest first."""
     decodes = results[0].tokens_per_second is not None
-    table = blank_table("engine", "weights")
-    heads = ["first token", "prefill tokens/s", "spread"]
+    headings = ["first token", "prefill tokens/s", "spread"]
     if decodes:
-        heads = ["tokens/s", "MB/token", "of bandwidth", *heads, "same tokens"]
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in sorted(results, key=lambda row: -(row.tokens_per_second or row.prefill_tokens_per_second)):
+        headings = ["tokens/s", "MB/token", "of bandwidth", *headings, "same tokens"]
+    table = make_table(headings)
+    for result in sorted(results, key=lambda one: -(one.tokens_per_second or one.prefill_tokens_per_second)):
         numbers = [
-            f"{row.first_token_seconds * 1e3:,.1f} ms",
-            f"{row.prefill_tokens_per_second:,.0f}",
-            f"{row.spread:.0%}",
+            f"{result.first_token_seconds * 1e3:,.1f} ms",
+            f"{result.prefill_tokens_per_second:,.0f}",
+            f"{result.spread:.0%}",
         ]
-        if row.tokens_per_second is not None and row.bandwidth_share is not None:
-            speed = [f"{row.tokens_per_second:,.1f}", f"{row.bytes_per_token / 1e6:,.1f}", f"{row.bandwidth_share:.0%}"]
-            same = "" if row.tokens_equal_to_ours is None else f"{row.tokens_equal_to_ours} of {num_tokens}"
+        if result.tokens_per_second is not None and result.bandwidth_share is not None:
+            megabytes = f"{result.bytes_per_token / 1e6:,.1f}"
+            speed = [f"{result.tokens_per_second:,.1f}", megabytes, f"{result.bandwidth_share:.0%}"]
+            same = "" if result.tokens_equal_to_ours is None else f"{result.tokens_equal_to_ours} of {num_tokens}"
             numbers = [*speed, *numbers, same]
-        table.add_row(row.engine, row.weights, *numbers)
+        table.add_row(result.engine, result.weights, *numbers)
     console.print(table)
-    told = f"Medians of rounds in turns; spread: slowest less fastest round over the median. {bandwidth_of(results)}"
+    bandwidth = results[0].bandwidth_bytes_per_second / 1e9
+    explanation = (
+        "Medians over rounds in which the engines alternate. Spread: (slowest - fastest round) / median. This machine "
+        f"reads {bandwidth:,.1f} GB/s in PyTorch's matrix-vector product."
+    )
     if decodes:
-        told += " Same tokens: as ours in the same weights, up to the first that differs."
-    console.print(told)
+        explanation += " Same tokens: equal to Clearhead's with the same weights, up to the first that differs."
+    console.print(explanation)
 
 
-def print_growth(rows: Sequence[Growth], console: Console) -> None:
-    table = blank_table("engine", "weights")
-    for head in ("context", "ms/token", "spread", "cache MB/token", "grown", "cache alone"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for row in rows:
+def print_growth(results: Sequence[GrowthResult], console: Console) -> None:
+    """Print one line per engine and context length."""
+    table = make_table(["context", "ms/token", "spread", "cache MB/token", "added", "added by cache"])
+    for result in results:
         table.add_row(
-            row.engine,
-            row.weights,
-            f"{row.context:,}",
-            f"{row.seconds_per_token * 1e3:,.2f}",
-            f"{row.spread:.0%}",
-            f"{row.cache_bytes_per_token / 1e6:,.1f}",
-            f"{row.grown_seconds * 1e3:+,.2f} ms",
-            f"{row.predicted_seconds * 1e3:+,.2f} ms",
+            result.engine,
+            result.weights,
+            f"{result.context:,}",
+            f"{result.seconds_per_token * 1e3:,.2f}",
+            f"{result.spread:.0%}",
+            f"{result.cache_bytes_per_token / 1e6:,.1f}",
+            f"{result.added_seconds * 1e3:+,.2f} ms",
+            f"{result.predicted_added_seconds * 1e3:+,.2f} ms",
         )
     console.print(table)
-    console.print("Grown: over the shortest context. Cache alone: its bytes more, at the bandwidth measured here.")
+    console.print(
+        "Added: time per token compared with the shortest context. Added by cache: the time to read the additional "
+        "cache bytes at the bandwidth measured here."
+    )
 
 
-def blank_table(*names: str) -> Table:
+def make_table(headings: Sequence[str]) -> Table:
+    """Return an empty table with columns for engine and weights, and right-aligned ones for numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in names:
+    for name in ("engine", "weights"):
         table.add_column(name, no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
     return table
-
-
-def bandwidth_of(results: Sequence[Result]) -> str:
-    rate = results[0].bandwidth_bytes_per_second / 1e9
-    return f"This machine reads {rate:,.1f} GB/s in torch's product of a matrix and a vector."

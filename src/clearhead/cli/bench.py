@@ -1,4 +1,4 @@
-"""The command that measures: bench.
+"""The command that measures speed: bench.
 
 clearhead bench decode smollm2 --against huggingface,llama.cpp --weights bfloat16,int4
 """
@@ -14,103 +14,132 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import MofNCompleteColumn
 
-from clearhead.cli.app import JsonOption, app, errors, loading_bar, print_json, progress_bar, table_console, tell
+from clearhead.cli.app import (
+    JsonOption,
+    app,
+    errors,
+    loading_bar,
+    print_json,
+    print_message,
+    progress_bar,
+    table_console,
+)
 from clearhead.errors import ClearheadError, unknown_name
 
 if TYPE_CHECKING:
-    from clearhead.benchmark import Subject
+    from clearhead.benchmark import BenchmarkTarget
 
 PROMPT_LENGTHS = {"decode": 128, "prefill": 512}
 NUM_TOKENS = 128
-WEIGHTS = {"cpu": "float32,bfloat16,int8,int4", "cuda": "bfloat16,int8"}
+DEFAULT_WEIGHTS = {"cpu": "float32,bfloat16,int8,int4", "cuda": "bfloat16,int8"}
 
 
 @app.command(epilog="Example: `clearhead bench decode smollm2 --against huggingface,llama.cpp --weights bfloat16,int4`")
 def bench(
     phase: Annotated[str, typer.Argument(help="decode or prefill.")],
     model: Annotated[
-        str, typer.Argument(help="Installed name, folder, .gguf file or hub id; a preset: at random weights.")
+        str,
+        typer.Argument(
+            help="An installed name, a folder, a .gguf file or a Hub id; or a preset, to run it with random weights."
+        ),
     ],
-    against: Annotated[str, typer.Option(help="Peers, of huggingface,llama.cpp,ctranslate2.")] = "",
+    against: Annotated[
+        str, typer.Option(help="Other engines, separated by commas: huggingface, llama.cpp, ctranslate2.")
+    ] = "",
     weights: Annotated[
         str | None,
-        typer.Option(help="Of float32,bfloat16,int8,int4 (all, or bfloat16,int8 on CUDA) and stored: a .gguf file's."),
+        typer.Option(
+            help="Weight formats, separated by commas: float32, bfloat16, int8, int4, and stored for the blocks of a "
+            ".gguf file. By default float32,bfloat16,int8,int4, or bfloat16,int8 on CUDA."
+        ),
     ] = None,
-    prompt: Annotated[int | None, typer.Option(help="Tokens to read; 128, or 512 for prefill.")] = None,
-    tokens: Annotated[int | None, typer.Option(help=f"Tokens to make; {NUM_TOKENS}.")] = None,
+    prompt: Annotated[
+        int | None, typer.Option(help="Number of prompt tokens; by default 128, or 512 for prefill.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help=f"Number of tokens to generate; by default {NUM_TOKENS}.")] = None,
     contexts: Annotated[
-        str | None, typer.Option(help="Prompts of these lengths, as 128,1024,8192: how the cost of a token grows.")
+        str | None,
+        typer.Option(help="Prompt lengths such as 128,1024,8192, to measure how the time per token grows."),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="In each of them every engine has its turn.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Number of rounds; every engine runs once in each.")] = 5,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure speed: this package and its peers in one run, in turns, beside the bandwidth of this machine."""
-    from clearhead.benchmark import check_names, line_up, measure, measure_growth, num_steps, report
+    """Measure the speed of Clearhead and other engines in one run, and compare it with this machine's bandwidth."""
+    from clearhead.benchmark import (
+        check_engine_names,
+        measure_growth,
+        measure_speed,
+        num_runs,
+        open_engines,
+        print_growth,
+        print_speeds,
+    )
 
     lengths = prompt_lengths(phase, prompt, tokens, contexts)
     num_tokens = 1 if phase == "prefill" else NUM_TOKENS if tokens is None else tokens
     if num_tokens < (1 if phase == "prefill" else 2) or min(lengths) < 1 or rounds < 1:
-        raise ClearheadError("a measurement takes a prompt of 1 token or more, 2 tokens to decode, and 1 round")
-    kinds = named(WEIGHTS.get(device, WEIGHTS["cuda"]) if weights is None else weights)
-    check_names(kinds, named(against))
+        raise ClearheadError("a benchmark needs a prompt of at least 1 token, at least 2 new tokens, and 1 round")
+    formats = split_names(DEFAULT_WEIGHTS.get(device, DEFAULT_WEIGHTS["cuda"]) if weights is None else weights)
+    check_engine_names(formats, split_names(against))
     with tempfile.TemporaryDirectory() as folder:
-        subject = open_subject(model, device, kinds, max(lengths) + num_tokens, Path(folder))
+        target = open_target(model, device, formats, max(lengths) + num_tokens, Path(folder))
         with errors.status("preparing"):
-            engines = line_up(subject, kinds, named(against), partial(tell, "note"))
-        with turns_bar(num_steps(engines, len(lengths), rounds)) as turned:
+            engines = open_engines(target, formats, split_names(against), partial(print_message, "note"))
+        with runs_bar(num_runs(engines, len(lengths), rounds)) as on_run:
             if contexts is None:
-                results = measure(engines, subject, lengths[0], num_tokens, rounds, turned)
+                speeds = measure_speed(engines, target, lengths[0], num_tokens, rounds, on_run)
             else:
-                grown = measure_growth(engines, subject, lengths, num_tokens, rounds, turned)
+                growth = measure_growth(engines, target, lengths, num_tokens, rounds, on_run)
     if as_json:
-        print_json([asdict(row) for row in (results if contexts is None else grown)])
+        print_json([asdict(result) for result in (speeds if contexts is None else growth)])
     elif contexts is None:
-        report.print_results(results, num_tokens, table_console())
+        print_speeds(speeds, num_tokens, table_console())
     else:
-        report.print_growth(grown, table_console())
+        print_growth(growth, table_console())
 
 
 @contextmanager
-def turns_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Over the turns of all engines."""
+def runs_bar(total: int) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar over the runs of all engines; yield the function that announces a run."""
     with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("", total=total)
-        yield lambda said: bar.update(task, description=said, advance=1)
+        yield lambda description: bar.update(task, description=description, advance=1)
 
 
 def prompt_lengths(phase: str, prompt: int | None, tokens: int | None, contexts: str | None) -> list[int]:
-    """One, or those of --contexts; a setting without an effect is refused."""
+    """Return the prompt length, or those of --contexts. Raise ClearheadError for an option without effect."""
     if phase not in PROMPT_LENGTHS:
         raise unknown_name("phase", phase, PROMPT_LENGTHS)
     if phase == "prefill" and (tokens is not None or contexts is not None):
-        raise ClearheadError("prefill reads a prompt and decodes nothing; leave out --tokens and --contexts")
+        raise ClearheadError("prefill reads a prompt and generates nothing; leave out --tokens and --contexts")
     if contexts is None:
         return [PROMPT_LENGTHS[phase] if prompt is None else prompt]
     if prompt is not None:
-        raise ClearheadError("--contexts says how long the prompts are; leave out --prompt")
-    lengths = named(contexts)
+        raise ClearheadError("--contexts sets the prompt lengths; leave out --prompt")
+    lengths = split_names(contexts)
     if not lengths or not all(length.isdecimal() for length in lengths):
-        raise ClearheadError(f"--contexts is {contexts!r}; it must be whole numbers, as 128,1024,8192")
+        raise ClearheadError(f"--contexts is {contexts!r}; it must be integers such as 128,1024,8192")
     return sorted(set(map(int, lengths)))
 
 
-def named(text: str) -> list[str]:
-    """The parts between commas, each once."""
+def split_names(text: str) -> list[str]:
+    """Return the distinct parts between commas."""
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def open_subject(model: str, device: str, weights: list[str], capacity: int, folder: Path) -> "Subject":
-    """In float32 where that is measured, else in bfloat16."""
+def open_target(model: str, device: str, weights: list[str], capacity: int, folder: Path) -> "BenchmarkTarget":
+    """Load the model in float32 if that is measured, else in bfloat16; a preset gets random weights."""
     from clearhead.api import DTYPES, load, resolve_device
-    from clearhead.benchmark import Subject, draw
-    from clearhead.checkpoint import HUB_FILE_PATTERNS, locate
+    from clearhead.benchmark import BenchmarkTarget, create_random_model
+    from clearhead.checkpoint import resolve_path
     from clearhead.families import preset, presets
 
-    dtype, place = DTYPES["float32" if "float32" in weights else "bfloat16"], resolve_device(device)
-    assert place is not None
+    dtype, torch_device = DTYPES["float32" if "float32" in weights else "bfloat16"], resolve_device(device)
+    assert torch_device is not None
     if model in presets() and not Path(model).exists():
-        return Subject(draw(preset(model), dtype, place), None, capacity, folder)
-    path = locate(model, HUB_FILE_PATTERNS)
+        return BenchmarkTarget(create_random_model(preset(model), dtype, torch_device), None, capacity, folder)
+    path = resolve_path(model)
     with loading_bar(model) as progress:
-        return Subject(load(path, dtype=dtype, device=place, progress=progress, fast=False), path, capacity, folder)
+        loaded = load(path, dtype=dtype, device=torch_device, progress=progress, fast=False)
+    return BenchmarkTarget(loaded, path, capacity, folder)

@@ -1,11 +1,16 @@
-"""Bytes against those that transformers' own models and caches hold."""
+"""Test weight and cache bytes against the models and caches of transformers."""
 
 import pytest
 import torch
 import transformers
 
-from clearhead.backends.packed.modules import pack_network
-from clearhead.benchmark.traffic import cache_read, read_bandwidth, weights_held, weights_read
+from clearhead.backends.modules import pack_network
+from clearhead.benchmark.memory_traffic import (
+    cache_bytes_read,
+    read_bandwidth,
+    total_weight_bytes,
+    weight_bytes_read,
+)
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.families import family_of_type
 from clearhead.families.settings import Settings
@@ -14,7 +19,7 @@ from tests.checkpoint.tiny import tiny_network
 from tests.verification.models import STYLES, toy_model
 
 
-def twin(network, folder):
+def load_in_transformers(network, folder):
     save_folder(network, folder)
     return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
@@ -25,51 +30,51 @@ def num_bytes(tensors):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_of_a_dense_model(tied, dtype, tmp_path):
+def test_weight_bytes_of_a_dense_model(tied, dtype, tmp_path):
     network = tiny_network(tied=tied).to(dtype)
-    theirs = twin(network, tmp_path)
-    assert weights_held(network) == num_bytes(theirs.parameters())
-    looked_up = 0 if tied else num_bytes([theirs.get_input_embeddings().weight])
-    assert weights_read(network) == num_bytes(theirs.parameters()) - looked_up
+    theirs = load_in_transformers(network, tmp_path)
+    assert total_weight_bytes(network) == num_bytes(theirs.parameters())
+    embedding = 0 if tied else num_bytes([theirs.get_input_embeddings().weight])
+    assert weight_bytes_read(network) == num_bytes(theirs.parameters()) - embedding
 
 
-def test_of_experts_the_chosen_are_read():
+def test_only_the_chosen_experts_are_read():
     config = {
         "model_type": "qwen3_moe", "vocab_size": 61, "hidden_size": 64, "num_attention_heads": 4, "head_dim": 8,
         "num_key_value_heads": 2, "num_hidden_layers": 2, "intermediate_size": 40, "moe_intermediate_size": 64,
         "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "tie_word_embeddings": True,
     }  # fmt: skip
-    network = Transformer(family_of_type("qwen3_moe").read(Settings(config, "toy")))
-    experts = 2 * 8 * 3 * 64 * 64  # layers, experts, gate and up and down, their sizes
-    assert weights_held(network) - weights_read(network) == experts * 4 * 6 // 8
+    network = Transformer(family_of_type("qwen3_moe").read_config(Settings(config, "toy")))
+    experts = 2 * 8 * 3 * 64 * 64  # layers, experts, matrices, rows, columns
+    assert total_weight_bytes(network) - weight_bytes_read(network) == experts * 4 * 6 // 8
     pack_network(network, "int8")
-    assert weights_held(network) - weights_read(network) == experts * 8.5 / 8 * 6 / 8
+    assert total_weight_bytes(network) - weight_bytes_read(network) == experts * 8.5 / 8 * 6 / 8
 
 
 @pytest.mark.parametrize(("bits", "bits_per_weight"), [("int8", 8.5), ("int4", 5.0)])
-def test_packed_weights(bits, bits_per_weight):
+def test_weight_bytes_of_packed_weights(bits, bits_per_weight):
     """32 values share a scale in float16."""
     network = tiny_network(width=64, feed_forward=128)
     matrices = sum(tensor.numel() for tensor in network.parameters() if tensor.ndim > 1)
     norms = num_bytes(tensor for tensor in network.parameters() if tensor.ndim == 1)
-    assert weights_read(pack_network(network, bits)) == matrices * bits_per_weight / 8 + norms
+    assert weight_bytes_read(pack_network(network, bits)) == matrices * bits_per_weight / 8 + norms
 
 
 @pytest.mark.parametrize("style", ["llama", "mistral", "gemma3", "deepseek", "gpt2"])
 @pytest.mark.parametrize("length", [7, 25])
 @torch.no_grad()
-def test_the_cache_is_as_large_as_that_of_transformers(style, length, tmp_path):
+def test_cache_bytes_equal_those_of_transformers(style, length, tmp_path):
     network = toy_model(style).network
-    theirs = twin(network, tmp_path)
+    theirs = load_in_transformers(network, tmp_path)
     cache = transformers.DynamicCache(config=theirs.config)
     tokens = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(0))
     for token in tokens[0]:
         theirs(input_ids=token.view(1, 1), past_key_values=cache)
-    held = num_bytes(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
-    slides = style in ("mistral", "gemma3") and length > 11  # theirs keeps one token less than the window shows
-    found = cache_read(STYLES[style](), length, element_bytes=4)
-    assert found == held if not slides else held < found < held * 1.2
+    expected = num_bytes(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
+    slides = style in ("mistral", "gemma3") and length > 11  # transformers keeps one token less than the window
+    actual = cache_bytes_read(STYLES[style](), length, element_bytes=4)
+    assert actual == expected if not slides else expected < actual < expected * 1.2
 
 
-def test_bandwidth_is_that_of_a_machine():
+def test_bandwidth_is_plausible():
     assert 1e7 < read_bandwidth("cpu", num_bytes=1 << 22) < 1e13

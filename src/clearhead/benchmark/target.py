@@ -1,6 +1,6 @@
-"""The model that is measured, and what all engines are made from.
+"""The model to measure, and the files that engines load it from.
 
-subject = Subject(load("smollm2", dtype="float32"), locate("smollm2", ()), capacity=300, folder=temporary_folder)
+target = BenchmarkTarget(load("smollm2", dtype="float32"), resolve_path("smollm2"), capacity=300, folder=temporary)
 """
 
 import importlib
@@ -13,7 +13,7 @@ import torch
 
 from clearhead.api import Model
 from clearhead.architecture import LearnedPositions, ModelConfig
-from clearhead.checkpoint import CONFIG, save_folder
+from clearhead.checkpoint import CONFIG_FILE, save_folder
 from clearhead.errors import ClearheadError
 from clearhead.model import Transformer
 
@@ -25,11 +25,13 @@ TEXT = (
 
 
 @dataclass(frozen=True)
-class Subject:
-    model: Model  # in the widest precision that is measured; engines take copies
-    path: Path | None  # of its file or folder; None: its weights were drawn at random
-    capacity: int  # the most tokens a text will have
-    folder: Path  # for what peers need written
+class BenchmarkTarget:
+    """A model and what engines need to load it."""
+
+    model: Model  # in the widest dtype that is measured; engines copy it
+    path: Path | None  # of its file or folder; None: it has random weights
+    capacity: int  # the maximum number of tokens of a sequence
+    folder: Path  # for files written for other engines
 
     @property
     def network(self) -> Transformer:
@@ -41,64 +43,66 @@ class Subject:
 
     @property
     def num_threads(self) -> int:
-        """Every engine gets as many."""
+        """The number of CPU threads that every engine uses."""
         return torch.get_num_threads()
 
     def check(self) -> None:
+        """Raise ClearheadError if the model has an encoder, or too few learned positions for the capacity."""
         config = self.model.config
         if config.decoder is None or config.encoder is not None:
-            raise ClearheadError("bench measures decoders alone; this model has an encoder")
+            raise ClearheadError("bench needs a decoder-only model; this model has an encoder")
         positions = config.decoder.embedding.positions
         if isinstance(positions, LearnedPositions) and self.capacity > positions.num_positions:
             raise ClearheadError(
-                f"prompt and tokens together are {self.capacity}; this model ends at {positions.num_positions}"
+                f"prompt and new tokens are {self.capacity} together; this model reads {positions.num_positions} tokens"
             )
 
     def prompt(self, length: int) -> list[int]:
-        """A text of so many tokens; any numbers, where the model knows no text."""
+        """Return a text of this many tokens, or random ids if the model has no tokenizer."""
         if self.model.tokenizer is None:
             generator = torch.Generator().manual_seed(0)
             return torch.randint(self.model.config.vocab_size, (length,), generator=generator).tolist()
-        first, *others = self.model.encode(TEXT)  # the first may stand for the beginning of a text
+        first, *others = self.model.encode(TEXT)  # the first may be the beginning-of-text token
         return list(islice(chain([first], cycle(others)), length))
 
     def gguf_file(self) -> Path:
+        """Return the .gguf file of the model. Raise ClearheadError if there is none."""
         if self.path is None or self.path.suffix != ".gguf":
-            raise ClearheadError("it needs a .gguf file, and this model is none")
+            raise ClearheadError("it needs a .gguf file, which this model is not")
         return self.path
 
     def huggingface_folder(self) -> Path:
-        """The model as transformers reads it, written when first asked for."""
+        """Return a folder that transformers can load; it is written on first use."""
         folder = self.folder / "huggingface"
-        if not (folder / CONFIG).is_file():
+        if not (folder / CONFIG_FILE).is_file():
             save_folder(self.network, folder, self.model.family, self.model.special_ids)
         return folder
 
 
 @torch.no_grad()
-def draw(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
-    """A model at random weights, made on the device itself: 8 billion of them take a second on a GPU."""
+def create_random_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
+    """Return a model with random weights that are drawn on the device: 8 billion take a second on a GPU."""
     with torch.device("meta"):
         network = Transformer(config)
     network = network.to(dtype).to_empty(device=device).eval()
     generator = torch.Generator(device).manual_seed(0)
     for tensor in (*network.parameters(), *network.buffers()):
         if tensor.ndim > 1:
-            tensor.normal_(std=0.02, generator=generator)  # as GPT-2 begins
+            tensor.normal_(std=0.02, generator=generator)  # the initialization of GPT-2
         else:
             tensor.fill_(1)
     return Model(network)
 
 
-def transformers_package() -> ModuleType:
-    """Without its bars, which would stand between ours."""
-    package = import_peer("transformers", "transformers")
+def import_transformers() -> ModuleType:
+    """Import transformers without its progress bars, which would interrupt ours."""
+    package = import_package("transformers", "transformers")
     package.utils.logging.disable_progress_bar()
     return package
 
 
-def import_peer(module: str, package: str) -> ModuleType:
-    """An optional package, or one sentence that says how to get it."""
+def import_package(module: str, package: str) -> ModuleType:
+    """Import an optional module. Raise ClearheadError with the package to install if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError:

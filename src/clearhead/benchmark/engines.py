@@ -1,0 +1,65 @@
+"""Open the engines to measure: Clearhead in each requested weight format, then others in the formats they support.
+
+    engines = open_engines(target, ["bfloat16", "int4"], ["llama.cpp"], notify=print)
+
+An engine that cannot run is skipped with a one-sentence note.
+"""
+
+from collections.abc import Callable, Sequence
+
+from clearhead.benchmark.clearhead_engine import open_clearhead
+from clearhead.benchmark.ctranslate2 import CTranslate2Engine
+from clearhead.benchmark.huggingface import HuggingFaceEngine
+from clearhead.benchmark.inference_engine import WEIGHTS, InferenceEngine
+from clearhead.benchmark.llamacpp import LlamaCppEngine
+from clearhead.benchmark.target import BenchmarkTarget
+from clearhead.errors import ClearheadError, unknown_name
+
+OpenEngine = Callable[[BenchmarkTarget, str], InferenceEngine]
+
+OTHER_ENGINES: dict[str, tuple[OpenEngine, tuple[str, ...]]] = {
+    "huggingface": (HuggingFaceEngine, ("float32", "bfloat16")),
+    "llama.cpp": (LlamaCppEngine, ("bfloat16", "int8", "int4", "stored")),
+    "ctranslate2": (CTranslate2Engine, ("float32", "int8")),
+}
+
+
+def open_engines(
+    target: BenchmarkTarget, weights: Sequence[str], against: Sequence[str], notify: Callable[[str], object]
+) -> list[InferenceEngine]:
+    """Return Clearhead and the engines named in `against`; call `notify` with the reason for each one skipped."""
+    check_engine_names(weights, against)
+    target.check()
+    engines: list[InferenceEngine] = []
+    candidates = {"clearhead": (open_clearhead, WEIGHTS), **{name: OTHER_ENGINES[name] for name in against}}
+    for name, (open_engine, supported) in candidates.items():
+        if not set(weights) & set(supported):
+            notify(f"skipped {name}: it supports none of the requested weights, only {' and '.join(supported)}")
+        skipped: dict[str, list[str]] = {}  # weight formats by reason
+        for kind in weights:
+            if kind not in supported:
+                continue
+            try:
+                engines.append(open_engine(target, kind))
+            except ClearheadError as error:
+                skipped.setdefault(str(error), []).append(kind)
+                continue
+            if (note := engines[-1].note) is not None:
+                notify(f"{engines[-1]} {note}")
+        for reason, kinds in skipped.items():
+            notify(f"skipped {name} {', '.join(kinds)}: {reason}")
+    if not engines:
+        raise ClearheadError("no engine can run this model here; the notes above say why")
+    return engines
+
+
+def check_engine_names(weights: Sequence[str], against: Sequence[str]) -> None:
+    """Raise ClearheadError for an unknown weight format or engine."""
+    if not weights:
+        raise ClearheadError(f"there are no weights to measure; choose from {', '.join(WEIGHTS)}")
+    for kind in weights:
+        if kind not in WEIGHTS:
+            raise unknown_name("weight format", kind, WEIGHTS)
+    for name in against:
+        if name not in OTHER_ENGINES:
+            raise unknown_name("engine", name, OTHER_ENGINES)
