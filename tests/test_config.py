@@ -12,26 +12,26 @@ from clearhead.architecture import Head, LayerNorm, LinearScaling, ModelConfig, 
 from clearhead.config import MAX_LAYERS, from_dict, from_json, from_toml, kind_of, to_dict, to_json, to_toml
 from clearhead.errors import ClearheadError
 from clearhead.families import preset, presets
-from tests.model.random_configs import CONFIGS, SLOWLY
+from tests.model.random_configs import CONFIGS, SLOW_SETTINGS
 from tests.model.toys import decoder, grouped, translator
 
 # --- random configs
 
 
-@SLOWLY
+@SLOW_SETTINGS
 @given(CONFIGS)
 def test_json_round_trip_of_random_configs(config):
     assert from_json(ModelConfig, to_json(config)) == config
     json.loads(to_json(config), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
 
 
-@SLOWLY
+@SLOW_SETTINGS
 @given(CONFIGS)
 def test_toml_round_trip_of_random_configs(config):
     assert from_toml(ModelConfig, to_toml(config)) == config
 
 
-@SLOWLY
+@SLOW_SETTINGS
 @given(CONFIGS, st.data())
 def test_a_misspelt_key_is_reported_with_the_nearest_name(config, data):
     plain = to_dict(config)
@@ -70,14 +70,14 @@ ANYTHING = st.recursive(
 )
 
 
-@SLOWLY
+@SLOW_SETTINGS
 @given(ANYTHING, st.data())
 def test_an_arbitrary_value_anywhere_is_accepted_or_raises_a_one_line_error(anything, data):
     plain = to_dict(translator())
     table, _ = data.draw(st.sampled_from(list(tables(plain, ""))))
     table[data.draw(st.sampled_from(sorted(table)))] = anything
-    found = outcome(plain)
-    assert isinstance(found, ModelConfig) or "\n" not in found
+    result = outcome(plain)
+    assert isinstance(result, ModelConfig) or "\n" not in result
 
 
 def outcome(plain: Any) -> ModelConfig | str:
@@ -87,7 +87,7 @@ def outcome(plain: Any) -> ModelConfig | str:
         return str(error)
 
 
-@SLOWLY
+@SLOW_SETTINGS
 @given(st.text())
 def test_an_arbitrary_text_raises_a_clearhead_error(text):
     for read in (from_json, from_toml):
@@ -253,7 +253,7 @@ class Paper:
     note: str | None = None
 
 
-@SLOWLY
+@SLOW_SETTINGS
 @given(
     st.builds(
         Paper,

@@ -30,9 +30,9 @@ class AppleTensor(Tensor):
         if numbers.dtype == torch.float64:
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
         layout = numbers.shape, numbers.stride(), numbers.storage_offset()
-        made = Tensor._make_wrapper_subclass(cls, *layout, dtype=numbers.dtype, device=torch.device("mps", 0))
-        made.numbers = numbers
-        return made
+        tensor = Tensor._make_wrapper_subclass(cls, *layout, dtype=numbers.dtype, device=torch.device("mps", 0))
+        tensor.numbers = numbers
+        return tensor
 
     @classmethod
     def __torch_dispatch__(cls, function, types, args=(), kwargs=None):

@@ -98,10 +98,10 @@ def pad(rows, left):
 
 
 def transformers_beams(model, options, prompts=PROMPTS):
-    """Return (tokens, score) of every beam of every prompt, found by transformers."""
+    """Return (tokens, score) of every beam of every prompt, computed by transformers."""
     tokens, mask = pad(prompts, left=not model.config.is_encoder_decoder)
     with float32_as_float64():
-        found = model.generate(
+        result = model.generate(
             input_ids=tokens,
             attention_mask=mask,
             do_sample=False,
@@ -115,10 +115,10 @@ def transformers_beams(model, options, prompts=PROMPTS):
             return_dict_in_generate=True,
             output_scores=True,
         )
-    lengths = (found.beam_indices >= 0).sum(dim=1).tolist()
+    lengths = (result.beam_indices >= 0).sum(dim=1).tolist()
     start = 1 if model.config.is_encoder_decoder else tokens.shape[1]
-    texts = [row[start : start + length].tolist() for row, length in zip(found.sequences, lengths, strict=True)]
-    beams = list(zip(texts, found.sequences_scores.tolist(), strict=True))
+    texts = [row[start : start + length].tolist() for row, length in zip(result.sequences, lengths, strict=True)]
+    beams = list(zip(texts, result.sequences_scores.tolist(), strict=True))
     return [beams[first : first + options.num_best] for first in range(0, len(beams), options.num_best)]
 
 
@@ -144,13 +144,13 @@ def test_tokens_and_scores_equal_transformers(name, seed, tmp_path):
     lengths = set()
     for options in CHOICES[seed::7]:
         expected = transformers_beams(theirs, options)
-        found = our_beams(network, options, theirs.config.to_dict().get("decoder_start_token_id"))
-        assert [[beam.tokens for beam in beams] for beams in found] == [
+        result = our_beams(network, options, theirs.config.to_dict().get("decoder_start_token_id"))
+        assert [[beam.tokens for beam in beams] for beams in result] == [
             [text for text, _ in beams] for beams in expected
         ]
-        for ours, their in zip(found, expected, strict=True):
+        for ours, their in zip(result, expected, strict=True):
             assert [beam.score for beam in ours] == pytest.approx([score for _, score in their], rel=1e-12)
-        lengths |= {len(beam.tokens) for beams in found for beam in beams}
+        lengths |= {len(beam.tokens) for beams in result for beam in beams}
     assert len(lengths) >= 3, "beams should end at different lengths"
 
 
@@ -165,14 +165,14 @@ def test_a_marian_model_equals_transformers_on_200_random_inputs(tmp_path):
         network, special_ids={"decoder_start_token_id": BART["decoder_start_token_id"], "eos_token_id": stops}
     )
     options = BeamOptions(num_beams=4, max_new_tokens=24, stop_ids=stops)
-    made, expected = [], []
+    generations, expected = [], []
     for first in range(0, 200, 50):
         batch = sources[first : first + 50]
-        made += model.generate_many(batch, beams=4, max_new_tokens=24)
+        generations += model.generate_many(batch, beams=4, max_new_tokens=24)
         expected += [beams[0] for beams in transformers_beams(theirs, options, batch)]
-    assert [beam.tokens for beam in made] == [text for text, _ in expected]
-    assert [beam.score for beam in made] == pytest.approx([score for _, score in expected], rel=1e-12)
-    assert len({len(beam.tokens) for beam in made}) >= 3
+    assert [beam.tokens for beam in generations] == [text for text, _ in expected]
+    assert [beam.score for beam in generations] == pytest.approx([score for _, score in expected], rel=1e-12)
+    assert len({len(beam.tokens) for beam in generations}) >= 3
 
 
 # --- exhaustive search
@@ -210,9 +210,9 @@ def test_with_enough_beams_the_best_of_all_texts_are_found(seed, penalty):
         stop_ids=stops,
         stop_when="impossible",
     )
-    found = beam_search(network, [prompt], options)[0]
-    assert [beam.tokens for beam in found] == [text for _, text in best]
-    assert [beam.score for beam in found] == pytest.approx([score for score, _ in best], rel=1e-12)
+    result = beam_search(network, [prompt], options)[0]
+    assert [beam.tokens for beam in result] == [text for _, text in best]
+    assert [beam.score for beam in result] == pytest.approx([score for score, _ in best], rel=1e-12)
 
 
 def test_with_enough_beams_the_best_of_all_answers_are_found():
@@ -231,17 +231,17 @@ def test_with_enough_beams_the_best_of_all_answers_are_found():
 
 def test_fewer_possible_texts_than_num_best():
     network = tiny_network(vocab_size=5)
-    found = beam_search(network, [[1], [2, 3]], BeamOptions(num_beams=40, num_best=30, max_new_tokens=2))
-    assert [len(beams) for beams in found] == [25, 25]
-    assert all(len({tuple(beam.tokens) for beam in beams}) == 25 for beams in found)
+    result = beam_search(network, [[1], [2, 3]], BeamOptions(num_beams=40, num_best=30, max_new_tokens=2))
+    assert [len(beams) for beams in result] == [25, 25]
+    assert all(len({tuple(beam.tokens) for beam in beams}) == 25 for beams in result)
 
 
 def test_tokens_with_probability_0_are_in_no_beam():
     network = tiny_network(vocab_size=5)
     impossible = torch.tensor([0, 2, 3])
-    network.head.register_forward_hook(lambda module, given, logits: logits.index_fill(-1, impossible, -torch.inf))
-    found = beam_search(network, [[1]], BeamOptions(num_beams=9, num_best=9, max_new_tokens=3))[0]
-    assert sorted(beam.tokens for beam in found) == [list(text) for text in itertools.product([1, 4], repeat=3)]
+    network.head.register_forward_hook(lambda module, inputs, logits: logits.index_fill(-1, impossible, -torch.inf))
+    result = beam_search(network, [[1]], BeamOptions(num_beams=9, num_best=9, max_new_tokens=3))[0]
+    assert sorted(beam.tokens for beam in result) == [list(text) for text in itertools.product([1, 4], repeat=3)]
 
 
 # --- greedy decoding and the stopping rules
@@ -251,8 +251,8 @@ def test_one_beam_equals_greedy_decoding():
     network = tiny_network().double()
     for prompt, stop_ids in ([3, 1], []), ([7], [11, 30]), ([9, 8, 2], range(0, 31, 3)):
         greedy = list(decode_plainly(network, prompt, SamplingOptions(max_new_tokens=12, stop_ids=stop_ids)))
-        found = beam_search(network, [prompt], BeamOptions(num_beams=1, max_new_tokens=12, stop_ids=stop_ids))
-        assert found[0][0].tokens == greedy
+        result = beam_search(network, [prompt], BeamOptions(num_beams=1, max_new_tokens=12, stop_ids=stop_ids))
+        assert result[0][0].tokens == greedy
 
 
 def test_a_prompt_has_the_same_beams_alone_and_in_a_batch():
@@ -301,8 +301,8 @@ def test_a_search_ends_by_its_stopping_rule(rule, penalty, ended, done):
 
 def test_beams_end_with_the_learned_positions():
     network = toy(decoder(LearnedPositions(num_positions=CONTEXT)))
-    found = beam_search(network, [[1] * (CONTEXT - 2), [2]], BeamOptions(num_beams=2, max_new_tokens=9))
-    assert [len(beams[0].tokens) for beams in found] == [3, 9]  # the shorter prompt is not limited
+    result = beam_search(network, [[1] * (CONTEXT - 2), [2]], BeamOptions(num_beams=2, max_new_tokens=9))
+    assert [len(beams[0].tokens) for beams in result] == [3, 9]  # the shorter prompt is not limited
 
 
 # --- the encoder output

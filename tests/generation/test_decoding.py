@@ -101,8 +101,8 @@ def test_each_sequence_continues_its_own_cached_tokens(network):
     options, pasts, next_tokens = SamplingOptions(max_new_tokens=5), [[3, 1, 4], [1, 5, 9]], [2, 6]
     cache = KeyValueCache(network.config)
     prefill(network, pasts, cache)
-    found = run(network, [TokenSequence(next_tokens, options, cached_tokens=past) for past in pasts], cache=cache)
-    assert found == [run(network, [TokenSequence(past + next_tokens, options)])[0] for past in pasts]
+    result = run(network, [TokenSequence(next_tokens, options, cached_tokens=past) for past in pasts], cache=cache)
+    assert result == [run(network, [TokenSequence(past + next_tokens, options)])[0] for past in pasts]
 
 
 def test_samples_of_one_prompt_read_it_once():
@@ -140,20 +140,22 @@ def test_cached_tokens_count_towards_the_learned_positions_of_their_own_sequence
     options, pasts, new = SamplingOptions(max_new_tokens=99), [[3] * 4, [1] * 20], [2, 6]
     cache = KeyValueCache(network.config)
     prefill(network, pasts, cache)
-    found = run(network, [TokenSequence(new, options, cached_tokens=past) for past in pasts], cache=cache)
-    assert found == [run(network, [TokenSequence(past + new, options)])[0] for past in pasts]
-    assert [len(tokens) for tokens in found] == [32 - 6 + 1, 32 - 22 + 1]
+    result = run(network, [TokenSequence(new, options, cached_tokens=past) for past in pasts], cache=cache)
+    assert result == [run(network, [TokenSequence(past + new, options)])[0] for past in pasts]
+    assert [len(tokens) for tokens in result] == [32 - 6 + 1, 32 - 22 + 1]
 
 
 def test_batches_of_an_encoder_decoder_equal_decoding_without_a_cache():
     network = toy(translator())
     model = Model(network, special_ids={"decoder_start_token_id": 2})
     sources = [[3, 4, 5, 6, 7, 8], [9, 1], [3, 4, 5, 6, 7, 8]]
-    made = model.generate_many(sources, max_new_tokens=10)
-    for source, one in zip(sources, made, strict=True):
+    generations = model.generate_many(sources, max_new_tokens=10)
+    for source, generation in zip(sources, generations, strict=True):
         encoder_output = network.encode(torch.tensor([source]))
-        assert one.tokens == list(decode_plainly(network, [2], SamplingOptions(max_new_tokens=10), encoder_output))
-        assert one.prompt_tokens == source
+        assert generation.tokens == list(
+            decode_plainly(network, [2], SamplingOptions(max_new_tokens=10), encoder_output)
+        )
+        assert generation.prompt_tokens == source
 
 
 def test_a_sequence_with_max_new_tokens_0_does_not_shift_the_sources_of_the_others():
@@ -180,12 +182,16 @@ def test_cross_attention_keys_are_computed_once_per_source():
 
 def test_logprobs_equal_those_of_one_forward_pass():
     network = toy(decoder())
-    made = Model(network).generate([1, 2, 3], max_new_tokens=6, logprobs=2)
-    tokens = torch.tensor([[1, 2, 3, *made.tokens]])
+    generation = Model(network).generate([1, 2, 3], max_new_tokens=6, logprobs=2)
+    tokens = torch.tensor([[1, 2, 3, *generation.tokens]])
     with torch.no_grad():
         expected = network(tokens)[0, 2:-1].float().log_softmax(-1)
-    assert made.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(made.tokens)], abs=1e-6)
-    assert all(len(top) == 2 and max(top.values()) >= made.logprobs[n] for n, top in enumerate(made.top_logprobs))
+    assert generation.logprobs == pytest.approx(
+        [expected[n, t].item() for n, t in enumerate(generation.tokens)], abs=1e-6
+    )
+    assert all(
+        len(top) == 2 and max(top.values()) >= generation.logprobs[n] for n, top in enumerate(generation.top_logprobs)
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])
@@ -194,9 +200,9 @@ def test_score_equals_one_forward_pass(chunk):
     ids = [1, 5, 2, 9, 9, 3, 7, 4, 8, 6]
     with torch.no_grad():
         expected = network(torch.tensor([ids]))[0, :-1].float().log_softmax(-1)
-    found = score(network, ids, chunk)
-    assert found.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(ids[1:])], abs=1e-6)
-    assert found.perplexity == pytest.approx(torch.tensor(found.logprobs).mean().neg().exp().item())
+    result = score(network, ids, chunk)
+    assert result.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(ids[1:])], abs=1e-6)
+    assert result.perplexity == pytest.approx(torch.tensor(result.logprobs).mean().neg().exp().item())
     with pytest.raises(ClearheadError, match="fewer than two tokens"):
         score(network, [1])
 
@@ -212,8 +218,8 @@ def test_with_dynamic_scaling_a_text_is_scored_as_a_whole(tmp_path):
     ids = torch.randint(31, (40,)).tolist()
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
-    found = score(load_network(theirs, tmp_path), ids, chunk=10)
-    assert found.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(ids[1:])], abs=1e-5)
+    result = score(load_network(theirs, tmp_path), ids, chunk=10)
+    assert result.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(ids[1:])], abs=1e-5)
 
 
 # --- stop strings and options

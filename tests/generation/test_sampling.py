@@ -59,12 +59,12 @@ def test_top_k_equals_transformers(top_k, generator):
 @pytest.mark.parametrize("top_p", [1e-30, 1e-9, 0.01, 0.1, 0.25, 1 / 3, 0.5, 0.75, 0.9, 0.999, 1 - 1e-7])
 def test_top_p_equals_transformers(top_p, generator):
     logits = many_logits(generator)
-    kept, theirs = filtered(logits, top_p=top_p), TopPLogitsWarper(top_p)(None, logits)
+    ours, theirs = filtered(logits, top_p=top_p), TopPLogitsWarper(top_p)(None, logits)
     distinct = [0, 3, 4, 5]
-    assert torch.equal(kept[distinct], theirs[distinct])
+    assert torch.equal(ours[distinct], theirs[distinct])
     # Which of several equal tokens stay is undefined by transformers' sort; how many of each value stay is defined.
-    assert torch.equal(kept.sort().values, theirs.sort().values)
-    assert (kept > -math.inf).any(dim=1).all()
+    assert torch.equal(ours.sort().values, theirs.sort().values)
+    assert (ours > -math.inf).any(dim=1).all()
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 10, 16, 1000])
@@ -248,10 +248,10 @@ def test_cuda_gives_the_tokens_of_the_cpu_in_any_batch_and_without_synchronisati
         arguments = logits[chosen].to(device), rows, steps[chosen].to(device), counts
         torch.cuda.set_sync_debug_mode("error")
         try:
-            found = next_tokens(*arguments)
+            result = next_tokens(*arguments)
         finally:
             torch.cuda.set_sync_debug_mode("default")
-        return found.cpu()
+        return result.cpu()
 
     expected = run(list(range(len(VARIED))), "cpu")
     for chosen in [list(range(len(VARIED))), *([row] for row in range(len(VARIED))), [7, 2, 0], [3, 3, 6, 5]]:
@@ -308,13 +308,13 @@ def test_ids_outside_the_vocabulary_raise():
 def test_logprobs_equal_those_of_the_unfiltered_distribution(generator):
     logits = torch.randn(3, 5, V, generator=generator) * 4
     tokens = torch.randint(V, (3, 5), generator=generator)
-    found = token_logprobs(logits, tokens, num_top=4)
+    result = token_logprobs(logits, tokens, num_top=4)
     losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none")
-    torch.testing.assert_close(found.chosen.flatten(), -losses)
+    torch.testing.assert_close(result.chosen.flatten(), -losses)
     exact = torch.distributions.Categorical(logits=logits.double())
-    torch.testing.assert_close(found.top, exact.log_prob(found.top_ids.movedim(-1, 0)).movedim(0, -1).float())
-    assert torch.equal(found.top_ids[..., 0], logits.argmax(-1))
-    assert torch.equal(found.top, found.top.sort(-1, descending=True).values)
+    torch.testing.assert_close(result.top, exact.log_prob(result.top_ids.movedim(-1, 0)).movedim(0, -1).float())
+    assert torch.equal(result.top_ids[..., 0], logits.argmax(-1))
+    assert torch.equal(result.top, result.top.sort(-1, descending=True).values)
 
 
 def test_logprobs_with_no_alternatives_and_with_more_than_the_vocabulary(generator):

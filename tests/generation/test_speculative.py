@@ -241,16 +241,16 @@ def test_sampled_texts_have_the_exact_distribution(drafting, filters):
     prompt = [0, 1, 2, 1, 0, 2, 2, 0, 1]
     probabilities = exact_probabilities(network, prompt, LogitsProcessorList(warpers))
     assert sum(probabilities.values()) == pytest.approx(1, abs=1e-5)
-    stats, found = SpeculationStats(), Counter()
+    stats, frequencies = SpeculationStats(), Counter()
     for seed in range(NUM_DRAWS):
         drafter = PromptLookup(3, 1) if drafting == "lookup" else DraftModel(other, 3)
         tokens = speculate(network, drafter, prompt, stats, max_new_tokens=LIMIT, stop_ids=[STOP], seed=seed, **options)
-        found[tuple(tokens)] += 1
+        frequencies[tuple(tokens)] += 1
     assert 0.2 < stats.num_accepted / stats.num_drafted < 0.9
-    assert all(probabilities[text] > 0 for text in found)
+    assert all(probabilities[text] > 0 for text in frequencies)
     likely = [text for text in probabilities if probabilities[text] * NUM_DRAWS >= 5]
     rare = [text for text in probabilities if 0 < probabilities[text] * NUM_DRAWS < 5]
-    counts = [found[text] for text in likely] + [sum(found[text] for text in rare)] * bool(rare)
+    counts = [frequencies[text] for text in likely] + [sum(frequencies[text] for text in rare)] * bool(rare)
     chances = [probabilities[text] for text in likely] + [sum(probabilities[text] for text in rare)] * bool(rare)
     statistic = chi_square(torch.tensor(counts), torch.tensor(chances))
     assert len(counts) > 15
@@ -351,10 +351,10 @@ def test_the_copy_of_a_lookup_may_overlap_itself():
 def test_the_draft_of_a_lookup_occurs_in_the_text(size, generator):
     for _ in range(50):
         text = torch.randint(4, (30,), generator=generator).tolist()
-        found = draft(text, PromptLookup(ngram=size), 3)
-        whole = text + found
+        tokens = draft(text, PromptLookup(ngram=size), 3)
+        extended = text + tokens
         starts = range(len(text) - 1)
-        assert any(text[-1:] + found == whole[n : n + 1 + len(found)] for n in starts) == bool(found)
+        assert any(text[-1:] + tokens == extended[n : n + 1 + len(tokens)] for n in starts) == bool(tokens)
 
 
 # --- invalid arguments

@@ -1,4 +1,4 @@
-"""Stop strings are found in a text in pieces as in the whole text, and no more than necessary is pending back."""
+"""Stop strings are found in a text in pieces as in the whole text, and no more than necessary is held back."""
 
 from itertools import pairwise
 

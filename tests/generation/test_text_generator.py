@@ -48,7 +48,7 @@ def test_beams_of_a_decoder_equal_transformers(tmp_path):
         theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=13, **sizes)).eval()
         randomize(theirs)
         theirs.to(torch.float64)
-        found = theirs.generate(
+        result = theirs.generate(
             torch.tensor([PROMPTS[0]]),
             num_beams=4,
             num_return_sequences=3,
@@ -62,11 +62,11 @@ def test_beams_of_a_decoder_equal_transformers(tmp_path):
         )
     model = Model(load_network(theirs, tmp_path), special_ids={"eos_token_id": [5, 1, 8]})
     ours = model.generate_many([PROMPTS[0]], n=3, beams=4, length_penalty=0.6, max_new_tokens=9)
-    lengths = (found.beam_indices >= 0).sum(dim=1).tolist()
+    lengths = (result.beam_indices >= 0).sum(dim=1).tolist()
     assert [each.tokens for each in ours] == [
-        row[len(PROMPTS[0]) :][:length].tolist() for row, length in zip(found.sequences, lengths, strict=True)
+        row[len(PROMPTS[0]) :][:length].tolist() for row, length in zip(result.sequences, lengths, strict=True)
     ]
-    assert [each.score for each in ours] == pytest.approx(found.sequences_scores.tolist(), rel=1e-12)
+    assert [each.score for each in ours] == pytest.approx(result.sequences_scores.tolist(), rel=1e-12)
     assert "stop" in {each.finish_reason for each in ours}
 
 
