@@ -26,7 +26,6 @@ from clearhead.architecture import (
     Layer,
     ModelConfig,
     NoPosition,
-    RmsNorm,
     Rope,
     SlidingWindow,
 )
@@ -116,8 +115,6 @@ def problems_of_attention(attention: GroupedAttention) -> Iterator[str]:
             yield f"attention with {name} is not supported"
     if not isinstance(attention.head_norm, HeadNorm | None):
         yield f"{type(attention.head_norm).__name__} is not supported"
-    elif attention.head_norm is not None and isinstance(attention.head_norm.norm, DeviationNorm):
-        yield "DeviationNorm is not supported"
 
 
 def problems_of_tiles(attention: GroupedAttention) -> Iterator[str]:
@@ -127,8 +124,6 @@ def problems_of_tiles(attention: GroupedAttention) -> Iterator[str]:
         yield f"head width {width} is not supported: it must be a power of two of at least {SMALLEST_TILE_WIDTH}"
     if attention.num_heads > TILE_ROWS * attention.num_kv_heads:
         yield f"more than {TILE_ROWS} query heads per key-value head are not supported"
-    if isinstance(attention.head_norm, HeadNorm) and not isinstance(attention.head_norm.norm, RmsNorm):
-        yield "a norm of queries and keys other than RmsNorm is not supported"
 
 
 def head_sizes(attention: GroupedAttention) -> tuple[int, int, int]:

@@ -12,6 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from clearhead.architecture import Head
 from clearhead.backends.cpu_kernels import multiply, unpack
 from clearhead.backends.packed import Bits, PackedWeight, pack
 from clearhead.errors import ClearheadError
@@ -109,6 +110,10 @@ class PackedMixture(MixtureLayer):
 
 class AcceleratedHead(nn.Module):
     """A logit head that multiplies in the CPU kernels, with a weight of its own or the tied token table."""
+
+    config: Head
+    transform: nn.Module
+    bias: nn.Parameter | None
 
     def __init__(self, head: "LogitHead | AcceleratedHead", weight: nn.Parameter | PackedMatrix | None):
         super().__init__()

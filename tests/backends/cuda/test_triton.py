@@ -1,4 +1,4 @@
-"""Each Triton kernel against the PyTorch it stands for: on a GPU where there is one, by the interpreter else."""
+"""Each Triton kernel against the same formula in PyTorch: on a GPU if there is one, otherwise in the interpreter."""
 
 import pytest
 import torch
@@ -26,66 +26,66 @@ def _seed():
     torch.manual_seed(0)
 
 
-def draw(*shape):
+def randn(*shape):
     return torch.randn(*shape, device=DEVICE)
 
 
 def multiply(
     x, weight, *, kind="rms", norm=None, shift=None, bias=None, residual=None, gated=False, activation="", unit=False
 ):
-    """As launch.multiply, in small tiles."""
-    num_rows = weight.shape[0] // 2 if gated else weight.shape[0]
-    y = torch.empty(num_rows, device=DEVICE)
-    ends = *(x if part is None else part for part in (norm, shift, bias, residual)), num_rows, 1e-5
-    about = {
+    """Call a kernel as launch.fused_linear does, but with small tiles."""
+    num_outputs = weight.shape[0] // 2 if gated else weight.shape[0]
+    y = torch.empty(num_outputs, device=DEVICE)
+    arguments = *(x if part is None else part for part in (norm, shift, bias, residual)), num_outputs, 1e-5
+    options = {
         "K": weight.shape[1], "NORM": "" if norm is None else kind, "UNIT_OFFSET": unit, "NORM_BIAS": shift is not None,
         "GATED": gated, "ACTIVATION": activation, "BIAS": bias is not None, "RESIDUAL": residual is not None,
         "BLOCK_N": 4, "PDL": False,
     }  # fmt: skip
-    grid = (-(-num_rows // 4),)
+    grid = (-(-num_outputs // 4),)
     if isinstance(weight, PackedWeight):
         offsets = weight.scales if weight.offsets is None else weight.offsets
         products.multiply_packed_row[2,](
-            y, x, weight.quants.view(torch.int32), weight.scales, offsets, *ends, GROUPS=weight.scales.shape[1],
-            BITS=8 if weight.quants.dtype == torch.int8 else 4, OFFSETS=weight.offsets is not None, **about,
+            y, x, weight.quants.view(torch.int32), weight.scales, offsets, *arguments, GROUPS=weight.scales.shape[1],
+            BITS=8 if weight.quants.dtype == torch.int8 else 4, OFFSETS=weight.offsets is not None, **options,
             BLOCK_G=16, DP4A=ON_GPU,
         )  # fmt: skip
     else:
-        products.multiply_row[grid](y, x, weight, *ends, **about, BLOCK_K=32)
+        products.multiply_row[grid](y, x, weight, *arguments, **options, BLOCK_K=32)
     return y
 
 
 @pytest.mark.parametrize("columns", [32, 96, 70])
-def test_a_product_with_norm_bias_and_residual(columns):
-    x, weight, norm, bias, residual = draw(columns), draw(10, columns), draw(columns), draw(10), draw(10)
+def test_product_with_rms_norm_bias_and_residual(columns):
+    x, weight, norm, bias, residual = randn(columns), randn(10, columns), randn(columns), randn(10), randn(10)
     expected = residual + bias + weight @ (root_mean_square(x, 1e-5) * norm)
     torch.testing.assert_close(multiply(x, weight, norm=norm, bias=bias, residual=residual), expected)
 
 
-def test_a_norm_stored_as_its_distance_from_one():
-    x, weight, norm = draw(64), draw(8, 64), draw(64)
+def test_product_with_a_norm_weight_stored_as_its_distance_from_one():
+    x, weight, norm = randn(64), randn(8, 64), randn(64)
     expected = weight @ (root_mean_square(x, 1e-5) * (1 + norm))
     torch.testing.assert_close(multiply(x, weight, norm=norm, unit=True), expected)
 
 
 @pytest.mark.parametrize("columns", [32, 70, 1100])
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_product_with_layer_norm(columns, biased):
-    x, weight, norm, residual = draw(columns), draw(10, columns), draw(columns), draw(10)
-    shift = draw(columns) if biased else None
+def test_product_with_layer_norm(columns, biased):
+    x, weight, norm, residual = randn(columns), randn(10, columns), randn(columns), randn(10)
+    shift = randn(columns) if biased else None
     expected = residual + weight @ functional.layer_norm(x, (columns,), norm, shift)
     found = multiply(x, weight, kind="layer", norm=norm, shift=shift, residual=residual)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [None, "int8", "int4"])
-def test_layer_norm_of_a_small_deviation_from_a_large_mean(kind):
-    """Around 3000, Σx² in float32 cannot tell a deviation of 1 from 0, nor can x in eight bits."""
-    x, norm, shift = 3000 + draw(96), draw(96), draw(96)
-    weight = draw(10, 96) if kind is None else packed_weight(kind, 10, 96)
+def test_layer_norm_is_exact_for_a_small_deviation_from_a_large_mean(kind):
+    """Near 3000, Σx² in float32 cannot distinguish a deviation of 1 from 0, nor can x in eight bits."""
+    x, norm, shift = 3000 + randn(96), randn(96), randn(96)
+    weight = randn(10, 96) if kind is None else packed_weight(kind, 10, 96)
     exact = functional.layer_norm(x.double(), (96,), norm.double(), shift.double())
     expected = (weight if kind is None else weight.unpack()).double() @ (
-        exact if kind is None else in_eight_bits(exact)
+        exact if kind is None else round_to_int8(exact)
     )
     found = multiply(x, weight, kind="layer", norm=norm, shift=shift)
     assert (found - expected).norm() < (1e-3 if kind is None else 1e-2) * expected.norm()
@@ -100,8 +100,8 @@ def test_layer_norm_of_a_small_deviation_from_a_large_mean(kind):
         ("gelu_tanh", lambda x: functional.gelu(x, approximate="tanh")),
     ],
 )
-def test_a_gate(name, function):
-    x, weight, bias = draw(64), draw(12, 64), draw(12)
+def test_gated_product_with_every_activation(name, function):
+    x, weight, bias = randn(64), randn(12, 64), randn(12)
     gate, up = (weight @ x + bias).chunk(2)
     torch.testing.assert_close(
         multiply(x, weight, bias=bias, gated=True, activation=name), function(gate) * up, atol=1e-4, rtol=1e-4
@@ -110,14 +110,14 @@ def test_a_gate(name, function):
 
 def packed_weight(kind, rows, columns):
     if kind != "Q4_0":
-        return pack(draw(rows, columns), kind)
+        return pack(randn(rows, columns), kind)
     blocks = torch.randint(0, 256, (rows * columns // 32, 18), dtype=torch.uint8, device=DEVICE)
-    blocks[:, :2] = draw(len(blocks), 1).half().view(torch.uint8)
+    blocks[:, :2] = randn(len(blocks), 1).half().view(torch.uint8)
     return pack_gguf_blocks(blocks, rows, kind)
 
 
-def in_eight_bits(x):
-    """As the kernel rounds what it multiplies by: groups of 32, each from -127 to 127."""
+def round_to_int8(x):
+    """Round x as the kernel does: groups of 32, each to integers from -127 to 127."""
     groups = functional.pad(x, (0, -len(x) % 32)).view(-1, 32)
     scales = groups.abs().amax(dim=1, keepdim=True) / 127
     return ((groups / scales + 0.5).floor() * scales).flatten()[: len(x)]
@@ -125,44 +125,44 @@ def in_eight_bits(x):
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0"])
 @pytest.mark.parametrize("columns", [64, 128, 160, 320])
-def test_weights_in_few_bits(kind, columns):
-    x, norm, residual, weight = draw(columns), draw(columns), draw(10), packed_weight(kind, 10, columns)
+def test_packed_product_with_rms_norm_and_residual(kind, columns):
+    x, norm, residual, weight = randn(columns), randn(columns), randn(10), packed_weight(kind, 10, columns)
     mean_square = x.square().mean() + 1e-5
-    expected = residual + weight.unpack() @ in_eight_bits(x * norm) / mean_square.sqrt()
+    expected = residual + weight.unpack() @ round_to_int8(x * norm) / mean_square.sqrt()
     torch.testing.assert_close(multiply(x, weight, norm=norm, residual=residual), expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4", "Q4_0"])
 @pytest.mark.parametrize("biased", [True, False])
 @pytest.mark.parametrize("columns", [64, 96, 320])
-def test_layer_norm_and_weights_in_few_bits(columns, biased, kind):
-    x, norm, residual, weight = draw(columns), draw(columns), draw(10), packed_weight(kind, 10, columns)
-    shift = draw(columns) if biased else None
+def test_packed_product_with_layer_norm(columns, biased, kind):
+    x, norm, residual, weight = randn(columns), randn(columns), randn(10), packed_weight(kind, 10, columns)
+    shift = randn(columns) if biased else None
     normed = functional.layer_norm(x, (columns,), norm, shift)
     found = multiply(x, weight, kind="layer", norm=norm, shift=shift, residual=residual)
-    torch.testing.assert_close(found, residual + weight.unpack() @ in_eight_bits(normed), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found, residual + weight.unpack() @ round_to_int8(normed), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-def test_a_gate_in_few_bits(kind):
-    x, weight, bias = draw(70), packed_weight(kind, 12, 70), draw(12)  # 70: rows are filled up to 128
-    gate, up = (weight.unpack() @ in_eight_bits(x) + bias).chunk(2)
+def test_packed_gated_product(kind):
+    x, weight, bias = randn(70), packed_weight(kind, 12, 70), randn(12)  # rows of 70 are padded to 128
+    gate, up = (weight.unpack() @ round_to_int8(x) + bias).chunk(2)
     found = multiply(x, weight, bias=bias, gated=True, activation="silu")
     torch.testing.assert_close(found, functional.silu(gate) * up, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("num_spans", "window", "normed"), [(1, 99, False), (3, 99, False), (1, 40, True), (3, 7, True)]
+    ("num_spans", "window", "has_norms"), [(1, 99, False), (3, 99, False), (1, 40, True), (3, 7, True)]
 )
 @pytest.mark.parametrize("pairing", ["half", "interleaved", None])
-def test_attention_of_one_new_token(pairing, num_spans, window, normed):
+def test_attention_of_one_new_token_against_the_reference(pairing, num_spans, window, has_norms):
     batch, heads, kv_heads, width, capacity = 2, 6, 2, 16, 80
-    projected = draw(batch, (heads + 2 * kv_heads) * width)
-    keys, values = draw(batch, kv_heads, capacity, width), draw(batch, kv_heads, capacity, width)
+    projected = randn(batch, (heads + 2 * kv_heads) * width)
+    keys, values = randn(batch, kv_heads, capacity, width), randn(batch, kv_heads, capacity, width)
     positions = torch.tensor([70, 5], device=DEVICE)
     q, k, v = (part.unflatten(1, (-1, width)) for part in projected.split([heads * width] + [kv_heads * width] * 2, 1))
-    norms = [draw(width), draw(width)]
-    if normed:
+    norms = [randn(width), randn(width)]
+    if has_norms:
         gains = [norm + (window == 7) for norm in norms]
         q, k = (functional.rms_norm(part, (width,), gain, 1e-5) for part, gain in zip((q, k), gains, strict=True))
     rotation = None
@@ -170,35 +170,37 @@ def test_attention_of_one_new_token(pairing, num_spans, window, normed):
         rotation = make_rotation(
             Rope(pairing=pairing), torch.arange(capacity, device=DEVICE)[None], width, torch.float32
         )
-    expected, kept = [], keys.clone()
+    expected, expected_keys = [], keys.clone()
     for row, position in enumerate(positions.tolist()):
-        turned_q, turned_k = q[row], k[row]
+        rotated_q, rotated_k = q[row], k[row]
         if rotation is not None:
-            here = make_rotation(Rope(pairing=pairing), positions[row : row + 1, None], width, torch.float32)
-            turned_q, turned_k = (
-                here.rotate(q[row, None, :, None])[0, :, 0],
-                here.rotate(k[row, None, :, None])[0, :, 0],
+            at_position = make_rotation(Rope(pairing=pairing), positions[row : row + 1, None], width, torch.float32)
+            rotated_q, rotated_k = (
+                at_position.rotate(q[row, None, :, None])[0, :, 0],
+                at_position.rotate(k[row, None, :, None])[0, :, 0],
             )
-        kept[row, :, position] = turned_k
+        expected_keys[row, :, position] = rotated_k
         past = torch.cat((values[row, :, :position], v[row][:, None]), dim=1)[None]
-        seen = slice(max(0, position + 1 - window), position + 1)
-        how = Scoring(mask=Mask(), scale=0.3)
+        attended = slice(max(0, position + 1 - window), position + 1)
+        scoring = Scoring(mask=Mask(), scale=0.3)
         expected.append(
-            reference_attention(turned_q[None, :, None], kept[row, None, :, seen], past[:, :, seen], how).flatten()
+            reference_attention(
+                rotated_q[None, :, None], expected_keys[row, None, :, attended], past[:, :, attended], scoring
+            ).flatten()
         )
     y = torch.empty(batch, heads * width, device=DEVICE)
     states = torch.empty(batch * kv_heads * num_spans * 16 * (width + 2), device=DEVICE)
-    arrivals = torch.zeros(batch * kv_heads, dtype=torch.int32, device=DEVICE)
+    num_finished = torch.zeros(batch * kv_heads, dtype=torch.int32, device=DEVICE)
     empty = torch.zeros(1, device=DEVICE)
     cosine, sine = (rotation.cosine[0, 0], rotation.sine[0, 0]) if rotation else (empty, empty)
     kernels.attend_row[(batch * kv_heads, num_spans)](
-        y, states, arrivals, projected, keys, values, positions, cosine, sine, *norms,
+        y, states, num_finished, projected, keys, values, positions, cosine, sine, *norms,
         keys.stride(0), keys.stride(1), window, 0.3, 1e-5,
         N=heads, K=kv_heads, H=width, PAIRS=width // 2 if pairing else 0, INTERLEAVED=pairing == "interleaved",
-        NORMED=normed, UNIT_OFFSET=int(window == 7), GROUP=16, SPANS=num_spans, BLOCK=16, PDL=False,
+        NORMED=has_norms, UNIT_OFFSET=int(window == 7), GROUP=16, SPANS=num_spans, BLOCK=16, PDL=False,
     )  # fmt: skip
     tolerance = 2e-2 if ON_GPU else 1e-5  # a GPU multiplies float32 tiles in TF32
     torch.testing.assert_close(y, torch.stack(expected), atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(keys, kept, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(keys, expected_keys, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(values[0, :, 70], v[0])
-    assert not arrivals.any()
+    assert not num_finished.any()
