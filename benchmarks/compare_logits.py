@@ -21,7 +21,7 @@ from torch import Tensor
 import clearhead
 from clearhead.backends import accelerate, pack_network
 from clearhead.cache import KeyValueCache
-from clearhead.catalog import store
+from clearhead.catalog import find_installed
 from clearhead.model import Transformer, reference_attention
 from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, redraw
@@ -58,7 +58,7 @@ def stepped(network: Transformer, inputs: tuple[Tensor, ...]) -> Tensor:
         encoded = network.precompute_cross_attention(network.encode(inputs[0]))
         for token in inputs[1].split(1, 1):
             hidden = network.hidden_states(token, encoder_output=encoded, cache=cache)
-            logits.append(network.to_logits(hidden))
+            logits.append(network.compute_logits(hidden))
             cache.advance()
     else:
         for tokens in (inputs[0][:, :PROMPT_LENGTH], *inputs[0][:, PROMPT_LENGTH:].split(1, 1)):
@@ -105,7 +105,7 @@ def digests_of_smollm2() -> Iterator[tuple[str, str]]:
 
 def all_digests() -> dict[str, str]:
     digests = {key: value for name in clearhead.presets() for key, value in digests_of_preset(name)}
-    return digests | dict(digests_of_smollm2() if store.find("smollm2") else ())
+    return digests | dict(digests_of_smollm2() if find_installed("smollm2") else ())
 
 
 def main(action: str, path: Path) -> int:

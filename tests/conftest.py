@@ -9,8 +9,8 @@ if not any(Path("/dev").glob("nvidia[0-9]*")):
 import pytest
 import torch
 
-from clearhead.backends.cpu import library as cpu
-from clearhead.catalog import store
+from clearhead.backends.cpu_kernels import library as cpu
+from clearhead.catalog import DownloadError, get
 from clearhead.errors import ClearheadError
 
 
@@ -20,8 +20,8 @@ def pytest_configure() -> None:
 
 def installed(name: str) -> Path:
     try:
-        return store.get(name)
-    except store.DownloadError as error:
+        return get(name)
+    except DownloadError as error:
         pytest.skip(str(error))
 
 
@@ -58,6 +58,6 @@ def generator() -> torch.Generator:
 def kernels() -> None:
     """The processor's kernels, built where they are not yet."""
     try:
-        cpu.kernel_library(build=True)
+        cpu.load_kernel_library(build=True)
     except ClearheadError as error:
         pytest.skip(str(error))

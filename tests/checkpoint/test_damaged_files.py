@@ -1,7 +1,7 @@
-"""Two thousand damaged files of 9 MB: each is read or refused in a sentence, soon, in twice its size at most.
+"""Two thousand damaged files of 9 MB: each is read or rejected within seconds, using at most twice its size of memory.
 
-They are read in another process (`python -m tests.checkpoint.test_damaged_files KIND FOLDER`), which sets back the
-kernel's high-water mark of its resident memory before every file. Damage number n of a kind is always the same.
+They are read in another process (`python -m tests.checkpoint.test_damaged_files KIND FOLDER`), which resets the
+kernel's record of its peak memory before every file. Damage number n of a kind is always the same.
 """
 
 import gc
@@ -21,8 +21,9 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.checkpoint.gguf import StringArray, open_gguf
+from clearhead.checkpoint.gguf import open_gguf
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
+from clearhead.checkpoint.gguf_header import StringArray
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.errors import ClearheadError
 from tests.checkpoint.gguf_files import ARRAY, STRING, array, gguf, pair, string, tensor, u32, u64
@@ -32,11 +33,11 @@ NUM_FILES = {"gguf model": 700, "gguf blocks": 600, "safetensors": 700}
 MAX_RATIO, MAX_SECONDS = 2.0, 2.0
 SIZES = {"width": 512, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "feed_forward": 1024}
 EXTREMES = [0, 1, 5, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**60, 2**63 - 1, 2**63, 2**64 - 1]
-VALUE_BYTES = [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8]  # by type id; strings and arrays apart
-SETBACK = Path("/proc/self/clear_refs")
+VALUE_BYTES = [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8]  # by type id; 0 for strings and arrays
+RESET_PEAK = Path("/proc/self/clear_refs")
 
 
-# --- a good file of each kind: its path, and where its header ends
+# --- a valid file of each kind; each function returns its path and the size of its header
 
 
 def every_kind_of_value() -> list[bytes]:
@@ -61,7 +62,7 @@ def write_gguf(path: Path, pairs: list[bytes], tensors: list[tuple[str, list[int
 
 
 def write_gguf_model(folder: Path) -> tuple[Path, int]:
-    """Matrices in bfloat16, norms in float32."""
+    """Write a model with matrices in bfloat16 and norms in float32."""
     named = {
         "general.architecture": "llama",
         "tokenizer.ggml.model": "gpt2",
@@ -108,7 +109,7 @@ def gguf_name(own: str) -> str:
 
 
 def write_gguf_blocks(folder: Path) -> tuple[Path, int]:
-    """Every block type beside a large table."""
+    """Write tensors of all block types and a large table."""
     chance, tensors = random.Random(0), [("table", [1536, 1536], 0, bytes(4 * 1536**2))]
     for type_id, kind in BLOCK_TYPES.items():
         num_blocks = 2 * max(1, 16 // kind.values_per_block)
@@ -118,7 +119,7 @@ def write_gguf_blocks(folder: Path) -> tuple[Path, int]:
 
 
 def write_safetensors(folder: Path) -> tuple[Path, int]:
-    """Spaces after the header leave room for longer numbers in it."""
+    """Write a model; spaces after the header leave room for longer numbers in it."""
     save_folder(tiny_network(**SIZES).bfloat16(), folder)
     path, room = folder / "model.safetensors", 64
     content = path.read_bytes()
@@ -147,7 +148,7 @@ def read_blocks(path: Path) -> None:
 
 
 def put_number(chance: random.Random, header: bytearray) -> None:
-    """Where bytes look like a count, a length or an offset, put one that is extreme or slightly off."""
+    """Replace bytes that look like a count, a length or an offset by an extreme or a slightly different number."""
     place = chance.choice([i for i in range(len(header) - 8) if header[i] and not any(header[i + 2 : i + 4])])
     found = int.from_bytes(header[place : place + 8], "little")
     value = chance.choice([*EXTREMES, found - 1, found + 1, found + 64, found * 1000])
@@ -156,7 +157,7 @@ def put_number(chance: random.Random, header: bytearray) -> None:
 
 
 def put_digits(chance: random.Random, header: bytearray) -> None:
-    """The same where numbers are text; and the length before it."""
+    """Replace a number that is stored as text, or the length of the header before it."""
     found = chance.choice([*re.finditer(rb"\d+", header[8:]), None])
     if found is None:
         return put_number(chance, header)
@@ -171,7 +172,7 @@ def flip_bits(chance: random.Random, header: bytearray) -> None:
 
 
 def splice(chance: random.Random, header: bytearray) -> None:
-    """A piece of the header, or a number, in the place of another piece."""
+    """Replace a piece of the header by another piece, or by a number."""
     start, place = chance.randrange(len(header)), chance.randrange(len(header))
     piece = chance.choice([header[start : start + chance.randrange(64)], u64(chance.choice(EXTREMES))])
     header[place : place + chance.randrange(64)] = piece
@@ -184,7 +185,7 @@ class Kind:
     put: Callable[[random.Random, bytearray], None]
 
     def damage(self, chance: random.Random, good: bytes, header_bytes: int) -> tuple[int, bytes | None]:
-        """A place, and what stands there instead; None: the file ends there."""
+        """Return an offset and the bytes to write there; None: the file is truncated there."""
         match chance.randrange(8):
             case 0:
                 return chance.randrange(chance.choice([header_bytes, len(good)])), None
@@ -204,17 +205,18 @@ KINDS = {
 }
 
 
-# --- the process that reads, and the test that looks at it
+# --- the process that reads, and the test that starts it
 
 
 def in_bytes(line: str) -> int:
-    """Of this process, as the kernel counts."""
+    """Return a line of /proc/self/status in bytes."""
     found = re.search(rf"{line}:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return 1024 * int(found[1])
 
 
 def outcome(kind: Kind, path: Path) -> str:
+    """Return "read", or the error message without its numbers and quoted values."""
     try:
         kind.read(path)
     except ClearheadError as error:
@@ -223,47 +225,49 @@ def outcome(kind: Kind, path: Path) -> str:
 
 
 def main(kind: Kind, folder: Path, num_files: int) -> None:
-    """Tells of every file by how many times its size resident memory grew, the seconds, and what became of it."""
+    """Print for every file: growth of resident memory divided by the file's size, seconds, and the outcome."""
     path, header_bytes = kind.write(folder)
     good = path.read_bytes()
-    for _ in range(2):  # what libraries allocate at first use
+    for _ in range(2):  # libraries allocate memory of their own at first use
         assert outcome(kind, path) == "read"
     gc.collect()
     gc.freeze()
     floor, size = in_bytes("VmRSS"), in_bytes("VmSize")
-    resource.setrlimit(resource.RLIMIT_AS, (size + 4 * len(good), resource.RLIM_INFINITY))  # untouched memory, too
+    # Resident memory excludes allocations that are never touched, so these are limited, too.
+    resource.setrlimit(resource.RLIMIT_AS, (size + 4 * len(good), resource.RLIM_INFINITY))
     with path.open("r+b", buffering=0) as file:
         for number in range(num_files + 1):
-            place, changed = kind.damage(random.Random(number), good, header_bytes) if number else (0, b"")
-            file.truncate(place) if changed is None else os.pwrite(file.fileno(), changed, place)
-            SETBACK.write_text("5")
+            offset, changed = kind.damage(random.Random(number), good, header_bytes) if number else (0, b"")
+            file.truncate(offset) if changed is None else os.pwrite(file.fileno(), changed, offset)
+            RESET_PEAK.write_text("5")
             started = time.process_time()
-            became = outcome(kind, path)
+            result = outcome(kind, path)
             seconds = time.process_time() - started
-            print(json.dumps([(in_bytes("VmHWM") - floor) / len(good), seconds, became]))
-            gc.collect()  # a model has cycles, and may lie in the file, which now changes
-            os.pwrite(file.fileno(), good[place:] if changed is None else good[place : place + len(changed)], place)
+            print(json.dumps([(in_bytes("VmHWM") - floor) / len(good), seconds, result]))
+            gc.collect()  # a model has reference cycles and may map the file, which changes now
+            end = len(good) if changed is None else offset + len(changed)
+            os.pwrite(file.fileno(), good[offset:end], offset)  # a variable would keep this copy while the next is read
 
 
-@pytest.mark.skipif(not SETBACK.exists(), reason="reads Linux's /proc")
+@pytest.mark.skipif(not RESET_PEAK.exists(), reason="reads Linux's /proc")
 @pytest.mark.parametrize("name", KINDS)
-def test_damaged_files_are_read_or_refused_within_twice_their_size(tmp_path, name):
+def test_damaged_files_are_read_or_rejected_within_twice_their_size(tmp_path, name):
     command = [sys.executable, "-m", __name__, name, str(tmp_path)]
-    # Freed memory goes back at once, so that it cannot hide what the next file takes.
-    encoder_output = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-    environment = os.environ | encoder_output | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # Freed memory is returned at once, so that it cannot hide what the next file needs.
+    allocator = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
+    environment = os.environ | allocator | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     ratios, seconds, outcomes = zip(*rows, strict=True)
     assert len(rows) == NUM_FILES[name] + 1
-    assert outcomes[0] == "read", "the first is whole"
-    assert ratios[0] > 0.5, "reading a whole file must show in this measure"
+    assert outcomes[0] == "read", "the first file is undamaged"
+    assert ratios[0] > 0.5, "reading an undamaged file must be visible in this measurement"
     assert max(ratios) <= MAX_RATIO, f"damage {ratios.index(max(ratios))}"
     assert max(seconds) <= MAX_SECONDS, f"damage {seconds.index(max(seconds))}"
     assert NUM_FILES[name] / 50 < outcomes.count("read") < NUM_FILES[name] / 2
-    assert len(set(outcomes)) > 25, "the damage is found in few places"
+    assert len(set(outcomes)) > 25, "the damage is detected in too few places"
 
 
 if __name__ == "__main__":

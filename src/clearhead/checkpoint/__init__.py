@@ -1,44 +1,47 @@
-"""Models on disk: every reader and writer of weights, each strict about its file.
+"""Load and save models. Each format has its own strict reader.
 
-loaded = clearhead.checkpoint.load.open_model("smollm2")
+loaded = open_model("smollm2", LoadOptions(weights="stored")); save_folder(loaded.network, folder)
+
+formats            which reader reads a path: open_model, read_config
+locations          from a path, name or hub id to a path
+interface          LoadOptions and ModelParts, the arguments and results of all loaders
+assembly           stored tensors to a network, by a table of names
+placement          one stored tensor to its place in a network: checked, converted, packed
+tensors            tensors by name, read when needed; safetensors files
+huggingface        Hugging Face folders
+native             Clearhead's own folders
+recurrent          recurrent networks in Clearhead's own folders
+gguf_model         models in GGUF files
+gguf               GGUF files: header and tensors
+gguf_header        the parser of their header
+gguf_blocks        their quantised block formats
+ctranslate2_model  Marian models in CTranslate2 folders
+ctranslate2        CTranslate2 files
+llama2c            llama2.c files
+folder_tokenizer   the tokenizer in a model folder
 """
 
-from clearhead.checkpoint.fill import (
-    LoadedModel,
-    Progress,
-)
-from clearhead.checkpoint.huggingface import (
-    CONFIG,
-    save_folder,
-)
-from clearhead.checkpoint.load import (
-    HUB_FILE_PATTERNS,
-    check_target,
-    folder_tokenizer,
-    locate,
-    open_model,
-    read_config,
-)
-from clearhead.checkpoint.native import (
-    save_native,
-)
-from clearhead.checkpoint.recurrent import (
-    is_recurrent,
-    load_recurrent,
-)
+from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
+from clearhead.checkpoint.formats import check_save_folder, open_model, read_config
+from clearhead.checkpoint.huggingface import CONFIG_FILE, save_folder
+from clearhead.checkpoint.interface import LoadOptions, ModelParts, Progress, Weights
+from clearhead.checkpoint.locations import resolve_path
+from clearhead.checkpoint.native import save_native
+from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent
 
 __all__ = [
-    "CONFIG",
-    "HUB_FILE_PATTERNS",
-    "LoadedModel",
+    "CONFIG_FILE",
+    "LoadOptions",
+    "ModelParts",
     "Progress",
-    "check_target",
-    "folder_tokenizer",
+    "Weights",
+    "check_save_folder",
     "is_recurrent",
+    "load_folder_tokenizer",
     "load_recurrent",
-    "locate",
     "open_model",
     "read_config",
+    "resolve_path",
     "save_folder",
     "save_native",
 ]

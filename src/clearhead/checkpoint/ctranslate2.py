@@ -1,13 +1,13 @@
-"""Reads CTranslate2's `model.bin`, version 6: a list of named variables, then names that share one of them.
+"""Read CTranslate2's `model.bin`, version 6: named variables, then aliases of some of them.
 
     open_ctranslate2("opus-mt-zh-en").tensors["encoder/layer_0/ffn/linear_0/weight"]   # (F, D)
 
     file     = version | spec | revision | count | variable ... | count | (alias | name) ...
     variable = name | rank | dims | type | num_bytes | data
 
-Numbers are little-endian; a string is a 16-bit length and that many bytes, the last of them zero. The layout
-is in github.com/OpenNMT/CTranslate2, `model_spec.py` (_serialize). An integer weight has a sister `_scale`,
-one number for each row or for all, and stands for weight / scale.
+Numbers are little-endian. A string is a 16-bit length and that many bytes, of which the last is zero. The layout is in
+github.com/OpenNMT/CTranslate2, `model_spec.py` (_serialize). An integer weight `x` has a variable `x_scale` with one
+number for each row, or a single one, and represents weight / scale.
 """
 
 import struct
@@ -24,22 +24,24 @@ from torch import Tensor
 
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
-from clearhead.files import read_object
+from clearhead.files import read_json_object
 
 VERSION = 6
-MAX_RANK = 8  # models use up to 3; numpy holds up to 32
+MAX_RANK = 8  # models use up to 3; NumPy supports up to 32
 TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)  # by type number
 QUANTIZED_TYPES = (torch.int8, torch.int16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CTranslate2Checkpoint:
+    """The content of a CTranslate2 folder, except its vocabulary."""
+
     spec: str  # the architecture, for instance "TransformerSpec"
     revision: int  # of the spec
-    config: dict[str, object]  # config.json beside the file; empty where there is none
+    config: dict[str, object]  # config.json beside the file; empty if there is none
     settings: dict[str, int | float]  # the variables of rank 0, for instance "decoder/num_heads"
-    tensors: Mapping[str, Tensor]  # all others, aliases among them; scaled weights as float32, without scales
-    aliases: dict[str, str]  # alias -> the variable it shares
+    tensors: Mapping[str, Tensor]  # all others, including aliases; scaled weights as float32, without their scales
+    aliases: dict[str, str]  # alias -> the variable that it stands for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +57,19 @@ class _Variable:
 
 
 def open_ctranslate2(path: str | PathLike[str]) -> CTranslate2Checkpoint:
-    """Check a `model.bin`, or the one in a folder, from end to end; its tensors are read later, one at a time."""
+    """Check a `model.bin`, or the one in a folder, from beginning to end; its tensors are read later, one at a time."""
     path = Path(path)
     path = path / "model.bin" if path.is_dir() else path
     try:
         with path.open("rb") as file:
-            cursor = _Cursor(path, file)
-            spec, revision = _parse_opening(cursor)
-            variables = _parse_variables(cursor)
-            aliases = _parse_aliases(cursor, variables)
-        config = read_object(path.with_name("config.json"))
+            reader = _Reader(path, file)
+            spec, revision = _parse_spec(reader)
+            variables = _parse_variables(reader)
+            aliases = _parse_aliases(reader, variables)
+        config = read_json_object(path.with_name("config.json"))
     except OSError as error:
         raise ClearheadError(f"cannot read {error.filename!r}: {error.strerror}") from error
-    scaled = _attach_scales(cursor, variables)
+    scaled = _attach_scales(reader, variables)
     aliases = {alias: name for alias, name in aliases.items() if name in scaled}
     named = scaled | {alias: scaled[name] for alias, name in aliases.items()}
     return CTranslate2Checkpoint(
@@ -77,14 +79,14 @@ def open_ctranslate2(path: str | PathLike[str]) -> CTranslate2Checkpoint:
         settings={name: _read(path, variable).item() for name, variable in named.items() if not variable.shape},
         tensors=LazyTensors(
             (name for name, variable in named.items() if variable.shape),
-            lambda name: _scaled(path, name, named[name]),
+            lambda name: _read_scaled(path, name, named[name]),
         ),
         aliases=aliases,
     )
 
 
-class _Cursor:
-    """A place in the file; every step is checked against the file's length before it is taken."""
+class _Reader:
+    """Reads a file from front to back; compares every length with the bytes left before it is used."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
@@ -92,103 +94,104 @@ class _Cursor:
         self.left_bytes = path.stat().st_size
 
     def error(self, problem: str) -> ClearheadError:
-        return ClearheadError(f"{str(self.path)!r} is no sound CTranslate2 model: {problem}")
+        return ClearheadError(f"{str(self.path)!r} is not a valid CTranslate2 model: {problem}")
 
     def numbers(self, layout: str) -> tuple[int, ...]:
+        """Read numbers in a layout of the struct module."""
         packed = struct.Struct(f"<{layout}")
-        self._step(packed.size)
+        self._consume(packed.size)
         return packed.unpack(self.file.read(packed.size))
 
     def string(self) -> str:
         (num_bytes,) = self.numbers("H")
-        self._step(num_bytes)
+        self._consume(num_bytes)
         text = self.file.read(num_bytes)
         if not text.endswith(b"\0") or not text.isascii():
-            raise self.error(f"{text[:40]!r} is no name")
+            raise self.error(f"{text[:40]!r} is not a name, which is ASCII and ends with a zero byte")
         return text[:-1].decode("ascii")
 
     def skip(self, num_bytes: int) -> int:
-        """Step over `num_bytes`; returns the offset at which they begin."""
-        self._step(num_bytes)
+        """Skip `num_bytes`; return the offset of the first."""
+        self._consume(num_bytes)
         return self.file.seek(num_bytes, 1) - num_bytes
 
-    def _step(self, num_bytes: int) -> None:
+    def _consume(self, num_bytes: int) -> None:
         if num_bytes > self.left_bytes:
-            raise self.error(f"{num_bytes} bytes are due where {self.left_bytes} are left")
+            raise self.error(f"{num_bytes} bytes expected, {self.left_bytes} left in the file")
         self.left_bytes -= num_bytes
 
 
-def _parse_opening(cursor: _Cursor) -> tuple[str, int]:
-    (version,) = cursor.numbers("I")
+def _parse_spec(reader: _Reader) -> tuple[str, int]:
+    (version,) = reader.numbers("I")
     if version != VERSION:
-        raise cursor.error(f"its version is {version}; version {VERSION} can be read, convert the model anew")
-    spec = cursor.string()
-    (revision,) = cursor.numbers("I")
+        raise reader.error(f"it has version {version}; only version {VERSION} can be read, so convert the model again")
+    spec = reader.string()
+    (revision,) = reader.numbers("I")
     return spec, revision
 
 
-def _parse_variables(cursor: _Cursor) -> dict[str, _Variable]:
+def _parse_variables(reader: _Reader) -> dict[str, _Variable]:
     variables: dict[str, _Variable] = {}
-    (num_variables,) = cursor.numbers("I")
+    (num_variables,) = reader.numbers("I")
     for _ in range(num_variables):
-        name = cursor.string()
-        (rank,) = cursor.numbers("B")
+        name = reader.string()
+        (rank,) = reader.numbers("B")
         if rank > MAX_RANK:
-            raise cursor.error(f"{name!r} has {rank} dimensions; at most {MAX_RANK} are allowed")
-        shape = cursor.numbers(f"{rank}I")
-        type_number, num_bytes = cursor.numbers("BI")
+            raise reader.error(f"{name!r} has {rank} dimensions; at most {MAX_RANK} are allowed")
+        shape = reader.numbers(f"{rank}I")
+        type_number, num_bytes = reader.numbers("BI")
         if type_number >= len(TYPES):
-            raise cursor.error(f"{name!r} is of type {type_number}; types 0 to {len(TYPES) - 1} are known")
-        variable = _Variable(shape=shape, dtype=TYPES[type_number], offset_bytes=cursor.skip(num_bytes))
+            raise reader.error(f"{name!r} has type {type_number}; only types 0 to {len(TYPES) - 1} are supported")
+        variable = _Variable(shape=shape, dtype=TYPES[type_number], offset_bytes=reader.skip(num_bytes))
         if 0 in shape or variable.num_bytes != num_bytes:
-            raise cursor.error(f"{name!r} of shape {shape} cannot have {num_bytes} bytes")
+            raise reader.error(f"{name!r} of shape {shape} cannot have {num_bytes} bytes")
         if name in variables:
-            raise cursor.error(f"{name!r} occurs twice")
+            raise reader.error(f"{name!r} occurs twice")
         variables[name] = variable
     return variables
 
 
-def _parse_aliases(cursor: _Cursor, variables: dict[str, _Variable]) -> dict[str, str]:
+def _parse_aliases(reader: _Reader, variables: dict[str, _Variable]) -> dict[str, str]:
     aliases: dict[str, str] = {}
-    (num_aliases,) = cursor.numbers("I")
+    (num_aliases,) = reader.numbers("I")
     for _ in range(num_aliases):
-        alias, name = cursor.string(), cursor.string()
+        alias, name = reader.string(), reader.string()
         if name not in variables:
-            raise cursor.error(f"{alias!r} stands for {name!r}, which is missing")
+            raise reader.error(f"{alias!r} stands for {name!r}, which is missing")
         if alias in variables or alias in aliases:
-            raise cursor.error(f"{alias!r} occurs twice")
+            raise reader.error(f"{alias!r} occurs twice")
         aliases[alias] = name
-    if cursor.left_bytes:
-        raise cursor.error(f"{cursor.left_bytes} bytes follow its end")
+    if reader.left_bytes:
+        raise reader.error(f"{reader.left_bytes} bytes follow its end")
     return aliases
 
 
-def _attach_scales(cursor: _Cursor, variables: dict[str, _Variable]) -> dict[str, _Variable]:
-    """The same variables, those with a scale holding it and the scale's own entry gone."""
+def _attach_scales(reader: _Reader, variables: dict[str, _Variable]) -> dict[str, _Variable]:
+    """Return the variables with each scale attached to the variable that it belongs to, and removed as an entry."""
     scaled = dict(variables)
     for name, variable in variables.items():
         scale = variables.get(f"{name}_scale")
         if scale is None or not variable.shape or variable.dtype not in QUANTIZED_TYPES:
             continue
         if scale.shape not in ((), (1,), variable.shape[:1]) or not scale.dtype.is_floating_point:
-            raise cursor.error(f"{name!r} of shape {variable.shape} cannot have a scale of shape {scale.shape}")
+            raise reader.error(f"{name!r} of shape {variable.shape} cannot have a scale of shape {scale.shape}")
         scaled[name] = replace(variable, scale=scale)
         del scaled[f"{name}_scale"]
     return scaled
 
 
-def _scaled(path: Path, name: str, variable: _Variable) -> Tensor:
+def _read_scaled(path: Path, name: str, variable: _Variable) -> Tensor:
     tensor = _read(path, variable)
     if variable.scale is None:
         return tensor
     scale = _read(path, variable.scale).float()
     if not (scale.isfinite() & (scale > 0)).all():
-        raise ClearheadError(f"{str(path)!r}: the scale of {name!r} is not positive and finite throughout")
+        raise ClearheadError(f"{str(path)!r}: the scale of {name!r} holds numbers that are not positive and finite")
     return tensor.float() / scale.reshape(-1, *(1,) * (tensor.dim() - 1))
 
 
 def _read(path: Path, variable: _Variable) -> Tensor:
     stored = np.fromfile(path, dtype=np.uint8, count=variable.num_bytes, offset=variable.offset_bytes)
     if len(stored) != variable.num_bytes:
-        raise ClearheadError(f"{str(path)!r} was cut short while it was being read")
+        raise ClearheadError(f"{str(path)!r} became shorter while it was being read")
     return torch.from_numpy(stored).view(variable.dtype).reshape(variable.shape)

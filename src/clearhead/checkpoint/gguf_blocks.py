@@ -1,15 +1,15 @@
-"""The block formats of GGUF tensors: bytes -> quants, scales and offsets -> float32.
+"""Dequantise the block formats of GGUF tensors: bytes to quants, scales and offsets, and these to float32.
 
     values = dequantize(blocks, BLOCK_TYPES[3])   # Q4_1: (num_blocks, 20) uint8 -> (num_blocks, 32) float32
 
-A quantised row is cut into blocks, a block into G groups, and every value of a group shares one scale
-and one offset:
+A row of a quantised matrix consists of blocks, and a block of G groups. All values of a group share one scale and one
+offset:
 
-    value = scale * quant + offset        (no offset: 0)
+    value = scale * quant + offset        (the offset is 0 if the format has none)
 
-The formats differ only in how they pack those three, and each function draws its own: byte numbers above,
-and in each part what its byte j holds, low bits first. `scale` and `minimum` are float16, q are the quants;
-a Q*_K block has an integer scale s (and minimum m) for each group under the float16 of the block.
+The formats differ only in how they store these three. The docstring of each function draws its layout: byte numbers
+above, and in each field the content of its byte j, low bits first. `scale` and `minimum` are float16, and q are the
+quants. A Q*_K block has an integer scale s (and minimum m) for each group, which multiplies the float16 of the block.
 Source of the layouts: the block_q* structs in ggml-common.h of https://github.com/ggml-org/ggml.
 """
 
@@ -23,13 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 VALUES_PER_CHUNK = 2**18
-"""What `dequantize` does at a time: its temporaries stay in the processor's cache."""
+"""Values that `dequantize` processes at a time, so that its temporary arrays stay in the processor's cache."""
 
 Bytes = NDArray[np.uint8]
 
 
-class Parts(NamedTuple):
-    """Blocks taken apart; the values are `quants * scales + offsets`."""
+class BlockParts(NamedTuple):
+    """The parts of blocks; their values are `quants * scales + offsets`."""
 
     quants: NDArray[np.int8]  # (num_blocks, G, values per group)
     scales: NDArray[np.float32]  # (num_blocks, G, 1)
@@ -38,31 +38,31 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockType:
-    """One way to store values: plain numbers (`layout` is their dtype), or blocks (`layout` takes them apart)."""
+    """A storage format: plain numbers (`layout` is their dtype) or blocks (`layout` splits them into parts)."""
 
     name: str
     values_per_block: int
     bytes_per_block: int
-    layout: torch.dtype | Callable[[Bytes], Parts]
+    layout: torch.dtype | Callable[[Bytes], BlockParts]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of what `dequantize` gives."""
+        """The dtype that `dequantize` returns."""
         return self.layout if isinstance(self.layout, torch.dtype) else torch.float32
 
 
 def dequantize(blocks: Bytes, block_type: BlockType) -> Tensor:
-    """(num_blocks, bytes_per_block) -> (num_blocks, values_per_block) float32; plain numbers stay plain.
+    """(num_blocks, bytes_per_block) -> (num_blocks, values_per_block) in float32; plain numbers keep their dtype.
 
-    In NumPy: PyTorch's threads would wait for each other at every one of these small steps, which on cores with other
-    work took most of the time.
+    It uses NumPy because PyTorch's threads would wait for each other after each of these small operations, which on
+    busy cores took most of the time.
     """
     assert blocks.shape[1:] == (block_type.bytes_per_block,)
     if isinstance(block_type.layout, torch.dtype):
         return torch.from_numpy(blocks).view(block_type.layout)
     values = np.empty((len(blocks), block_type.values_per_block), dtype=np.float32)
     num_blocks = VALUES_PER_CHUNK // block_type.values_per_block
-    with np.errstate(all="ignore"):  # a damaged file may hold any scale; who loads it looks at the values
+    with np.errstate(all="ignore"):  # a damaged file may contain any scale; loaders check the values
         for start in range(0, len(blocks), num_blocks):
             quants, scales, offsets = block_type.layout(blocks[start : start + num_blocks])
             groups = values[start : start + num_blocks].reshape(quants.shape)
@@ -72,68 +72,68 @@ def dequantize(blocks: Bytes, block_type: BlockType) -> Tensor:
     return torch.from_numpy(values)
 
 
-def split_q4_0(blocks: Bytes) -> Parts:
+def split_q4_0(blocks: Bytes) -> BlockParts:
     """32 values of 4 bits around zero: scale * (q - 8).
 
     0       2                18
     | scale | q[j], q[j+16]  |
     """
-    return Parts(_one_group(_bit_planes(blocks[:, 2:18], 4)) - 8, _halves(blocks, 0), None)
+    return BlockParts(_one_group(_bit_planes(blocks[:, 2:18], 4)) - 8, _halves(blocks, 0), None)
 
 
-def split_q4_1(blocks: Bytes) -> Parts:
+def split_q4_1(blocks: Bytes) -> BlockParts:
     """32 values of 4 bits above a minimum: scale * q + minimum.
 
     0       2         4                20
     | scale | minimum | q[j], q[j+16]  |
     """
-    return Parts(_one_group(_bit_planes(blocks[:, 4:20], 4)), _halves(blocks, 0), _halves(blocks, 2))
+    return BlockParts(_one_group(_bit_planes(blocks[:, 4:20], 4)), _halves(blocks, 0), _halves(blocks, 2))
 
 
-def split_q5_0(blocks: Bytes) -> Parts:
+def split_q5_0(blocks: Bytes) -> BlockParts:
     """32 values of 5 bits around zero: scale * (q - 16).
 
     0       2                             6                        22
     | scale | high bit of q[8j]...q[8j+7] | low 4 of q[j], q[j+16] |
     """
     quants = _one_group(_bit_planes(blocks[:, 6:22], 4)) | _fifth_bits(blocks[:, 2:6])
-    return Parts(quants - 16, _halves(blocks, 0), None)
+    return BlockParts(quants - 16, _halves(blocks, 0), None)
 
 
-def split_q5_1(blocks: Bytes) -> Parts:
+def split_q5_1(blocks: Bytes) -> BlockParts:
     """32 values of 5 bits above a minimum: scale * q + minimum.
 
     0       2         4                             8                        24
     | scale | minimum | high bit of q[8j]...q[8j+7] | low 4 of q[j], q[j+16] |
     """
     quants = _one_group(_bit_planes(blocks[:, 8:24], 4)) | _fifth_bits(blocks[:, 4:8])
-    return Parts(quants, _halves(blocks, 0), _halves(blocks, 2))
+    return BlockParts(quants, _halves(blocks, 0), _halves(blocks, 2))
 
 
-def split_q8_0(blocks: Bytes) -> Parts:
+def split_q8_0(blocks: Bytes) -> BlockParts:
     """32 signed bytes: scale * q.
 
     0       2       34
     | scale | q[j]  |
     """
-    return Parts(_one_group(blocks[:, 2:34].view(np.int8)), _halves(blocks, 0), None)
+    return BlockParts(_one_group(blocks[:, 2:34].view(np.int8)), _halves(blocks, 0), None)
 
 
-def split_q2_k(blocks: Bytes) -> Parts:
+def split_q2_k(blocks: Bytes) -> BlockParts:
     """16 groups of 16 values of 2 bits: scale * s * q - minimum * m.
 
     0            16                                 80      82        84
     | s[j], m[j] | q[n], q[n+32], q[n+64], q[n+96]  | scale | minimum |     n: 0-31, then 128-159
     """
     group_scales, group_minimums = _bit_planes(blocks[:, :16], 4).swapaxes(0, 1)
-    return Parts(
+    return BlockParts(
         _two_bit_quants(blocks[:, 16:80]).reshape(-1, 16, 16),
         _halves(blocks, 80) * group_scales[..., None],
         -(_halves(blocks, 82) * group_minimums[..., None]),
     )
 
 
-def split_q3_k(blocks: Bytes) -> Parts:
+def split_q3_k(blocks: Bytes) -> BlockParts:
     """16 groups of 16 values of 3 bits around zero: scale * (s - 32) * (q - 4).
 
     0                                       32                   96                     108     110
@@ -146,10 +146,10 @@ def split_q3_k(blocks: Bytes) -> Parts:
     high_bits = _bit_planes(blocks[:, 104:108], 2).reshape(-1, 16)
     group_scales = (low_bits | (high_bits << 4)) - 32
     quants = _two_bit_quants(blocks[:, 32:96]) | (_bit_planes(blocks[:, :32], 1).reshape(-1, 256) << 2)
-    return Parts(quants.reshape(-1, 16, 16) - 4, _halves(blocks, 108) * group_scales[..., None], None)
+    return BlockParts(quants.reshape(-1, 16, 16) - 4, _halves(blocks, 108) * group_scales[..., None], None)
 
 
-def split_q4_k(blocks: Bytes) -> Parts:
+def split_q4_k(blocks: Bytes) -> BlockParts:
     """8 groups of 32 values of 4 bits: scale * s * q - minimum * m.
 
     0       2         4                         16               144
@@ -157,14 +157,14 @@ def split_q4_k(blocks: Bytes) -> Parts:
     """
     group_scales, group_minimums = _six_bit_pairs(blocks[:, 4:16])
     quants = _bit_planes(blocks[:, 16:144].reshape(-1, 4, 32), 4)
-    return Parts(
+    return BlockParts(
         quants.reshape(-1, 8, 32),
         _halves(blocks, 0) * group_scales[..., None],
         -(_halves(blocks, 2) * group_minimums[..., None]),
     )
 
 
-def split_q5_k(blocks: Bytes) -> Parts:
+def split_q5_k(blocks: Bytes) -> BlockParts:
     """8 groups of 32 values of 5 bits: scale * s * q - minimum * m.
 
     0                  16                                     48                     176
@@ -172,14 +172,14 @@ def split_q5_k(blocks: Bytes) -> Parts:
     """
     group_scales, group_minimums = _six_bit_pairs(blocks[:, 4:16])
     low_bits = _bit_planes(blocks[:, 48:176].reshape(-1, 4, 32), 4)
-    return Parts(
+    return BlockParts(
         low_bits.reshape(-1, 8, 32) | (_bit_planes(blocks[:, 16:48], 1) << 4),
         _halves(blocks, 0) * group_scales[..., None],
         -(_halves(blocks, 2) * group_minimums[..., None]),
     )
 
 
-def split_q6_k(blocks: Bytes) -> Parts:
+def split_q6_k(blocks: Bytes) -> BlockParts:
     """16 groups of 16 values of 6 bits around zero: scale * s * (q - 32).
 
     0                        128                      192           208     210
@@ -188,37 +188,37 @@ def split_q6_k(blocks: Bytes) -> Parts:
     low_bits = _bit_planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
     quants = low_bits | (_two_bit_quants(blocks[:, 128:192]) << 4)
     group_scales = blocks[:, 192:208].view(np.int8)
-    return Parts(quants.reshape(-1, 16, 16) - 32, _halves(blocks, 208) * group_scales[..., None], None)
+    return BlockParts(quants.reshape(-1, 16, 16) - 32, _halves(blocks, 208) * group_scales[..., None], None)
 
 
 def _halves(blocks: Bytes, byte: int) -> NDArray[np.float32]:
-    """The float16 that starts at `byte` of every block, as (num_blocks, 1, 1)."""
+    """Return the float16 at `byte` of every block as (num_blocks, 1, 1) float32."""
     return blocks[:, byte : byte + 2].view(np.float16).astype(np.float32)[..., None]
 
 
 def _bit_planes(packed: Bytes, width: int) -> NDArray[np.int8]:
-    """(..., n) bytes -> (..., 8 // width, n): every byte cut into `width`-bit fields, low bits first."""
+    """(..., n) bytes -> (..., 8 // width, n): split every byte into fields of `width` bits, low bits first."""
     shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
     return ((packed[..., None, :] >> shifts) & np.uint8(2**width - 1)).view(np.int8)
 
 
 def _one_group(quants: NDArray[np.int8]) -> NDArray[np.int8]:
-    """All values of a block as its only group: (num_blocks, ...) -> (num_blocks, 1, values)."""
+    """(num_blocks, ...) -> (num_blocks, 1, values): treat all values of a block as one group."""
     return quants.reshape(len(quants), 1, -1)
 
 
 def _fifth_bits(packed: Bytes) -> NDArray[np.int8]:
-    """(num_blocks, 4) bytes, a little-endian word with one bit per value -> (num_blocks, 1, 32): 0 or 16."""
+    """(num_blocks, 4) bytes, a little-endian word with one bit per value -> (num_blocks, 1, 32) of 0 or 16."""
     return _one_group(_bit_planes(packed, 1).swapaxes(1, 2)) << 4
 
 
 def _two_bit_quants(packed: Bytes) -> NDArray[np.int8]:
-    """(num_blocks, 64) bytes -> (num_blocks, 256), as Q2_K draws them."""
+    """(num_blocks, 64) bytes -> (num_blocks, 256), in the layout of Q2_K."""
     return _bit_planes(packed.reshape(-1, 2, 32), 2).reshape(-1, 256)
 
 
 def _six_bit_pairs(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """The twelve bytes of Q4_K and Q5_K -> eight group scales s and eight group minimums m of 6 bits.
+    """Twelve bytes of Q4_K or Q5_K -> eight group scales s and eight group minimums m of 6 bits each.
 
     0                     4                     8                            12
     | s[j], high 2 s[j+4] | m[j], high 2 m[j+4] | low 4 of s[j+4], of m[j+4] |
@@ -249,4 +249,4 @@ BLOCK_TYPES = {
         (30, "BF16", 1, 2, torch.bfloat16),
     )
 }
-"""Keyed by GGML type id, the number a GGUF file stores for each tensor."""
+"""By GGML type id, the number that a GGUF file stores for each tensor."""

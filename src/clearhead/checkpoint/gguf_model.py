@@ -1,67 +1,76 @@
-"""A network from a GGUF file: the strict reader of gguf.py, the words of families/gguf.py.
+"""Load models from GGUF files.
 
-loaded = load_gguf(Path("model.gguf"))
+    loaded = load_gguf(Path("model.gguf"), LoadOptions(weights="stored"))
+
+The header is parsed once, for config, weights and tokenizer. With stored weights, matrices whose blocks the kernels can
+use (Q4_0, Q4_1, Q8_0) go from the file to the network as they are and are never dequantised.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
 
 import torch
+from torch import Tensor
 
-from clearhead.architecture import GroupedAttention, ModelConfig, Rope
-from clearhead.checkpoint.fill import LoadedModel, Progress, fill
+from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Rope
+from clearhead.backends import NATIVE_BLOCK_TYPES, PackedWeight, pack_gguf_blocks
+from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
+from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
-from clearhead.families import Settings, family_of_type, gguf
-from clearhead.tokenization import Tokenizer, from_gguf
+from clearhead.families import Settings, family_of_type, gguf_architecture, gguf_settings, to_plain_value
+from clearhead.model import llama3_frequencies
+from clearhead.tokenization import Tokenizer, tokenizer_from_gguf
 
-TURN = Lock()
-# GGUF key -> the name under which transformers' config.json keeps it
-TOKENIZER_IDS = {
+TOKEN_TABLE, ROTARY_DIVISORS = "token_embd.weight", "rope_freqs.weight"
+THREAD_COUNT_LOCK = Lock()
+# GGUF key -> key in transformers' config.json
+SPECIAL_ID_KEYS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
     "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
 }
 
 
-def load_gguf(
-    path: Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    progress: Progress | None = None,
-) -> LoadedModel:
-    """`dtype` None: as the token table is stored, float32 where that is quantised."""
+def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
+    """Load a GGUF file. Without a dtype in `options`, that of the token table is used: float32 if it is quantised."""
     file = open_gguf(path)
-    architecture, table = gguf.architecture_of(file.metadata), file.tensors.get("token_embd.weight")
-    if progress is not None:
-        progress("", 0, len(file.tensors))
-    with one_thread():
-        network = fill(
-            config_of(file),
-            LazyTensors(file.tensors, file.read),
-            where=str(path),
-            names=architecture.names,
-            dropped=gguf.DROPPED,
-            dtype=dtype or (None if table is None else table.block_type.dtype),
-            device=device,
-            progress=progress,
-        )
-    ids = {name: gguf.as_list(file.metadata.get(key)) for key, name in TOKENIZER_IDS.items()}
-    family, special_ids = family_of_type(architecture.model_type), Settings(ids, str(path)).special_ids()
-    return LoadedModel(network, family=family, special_ids=special_ids)
+    architecture, table = gguf_architecture(file.metadata), file.tensors.get(TOKEN_TABLE)
+    if options.dtype is None and table is not None:
+        options = replace(options, dtype=table.block_type.dtype)
+    if options.progress is not None:
+        options.progress("", 0, len(file.tensors))
+    read = partial(read_stored, file) if options.weights == "stored" else file.read
+    naming = NamingScheme(table=architecture.tensor_names, ignored_tensors=architecture.ignored_tensors)
+    # Packing works on large pieces, which several threads share well.
+    with single_thread() if options.bits is None else nullcontext():
+        tensors = LazyTensors(file.tensors, read)
+        network = assemble_network(config_of(file), tensors, str(path), naming, options)
+    ids = {name: to_plain_value(file.metadata.get(key)) for key, name in SPECIAL_ID_KEYS.items()}
+    special_ids = Settings(ids, str(path)).special_ids()
+    return ModelParts(network, tokenizer_of(file), family_of_type(architecture.model_type), special_ids)
+
+
+def read_stored(file: GgufFile, name: str) -> Tensor | PackedWeight:
+    """Return a matrix with its quantised blocks if the kernels support their type, and any other tensor as numbers."""
+    tensor = file.tensors[name]
+    if len(tensor.shape) != 2 or tensor.block_type.name not in NATIVE_BLOCK_TYPES:
+        return file.read(name)
+    return pack_gguf_blocks(torch.from_numpy(file.read_blocks(name)), tensor.shape[0], tensor.block_type.name)
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """For many small steps: on busy cores PyTorch's threads wait for each other at each of them.
+def single_thread() -> Iterator[None]:
+    """Run PyTorch on one thread: for many small operations its threads would mostly wait for each other on busy cores.
 
-    The number is the whole process's: of two who load at once, one waits for the other to put it back.
+    The number of threads belongs to the whole process, so a lock lets only one load at a time change and restore it.
     """
-    with TURN:
+    with THREAD_COUNT_LOCK:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -70,32 +79,46 @@ def one_thread() -> Iterator[None]:
             torch.set_num_threads(num_threads)
 
 
-def gguf_tokenizer(path: Path) -> Tokenizer | None:
-    metadata = open_gguf(path).metadata
-    return from_gguf(metadata) if "tokenizer.ggml.model" in metadata else None
+def tokenizer_of(file: GgufFile) -> Tokenizer | None:
+    """Return the tokenizer in a file's metadata, or None if there is none."""
+    return tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
 
 
-def gguf_config(path: Path) -> ModelConfig:
+def read_gguf_config(path: Path) -> ModelConfig:
+    """Return the config of a GGUF file without reading its weights."""
     return config_of(open_gguf(path))
 
 
 def config_of(file: GgufFile) -> ModelConfig:
-    family = family_of_type(gguf.architecture_of(file.metadata).model_type)
-    assert family.read is not None
+    """Return the config that a file's metadata and tensors describe."""
+    family = family_of_type(gguf_architecture(file.metadata).model_type)
+    assert family.read_config is not None
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
-    config = family.read(gguf.settings_from(file.metadata, shapes, str(file.path)))
-    return with_llama3_scaling(config, file) if "rope_freqs.weight" in shapes else config
+    config = family.read_config(gguf_settings(file.metadata, shapes, str(file.path)))
+    return with_llama3_scaling(config, file) if ROTARY_DIVISORS in shapes else config
 
 
 def with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
+    """Return the config with Llama 3's rotary scaling, which files store as a tensor of frequency divisors."""
     assert config.decoder is not None
     attention = config.decoder.layers[0].attention
     if not isinstance(attention, GroupedAttention) or not isinstance(attention.position, Rope):
-        raise ClearheadError(f"{file.path} scales rotary positions (rope_freqs.weight) of a model that has none")
-    divisors = file.read("rope_freqs.weight").float()
-    scaling = gguf.llama3_scaling(divisors, attention.position.theta)
+        raise ClearheadError(f"{file.path} has {ROTARY_DIVISORS}, but its model has no rotary positions to scale")
+    divisors = file.read(ROTARY_DIVISORS).float()
+    scaling = llama3_scaling(divisors, attention.position.theta)
     if scaling is None:
-        raise ClearheadError(f"{file.path}: rope_freqs.weight holds a rotary scaling that is not Llama 3's")
-    rotated = replace(attention, position=replace(attention.position, scaling=scaling))
-    layers = tuple(replace(layer, attention=rotated) for layer in config.decoder.layers)
+        raise ClearheadError(f"{file.path}: {ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
+    scaled_attention = replace(attention, position=replace(attention.position, scaling=scaling))
+    layers = tuple(replace(layer, attention=scaled_attention) for layer in config.decoder.layers)
     return replace(config, decoder=replace(config.decoder, layers=layers))
+
+
+def llama3_scaling(divisors: Tensor, theta: float) -> Llama3Scaling | None:
+    """Return the scaling that a tensor of frequency divisors represents, or None if it is not Llama 3's."""
+    exponents = 2 * divisors.new_tensor(range(len(divisors))) / (2 * len(divisors))
+    frequencies = 1 / theta**exponents
+    scaling = Llama3Scaling(
+        factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
+    )
+    expected = frequencies / llama3_frequencies(frequencies, scaling)
+    return scaling if ((expected - divisors).abs() <= 1e-3 * divisors).all() else None

@@ -1,8 +1,8 @@
-"""Hugging Face folders, both ways: config.json and one or several safetensors files.
+"""Load and save Hugging Face folders: config.json and one or several safetensors files.
 
     loaded = load_folder(path); save_folder(loaded.network, other_path, loaded.family)
 
-Only safetensors are read: a pickle is never opened, whatever it is called.
+Only safetensors files are read. Pickle files are never opened, whatever their names are.
 """
 
 import json
@@ -16,121 +16,138 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import ModelConfig
-from clearhead.checkpoint.fill import LoadedModel, Progress, fill, slots
-from clearhead.checkpoint.tensors import read_safetensors
+from clearhead.checkpoint.assembly import NamingScheme, assemble_network
+from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
+from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
+from clearhead.checkpoint.placement import stored_tensors
+from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.errors import ClearheadError
-from clearhead.families import Family, Row, Settings, expand, family_for, family_of_type, parse_target
-from clearhead.files import read_json, read_object, write_safetensors, write_text
+from clearhead.families import (
+    Family,
+    Settings,
+    TensorRule,
+    expand_table,
+    family_for,
+    family_of_type,
+    split_expert_index,
+)
+from clearhead.files import read_json, read_json_object, write_safetensors, write_text
 from clearhead.model import Transformer
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-GENERATION = "generation_config.json"
-SHARD_BYTES = 5 * 10**9  # the shard size the Hub's own tools write
+CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION_FILE = "generation_config.json"
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+SHARD_BYTES = 5 * 10**9  # the shard size of the Hub's own tools
 
 
-# --- reading
+# --- loading
 
 
-def load_folder(
-    folder: Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    progress: Progress | None = None,
-) -> LoadedModel:
+def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
+    """Load a model from a Hugging Face folder."""
     settings = read_settings(folder)
-    family = family_of_type(language_half(settings).text("model_type"))
-    tensors = read_safetensors([folder / name for name in shard_names(folder)], str(folder))
-    with told_of_packing(settings):
-        network = fill(
-            settled(family, settings, set(tensors)),
-            tensors,
-            where=str(folder),
-            names=family.names,
-            prefix=family.prefix,
-            older_endings=family.older_endings,
-            copies=family.copies,
-            dropped=family.dropped,
-            dtype=dtype,
-            device=device,
-            progress=progress,
-        )
-    return LoadedModel(network, family=family, special_ids=special_ids_of(folder, settings))
+    family = family_of_type(language_settings(settings).string("model_type"))
+    tensors = open_safetensors([folder / name for name in shard_names(folder)], str(folder))
+    naming = NamingScheme(
+        table=family.tensor_names,
+        base_model_prefix=family.base_model_prefix,
+        legacy_suffixes=family.legacy_suffixes,
+        duplicates=family.duplicates,
+        ignored_tensors=family.ignored_tensors,
+    )
+    with explain_quantization(settings):
+        config = config_from(family, settings, set(tensors))
+        network = assemble_network(config, tensors, str(folder), naming, options)
+    special_ids = read_special_ids(folder, settings)
+    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids)
 
 
 @contextmanager
-def told_of_packing(settings: Settings) -> Iterator[None]:
-    """A config may still name a packing that its weights no longer have, so that alone is no error."""
+def explain_quantization(settings: Settings) -> Iterator[None]:
+    """Add to an error that config.json declares quantised weights.
+
+    The declaration alone is not an error, because a config may keep it after the weights were dequantised.
+    """
     try:
         yield
     except ClearheadError as error:
-        method = settings.table("quantization_config").data.get("quant_method")
+        method = settings.object("quantization_config").data.get("quant_method")
         if method is None:
             raise
         raise ClearheadError(
-            f"{error}; config.json says that the weights are packed ({method}): take the model in full, or as .gguf"
+            f"{error}; config.json says that the weights are quantised ({method}), which is not supported: "
+            "use a version of the model with full weights, or a .gguf file"
         ) from None
 
 
-def folder_config(folder: Path) -> ModelConfig:
-    """What config.json says, settled by the names of the tensors; where there are none yet, as it says."""
+def read_folder_config(folder: Path) -> ModelConfig:
+    """Return the config of a folder without reading its weights; the weight files may still be missing."""
     settings = read_settings(folder)
-    family = family_of_type(language_half(settings).text("model_type"))
-    if (folder / INDEX).exists():
-        return settled(family, settings, set(weight_map(folder)))
-    if (folder / WEIGHTS).exists():
-        return settled(family, settings, set(read_safetensors([folder / WEIGHTS], str(folder))))
-    return settled(family, settings, None)
+    family = family_of_type(language_settings(settings).string("model_type"))
+    if (folder / INDEX_FILE).exists():
+        return config_from(family, settings, set(read_index(folder)))
+    if (folder / WEIGHTS_FILE).exists():
+        return config_from(family, settings, set(open_safetensors([folder / WEIGHTS_FILE], str(folder))))
+    return config_from(family, settings, None)
 
 
 def read_settings(folder: Path) -> Settings:
-    return Settings(read_json(folder / CONFIG), str(folder / CONFIG))
+    """Return the content of config.json."""
+    return Settings(read_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
 
 
-def special_ids_of(folder: Path, settings: Settings) -> dict[str, int | list[int]]:
-    """Of an id that several places give, the last one's, as in transformers."""
-    generation = Settings(read_object(folder / GENERATION), str(folder / GENERATION))
-    return language_half(settings).special_ids() | settings.special_ids() | generation.special_ids()
+def read_special_ids(folder: Path, settings: Settings) -> dict[str, int | list[int]]:
+    """Return the special ids of a folder; generation_config.json overrides config.json, as in transformers."""
+    generation = Settings(read_json_object(folder / GENERATION_FILE), str(folder / GENERATION_FILE))
+    return language_settings(settings).special_ids() | settings.special_ids() | generation.special_ids()
 
 
-def language_half(settings: Settings) -> Settings:
-    """The whole, but for a model that also sees; whether its head is tied, the whole may say."""
-    half, tied = settings.table("text_config"), "tie_word_embeddings"
-    if not half.data:
+def language_settings(settings: Settings) -> Settings:
+    """Return the settings of the language model: all of them, or `text_config` of a model that also reads images.
+
+    `tie_word_embeddings` of the outer settings takes precedence.
+    """
+    inner, tied = settings.object("text_config"), "tie_word_embeddings"
+    if not inner.data:
         return settings
-    return Settings({**half.data, **({tied: settings.data[tied]} if tied in settings else {})}, half.where)
+    outer = {tied: settings.data[tied]} if tied in settings else {}
+    return Settings({**inner.data, **outer}, inner.where)
 
 
-def settled(family: Family, settings: Settings, tensor_names: set[str] | None) -> ModelConfig:
-    assert family.read is not None
-    config = family.read(language_half(settings))
-    return config if tensor_names is None else family.settle(config, tensor_names)
+def config_from(family: Family, settings: Settings, tensor_names: set[str] | None) -> ModelConfig:
+    """Return the config that config.json describes, adjusted to the stored tensors if their names are known."""
+    assert family.read_config is not None
+    config = family.read_config(language_settings(settings))
+    return config if tensor_names is None else family.adjust_config(config, tensor_names)
 
 
-def weight_map(folder: Path) -> dict[str, str]:
-    """Tensor name -> file, as the index has it."""
-    places = Settings(read_json(folder / INDEX), str(folder / INDEX)).table("weight_map").data
-    for name in sorted({str(name) for name in places.values()}):
-        if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # no separator of folders is among these
-            raise ClearheadError(f"{folder / INDEX} names the file {name!r}; only safetensors files beside it are read")
-    return {tensor: str(name) for tensor, name in places.items()}
+def read_index(folder: Path) -> dict[str, str]:
+    """Return a dict from tensor name to file name, from the index of a sharded checkpoint."""
+    weight_map = Settings(read_json(folder / INDEX_FILE), str(folder / INDEX_FILE)).object("weight_map").data
+    for name in sorted({str(name) for name in weight_map.values()}):
+        if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # excludes path separators
+            raise ClearheadError(
+                f"{folder / INDEX_FILE} names the file {name!r}; it may only name safetensors files in its own folder"
+            )
+    return {tensor: str(name) for tensor, name in weight_map.items()}
 
 
 def shard_names(folder: Path) -> list[str]:
-    """The safetensors files of a folder, by its index where it has one."""
-    if (folder / INDEX).exists():
-        names = sorted(set(weight_map(folder).values()))
+    """Return the names of the safetensors files in a folder, from its index if it has one."""
+    if (folder / INDEX_FILE).exists():
+        names = sorted(set(read_index(folder).values()))
         missing = next((name for name in names if not (folder / name).is_file()), None)
         if missing:
             raise ClearheadError(f"{folder} lacks {missing}, which its index names")
         return names
-    if (folder / WEIGHTS).exists():
-        return [WEIGHTS]
-    pickles = [path.name for kind in ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl") for path in folder.glob(kind)]
-    only = f"; it holds only {pickles[0]}, a pickle, which is never opened" if pickles else ""
-    raise ClearheadError(f"{folder} has no {WEIGHTS}{only}; convert the model to safetensors first")
+    if (folder / WEIGHTS_FILE).exists():
+        return [WEIGHTS_FILE]
+    pickles = [path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern)]
+    found = f" but {pickles[0]}, a pickle file, which is never opened" if pickles else ""
+    raise ClearheadError(f"{folder} has no {WEIGHTS_FILE}{found}; convert the model to safetensors first")
 
 
-# --- writing
+# --- saving
 
 
 def save_folder(
@@ -140,62 +157,79 @@ def save_folder(
     special_ids: dict[str, Any] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Family:
-    """Write config.json and the weights so that transformers loads them; returns the family whose words were used."""
+    """Write config.json and the weights in the format of transformers. Return the family whose format was used.
+
+    Without `family`, the first one that can express the config is used. The tokenizer is saved separately.
+    """
     family = family or family_for(network.config)
-    if family.write is None:
-        raise ClearheadError(f"the {family.name} family has no Hugging Face form; save it as native instead")
-    own = slots(network)
-    rows = dict(expand(family.names, network.config, set(own)))
+    if family.write_config is None:
+        raise ClearheadError(f"the {family.name} family has no Hugging Face format; save it as native instead")
+    tensors = stored_tensors(network)
+    rules = dict(expand_table(family.tensor_names, network.config, set(tensors)))
     folder.mkdir(parents=True, exist_ok=True)
-    dtype = str(next(iter(own.values())).dtype).removeprefix("torch.")
-    # Of an id that is not named, transformers takes its class's own, which the vocabulary may not even have.
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    # transformers replaces an absent id by the default of its class, which may lie outside the vocabulary.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | (special_ids or {})
-    config = family.write(network.config) | {"dtype": dtype} | ids
-    write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
-    (folder / GENERATION).unlink(missing_ok=True)  # of a model that was here before: it would overrule these ids
-    write_shards(folder, rows, own, network, shard_bytes)
+    config = family.write_config(network.config) | {"dtype": dtype} | ids
+    write_text(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+    (folder / GENERATION_FILE).unlink(missing_ok=True)  # one of an earlier model would override these ids
+    shards, total_bytes = divide_into_shards(rules, tensors, shard_bytes)
+    for file, names in shards.items():
+        joined = {name: join_tensor(rules[name], tensors, network.config) for name in names}
+        write_safetensors(folder / file, joined, {"format": "pt"})
+    write_index(folder, shards, total_bytes)
+    remove_stale_weights(folder, shards)
     return family
 
 
-def foreign_tensor(row: Row, own: dict[str, Tensor], network: Transformer) -> Tensor:
+def divide_into_shards(
+    rules: dict[str, TensorRule], tensors: dict[str, Tensor], shard_bytes: int
+) -> tuple[dict[str, list[str]], int]:
+    """Return a dict from file name to the tensors in that file, and the size of all tensors."""
+    groups: list[list[str]] = [[]]
+    group_bytes, total_bytes = 0, 0
+    for name, rule in rules.items():
+        num_bytes = sum(tensor_bytes(own_name, tensors) for own_name in rule.own_names)
+        if group_bytes + num_bytes > shard_bytes and groups[-1]:
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append(name)
+        group_bytes, total_bytes = group_bytes + num_bytes, total_bytes + num_bytes
+    if len(groups) == 1:
+        return {WEIGHTS_FILE: groups[0]}, total_bytes
+    count = len(groups)
+    return {f"model-{i:05d}-of-{count:05d}.safetensors": names for i, names in enumerate(groups, 1)}, total_bytes
+
+
+def tensor_bytes(own_name: str, tensors: dict[str, Tensor]) -> int:
+    """Return the size of one of our tensors, or of one expert's slice of it."""
+    name, expert = split_expert_index(own_name)
+    num_bytes = tensors[name].numel() * tensors[name].element_size()
+    return num_bytes if expert is None else num_bytes // len(tensors[name])
+
+
+def join_tensor(rule: TensorRule, tensors: dict[str, Tensor], config: ModelConfig) -> Tensor:
+    """Return the tensor that the family stores for one or several of ours."""
     parts = []
-    for target in row.own:
-        name, index = parse_target(target)
-        part = own[name].detach()
-        parts.append(part if index is None else part[index])
-    # A view of a larger tensor, or of one stored elsewhere, would be written whole.
-    return row.join(parts, network.config).clone(memory_format=torch.contiguous_format).cpu()
+    for own_name in rule.own_names:
+        name, expert = split_expert_index(own_name)
+        parts.append(tensors[name].detach() if expert is None else tensors[name].detach()[expert])
+    # The whole storage behind a view would be written, so the result must own its storage.
+    return rule.join(parts, config).clone(memory_format=torch.contiguous_format).cpu()
 
 
-def write_shards(
-    folder: Path, rows: dict[str, Row], own: dict[str, Tensor], network: Transformer, shard_bytes: int
-) -> None:
-    shards: list[list[str]] = [[]]
-    sizes, total = 0, 0
-    for name, row in rows.items():
-        num_bytes = sum(own_bytes(target, own) for target in row.own)
-        if sizes + num_bytes > shard_bytes and shards[-1]:
-            shards.append([])
-            sizes = 0
-        shards[-1].append(name)
-        sizes, total = sizes + num_bytes, total + num_bytes
-    weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, 1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else WEIGHTS
-        tensors = {name: foreign_tensor(rows[name], own, network) for name in names}
-        write_safetensors(folder / file, tensors, {"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
-    index = folder / INDEX
-    if len(shards) > 1:
-        write_text(index, json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n")
-    else:
-        index.unlink(missing_ok=True)
-    for stale in {*folder.glob("model-*-of-*.safetensors"), *folder.glob(WEIGHTS)}:
-        if stale.name not in weight_map.values():
-            stale.unlink()  # of an earlier save: readers would take it for the model
+def write_index(folder: Path, shards: dict[str, list[str]], total_bytes: int) -> None:
+    """Write the index of several shards; delete one that an earlier save left."""
+    if len(shards) == 1:
+        (folder / INDEX_FILE).unlink(missing_ok=True)
+        return
+    weight_map = {name: file for file, names in shards.items() for name in names}
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    write_text(folder / INDEX_FILE, json.dumps(index, indent=2) + "\n")
 
 
-def own_bytes(target: str, own: dict[str, Tensor]) -> int:
-    name, index = parse_target(target)
-    num_bytes = own[name].numel() * own[name].element_size()
-    return num_bytes if index is None else num_bytes // len(own[name])
+def remove_stale_weights(folder: Path, shards: dict[str, list[str]]) -> None:
+    """Delete the weight files of an earlier save, which a reader could mistake for the model's."""
+    for path in {*folder.glob("model-*-of-*.safetensors"), *folder.glob(WEIGHTS_FILE)}:
+        if path.name not in shards:
+            path.unlink()

@@ -1,14 +1,14 @@
-"""Reads llama2.c's original checkpoint: seven int32, then every weight as float32, one after the other.
+"""Load llama2.c's original checkpoints: seven int32, then all weights as float32, one after the other.
 
     open_llama2c("stories15M.bin").tensors["layers.0.attention.wq.weight"]   # (N * H, D)
 
-Names are those of Meta's own LLaMA checkpoints, and so is the rotary pairing: features 2k and 2k + 1 of a
-head turn together. The layout is in github.com/karpathy/llama2.c, `export.py` (legacy_export) and `run.c`.
+Tensor names and rotary pairs are those of Meta's LLaMA checkpoints: features 2k and 2k + 1 of a head are rotated
+together. The layout is in github.com/karpathy/llama2.c, `export.py` (legacy_export) and `run.c`.
 """
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import ModelConfig, Rope
-from clearhead.checkpoint.fill import LoadedModel, Progress, fill
+from clearhead.checkpoint.assembly import NamingScheme, assemble_network
+from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
-from clearhead.families import llama
-from clearhead.tokenization import Tokenizer, load_tokenizer
+from clearhead.families import META_LLAMA_NAMES, family_of_type, llama_config
+from clearhead.tokenization import load_tokenizer
 
 HEADER = struct.Struct("<7i")
 LATER_VERSION_MAGIC = 0x616B3432  # "ak42": llama2.c's versions 1 and 2, whose layout differs
@@ -31,6 +32,8 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Llama2cHeader:
+    """The sizes of a model, from the header of its file."""
+
     width: int
     feed_forward_width: int
     num_layers: int
@@ -47,12 +50,14 @@ class Llama2cHeader:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama2cCheckpoint:
+    """The content of a file; a tensor is read at each access."""
+
     header: Llama2cHeader
     tensors: Mapping[str, Tensor]
 
 
 def open_llama2c(path: str | PathLike[str]) -> Llama2cCheckpoint:
-    """Check the file's header against its length; the tensors are read later, one at a time."""
+    """Compare the file's header with its length; the tensors are read later, one at a time."""
     path = Path(path)
     try:
         with path.open("rb") as file:
@@ -65,21 +70,22 @@ def open_llama2c(path: str | PathLike[str]) -> Llama2cCheckpoint:
     expected_bytes = HEADER.size + FLOAT_BYTES * sum(count * prod(shape) for _, count, shape in layout)
     if file_bytes != expected_bytes:
         raise ClearheadError(
-            f"{str(path)!r} has {file_bytes} bytes where its header asks for {expected_bytes}; "
-            "it is cut short, or no llama2.c checkpoint"
+            f"{str(path)!r} has {file_bytes} bytes, but its header implies {expected_bytes}; "
+            "it is truncated or not a llama2.c checkpoint"
         )
-    places = _places(layout)
+    places = _locate_tensors(layout)
     return Llama2cCheckpoint(header=header, tensors=LazyTensors(places, lambda name: _read(path, *places[name])))
 
 
 def _read(path: Path, offset_bytes: int, shape: tuple[int, ...]) -> Tensor:
     values = np.fromfile(path, dtype="<f4", count=prod(shape), offset=offset_bytes)
     if len(values) != prod(shape):
-        raise ClearheadError(f"{str(path)!r} was cut short while it was being read")
+        raise ClearheadError(f"{str(path)!r} became shorter while it was being read")
     return torch.from_numpy(values).reshape(shape)
 
 
 def is_llama2c(path: Path) -> bool:
+    """Return whether a file is a llama2.c checkpoint: its length must be the one that its header implies."""
     try:
         open_llama2c(path)
     except ClearheadError:
@@ -87,37 +93,25 @@ def is_llama2c(path: Path) -> bool:
     return True
 
 
-def load_llama2c(
-    path: Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    progress: Progress | None = None,
-) -> LoadedModel:
+def load_llama2c(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
+    """Load a llama2.c checkpoint, and its tokenizer from the file tokenizer.bin beside it, if there is one."""
     checkpoint = open_llama2c(path)
-    network = fill(
-        config_of(checkpoint.header),
-        checkpoint.tensors,
-        where=str(path),
-        names=llama.META_NAMES,
-        dtype=dtype,
-        device=device,
-        progress=progress,
-    )
-    return LoadedModel(network, family=llama.FAMILY, special_ids={"bos_token_id": 1, "eos_token_id": 2})
-
-
-def llama2c_tokenizer(path: Path) -> Tokenizer | None:
-    """The tokenizer.bin beside it."""
+    config, naming = config_of(checkpoint.header), NamingScheme(table=META_LLAMA_NAMES)
+    options = replace(options, dtype=options.dtype or torch.float32)
+    network = assemble_network(config, checkpoint.tensors, str(path), naming, options)
     vocabulary = path.with_name("tokenizer.bin")
-    return load_tokenizer(vocabulary) if vocabulary.is_file() else None
+    tokenizer = load_tokenizer(vocabulary) if vocabulary.is_file() else None
+    return ModelParts(network, tokenizer, family_of_type("llama"), {"bos_token_id": 1, "eos_token_id": 2})
 
 
-def llama2c_config(path: Path) -> ModelConfig:
+def read_llama2c_config(path: Path) -> ModelConfig:
+    """Return the config of a checkpoint without reading its weights."""
     return config_of(open_llama2c(path).header)
 
 
 def config_of(header: Llama2cHeader) -> ModelConfig:
-    return llama.llama(
+    """Return the config of a LLaMA with these sizes."""
+    return llama_config(
         width=header.width,
         num_layers=header.num_layers,
         num_heads=header.num_heads,
@@ -141,7 +135,7 @@ def _parse_header(path: Path, start: bytes) -> Llama2cHeader:
         )
     sizes = (width, feed_forward_width, num_layers, num_heads, num_kv_heads, abs(vocab_size), context_length)
     if min(sizes) < 1 or width % (2 * num_heads) or num_heads % num_kv_heads:
-        raise ClearheadError(f"{str(path)!r} is no llama2.c checkpoint: its header reads {sizes}")
+        raise ClearheadError(f"{str(path)!r} is not a llama2.c checkpoint: its header gives the sizes {sizes}")
     return Llama2cHeader(
         width=width,
         feed_forward_width=feed_forward_width,
@@ -150,12 +144,12 @@ def _parse_header(path: Path, start: bytes) -> Llama2cHeader:
         num_kv_heads=num_kv_heads,
         vocab_size=abs(vocab_size),
         context_length=context_length,
-        tied=vocab_size > 0,  # the sign is llama2.c's flag
+        tied=vocab_size > 0,  # llama2.c uses the sign as a flag
     )
 
 
 def _layout(header: Llama2cHeader) -> list[tuple[str, int, tuple[int, ...]]]:
-    """(name, how many, shape of one) in file order; a name with `{}` is one tensor for each layer."""
+    """Return (name, count, shape of one) in file order; a name with `{}` is one tensor for each layer."""
     L, D, F, V = header.num_layers, header.width, header.feed_forward_width, header.vocab_size
     key_width = header.num_kv_heads * header.head_width
     rotary_table = (header.context_length, header.head_width // 2)
@@ -171,13 +165,13 @@ def _layout(header: Llama2cHeader) -> list[tuple[str, int, tuple[int, ...]]]:
         ("layers.{}.feed_forward.w2.weight", L, (D, F)),
         ("layers.{}.feed_forward.w3.weight", L, (F, D)),
         ("norm.weight", 1, (D,)),
-        ("", 2, rotary_table),  # cosines and sines, derived from the header: nobody reads them
+        ("", 2, rotary_table),  # cosines and sines, which the sizes determine and no reader uses
     ]
     return layout if header.tied else [*layout, ("output.weight", 1, (V, D))]
 
 
-def _places(layout: list[tuple[str, int, tuple[int, ...]]]) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Tensor name -> (offset_bytes, shape)."""
+def _locate_tensors(layout: list[tuple[str, int, tuple[int, ...]]]) -> dict[str, tuple[int, tuple[int, ...]]]:
+    """Return a dict from tensor name to (offset_bytes, shape)."""
     places: dict[str, tuple[int, tuple[int, ...]]] = {}
     offset_bytes = HEADER.size
     for name, count, shape in layout:

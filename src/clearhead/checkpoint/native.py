@@ -1,4 +1,4 @@
-"""Clearhead's own folder: clearhead.json says what the model is, weights.safetensors holds it under our names.
+"""Save and load Clearhead's own folders: clearhead.json describes the model, weights.safetensors holds its tensors.
 
 save_native(network, folder, family_name="llama"); loaded = load_native(folder)
 """
@@ -7,19 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from clearhead.architecture import ModelConfig
-from clearhead.checkpoint.fill import LoadedModel, Progress, fill, slots
-from clearhead.checkpoint.tensors import read_safetensors
+from clearhead.checkpoint.assembly import NamingScheme, assemble_network
+from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
+from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
+from clearhead.checkpoint.placement import stored_tensors
+from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.config import from_dict, kind_of, to_dict
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import FAMILIES, Settings
 from clearhead.files import read_json, write_safetensors, write_text
 from clearhead.model import RecurrentTranslator, Transformer
 
-DESCRIPTION, WEIGHTS = "clearhead.json", "weights.safetensors"
-FORMAT = 1
+DESCRIPTION_FILE, WEIGHTS_FILE = "clearhead.json", "weights.safetensors"
+FORMAT_VERSION = 1
 TRANSFORMER, RECURRENT = kind_of(Transformer), kind_of(RecurrentTranslator)
 
 
@@ -29,50 +30,52 @@ def save_native(
     family_name: str | None = None,
     special_ids: dict[str, Any] | None = None,
 ) -> None:
+    """Write a network to a folder, which is created if necessary. The tokenizer is saved separately."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in slots(network).items()}
-    write_safetensors(folder / WEIGHTS, tensors)
-    description = {"format": FORMAT, "kind": kind_of(type(network)), "family": family_name}
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in stored_tensors(network).items()}
+    write_safetensors(folder / WEIGHTS_FILE, tensors)
+    description = {"format": FORMAT_VERSION, "kind": kind_of(type(network)), "family": family_name}
     description |= {"special_ids": special_ids or {}, "model": to_dict(network.config)}
-    write_text(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
+    write_text(folder / DESCRIPTION_FILE, json.dumps(description, indent=2) + "\n")
 
 
-def load_native(
-    folder: Path,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
-    progress: Progress | None = None,
-) -> LoadedModel:
-    config, description = read_description(folder)
-    where = str(folder / WEIGHTS)
-    tensors = read_safetensors([folder / WEIGHTS], where)
-    network = fill(config, tensors, where=where, names=None, dtype=dtype, device=device, progress=progress)
-    name = description.text("family", "")
-    family = next((family for family in FAMILIES if family.name == name), None)
-    return LoadedModel(network, family=family, special_ids=description.table("special_ids").special_ids())
+def load_native(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
+    """Load a Transformer from a folder that `save_native` wrote."""
+    config, description = read_transformer_description(folder)
+    where = str(folder / WEIGHTS_FILE)
+    tensors = open_safetensors([folder / WEIGHTS_FILE], where)
+    network = assemble_network(config, tensors, where, NamingScheme(), options)
+    family_name = description.string("family", "")
+    family = next((family for family in FAMILIES if family.name == family_name), None)
+    special_ids = description.object("special_ids").special_ids()
+    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids)
 
 
-def native_config(folder: Path) -> ModelConfig:
-    return read_description(folder)[0]
+def read_native_config(folder: Path) -> ModelConfig:
+    """Return the config in a folder without reading its weights."""
+    return read_transformer_description(folder)[0]
 
 
-def read_description(folder: Path) -> tuple[ModelConfig, Settings]:
-    description = describe(folder)
-    if kind_in(description) == RECURRENT:
-        raise ClearheadError(f"{folder} holds a recurrent network, where a Transformer is needed")
+def read_transformer_description(folder: Path) -> tuple[ModelConfig, Settings]:
+    """Return the config and the whole description; raise ClearheadError if the network is not a Transformer."""
+    description = read_description(folder)
+    if network_kind(description) == RECURRENT:
+        raise ClearheadError(f"{folder} holds a recurrent network; a Transformer is needed here")
     return from_dict(ModelConfig, description.data.get("model"), "model"), description
 
 
-def describe(folder: Path) -> Settings:
-    description = Settings(read_json(folder / DESCRIPTION), str(folder / DESCRIPTION))
-    number = description.whole("format")
-    if number != FORMAT:
-        raise ClearheadError(f"{description.where} has format {number}; this version reads {FORMAT}")
+def read_description(folder: Path) -> Settings:
+    """Return the content of clearhead.json."""
+    description = Settings(read_json(folder / DESCRIPTION_FILE), str(folder / DESCRIPTION_FILE))
+    version = description.integer("format")
+    if version != FORMAT_VERSION:
+        raise ClearheadError(f"{description.where} has format {version}; this version reads {FORMAT_VERSION}")
     return description
 
 
-def kind_in(description: Settings) -> str:
-    kind = description.text("kind", TRANSFORMER)
+def network_kind(description: Settings) -> str:
+    """Return TRANSFORMER or RECURRENT; raise ClearheadError for any other kind."""
+    kind = description.string("kind", TRANSFORMER)
     if kind not in (TRANSFORMER, RECURRENT):
         raise unknown_name(f"kind in {description.where}:", kind, (TRANSFORMER, RECURRENT))
     return kind

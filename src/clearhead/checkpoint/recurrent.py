@@ -1,55 +1,48 @@
-"""The recurrent baseline in a folder of our own format, told from a Transformer by the kind in its description.
+"""Load the recurrent baseline from a native folder, whose description gives the kind of its network.
 
 save_native(network, folder); network, special_ids = load_recurrent(folder)
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from clearhead.checkpoint.fill import Placement, listed
-from clearhead.checkpoint.native import DESCRIPTION, RECURRENT, WEIGHTS, describe, kind_in
-from clearhead.checkpoint.tensors import read_safetensors
+from clearhead.checkpoint.assembly import check_names
+from clearhead.checkpoint.interface import LoadOptions
+from clearhead.checkpoint.native import (
+    DESCRIPTION_FILE,
+    RECURRENT,
+    WEIGHTS_FILE,
+    network_kind,
+    read_description,
+)
+from clearhead.checkpoint.placement import TensorPlacer
+from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.config import from_dict
-from clearhead.errors import ClearheadError
 from clearhead.home import expand_user
 from clearhead.model import RecurrentConfig, RecurrentTranslator
 
 
 def is_recurrent(folder: str | Path) -> bool:
+    """Return whether a path is a native folder with a recurrent network."""
     path = expand_user(folder)
-    return (path / DESCRIPTION).is_file() and kind_in(describe(path)) == RECURRENT
+    return (path / DESCRIPTION_FILE).is_file() and network_kind(read_description(path)) == RECURRENT
 
 
 def load_recurrent(
     folder: Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> tuple[RecurrentTranslator, dict[str, Any]]:
-    """The network and its special ids; `dtype` None: as stored."""
-    description = describe(folder)
+    """Return the network in a native folder and its special ids; without `dtype` the stored precision is kept."""
+    description = read_description(folder)
     config = from_dict(RecurrentConfig, description.data.get("model"), "model")
     with torch.device("meta"):
         network = RecurrentTranslator(config)
-    where = str(folder / WEIGHTS)
-    tensors = read_safetensors([folder / WEIGHTS], where)
-    shapes = {name: weight.shape for name, weight in network.named_parameters()}
-    network.load_state_dict(put_all(tensors, Placement(shapes, where, dtype, device)), assign=True)
-    return network.eval(), description.table("special_ids").special_ids()
-
-
-def put_all(tensors: Mapping[str, Tensor], places: Placement) -> dict[str, Tensor]:
-    """Every tensor in its place, none missing and none left over."""
-    missing, extra = sorted(places.shapes.keys() - tensors.keys()), sorted(tensors.keys() - places.shapes.keys())
-    if missing:
-        raise ClearheadError(f"{places.where} lacks {listed(missing)}")
-    if extra:
-        raise ClearheadError(f"{places.where} holds {listed(extra)}, which this model has no place for")
-    for name, shape in places.shapes.items():
-        tensor = tensors[name]
-        places.check(name, tensor)
-        if tensor.shape != shape:
-            raise places.misshapen(name, tensor, [shape])
-        places.place(name, None, tensor)
-    return places.finished()
+    where = str(folder / WEIGHTS_FILE)
+    tensors = open_safetensors([folder / WEIGHTS_FILE], where)
+    placer = TensorPlacer(network, where, LoadOptions(dtype=dtype, device=device))
+    check_names(placer.shapes.keys(), tensors.keys(), where)
+    for name in placer.shapes:
+        placer.place_own(name, tensors[name])
+    placer.finish()
+    return network, description.object("special_ids").special_ids()

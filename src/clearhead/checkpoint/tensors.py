@@ -1,14 +1,14 @@
-"""A checkpoint's tensors as a mapping: name to tensor, each read when it is asked for.
+"""Read tensors of a checkpoint by name, each when it is needed.
 
-    tensors = read_safetensors([Path("model.safetensors")], where="model.safetensors"); tensors["lm_head.weight"]
+    tensors = open_safetensors([Path("model.safetensors")], where="model.safetensors"); tensors["lm_head.weight"]
 
-Only safetensors are read here: a pickle is never opened, whatever it is called.
+Pickle files are never opened, whatever their names are.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,17 +16,19 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 
-FLOAT8_BLOCK = 128
-SCALE_ENDING = "_scale_inv"  # of the tensor beside a float8 one
+FLOAT8_BLOCK = 128  # rows and columns that share a scale
+SCALE_SUFFIX = "_scale_inv"  # name of the scales = name of the float8 tensor + this
+
+Value = TypeVar("Value")
 
 
-class LazyTensors(Mapping[str, Tensor]):
-    """Keeps the names; the file keeps the numbers."""
+class LazyTensors(Mapping[str, Value]):
+    """A mapping that holds only the names and calls `read` for each access."""
 
-    def __init__(self, names: Iterable[str], read: Callable[[str], Tensor]):
+    def __init__(self, names: Iterable[str], read: Callable[[str], Value]):
         self.names, self.read = dict.fromkeys(names), read
 
-    def __getitem__(self, name: str) -> Tensor:
+    def __getitem__(self, name: str) -> Value:
         if name not in self.names:
             raise KeyError(name)
         return self.read(name)
@@ -38,50 +40,56 @@ class LazyTensors(Mapping[str, Tensor]):
         return len(self.names)
 
 
-def read_safetensors(paths: Iterable[Path], where: str) -> LazyTensors:
-    """The tensors of one or several files, whichever file each is in; float8 ones with their scales applied."""
-    holders: dict[str, Any] = {}  # tensor name -> its open file
+def open_safetensors(paths: Iterable[Path], where: str) -> LazyTensors[Tensor]:
+    """Return the tensors of one or several safetensors files; float8 tensors are multiplied by their scales.
+
+    `where` is the file or folder that error messages name.
+    """
+    files: dict[str, Any] = {}  # tensor name -> the open file that contains it
     for path in paths:
-        opened = open_safetensors(path)
-        for name in opened.keys():  # noqa: SIM118  (not a dict)
-            if name in holders:
-                raise ClearheadError(f"{where}: the tensor {name} stands in two files")
-            holders[name] = opened
-    names = [name for name in holders if not is_scale(name, holders)]
-    return LazyTensors(names, partial(read_tensor, holders, where))
+        file = open_file(path)
+        for name in file.keys():  # noqa: SIM118  (not a dict)
+            if name in files:
+                raise ClearheadError(f"{where}: the tensor {name} is in two files")
+            files[name] = file
+    names = [name for name in files if not is_scale(name, files)]
+    return LazyTensors(names, partial(read_tensor, files, where))
 
 
-def open_safetensors(path: Path) -> Any:
+def open_file(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise ClearheadError(f"{path} is not a whole safetensors file: {error}") from None
+        raise ClearheadError(f"{path} is not a complete safetensors file: {error}") from None
 
 
-def is_scale(name: str, holders: Mapping[str, Any]) -> bool:
-    scaled = name.removesuffix(SCALE_ENDING)
-    return scaled != name and scaled in holders and holders[scaled].get_slice(scaled).get_dtype() == "F8_E4M3"
+def is_scale(name: str, files: Mapping[str, Any]) -> bool:
+    """Return whether a tensor holds the scales of a float8 tensor."""
+    scaled = name.removesuffix(SCALE_SUFFIX)
+    return scaled != name and scaled in files and files[scaled].get_slice(scaled).get_dtype() == "F8_E4M3"
 
 
-def read_tensor(holders: Mapping[str, Any], where: str, name: str) -> Tensor:
+def read_tensor(files: Mapping[str, Any], where: str, name: str) -> Tensor:
     try:
-        tensor: Tensor = holders[name].get_tensor(name)
-        scale = name + SCALE_ENDING
-        if tensor.dtype == torch.float8_e4m3fn and scale in holders:
-            return dequantize_float8(tensor, holders[scale].get_tensor(scale))
+        tensor: Tensor = files[name].get_tensor(name)
+        scales = name + SCALE_SUFFIX
+        if tensor.dtype == torch.float8_e4m3fn and scales in files:
+            return dequantize_float8(tensor, files[scales].get_tensor(scales))
     except (SafetensorError, RuntimeError) as error:
         raise ClearheadError(f"{where}: the tensor {name} cannot be read: {error}") from None
     return tensor
 
 
-def dequantize_float8(tensor: Tensor, scale: Tensor) -> Tensor:
-    """Square blocks with one scale each (DeepSeek-V3, §3.3.2)."""
+def dequantize_float8(tensor: Tensor, scales: Tensor) -> Tensor:
+    """Multiply each block of 128 x 128 values by its scale (DeepSeek-V3, §3.3.2); return bfloat16."""
     if tensor.ndim != 2:
-        raise RuntimeError(f"scales of blocks belong to matrices, not to {tensor.ndim} dimensions")
-    rows, columns = tensor.shape
-    blocks = (-(-rows // FLOAT8_BLOCK), -(-columns // FLOAT8_BLOCK))
-    if scale.shape != blocks:
-        raise RuntimeError(f"scales {tuple(scale.shape)} for {blocks} blocks of {FLOAT8_BLOCK} x {FLOAT8_BLOCK}")
-    by_row = scale.float().repeat_interleave(FLOAT8_BLOCK, 0)[:rows]
-    spread = by_row.repeat_interleave(FLOAT8_BLOCK, 1)[:, :columns]
-    return (tensor.float() * spread).to(torch.bfloat16)
+        raise RuntimeError(f"only matrices can have a scale for each block, not tensors of {tensor.ndim} dimensions")
+    num_rows, num_columns = tensor.shape
+    num_blocks = (-(-num_rows // FLOAT8_BLOCK), -(-num_columns // FLOAT8_BLOCK))
+    if scales.shape != num_blocks:
+        raise RuntimeError(
+            f"scales of shape {tuple(scales.shape)} for {num_blocks} blocks of {FLOAT8_BLOCK} x {FLOAT8_BLOCK}"
+        )
+    by_row = scales.float().repeat_interleave(FLOAT8_BLOCK, 0)[:num_rows]
+    by_element = by_row.repeat_interleave(FLOAT8_BLOCK, 1)[:, :num_columns]
+    return (tensor.float() * by_element).to(torch.bfloat16)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 from clearhead.api import Model, create, load
 from clearhead.architecture import Rope
-from clearhead.catalog import store
+from clearhead.catalog import DownloadError, get
 from clearhead.families import llama_config
 from clearhead.summary import print_summary, summarize
 from clearhead.tokenization import byte_tokenizer
@@ -27,9 +27,9 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
     next_command = 'clearhead generate smollm2 "Once upon a time"   clearhead chat smollm2'
     try:
         with bar("smollm2") as progress:
-            store.get("smollm2", progress)
+            get("smollm2", progress)
         model, title = load("smollm2"), "SmolLM2-135M-Instruct"
-    except store.DownloadError as error:
+    except DownloadError as error:
         print(f"SmolLM2 could not be downloaded ({error}); a small random model is used instead.\n")
         model, title = random_model(), "A small random model (its text is noise)"
         next_command = "clearhead get smollm2 (once there is a network)"

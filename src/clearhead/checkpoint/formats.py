@@ -1,0 +1,89 @@
+"""Recognise the format of a checkpoint, and load it with the reader of that format.
+
+    loaded = open_model("smollm2"); loaded.network, loaded.tokenizer
+
+The formats are GGUF, llama2.c, Clearhead's own folders, CTranslate2 and Hugging Face folders. No reader runs code from
+a checkpoint.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from clearhead.architecture import ModelConfig
+from clearhead.checkpoint.ctranslate2_model import is_ctranslate2, load_ctranslate2, read_ctranslate2_config
+from clearhead.checkpoint.folder_tokenizer import has_tokenizer
+from clearhead.checkpoint.gguf_model import load_gguf, read_gguf_config
+from clearhead.checkpoint.huggingface import CONFIG_FILE, load_folder, read_folder_config
+from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
+from clearhead.checkpoint.llama2c import is_llama2c, load_llama2c, read_llama2c_config
+from clearhead.checkpoint.locations import resolve_path
+from clearhead.checkpoint.native import DESCRIPTION_FILE, load_native, read_native_config
+from clearhead.errors import ClearheadError
+from clearhead.tokenization import Tokenizer
+
+
+@dataclass(frozen=True)
+class Format:
+    """A checkpoint format and its reader."""
+
+    matches: Callable[[Path], bool]
+    read_config: Callable[[Path], ModelConfig]  # without reading the weights
+    load: Callable[[Path, LoadOptions], ModelParts]
+
+
+# The first format that matches a path is used.
+FORMATS = (
+    Format(lambda path: path.is_file() and path.suffix.lower() == ".gguf", read_gguf_config, load_gguf),
+    Format(
+        lambda path: path.is_file() and path.suffix == ".bin" and is_llama2c(path), read_llama2c_config, load_llama2c
+    ),
+    Format(lambda path: (path / DESCRIPTION_FILE).is_file(), read_native_config, load_native),
+    Format(is_ctranslate2, read_ctranslate2_config, load_ctranslate2),
+    Format(lambda path: (path / CONFIG_FILE).is_file(), read_folder_config, load_folder),
+)
+
+
+def open_model(model: str | Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
+    """Load a model from a path, the name of an installed model or a hub id."""
+    path = resolve_path(model)
+    format = format_of(path)
+    if options.weights == "stored" and format.load is not load_gguf:
+        raise ClearheadError(
+            f"{model} has no stored blocks, only .gguf files do; weights='int8' or 'int4' work for every model"
+        )
+    return format.load(path, options)
+
+
+def read_config(model: str | Path) -> ModelConfig:
+    """Return the config of a model without reading its weights. From the hub, only its config is fetched."""
+    path = resolve_path(model, config_only=True)
+    return format_of(path).read_config(path)
+
+
+def format_of(path: Path) -> Format:
+    """Return the format of a file or folder; raise ClearheadError if it is not a model."""
+    for format in FORMATS:
+        if format.matches(path):
+            return format
+    if path.is_file():
+        raise ClearheadError(f"{path} is not a model file that can be loaded; give a folder or a .gguf file")
+    if (path / "model" / DESCRIPTION_FILE).is_file():
+        raise ClearheadError(f"{path} is the folder of a training run; its model is {path / 'model'}")
+    raise ClearheadError(f"{path} is not a model folder: it contains neither {CONFIG_FILE} nor {DESCRIPTION_FILE}")
+
+
+def check_save_folder(folder: Path, format: Literal["huggingface", "native"], tokenizer: Tokenizer | None) -> None:
+    """Raise ClearheadError if a model cannot be saved in a folder.
+
+    The folder must not contain a model of another format, or a tokenizer if the model has none: both would be loaded
+    instead of, or together with, the saved model.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ClearheadError(f"{folder} is a file; give a folder")
+    existing = next((known for known in FORMATS if known.matches(folder)), None)
+    if existing is not None and existing.load is not {"huggingface": load_folder, "native": load_native}[format]:
+        raise ClearheadError(f"{folder} contains a model in another format; give another folder")
+    if tokenizer is None and has_tokenizer(folder):
+        raise ClearheadError(f"{folder} contains a tokenizer, but this model has none; give another folder")

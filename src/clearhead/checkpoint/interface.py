@@ -1,0 +1,49 @@
+"""The interface of all checkpoint loaders: LoadOptions in, ModelParts out.
+
+loaded = load_folder(path, LoadOptions(dtype=torch.bfloat16)); loaded.network, loaded.tokenizer
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from clearhead.backends import Bits
+from clearhead.families import Family
+from clearhead.model import Transformer
+from clearhead.tokenization import Tokenizer
+
+Progress = Callable[[str, int, int], None]
+"""Called as progress(tensor_name, num_done, num_total) after each tensor."""
+
+Weights = Literal["full", "stored", "int8", "int4"]
+"""full: numbers. stored: the quantised blocks of a GGUF file. int8, int4: quantised while loading."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How the weights of a checkpoint are placed in memory."""
+
+    dtype: torch.dtype | None = None  # None: as stored
+    device: torch.device | str | None = None  # None: PyTorch's default
+    weights: Weights = "full"
+    progress: Progress | None = None
+
+    @property
+    def bits(self) -> Bits | None:
+        """The format to quantise to, if any."""
+        return self.weights if self.weights in ("int8", "int4") else None
+
+
+DEFAULT_OPTIONS = LoadOptions()
+
+
+@dataclass(frozen=True, eq=False)
+class ModelParts:
+    """Everything that a checkpoint says about a model."""
+
+    network: Transformer
+    tokenizer: Tokenizer | None = None
+    family: Family | None = None
+    special_ids: dict[str, Any] = field(default_factory=dict)  # keys are those of transformers, such as "eos_token_id"

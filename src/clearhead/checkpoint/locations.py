@@ -1,0 +1,63 @@
+"""Find the files of a model from what the user gives: a path, a name of the catalog or a hub id.
+
+path = resolve_path("smollm2")
+"""
+
+from pathlib import Path
+
+from clearhead.catalog import find_installed, model_names
+from clearhead.checkpoint.huggingface import CONFIG_FILE, INDEX_FILE
+from clearhead.errors import ClearheadError, unknown_name
+from clearhead.families import presets
+from clearhead.home import expand_user
+
+# Patterns of files on the hub. Pickle files and code are not fetched.
+MODEL_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.spm", "*.jinja")
+CONFIG_PATTERNS = (CONFIG_FILE, INDEX_FILE)
+IGNORED_PATTERNS = ("*/*", "consolidated*")  # the same weights in other formats, which would double the download
+WHERE_MODELS_ARE_LISTED = "`clearhead get` lists models with weights, `clearhead presets` architectures without"
+
+
+def resolve_path(model: str | Path, *, config_only: bool = False) -> Path:
+    """Return the path of an existing file or folder, of an installed model, or of a model fetched from the hub.
+
+    With `config_only`, only the files that `read_config` needs are fetched from the hub.
+    """
+    path, name = expand_user(model), str(model)
+    if path.exists():
+        return path
+    if name.lower() in model_names():
+        installed = find_installed(name)
+        if installed is None:
+            raise ClearheadError(f"{name} is not installed yet; fetch it with: clearhead get {name}")
+        return installed
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf"):
+        return fetch_from_hub(name, CONFIG_PATTERNS if config_only else MODEL_PATTERNS)
+    if name in presets():
+        raise ClearheadError(
+            f"{name} is a preset, an architecture without weights; it can be shown or created, not loaded"
+        )
+    if len(path.parts) > 1 or path.suffix in (".gguf", ".bin", ".safetensors", ".json"):
+        raise ClearheadError(f"{name} does not exist")
+    suggestions = model_names() | set(presets() if config_only else ())
+    raise unknown_name("model", name, suggestions, WHERE_MODELS_ARE_LISTED)
+
+
+def fetch_from_hub(hub_id: str, patterns: tuple[str, ...]) -> Path:
+    """Fetch the files of a hub model that match `patterns`; return the folder that contains them."""
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    except ImportError:
+        raise ClearheadError(
+            f"{hub_id} is neither a path nor the name of a model; "
+            'to load it from the Hugging Face hub: pip install "clearhead[hub]"'
+        ) from None
+    try:
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=list(IGNORED_PATTERNS)))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ClearheadError(
+            f"{hub_id} does not exist here and could not be fetched from the hub ({reason}); "
+            "download it on a machine with network access and give the path of its folder"
+        ) from None
