@@ -70,7 +70,7 @@ RUNS = {
 PHASES = ("decode", "prefill", "train")
 TOTAL_SECONDS, RUN_SECONDS = 60, 1.5  # CPU: of all rounds, and of one workload in a round
 NUM_ROUNDS, STEP_SECONDS = 3, 1.0  # CUDA
-COLUMNS = ("model", "phase", "batch", "context", "runs", "quantity", "predicted", "measured", "ratio", "variation")
+COLUMNS = ("model", "phase", "batch", "context", "execution", "quantity", "predicted", "measured", "ratio", "variation")
 
 Row = dict[str, Any]
 
@@ -89,8 +89,8 @@ def planned_workloads(device: str, phases: Sequence[str]) -> Iterator[tuple[Row,
             dtype=DTYPES[device],
             device_type=device,
         )
-        runs = "graph" if uses_cuda_graph(workload) else "eager"
-        yield {"model": name, "phase": phase, "batch": batch, "context": context, "runs": runs}, workload
+        execution = "graph" if uses_cuda_graph(workload) else "eager"
+        yield {"model": name, "phase": phase, "batch": batch, "context": context, "execution": execution}, workload
 
 
 # --- CUDA
@@ -102,7 +102,7 @@ def measure_one_by_one(device: str, planned: list[tuple[Row, Workload]]) -> tupl
     table = []
     for description, workload in planned:
         try:
-            comparisons = compare_workload(workload, calibration, launched_by_host=description["runs"] == "eager")
+            comparisons = compare_workload(workload, calibration, launched_by_host=description["execution"] == "eager")
             rows = [to_row(comparison) for comparison in comparisons]
         except (RuntimeError, ValueError) as error:  # out of memory, no kernel for a shape, a ClearheadError
             rows = [{"quantity": f"failed: {str(error).splitlines()[0]}"}]

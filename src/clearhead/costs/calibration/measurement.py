@@ -4,7 +4,7 @@
 
 Weights come in turn from more memory than any cache holds, as those of a network do. On CUDA, kernels run from a graph,
 so that the host does not delay them; host time is measured separately (toy_networks.py). A CPU is measured several
-times: products on a shared one were seen to take 1.4 times as long for seconds (benchmarks/README.md).
+times: products on a shared one were seen to take 1.4 times as long for seconds (benchmarks/log.md).
 """
 
 import itertools
@@ -46,7 +46,7 @@ HEAD_WIDTHS = (64, 128)
 MAX_HEADS = {"cpu": 64, "cuda": 8192}  # on a GPU, enough for a backward to take longer than its launch on the host
 TRAFFIC_BYTES = tuple(1 << power for power in (14, 17, 20, 22, 24, 26, 28))
 MAX_COPIES = 1000
-# FLOPs of all copies of a weight in a round; beyond that each is read so rarely that it may be in a cache.
+# FLOPs of one round over all copies of a weight. For larger products it does not matter whether a cache holds it.
 ROUND_FLOPS = {"cpu": 10**10, "cuda": 10**12}
 MAX_SCORES = {"cpu": 1 << 22, "cuda": 1 << 29}
 COLD_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # more than any cache holds
