@@ -4,7 +4,7 @@ from clearhead.benchmark.inference_engine import InferenceEngine
 
 
 class FakeClock:
-    """Replaces the `time` module; it advances only when told to."""
+    """Replaces the `time` module; it advances only by the engine and by sleeping."""
 
     def __init__(self):
         self.now = 0.0

@@ -32,10 +32,10 @@ def num_bytes(tensors):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weight_bytes_of_a_dense_model(tied, dtype, tmp_path):
     network = tiny_network(tied=tied).to(dtype)
-    theirs = load_in_transformers(network, tmp_path)
-    assert total_weight_bytes(network) == num_bytes(theirs.parameters())
-    embedding = 0 if tied else num_bytes([theirs.get_input_embeddings().weight])
-    assert weight_bytes_read(network) == num_bytes(theirs.parameters()) - embedding
+    reference = load_in_transformers(network, tmp_path)
+    assert total_weight_bytes(network) == num_bytes(reference.parameters())
+    embedding = 0 if tied else num_bytes([reference.get_input_embeddings().weight])
+    assert weight_bytes_read(network) == num_bytes(reference.parameters()) - embedding
 
 
 def test_only_the_chosen_experts_are_read():
@@ -65,11 +65,11 @@ def test_weight_bytes_of_packed_weights(bits, bits_per_weight):
 @torch.no_grad()
 def test_cache_bytes_equal_those_of_transformers(style, length, tmp_path):
     network = toy_model(style).network
-    theirs = load_in_transformers(network, tmp_path)
-    cache = transformers.DynamicCache(config=theirs.config)
+    reference = load_in_transformers(network, tmp_path)
+    cache = transformers.DynamicCache(config=reference.config)
     tokens = torch.randint(0, 61, (1, length), generator=torch.Generator().manual_seed(0))
     for token in tokens[0]:
-        theirs(input_ids=token.view(1, 1), past_key_values=cache)
+        reference(input_ids=token.view(1, 1), past_key_values=cache)
     expected = num_bytes(tensor for layer in cache.layers for tensor in (layer.keys, layer.values))
     slides = style in ("mistral", "gemma3") and length > 11  # transformers keeps one token less than the window
     actual = cache_bytes_read(STYLES[style](), length, element_bytes=4)

@@ -50,9 +50,9 @@ def both(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("harness") / "tiny"
     save_folder(model.network, folder)
     model.tokenizer.save(folder)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    network = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    return ClearheadLM(model), HFLM(pretrained=theirs, tokenizer=tokenizer, batch_size=2, device="cpu")
+    return ClearheadLM(model), HFLM(pretrained=network, tokenizer=tokenizer, batch_size=2, device="cpu")
 
 
 def instances(kind, *arguments):
@@ -62,23 +62,23 @@ def instances(kind, *arguments):
 
 
 def test_loglikelihood_equals_that_of_the_harness(both):
-    ours, theirs = (one.loglikelihood(instances("loglikelihood", *PAIRS)) for one in both)
-    assert [one[0] for one in ours] == pytest.approx([one[0] for one in theirs], rel=1e-4)
-    assert [one[1] for one in ours] == [one[1] for one in theirs]
+    ours, expected = (one.loglikelihood(instances("loglikelihood", *PAIRS)) for one in both)
+    assert [one[0] for one in ours] == pytest.approx([one[0] for one in expected], rel=1e-4)
+    assert [one[1] for one in ours] == [one[1] for one in expected]
 
 
 def test_loglikelihood_rolling_equals_that_of_the_harness(both):
     arguments = [(text,) for text in TEXTS]
-    ours, theirs = (one.loglikelihood_rolling(instances("loglikelihood_rolling", *arguments)) for one in both)
-    assert ours == pytest.approx(theirs, rel=1e-4)
+    ours, expected = (one.loglikelihood_rolling(instances("loglikelihood_rolling", *arguments)) for one in both)
+    assert ours == pytest.approx(expected, rel=1e-4)
 
 
 def test_generate_until_equals_that_of_the_harness(both):
     greedy = {"do_sample": False, "max_gen_toks": 12}
     first = both[0].model.generate("The sea is", max_new_tokens=12).text
     arguments = [("The sea is", {**greedy, "until": [first[4:6]]}), ("A cat", {**greedy, "until": ["\n\n"]})]
-    ours, theirs = (one.generate_until(instances("generate_until", *arguments)) for one in both)
-    assert ours == theirs
+    ours, expected = (one.generate_until(instances("generate_until", *arguments)) for one in both)
+    assert ours == expected
     assert ours[0] == first[: first.index(first[4:6])]
 
 

@@ -71,11 +71,11 @@ def test_ablating_a_layer_equals_the_network_without_it():
     layers = config.decoder.layers
     shorter = Transformer(replace(config, decoder=replace(config.decoder, layers=layers[:2] + layers[3:]))).double()
     tensors = traced.network.state_dict()
-    kept = [number for number in range(len(layers)) if number != 2]
+    remaining = [number for number in range(len(layers)) if number != 2]
     for name in shorter.state_dict():
         parts = name.split(".")
         if parts[:2] == ["decoder", "layers"]:
-            parts[2] = str(kept[int(parts[2])])
+            parts[2] = str(remaining[int(parts[2])])
         shorter.state_dict()[name].copy_(tensors[".".join(parts)])
     assert_effect(ablate(traced, 2), last_logits(traced.network), last_logits(shorter.eval()))
 

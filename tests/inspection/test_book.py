@@ -10,7 +10,7 @@ from rich.console import Console
 
 from clearhead.inspection.book import book_data, book_page, panel_cells, print_book
 from clearhead.inspection.book_examples import worked_examples
-from tests.book.golden import golden, plain
+from tests.book.golden import golden, golden_value
 
 EXAMPLES = {example.title: {panel.name: panel for panel in example.panels} for example in worked_examples()}
 
@@ -62,10 +62,12 @@ def test_masking_after_the_softmax_leaves_rows_that_do_not_sum_to_one():
 
 def test_receptive_field_and_key_projections_equal_the_golden_counts():
     field = EXAMPLES["Receptive field"]["inputs seen"].values
-    assert field.tolist() == [plain("receptive_field", "size")[str(h)] for h in plain("receptive_field", "heads")]
+    assert field.tolist() == [
+        golden_value("receptive_field", "size")[str(h)] for h in golden_value("receptive_field", "heads")
+    ]
     counts = EXAMPLES["What a cache saves"]["key projections"].values
-    assert counts[0].tolist() == plain("projections", "without_cache")
-    assert counts[1].tolist() == plain("projections", "with_cache")
+    assert counts[0].tolist() == golden_value("projections", "without_cache")
+    assert counts[1].tolist() == golden_value("projections", "with_cache")
 
 
 def test_the_cache_holds_the_keys_and_values_of_all_earlier_tokens():

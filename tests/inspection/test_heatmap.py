@@ -44,8 +44,8 @@ def cell_colors(picture):
     """Return the (upper, lower) colors of every drawn character, line by line."""
     rows = {}
     line_of = [0]
-    for letter in picture.plain:
-        line_of.append(line_of[-1] + (letter == "\n"))
+    for char in picture.plain:
+        line_of.append(line_of[-1] + (char == "\n"))
     for span in picture.spans:
         style = span.style
         pair = (tuple(style.color.triplet), tuple(style.bgcolor.triplet))

@@ -9,14 +9,14 @@ from clearhead.inspection.recording import StackInputs
 from clearhead.inspection.tracing import record
 from clearhead.model import attend
 from tests.parity import test_bart, test_bert, test_deepseek, test_gemma, test_gpt, test_llama, test_t5
-from tests.parity.harness import build, inputs, load_ours
+from tests.parity.harness import build_reference, load_network, make_inputs
 
 CASES = {
     "gpt2": test_gpt.CASES,
     "llama": test_llama.CASES,
     "mistral": test_llama.CASES,
     "gemma3": test_gemma.CASES,
-    "masked-words": test_bert.CASES,
+    "masked-language": test_bert.CASES,
     "t5": test_t5.CASES,
     "marian": test_bart.CASES,
     "v3": test_deepseek.CASES,
@@ -58,7 +58,7 @@ def reference_weights(model, case, given):
         kinds = (output.encoder_attentions, output.decoder_attentions, output.cross_attentions)
         return dict(zip(("encoder", "decoder", "cross"), kinds, strict=True))
     named = {"input_ids": given["tokens"], "attention_mask": given["attention_mask"]}
-    named |= {"position_ids": given["position_ids"]} if case.positions_as_argument else {}
+    named |= {"position_ids": given["position_ids"]} if case.takes_position_ids else {}
     return {"self": model(**named, **options).attentions}
 
 
@@ -67,16 +67,16 @@ def reference_weights(model, case, given):
 @torch.no_grad()
 def test_weights_equal_those_of_transformers(name, padded, tmp_path, kernel_calls):
     case = next(case for case in CASES[name] if case.name == name)
-    model = build(case)
-    network = load_ours(model, tmp_path)
-    given = inputs(case, network.config, padded)
-    theirs = reference_weights(model, case, given)
+    model = build_reference(case)
+    network = load_network(model, tmp_path)
+    given = make_inputs(case, network.config, padded)
+    expected_weights = reference_weights(model, case, given)
     real = given.get("attention_mask", given.get("source_mask")).bool()
     for row, traced in trace_sequences(network, given):
         num_layers = sum(traced.num_layers_of(stack) for stack in traced.residuals)
-        num_cross = traced.num_layers if "cross" in theirs else 0
+        num_cross = traced.num_layers if "cross" in expected_weights else 0
         assert len(kernel_calls) == num_layers + num_cross
-        for kind, layers in theirs.items():
+        for kind, layers in expected_weights.items():
             queries = slice(None) if kind in ("decoder", "cross") else real[row]
             for layer, expected in enumerate(layers):
                 if kind == "cross":
@@ -102,8 +102,8 @@ def test_weights_of_smollm2_equal_those_of_transformers(smollm2_gguf, kernel_cal
     ).eval()
     traced = model.trace("The capital of France is Paris, and the capital of Italy is")
     assert len(kernel_calls) == traced.num_layers == 30
-    theirs = reference(torch.tensor([traced.tokens]), output_attentions=True).attentions
-    for layer, expected in enumerate(theirs):
+    expected_weights = reference(torch.tensor([traced.tokens]), output_attentions=True).attentions
+    for layer, expected in enumerate(expected_weights):
         assert (traced.attention(layer) - expected[0]).abs().max() <= 1e-5
     assert traced.token_texts[1] == " capital"
     assert traced.logits[-1].argmax() == model.encode(" Rome")[0]

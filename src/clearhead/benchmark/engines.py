@@ -49,7 +49,7 @@ def open_engines(
         for reason, kinds in skipped.items():
             notify(f"skipped {name} {', '.join(kinds)}: {reason}")
     if not engines:
-        raise ClearheadError("no engine can run this model here; the notes above say why")
+        raise ClearheadError("no engine can run this model here; the notes above give the reasons")
     return engines
 
 

@@ -5,7 +5,7 @@
     |------ first token ------|-- token --|-- token --| ...      one run of one engine
      reads the prompt           decodes
 
-Other work on the machine, and a CPU that heats up, therefore affect all engines alike.
+Other work on the machine, and a CPU that heats up, therefore affect all engines equally.
 """
 
 import statistics

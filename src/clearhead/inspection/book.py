@@ -23,7 +23,7 @@ TITLE = "Attention, worked out"
 LEAD = "Clearhead computed every number on this page when it wrote the page, with the modules that its networks use."
 
 MIN_SCROLLING_COLUMNS = 4  # wider tables can scroll on a phone, also with the keyboard
-MIN_ROUNDED_COLUMNS = 12  # 80 characters have no space for more than three decimals in so many columns
+MIN_ROUNDED_COLUMNS = 12  # 80 characters have space for only three decimals per column then
 
 
 @dataclass(frozen=True)

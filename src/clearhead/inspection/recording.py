@@ -2,7 +2,7 @@
 
     recorder = RecordingTransformer(network); recorder.hidden_states(tokens); recorder.residuals["decoder"][0]
 
-The network itself is not modified. Other threads can run it meanwhile; they are neither recorded nor slowed down.
+The network itself is not modified. Other threads can run it at the same time without being recorded.
 """
 
 import math

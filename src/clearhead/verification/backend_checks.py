@@ -43,7 +43,7 @@ def cpu_kernels(case: VerificationCase) -> Comparison:
 def accelerate_copy(network: Transformer) -> Transformer:
     """Return a copy of the network that decodes in the C++ kernels; skip the check if they do not support it."""
     if reason := unsupported_network_reason(network, "cpu"):
-        raise CheckSkipped(f"the kernels do not support {reason}")
+        raise CheckSkipped(f"the C++ kernels cannot run this model: {reason}")
     network = deepcopy(network)
     try:
         accelerate(network)

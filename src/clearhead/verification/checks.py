@@ -2,8 +2,8 @@
 
 all_agree = all(result.verdict != "fail" for result in verify(model))
 
-The names say what is compared: `==` means equal within the precision, `~` means within the bound of the method. A
-"full forward" reads a whole text at once, alone and without a cache.
+Each name has the two things that are compared: `==` means equal within the precision, `~` within the bound of the
+method. A "full forward" reads a whole text at once, alone and without a cache.
 """
 
 from collections.abc import Iterator, Mapping

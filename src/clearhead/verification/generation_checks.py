@@ -5,7 +5,7 @@ comparison = greedy(case); comparison.difference
 The generated text is read once more in a full forward pass. Two differences count: between the logit of a token in the
 loop and in the full pass, and between the latter and the largest logit at that position. If both are zero, the tokens
 are those of decoding without a cache, since equal tokens up to a position give equal logits there. A tie within the
-tolerance passes; the detail says how many tokens are equal.
+tolerance passes; the detail gives the number of equal tokens.
 """
 
 from collections.abc import Sequence
