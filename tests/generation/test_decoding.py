@@ -203,6 +203,7 @@ def test_score_equals_one_forward_pass(chunk):
     result = score(network, ids, chunk)
     assert result.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(ids[1:])], abs=1e-6)
     assert result.perplexity == pytest.approx(torch.tensor(result.logprobs).mean().neg().exp().item())
+    assert repr(result) == f"Score(10 tokens, perplexity {result.perplexity:.4g})"
     with pytest.raises(ClearheadError, match="fewer than two tokens"):
         score(network, [1])
 

@@ -17,15 +17,18 @@ from clearhead.generation.decoding import rotation_depends_on_length
 from clearhead.generation.prompts import check_tokens
 from clearhead.model import Transformer
 
-CHUNK = 512  # tokens read at a time, so that the logits of a long text never exist all at once
+_CHUNK = 512  # tokens read at a time, so that the logits of a long text never exist all at once
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Score:
     """The log-probabilities of a text."""
 
     tokens: list[int]
     logprobs: list[float]  # natural logarithms; one fewer than tokens
+
+    def __repr__(self) -> str:
+        return f"Score({len(self.tokens)} tokens, perplexity {self.perplexity:.4g})"
 
     @property
     def perplexity(self) -> float:
@@ -44,7 +47,7 @@ def check_can_score(config: ModelConfig) -> None:
 
 
 @torch.inference_mode()
-def score(network: Transformer, ids: Sequence[int], chunk: int = CHUNK) -> Score:
+def score(network: Transformer, ids: Sequence[int], chunk: int = _CHUNK) -> Score:
     """Return the log-probability of every token after the first, reading `chunk` tokens at a time."""
     check_tokens(ids, network.config.output_stack)
     if len(ids) < 2:
