@@ -19,9 +19,9 @@ import time
 
 import torch
 
-from clearhead.backends import UNPACKED_AT_ONCE, Bits, GraphDecoder, PackedLinear, pack_network
-from clearhead.benchmark import weights_held
-from clearhead.costs import Workload, footprint
+from clearhead.backends import ELEMENTS_PER_CHUNK, Bits, GraphDecoder, PackedLinear, pack_network
+from clearhead.benchmark import total_weight_bytes
+from clearhead.costs import Workload, estimate_memory
 from clearhead.families import preset
 from clearhead.model import Transformer
 
@@ -41,10 +41,10 @@ def draw(name: str) -> Transformer:
 
 
 def measure(network: Transformer, batch: int) -> dict[str, float]:
-    weight_bytes = weights_held(network)
+    weight_bytes = total_weight_bytes(network)
     torch.cuda.reset_peak_memory_stats()
     decoder = GraphDecoder(network, batch, CAPACITY, lambda logits, steps: logits.argmax(-1))
-    first = decoder.read(torch.randint(0, 1000, (batch, PROMPT)).tolist()).argmax(-1)
+    first = decoder.prefill(torch.randint(0, 1000, (batch, PROMPT)).tolist()).argmax(-1)
     reading_peak = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     decoder.start(first)
@@ -54,11 +54,11 @@ def measure(network: Transformer, batch: int) -> dict[str, float]:
         torch.cuda.synchronize()
         start = time.perf_counter()
         for _ in range(NUM_TOKENS):
-            decoder.next()
+            decoder.replay_step()
         torch.cuda.synchronize()
         seconds.append((time.perf_counter() - start) / NUM_TOKENS)
     held = weight_bytes + decoder.num_bytes
-    num_streams = 1 if batch <= decoder.most_rows else 3  # the prompt's; that of the warm-up, and the graph's
+    num_streams = 1 if batch <= decoder.max_kernel_rows else 3  # the prompt's; that of the warm-up, and the graph's
     return {
         "tokens_per_second": batch / statistics.median(seconds),
         "reading_bytes": reading_peak,
@@ -69,15 +69,15 @@ def measure(network: Transformer, batch: int) -> dict[str, float]:
 
 
 def reading_bytes(decoder: GraphDecoder, batch: int) -> int:
-    merging = max(matrix.num_bytes for layer in decoder.layers for matrix in layer.matrices)
+    merging = max(projection.num_bytes for layer in decoder.layers for projection in layer.block.projections)
     network = decoder.network
     workload = Workload(
         config=network.config, phase="prefill", batch=batch, context=PROMPT, source=PROMPT, device_type="cuda"
     )
-    reading = footprint(workload)
+    reading = estimate_memory(workload)
     packed = [module.packed for module in network.modules() if isinstance(module, PackedLinear)]
     unpacked = max((2 * math.prod(matrix.shape) for matrix in packed), default=0)
-    unpacked += 2 * 4 * UNPACKED_AT_ONCE if packed else 0
+    unpacked += 2 * 4 * ELEMENTS_PER_CHUNK if packed else 0
     return max(merging, reading.peak - reading.weights - reading.cache + unpacked + CUBLAS_BYTES)
 
 

@@ -14,7 +14,7 @@
 docs/fast-path.md explains how they work and how they are verified.
 """
 
-from clearhead.backends.capability import Backend, unsupported_reason
+from clearhead.backends.capability import unsupported_reason
 from clearhead.backends.cpu import AcceleratedStack, accelerate
 from clearhead.backends.cpu_kernels import load_kernel_library
 from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, fused_linear
@@ -43,7 +43,6 @@ __all__ = [
     "NATIVE_BLOCK_TYPES",
     "AcceleratedStack",
     "AsyncTokens",
-    "Backend",
     "Bits",
     "GraphDecoder",
     "GraphLayer",

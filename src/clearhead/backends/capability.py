@@ -38,17 +38,17 @@ DTYPES: dict[Backend, tuple[torch.dtype, ...]] = {
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
 }
 PLACEMENTS: dict[Backend, tuple[str, ...]] = {"cpu": ("pre", "post", "sandwich"), "cuda": ("pre", "sandwich")}
-PATTERNS: dict[Backend, tuple[type[AttentionPattern], ...]] = {
+_PATTERNS: dict[Backend, tuple[type[AttentionPattern], ...]] = {
     "cpu": (Causal, SlidingWindow, Chunked, Bidirectional),
     "cuda": (Causal, SlidingWindow),
 }
 # A Triton program holds the query heads of one key-value head in a tile of 16 rows and a power of two of columns.
-TILE_ROWS, SMALLEST_TILE_WIDTH = 16, 16
+_TILE_ROWS, _SMALLEST_TILE_WIDTH = 16, 16
 
 
 def unsupported_reason(config: ModelConfig, backend: Backend) -> str | None:
     """Return why `backend` cannot compute a model with this config, or None if it can."""
-    return next(problems_of_model(config, backend), None)
+    return next(_problems_of_model(config, backend), None)
 
 
 def unsupported_weights(dtypes: Collection[torch.dtype], device_type: str, backend: Backend) -> str | None:
@@ -65,7 +65,7 @@ def unsupported_weights(dtypes: Collection[torch.dtype], device_type: str, backe
     return None if dtype in DTYPES[backend] else f"{name} weights are not supported"
 
 
-def problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
+def _problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
     stack = config.decoder
     if stack is None:
         yield "an encoder-only model does not decode"
@@ -77,13 +77,13 @@ def problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
     if isinstance(stack.final_norm, DeviationNorm):
         yield "DeviationNorm is not supported"
     for layer in stack.layers:
-        yield from problems_of_layer(layer, backend)
-    sizes = {head_sizes(layer.attention) for layer in stack.layers if isinstance(layer.attention, GroupedAttention)}
+        yield from _problems_of_layer(layer, backend)
+    sizes = {_head_sizes(layer.attention) for layer in stack.layers if isinstance(layer.attention, GroupedAttention)}
     if backend == "cuda" and len(sizes) > 1:
         yield "layers with different head sizes are not supported"
 
 
-def problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
+def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
     if layer.placement not in PLACEMENTS[backend]:
         yield f"{layer.placement} norm placement is not supported"
     if isinstance(layer.norm, DeviationNorm):
@@ -96,13 +96,13 @@ def problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
         if isinstance(attention, LatentAttention):
             yield "latent attention is not supported"
         elif attention is not None:
-            yield from problems_of_attention(attention)
-            yield from problems_of_tiles(attention) if backend == "cuda" else ()
-            if not isinstance(attention.pattern, PATTERNS[backend]):
+            yield from _problems_of_attention(attention)
+            yield from _problems_of_tiles(attention) if backend == "cuda" else ()
+            if not isinstance(attention.pattern, _PATTERNS[backend]):
                 yield f"{type(attention.pattern).__name__} attention is not supported"
 
 
-def problems_of_attention(attention: GroupedAttention) -> Iterator[str]:
+def _problems_of_attention(attention: GroupedAttention) -> Iterator[str]:
     position = attention.position
     if not isinstance(position, Rope | NoPosition):
         yield f"{type(position).__name__} positions are not supported"
@@ -117,14 +117,14 @@ def problems_of_attention(attention: GroupedAttention) -> Iterator[str]:
         yield f"{type(attention.head_norm).__name__} is not supported"
 
 
-def problems_of_tiles(attention: GroupedAttention) -> Iterator[str]:
+def _problems_of_tiles(attention: GroupedAttention) -> Iterator[str]:
     """Yield what does not fit into the tiles of the Triton attention kernel."""
     width = attention.head_width
-    if width < SMALLEST_TILE_WIDTH or width & (width - 1):
-        yield f"head width {width} is not supported: it must be a power of two of at least {SMALLEST_TILE_WIDTH}"
-    if attention.num_heads > TILE_ROWS * attention.num_kv_heads:
-        yield f"more than {TILE_ROWS} query heads per key-value head are not supported"
+    if width < _SMALLEST_TILE_WIDTH or width & (width - 1):
+        yield f"head width {width} is not supported: it must be a power of two of at least {_SMALLEST_TILE_WIDTH}"
+    if attention.num_heads > _TILE_ROWS * attention.num_kv_heads:
+        yield f"more than {_TILE_ROWS} query heads per key-value head are not supported"
 
 
-def head_sizes(attention: GroupedAttention) -> tuple[int, int, int]:
+def _head_sizes(attention: GroupedAttention) -> tuple[int, int, int]:
     return attention.num_heads, attention.num_kv_heads, attention.head_width

@@ -33,7 +33,7 @@ from clearhead.model import (
 )
 
 # Exactly these types: a subclass, such as a LoRA layer, computes something that the kernels do not.
-KNOWN_MODULES = {
+_KNOWN_MODULES = {
     *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
     *(RmsNormLayer, nn.LayerNorm, nn.Identity, nn.Dropout),
 }
@@ -51,18 +51,18 @@ def unsupported_network_reason(network: Transformer, backend: Backend) -> str | 
     dtypes = {parameter.dtype for parameter in network.parameters()} if backend == "cuda" else {first.dtype}
     if reason := unsupported_weights(dtypes, first.device.type, backend):
         return reason
-    if backend == "cuda" and not has_original_modules(network):
+    if backend == "cuda" and not _has_original_modules(network):
         return "modules were replaced or have hooks"
     return None
 
 
-def has_original_modules(network: Transformer) -> bool:
+def _has_original_modules(network: Transformer) -> bool:
     """Return whether the decoder's blocks consist of known modules, and no module of the decoder or head has a hook."""
     stack = network.decoder
     assert stack is not None
     around = [stack.embedding, stack.final_norm] + ([] if network.head is None else [network.head])
     hooks = hooks_of([module for part in around for module in part.modules()])
-    return are_known(list(stack.layers.modules())) and not any(hooks)
+    return _are_known(list(stack.layers.modules())) and not any(hooks)
 
 
 def can_be_planned(stack: LayerStack) -> bool:
@@ -70,7 +70,7 @@ def can_be_planned(stack: LayerStack) -> bool:
     modules, tensors = planned_modules(stack), (*stack.layers.parameters(), *stack.final_norm.parameters())
     kinds = {(tensor.dtype, tensor.device.type) for tensor in tensors}
     supported = any(kinds == {(dtype, "cpu")} for dtype in DTYPES["cpu"])
-    return supported and are_known(modules) and not any(module.training for module in dropout_modules(modules))
+    return supported and _are_known(modules) and not any(module.training for module in dropout_modules(modules))
 
 
 def planned_modules(stack: LayerStack) -> list[nn.Module]:
@@ -78,9 +78,9 @@ def planned_modules(stack: LayerStack) -> list[nn.Module]:
     return [*stack.layers.modules(), *stack.final_norm.modules()]
 
 
-def are_known(modules: list[nn.Module]) -> bool:
+def _are_known(modules: list[nn.Module]) -> bool:
     """Return whether all modules are of known types and none has a hook."""
-    return {type(module) for module in modules} <= KNOWN_MODULES and not any(hooks_of(modules))
+    return {type(module) for module in modules} <= _KNOWN_MODULES and not any(hooks_of(modules))
 
 
 def hooks_of(modules: list[nn.Module]) -> list[dict[int, Any]]:

@@ -123,28 +123,28 @@ def lower_block(block: Block) -> LoweredBlock:
     if block.layer.cross_attention is not None:
         module = cast(Attention, block.cross_attention)
         cross = LoweredCrossAttention(
-            lower_attention(module),
-            merge_projections(module.query),
-            merge_projections(module.output),
+            _lower_attention(module),
+            _merge_projections(module.query),
+            _merge_projections(module.output),
             block.cross_attention_residual,
         )
     gate_and_up = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
     return LoweredBlock(
         placement=block.layer.placement,
-        attention=lower_attention(attention),
-        query_key_value=merge_projections(attention.query, attention.key, attention.value),
-        attention_output=merge_projections(attention.output),
+        attention=_lower_attention(attention),
+        query_key_value=_merge_projections(attention.query, attention.key, attention.value),
+        attention_output=_merge_projections(attention.output),
         attention_residual=block.attention_residual,
         cross_attention=cross,
         gated=feed_forward.gate is not None,
         activation=config.activation,
-        gate_and_up=merge_projections(*gate_and_up),
-        down=merge_projections(feed_forward.down),
+        gate_and_up=_merge_projections(*gate_and_up),
+        down=_merge_projections(feed_forward.down),
         feed_forward_residual=block.feed_forward_residual,
     )
 
 
-def lower_attention(attention: Attention) -> LoweredAttention:
+def _lower_attention(attention: Attention) -> LoweredAttention:
     config = attention.config
     rope = config.position if isinstance(config.position, Rope) else None
     return LoweredAttention(
@@ -192,7 +192,7 @@ def rotation_table(config: GroupedAttention, length: int, device: torch.device |
 # --- merging
 
 
-def merge_projections(*modules: LinearModule) -> Projection:
+def _merge_projections(*modules: LinearModule) -> Projection:
     """Return one projection with the rows of all modules; the bias is a copy."""
     biases = [module.bias.detach() for module in modules if module.bias is not None]
     return Projection(merge_weights(modules), torch.cat(biases) if biases else None)
@@ -205,23 +205,23 @@ def merge_weights(modules: tuple[LinearModule, ...]) -> Tensor | PackedWeight:
         return module.packed if isinstance(module, PackedLinear) else module.weight.detach().contiguous()
     packed = [module for module in modules if isinstance(module, PackedLinear)]
     if len(packed) == len(modules) and len({(m.quants.dtype, m.offsets is None) for m in packed}) == 1:
-        return merge_packed_weights(packed)
+        return _merge_packed_weights(packed)
     if packed:  # formats differ, so the merged weight is unpacked
         return torch.cat([module.weight.detach() for module in modules])
     plain = [module for module in modules if isinstance(module, nn.Linear)]
-    merged = concatenate_rows([module.weight.detach() for module in plain])
+    merged = _concatenate_rows([module.weight.detach() for module in plain])
     for module, rows in zip(plain, merged.split([len(module.weight) for module in plain]), strict=True):
         module.weight.data = rows
     return merged
 
 
-def merge_packed_weights(modules: list[PackedLinear]) -> PackedWeight:
+def _merge_packed_weights(modules: list[PackedLinear]) -> PackedWeight:
     parts = [module.packed for module in modules]
     offsets = [part.offsets for part in parts if part.offsets is not None]
     merged = PackedWeight(
-        concatenate_rows([part.quants for part in parts]),
-        concatenate_rows([part.scales for part in parts]),
-        concatenate_rows(offsets) if offsets else None,
+        _concatenate_rows([part.quants for part in parts]),
+        _concatenate_rows([part.scales for part in parts]),
+        _concatenate_rows(offsets) if offsets else None,
         parts[0].columns,
     )
     start = 0
@@ -231,7 +231,7 @@ def merge_packed_weights(modules: list[PackedLinear]) -> PackedWeight:
     return merged
 
 
-def concatenate_rows(parts: list[Tensor]) -> Tensor:
+def _concatenate_rows(parts: list[Tensor]) -> Tensor:
     """Return all rows in one tensor: a copy, or a view if an earlier merge has placed the parts one after another."""
     for part, following in pairwise(parts):
         one_storage = part.untyped_storage().data_ptr() == following.untyped_storage().data_ptr()

@@ -169,13 +169,13 @@ def set_packed_weight(network: Transformer, name: str, packed: PackedWeight, dty
         mixture.set_packed(attribute, packed, dtype)
         network.set_submodule(owner_name, mixture)
     elif isinstance(owner, nn.Embedding):
-        set_packed_table(network, owner, PackedTable(packed, dtype))
+        _set_packed_table(network, owner, PackedTable(packed, dtype))
     else:
         assert isinstance(owner, LogitHead | AcceleratedHead)
         network.head = AcceleratedHead(owner, PackedMatrix(packed, dtype))  # type: ignore[assignment]
 
 
-def set_packed_table(network: Transformer, table: nn.Embedding, packed: PackedTable) -> None:
+def _set_packed_table(network: Transformer, table: nn.Embedding, packed: PackedTable) -> None:
     """Replace a token table wherever it is used: encoder and decoder may share it, and the head may be tied to it."""
     for stack in (network.encoder, network.decoder):
         if stack is not None and stack.embedding.tokens is table:

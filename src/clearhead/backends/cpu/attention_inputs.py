@@ -22,7 +22,7 @@ from clearhead.cache import ContiguousStore, KeyValueCache, ReservedSlot
 from clearhead.errors import ClearheadError
 from clearhead.model import EncoderOutput, cross_attention_mask, make_mask
 
-FIRST_TABLE_LENGTH = 512  # positions; a table doubles when it becomes too short
+_FIRST_TABLE_LENGTH = 512  # positions; a table doubles when it becomes too short
 
 
 @dataclass
@@ -48,7 +48,7 @@ class AttentionInputs:
             AttentionGroup(
                 np.array([number for number, other in enumerate(configs) if other == config]),
                 config,
-                rotation_table(config, FIRST_TABLE_LENGTH) if isinstance(config.position, Rope) else None,
+                rotation_table(config, _FIRST_TABLE_LENGTH) if isinstance(config.position, Rope) else None,
             )
             for config in dict.fromkeys(configs)
         ]
@@ -76,7 +76,7 @@ class AttentionInputs:
 
     def bind(self, cache: KeyValueCache, batch: int, num_new: int) -> list[tuple[int, int]]:
         """Point the views to the cache's buffers; return the first new slot and the number of slots of each layer."""
-        buffers = buffers_of(cache)
+        buffers = _buffers_of(cache)
         same = len(buffers) == len(self.bound_buffers) and all(
             map(operator.is_, map(operator.call, self.bound_buffers), buffers)
         )
@@ -95,9 +95,9 @@ class AttentionInputs:
             self.check_sizes(reserved.key, reserved.value, config, batch)
             view.point_to(reserved.key, reserved.value)
             slots.append((reserved.slot, reserved.num_slots))
-        self.bound_buffers = [ref(buffer) for buffer in buffers_of(cache)]
+        self.bound_buffers = [ref(buffer) for buffer in _buffers_of(cache)]
         contiguous = all(isinstance(store, ContiguousStore) for store in cache.stores)
-        self.bound_capacity = min(buffer.shape[2] for buffer in buffers_of(cache)) if contiguous else 0
+        self.bound_capacity = min(buffer.shape[2] for buffer in _buffers_of(cache)) if contiguous else 0
         return slots
 
     def check_sizes(self, key: Tensor, value: Tensor, config: GroupedAttention, batch: int) -> None:
@@ -159,5 +159,5 @@ class AttentionInputs:
         return referenced
 
 
-def buffers_of(cache: KeyValueCache) -> list[Tensor]:
+def _buffers_of(cache: KeyValueCache) -> list[Tensor]:
     return [buffer for store in cache.stores for buffer in (store.key, store.value) if buffer is not None]

@@ -28,7 +28,7 @@ from clearhead.backends.lowering import LoweredAttention, LoweredBlock, Projecti
 from clearhead.cache import KeyValueCache
 from clearhead.model import Block, EncoderOutput, LayerStack
 
-ATTENTION, CROSS_ATTENTION, FEED_FORWARD = range(3)  # branches of a layer, in the order of LayerStruct.norms
+_ATTENTION, CROSS_ATTENTION, FEED_FORWARD = range(3)  # branches of a layer, in the order of LayerStruct.norms
 
 
 class Plan:
@@ -81,7 +81,7 @@ class Plan:
         layer.query_key_value = self.matrix_struct(block.query_key_value)
         layer.attention_output = self.matrix_struct(block.attention_output)
         layer.gate_and_up, layer.down = self.matrix_struct(block.gate_and_up), self.matrix_struct(block.down)
-        residuals = {ATTENTION: block.attention_residual, FEED_FORWARD: block.feed_forward_residual}
+        residuals = {_ATTENTION: block.attention_residual, FEED_FORWARD: block.feed_forward_residual}
         if block.cross_attention is not None:
             layer.has_cross_attention = 1
             layer.cross_heads = self.heads(block.cross_attention.attention)

@@ -20,7 +20,7 @@ from clearhead.backends.modules import AcceleratedHead
 from clearhead.cache import KeyValueCache
 from clearhead.model import EncoderOutput, LayerStack, LogitHead, Transformer, check_shapes, fused_attention
 
-STEP_LOCK = Lock()  # a plan's structures are overwritten for every token, and a step uses all cores anyway
+_STEP_LOCK = Lock()  # a plan's structures are overwritten for every token, and a step uses all cores anyway
 
 
 def accelerate(network: Transformer, build: bool = True) -> bool:
@@ -68,7 +68,7 @@ class AcceleratedStack(LayerStack):
         **options: Any,
     ) -> Tensor:
         if positions is None and runs_in_cpu_kernels(self, tokens, encoder_output, cache, options):
-            with STEP_LOCK:
+            with _STEP_LOCK:
                 if plan := self.plan_for(tokens, cache):
                     return self.run_plan(plan, tokens, mask, encoder_output, cache)
         if options.get("kernel", fused_attention) is fused_attention and kernels_support_prompts():

@@ -25,7 +25,7 @@ from clearhead.backends.cpu_kernels.structures import SIGNATURES
 from clearhead.errors import ClearheadError
 from clearhead.home import home
 
-SOURCES = [
+_SOURCES = [
     Path(__file__).parent / "source" / name
     for name in ("kernels.cpp", "prompt.h", "attention.h", "linear.h", "inputs.h", "tiles.h", "vectors.h")
 ]
@@ -66,13 +66,13 @@ def is_inference() -> bool:
 @functools.cache
 def library_path() -> Path:
     digest = hashlib.sha256(" ".join(FLAGS).encode())
-    for source in SOURCES:
+    for source in _SOURCES:
         digest.update(source.read_bytes())
-    machine = hashlib.sha256(processor_features().encode())
+    machine = hashlib.sha256(_processor_features().encode())
     return home() / "kernels" / f"cpu-{machine.hexdigest()[:12]}-{digest.hexdigest()[:24]}.so"
 
 
-def processor_features() -> str:
+def _processor_features() -> str:
     """Return what the meaning of -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -92,11 +92,11 @@ def open_library(path: Path) -> ctypes.CDLL | None:
         return None
     for name, arguments in SIGNATURES.items():
         function = getattr(kernels, name)
-        function.argtypes, function.restype, function.errcheck = arguments, c_int32, raise_on_failure
+        function.argtypes, function.restype, function.errcheck = arguments, c_int32, _raise_on_failure
     return kernels
 
 
-def raise_on_failure(code: int, *_: object) -> None:
+def _raise_on_failure(code: int, *_: object) -> None:
     """Turn the non-zero return code of a kernel, which means a failed allocation, into a MemoryError."""
     if code:
         raise MemoryError("not enough memory to process this many tokens at once")
@@ -111,7 +111,7 @@ def compile_library(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             unfinished = Path(folder) / "kernels.so"
-            command = [*compiler, *FLAGS, str(SOURCES[0]), "-o", str(unfinished)]
+            command = [*compiler, *FLAGS, str(_SOURCES[0]), "-o", str(unfinished)]
             result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
             if result.returncode:
                 message = result.stderr.strip()[-500:]

@@ -26,7 +26,7 @@ from clearhead.model import ACTIVATIONS, Block, Transformer
 
 # Logits (B, V) and the number of tokens generated so far (B,) -> the next token of each sequence (B,).
 ChooseTokens = Callable[[Tensor, Tensor], Tensor]
-MAX_PACKED_ROWS = 16  # sequences up to which packed weights run in the Triton kernels
+_MAX_PACKED_ROWS = 16  # sequences up to which packed weights run in the Triton kernels
 
 
 class GraphDecoder:
@@ -57,7 +57,7 @@ class GraphDecoder:
         projections = [self.head, *(projection for layer in self.layers for projection in layer.block.projections)]
         packed = all(isinstance(projection.weight, PackedWeight) for projection in projections)
         # PyTorch's products of plain weights are faster from two rows on; packed weights would have to be unpacked.
-        self.max_kernel_rows = MAX_PACKED_ROWS if packed else 1
+        self.max_kernel_rows = _MAX_PACKED_ROWS if packed else 1
         self.token = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.position = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.num_generated = torch.zeros(batch, dtype=torch.long, device=self.device)
@@ -218,10 +218,10 @@ class GraphDecoder:
     def run_layer_in_pytorch(self, layer: GraphLayer, x: Tensor) -> None:
         """Run x (B, D) through a layer with PyTorch's products, in place: many rows are not limited by reading W."""
         block, attention, feed_forward = layer.block, layer.block.attention_residual, layer.block.feed_forward_residual
-        projected = self.attend(layer, plain_linear(attention.norm(x), block.query_key_value))
-        x += attention.branch_norm(plain_linear(projected, block.attention_output))
-        inner = activate(plain_linear(feed_forward.norm(x), block.gate_and_up), block)
-        x += feed_forward.branch_norm(plain_linear(inner, block.down))
+        projected = self.attend(layer, _plain_linear(attention.norm(x), block.query_key_value))
+        x += attention.branch_norm(_plain_linear(projected, block.attention_output))
+        inner = _activate(_plain_linear(feed_forward.norm(x), block.gate_and_up), block)
+        x += feed_forward.branch_norm(_plain_linear(inner, block.down))
 
     def compute_logits(self, x: Tensor, norm: NormModule | None = None) -> Tensor:
         """Return logits (B, V) in float32 for x (B, D), to which `norm` is applied first."""
@@ -245,11 +245,11 @@ class GraphDecoder:
         )
 
 
-def plain_linear(x: Tensor, projection: Projection) -> Tensor:
+def _plain_linear(x: Tensor, projection: Projection) -> Tensor:
     return functional.linear(x, projection.plain_weight(x.dtype), projection.bias)
 
 
-def activate(inner: Tensor, block: LoweredBlock) -> Tensor:
+def _activate(inner: Tensor, block: LoweredBlock) -> Tensor:
     activation = ACTIVATIONS[block.activation]
     if not block.gated:
         return activation(inner)

@@ -13,8 +13,8 @@ from clearhead.architecture import SlidingWindow
 from clearhead.backends.lowering import LoweredAttention, NormModule, Projection, lower_norm
 from clearhead.backends.packed import PackedWeight
 
-LARGE_OUTPUT = 8192  # rows of W from which on the packed kernel prefers smaller tiles
-NO_WINDOW = 1 << 30  # a window that is larger than any text
+_LARGE_OUTPUT = 8192  # rows of W from which on the packed kernel prefers smaller tiles
+_NO_WINDOW = 1 << 30  # a window that is larger than any text
 
 
 def fused_linear(
@@ -43,19 +43,19 @@ def fused_linear(
         "UNIT_OFFSET": settings is not None and settings.unit_offset, "NORM_BIAS": shift is not None,
         "GATED": gated, "ACTIVATION": activation, "BIAS": projection.bias is not None,
         "RESIDUAL": residual is not None,
-    } | dependent_launch(x.device)  # fmt: skip
+    } | _dependent_launch(x.device)  # fmt: skip
     if isinstance(weight, PackedWeight):
         bits = 8 if weight.quants.dtype == torch.int8 else 4
         offsets = weight.scales if weight.offsets is None else weight.offsets
-        tile = packed_tiling(num_outputs, weight.scales.shape[1])
-        max_programs = num_multiprocessors(x.device) * (4 if num_outputs >= LARGE_OUTPUT else 2)
+        tile = _packed_tiling(num_outputs, weight.scales.shape[1])
+        max_programs = _num_multiprocessors(x.device) * (4 if num_outputs >= _LARGE_OUTPUT else 2)
         multiply_packed_row[min(-(-num_outputs // tile["BLOCK_N"]), max_programs), len(x)](
             y, x, weight.quants.view(torch.int32), weight.scales, offsets, *arguments,
             GROUPS=weight.scales.shape[1], BITS=bits, OFFSETS=weight.offsets is not None, DP4A=x.is_cuda,
             **options, **tile,
         )  # fmt: skip
     else:
-        tile = tiling(num_outputs, num_inputs, gated)
+        tile = _tiling(num_outputs, num_inputs, gated)
         assert len(x) == 1, "PyTorch's product is faster for several rows"
         multiply_row[(-(-num_outputs // tile["BLOCK_N"]),)](y, x, weight, *arguments, **options, **tile)
     return y
@@ -81,14 +81,14 @@ def attend(
     query_norm, key_norm = lower_norm(attention.query_norm), lower_norm(attention.key_norm)
     has_norms = query_norm is not None and key_norm is not None
     norm_weights = (query_norm.weight, key_norm.weight) if query_norm and key_norm else (y, y)  # y stands for none
-    window = config.pattern.size if isinstance(config.pattern, SlidingWindow) else NO_WINDOW
+    window = config.pattern.size if isinstance(config.pattern, SlidingWindow) else _NO_WINDOW
     attend_row[states.shape[:2]](
         y, states, arrivals, projected, keys, values, position, *table, *norm_weights,
         keys.stride(0), keys.stride(1), window, attention.scale, query_norm.epsilon if query_norm else 0.0,
         N=config.num_heads, K=config.num_kv_heads, H=config.head_width,
         PAIRS=attention.rotary_pairs, INTERLEAVED=attention.interleaved,
         NORMED=has_norms, UNIT_OFFSET=int(query_norm is not None and query_norm.unit_offset),
-        GROUP=states.shape[2], SPANS=states.shape[1], BLOCK=32, num_warps=4, **dependent_launch(projected.device),
+        GROUP=states.shape[2], SPANS=states.shape[1], BLOCK=32, num_warps=4, **_dependent_launch(projected.device),
     )  # fmt: skip
     return y
 
@@ -106,7 +106,7 @@ def attention_workspace(attention: LoweredAttention, batch: int, device: torch.d
     return states, torch.zeros(programs, dtype=torch.int32, device=device)
 
 
-def tiling(num_rows: int, num_columns: int, gated: bool) -> dict[str, int]:
+def _tiling(num_rows: int, num_columns: int, gated: bool) -> dict[str, int]:
     """Return rows and columns of a program's tile and its warps.
 
     These are the best of 30 combinations on an H200, for the shapes of Llama 1B and 8B.
@@ -122,19 +122,19 @@ def tiling(num_rows: int, num_columns: int, gated: bool) -> dict[str, int]:
     return {"BLOCK_N": rows, "BLOCK_K": columns, "num_warps": warps}
 
 
-def packed_tiling(num_rows: int, num_groups: int) -> dict[str, int]:
+def _packed_tiling(num_rows: int, num_groups: int) -> dict[str, int]:
     """Return the tile of the packed kernel, which is as wide as the matrix."""
     block = 1 << (num_groups - 1).bit_length()
-    groups_per_tile = 512 if num_rows >= LARGE_OUTPUT else 1024
+    groups_per_tile = 512 if num_rows >= _LARGE_OUTPUT else 1024
     return {"BLOCK_N": max(2, groups_per_tile // block), "BLOCK_G": block, "num_warps": 4 if block <= 128 else 8}
 
 
 @lru_cache
-def num_multiprocessors(device: torch.device) -> int:
+def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def dependent_launch(device: torch.device) -> dict[str, bool]:
+def _dependent_launch(device: torch.device) -> dict[str, bool]:
     """Return the options for programmatic dependent launch, which Hopper and later GPUs support."""
     supported = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if supported else {"PDL": False}

@@ -39,7 +39,7 @@ def build_layer(
     assert isinstance(config, GroupedAttention)
     empty = parameter.new_empty(shape[0], config.num_kv_heads, 0, config.head_width)
     keys, values = store.ensure_capacity(num_cached, shape[1], empty, empty)
-    return GraphLayer(lower_block(block), keys, values, *shared_rotation_table(config, keys, tables))
+    return GraphLayer(lower_block(block), keys, values, *_shared_rotation_table(config, keys, tables))
 
 
 def with_capacity(
@@ -47,11 +47,11 @@ def with_capacity(
 ) -> GraphLayer:
     """Return the layer with a cache of `capacity` tokens, of which the first `num_cached` are copied."""
     keys, values = store.ensure_capacity(num_cached, capacity, layer.keys, layer.values)
-    cosine, sine = shared_rotation_table(layer.block.attention.config, keys, tables)
+    cosine, sine = _shared_rotation_table(layer.block.attention.config, keys, tables)
     return replace(layer, keys=keys, values=values, cosine=cosine, sine=sine)
 
 
-def shared_rotation_table(config: GroupedAttention, keys: Tensor, tables: RotationTables) -> tuple[Tensor, Tensor]:
+def _shared_rotation_table(config: GroupedAttention, keys: Tensor, tables: RotationTables) -> tuple[Tensor, Tensor]:
     """Return the rotation table for all slots of `keys`, or empty tensors without rotary positions."""
     if not isinstance(config.position, Rope):
         return torch.zeros(0, 0, device=keys.device), torch.zeros(0, 0, device=keys.device)

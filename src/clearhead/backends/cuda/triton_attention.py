@@ -115,11 +115,11 @@ def attend_row(
         num_before = tl.atomic_add(num_finished + tl.program_id(0), 1, sem="acq_rel")
         if num_before == SPANS - 1:
             tl.store(num_finished + tl.program_id(0), 0)
-            join_spans(y, states, b, n, g, tl.cdiv(length, span_length), N, H, GROUP, SPANS, PER_HEAD)
+            _join_spans(y, states, b, n, g, tl.cdiv(length, span_length), N, H, GROUP, SPANS, PER_HEAD)
 
 
 @triton.jit
-def join_spans(
+def _join_spans(
     y, states, b, n, g, num_used,
     N: tl.constexpr, H: tl.constexpr, GROUP: tl.constexpr, SPANS: tl.constexpr, PER_HEAD: tl.constexpr,
 ):  # fmt: skip

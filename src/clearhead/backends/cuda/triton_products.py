@@ -44,7 +44,7 @@ def moments(x, epsilon, K: tl.constexpr):
 
 
 @triton.jit
-def read_input(
+def _read_input(
     x, gain, shift, mean, factor, k,
     K: tl.constexpr, EVEN: tl.constexpr, NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, NORM_BIAS: tl.constexpr,
 ):  # fmt: skip
@@ -124,7 +124,7 @@ def multiply_row(
         within = inside[:, None] if EVEN else inside[:, None] & (start + k < K)[None, :]
         if start > 0:
             w = tl.load(rows + start, within, 0.0, eviction_policy="evict_first")
-        values, squared = read_input(x, gain, shift, mean, factor, start + k, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
+        values, squared = _read_input(x, gain, shift, mean, factor, start + k, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
         squares += squared
         sums += w.to(tl.float32) * values[None, :]
         if GATED:
@@ -157,9 +157,11 @@ def multiply_packed_row(
     residual += tl.program_id(1) * N
     group = tl.arange(0, BLOCK_G)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    words, scale, offset = load_groups(quants, scales, offsets, n, group, N, GROUPS, BITS, OFFSETS)
+    words, scale, offset = _load_groups(quants, scales, offsets, n, group, N, GROUPS, BITS, OFFSETS)
     if GATED:
-        up_words, up_scale, up_offset = load_groups(quants, scales, offsets, N + n, group, 2 * N, GROUPS, BITS, OFFSETS)
+        up_words, up_scale, up_offset = _load_groups(
+            quants, scales, offsets, N + n, group, 2 * N, GROUPS, BITS, OFFSETS
+        )
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -169,26 +171,26 @@ def multiply_packed_row(
     # Words of a group: `low` holds all 32 quants of 8 bits, or the first 16 of 4 bits; `high` then holds the others.
     EVEN: tl.constexpr = K == 32 * BLOCK_G
     k = group[:, None, None] * 32 + tl.arange(0, BITS)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
-    low, squares = read_input(x, gain, shift, mean, factor, k, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
+    low, squares = _read_input(x, gain, shift, mean, factor, k, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
     largest = tl.max(tl.max(tl.abs(low), 2), 1)
     high = low
     if BITS == 4:
-        high, more = read_input(x, gain, shift, mean, factor, k + 16, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
+        high, more = _read_input(x, gain, shift, mean, factor, k + 16, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
         squares += more
         largest = tl.maximum(largest, tl.max(tl.max(tl.abs(high), 2), 1))
     squares = tl.sum(squares)
     inverse_scale, x_scale = (127 / tl.maximum(largest, 1e-30))[:, None, None], largest / 127
-    low, high = pack_bytes(low * inverse_scale), pack_bytes(high * inverse_scale)
+    low, high = _pack_bytes(low * inverse_scale), _pack_bytes(high * inverse_scale)
     for _ in range(tl.cdiv(N, tl.num_programs(0) * BLOCK_N)):
         next_n = n + tl.num_programs(0) * BLOCK_N
-        next_words, next_scale, next_offset = load_groups(
+        next_words, next_scale, next_offset = _load_groups(
             quants, scales, offsets, next_n, group, N, GROUPS, BITS, OFFSETS
         )
-        total = dot_groups(words, scale, offset, low, high, x_scale, BITS, OFFSETS, DP4A)
+        total = _dot_groups(words, scale, offset, low, high, x_scale, BITS, OFFSETS, DP4A)
         total_up = total
         if GATED:
-            total_up = dot_groups(up_words, up_scale, up_offset, low, high, x_scale, BITS, OFFSETS, DP4A)
-            up_words, up_scale, up_offset = load_groups(
+            total_up = _dot_groups(up_words, up_scale, up_offset, low, high, x_scale, BITS, OFFSETS, DP4A)
+            up_words, up_scale, up_offset = _load_groups(
                 quants, scales, offsets, N + next_n, group, 2 * N, GROUPS, BITS, OFFSETS
             )
         finish(
@@ -199,7 +201,7 @@ def multiply_packed_row(
 
 
 @triton.jit
-def load_groups(quants, scales, offsets, n, group, N, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr):
+def _load_groups(quants, scales, offsets, n, group, N, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr):
     """Load rows n < N: quants (BLOCK_N, BLOCK_G, BITS words), scales and offsets (BLOCK_N, BLOCK_G)."""
     place = n[:, None].to(tl.int64) * GROUPS + group[None, :]
     within = (n < N)[:, None] & (group < GROUPS)[None, :]
@@ -210,23 +212,23 @@ def load_groups(quants, scales, offsets, n, group, N, GROUPS: tl.constexpr, BITS
 
 
 @triton.jit
-def pack_bytes(values):
+def _pack_bytes(values):
     """Round values (..., 4) from -127 to 127 to bytes and pack them into words (...)."""
     return tl.sum((tl.floor(values + 0.5).to(tl.int32) & 255) << (tl.arange(0, 4) * 8)[None, None, :], 2)
 
 
 @triton.jit
-def dot_groups(
+def _dot_groups(
     words, scale, offset, low, high, x_scale, BITS: tl.constexpr, OFFSETS: tl.constexpr, DP4A: tl.constexpr
 ):  # fmt: skip
     """Multiply rows of W with x, given as words `low` and `high` (BLOCK_G, BITS) and scales `x_scale` (BLOCK_G,)."""
     if BITS == 8:
-        return tl.sum(tl.sum(dot4(words, low[None, :, :], 0, DP4A), 2) * scale.to(tl.float32) * x_scale[None, :], 1)
+        return tl.sum(tl.sum(_dot4(words, low[None, :, :], 0, DP4A), 2) * scale.to(tl.float32) * x_scale[None, :], 1)
     # Byte j of a group holds its quants j and j + 16.
     first, last = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
-    sums = tl.sum(dot4(first, low[None, :, :], dot4(last, high[None, :, :], 0, DP4A), DP4A), 2).to(tl.float32)
+    sums = tl.sum(_dot4(first, low[None, :, :], _dot4(last, high[None, :, :], 0, DP4A), DP4A), 2).to(tl.float32)
     ones = tl.full((1, 1), 0x01010101, tl.int32)
-    x_sum = tl.sum(dot4(low, ones, dot4(high, ones, 0, DP4A), DP4A), 1).to(tl.float32)[None, :]
+    x_sum = tl.sum(_dot4(low, ones, _dot4(high, ones, 0, DP4A), DP4A), 1).to(tl.float32)[None, :]
     if OFFSETS:
         sums = sums * scale.to(tl.float32) + x_sum * offset.to(tl.float32)
     else:
@@ -235,7 +237,7 @@ def dot_groups(
 
 
 @triton.jit
-def dot4(a, b, c, DP4A: tl.constexpr):
+def _dot4(a, b, c, DP4A: tl.constexpr):
     """Return c + Σ a_i b_i over the four signed bytes of a word: one GPU instruction, which the interpreter lacks."""
     if DP4A:
         return tl.inline_asm_elementwise(

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from clearhead.errors import ClearheadError
 
-GROUP_SIZE = 32
+_GROUP_SIZE = 32
 ELEMENTS_PER_CHUNK = 1 << 22  # weights that are converted at a time, which bounds the temporary memory
 Bits = Literal["int8", "int4"]
 
@@ -57,13 +57,13 @@ class PackedWeight:
     def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Dequantise to (N, K), a chunk of rows at a time to keep temporary memory small."""
         weight = torch.empty(self.shape, dtype=dtype, device=self.quants.device)
-        for rows in row_chunks(weight):
+        for rows in _row_chunks(weight):
             weight[rows] = self.rows(rows).dequantize()
         return weight
 
     def dequantize(self) -> Tensor:
         """Return scale · quant + offset in float32, all rows at once."""
-        values = self.integers().unflatten(-1, (-1, GROUP_SIZE)).float() * self.scales.float()[..., None]
+        values = self.integers().unflatten(-1, (-1, _GROUP_SIZE)).float() * self.scales.float()[..., None]
         if self.offsets is not None:
             values += self.offsets.float()[..., None]
         return values.flatten(-2)[..., : self.columns]
@@ -72,12 +72,12 @@ class PackedWeight:
         """Return the quants as (N, K) int8, centred on zero if there are no offsets."""
         if self.quants.dtype == torch.int8:
             return self.quants
-        groups = self.quants.unflatten(-1, (-1, GROUP_SIZE // 2))
+        groups = self.quants.unflatten(-1, (-1, _GROUP_SIZE // 2))
         quants = torch.cat((groups & 15, groups >> 4), dim=-1).flatten(-2).to(torch.int8)
         return quants if self.offsets is not None else quants - 8
 
 
-def row_chunks(matrix: Tensor, max_elements: int | None = None) -> list[slice]:
+def _row_chunks(matrix: Tensor, max_elements: int | None = None) -> list[slice]:
     """Divide the rows of a matrix into slices of at most `max_elements` values, by default ELEMENTS_PER_CHUNK."""
     rows_per_chunk = max(1, (max_elements or ELEMENTS_PER_CHUNK) // matrix.shape[1])
     return [slice(start, start + rows_per_chunk) for start in range(0, len(matrix), rows_per_chunk)]
@@ -87,9 +87,9 @@ def pack(weight: Tensor, bits: Bits) -> PackedWeight:
     """Quantise a matrix (N, K), or experts (E, N, K) as E · N rows, to the nearest of 255 or 16 levels per group."""
     rows = weight.flatten(0, -2)
     # The result is allocated first: temporary tensors below it would leave holes in the heap when they are freed.
-    packed = empty_packed_weight(len(rows), weight.shape[-1], bits, weight.device)
-    for chunk in row_chunks(rows, ELEMENTS_PER_CHUNK // 4):  # packing takes several temporary tensors
-        source, target = pack_rows(rows[chunk], bits), packed.rows(chunk)
+    packed = _empty_packed_weight(len(rows), weight.shape[-1], bits, weight.device)
+    for chunk in _row_chunks(rows, ELEMENTS_PER_CHUNK // 4):  # packing takes several temporary tensors
+        source, target = _pack_rows(rows[chunk], bits), packed.rows(chunk)
         target.quants.copy_(source.quants)
         target.scales.copy_(source.scales)
         if source.offsets is not None and target.offsets is not None:
@@ -97,38 +97,38 @@ def pack(weight: Tensor, bits: Bits) -> PackedWeight:
     return packed
 
 
-def empty_packed_weight(num_rows: int, columns: int, bits: Bits, device: torch.device) -> PackedWeight:
+def _empty_packed_weight(num_rows: int, columns: int, bits: Bits, device: torch.device) -> PackedWeight:
     """Allocate a packed weight without setting its values."""
-    num_groups = 2 * -(-columns // (2 * GROUP_SIZE))
+    num_groups = 2 * -(-columns // (2 * _GROUP_SIZE))
     scales = torch.empty(num_rows, num_groups, dtype=torch.float16, device=device)
     if bits == "int8":
-        quants = torch.empty(num_rows, num_groups * GROUP_SIZE, dtype=torch.int8, device=device)
+        quants = torch.empty(num_rows, num_groups * _GROUP_SIZE, dtype=torch.int8, device=device)
         return PackedWeight(quants, scales, None, columns)
-    quants = torch.empty(num_rows, num_groups * GROUP_SIZE // 2, dtype=torch.uint8, device=device)
+    quants = torch.empty(num_rows, num_groups * _GROUP_SIZE // 2, dtype=torch.uint8, device=device)
     return PackedWeight(quants, scales, torch.empty_like(scales), columns)
 
 
-def pack_rows(weight: Tensor, bits: Bits) -> PackedWeight:
+def _pack_rows(weight: Tensor, bits: Bits) -> PackedWeight:
     if not weight.isfinite().all():
         raise ClearheadError("a weight is NaN or infinite and cannot be quantised; the checkpoint is damaged")
-    groups = functional.pad(weight.float(), (0, -weight.shape[1] % (2 * GROUP_SIZE))).unflatten(-1, (-1, GROUP_SIZE))
+    groups = functional.pad(weight.float(), (0, -weight.shape[1] % (2 * _GROUP_SIZE))).unflatten(-1, (-1, _GROUP_SIZE))
     if bits == "int8":
-        scales = to_float16(groups.abs().amax(dim=-1) / 127)
+        scales = _to_float16(groups.abs().amax(dim=-1) / 127)
         quants = (groups / divisors(scales)).round().clamp(-127, 127).to(torch.int8).flatten(-2)
         return PackedWeight(quants, scales, None, weight.shape[1])
     # The offset lets all 16 levels cover the group's own range, and reproduces weights that came from such blocks.
     lowest, highest = groups.aminmax(dim=-1)
-    scales, offsets = to_float16((highest - lowest) / 15), to_float16(lowest)
+    scales, offsets = _to_float16((highest - lowest) / 15), _to_float16(lowest)
     quants = ((groups - offsets.float()[..., None]) / divisors(scales)).round().clamp(0, 15).to(torch.uint8)
-    return PackedWeight(pack_nibbles(quants), scales, offsets, weight.shape[1])
+    return PackedWeight(_pack_nibbles(quants), scales, offsets, weight.shape[1])
 
 
-def pack_nibbles(quants: Tensor) -> Tensor:
+def _pack_nibbles(quants: Tensor) -> Tensor:
     """Store two 4-bit values per byte: (..., G, 32) -> (..., G · 16)."""
-    return (quants[..., : GROUP_SIZE // 2] | (quants[..., GROUP_SIZE // 2 :] << 4)).flatten(-2)
+    return (quants[..., : _GROUP_SIZE // 2] | (quants[..., _GROUP_SIZE // 2 :] << 4)).flatten(-2)
 
 
-def to_float16(scales: Tensor) -> Tensor:
+def _to_float16(scales: Tensor) -> Tensor:
     if scales.abs().max() > torch.finfo(torch.float16).max:
         raise ClearheadError("the weights are too large to be quantised: a scale exceeds the range of float16")
     return scales.to(torch.float16)
@@ -145,7 +145,7 @@ def pack_gguf_blocks(blocks: Tensor, rows: int, block_type: str) -> PackedWeight
     `block_type` is one of NATIVE_BLOCK_TYPES.
     """
     blocks = blocks.view(rows, -1, blocks.shape[-1])
-    columns = blocks.shape[1] * GROUP_SIZE
+    columns = blocks.shape[1] * _GROUP_SIZE
     if blocks.shape[1] % 2:
         blocks = functional.pad(blocks, (0, 0, 0, 1))
     quants_start = 4 if block_type == "Q4_1" else 2

@@ -1,6 +1,6 @@
 // Products and attention for many rows at once, as in a prompt or a large batch. The time is that of the
 // multiplications, not that of reading W. W is transposed 32 rows at a time into a panel, which stays in the
-// first-level cache while all rows of x are multiplied with it; keys and values likewise. References and shapes as in
+// processor's cache while all rows of x are multiplied with it; keys and values likewise. References and shapes as in
 // linear.h and attention.h; T tokens of each of B sequences.
 #pragma once
 #include "attention.h"
@@ -8,7 +8,7 @@
 // --- products
 
 #ifdef CLEARHEAD_AVX512
-// One step of a transposition: in every two rows that are `step` apart, exchange_lanes the lanes that are `step` apart.
+// One step of a transposition: in every two rows that are `step` apart, exchange the lanes that are `step` apart.
 template <int step>
 inline void exchange_lanes(__m512i (&rows)[16]) {
   const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
