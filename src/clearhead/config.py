@@ -25,7 +25,7 @@ from clearhead.files import parse_json
 T = TypeVar("T")
 MAX_LAYERS = 1000  # the deepest released model has 126
 
-type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # a model has hundreds of parts of a dozen types
+_type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # a model has hundreds of parts of a dozen types
 
 
 def kind_of(part: type) -> str:
@@ -50,14 +50,16 @@ class CheckedConfig:
     MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        hints = type_hints(type(self))
+        hints = _type_hints(type(self))
         for name, value in vars(self).items():
             where = f"{type(self).__name__}.{name}"
             if get_origin(hints[name]) is Literal:
                 if value not in get_args(hints[name]):
                     raise unknown_name(where, str(value), get_args(hints[name]))
                 continue
-            require(matches_type(value, hints[name]), f"{where} is {value!r}; it must be {describe_type(hints[name])}")
+            require(
+                _matches_type(value, hints[name]), f"{where} is {value!r}; it must be {_describe_type(hints[name])}"
+            )
             if name in self.MAY_BE_ZERO and value is not None:
                 require(0 <= value < math.inf, f"{where} is {value}; it must be 0 or more")
             elif name.endswith("share"):
@@ -66,21 +68,21 @@ class CheckedConfig:
                 require(0 < value < math.inf, f"{where} is {value}; it must be finite and greater than 0")
 
 
-def matches_type(value: Any, hint: Any) -> bool:
+def _matches_type(value: Any, hint: Any) -> bool:
     """Return whether a value has the type of a hint. An int also counts as a float; a bool counts as neither."""
     origin, options = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        return any(matches_type(value, option) for option in options)
+        return any(_matches_type(value, option) for option in options)
     if origin is tuple:
-        return isinstance(value, tuple) and all(matches_type(item, options[0]) for item in value)
+        return isinstance(value, tuple) and all(_matches_type(item, options[0]) for item in value)
     if hint in (int, float):
         return type(value) is int or type(value) is hint
     return isinstance(value, hint)
 
 
-def describe_type(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     if get_origin(hint) is tuple:
-        return f"a tuple of {describe_type(get_args(hint)[0])}"
+        return f"a tuple of {_describe_type(get_args(hint)[0])}"
     names = [option.__name__ for option in get_args(hint) or (hint,)]
     return " or ".join("None" if name == "NoneType" else name for name in names)
 
@@ -90,7 +92,7 @@ def describe_type(hint: Any) -> str:
 
 def to_dict(part: Any) -> dict[str, Any]:
     """Convert a config dataclass to plain data: dicts, lists, strings, numbers and booleans."""
-    hints = type_hints(type(part))
+    hints = _type_hints(type(part))
     pairs = ((item.name, getattr(part, item.name)) for item in fields(part))
     return {name: _plain(value, hints[name]) for name, value in pairs if value is not None}
 
@@ -117,7 +119,7 @@ def from_dict(part: type[T], data: Any, where: str = "") -> T:
     where = where or kind_of(part)
     if not isinstance(data, Mapping):
         raise ClearheadError(f"{where} must be a table of named values, not {data!r}")
-    hints = type_hints(part)
+    hints = _type_hints(part)
     part_fields = {item.name: item for item in fields(part)}  # type: ignore[arg-type]
     for key in data:
         if key not in part_fields:

@@ -8,8 +8,8 @@ A defect in Clearhead itself raises an ordinary exception and shows its tracebac
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-MAX_LISTED_WITH_SUGGESTION = 8
-MAX_LISTED = 12
+_MAX_LISTED_WITH_SUGGESTION = 8
+_MAX_LISTED = 12
 
 
 class ClearheadError(ValueError):
@@ -38,8 +38,8 @@ def unknown_name(kind: str, name: str, choices: Iterable[str], where_listed: str
     if where_listed:
         parts.append(where_listed)
     elif not matches:
-        listed = ", ".join(names[:MAX_LISTED]) or "(none)"
-        parts.append(f"available: {listed}{', …' * (len(names) > MAX_LISTED)}")
-    elif 1 < len(names) <= MAX_LISTED_WITH_SUGGESTION:
+        listed = ", ".join(names[:_MAX_LISTED]) or "(none)"
+        parts.append(f"available: {listed}{', …' * (len(names) > _MAX_LISTED)}")
+    elif 1 < len(names) <= _MAX_LISTED_WITH_SUGGESTION:
         parts.append(f"Available: {', '.join(names)}")
     return ClearheadError(f"unknown {kind} {name!r}; {' '.join(parts)}")

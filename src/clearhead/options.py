@@ -18,8 +18,8 @@ from clearhead.errors import ClearheadError, unknown_name
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 StopWhen = Literal["full", "unlikely", "impossible"]
-SMALLEST, LARGEST = 1e-6, 1e9  # of a factor or summand: products and quotients with logits stay finite in float32
-MAX_LENGTH_PENALTY = 10.0  # length ** 10 is finite for any length
+_SMALLEST, LARGEST = 1e-6, 1e9  # of a factor or summand: products and quotients with logits stay finite in float32
+_MAX_LENGTH_PENALTY = 10.0  # length ** 10 is finite for any length
 
 
 def described(default: T, description: str) -> T:
@@ -56,17 +56,17 @@ class SamplingOptions:
     logprobs: int | None = described(None, "Return log-probabilities, with this many alternatives per token.")
 
     def __post_init__(self) -> None:
-        for name, (is_valid, requirement) in REQUIREMENTS.items():
+        for name, (is_valid, requirement) in _REQUIREMENTS.items():
             value = getattr(self, name)
-            if not is_valid(value) and not (value is None and name in OPTIONAL):
+            if not is_valid(value) and not (value is None and name in _OPTIONAL):
                 raise ClearheadError(f"{name} is {value!r}; it must be {requirement}")
         if self.min_new_tokens > self.max_new_tokens:
             raise ClearheadError(
                 f"min_new_tokens is {self.min_new_tokens}; it must not exceed max_new_tokens, {self.max_new_tokens}"
             )
-        object.__setattr__(self, "logit_bias", parse_logit_bias(self.logit_bias))
+        object.__setattr__(self, "logit_bias", _parse_logit_bias(self.logit_bias))
         object.__setattr__(self, "stop", parse_stop_strings(self.stop))
-        object.__setattr__(self, "stop_ids", parse_token_ids(self.stop_ids, "stop_ids"))
+        object.__setattr__(self, "stop_ids", _parse_token_ids(self.stop_ids, "stop_ids"))
 
     @property
     def is_greedy(self) -> bool:
@@ -100,11 +100,11 @@ class BeamOptions:
             check_positive_integer(name, getattr(self, name))
         if self.num_best > self.num_beams:
             raise ClearheadError(f"num_best is {self.num_best}; it must not exceed num_beams, {self.num_beams}")
-        if not is_number(self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY):
+        if not _is_number(self.length_penalty, -_MAX_LENGTH_PENALTY, _MAX_LENGTH_PENALTY):
             raise ClearheadError(f"length_penalty is {self.length_penalty!r}; it must be from -10 to 10")
         if self.stop_when not in get_args(StopWhen):
             raise unknown_name("stop_when", str(self.stop_when), get_args(StopWhen))
-        object.__setattr__(self, "stop_ids", parse_token_ids(self.stop_ids, "stop_ids"))
+        object.__setattr__(self, "stop_ids", _parse_token_ids(self.stop_ids, "stop_ids"))
 
 
 # --- the same options as keyword arguments
@@ -136,14 +136,14 @@ class GenerateKeywords(SamplingKeywords, total=False):
     stop_when: StopWhen
 
 
-SAMPLING_NAMES = frozenset(each.name for each in fields(SamplingOptions))
-BEAM_NAMES = frozenset(each.name for each in fields(BeamOptions)) - {"num_beams", "num_best"}
+_SAMPLING_NAMES = frozenset(each.name for each in fields(SamplingOptions))
+_BEAM_NAMES = frozenset(each.name for each in fields(BeamOptions)) - {"num_beams", "num_best"}
 GENERATE_ARGUMENTS = ("n", "beams", "speculate")  # arguments of generate_many that are not options
 
 
 def check_names(options: Mapping[str, object], beams: bool) -> None:
     """Raise ClearheadError for an option that does not exist, or that has no effect with (or without) beams."""
-    known, others = (BEAM_NAMES, SAMPLING_NAMES) if beams else (SAMPLING_NAMES, BEAM_NAMES)
+    known, others = (_BEAM_NAMES, _SAMPLING_NAMES) if beams else (_SAMPLING_NAMES, _BEAM_NAMES)
     for name in options:
         if name not in known and name in others:
             raise ClearheadError(f"{name} has no effect {'with' if beams else 'without'} beams; leave it out")
@@ -189,68 +189,68 @@ def description_of(option: Field[Any]) -> str:
 # --- checks of values
 
 
-def is_integer(value: object, minimum: int = 0) -> bool:
+def _is_integer(value: object, minimum: int = 0) -> bool:
     """Return whether a value is an integer of at most 64 bits and at least `minimum`; a bool is not."""
     return isinstance(value, int) and not isinstance(value, bool) and minimum <= value < 2**63
 
 
-def is_number(value: object, minimum: float, maximum: float) -> bool:
+def _is_number(value: object, minimum: float, maximum: float) -> bool:
     """Return whether a value is an int or float in a range; a bool is not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and minimum <= value <= maximum
 
 
-REQUIREMENTS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "max_new_tokens": (is_integer, "a whole number, 0 or more"),
-    "min_new_tokens": (is_integer, "a whole number, 0 or more"),
+_REQUIREMENTS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "max_new_tokens": (_is_integer, "a whole number, 0 or more"),
+    "min_new_tokens": (_is_integer, "a whole number, 0 or more"),
     "temperature": (
-        lambda value: is_number(value, 0, 0) or is_number(value, SMALLEST, LARGEST),
-        f"0 for the most likely token, or from {SMALLEST:g} to {LARGEST:g}",
+        lambda value: _is_number(value, 0, 0) or _is_number(value, _SMALLEST, LARGEST),
+        f"0 for the most likely token, or from {_SMALLEST:g} to {LARGEST:g}",
     ),
-    "top_k": (lambda value: is_integer(value, minimum=1), "a whole number, 1 or more; without it every token is kept"),
-    "top_p": (lambda value: is_number(value, math.ulp(0), 1), "greater than 0 and at most 1"),
-    "min_p": (lambda value: is_number(value, 0, 1), "from 0 to 1"),
+    "top_k": (lambda value: _is_integer(value, minimum=1), "a whole number, 1 or more; without it every token is kept"),
+    "top_p": (lambda value: _is_number(value, math.ulp(0), 1), "greater than 0 and at most 1"),
+    "min_p": (lambda value: _is_number(value, 0, 1), "from 0 to 1"),
     "repetition_penalty": (
-        lambda value: is_number(value, SMALLEST, LARGEST),
-        f"from {SMALLEST:g} to {LARGEST:g}; 1 disables it",
+        lambda value: _is_number(value, _SMALLEST, LARGEST),
+        f"from {_SMALLEST:g} to {LARGEST:g}; 1 disables it",
     ),
-    "presence_penalty": (lambda value: is_number(value, -LARGEST, LARGEST), f"from {-LARGEST:g} to {LARGEST:g}"),
-    "frequency_penalty": (lambda value: is_number(value, -LARGEST, LARGEST), f"from {-LARGEST:g} to {LARGEST:g}"),
-    "seed": (lambda value: is_integer(value, minimum=-(2**63)), "a whole number of 64 bits"),
-    "logprobs": (is_integer, "a whole number, 0 or more"),
+    "presence_penalty": (lambda value: _is_number(value, -LARGEST, LARGEST), f"from {-LARGEST:g} to {LARGEST:g}"),
+    "frequency_penalty": (lambda value: _is_number(value, -LARGEST, LARGEST), f"from {-LARGEST:g} to {LARGEST:g}"),
+    "seed": (lambda value: _is_integer(value, minimum=-(2**63)), "a whole number of 64 bits"),
+    "logprobs": (_is_integer, "a whole number, 0 or more"),
 }
-OPTIONAL = {each.name for each in fields(SamplingOptions) if each.default is None}
+_OPTIONAL = {each.name for each in fields(SamplingOptions) if each.default is None}
 
 
 def check_positive_integer(name: str, value: object) -> None:
     """Raise ClearheadError unless the value of this option is an integer of at least 1."""
-    if not is_integer(value, minimum=1):
+    if not _is_integer(value, minimum=1):
         raise ClearheadError(f"{name} is {value!r}; it must be a whole number, 1 or more")
 
 
-def as_tuple(values: Any, name: str) -> tuple[Any, ...]:
+def _as_tuple(values: Any, name: str) -> tuple[Any, ...]:
     if not isinstance(values, Iterable):
         raise ClearheadError(f"{name} is {values!r}; it must be a list")
     return tuple(values)
 
 
-def parse_token_ids(ids: Iterable[int], name: str) -> tuple[int, ...]:
+def _parse_token_ids(ids: Iterable[int], name: str) -> tuple[int, ...]:
     """Return token ids as a tuple; raise ClearheadError unless all are integers of at least 0."""
-    token_ids = as_tuple(ids, name)
+    token_ids = _as_tuple(ids, name)
     for token in token_ids:
-        if not is_integer(token):
+        if not _is_integer(token):
             raise ClearheadError(f"{name} contains {token!r}; a token id is a whole number, 0 or more")
     return token_ids
 
 
-def parse_logit_bias(bias: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+def _parse_logit_bias(bias: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Return pairs of token id and bias; raise ClearheadError unless they are valid and each token occurs once."""
-    pairs = as_tuple(bias.items() if isinstance(bias, Mapping) else bias, "logit_bias")
+    pairs = _as_tuple(bias.items() if isinstance(bias, Mapping) else bias, "logit_bias")
     for pair in pairs:
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and is_number(pair[1], -LARGEST, LARGEST)):
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and _is_number(pair[1], -LARGEST, LARGEST)):
             raise ClearheadError(
                 f"logit_bias contains {pair!r}; give token ids, each with a bias from {-LARGEST:g} to {LARGEST:g}"
             )
-    ids = parse_token_ids((token for token, _ in pairs), "logit_bias")
+    ids = _parse_token_ids((token for token, _ in pairs), "logit_bias")
     if len(set(ids)) < len(ids):
         raise ClearheadError("logit_bias contains a token twice; give each token one bias")
     return tuple((token, value) for token, value in pairs)
@@ -258,7 +258,7 @@ def parse_logit_bias(bias: Mapping[int, float] | Iterable[tuple[int, float]]) ->
 
 def parse_stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
     """Return stop strings as a tuple; raise ClearheadError unless all are strings of at least one character."""
-    strings = as_tuple((stop,) if isinstance(stop, str) else stop, "stop")
+    strings = _as_tuple((stop,) if isinstance(stop, str) else stop, "stop")
     for string in strings:
         if not isinstance(string, str) or not string:
             raise ClearheadError(f"stop contains {string!r}; a stop string has at least one character")

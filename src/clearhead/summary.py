@@ -63,7 +63,7 @@ def summarize(config: ModelConfig) -> Summary:
     parts = parameters_by_part(config)
     named = {"encoder": config.encoder, "decoder": config.decoder}
     stacks = {name: stack for name, stack in named.items() if stack is not None}
-    embeddings = {name: describe_embedding(stack.embedding) for name, stack in stacks.items()}
+    embeddings = {name: _describe_embedding(stack.embedding) for name, stack in stacks.items()}
     if config.share_embeddings:
         embeddings["decoder"] += "; shared with the encoder"
     return Summary(
@@ -75,13 +75,13 @@ def summarize(config: ModelConfig) -> Summary:
         active_parameters=active_parameters(config),
         parts=parts,
         embeddings=embeddings,
-        layers=[group for name, stack in stacks.items() for group in group_layers(name, stack, config.width)],
+        layers=[group for name, stack in stacks.items() for group in _group_layers(name, stack, config.width)],
         final_norms={name: describe(stack.final_norm) for name, stack in stacks.items() if stack.final_norm},
-        head=None if config.head is None else describe_head(config.head),
+        head=None if config.head is None else _describe_head(config.head),
     )
 
 
-def group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
+def _group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
     groups = []
     for layer in dict.fromkeys(stack.layers):
         numbers = [number for number, other in enumerate(stack.layers) if other == layer]
@@ -90,9 +90,9 @@ def group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
             LayerGroup(
                 stack=name,
                 numbers=numbers,
-                attention=describe_attention(layer.attention),
-                cross_attention=None if cross_attention is None else describe_attention(cross_attention),
-                feed_forward=describe_feed_forward(layer.feed_forward),
+                attention=_describe_attention(layer.attention),
+                cross_attention=None if cross_attention is None else _describe_attention(cross_attention),
+                feed_forward=_describe_feed_forward(layer.feed_forward),
                 norm=f"{layer.placement}, {describe(layer.norm)}",
                 parameters=len(numbers) * sum(layer_parameters(layer, width).values()),
             )
@@ -103,7 +103,7 @@ def group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
 # --- words
 
 
-def describe_attention(attention: GroupedAttention | LatentAttention) -> str:
+def _describe_attention(attention: GroupedAttention | LatentAttention) -> str:
     if isinstance(attention, LatentAttention):
         heads = f"latent of rank {attention.latent_rank}, epsilon {attention.latent_epsilon:g}"
         heads += f", {attention.num_heads} heads of {attention.plain_width} + {attention.rotary_width}"
@@ -124,7 +124,7 @@ def describe_attention(attention: GroupedAttention | LatentAttention) -> str:
     return "; ".join([heads, *position, describe(attention.pattern), *biases, *settings, *details])
 
 
-def describe_embedding(embedding: Embedding) -> str:
+def _describe_embedding(embedding: Embedding) -> str:
     words = [f"{embedding.vocab_size:,} tokens"]
     if embedding.scale != 1.0:
         words.append(f"scale {embedding.scale:g}")
@@ -134,18 +134,18 @@ def describe_embedding(embedding: Embedding) -> str:
     return "; ".join(words)
 
 
-def describe_feed_forward(config: FeedForward | Experts) -> str:
+def _describe_feed_forward(config: FeedForward | Experts) -> str:
     if isinstance(config, FeedForward):
         return f"{'gated ' if config.gated else ''}{config.activation}, {config.width}{', bias' if config.bias else ''}"
-    words = [f"{config.num_chosen} of {config.num_experts} experts, each {describe_feed_forward(config.expert)}"]
+    words = [f"{config.num_chosen} of {config.num_experts} experts, each {_describe_feed_forward(config.expert)}"]
     if config.shared:
-        words.append(f"shared {describe_feed_forward(config.shared)}")
+        words.append(f"shared {_describe_feed_forward(config.shared)}")
     if config.divisor != 1.0:
         words.append(f"divided by {config.divisor:g}")
     return "; ".join([*words, describe(config.router)])
 
 
-def describe_head(head: Head) -> str:
+def _describe_head(head: Head) -> str:
     words = ["tied to the token embedding" if head.tied else "not tied"]
     if head.transform:
         words.append(describe(head.transform))

@@ -402,7 +402,8 @@ def test_the_end_of_the_context_is_told(clearhead, text_generator, tmp_path):
     config = gpt_config(width=16, attentions=[multi_head_attention(16, 4)], vocab_size=tokenizer.vocab_size, context=32)
     learned = create(config, tokenizer).save(tmp_path / "learned")
     ended = clearhead("generate", learned, "x" * 20, "--max-new-tokens", 30, "--min-new-tokens", 30)
-    assert (ended.returncode, ended.stderr) == (0, "note: the text ends because the model's context of 32 tokens is full\n")
+    note = "note: the text ends because the model's context of 32 tokens is full\n"
+    assert (ended.returncode, ended.stderr) == (0, note)
     too_long = clearhead("generate", learned, "x" * 40)
     assert (too_long.returncode, too_long.stdout) == (1, "")
     assert "the text has 40 tokens; this model reads at most 32" in too_long.stderr

@@ -109,22 +109,18 @@ def names_in(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def defined_in(path: Path) -> list[str]:
-    """Return the functions and classes of a module that carry no decorator: commands, say, are used by theirs."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return [
-        node.name
-        for node in tree_of(path).body
-        if isinstance(node, kinds) and (isinstance(node, ast.ClassDef) or not node.decorator_list)
-    ]
+def functions_of(path: Path) -> list[str]:
+    """Return the functions of a module that carry no decorator: commands, say, are used by theirs."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [node.name for node in tree_of(path).body if isinstance(node, kinds) and not node.decorator_list]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_names_used_in_one_module_only_begin_with_an_underscore(path):
+def test_functions_used_in_one_module_only_begin_with_an_underscore(path):
     others = [file for file in (*FILES, *OUTSIDE) if file != path]
     alone = [
         name
-        for name in defined_in(path)
+        for name in functions_of(path)
         if not name.startswith("_") and not any(name in names_in(file) for file in others)
     ]
     assert alone == []

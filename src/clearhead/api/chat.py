@@ -30,7 +30,7 @@ class Chat:
         if config.decoder is None or config.is_encoder_decoder:
             raise ClearheadError("chat needs a decoder-only model; this one has an encoder")
         if system is not None:
-            check_message(system)
+            _check_message(system)
         self.text_generator, self.system = text_generator, system
         self.tokenizer = require_tokenizer(text_generator.tokenizer)
         if self.tokenizer.chat_template is None:
@@ -66,7 +66,7 @@ class Chat:
 
         If the generator is closed early, or the next message is sent before its end, the text so far is the answer.
         """
-        check_message(text)
+        _check_message(text)
         argument = next((name for name in GENERATE_ARGUMENTS if name in options), None)
         if argument is not None:
             raise ClearheadError(f"chat does not support {argument}; generate_many does")
@@ -123,7 +123,7 @@ class Chat:
         return num_shared
 
 
-def check_message(message: object) -> None:
+def _check_message(message: object) -> None:
     """Raise ClearheadError unless a message is a text."""
     if not isinstance(message, str):
         raise ClearheadError(f"the message is {message!r}; it must be a text")

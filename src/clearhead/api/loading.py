@@ -57,7 +57,7 @@ def load(
     """
     if weights not in get_args(Weights):
         raise unknown_name("weights", str(weights), get_args(Weights))
-    dtype = resolve_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
+    dtype = _resolve_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
     device = resolve_device(device, dtype)
     if is_recurrent(model):
         if fast or weights != "full":
@@ -67,13 +67,13 @@ def load(
         return RecurrentBaseline(network, load_folder_tokenizer(folder), None, special_ids)
     parts = open_model(model, LoadOptions(dtype=dtype, device=device, weights=weights, progress=progress))
     loaded = Model(**vars(parts), use_cuda_graph=fast is not False)
-    reason = use_fast_path(loaded.network, fast)
+    reason = _use_fast_path(loaded.network, fast)
     if fast and reason:
         raise ClearheadError(f"there is no fast path for this model: {reason}")
     return loaded
 
 
-def use_fast_path(network: Transformer, fast: bool | None) -> str | None:
+def _use_fast_path(network: Transformer, fast: bool | None) -> str | None:
     """Accelerate the network where possible, unless `fast` is False; return the reason if it is not possible."""
     if network.device.type == "cuda":
         return unsupported_network_reason(network, "cuda")  # the graph needs no preparation
@@ -99,7 +99,7 @@ def create(
     dtype: float32, bfloat16, float16 or float64. None is float32.
     device: cpu, cuda, cuda:1, mps, … None is the CPU.
     """
-    config, dtype = preset(config) if isinstance(config, str) else config, resolve_dtype(dtype)
+    config, dtype = preset(config) if isinstance(config, str) else config, _resolve_dtype(dtype)
     device = resolve_device(device, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed every GPU
@@ -121,7 +121,7 @@ def resolve_device(device: torch.device | str | None, dtype: torch.dtype | None 
     return resolved
 
 
-def resolve_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def _resolve_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """Return the torch dtype of a name; raise ClearheadError unless it is one of DTYPES."""
     name = str(dtype).removeprefix("torch.")
     if dtype is not None and name not in DTYPES:

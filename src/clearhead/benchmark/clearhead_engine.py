@@ -41,10 +41,10 @@ def open_clearhead(target: BenchmarkTarget, weights: str) -> InferenceEngine:
             pack_network(network, cast(Bits, weights))
     if target.device.type == "cuda" and unsupported_network_reason(network, "cuda") is None:
         return CudaGraphEngine(network, weights, target.capacity)
-    return LoopEngine(network, weights, accelerate_or_explain(network))
+    return _LoopEngine(network, weights, _accelerate_or_explain(network))
 
 
-def accelerate_or_explain(network: Transformer) -> str | None:
+def _accelerate_or_explain(network: Transformer) -> str | None:
     """Let the network decode in the C++ kernels, in place; return a note if it does not."""
     if network.device.type == "cuda":
         reason = unsupported_network_reason(network, "cuda")
@@ -56,7 +56,7 @@ def accelerate_or_explain(network: Transformer) -> str | None:
     return None if reason is None else f"runs in PyTorch's modules: {reason}"
 
 
-class LoopEngine(InferenceEngine):
+class _LoopEngine(InferenceEngine):
     """The decoding loop of the generation package."""
 
     name = "clearhead"

@@ -56,7 +56,7 @@ class CTranslate2Engine(InferenceEngine):
 def convert_to_ctranslate2(source: Path, output: Path, weights: str) -> Path:
     """Convert a folder of transformers to one of CTranslate2; return the latter."""
     converters = import_package("ctranslate2.converters", "ctranslate2")
-    converter = type("Converter", (converters.TransformersConverter,), {"load_tokenizer": load_id_tokenizer})
+    converter = type("Converter", (converters.TransformersConverter,), {"load_tokenizer": _load_id_tokenizer})
     try:
         converter(str(source)).convert(str(output), quantization=weights)
     except (ValueError, NotImplementedError, AttributeError, KeyError) as error:
@@ -65,7 +65,7 @@ def convert_to_ctranslate2(source: Path, output: Path, weights: str) -> Path:
     return output
 
 
-def load_id_tokenizer(converter: Any, tokenizer_class: type, folder: str, **options: Any) -> Any:
+def _load_id_tokenizer(converter: Any, tokenizer_class: type, folder: str, **options: Any) -> Any:
     """Return what the converter uses of a tokenizer, with token ids as texts."""
     config = import_transformers().AutoConfig.from_pretrained(folder)
     texts = [str(token) for token in range(config.vocab_size)]

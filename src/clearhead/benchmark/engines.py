@@ -15,9 +15,9 @@ from clearhead.benchmark.llamacpp import LlamaCppEngine
 from clearhead.benchmark.target import BenchmarkTarget
 from clearhead.errors import ClearheadError, unknown_name
 
-OpenEngine = Callable[[BenchmarkTarget, str], InferenceEngine]
+_OpenEngine = Callable[[BenchmarkTarget, str], InferenceEngine]
 
-OTHER_ENGINES: dict[str, tuple[OpenEngine, tuple[str, ...]]] = {
+_OTHER_ENGINES: dict[str, tuple[_OpenEngine, tuple[str, ...]]] = {
     "huggingface": (HuggingFaceEngine, ("float32", "bfloat16")),
     "llama.cpp": (LlamaCppEngine, ("bfloat16", "int8", "int4", "stored")),
     "ctranslate2": (CTranslate2Engine, ("float32", "int8")),
@@ -31,7 +31,7 @@ def open_engines(
     check_engine_names(weights, against)
     target.check()
     engines: list[InferenceEngine] = []
-    candidates = {"clearhead": (open_clearhead, WEIGHTS), **{name: OTHER_ENGINES[name] for name in against}}
+    candidates = {"clearhead": (open_clearhead, WEIGHTS), **{name: _OTHER_ENGINES[name] for name in against}}
     for name, (open_engine, supported) in candidates.items():
         if not set(weights) & set(supported):
             notify(f"skipped {name}: it supports none of the requested weights, only {' and '.join(supported)}")
@@ -61,5 +61,5 @@ def check_engine_names(weights: Sequence[str], against: Sequence[str]) -> None:
         if kind not in WEIGHTS:
             raise unknown_name("weight format", kind, WEIGHTS)
     for name in against:
-        if name not in OTHER_ENGINES:
-            raise unknown_name("engine", name, OTHER_ENGINES)
+        if name not in _OTHER_ENGINES:
+            raise unknown_name("engine", name, _OTHER_ENGINES)

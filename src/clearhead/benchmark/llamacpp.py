@@ -22,7 +22,7 @@ from clearhead.files import atomic_write
 from clearhead.home import home
 
 BLOCK_TYPES = {"bfloat16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}
-PROMPT_CHUNK = 512  # tokens; llama.cpp's default for the micro-batch
+_PROMPT_CHUNK = 512  # tokens; llama.cpp's default for the micro-batch
 
 
 class LlamaCppEngine(InferenceEngine):
@@ -43,8 +43,8 @@ class LlamaCppEngine(InferenceEngine):
             self.model = package.Llama(
                 str(file),
                 n_ctx=target.capacity,
-                n_batch=PROMPT_CHUNK,
-                n_ubatch=PROMPT_CHUNK,
+                n_batch=_PROMPT_CHUNK,
+                n_ubatch=_PROMPT_CHUNK,
                 n_threads=target.num_threads,
                 n_threads_batch=target.num_threads,
                 n_gpu_layers=-1 if on_gpu else 0,

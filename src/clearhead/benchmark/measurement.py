@@ -18,7 +18,7 @@ from clearhead.benchmark.inference_engine import InferenceEngine
 from clearhead.benchmark.memory_traffic import cache_bytes_read, read_bandwidth
 from clearhead.benchmark.target import BenchmarkTarget
 
-WARM_UP_TOKENS = 3
+_WARM_UP_TOKENS = 3
 # OpenMP's threads spin for up to 0.2 s after work (Intel's KMP_BLOCKTIME), which would slow down the next engine.
 PAUSE_SECONDS = 0.25
 
@@ -73,10 +73,12 @@ def measure_speed(
     on_run: OnRun = lambda description: None,
 ) -> list[SpeedResult]:
     """Measure the speed of each engine; with num_tokens=1, only that of reading the prompt."""
-    runs, bandwidth = run_rounds(engines, target, [prompt_length], num_tokens, rounds, on_run)
+    runs, bandwidth = _run_rounds(engines, target, [prompt_length], num_tokens, rounds, on_run)
     ours = {engine.weights: runs[engine, prompt_length][0].tokens for engine in engines if engine.name == "clearhead"}
     return [
-        summarize_speed(engine, target, prompt_length, runs[engine, prompt_length], bandwidth, ours.get(engine.weights))
+        _summarize_speed(
+            engine, target, prompt_length, runs[engine, prompt_length], bandwidth, ours.get(engine.weights)
+        )
         for engine in engines
     ]
 
@@ -90,11 +92,11 @@ def measure_growth(
     on_run: OnRun = lambda description: None,
 ) -> list[GrowthResult]:
     """Measure how the time per token of each engine grows with the length of the context."""
-    runs, bandwidth = run_rounds(engines, target, contexts, num_tokens, rounds, on_run)
+    runs, bandwidth = _run_rounds(engines, target, contexts, num_tokens, rounds, on_run)
     return [
         result
         for engine in engines
-        for result in summarize_growth(engine, target, {c: runs[engine, c] for c in contexts}, bandwidth)
+        for result in _summarize_growth(engine, target, {c: runs[engine, c] for c in contexts}, bandwidth)
     ]
 
 
@@ -106,7 +108,7 @@ def num_runs(engines: Sequence[InferenceEngine], num_lengths: int, rounds: int) 
 # --- runs
 
 
-def run_rounds(
+def _run_rounds(
     engines: Sequence[InferenceEngine],
     target: BenchmarkTarget,
     lengths: Sequence[int],
@@ -118,7 +120,7 @@ def run_rounds(
     prompts = {length: target.prompt(length) for length in lengths}
     for engine in engines:
         on_run(f"warming up {engine}")
-        run_engine(engine, prompts[lengths[0]], min(num_tokens, WARM_UP_TOKENS))
+        run_engine(engine, prompts[lengths[0]], min(num_tokens, _WARM_UP_TOKENS))
     runs: dict[tuple[InferenceEngine, int], list[Run]] = {
         (engine, length): [] for engine in engines for length in lengths
     }
@@ -157,7 +159,7 @@ def run_engine(engine: InferenceEngine, prompt: Sequence[int], num_tokens: int) 
 # --- results
 
 
-def summarize_speed(
+def _summarize_speed(
     engine: InferenceEngine,
     target: BenchmarkTarget,
     prompt_length: int,
@@ -181,13 +183,13 @@ def summarize_speed(
         first_token_seconds=first_token_seconds,
         bandwidth_share=num_bytes / seconds / bandwidth if decodes else None,
         bytes_per_token=num_bytes,
-        spread=relative_spread(round_seconds),
+        spread=_relative_spread(round_seconds),
         tokens_equal_to_ours=None if our_tokens is None or is_ours else count_equal(runs[0].tokens, our_tokens),
         bandwidth_bytes_per_second=bandwidth,
     )
 
 
-def summarize_growth(
+def _summarize_growth(
     engine: InferenceEngine, target: BenchmarkTarget, runs: dict[int, list[Run]], bandwidth: float
 ) -> Iterator[GrowthResult]:
     """Yield the results of one engine from its runs by context length."""
@@ -201,7 +203,7 @@ def summarize_growth(
             weights=engine.weights,
             context=context,
             seconds_per_token=seconds[context],
-            spread=relative_spread([statistics.median(run.token_seconds) for run in runs[context]]),
+            spread=_relative_spread([statistics.median(run.token_seconds) for run in runs[context]]),
             cache_bytes_per_token=num_bytes[context],
             added_seconds=seconds[context] - seconds[shortest],
             predicted_added_seconds=(num_bytes[context] - num_bytes[shortest]) / bandwidth,
@@ -213,7 +215,7 @@ def cache_bytes(engine: InferenceEngine, target: BenchmarkTarget, length: int) -
     return cache_bytes_read(target.model.config, length, engine.cache_element_bytes)
 
 
-def relative_spread(seconds: Sequence[float]) -> float:
+def _relative_spread(seconds: Sequence[float]) -> float:
     return (max(seconds) - min(seconds)) / statistics.median(seconds)
 
 

@@ -15,7 +15,7 @@ from clearhead.model import MixtureLayer, Transformer
 
 # Larger than any CPU cache; on a GPU long enough for the launch of a kernel not to matter.
 READ_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
-NUM_TRIES = 5
+_NUM_TRIES = 5
 
 
 def weight_bytes_read(network: Transformer) -> int:
@@ -30,16 +30,16 @@ def weight_bytes_read(network: Transformer) -> int:
         if isinstance(module, MixtureLayer):  # experts are its own parameters or, if packed, modules in it
             fraction = module.config.num_chosen / module.config.num_experts
             fractions |= dict.fromkeys((module, module.gate, module.up, module.down), fraction)
-        total += fractions.get(module, 1.0) * own_bytes(module)
+        total += fractions.get(module, 1.0) * _own_bytes(module)
     return int(total)
 
 
 def total_weight_bytes(network: Transformer) -> int:
     """Return the bytes of all parameters and buffers."""
-    return sum(own_bytes(module) for module in network.modules())
+    return sum(_own_bytes(module) for module in network.modules())
 
 
-def own_bytes(module: nn.Module) -> int:
+def _own_bytes(module: nn.Module) -> int:
     """Return the bytes of a module's parameters and buffers, without those of its submodules."""
     tensors = (*module.parameters(recurse=False), *module.buffers(recurse=False))
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
@@ -48,10 +48,10 @@ def own_bytes(module: nn.Module) -> int:
 def cache_bytes_read(config: ModelConfig, length: int, element_bytes: int) -> int:
     """Return the bytes of cached keys and values that a token reads after `length` others."""
     assert config.decoder is not None
-    return sum(cache_elements_read(layer, length) for layer in config.decoder.layers) * element_bytes
+    return sum(_cache_elements_read(layer, length) for layer in config.decoder.layers) * element_bytes
 
 
-def cache_elements_read(layer: Layer, length: int) -> int:
+def _cache_elements_read(layer: Layer, length: int) -> int:
     pattern = layer.attention.pattern
     num_keys = min(length, pattern.size) if isinstance(pattern, SlidingWindow | Chunked) else length
     heads, key_width, value_width = key_value_shape(layer.attention)
@@ -65,7 +65,7 @@ def read_bandwidth(device: torch.device | str, num_bytes: int | None = None) -> 
     rows = (num_bytes or READ_BYTES.get(device_type, READ_BYTES["cpu"])) // (4 * 4096)
     matrix, vector = torch.ones(rows, 4096, device=device), torch.ones(4096, device=device)
     best = float("inf")
-    for _ in range(NUM_TRIES):
+    for _ in range(_NUM_TRIES):
         start = time.perf_counter()
         (matrix @ vector)[0].item()  # waits for a GPU
         best = min(best, time.perf_counter() - start)

@@ -17,7 +17,7 @@ def print_speeds(results: Sequence[SpeedResult], num_tokens: int, console: Conso
     headings = ["first token", "prefill tokens/s", "spread"]
     if decodes:
         headings = ["tokens/s", "MB/token", "of bandwidth", *headings, "same tokens"]
-    table = make_table(headings)
+    table = _make_table(headings)
     for result in sorted(results, key=lambda one: -(one.tokens_per_second or one.prefill_tokens_per_second)):
         numbers = [
             f"{result.first_token_seconds * 1e3:,.1f} ms",
@@ -43,7 +43,7 @@ def print_speeds(results: Sequence[SpeedResult], num_tokens: int, console: Conso
 
 def print_growth(results: Sequence[GrowthResult], console: Console) -> None:
     """Print one line per engine and context length."""
-    table = make_table(["context", "ms/token", "spread", "cache MB/token", "added", "added by cache"])
+    table = _make_table(["context", "ms/token", "spread", "cache MB/token", "added", "added by cache"])
     for result in results:
         table.add_row(
             result.engine,
@@ -62,7 +62,7 @@ def print_growth(results: Sequence[GrowthResult], console: Console) -> None:
     )
 
 
-def make_table(headings: Sequence[str]) -> Table:
+def _make_table(headings: Sequence[str]) -> Table:
     """Return an empty table with columns for engine and weights, and right-aligned ones for numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("engine", "weights"):

@@ -28,7 +28,7 @@ from clearhead.files import write_safetensors
 from clearhead.model import AttentionIndices, positions_from_mask
 
 
-def build_store(layer: Layer, slack: int) -> Store:
+def _build_store(layer: Layer, slack: int) -> Store:
     """Return the store that a layer's attention pattern needs."""
     match layer.attention.pattern:
         case SlidingWindow(size=size) | Chunked(size=size):
@@ -51,7 +51,7 @@ class KeyValueCache:
         assert config.decoder is not None
         require(slack >= 0, f"slack is {slack}; it must be 0 or more")
         self.config, self.slack = config, slack
-        self.stores = stores or [build_store(layer, slack) for layer in config.decoder.layers]
+        self.stores = stores or [_build_store(layer, slack) for layer in config.decoder.layers]
         # Layers with the same pattern store the same tokens, so any of their stores will do.
         self.store_by_pattern: dict[AttentionPattern, Store] = {
             layer.attention.pattern: store for layer, store in zip(config.decoder.layers, self.stores, strict=True)

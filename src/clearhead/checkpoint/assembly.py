@@ -23,7 +23,7 @@ from clearhead.families import NUM_LAYERS_PLACEHOLDER, NameTable, TensorRule, ex
 from clearhead.model import Transformer
 
 LANGUAGE_MODEL = "language_model."  # in each name of the language part of a model that also reads images
-MAX_LISTED_NAMES = 4
+_MAX_LISTED_NAMES = 4
 
 StoredTensors = Mapping[str, Tensor | PackedWeight]
 
@@ -50,16 +50,16 @@ def assemble_network(
     num_layers = sum(len(stack.layers) for stack in (config.encoder, config.decoder) if stack is not None)
     if num_layers > len(tensors):  # checked first, because a layer takes 50 kB even on the meta device
         raise ClearheadError(f"{where} holds {len(tensors)} tensors, too few for the {num_layers} layers of the config")
-    network = build_empty_network(config, where)
+    network = _build_empty_network(config, where)
     own_names = list(stored_tensors(network))
     entries = expand_table(naming.table or {name: name for name in own_names}, config, set(own_names))
     # One entry more than the file has tensors is enough to see that tensors are missing, and bounds the work.
     rules = dict(islice(entries, len(tensors) + 1))
-    stored_names = match_names(set(tensors), rules.keys(), naming)
+    stored_names = _match_names(set(tensors), rules.keys(), naming)
     num_output_layers = str(len(config.output_stack.layers))
     ignored = [pattern.replace(NUM_LAYERS_PLACEHOLDER, num_output_layers) for pattern in naming.ignored_tensors]
     check_names(rules.keys(), stored_names.keys(), where, naming.duplicates, ignored)
-    dtype = options.dtype or token_table_dtype(rules, stored_names, tensors)
+    dtype = options.dtype or _token_table_dtype(rules, stored_names, tensors)
     placer = TensorPlacer(network, where, replace(options, dtype=dtype))
     for num_done, (name, rule) in enumerate(rules.items(), 1):
         placer.place(name, rule, tensors[stored_names[name]])
@@ -67,12 +67,12 @@ def assemble_network(
             options.progress(name, num_done, len(rules))
     for name, original in naming.duplicates.items():
         if name in stored_names and name not in rules:
-            check_duplicate(name, original, tensors[stored_names[name]], tensors[stored_names[original]], where)
+            _check_duplicate(name, original, tensors[stored_names[name]], tensors[stored_names[original]], where)
     placer.finish()
     return network
 
 
-def build_empty_network(config: ModelConfig, where: str) -> Transformer:
+def _build_empty_network(config: ModelConfig, where: str) -> Transformer:
     """Build a network on the meta device: its tensors have shapes but no memory."""
     try:
         with torch.device("meta"):
@@ -81,7 +81,7 @@ def build_empty_network(config: ModelConfig, where: str) -> Transformer:
         raise ClearheadError(f"{where}: a model of these sizes is impossible: {error}") from None
 
 
-def token_table_dtype(
+def _token_table_dtype(
     rules: Mapping[str, TensorRule], stored_names: Mapping[str, str], tensors: StoredTensors
 ) -> torch.dtype | None:
     """Return the dtype of the stored token table, for the whole network; None if there is no table.
@@ -95,7 +95,7 @@ def token_table_dtype(
     return None
 
 
-def match_names(stored: Set[str], expected: Set[str], naming: NamingScheme) -> dict[str, str]:
+def _match_names(stored: Set[str], expected: Set[str], naming: NamingScheme) -> dict[str, str]:
     """Return a dict from the names in the name table to the names in the file.
 
     Names in the file may have an old suffix, may contain `language_model.`, and in checkpoints of the bare model lack
@@ -131,7 +131,7 @@ def check_names(
     """
     missing = sorted(expected - stored)
     if missing:
-        raise ClearheadError(f"{where} lacks {list_tensors(missing)}")
+        raise ClearheadError(f"{where} lacks {_list_tensors(missing)}")
     patterns, originals = [re.compile(pattern) for pattern in ignored], duplicates or {}
     unexpected = [
         name
@@ -139,18 +139,18 @@ def check_names(
         if originals.get(name) not in stored and not any(pattern.fullmatch(name) for pattern in patterns)
     ]
     if unexpected:
-        raise ClearheadError(f"{where} holds {list_tensors(unexpected)}, which this model does not have")
+        raise ClearheadError(f"{where} holds {_list_tensors(unexpected)}, which this model does not have")
 
 
-def list_tensors(names: list[str]) -> str:
+def _list_tensors(names: list[str]) -> str:
     """Return "the tensor a", "the tensors a, b", or for many their number and the first names."""
-    shown = ", ".join(names[:MAX_LISTED_NAMES])
-    if len(names) > MAX_LISTED_NAMES:
+    shown = ", ".join(names[:_MAX_LISTED_NAMES])
+    if len(names) > _MAX_LISTED_NAMES:
         return f"{len(names)} tensors, the first {shown}"
     return f"the tensor{'s' if len(names) > 1 else ''} {shown}"
 
 
-def check_duplicate(
+def _check_duplicate(
     name: str, original_name: str, tensor: Tensor | PackedWeight, original: Tensor | PackedWeight, where: str
 ) -> None:
     """Raise ClearheadError if two tensors that the config declares as shared differ."""

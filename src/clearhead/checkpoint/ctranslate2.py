@@ -26,10 +26,10 @@ from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
 from clearhead.files import read_json_object
 
-VERSION = 6
-MAX_RANK = 8  # models use up to 3; NumPy supports up to 32
+_VERSION = 6
+_MAX_RANK = 8  # models use up to 3; NumPy supports up to 32
 TYPES = (torch.float32, torch.int8, torch.int16, torch.int32, torch.float16, torch.bfloat16)  # by type number
-QUANTIZED_TYPES = (torch.int8, torch.int16)
+_QUANTIZED_TYPES = (torch.int8, torch.int16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +123,8 @@ class _Reader:
 
 def _parse_spec(reader: _Reader) -> tuple[str, int]:
     (version,) = reader.numbers("I")
-    if version != VERSION:
-        raise reader.error(f"it has version {version}; only version {VERSION} can be read, so convert the model again")
+    if version != _VERSION:
+        raise reader.error(f"it has version {version}; only version {_VERSION} can be read, so convert the model again")
     spec = reader.string()
     (revision,) = reader.numbers("I")
     return spec, revision
@@ -136,8 +136,8 @@ def _parse_variables(reader: _Reader) -> dict[str, _Variable]:
     for _ in range(num_variables):
         name = reader.string()
         (rank,) = reader.numbers("B")
-        if rank > MAX_RANK:
-            raise reader.error(f"{name!r} has {rank} dimensions; at most {MAX_RANK} are allowed")
+        if rank > _MAX_RANK:
+            raise reader.error(f"{name!r} has {rank} dimensions; at most {_MAX_RANK} are allowed")
         shape = reader.numbers(f"{rank}I")
         type_number, num_bytes = reader.numbers("BI")
         if type_number >= len(TYPES):
@@ -171,7 +171,7 @@ def _attach_scales(reader: _Reader, variables: dict[str, _Variable]) -> dict[str
     scaled = dict(variables)
     for name, variable in variables.items():
         scale = variables.get(f"{name}_scale")
-        if scale is None or not variable.shape or variable.dtype not in QUANTIZED_TYPES:
+        if scale is None or not variable.shape or variable.dtype not in _QUANTIZED_TYPES:
             continue
         if scale.shape not in ((), (1,), variable.shape[:1]) or not scale.dtype.is_floating_point:
             raise reader.error(f"{name!r} of shape {variable.shape} cannot have a scale of shape {scale.shape}")

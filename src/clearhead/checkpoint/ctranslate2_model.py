@@ -26,11 +26,15 @@ from clearhead.tokenization import CTRANSLATE2_VOCABULARY, read_marian_vocabular
 
 WEIGHTS_FILE = "model.bin"
 # Tensor -> its value for the start token. The smallest number of float16 is -65504.
-START_TOKEN_VALUES = {CTRANSLATE2_MARIAN.token_table: 0.0, CTRANSLATE2_MARIAN.logit_bias: -1e4}
-SPEC, REVISION = "TransformerSpec", 7
-SIZE_SUFFIXES = ("/bias", "/encodings")  # of the small tensors that together determine all sizes
+_START_TOKEN_VALUES = {CTRANSLATE2_MARIAN.token_table: 0.0, CTRANSLATE2_MARIAN.logit_bias: -1e4}
+_SPEC, _REVISION = "TransformerSpec", 7
+_SIZE_SUFFIXES = ("/bias", "/encodings")  # of the small tensors that together determine all sizes
 # Setting in config.json -> the values that have no effect. CTranslate2's default epsilon is 1e-5.
-HARMLESS = {"layer_norm_epsilon": (None, 1e-5), "add_source_bos": (None, False), "multi_query_attention": (None, False)}
+_HARMLESS = {
+    "layer_norm_epsilon": (None, 1e-5),
+    "add_source_bos": (None, False),
+    "multi_query_attention": (None, False),
+}
 
 
 def is_ctranslate2(folder: Path) -> bool:
@@ -43,19 +47,19 @@ def is_ctranslate2(folder: Path) -> bool:
 
 
 def load_ctranslate2(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
-    """Load a Marian model. Without a dtype in `options`, it is that of the matrices, or float32 if they are quantised."""
+    """Load a Marian model. The default dtype is that of the matrices, or float32 if they are quantised."""
     checkpoint, where = open_ctranslate2(folder), str(folder / WEIGHTS_FILE)
     config = config_of(folder, checkpoint)
-    tensors = with_start_token(checkpoint, where)
-    check_positions(tensors, config.width, where)
+    tensors = _with_start_token(checkpoint, where)
+    _check_positions(tensors, config.width, where)
     naming = NamingScheme(table=CTRANSLATE2_MARIAN.tensor_names, ignored_tensors=CTRANSLATE2_MARIAN.ignored_tensors)
-    options = replace(options, dtype=options.dtype or matrix_dtype(checkpoint))
+    options = replace(options, dtype=options.dtype or _matrix_dtype(checkpoint))
     network = assemble_network(config, tensors, where, naming, options)
     special_ids = read_special_ids(folder, checkpoint, config)
     return ModelParts(network, load_folder_tokenizer(folder), family_of_type("marian"), special_ids)
 
 
-def with_start_token(checkpoint: CTranslate2Checkpoint, where: str) -> LazyTensors[Tensor]:
+def _with_start_token(checkpoint: CTranslate2Checkpoint, where: str) -> LazyTensors[Tensor]:
     """Return the tensors of a checkpoint with an entry for the start token, and without aliases of the token table."""
     for alias, table in CTRANSLATE2_MARIAN.aliases.items():
         if checkpoint.aliases.get(alias) != table:
@@ -65,8 +69,8 @@ def with_start_token(checkpoint: CTranslate2Checkpoint, where: str) -> LazyTenso
 
     def read(name: str) -> Tensor:
         tensor = checkpoint.tensors[name]
-        if name in START_TOKEN_VALUES and tensor.is_floating_point():
-            return torch.cat((tensor, tensor.new_full((1, *tensor.shape[1:]), START_TOKEN_VALUES[name])))
+        if name in _START_TOKEN_VALUES and tensor.is_floating_point():
+            return torch.cat((tensor, tensor.new_full((1, *tensor.shape[1:]), _START_TOKEN_VALUES[name])))
         return tensor
 
     return LazyTensors(checkpoint.tensors.keys() - CTRANSLATE2_MARIAN.aliases.keys(), read)
@@ -80,26 +84,26 @@ def read_ctranslate2_config(folder: Path) -> ModelConfig:
 def config_of(folder: Path, checkpoint: CTranslate2Checkpoint) -> ModelConfig:
     """Return the config of a Marian model; raise ClearheadError if the checkpoint holds another kind of model."""
     where = str(folder / WEIGHTS_FILE)
-    if (checkpoint.spec, checkpoint.revision) != (SPEC, REVISION):
+    if (checkpoint.spec, checkpoint.revision) != (_SPEC, _REVISION):
         found = f"{checkpoint.spec} of revision {checkpoint.revision}"
-        raise ClearheadError(f"{where} holds a {found}; only a {SPEC} of revision {REVISION} can be loaded")
-    for name, harmless_values in HARMLESS.items():
+        raise ClearheadError(f"{where} holds a {found}; only a {_SPEC} of revision {_REVISION} can be loaded")
+    for name, harmless_values in _HARMLESS.items():
         value = checkpoint.config.get(name)
         if value not in harmless_values:
             raise ClearheadError(f"{folder / 'config.json'}: {name} is {value!r}, which Marian models do not have")
     shapes = {
-        name: tuple(checkpoint.tensors[name].shape) for name in checkpoint.tensors if name.endswith(SIZE_SUFFIXES)
+        name: tuple(checkpoint.tensors[name].shape) for name in checkpoint.tensors if name.endswith(_SIZE_SUFFIXES)
     }
     return marian_config(checkpoint.settings, shapes, where)
 
 
-def matrix_dtype(checkpoint: CTranslate2Checkpoint) -> torch.dtype:
+def _matrix_dtype(checkpoint: CTranslate2Checkpoint) -> torch.dtype:
     """Return the dtype of the matrices, or float32 if they are quantised."""
     matrix = checkpoint.tensors.get("encoder/layer_0/ffn/linear_0/weight")
     return torch.float32 if matrix is None or not matrix.is_floating_point() else matrix.dtype
 
 
-def check_positions(tensors: Mapping[str, Tensor], width: int, where: str) -> None:
+def _check_positions(tensors: Mapping[str, Tensor], width: int, where: str) -> None:
     """Raise ClearheadError unless the stored position encodings are the sinusoids that we compute, up to rounding."""
     for name in CTRANSLATE2_MARIAN.positions.values():
         stored = tensors[name]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from clearhead.tokenization import Tokenizer, find_marian_files, load_marian_tokenizer, load_tokenizer
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.model")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.model")
 
 
 def load_folder_tokenizer(folder: Path) -> Tokenizer | None:
@@ -19,4 +19,4 @@ def load_folder_tokenizer(folder: Path) -> Tokenizer | None:
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether `load_folder_tokenizer` would find a tokenizer."""
-    return find_marian_files(folder) is not None or any((folder / file).is_file() for file in TOKENIZER_FILES)
+    return find_marian_files(folder) is not None or any((folder / file).is_file() for file in _TOKENIZER_FILES)

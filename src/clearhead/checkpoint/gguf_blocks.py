@@ -72,7 +72,7 @@ def dequantize(blocks: Bytes, block_type: BlockType) -> Tensor:
     return torch.from_numpy(values)
 
 
-def split_q4_0(blocks: Bytes) -> BlockParts:
+def _split_q4_0(blocks: Bytes) -> BlockParts:
     """32 values of 4 bits around zero: scale * (q - 8).
 
     0       2                18
@@ -81,7 +81,7 @@ def split_q4_0(blocks: Bytes) -> BlockParts:
     return BlockParts(_one_group(_bit_planes(blocks[:, 2:18], 4)) - 8, _halves(blocks, 0), None)
 
 
-def split_q4_1(blocks: Bytes) -> BlockParts:
+def _split_q4_1(blocks: Bytes) -> BlockParts:
     """32 values of 4 bits above a minimum: scale * q + minimum.
 
     0       2         4                20
@@ -90,7 +90,7 @@ def split_q4_1(blocks: Bytes) -> BlockParts:
     return BlockParts(_one_group(_bit_planes(blocks[:, 4:20], 4)), _halves(blocks, 0), _halves(blocks, 2))
 
 
-def split_q5_0(blocks: Bytes) -> BlockParts:
+def _split_q5_0(blocks: Bytes) -> BlockParts:
     """32 values of 5 bits around zero: scale * (q - 16).
 
     0       2                             6                        22
@@ -100,7 +100,7 @@ def split_q5_0(blocks: Bytes) -> BlockParts:
     return BlockParts(quants - 16, _halves(blocks, 0), None)
 
 
-def split_q5_1(blocks: Bytes) -> BlockParts:
+def _split_q5_1(blocks: Bytes) -> BlockParts:
     """32 values of 5 bits above a minimum: scale * q + minimum.
 
     0       2         4                             8                        24
@@ -110,7 +110,7 @@ def split_q5_1(blocks: Bytes) -> BlockParts:
     return BlockParts(quants, _halves(blocks, 0), _halves(blocks, 2))
 
 
-def split_q8_0(blocks: Bytes) -> BlockParts:
+def _split_q8_0(blocks: Bytes) -> BlockParts:
     """32 signed bytes: scale * q.
 
     0       2       34
@@ -119,7 +119,7 @@ def split_q8_0(blocks: Bytes) -> BlockParts:
     return BlockParts(_one_group(blocks[:, 2:34].view(np.int8)), _halves(blocks, 0), None)
 
 
-def split_q2_k(blocks: Bytes) -> BlockParts:
+def _split_q2_k(blocks: Bytes) -> BlockParts:
     """16 groups of 16 values of 2 bits: scale * s * q - minimum * m.
 
     0            16                                 80      82        84
@@ -133,7 +133,7 @@ def split_q2_k(blocks: Bytes) -> BlockParts:
     )
 
 
-def split_q3_k(blocks: Bytes) -> BlockParts:
+def _split_q3_k(blocks: Bytes) -> BlockParts:
     """16 groups of 16 values of 3 bits around zero: scale * (s - 32) * (q - 4).
 
     0                                       32                   96                     108     110
@@ -149,7 +149,7 @@ def split_q3_k(blocks: Bytes) -> BlockParts:
     return BlockParts(quants.reshape(-1, 16, 16) - 4, _halves(blocks, 108) * group_scales[..., None], None)
 
 
-def split_q4_k(blocks: Bytes) -> BlockParts:
+def _split_q4_k(blocks: Bytes) -> BlockParts:
     """8 groups of 32 values of 4 bits: scale * s * q - minimum * m.
 
     0       2         4                         16               144
@@ -164,7 +164,7 @@ def split_q4_k(blocks: Bytes) -> BlockParts:
     )
 
 
-def split_q5_k(blocks: Bytes) -> BlockParts:
+def _split_q5_k(blocks: Bytes) -> BlockParts:
     """8 groups of 32 values of 5 bits: scale * s * q - minimum * m.
 
     0                  16                                     48                     176
@@ -179,7 +179,7 @@ def split_q5_k(blocks: Bytes) -> BlockParts:
     )
 
 
-def split_q6_k(blocks: Bytes) -> BlockParts:
+def _split_q6_k(blocks: Bytes) -> BlockParts:
     """16 groups of 16 values of 6 bits around zero: scale * s * (q - 32).
 
     0                        128                      192           208     210
@@ -236,16 +236,16 @@ BLOCK_TYPES = {
     for type_id, name, values, num_bytes, layout in (
         (0, "F32", 1, 4, torch.float32),
         (1, "F16", 1, 2, torch.float16),
-        (2, "Q4_0", 32, 18, split_q4_0),
-        (3, "Q4_1", 32, 20, split_q4_1),
-        (6, "Q5_0", 32, 22, split_q5_0),
-        (7, "Q5_1", 32, 24, split_q5_1),
-        (8, "Q8_0", 32, 34, split_q8_0),
-        (10, "Q2_K", 256, 84, split_q2_k),
-        (11, "Q3_K", 256, 110, split_q3_k),
-        (12, "Q4_K", 256, 144, split_q4_k),
-        (13, "Q5_K", 256, 176, split_q5_k),
-        (14, "Q6_K", 256, 210, split_q6_k),
+        (2, "Q4_0", 32, 18, _split_q4_0),
+        (3, "Q4_1", 32, 20, _split_q4_1),
+        (6, "Q5_0", 32, 22, _split_q5_0),
+        (7, "Q5_1", 32, 24, _split_q5_1),
+        (8, "Q8_0", 32, 34, _split_q8_0),
+        (10, "Q2_K", 256, 84, _split_q2_k),
+        (11, "Q3_K", 256, 110, _split_q3_k),
+        (12, "Q4_K", 256, 144, _split_q4_k),
+        (13, "Q5_K", 256, 176, _split_q5_k),
+        (14, "Q6_K", 256, 210, _split_q6_k),
         (30, "BF16", 1, 2, torch.bfloat16),
     )
 }

@@ -26,22 +26,22 @@ from numpy.typing import NDArray
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES, BlockType
 from clearhead.errors import ClearheadError
 
-VALUE_TYPES = ["u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "string", "array", "<u8", "<i8", "<f8"]
+_VALUE_TYPES = ["u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "string", "array", "<u8", "<i8", "<f8"]
 """By type id; the types of numbers are NumPy's."""
 
 # The fewest bytes that an item takes in the file, to check a count before anything is allocated for it.
-MIN_PAIR_BYTES = 8 + 1 + 4 + 1
-MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
-MIN_STRING_BYTES = 8
-MIN_ARRAY_BYTES = 4 + 8
+_MIN_PAIR_BYTES = 8 + 1 + 4 + 1
+_MIN_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
+_MIN_STRING_BYTES = 8
+_MIN_ARRAY_BYTES = 4 + 8
 
 # Python objects take more memory than their bytes in the file, so the numbers of pairs, tensors and arrays are limited.
 MAX_COUNT = 2**15  # the 126 layers of Llama 3.1 405B are 1,134 tensors
-MAX_STRING_BYTES = 2**20
-MAX_TEXT_BYTES = 2**22  # of keys, names and single strings together; Python may use 4 bytes for each
-MAX_ARRAY_DEPTH = MAX_DIMS = 4
-ALIGNMENTS = [2**power for power in range(3, 17)]
-MAX_SHOWN_NAME = 80  # characters of a name in an error message
+_MAX_STRING_BYTES = 2**20
+_MAX_TEXT_BYTES = 2**22  # of keys, names and single strings together; Python may use 4 bytes for each
+_MAX_ARRAY_DEPTH = _MAX_DIMS = 4
+_ALIGNMENTS = [2**power for power in range(3, 17)]
+_MAX_SHOWN_NAME = 80  # characters of a name in an error message
 
 
 class StringArray:
@@ -113,7 +113,7 @@ class HeaderReader:
         counts = f"{num_tensors} tensors and {num_pairs} metadata pairs"
         if max(num_tensors, num_pairs) > MAX_COUNT:
             raise self.error(f"{counts}; at most {MAX_COUNT} of each are allowed")
-        self.require(num_tensors * MIN_TENSOR_BYTES + num_pairs * MIN_PAIR_BYTES, counts)
+        self.require(num_tensors * _MIN_TENSOR_BYTES + num_pairs * _MIN_PAIR_BYTES, counts)
         return version, num_tensors, num_pairs
 
     def read_metadata(self, count: int) -> dict[str, GgufValue]:
@@ -123,8 +123,8 @@ class HeaderReader:
             key = self.name("metadata", index, metadata)
             value = metadata[key] = self.value()
             if key == "general.alignment":
-                if not isinstance(value, int) or value not in ALIGNMENTS:
-                    raise self.error(f"{value!r:.40} is not a power of two from 8 to {ALIGNMENTS[-1]}")
+                if not isinstance(value, int) or value not in _ALIGNMENTS:
+                    raise self.error(f"{value!r:.40} is not a power of two from 8 to {_ALIGNMENTS[-1]}")
                 self.alignment = value
         return metadata
 
@@ -138,10 +138,10 @@ class HeaderReader:
         tensors = {name: replace(each, offset=blocks_start + each.offset) for name, each in described.items()}
         end, previous = blocks_start, "the header"
         for tensor in sorted(tensors.values(), key=lambda each: each.offset):
-            self.section, self.item_start = f"tensor {tensor.name[:MAX_SHOWN_NAME]!r}", tensor.offset
+            self.section, self.item_start = f"tensor {tensor.name[:_MAX_SHOWN_NAME]!r}", tensor.offset
             if tensor.offset < end:
                 raise self.error(f"its blocks overlap those of {previous}, which end at byte {end}")
-            end, previous = tensor.offset + tensor.num_bytes, repr(tensor.name[:MAX_SHOWN_NAME])
+            end, previous = tensor.offset + tensor.num_bytes, repr(tensor.name[:_MAX_SHOWN_NAME])
             if end > self.file_bytes:
                 raise self.error(f"its {tensor.num_bytes} bytes go beyond the end of the file, {self.file_bytes}")
         return tensors
@@ -165,8 +165,8 @@ class HeaderReader:
 
     def string(self) -> str:
         length = self.integer(8, "length of a string")
-        if length > MAX_STRING_BYTES:
-            raise self.error(f"a string of {length} bytes; at most {MAX_STRING_BYTES} are allowed")
+        if length > _MAX_STRING_BYTES:
+            raise self.error(f"a string of {length} bytes; at most {_MAX_STRING_BYTES} are allowed")
         try:
             return self.take(length, "string").decode()
         except UnicodeDecodeError as error:
@@ -177,15 +177,15 @@ class HeaderReader:
         """Return a string that stays in memory as a Python string, and count its bytes."""
         text = self.string()
         self.num_text_bytes += self.position - self.item_start
-        if self.num_text_bytes > MAX_TEXT_BYTES:
-            raise self.error(f"keys, names and single strings have more than {MAX_TEXT_BYTES} bytes together")
+        if self.num_text_bytes > _MAX_TEXT_BYTES:
+            raise self.error(f"keys, names and single strings have more than {_MAX_TEXT_BYTES} bytes together")
         return text
 
     def name(self, kind: str, index: int, earlier: Container[str]) -> str:
         """Return the name of a metadata pair or tensor, which must differ from `earlier` ones; start its section."""
         self.section = f"{kind} {index}"
         name = self.text()
-        shown = repr(name[:MAX_SHOWN_NAME])
+        shown = repr(name[:_MAX_SHOWN_NAME])
         if not name:
             raise self.error("the name is empty")
         if name in earlier:
@@ -195,9 +195,9 @@ class HeaderReader:
 
     def value_type(self) -> str:
         type_id = self.integer(4, "value type")
-        if type_id >= len(VALUE_TYPES):
-            raise self.error(f"unknown value type {type_id}; types are 0 to {len(VALUE_TYPES) - 1}")
-        return VALUE_TYPES[type_id]
+        if type_id >= len(_VALUE_TYPES):
+            raise self.error(f"unknown value type {type_id}; types are 0 to {len(_VALUE_TYPES) - 1}")
+        return _VALUE_TYPES[type_id]
 
     def value(self) -> GgufValue:
         match self.value_type():
@@ -210,14 +210,14 @@ class HeaderReader:
 
     def array(self, depth: int) -> GgufValue:
         self.num_arrays += 1
-        if depth > MAX_ARRAY_DEPTH or self.num_arrays > MAX_COUNT:
-            raise self.error(f"at most {MAX_COUNT} arrays, nested at most {MAX_ARRAY_DEPTH} deep, are allowed")
+        if depth > _MAX_ARRAY_DEPTH or self.num_arrays > MAX_COUNT:
+            raise self.error(f"at most {MAX_COUNT} arrays, nested at most {_MAX_ARRAY_DEPTH} deep, are allowed")
         value_type, count = self.value_type(), self.integer(8, "number of elements")
         match value_type:
             case "string":
                 return self.strings(count)
             case "array":
-                self.require(count * MIN_ARRAY_BYTES, f"{count} arrays")
+                self.require(count * _MIN_ARRAY_BYTES, f"{count} arrays")
                 return [self.array(depth + 1) for _ in range(count)]
             case number_type:
                 return self.numbers(number_type, count)
@@ -230,7 +230,7 @@ class HeaderReader:
         return stored.view(dtype)
 
     def strings(self, count: int) -> StringArray:
-        self.require(count * MIN_STRING_BYTES, f"{count} strings")
+        self.require(count * _MIN_STRING_BYTES, f"{count} strings")
         origin = self.position
         starts = np.empty(count + 1, dtype=np.int64)
         for index in range(count):
@@ -243,8 +243,8 @@ class HeaderReader:
     def tensor(self, name: str) -> GgufTensor:
         """Return the description of a tensor; its offset counts from the first block."""
         num_dims = self.integer(4, "number of dimensions")
-        if not 1 <= num_dims <= MAX_DIMS:
-            raise self.error(f"{num_dims} dimensions; 1 to {MAX_DIMS} are allowed")
+        if not 1 <= num_dims <= _MAX_DIMS:
+            raise self.error(f"{num_dims} dimensions; 1 to {_MAX_DIMS} are allowed")
         shape = tuple(self.integer(8, "dimension") for _ in range(num_dims))[::-1]
         type_id = self.integer(4, "block type")
         if type_id not in BLOCK_TYPES:

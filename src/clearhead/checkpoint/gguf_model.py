@@ -27,10 +27,10 @@ from clearhead.families import Settings, family_of_type, gguf_architecture, gguf
 from clearhead.model import llama3_frequencies
 from clearhead.tokenization import Tokenizer, tokenizer_from_gguf
 
-TOKEN_TABLE, ROTARY_DIVISORS = "token_embd.weight", "rope_freqs.weight"
-THREAD_COUNT_LOCK = Lock()
+TOKEN_TABLE, _ROTARY_DIVISORS = "token_embd.weight", "rope_freqs.weight"
+_THREAD_COUNT_LOCK = Lock()
 # GGUF key -> key in transformers' config.json
-SPECIAL_ID_KEYS = {
+_SPECIAL_ID_KEYS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
     "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
@@ -45,18 +45,18 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
         options = replace(options, dtype=table.block_type.dtype)
     if options.progress is not None:
         options.progress("", 0, len(file.tensors))
-    read = partial(read_stored, file) if options.weights == "stored" else file.read
+    read = partial(_read_stored, file) if options.weights == "stored" else file.read
     naming = NamingScheme(table=architecture.tensor_names, ignored_tensors=architecture.ignored_tensors)
     # Packing works on large pieces, which several threads share well.
-    with single_thread() if options.bits is None else nullcontext():
+    with _single_thread() if options.bits is None else nullcontext():
         tensors = LazyTensors(file.tensors, read)
         network = assemble_network(config_of(file), tensors, str(path), naming, options)
-    ids = {name: to_plain_value(file.metadata.get(key)) for key, name in SPECIAL_ID_KEYS.items()}
+    ids = {name: to_plain_value(file.metadata.get(key)) for key, name in _SPECIAL_ID_KEYS.items()}
     special_ids = Settings(ids, str(path)).special_ids()
-    return ModelParts(network, tokenizer_of(file), family_of_type(architecture.model_type), special_ids)
+    return ModelParts(network, _tokenizer_of(file), family_of_type(architecture.model_type), special_ids)
 
 
-def read_stored(file: GgufFile, name: str) -> Tensor | PackedWeight:
+def _read_stored(file: GgufFile, name: str) -> Tensor | PackedWeight:
     """Return a matrix with its quantised blocks if the kernels support their type, and any other tensor as numbers."""
     tensor = file.tensors[name]
     if len(tensor.shape) != 2 or tensor.block_type.name not in NATIVE_BLOCK_TYPES:
@@ -65,12 +65,12 @@ def read_stored(file: GgufFile, name: str) -> Tensor | PackedWeight:
 
 
 @contextmanager
-def single_thread() -> Iterator[None]:
+def _single_thread() -> Iterator[None]:
     """Run PyTorch on one thread: for many small operations its threads would mostly wait for each other on busy cores.
 
     The number of threads belongs to the whole process, so a lock lets only one load at a time change and restore it.
     """
-    with THREAD_COUNT_LOCK:
+    with _THREAD_COUNT_LOCK:
         num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -79,7 +79,7 @@ def single_thread() -> Iterator[None]:
             torch.set_num_threads(num_threads)
 
 
-def tokenizer_of(file: GgufFile) -> Tokenizer | None:
+def _tokenizer_of(file: GgufFile) -> Tokenizer | None:
     """Return the tokenizer in a file's metadata, or None if there is none."""
     return tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
 
@@ -95,19 +95,19 @@ def config_of(file: GgufFile) -> ModelConfig:
     assert family.read_config is not None
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     config = family.read_config(gguf_settings(file.metadata, shapes, str(file.path)))
-    return with_llama3_scaling(config, file) if ROTARY_DIVISORS in shapes else config
+    return _with_llama3_scaling(config, file) if _ROTARY_DIVISORS in shapes else config
 
 
-def with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
+def _with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
     """Return the config with Llama 3's rotary scaling, which files store as a tensor of frequency divisors."""
     assert config.decoder is not None
     attention = config.decoder.layers[0].attention
     if not isinstance(attention, GroupedAttention) or not isinstance(attention.position, Rope):
-        raise ClearheadError(f"{file.path} has {ROTARY_DIVISORS}, but its model has no rotary positions to scale")
-    divisors = file.read(ROTARY_DIVISORS).float()
+        raise ClearheadError(f"{file.path} has {_ROTARY_DIVISORS}, but its model has no rotary positions to scale")
+    divisors = file.read(_ROTARY_DIVISORS).float()
     scaling = llama3_scaling(divisors, attention.position.theta)
     if scaling is None:
-        raise ClearheadError(f"{file.path}: {ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
+        raise ClearheadError(f"{file.path}: {_ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
     scaled_attention = replace(attention, position=replace(attention.position, scaling=scaling))
     layers = tuple(replace(layer, attention=scaled_attention) for layer in config.decoder.layers)
     return replace(config, decoder=replace(config.decoder, layers=layers))

@@ -35,9 +35,9 @@ from clearhead.files import read_json, read_json_object, write_safetensors, writ
 from clearhead.model import Transformer
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
-GENERATION_FILE = "generation_config.json"
-PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-SHARD_BYTES = 5 * 10**9  # the shard size of the Hub's own tools
+_GENERATION_FILE = "generation_config.json"
+_PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_SHARD_BYTES = 5 * 10**9  # the shard size of the Hub's own tools
 
 
 # --- loading
@@ -45,9 +45,9 @@ SHARD_BYTES = 5 * 10**9  # the shard size of the Hub's own tools
 
 def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
     """Load a model from a Hugging Face folder."""
-    settings = read_settings(folder)
-    family = family_of_type(language_settings(settings).string("model_type"))
-    tensors = open_safetensors([folder / name for name in shard_names(folder)], str(folder))
+    settings = _read_settings(folder)
+    family = family_of_type(_language_settings(settings).string("model_type"))
+    tensors = open_safetensors([folder / name for name in _shard_names(folder)], str(folder))
     naming = NamingScheme(
         table=family.tensor_names,
         base_model_prefix=family.base_model_prefix,
@@ -55,15 +55,15 @@ def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
         duplicates=family.duplicates,
         ignored_tensors=family.ignored_tensors,
     )
-    with explain_quantization(settings):
-        config = config_from(family, settings, set(tensors))
+    with _explain_quantization(settings):
+        config = _config_from(family, settings, set(tensors))
         network = assemble_network(config, tensors, str(folder), naming, options)
     special_ids = read_special_ids(folder, settings)
     return ModelParts(network, load_folder_tokenizer(folder), family, special_ids)
 
 
 @contextmanager
-def explain_quantization(settings: Settings) -> Iterator[None]:
+def _explain_quantization(settings: Settings) -> Iterator[None]:
     """Add to an error that config.json declares quantised weights.
 
     The declaration alone is not an error, because a config may keep it after the weights were dequantised.
@@ -82,27 +82,27 @@ def explain_quantization(settings: Settings) -> Iterator[None]:
 
 def read_folder_config(folder: Path) -> ModelConfig:
     """Return the config of a folder without reading its weights; the weight files may still be missing."""
-    settings = read_settings(folder)
-    family = family_of_type(language_settings(settings).string("model_type"))
+    settings = _read_settings(folder)
+    family = family_of_type(_language_settings(settings).string("model_type"))
     if (folder / INDEX_FILE).exists():
-        return config_from(family, settings, set(read_index(folder)))
+        return _config_from(family, settings, set(read_index(folder)))
     if (folder / WEIGHTS_FILE).exists():
-        return config_from(family, settings, set(open_safetensors([folder / WEIGHTS_FILE], str(folder))))
-    return config_from(family, settings, None)
+        return _config_from(family, settings, set(open_safetensors([folder / WEIGHTS_FILE], str(folder))))
+    return _config_from(family, settings, None)
 
 
-def read_settings(folder: Path) -> Settings:
+def _read_settings(folder: Path) -> Settings:
     """Return the content of config.json."""
     return Settings(read_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
 
 
 def read_special_ids(folder: Path, settings: Settings) -> dict[str, int | list[int]]:
     """Return the special ids of a folder; generation_config.json overrides config.json, as in transformers."""
-    generation = Settings(read_json_object(folder / GENERATION_FILE), str(folder / GENERATION_FILE))
-    return language_settings(settings).special_ids() | settings.special_ids() | generation.special_ids()
+    generation = Settings(read_json_object(folder / _GENERATION_FILE), str(folder / _GENERATION_FILE))
+    return _language_settings(settings).special_ids() | settings.special_ids() | generation.special_ids()
 
 
-def language_settings(settings: Settings) -> Settings:
+def _language_settings(settings: Settings) -> Settings:
     """Return the settings of the language model: all of them, or `text_config` of a model that also reads images.
 
     `tie_word_embeddings` of the outer settings takes precedence.
@@ -114,10 +114,10 @@ def language_settings(settings: Settings) -> Settings:
     return Settings({**inner.data, **outer}, inner.where)
 
 
-def config_from(family: Family, settings: Settings, tensor_names: set[str] | None) -> ModelConfig:
+def _config_from(family: Family, settings: Settings, tensor_names: set[str] | None) -> ModelConfig:
     """Return the config that config.json describes, adjusted to the stored tensors if their names are known."""
     assert family.read_config is not None
-    config = family.read_config(language_settings(settings))
+    config = family.read_config(_language_settings(settings))
     return config if tensor_names is None else family.adjust_config(config, tensor_names)
 
 
@@ -132,7 +132,7 @@ def read_index(folder: Path) -> dict[str, str]:
     return {tensor: str(name) for tensor, name in weight_map.items()}
 
 
-def shard_names(folder: Path) -> list[str]:
+def _shard_names(folder: Path) -> list[str]:
     """Return the names of the safetensors files in a folder, from its index if it has one."""
     if (folder / INDEX_FILE).exists():
         names = sorted(set(read_index(folder).values()))
@@ -142,7 +142,7 @@ def shard_names(folder: Path) -> list[str]:
         return names
     if (folder / WEIGHTS_FILE).exists():
         return [WEIGHTS_FILE]
-    pickles = [path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern)]
+    pickles = [path.name for pattern in _PICKLE_PATTERNS for path in folder.glob(pattern)]
     found = f" but {pickles[0]}, a pickle file, which is never opened" if pickles else ""
     raise ClearheadError(f"{folder} has no {WEIGHTS_FILE}{found}; convert the model to safetensors first")
 
@@ -155,7 +155,7 @@ def save_folder(
     folder: Path,
     family: Family | None = None,
     special_ids: dict[str, Any] | None = None,
-    shard_bytes: int = SHARD_BYTES,
+    shard_bytes: int = _SHARD_BYTES,
 ) -> Family:
     """Write config.json and the weights in the format of transformers. Return the family whose format was used.
 
@@ -172,17 +172,17 @@ def save_folder(
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | (special_ids or {})
     config = family.write_config(network.config) | {"dtype": dtype} | ids
     write_text(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
-    (folder / GENERATION_FILE).unlink(missing_ok=True)  # one of an earlier model would override these ids
-    shards, total_bytes = divide_into_shards(rules, tensors, shard_bytes)
+    (folder / _GENERATION_FILE).unlink(missing_ok=True)  # one of an earlier model would override these ids
+    shards, total_bytes = _divide_into_shards(rules, tensors, shard_bytes)
     for file, names in shards.items():
-        joined = {name: join_tensor(rules[name], tensors, network.config) for name in names}
+        joined = {name: _join_tensor(rules[name], tensors, network.config) for name in names}
         write_safetensors(folder / file, joined, {"format": "pt"})
-    write_index(folder, shards, total_bytes)
-    remove_stale_weights(folder, shards)
+    _write_index(folder, shards, total_bytes)
+    _remove_stale_weights(folder, shards)
     return family
 
 
-def divide_into_shards(
+def _divide_into_shards(
     rules: dict[str, TensorRule], tensors: dict[str, Tensor], shard_bytes: int
 ) -> tuple[dict[str, list[str]], int]:
     """Return a dict from file name to the tensors in that file, and the size of all tensors."""
@@ -208,7 +208,7 @@ def tensor_bytes(own_name: str, tensors: dict[str, Tensor]) -> int:
     return num_bytes if expert is None else num_bytes // len(tensors[name])
 
 
-def join_tensor(rule: TensorRule, tensors: dict[str, Tensor], config: ModelConfig) -> Tensor:
+def _join_tensor(rule: TensorRule, tensors: dict[str, Tensor], config: ModelConfig) -> Tensor:
     """Return the tensor that the family stores for one or several of ours."""
     parts = []
     for own_name in rule.own_names:
@@ -218,7 +218,7 @@ def join_tensor(rule: TensorRule, tensors: dict[str, Tensor], config: ModelConfi
     return rule.join(parts, config).clone(memory_format=torch.contiguous_format).cpu()
 
 
-def write_index(folder: Path, shards: dict[str, list[str]], total_bytes: int) -> None:
+def _write_index(folder: Path, shards: dict[str, list[str]], total_bytes: int) -> None:
     """Write the index of several shards; delete one that an earlier save left."""
     if len(shards) == 1:
         (folder / INDEX_FILE).unlink(missing_ok=True)
@@ -228,7 +228,7 @@ def write_index(folder: Path, shards: dict[str, list[str]], total_bytes: int) ->
     write_text(folder / INDEX_FILE, json.dumps(index, indent=2) + "\n")
 
 
-def remove_stale_weights(folder: Path, shards: dict[str, list[str]]) -> None:
+def _remove_stale_weights(folder: Path, shards: dict[str, list[str]]) -> None:
     """Delete the weight files of an earlier save, which a reader could mistake for the model's."""
     for path in {*folder.glob("model-*-of-*.safetensors"), *folder.glob(WEIGHTS_FILE)}:
         if path.name not in shards:

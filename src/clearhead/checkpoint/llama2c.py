@@ -26,8 +26,8 @@ from clearhead.families import META_LLAMA_NAMES, family_of_type, llama_config
 from clearhead.tokenization import load_tokenizer
 
 HEADER = struct.Struct("<7i")
-LATER_VERSION_MAGIC = 0x616B3432  # "ak42": llama2.c's versions 1 and 2, whose layout differs
-FLOAT_BYTES = 4
+_LATER_VERSION_MAGIC = 0x616B3432  # "ak42": llama2.c's versions 1 and 2, whose layout differs
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def open_llama2c(path: str | PathLike[str]) -> Llama2cCheckpoint:
         raise ClearheadError(f"cannot read {str(path)!r}: {error.strerror}") from error
     header = _parse_header(path, start)
     layout = _layout(header)
-    expected_bytes = HEADER.size + FLOAT_BYTES * sum(count * prod(shape) for _, count, shape in layout)
+    expected_bytes = HEADER.size + _FLOAT_BYTES * sum(count * prod(shape) for _, count, shape in layout)
     if file_bytes != expected_bytes:
         raise ClearheadError(
             f"{str(path)!r} has {file_bytes} bytes, but its header implies {expected_bytes}; "
@@ -128,7 +128,7 @@ def _parse_header(path: Path, start: bytes) -> Llama2cHeader:
     if len(start) < HEADER.size:
         raise ClearheadError(f"{str(path)!r} is too short for a llama2.c checkpoint: {len(start)} bytes")
     width, feed_forward_width, num_layers, num_heads, num_kv_heads, vocab_size, context_length = HEADER.unpack(start)
-    if width == LATER_VERSION_MAGIC:
+    if width == _LATER_VERSION_MAGIC:
         raise ClearheadError(
             f"{str(path)!r} is a llama2.c checkpoint of version {feed_forward_width}; "
             "only version 0 can be read (export.py --version 0)"
@@ -178,5 +178,5 @@ def _locate_tensors(layout: list[tuple[str, int, tuple[int, ...]]]) -> dict[str,
         for index in range(count):
             if name:
                 places[name.format(index)] = (offset_bytes, shape)
-            offset_bytes += FLOAT_BYTES * prod(shape)
+            offset_bytes += _FLOAT_BYTES * prod(shape)
     return places

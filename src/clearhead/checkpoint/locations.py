@@ -12,10 +12,10 @@ from clearhead.families import presets
 from clearhead.home import expand_user
 
 # Patterns of files on the hub. Pickle files and code are not fetched.
-MODEL_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.spm", "*.jinja")
-CONFIG_PATTERNS = (CONFIG_FILE, INDEX_FILE)
-IGNORED_PATTERNS = ("*/*", "consolidated*")  # the same weights in other formats, which would double the download
-WHERE_MODELS_ARE_LISTED = "`clearhead get` lists models with weights, `clearhead presets` architectures without"
+_MODEL_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.spm", "*.jinja")
+_CONFIG_PATTERNS = (CONFIG_FILE, INDEX_FILE)
+_IGNORED_PATTERNS = ("*/*", "consolidated*")  # the same weights in other formats, which would double the download
+_WHERE_MODELS_ARE_LISTED = "`clearhead get` lists models with weights, `clearhead presets` architectures without"
 
 
 def resolve_path(model: str | Path, *, config_only: bool = False) -> Path:
@@ -32,7 +32,7 @@ def resolve_path(model: str | Path, *, config_only: bool = False) -> Path:
             raise ClearheadError(f"{name} is not installed yet; fetch it with: clearhead get {name}")
         return installed
     if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf"):
-        return fetch_from_hub(name, CONFIG_PATTERNS if config_only else MODEL_PATTERNS)
+        return fetch_from_hub(name, _CONFIG_PATTERNS if config_only else _MODEL_PATTERNS)
     if name in presets():
         raise ClearheadError(
             f"{name} is a preset, an architecture without weights; it can be shown or created, not loaded"
@@ -40,7 +40,7 @@ def resolve_path(model: str | Path, *, config_only: bool = False) -> Path:
     if len(path.parts) > 1 or path.suffix in (".gguf", ".bin", ".safetensors", ".json"):
         raise ClearheadError(f"{name} does not exist")
     suggestions = model_names() | set(presets() if config_only else ())
-    raise unknown_name("model", name, suggestions, WHERE_MODELS_ARE_LISTED)
+    raise unknown_name("model", name, suggestions, _WHERE_MODELS_ARE_LISTED)
 
 
 def fetch_from_hub(hub_id: str, patterns: tuple[str, ...]) -> Path:
@@ -54,7 +54,7 @@ def fetch_from_hub(hub_id: str, patterns: tuple[str, ...]) -> Path:
             'to load it from the Hugging Face hub: pip install "clearhead[hub]"'
         ) from None
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=list(IGNORED_PATTERNS)))
+        return Path(snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=list(_IGNORED_PATTERNS)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ClearheadError(

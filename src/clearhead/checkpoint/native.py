@@ -20,8 +20,8 @@ from clearhead.files import read_json, write_safetensors, write_text
 from clearhead.model import RecurrentTranslator, Transformer
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "clearhead.json", "weights.safetensors"
-FORMAT_VERSION = 1
-TRANSFORMER, RECURRENT = kind_of(Transformer), kind_of(RecurrentTranslator)
+_FORMAT_VERSION = 1
+_TRANSFORMER, RECURRENT = kind_of(Transformer), kind_of(RecurrentTranslator)
 
 
 def save_native(
@@ -34,14 +34,14 @@ def save_native(
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in stored_tensors(network).items()}
     write_safetensors(folder / WEIGHTS_FILE, tensors)
-    description = {"format": FORMAT_VERSION, "kind": kind_of(type(network)), "family": family_name}
+    description = {"format": _FORMAT_VERSION, "kind": kind_of(type(network)), "family": family_name}
     description |= {"special_ids": special_ids or {}, "model": to_dict(network.config)}
     write_text(folder / DESCRIPTION_FILE, json.dumps(description, indent=2) + "\n")
 
 
 def load_native(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
     """Load a Transformer from a folder that `save_native` wrote."""
-    config, description = read_transformer_description(folder)
+    config, description = _read_transformer_description(folder)
     where = str(folder / WEIGHTS_FILE)
     tensors = open_safetensors([folder / WEIGHTS_FILE], where)
     network = assemble_network(config, tensors, where, NamingScheme(), options)
@@ -53,10 +53,10 @@ def load_native(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
 
 def read_native_config(folder: Path) -> ModelConfig:
     """Return the config in a folder without reading its weights."""
-    return read_transformer_description(folder)[0]
+    return _read_transformer_description(folder)[0]
 
 
-def read_transformer_description(folder: Path) -> tuple[ModelConfig, Settings]:
+def _read_transformer_description(folder: Path) -> tuple[ModelConfig, Settings]:
     """Return the config and the whole description; raise ClearheadError if the network is not a Transformer."""
     description = read_description(folder)
     if network_kind(description) == RECURRENT:
@@ -68,14 +68,14 @@ def read_description(folder: Path) -> Settings:
     """Return the content of clearhead.json."""
     description = Settings(read_json(folder / DESCRIPTION_FILE), str(folder / DESCRIPTION_FILE))
     version = description.integer("format")
-    if version != FORMAT_VERSION:
-        raise ClearheadError(f"{description.where} has format {version}; this version reads {FORMAT_VERSION}")
+    if version != _FORMAT_VERSION:
+        raise ClearheadError(f"{description.where} has format {version}; this version reads {_FORMAT_VERSION}")
     return description
 
 
 def network_kind(description: Settings) -> str:
     """Return TRANSFORMER or RECURRENT; raise ClearheadError for any other kind."""
-    kind = description.string("kind", TRANSFORMER)
-    if kind not in (TRANSFORMER, RECURRENT):
-        raise unknown_name(f"kind in {description.where}:", kind, (TRANSFORMER, RECURRENT))
+    kind = description.string("kind", _TRANSFORMER)
+    if kind not in (_TRANSFORMER, RECURRENT):
+        raise unknown_name(f"kind in {description.where}:", kind, (_TRANSFORMER, RECURRENT))
     return kind

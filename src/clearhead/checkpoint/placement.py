@@ -16,7 +16,7 @@ from clearhead.errors import ClearheadError
 from clearhead.families import TensorRule, split_expert_index
 from clearhead.model import RecurrentTranslator, Transformer
 
-MAX_QUANT = 128  # no packed format has a larger absolute quant
+_MAX_QUANT = 128  # no packed format has a larger absolute quant
 
 
 def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
@@ -131,7 +131,7 @@ class TensorPlacer:
 
     def check_packed_values(self, name: str, packed: PackedWeight) -> None:
         """Raise the errors of `check_values`; unpack only if scales and offsets do not already exclude them."""
-        largest = MAX_QUANT * packed.scales.float().abs().max()
+        largest = _MAX_QUANT * packed.scales.float().abs().max()
         if packed.offsets is not None:
             largest += packed.offsets.float().abs().max()
         if not largest <= torch.finfo(self.dtype or torch.float32).max:  # true for NaN, too

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 
-FLOAT8_BLOCK = 128  # rows and columns that share a scale
-SCALE_SUFFIX = "_scale_inv"  # name of the scales = name of the float8 tensor + this
+_FLOAT8_BLOCK = 128  # rows and columns that share a scale
+_SCALE_SUFFIX = "_scale_inv"  # name of the scales = name of the float8 tensor + this
 
 Value = TypeVar("Value")
 
@@ -47,32 +47,32 @@ def open_safetensors(paths: Iterable[Path], where: str) -> LazyTensors[Tensor]:
     """
     files: dict[str, Any] = {}  # tensor name -> the open file that contains it
     for path in paths:
-        file = open_file(path)
+        file = _open_file(path)
         for name in file.keys():  # noqa: SIM118  (not a dict)
             if name in files:
                 raise ClearheadError(f"{where}: the tensor {name} is in two files")
             files[name] = file
-    names = [name for name in files if not is_scale(name, files)]
-    return LazyTensors(names, partial(read_tensor, files, where))
+    names = [name for name in files if not _is_scale(name, files)]
+    return LazyTensors(names, partial(_read_tensor, files, where))
 
 
-def open_file(path: Path) -> Any:
+def _open_file(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
         raise ClearheadError(f"{path} is not a complete safetensors file: {error}") from None
 
 
-def is_scale(name: str, files: Mapping[str, Any]) -> bool:
+def _is_scale(name: str, files: Mapping[str, Any]) -> bool:
     """Return whether a tensor holds the scales of a float8 tensor."""
-    scaled = name.removesuffix(SCALE_SUFFIX)
+    scaled = name.removesuffix(_SCALE_SUFFIX)
     return scaled != name and scaled in files and files[scaled].get_slice(scaled).get_dtype() == "F8_E4M3"
 
 
-def read_tensor(files: Mapping[str, Any], where: str, name: str) -> Tensor:
+def _read_tensor(files: Mapping[str, Any], where: str, name: str) -> Tensor:
     try:
         tensor: Tensor = files[name].get_tensor(name)
-        scales = name + SCALE_SUFFIX
+        scales = name + _SCALE_SUFFIX
         if tensor.dtype == torch.float8_e4m3fn and scales in files:
             return dequantize_float8(tensor, files[scales].get_tensor(scales))
     except (SafetensorError, RuntimeError) as error:
@@ -85,11 +85,11 @@ def dequantize_float8(tensor: Tensor, scales: Tensor) -> Tensor:
     if tensor.ndim != 2:
         raise RuntimeError(f"only matrices can have a scale for each block, not tensors of {tensor.ndim} dimensions")
     num_rows, num_columns = tensor.shape
-    num_blocks = (-(-num_rows // FLOAT8_BLOCK), -(-num_columns // FLOAT8_BLOCK))
+    num_blocks = (-(-num_rows // _FLOAT8_BLOCK), -(-num_columns // _FLOAT8_BLOCK))
     if scales.shape != num_blocks:
         raise RuntimeError(
-            f"scales of shape {tuple(scales.shape)} for {num_blocks} blocks of {FLOAT8_BLOCK} x {FLOAT8_BLOCK}"
+            f"scales of shape {tuple(scales.shape)} for {num_blocks} blocks of {_FLOAT8_BLOCK} x {_FLOAT8_BLOCK}"
         )
-    by_row = scales.float().repeat_interleave(FLOAT8_BLOCK, 0)[:num_rows]
-    by_element = by_row.repeat_interleave(FLOAT8_BLOCK, 1)[:, :num_columns]
+    by_row = scales.float().repeat_interleave(_FLOAT8_BLOCK, 0)[:num_rows]
+    by_element = by_row.repeat_interleave(_FLOAT8_BLOCK, 1)[:, :num_columns]
     return (tensor.float() * by_element).to(torch.bfloat16)

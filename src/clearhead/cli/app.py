@@ -40,7 +40,7 @@ app = typer.Typer(
     help="Every Transformer works, in the clear. Start with `clearhead get smollm2`.",
 )
 errors = Console(stderr=True, highlight=False, emoji=False)
-PIPE_WIDTH = 120  # characters
+_PIPE_WIDTH = 120  # characters
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # it has no public name in typer
 
 ModelArgument = Annotated[str, typer.Argument(help="An installed name, a folder, a .gguf file or a Hub id.")]
@@ -55,7 +55,7 @@ def main() -> None:
     shows the traceback of an error instead.
     """
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    open_streams()
+    _open_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):  # escape characters that the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, io.TextIOWrapper):  # the tokenizer refuses bytes that are not UTF-8
@@ -71,13 +71,13 @@ def main() -> None:
     except (ClearheadError, OSError) as error:  # OSError: a full disk, a missing permission
         if len(arguments) < len(sys.argv) - 1:
             raise
-        print_message("error", with_option_names(str(error), arguments))
+        print_message("error", _with_option_names(str(error), arguments))
         sys.exit(1)
     except typer.Abort:  # a question that nobody can answer: stdin is not a terminal
         sys.exit(1)
 
 
-def open_streams() -> None:
+def _open_streams() -> None:
     """Replace closed standard streams (`clearhead ... <&-`) with the null device."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -89,7 +89,7 @@ def print_message(kind: str, message: str) -> None:
     errors.print(f"{kind}: {message}", markup=False, soft_wrap=True)
 
 
-def with_option_names(message: str, arguments: list[str]) -> str:
+def _with_option_names(message: str, arguments: list[str]) -> str:
     """Return a message with options spelled as on the command line: `top_p` becomes `--top-p`.
 
     A parameter name that is also a plain word (temperature) is replaced only in front of a number.
@@ -103,7 +103,7 @@ def with_option_names(message: str, arguments: list[str]) -> str:
     return message
 
 
-def print_version(requested: bool) -> None:
+def _print_version(requested: bool) -> None:
     if requested:
         from importlib.metadata import version
 
@@ -115,7 +115,7 @@ def print_version(requested: bool) -> None:
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Define the options that every command shares; `main` handles --debug."""
@@ -149,7 +149,7 @@ def table_console() -> Console:
     """Return a console for tables; in a pipe it is wide enough not to fold rows."""
     console = Console(highlight=False, emoji=False)
     if not console.is_terminal:  # rich assumes 80 characters in a pipe
-        console.width = max(console.width, PIPE_WIDTH)
+        console.width = max(console.width, _PIPE_WIDTH)
     return console
 
 

@@ -29,9 +29,9 @@ from clearhead.errors import ClearheadError, unknown_name
 if TYPE_CHECKING:
     from clearhead.benchmark import BenchmarkTarget
 
-PROMPT_LENGTHS = {"decode": 128, "prefill": 512}
+_PROMPT_LENGTHS = {"decode": 128, "prefill": 512}
 NUM_TOKENS = 128
-DEFAULT_WEIGHTS = {"cpu": "float32,bfloat16,int8,int4", "cuda": "bfloat16,int8"}
+_DEFAULT_WEIGHTS = {"cpu": "float32,bfloat16,int8,int4", "cuda": "bfloat16,int8"}
 
 
 @app.command(epilog="Example: `clearhead bench decode smollm2 --against huggingface,llama.cpp --weights bfloat16,int4`")
@@ -76,17 +76,17 @@ def bench(
         print_speeds,
     )
 
-    lengths = prompt_lengths(phase, prompt, tokens, contexts)
+    lengths = _prompt_lengths(phase, prompt, tokens, contexts)
     num_tokens = 1 if phase == "prefill" else NUM_TOKENS if tokens is None else tokens
     if num_tokens < (1 if phase == "prefill" else 2) or min(lengths) < 1 or rounds < 1:
         raise ClearheadError("a benchmark needs a prompt of at least 1 token, at least 2 new tokens, and 1 round")
-    formats = split_names(DEFAULT_WEIGHTS.get(device, DEFAULT_WEIGHTS["cuda"]) if weights is None else weights)
-    check_engine_names(formats, split_names(against))
+    formats = _split_names(_DEFAULT_WEIGHTS.get(device, _DEFAULT_WEIGHTS["cuda"]) if weights is None else weights)
+    check_engine_names(formats, _split_names(against))
     with tempfile.TemporaryDirectory() as folder:
-        target = open_target(model, device, formats, max(lengths) + num_tokens, Path(folder))
+        target = _open_target(model, device, formats, max(lengths) + num_tokens, Path(folder))
         with errors.status("preparing"):
-            engines = open_engines(target, formats, split_names(against), partial(print_message, "note"))
-        with runs_bar(num_runs(engines, len(lengths), rounds)) as on_run:
+            engines = open_engines(target, formats, _split_names(against), partial(print_message, "note"))
+        with _runs_bar(num_runs(engines, len(lengths), rounds)) as on_run:
             if contexts is None:
                 speeds = measure_speed(engines, target, lengths[0], num_tokens, rounds, on_run)
             else:
@@ -100,35 +100,35 @@ def bench(
 
 
 @contextmanager
-def runs_bar(total: int) -> Iterator[Callable[[str], None]]:
+def _runs_bar(total: int) -> Iterator[Callable[[str], None]]:
     """Show a progress bar over the runs of all engines; yield the function that announces a run."""
     with progress_bar(MofNCompleteColumn()) as bar:
         task = bar.add_task("", total=total)
         yield lambda description: bar.update(task, description=description, advance=1)
 
 
-def prompt_lengths(phase: str, prompt: int | None, tokens: int | None, contexts: str | None) -> list[int]:
+def _prompt_lengths(phase: str, prompt: int | None, tokens: int | None, contexts: str | None) -> list[int]:
     """Return the prompt length, or those of --contexts. Raise ClearheadError for an option without effect."""
-    if phase not in PROMPT_LENGTHS:
-        raise unknown_name("phase", phase, PROMPT_LENGTHS)
+    if phase not in _PROMPT_LENGTHS:
+        raise unknown_name("phase", phase, _PROMPT_LENGTHS)
     if phase == "prefill" and (tokens is not None or contexts is not None):
         raise ClearheadError("prefill reads a prompt and generates nothing; leave out --tokens and --contexts")
     if contexts is None:
-        return [PROMPT_LENGTHS[phase] if prompt is None else prompt]
+        return [_PROMPT_LENGTHS[phase] if prompt is None else prompt]
     if prompt is not None:
         raise ClearheadError("--contexts sets the prompt lengths; leave out --prompt")
-    lengths = split_names(contexts)
+    lengths = _split_names(contexts)
     if not lengths or not all(length.isdecimal() for length in lengths):
         raise ClearheadError(f"--contexts is {contexts!r}; it must be integers such as 128,1024,8192")
     return sorted(set(map(int, lengths)))
 
 
-def split_names(text: str) -> list[str]:
+def _split_names(text: str) -> list[str]:
     """Return the distinct parts between commas."""
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def open_target(model: str, device: str, weights: list[str], capacity: int, folder: Path) -> "BenchmarkTarget":
+def _open_target(model: str, device: str, weights: list[str], capacity: int, folder: Path) -> "BenchmarkTarget":
     """Load the model in float32 if that is measured, else in bfloat16; a preset gets random weights."""
     from clearhead.api import DTYPES, load, resolve_device
     from clearhead.benchmark import BenchmarkTarget, create_random_model

@@ -64,7 +64,7 @@ def cost(
     from clearhead.families import preset
     from clearhead.families import presets as names
 
-    measured_device = require_this_machine(device) if measure else None
+    measured_device = _require_this_machine(device) if measure else None
     config = preset(model) if model in names() and not Path(model).exists() else read_config(model)
     report = compute_cost(
         config,
@@ -81,7 +81,7 @@ def cost(
         gpus=gpus,
         parallel=parallel,  # type: ignore[arg-type]
     )
-    comparisons = [] if measured_device is None else run_and_compare(report.workload, measured_device)
+    comparisons = [] if measured_device is None else _run_and_compare(report.workload, measured_device)
     if as_json:
         measured = {"measured": [asdict(one) | {"ratio": one.ratio} for one in comparisons]} if measure else {}
         print_json(report_to_dict(report) | measured)
@@ -91,7 +91,7 @@ def cost(
         print_comparisons(comparisons, measured_device, table_console())
 
 
-def run_and_compare(workload: "Workload", device: Literal["cpu", "cuda"]) -> list["Comparison"]:
+def _run_and_compare(workload: "Workload", device: Literal["cpu", "cuda"]) -> list["Comparison"]:
     """Run a workload on this machine and return predictions and measurements."""
     from clearhead.costs import compare_with_measurement, load_calibration
     from clearhead.training import reuse_freed_memory
@@ -102,7 +102,7 @@ def run_and_compare(workload: "Workload", device: Literal["cpu", "cuda"]) -> lis
         return compare_with_measurement(replace(workload, device_type=device), load_calibration(device))
 
 
-def require_this_machine(device: str | None) -> Literal["cpu", "cuda"]:
+def _require_this_machine(device: str | None) -> Literal["cpu", "cuda"]:
     """Return the device to measure. Raise ClearheadError if another one is requested."""
     import torch
 
@@ -145,7 +145,7 @@ def curves(
 
     check_output_path(path, [".png", ".svg"])
     check_absent(path, overwrite, "name")
-    calibration = find_device(require_this_machine(device)).calibration
+    calibration = find_device(_require_this_machine(device)).calibration
     assert calibration is not None
     with errors.status("measuring"):
         measured = measure_curves(calibration)

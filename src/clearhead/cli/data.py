@@ -14,15 +14,15 @@ from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, pr
 if TYPE_CHECKING:
     from clearhead.data import ShardIndex
 
-TRAIN_EXAMPLE = "Example: `clearhead tokenizer train corpus.txt --kind bpe --vocab-size 8000 --out my-tokenizer`"
-WRITE_EXAMPLE = "Example: `clearhead shards write books --tokenizer my-tokenizer --out corpus`"
+_TRAIN_EXAMPLE = "Example: `clearhead tokenizer train corpus.txt --kind bpe --vocab-size 8000 --out my-tokenizer`"
+_WRITE_EXAMPLE = "Example: `clearhead shards write books --tokenizer my-tokenizer --out corpus`"
 
-tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.", epilog=TRAIN_EXAMPLE)
-shards_app = typer.Typer(
-    no_args_is_help=True, help="Write token files for corpora larger than memory.", epilog=WRITE_EXAMPLE
+_tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.", epilog=_TRAIN_EXAMPLE)
+_shards_app = typer.Typer(
+    no_args_is_help=True, help="Write token files for corpora larger than memory.", epilog=_WRITE_EXAMPLE
 )
-app.add_typer(tokenizer_app, name="tokenizer")
-app.add_typer(shards_app, name="shards")
+app.add_typer(_tokenizer_app, name="tokenizer")
+app.add_typer(_shards_app, name="shards")
 
 FilesArgument = Annotated[
     list[Path], typer.Argument(help="Text or JSON lines files, also as .gz, or folders that contain them.")
@@ -31,12 +31,12 @@ UnitOption = Annotated[str, typer.Option(help="What counts as one document in a 
 FieldOption = Annotated[str, typer.Option(help="Key of the text in JSON lines.")]
 
 
-@tokenizer_app.callback()
+@_tokenizer_app.callback()
 def tokenizer_group() -> None:
     """Keep `train` a subcommand: Typer would merge a single command into its group."""
 
 
-@tokenizer_app.command("train", epilog=TRAIN_EXAMPLE)
+@_tokenizer_app.command("train", epilog=_TRAIN_EXAMPLE)
 def train_command(
     files: FilesArgument,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
@@ -67,7 +67,7 @@ def train_command(
         typer.echo(f"{out}: {tokenizer.vocab_size:,} tokens")
 
 
-@shards_app.command("write", epilog=WRITE_EXAMPLE)
+@_shards_app.command("write", epilog=_WRITE_EXAMPLE)
 def write_command(
     files: FilesArgument,
     tokenizer: Annotated[Path, typer.Option(help="Folder or file of the tokenizer.")],
@@ -87,7 +87,7 @@ def write_command(
     _print_index(out, write_shards(out, documents, loaded, overwrite=overwrite), as_json)
 
 
-@shards_app.command("verify", epilog="Example: `clearhead shards verify corpus`")
+@_shards_app.command("verify", epilog="Example: `clearhead shards verify corpus`")
 def verify_command(
     folder: Annotated[Path, typer.Argument(help="Folder of token shards.")], as_json: JsonOption = False
 ) -> None:

@@ -34,12 +34,12 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
         model, title = random_model(), "A small random model (its text is noise)"
         next_command = "clearhead get smollm2 (once there is a network)"
     print(f"{title} continues a sentence with greedy decoding:\n")
-    stream_continuation(model)
+    _stream_continuation(model)
     print_summary(summarize(model.config), title)
     print(f"\nNext: {next_command}   clearhead show deepseek-v3   clearhead --help")
 
 
-def stream_continuation(model: Model) -> None:
+def _stream_continuation(model: Model) -> None:
     sys.stdout.write(PROMPT)
     started = time.perf_counter()
     stream = model.stream(PROMPT, max_new_tokens=NUM_TOKENS)

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 DATASET = "evaluation-sets"
 MULTIPLE_CHOICE = ("arc-challenge", "arc-easy", "hellaswag", "lambada", "piqa", "winogrande")
-FILE_OPTIONS = ("text", "source", "target", "table")
-REQUIRED_OPTIONS = {"perplexity": ("text",), "translation": ("source", "target"), "pairs": ("table",)}
+_FILE_OPTIONS = ("text", "source", "target", "table")
+_REQUIRED_OPTIONS = {"perplexity": ("text",), "translation": ("source", "target"), "pairs": ("table",)}
 OPTIONS = {
     "perplexity": ("context", "stride", "batch_tokens"),
     **dict.fromkeys(MULTIPLE_CHOICE, ("limit", "batch_tokens")),
     "translation": ("beams", "max_new_tokens", "limit"),
     "pairs": ("unit", "beams", "max_new_tokens", "limit"),
 }
-TASK_OPTIONS = {*FILE_OPTIONS, *(name for names in OPTIONS.values() for name in names)}
+_TASK_OPTIONS = {*_FILE_OPTIONS, *(name for names in OPTIONS.values() for name in names)}
 
 
 @app.command(
@@ -79,39 +79,39 @@ def evaluate(
     The task perplexity reads a text; arc-easy to winogrande are questions with known answers; translation reports BLEU
     and chrF; pairs compares generated answers with targets.
     """
-    given = {name: value for name, value in call.params.items() if name in TASK_OPTIONS and value is not None}
-    check_options(task, given)
-    data = read_data(task, given)
+    given = {name: value for name, value in call.params.items() if name in _TASK_OPTIONS and value is not None}
+    _check_options(task, given)
+    data = _read_data(task, given)
     loaded = load_model(model, dtype, device)
-    options = {name: value for name, value in given.items() if name not in FILE_OPTIONS}
-    with examples_bar(task) as progress:
-        result = run_task(loaded, task, data, options, progress)
+    options = {name: value for name, value in given.items() if name not in _FILE_OPTIONS}
+    with _examples_bar(task) as progress:
+        result = _run_task(loaded, task, data, options, progress)
     if as_json:
         print_json({"model": model} | result.as_dict())
     else:
-        print_result(result, model)
+        _print_result(result, model)
 
 
-def check_options(task: str, given: Mapping[str, Any]) -> None:
+def _check_options(task: str, given: Mapping[str, Any]) -> None:
     """Raise ClearheadError if an option is missing, has no effect on the task or is out of range."""
     if task not in OPTIONS:
         raise unknown_name("task", task, OPTIONS)
     for name in given:
-        if name not in (*REQUIRED_OPTIONS.get(task, ()), *OPTIONS[task]):
-            raise ClearheadError(f"{option_name(name)} has no effect on {task}; leave it out")
-    for name in REQUIRED_OPTIONS.get(task, ()):
+        if name not in (*_REQUIRED_OPTIONS.get(task, ()), *OPTIONS[task]):
+            raise ClearheadError(f"{_option_name(name)} has no effect on {task}; leave it out")
+    for name in _REQUIRED_OPTIONS.get(task, ()):
         if name not in given:
-            raise ClearheadError(f"{task} needs {option_name(name)}, a file to read")
+            raise ClearheadError(f"{task} needs {_option_name(name)}, a file to read")
     for name in ("limit", "batch_tokens", "max_new_tokens", "beams"):
         if given.get(name, 1) < 1:
-            raise ClearheadError(f"{option_name(name)} is {given[name]}; it must be at least 1")
+            raise ClearheadError(f"{_option_name(name)} is {given[name]}; it must be at least 1")
 
 
-def option_name(name: str) -> str:
+def _option_name(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def read_data(task: str, given: Mapping[str, Any]) -> Any:
+def _read_data(task: str, given: Mapping[str, Any]) -> Any:
     """Return the data of a task, or the folder of the questions. It is read before the model, to find errors early."""
     from clearhead.catalog import get
     from clearhead.data import read_parallel, read_table, read_text
@@ -127,7 +127,7 @@ def read_data(task: str, given: Mapping[str, Any]) -> Any:
         return get(DATASET, progress)
 
 
-def run_task(
+def _run_task(
     model: "Model", task: str, data: Any, options: Mapping[str, Any], progress: Callable[[int, int], None]
 ) -> "EvaluationResult":
     """Run the evaluation of a task."""
@@ -146,14 +146,14 @@ def run_task(
 
 
 @contextmanager
-def examples_bar(task: str) -> Iterator[Callable[[int, int], None]]:
+def _examples_bar(task: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar over the examples of a task; yield the function that updates it."""
     with progress_bar(MofNCompleteColumn(), TimeRemainingColumn()) as bar:
         bar_task = bar.add_task(task, total=None)
         yield lambda done, total: bar.update(bar_task, completed=done, total=total)
 
 
-def print_result(result: "EvaluationResult", model: str) -> None:
+def _print_result(result: "EvaluationResult", model: str) -> None:
     """Print the metrics as a table, then the settings."""
     table = Table(title=f"{model}, {result.task}: {result.num_examples:,} examples", title_justify="left", box=None)
     table.add_column("metric")

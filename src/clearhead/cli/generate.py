@@ -54,10 +54,10 @@ FastOption = Annotated[
         rich_help_panel="Speed",
     ),
 ]
-SEARCH = {"rich_help_panel": "Search"}
+_SEARCH = {"rich_help_panel": "Search"}
 PAST_CONTEXT = "the text is longer than the model's context of {context:,} tokens; its quality may degrade from there"
 WEIGHTS = ("full", "stored", "int8", "int4")  # those of clearhead.checkpoint, which imports torch
-BEAM_DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(BeamOptions)}
+_BEAM_DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(BeamOptions)}
 
 
 @app.command(epilog='Example: `clearhead generate smollm2 "The capital of France is" --max-new-tokens 20`')
@@ -66,12 +66,12 @@ def generate(
     model: ModelArgument,
     prompt: Annotated[str, typer.Argument(help="The text to continue or translate; - reads it from standard input.")],
     sampling: dict[str, Any],
-    n: Annotated[int, typer.Option("--n", help="Number of texts.", **SEARCH)] = 1,
-    beams: Annotated[int | None, typer.Option(help="Number of beams of a beam search.", **SEARCH)] = None,
-    length_penalty: Annotated[float | None, typer.Option(help=BEAM_DESCRIPTIONS["length_penalty"], **SEARCH)] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of texts.", **_SEARCH)] = 1,
+    beams: Annotated[int | None, typer.Option(help="Number of beams of a beam search.", **_SEARCH)] = None,
+    length_penalty: Annotated[float | None, typer.Option(help=_BEAM_DESCRIPTIONS["length_penalty"], **_SEARCH)] = None,
     speculate: Annotated[
         str | None,
-        typer.Option(help="Draft tokens by `lookup` in the text, or with a smaller model of the same kind.", **SEARCH),
+        typer.Option(help="Draft tokens by `lookup` in the text, or with a smaller model of the same kind.", **_SEARCH),
     ] = None,
     logprobs: Annotated[
         int | None, typer.Option(help="With --json: add log-probabilities, with this many alternatives per token.")
@@ -83,7 +83,7 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Continue a text and print it while it is generated; an encoder-decoder answers the text."""
-    check_weights(weights)
+    _check_weights(weights)
     if beams is None:
         check_temperature_is_set(sampling, n)
     if logprobs is not None and not as_json:
@@ -95,13 +95,13 @@ def generate(
     given = {"beams": beams, "length_penalty": length_penalty, "logprobs": logprobs}
     options = sampling | {name: value for name, value in given.items() if value is not None}
     if speculate is not None:
-        options["speculate"] = load_speculation(speculate, dtype, device)
+        options["speculate"] = _load_speculation(speculate, dtype, device)
     if beams is None and n == 1 and not as_json and not isinstance(loaded, RecurrentBaseline):
-        generations = [print_stream(loaded.stream(text, **options))]
+        generations = [_print_stream(loaded.stream(text, **options))]
     else:
         generations = loaded.generate_many([text], n, **options)
-        print_generations(text, generations, as_json)
-    warn_about_context(generations, loaded.network.config.context)
+        _print_generations(text, generations, as_json)
+    _warn_about_context(generations, loaded.network.config.context)
 
 
 @app.command(epilog="Example: `clearhead chat smollm2`")
@@ -116,7 +116,7 @@ def chat(
     fast: FastOption = None,
 ) -> None:
     """Chat with a model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D quits."""
-    check_weights(weights)
+    _check_weights(weights)
     check_temperature_is_set(sampling)
     from clearhead.cli.terminal import run_chat
 
@@ -174,7 +174,7 @@ def demo() -> None:
 # --- shared parts
 
 
-def check_weights(name: str) -> None:
+def _check_weights(name: str) -> None:
     if name not in WEIGHTS:
         raise unknown_name("weights", name, WEIGHTS)
 
@@ -189,7 +189,7 @@ def load_model(
         return load(name, dtype, device, progress, weights=weights, fast=fast)  # type: ignore[arg-type]
 
 
-def load_speculation(name: str, dtype: str | None, device: str | None) -> "Model | str":
+def _load_speculation(name: str, dtype: str | None, device: str | None) -> "Model | str":
     """Return "lookup", or load the draft model of this name."""
     if name == "lookup":
         return name
@@ -201,7 +201,7 @@ def load_speculation(name: str, dtype: str | None, device: str | None) -> "Model
         raise
 
 
-def print_stream(stream: "Stream") -> "Generation":
+def _print_stream(stream: "Stream") -> "Generation":
     """Print a text while it is generated."""
     for piece in stream:
         sys.stdout.write(piece)
@@ -210,7 +210,7 @@ def print_stream(stream: "Stream") -> "Generation":
     return stream.generation
 
 
-def print_generations(prompt: str, generations: "list[Generation]", as_json: bool) -> None:
+def _print_generations(prompt: str, generations: "list[Generation]", as_json: bool) -> None:
     """Print one text, or several with numbers; as JSON one object, or a list of them."""
     if as_json:
         data = [{"prompt": prompt} | asdict(generation) for generation in generations]
@@ -220,7 +220,7 @@ def print_generations(prompt: str, generations: "list[Generation]", as_json: boo
         typer.echo(generation.text if len(generations) == 1 else f"[{number}] {generation.text}")
 
 
-def warn_about_context(generations: "list[Generation]", context: int) -> None:
+def _warn_about_context(generations: "list[Generation]", context: int) -> None:
     """Print a note if a text is longer than the model's context, or ended because the context is full."""
     if any(generation.num_past_context for generation in generations):
         print_message("note", PAST_CONTEXT.format(context=context))

@@ -63,7 +63,7 @@ def get(
     from clearhead import catalog
 
     if name is None:
-        list_catalog(as_json)
+        _list_catalog(as_json)
         return
     with download_bar(name) as progress:
         path = catalog.get(name, progress)
@@ -73,7 +73,7 @@ def get(
         typer.echo(str(path))
 
 
-def list_catalog(as_json: bool) -> None:
+def _list_catalog(as_json: bool) -> None:
     """Print everything that `clearhead get` can fetch."""
     from clearhead.catalog import BundledModel, catalog_entries, find_installed
 

@@ -31,7 +31,7 @@ OPTIONS: dict[str, tuple[Any, str]] = {
     "frequency_penalty": (float, "Penalties"),
     "logit_bias": (list[str], "Penalties"),
 }
-REPEATED = {  # an option that takes one value at a time: its flag and its help text
+_REPEATED = {  # an option that takes one value at a time: its flag and its help text
     "stop": ("--stop", "String that ends the text; may be repeated."),
     "stop_ids": ("--stop-id", "Token id that ends the text; may be repeated."),
     "logit_bias": ("--logit-bias", "ID=BIAS, a value to add to the logit of a token; may be repeated."),
@@ -45,34 +45,34 @@ def takes_sampling(defaults: SamplingOptions) -> Callable[[Callable[..., None]],
         @wraps(command)
         def wrapped(**arguments: Any) -> None:
             values = {name: arguments.pop(name) for name in OPTIONS}
-            command(**arguments, sampling=parse_sampling(values))
+            command(**arguments, sampling=_parse_sampling(values))
 
         own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "sampling"]
-        shared = [option_parameter(name, getattr(defaults, name)) for name in OPTIONS]
+        shared = [_option_parameter(name, getattr(defaults, name)) for name in OPTIONS]
         wrapped.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
         return wrapped
 
     return decorate
 
 
-def option_parameter(name: str, default: Any) -> inspect.Parameter:
+def _option_parameter(name: str, default: Any) -> inspect.Parameter:
     kind, group = OPTIONS[name]
-    flag, words = REPEATED.get(name, (f"--{name.replace('_', '-')}", DESCRIPTIONS[name]))
-    option = typer.Option(list(default) if name in REPEATED else default, flag, help=words, rich_help_panel=group)
+    flag, words = _REPEATED.get(name, (f"--{name.replace('_', '-')}", _DESCRIPTIONS[name]))
+    option = typer.Option(list(default) if name in _REPEATED else default, flag, help=words, rich_help_panel=group)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
-DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(SamplingOptions)}
+_DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(SamplingOptions)}
 
 
-def parse_sampling(values: dict[str, Any]) -> dict[str, Any]:
+def _parse_sampling(values: dict[str, Any]) -> dict[str, Any]:
     """Check the options before a model is loaded, and return those that differ from the defaults of SamplingOptions."""
-    bias = [parse_bias(text) for text in values["logit_bias"]]
+    bias = [_parse_bias(text) for text in values["logit_bias"]]
     options, defaults = SamplingOptions(**(values | {"logit_bias": bias})), SamplingOptions()
     return {name: getattr(options, name) for name in OPTIONS if getattr(options, name) != getattr(defaults, name)}
 
 
-def parse_bias(text: str) -> tuple[int, float]:
+def _parse_bias(text: str) -> tuple[int, float]:
     token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)

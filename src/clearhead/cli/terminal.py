@@ -15,7 +15,7 @@ from rich.console import Console
 from clearhead.api import Chat
 from clearhead.errors import ClearheadError
 
-HELP = "/reset starts again, /history shows the conversation, /quit quits, /help shows this; Ctrl-C stops an answer."
+_HELP = "/reset starts again, /history shows the conversation, /quit quits, /help shows this; Ctrl-C stops an answer."
 
 
 def run_chat(chat: Chat, options: dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ def run_chat(chat: Chat, options: dict[str, Any]) -> None:
     if sys.stdin.isatty():
         with suppress(ImportError):  # Windows has no readline; its terminal edits lines itself
             import readline  # noqa: F401  (importing it gives input() line editing and a history)
-        console.print(HELP, style="dim")
+        console.print(_HELP, style="dim")
         prompt = "> " if sys.stdout.isatty() else ""
     while True:
         try:
@@ -46,14 +46,14 @@ def run_chat(chat: Chat, options: dict[str, Any]) -> None:
                 for message in chat.messages:
                     console.print(f"{message['role']}: {message['content']}", markup=False)
             case "/help":
-                console.print(HELP, style="dim")
+                console.print(_HELP, style="dim")
             case _ if line.startswith("/"):
-                console.print(f"there is no command {line}; {HELP}", style="dim", markup=False)
+                console.print(f"there is no command {line}; {_HELP}", style="dim", markup=False)
             case _:
-                print_answer(chat, line, options, console)
+                _print_answer(chat, line, options, console)
 
 
-def print_answer(chat: Chat, line: str, options: dict[str, Any], console: Console) -> None:
+def _print_answer(chat: Chat, line: str, options: dict[str, Any], console: Console) -> None:
     """Stream the answer to stdout and print its statistics, or an error, to stderr."""
     started = time.perf_counter()
     try:
@@ -70,10 +70,10 @@ def print_answer(chat: Chat, line: str, options: dict[str, Any], console: Consol
         sys.stdout.write("\n")
         sys.stdout.flush()
     if chat.last_generation is not None:
-        console.print(describe_answer(chat, time.perf_counter() - started), style="dim")
+        console.print(_describe_answer(chat, time.perf_counter() - started), style="dim")
 
 
-def describe_answer(chat: Chat, elapsed_seconds: float) -> str:
+def _describe_answer(chat: Chat, elapsed_seconds: float) -> str:
     """Return one line on the speed and the cache, and a second one if the context is full."""
     generation, context = chat.last_generation, chat.text_generator.network.config.context
     assert generation is not None

@@ -12,7 +12,7 @@ import typer
 from clearhead.cli.app import JsonOption, UsageError, app, errors, print_json
 
 
-def print_recipes(as_json: bool) -> None:
+def _print_recipes(as_json: bool) -> None:
     """Print the name and description of every recipe that comes with Clearhead."""
     from clearhead.training import available_recipes, describe_recipe
 
@@ -43,7 +43,7 @@ def train(
 ) -> None:
     """Train a model from a recipe. Any value of the recipe can be changed: --train.steps 100 --model.width 64."""
     if list_recipes:
-        print_recipes(as_json)
+        _print_recipes(as_json)
         return
     if recipe is None or out is None:
         raise UsageError("train needs a recipe and --out FOLDER; --list shows the recipes")

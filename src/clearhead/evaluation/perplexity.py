@@ -57,7 +57,7 @@ def evaluate_perplexity(
     likelihoods = log_likelihoods(model.network, requests, batch_tokens, progress)
     counts = [len(request.continuation) for request in requests]
     nats = ratio_metric("nats_per_token", [-likelihood.logprob for likelihood in likelihoods], counts)
-    num_bytes = count_scored_bytes(text, ids, windows, tokenizer)
+    num_bytes = _count_scored_bytes(text, ids, windows, tokenizer)
     tokens_per_byte = sum(counts) / num_bytes
     bits = Metric(
         "bits_per_byte",
@@ -71,7 +71,7 @@ def evaluate_perplexity(
 
 def bits_per_byte(text: str, score: Score, tokenizer: Tokenizer) -> float:
     """Return the bits per byte of a text that was scored in one piece."""
-    num_bytes = count_scored_bytes(text, score.tokens, [Window(0, 1, len(score.tokens))], tokenizer)
+    num_bytes = _count_scored_bytes(text, score.tokens, [Window(0, 1, len(score.tokens))], tokenizer)
     return -sum(score.logprobs) / math.log(2) / num_bytes
 
 
@@ -94,7 +94,7 @@ def make_windows(num_tokens: int, context: int, stride: int) -> Iterator[Window]
         previous_end = end
 
 
-def count_scored_bytes(text: str, ids: Sequence[int], windows: Sequence[Window], tokenizer: Tokenizer) -> int:
+def _count_scored_bytes(text: str, ids: Sequence[int], windows: Sequence[Window], tokenizer: Tokenizer) -> int:
     """Return the number of UTF-8 bytes of the text that belong to scored tokens."""
     scored = {position for window in windows for position in range(window.first_scored, window.end)}
     num_bytes = len(text.encode())

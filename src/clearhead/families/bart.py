@@ -99,7 +99,7 @@ def bart_config(
     )
 
 
-def bart_preset(
+def _bart_preset(
     model_type: ModelType,
     width: int,
     num_layers: int,
@@ -123,18 +123,18 @@ def bart_preset(
 
 
 PRESETS = {
-    "bart-base": bart_preset("bart", 768, 6, 12, vocab_size=50265, context=1024, activation="gelu"),
-    "bart-large": bart_preset("bart", 1024, 12, 16, vocab_size=50265, context=1024, activation="gelu"),
+    "bart-base": _bart_preset("bart", 768, 6, 12, vocab_size=50265, context=1024, activation="gelu"),
+    "bart-large": _bart_preset("bart", 1024, 12, 16, vocab_size=50265, context=1024, activation="gelu"),
     # opus-mt-en-de; the vocabulary differs from pair to pair
-    "marian": bart_preset("marian", 512, 6, 8, vocab_size=58101, context=512, activation="silu"),
-    "pegasus-large": bart_preset("pegasus", 1024, 16, 16, vocab_size=96103, context=1024, activation="relu"),
+    "marian": _bart_preset("marian", 512, 6, 8, vocab_size=58101, context=512, activation="silu"),
+    "pegasus-large": _bart_preset("pegasus", 1024, 16, 16, vocab_size=96103, context=1024, activation="relu"),
 }
 
 
 # --- config.json
 
 # Settings of older files that follow from the model_type; transformers ignores them.
-IMPLIED_BY_TYPE: dict[ModelType, dict[str, bool]] = {
+_IMPLIED_BY_TYPE: dict[ModelType, dict[str, bool]] = {
     "bart": {"normalize_before": False, "normalize_embedding": True, "static_position_embeddings": False},
     "marian": {"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True},
     "pegasus": {"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True},
@@ -144,7 +144,7 @@ IMPLIED_BY_TYPE: dict[ModelType, dict[str, bool]] = {
 def read_config(settings: Settings) -> ModelConfig:
     """Return the config that a config.json describes."""
     model_type = cast(ModelType, settings.string("model_type"))
-    for name, value in IMPLIED_BY_TYPE[model_type].items():
+    for name, value in _IMPLIED_BY_TYPE[model_type].items():
         settings.allow_only(name, value)
     settings.allow_only("add_final_layer_norm", model_type == "pegasus")
     settings.allow_only("is_encoder_decoder", True)
@@ -157,8 +157,8 @@ def read_config(settings: Settings) -> ModelConfig:
     return bart_config(
         model_type,
         width=settings.integer("d_model"),
-        encoder=read_size(settings, "encoder"),
-        decoder=read_size(settings, "decoder"),
+        encoder=_read_size(settings, "encoder"),
+        decoder=_read_size(settings, "decoder"),
         vocab_size=vocab_size,
         target_vocab_size=None if shared else settings.integer("decoder_vocab_size", vocab_size),
         context=settings.integer("max_position_embeddings"),
@@ -168,7 +168,7 @@ def read_config(settings: Settings) -> ModelConfig:
     )
 
 
-def read_size(settings: Settings, stack: str) -> StackSize:
+def _read_size(settings: Settings, stack: str) -> StackSize:
     return StackSize(
         num_layers=settings.integer(f"{stack}_layers"),
         num_heads=settings.integer(f"{stack}_attention_heads"),
@@ -201,8 +201,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "d_model": config.width,
         "vocab_size": encoder.embedding.vocab_size,
         "max_position_embeddings": config.context,
-        **write_size(encoder, "encoder"),
-        **write_size(decoder, "decoder"),
+        **_write_size(encoder, "encoder"),
+        **_write_size(decoder, "decoder"),
         "activation_function": NAMES_BY_ACTIVATION[feed_forward.activation],
         "scale_embedding": encoder.embedding.scale != 1.0,
         "tie_word_embeddings": head.tied,
@@ -214,7 +214,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     return require_round_trip(data, config, read_config)
 
 
-def write_size(stack: Stack, name: str) -> dict[str, int]:
+def _write_size(stack: Stack, name: str) -> dict[str, int]:
     return {
         f"{name}_layers": len(stack.layers),
         f"{name}_attention_heads": stack.layers[0].attention.num_heads,
@@ -224,7 +224,7 @@ def write_size(stack: Stack, name: str) -> dict[str, int]:
 
 # --- tensor names
 
-LAYER_PARTS = {
+_LAYER_PARTS = {
     "self_attn.q_proj": "attention.query",
     "self_attn.k_proj": "attention.key",
     "self_attn.v_proj": "attention.value",
@@ -239,11 +239,11 @@ LAYER_PARTS = {
     "fc2": "feed_forward.down",
     "final_layer_norm": "feed_forward_residual.norm",  # the last norm of the layer
 }
-STACK_PARTS = {
+_STACK_PARTS = {
     "embed_positions": "embedding.positions",
     "layernorm_embedding": "embedding.norm",
     "layer_norm": "final_norm",
-    **{f"layers.{{layer}}.{theirs}": f"layers.{{layer}}.{ours}" for theirs, ours in LAYER_PARTS.items()},
+    **{f"layers.{{layer}}.{theirs}": f"layers.{{layer}}.{ours}" for theirs, ours in _LAYER_PARTS.items()},
 }
 SOURCE, TARGET = "encoder.embedding.tokens.weight", "decoder.embedding.tokens.weight"
 NAMES: NameTable = {
@@ -253,7 +253,7 @@ NAMES: NameTable = {
     **{
         f"model.{stack}.{theirs}.{leaf}": f"{stack}.{ours}.{leaf}"
         for stack in ("encoder", "decoder")
-        for theirs, ours in STACK_PARTS.items()
+        for theirs, ours in _STACK_PARTS.items()
         for leaf in ("weight", "bias")
     },
     "final_logits_bias": SingleRow(("head.bias",)),

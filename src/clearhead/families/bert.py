@@ -25,7 +25,7 @@ from clearhead.families.settings import NAMES_BY_ACTIVATION, Settings
 from clearhead.families.tensor_rules import NameTable
 
 
-def bert_config(
+def _bert_config(
     *,
     width: int,
     num_layers: int,
@@ -52,26 +52,26 @@ def bert_config(
         width=width,
         context=context,
         encoder=Stack(embedding=embedding, layers=make_layers([attention] * num_layers, dense, norm, "post")),
-        head=masked_language_head(dense, norm),
+        head=_masked_language_head(dense, norm),
         pooler=pooler,
     )
 
 
-def masked_language_head(feed_forward: FeedForward, norm: LayerNorm) -> Head:
+def _masked_language_head(feed_forward: FeedForward, norm: LayerNorm) -> Head:
     """Return the head that predicts masked tokens."""
     return Head(bias=True, transform=HeadTransform(activation=feed_forward.activation, norm=norm))
 
 
-def bert_preset(width: int, num_layers: int, num_heads: int) -> Preset:
-    return lambda: bert_config(width=width, num_layers=num_layers, num_heads=num_heads, feed_forward=4 * width)
+def _bert_preset(width: int, num_layers: int, num_heads: int) -> Preset:
+    return lambda: _bert_config(width=width, num_layers=num_layers, num_heads=num_heads, feed_forward=4 * width)
 
 
-PRESETS = {"bert-base": bert_preset(768, 12, 12), "bert-large": bert_preset(1024, 24, 16)}
+PRESETS = {"bert-base": _bert_preset(768, 12, 12), "bert-large": _bert_preset(1024, 24, 16)}
 
 
 # --- config.json
 
-WITH_HEAD = ("BertForMaskedLM", "BertForPreTraining")
+_WITH_HEAD = ("BertForMaskedLM", "BertForPreTraining")
 
 
 def read_config(settings: Settings) -> ModelConfig:
@@ -84,7 +84,7 @@ def read_config(settings: Settings) -> ModelConfig:
     settings.allow_only("add_cross_attention", False)
     settings.allow_only("tie_word_embeddings", True)
     architectures = settings.array("architectures")
-    config = bert_config(
+    config = _bert_config(
         width=settings.integer("hidden_size"),
         num_layers=settings.integer("num_hidden_layers"),
         num_heads=settings.integer("num_attention_heads"),
@@ -96,7 +96,7 @@ def read_config(settings: Settings) -> ModelConfig:
         epsilon=settings.number("layer_norm_eps", 1e-12),
         pooler=settings.boolean("add_pooling_layer", "BertForMaskedLM" not in architectures),
     )
-    return config if any(name in WITH_HEAD for name in architectures) else replace(config, head=None)
+    return config if any(name in _WITH_HEAD for name in architectures) else replace(config, head=None)
 
 
 def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
@@ -105,7 +105,7 @@ def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
     has_head = any(name.startswith("cls.predictions.") for name in tensor_names)
     return replace(
         config,
-        head=masked_language_head(parts.feed_forward, parts.norm) if has_head else None,
+        head=_masked_language_head(parts.feed_forward, parts.norm) if has_head else None,
         pooler=any(name.endswith("pooler.dense.weight") for name in tensor_names),
     )
 
@@ -133,29 +133,29 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 
 # --- tensor names
 
-ENCODER_LAYER = "encoder.layers.{layer}"
+_ENCODER_LAYER = "encoder.layers.{layer}"
 NAMES: NameTable = {
     "bert.embeddings.word_embeddings.weight": "encoder.embedding.tokens.weight",
     "bert.embeddings.position_embeddings.weight": "encoder.embedding.positions.weight",
     "bert.embeddings.token_type_embeddings.weight": "encoder.embedding.types.weight",
     "bert.embeddings.LayerNorm.weight": "encoder.embedding.norm.weight",
     "bert.embeddings.LayerNorm.bias": "encoder.embedding.norm.bias",
-    "bert.encoder.layer.{layer}.attention.self.query.weight": f"{ENCODER_LAYER}.attention.query.weight",
-    "bert.encoder.layer.{layer}.attention.self.query.bias": f"{ENCODER_LAYER}.attention.query.bias",
-    "bert.encoder.layer.{layer}.attention.self.key.weight": f"{ENCODER_LAYER}.attention.key.weight",
-    "bert.encoder.layer.{layer}.attention.self.key.bias": f"{ENCODER_LAYER}.attention.key.bias",
-    "bert.encoder.layer.{layer}.attention.self.value.weight": f"{ENCODER_LAYER}.attention.value.weight",
-    "bert.encoder.layer.{layer}.attention.self.value.bias": f"{ENCODER_LAYER}.attention.value.bias",
-    "bert.encoder.layer.{layer}.attention.output.dense.weight": f"{ENCODER_LAYER}.attention.output.weight",
-    "bert.encoder.layer.{layer}.attention.output.dense.bias": f"{ENCODER_LAYER}.attention.output.bias",
-    "bert.encoder.layer.{layer}.attention.output.LayerNorm.weight": f"{ENCODER_LAYER}.attention_residual.norm.weight",
-    "bert.encoder.layer.{layer}.attention.output.LayerNorm.bias": f"{ENCODER_LAYER}.attention_residual.norm.bias",
-    "bert.encoder.layer.{layer}.intermediate.dense.weight": f"{ENCODER_LAYER}.feed_forward.up.weight",
-    "bert.encoder.layer.{layer}.intermediate.dense.bias": f"{ENCODER_LAYER}.feed_forward.up.bias",
-    "bert.encoder.layer.{layer}.output.dense.weight": f"{ENCODER_LAYER}.feed_forward.down.weight",
-    "bert.encoder.layer.{layer}.output.dense.bias": f"{ENCODER_LAYER}.feed_forward.down.bias",
-    "bert.encoder.layer.{layer}.output.LayerNorm.weight": f"{ENCODER_LAYER}.feed_forward_residual.norm.weight",
-    "bert.encoder.layer.{layer}.output.LayerNorm.bias": f"{ENCODER_LAYER}.feed_forward_residual.norm.bias",
+    "bert.encoder.layer.{layer}.attention.self.query.weight": f"{_ENCODER_LAYER}.attention.query.weight",
+    "bert.encoder.layer.{layer}.attention.self.query.bias": f"{_ENCODER_LAYER}.attention.query.bias",
+    "bert.encoder.layer.{layer}.attention.self.key.weight": f"{_ENCODER_LAYER}.attention.key.weight",
+    "bert.encoder.layer.{layer}.attention.self.key.bias": f"{_ENCODER_LAYER}.attention.key.bias",
+    "bert.encoder.layer.{layer}.attention.self.value.weight": f"{_ENCODER_LAYER}.attention.value.weight",
+    "bert.encoder.layer.{layer}.attention.self.value.bias": f"{_ENCODER_LAYER}.attention.value.bias",
+    "bert.encoder.layer.{layer}.attention.output.dense.weight": f"{_ENCODER_LAYER}.attention.output.weight",
+    "bert.encoder.layer.{layer}.attention.output.dense.bias": f"{_ENCODER_LAYER}.attention.output.bias",
+    "bert.encoder.layer.{layer}.attention.output.LayerNorm.weight": f"{_ENCODER_LAYER}.attention_residual.norm.weight",
+    "bert.encoder.layer.{layer}.attention.output.LayerNorm.bias": f"{_ENCODER_LAYER}.attention_residual.norm.bias",
+    "bert.encoder.layer.{layer}.intermediate.dense.weight": f"{_ENCODER_LAYER}.feed_forward.up.weight",
+    "bert.encoder.layer.{layer}.intermediate.dense.bias": f"{_ENCODER_LAYER}.feed_forward.up.bias",
+    "bert.encoder.layer.{layer}.output.dense.weight": f"{_ENCODER_LAYER}.feed_forward.down.weight",
+    "bert.encoder.layer.{layer}.output.dense.bias": f"{_ENCODER_LAYER}.feed_forward.down.bias",
+    "bert.encoder.layer.{layer}.output.LayerNorm.weight": f"{_ENCODER_LAYER}.feed_forward_residual.norm.weight",
+    "bert.encoder.layer.{layer}.output.LayerNorm.bias": f"{_ENCODER_LAYER}.feed_forward_residual.norm.bias",
     "bert.pooler.dense.weight": "pooler.weight",
     "bert.pooler.dense.bias": "pooler.bias",
     "cls.predictions.transform.dense.weight": "head.transform.dense.weight",
@@ -164,7 +164,7 @@ NAMES: NameTable = {
     "cls.predictions.transform.LayerNorm.bias": "head.transform.norm.bias",
     "cls.predictions.bias": "head.bias",
 }
-LEGACY_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # TensorFlow's names
+_LEGACY_SUFFIXES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # TensorFlow's names
 DUPLICATES = {
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -182,7 +182,7 @@ FAMILY = Family(
     write_config=write_config,
     tensor_names=NAMES,
     base_model_prefix="bert.",
-    legacy_suffixes=LEGACY_SUFFIXES,
+    legacy_suffixes=_LEGACY_SUFFIXES,
     duplicates=DUPLICATES,
     ignored_tensors=IGNORED_TENSORS,
     adjust_config=adjust_config,

@@ -34,17 +34,17 @@ def bloom_config(
     return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
 
 
-def bloom_preset(width: int, num_layers: int, num_heads: int) -> Preset:
+def _bloom_preset(width: int, num_layers: int, num_heads: int) -> Preset:
     return lambda: bloom_config(width=width, num_layers=num_layers, num_heads=num_heads)
 
 
 PRESETS = {
-    "bloom-560m": bloom_preset(1024, 24, 16),
-    "bloom-1b1": bloom_preset(1536, 24, 16),
-    "bloom-1b7": bloom_preset(2048, 24, 16),
-    "bloom-3b": bloom_preset(2560, 30, 32),
-    "bloom-7b1": bloom_preset(4096, 30, 32),
-    "bloom-176b": bloom_preset(14336, 70, 112),
+    "bloom-560m": _bloom_preset(1024, 24, 16),
+    "bloom-1b1": _bloom_preset(1536, 24, 16),
+    "bloom-1b7": _bloom_preset(2048, 24, 16),
+    "bloom-3b": _bloom_preset(2560, 30, 32),
+    "bloom-7b1": _bloom_preset(4096, 30, 32),
+    "bloom-176b": _bloom_preset(14336, 70, 112),
 }
 
 
@@ -57,14 +57,14 @@ def read_config(settings: Settings) -> ModelConfig:
     The releases use `n_embed` and `num_attention_heads` where transformers writes `hidden_size` and `n_head`.
     `slow_but_exact` is not supported because transformers then leaves out two biases.
     """
-    width = read_either(settings, "hidden_size", "n_embed")
+    width = _read_either(settings, "hidden_size", "n_embed")
     settings.allow_only("apply_residual_connection_post_layernorm", False)
     settings.allow_only("slow_but_exact", False)
     settings.allow_only("n_inner", 4 * width)
     return bloom_config(
         width=width,
-        num_layers=read_either(settings, "n_layer", "num_hidden_layers"),
-        num_heads=read_either(settings, "n_head", "num_attention_heads"),
+        num_layers=_read_either(settings, "n_layer", "num_hidden_layers"),
+        num_heads=_read_either(settings, "n_head", "num_attention_heads"),
         vocab_size=settings.integer("vocab_size"),
         context=settings.integer("seq_length", 2048),
         epsilon=settings.number("layer_norm_epsilon", 1e-5),
@@ -72,7 +72,7 @@ def read_config(settings: Settings) -> ModelConfig:
     )
 
 
-def read_either(settings: Settings, name: str, released_name: str) -> int:
+def _read_either(settings: Settings, name: str, released_name: str) -> int:
     return settings.integer(released_name if released_name in settings else name)
 
 

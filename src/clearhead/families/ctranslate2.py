@@ -21,7 +21,7 @@ from clearhead.families.tensor_rules import Fused, NameTable
 Numbers = Mapping[str, int | float]
 Shapes = Mapping[str, tuple[int, ...]]
 
-TOKEN_TABLE, LOGIT_BIAS = "decoder/embeddings/weight", "decoder/projection/bias"
+TOKEN_TABLE, _LOGIT_BIAS = "decoder/embeddings/weight", "decoder/projection/bias"
 POSITIONS = {stack: f"{stack}/position_encodings/encodings" for stack in ("encoder", "decoder")}
 # CTranslate2's number of an activation -> ours
 ACTIVATIONS: dict[int, Activation] = {
@@ -33,14 +33,14 @@ ACTIVATIONS: dict[int, Activation] = {
     5: "tanh",
 }
 # Setting -> (the value of every Marian model, the value that a missing setting means)
-FIXED = {
+_FIXED = {
     "encoder/pre_norm": (0, 1),
     "decoder/pre_norm": (0, 1),
     "decoder/alibi": (0, 0),
     "encoder/multi_query_attention": (0, 0),
     "decoder/start_from_zero_embedding": (1, 0),
 }
-READ = tuple(
+_READ = tuple(
     f"{stack}/{name}" for stack in ("encoder", "decoder") for name in ("num_heads", "activation", "scale_embeddings")
 )
 WITHOUT_EFFECT = (
@@ -53,50 +53,50 @@ WITHOUT_EFFECT = (
 
 def marian_config(settings: Numbers, shapes: Shapes, where: str) -> ModelConfig:
     """Return the config of a Marian model; `shapes` must contain at least the biases and position encodings."""
-    check_settings(settings, where)
-    width = tensor_size("encoder/layer_0/ffn/linear_1/bias", shapes, where)
+    _check_settings(settings, where)
+    width = _tensor_size("encoder/layer_0/ffn/linear_1/bias", shapes, where)
     return bart_config(
         "marian",
         width=width,
-        encoder=stack_size("encoder", settings, shapes, where),
-        decoder=stack_size("decoder", settings, shapes, where),
-        vocab_size=tensor_size(LOGIT_BIAS, shapes, where) + 1,  # one more for the token to start from
-        context=min(tensor_size(name, shapes, where) for name in POSITIONS.values()),
+        encoder=_stack_size("encoder", settings, shapes, where),
+        decoder=_stack_size("decoder", settings, shapes, where),
+        vocab_size=_tensor_size(_LOGIT_BIAS, shapes, where) + 1,  # one more for the token to start from
+        context=min(_tensor_size(name, shapes, where) for name in POSITIONS.values()),
         activation=read_activation(settings, where),
         scaled=is_scaled(settings, width, where),
     )
 
 
-def check_settings(settings: Numbers, where: str) -> None:
+def _check_settings(settings: Numbers, where: str) -> None:
     """Raise ClearheadError if a setting is unknown or has a value that Marian models do not have."""
-    for name, (required, default) in FIXED.items():
+    for name, (required, default) in _FIXED.items():
         if settings.get(name, default) != required:
             raise ClearheadError(f"{where}: {name} is {settings.get(name, default)}; Marian models have {required}")
-    known = re.compile("|".join((*FIXED, *READ, *WITHOUT_EFFECT)))
+    known = re.compile("|".join((*_FIXED, *_READ, *WITHOUT_EFFECT)))
     for name, value in settings.items():
         if not known.fullmatch(name):
             raise ClearheadError(f"{where}: {name} is {value}, which Marian models do not have")
 
 
-def stack_size(stack: str, settings: Numbers, shapes: Shapes, where: str) -> StackSize:
+def _stack_size(stack: str, settings: Numbers, shapes: Shapes, where: str) -> StackSize:
     num_layers = 0
     while f"{stack}/layer_{num_layers}/ffn/linear_0/bias" in shapes:
         num_layers += 1
     return StackSize(
         num_layers=num_layers,
-        num_heads=read_integer(f"{stack}/num_heads", settings, where),
-        feed_forward=tensor_size(f"{stack}/layer_0/ffn/linear_0/bias", shapes, where),
+        num_heads=_read_integer(f"{stack}/num_heads", settings, where),
+        feed_forward=_tensor_size(f"{stack}/layer_0/ffn/linear_0/bias", shapes, where),
     )
 
 
-def tensor_size(name: str, shapes: Shapes, where: str) -> int:
+def _tensor_size(name: str, shapes: Shapes, where: str) -> int:
     """Return the first dimension of a tensor."""
     if name not in shapes:
         raise ClearheadError(f"{where} lacks the tensor {name}, which Marian models have")
     return shapes[name][0]
 
 
-def read_integer(name: str, settings: Numbers, where: str) -> int:
+def _read_integer(name: str, settings: Numbers, where: str) -> int:
     value = settings.get(name)
     if not isinstance(value, int):
         raise ClearheadError(f"{where} must have a whole number as {name}, not {value}")
@@ -105,7 +105,7 @@ def read_integer(name: str, settings: Numbers, where: str) -> int:
 
 def read_activation(settings: Numbers, where: str) -> Activation:
     """Return the activation that both stacks use."""
-    numbers = {read_integer(f"{stack}/activation", settings, where) for stack in ("encoder", "decoder")}
+    numbers = {_read_integer(f"{stack}/activation", settings, where) for stack in ("encoder", "decoder")}
     if len(numbers) > 1 or not numbers <= set(ACTIVATIONS):
         shown = " and ".join(map(str, sorted(numbers)))
         raise ClearheadError(
@@ -131,7 +131,7 @@ def is_scaled(settings: Numbers, width: int, where: str) -> bool:
 
 # --- tensor names
 
-LINEARS = {
+_LINEARS = {
     "self_attention/linear_0": ("attention.query", "attention.key", "attention.value"),
     "self_attention/linear_1": ("attention.output",),
     "attention/linear_0": ("cross_attention.query",),
@@ -145,14 +145,14 @@ NORMS = {
     "attention": "cross_attention_residual",
     "ffn": "feed_forward_residual",
 }
-TENSOR_NAMES: NameTable = {
+_TENSOR_NAMES: NameTable = {
     TOKEN_TABLE: "encoder.embedding.tokens.weight",
     **{
         f"{stack}/layer_{{layer}}/{theirs}/{leaf}": Fused(
             tuple(f"{stack}.layers.{{layer}}.{part}.{leaf}" for part in ours)
         )
         for stack in ("encoder", "decoder")
-        for theirs, ours in LINEARS.items()
+        for theirs, ours in _LINEARS.items()
         for leaf in ("weight", "bias")
     },
     **{
@@ -161,12 +161,12 @@ TENSOR_NAMES: NameTable = {
         for theirs, ours in NORMS.items()
         for their_leaf, our_leaf in (("gamma", "weight"), ("beta", "bias"))
     },
-    LOGIT_BIAS: "head.bias",
+    _LOGIT_BIAS: "head.bias",
 }
 
 
 @dataclass(frozen=True)
-class CTranslate2Layout:
+class _CTranslate2Layout:
     """Names of the tensors in a CTranslate2 file, and which of them are ours."""
 
     tensor_names: NameTable
@@ -177,11 +177,11 @@ class CTranslate2Layout:
     aliases: Mapping[str, str]  # name that must be an alias -> the tensor that it stands for
 
 
-CTRANSLATE2_MARIAN = CTranslate2Layout(
-    tensor_names=TENSOR_NAMES,
+CTRANSLATE2_MARIAN = _CTranslate2Layout(
+    tensor_names=_TENSOR_NAMES,
     ignored_tensors=tuple(POSITIONS.values()),  # sinusoids: computed, and compared with the file by the loader
     token_table=TOKEN_TABLE,
-    logit_bias=LOGIT_BIAS,
+    logit_bias=_LOGIT_BIAS,
     positions=POSITIONS,
     aliases={"decoder/projection/weight": TOKEN_TABLE, "encoder/embeddings_0/weight": TOKEN_TABLE},
 )

@@ -48,7 +48,7 @@ from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import LAYER, NUM_LAYERS_PLACEHOLDER, NameTable
 
 
-def deepseek_preset(
+def _deepseek_preset(
     width: int,
     num_layers: int,
     num_heads: int,
@@ -83,11 +83,11 @@ def deepseek_preset(
     )
 
 
-def router_v2(groups: ExpertGroups | None, scale: float) -> Router:
+def _router_v2(groups: ExpertGroups | None, scale: float) -> Router:
     return Router(score="softmax", groups=groups, scale=scale)
 
 
-def router_v3(groups: ExpertGroups | None, scale: float, renormalized: bool = True) -> Router:
+def _router_v3(groups: ExpertGroups | None, scale: float, renormalized: bool = True) -> Router:
     return Router(
         score="sigmoid",
         selection_bias=True,
@@ -103,16 +103,16 @@ def mixture(num_experts: int, num_chosen: int, expert: FeedForward, num_shared: 
     return Experts(num_experts=num_experts, num_chosen=num_chosen, expert=expert, router=router, shared=shared)
 
 
-V2_LITE_EXPERTS = mixture(64, 6, gated_feed_forward(1408), 2, router_v2(None, 1.0))
-V2_GROUPS = ExpertGroups(num_groups=8, num_kept=3, scored_by="max")
-V3_GROUPS = ExpertGroups(num_groups=8, num_kept=4, scored_by="top2_sum")
-V2_EXPERTS = mixture(160, 6, gated_feed_forward(1536), 2, router_v2(V2_GROUPS, 16.0))
-V3_EXPERTS = mixture(256, 8, gated_feed_forward(2048), 1, router_v3(V3_GROUPS, 2.5))
+_V2_LITE_EXPERTS = mixture(64, 6, gated_feed_forward(1408), 2, _router_v2(None, 1.0))
+_V2_GROUPS = ExpertGroups(num_groups=8, num_kept=3, scored_by="max")
+_V3_GROUPS = ExpertGroups(num_groups=8, num_kept=4, scored_by="top2_sum")
+_V2_EXPERTS = mixture(160, 6, gated_feed_forward(1536), 2, _router_v2(_V2_GROUPS, 16.0))
+_V3_EXPERTS = mixture(256, 8, gated_feed_forward(2048), 1, _router_v3(_V3_GROUPS, 2.5))
 PRESETS = {
-    "deepseek-v2-lite": deepseek_preset(2048, 27, 16, 10944, V2_LITE_EXPERTS, query_rank=None, mscale=0.707),
-    "deepseek-v2": deepseek_preset(5120, 60, 128, 12288, V2_EXPERTS, query_rank=1536, mscale=1.0),
-    "deepseek-v3": deepseek_preset(
-        7168, 61, 128, 18432, V3_EXPERTS, query_rank=1536, mscale=1.0, num_dense=3, vocab_size=129280
+    "deepseek-v2-lite": _deepseek_preset(2048, 27, 16, 10944, _V2_LITE_EXPERTS, query_rank=None, mscale=0.707),
+    "deepseek-v2": _deepseek_preset(5120, 60, 128, 12288, _V2_EXPERTS, query_rank=1536, mscale=1.0),
+    "deepseek-v3": _deepseek_preset(
+        7168, 61, 128, 18432, _V3_EXPERTS, query_rank=1536, mscale=1.0, num_dense=3, vocab_size=129280
     ),
 }
 
@@ -133,16 +133,16 @@ def read_config(settings: Settings) -> ModelConfig:
     plain, rotary = settings.integer("qk_nope_head_dim", 128), settings.integer("qk_rope_head_dim", 64, at_least=1)
     attention = LatentAttention(
         num_heads=num_heads,
-        query_rank=read_query_rank(settings),
+        query_rank=_read_query_rank(settings),
         latent_rank=settings.integer("kv_lora_rank", 512),
         plain_width=plain,
         rotary_width=rotary,
         value_width=settings.integer("v_head_dim", 128),
         rope=read_rope(settings, context, pairing="interleaved" if interleaved else "half"),
-        scale=read_scale(settings, context, plain + rotary),
+        scale=_read_scale(settings, context, plain + rotary),
     )
     dense = gated_feed_forward(settings.integer("intermediate_size"), settings.activation("hidden_act", "silu"))
-    num_dense, experts = settings.integer("first_k_dense_replace", 3 if is_v3 else 0), read_experts(settings, is_v3)
+    num_dense, experts = settings.integer("first_k_dense_replace", 3 if is_v3 else 0), _read_experts(settings, is_v3)
     return decoder_only_config(
         width=settings.integer("hidden_size"),
         context=context,
@@ -154,12 +154,12 @@ def read_config(settings: Settings) -> ModelConfig:
     )
 
 
-def read_query_rank(settings: Settings) -> int | None:
+def _read_query_rank(settings: Settings) -> int | None:
     """Return the rank of the query projection; null means full rank, whereas an absent setting means 1536."""
     return None if settings.data.get("q_lora_rank", 1536) is None else settings.integer("q_lora_rank", 1536)
 
 
-def read_scale(settings: Settings, context: int, width: int) -> float | None:
+def _read_scale(settings: Settings, context: int, width: int) -> float | None:
     """Return the score scale; None means width^-1/2.
 
     transformers' DeepSeek classes apply `mscale_all_dim` for every `rope_type` except "default".
@@ -172,20 +172,20 @@ def read_scale(settings: Settings, context: int, width: int) -> float | None:
     return None if scale == width**-0.5 else scale
 
 
-def read_experts(settings: Settings, is_v3: bool) -> Experts:
+def _read_experts(settings: Settings, is_v3: bool) -> Experts:
     if is_v3:
         settings.allow_only("scoring_func", "sigmoid")
         settings.allow_only("topk_method", "noaux_tc")
         scale = settings.number("routed_scaling_factor", 2.5)
-        router = router_v3(read_groups(settings, "top2_sum"), scale, settings.boolean("norm_topk_prob", True))
+        router = _router_v3(_read_groups(settings, "top2_sum"), scale, settings.boolean("norm_topk_prob", True))
     else:
         settings.allow_only("scoring_func", "softmax")
         settings.allow_only("norm_topk_prob", False)  # if True, DeepSeek's code renormalises, transformers' does not
         method, known = settings.string("topk_method", "greedy"), ("greedy", "group_limited_greedy")
         if method not in known:
             raise unknown_name(f"topk_method in {settings.where}:", method, known)
-        groups = None if method == "greedy" else read_groups(settings, "max")
-        router = router_v2(groups, settings.number("routed_scaling_factor", 1.0))
+        groups = None if method == "greedy" else _read_groups(settings, "max")
+        router = _router_v2(groups, settings.number("routed_scaling_factor", 1.0))
     expert_width = settings.integer("moe_intermediate_size", 2048 if is_v3 else 1407)
     return mixture(
         settings.integer("n_routed_experts", 256 if is_v3 else 64),
@@ -196,7 +196,7 @@ def read_experts(settings: Settings, is_v3: bool) -> Experts:
     )
 
 
-def read_groups(settings: Settings, scored_by: Literal["max", "top2_sum"]) -> ExpertGroups | None:
+def _read_groups(settings: Settings, scored_by: Literal["max", "top2_sum"]) -> ExpertGroups | None:
     num_groups = settings.integer("n_group", 8)
     if num_groups <= 1:
         return None
@@ -212,7 +212,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         require_divisible_width(config, attention.num_heads)
     # transformers does not use `intermediate_size` in a model without dense layers.
     dense = first_feed_forward(stack) or require_type(Experts, experts).expert
-    data = write_sizes(config) | write_latent(attention)
+    data = write_sizes(config) | _write_latent(attention)
     data |= {
         "architectures": ["DeepseekV2ForCausalLM" if is_v2 else "DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v2" if is_v2 else "deepseek_v3",
@@ -221,10 +221,10 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": dense.width,
         "first_k_dense_replace": sum(isinstance(layer.feed_forward, FeedForward) for layer in stack.layers),
     }
-    return require_round_trip(data | (write_experts(experts, is_v2) if experts else {}), config, read_config)
+    return require_round_trip(data | (_write_experts(experts, is_v2) if experts else {}), config, read_config)
 
 
-def write_latent(attention: LatentAttention) -> dict[str, Any]:
+def _write_latent(attention: LatentAttention) -> dict[str, Any]:
     rope, scaling = write_rope(attention.rope), attention.rope.scaling
     if attention.scale is not None:
         width, factor = attention.plain_width + attention.rotary_width, scaling.factor if scaling else 1.0
@@ -244,7 +244,7 @@ def write_latent(attention: LatentAttention) -> dict[str, Any]:
     }
 
 
-def write_experts(experts: Experts, is_v2: bool) -> dict[str, Any]:
+def _write_experts(experts: Experts, is_v2: bool) -> dict[str, Any]:
     groups, shared = experts.router.groups, require_type(FeedForward, experts.shared)
     data = {
         "n_routed_experts": experts.num_experts,

@@ -16,7 +16,7 @@ Part = TypeVar("Part")
 Preset = Callable[[], ModelConfig]  # builds the configuration of one released size
 
 
-def keep_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
+def _keep_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
     """Return the config as it is: config.json alone determines it."""
     return config
 
@@ -38,7 +38,7 @@ class Family:
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # end of a name in old checkpoints -> end today
     duplicates: Mapping[str, str] = field(default_factory=dict)  # tensor that may repeat another -> that other one
     ignored_tensors: tuple[str, ...] = ()  # regular expressions of tensors that are not loaded, each with its reason
-    adjust_config: Callable[[ModelConfig, set[str]], ModelConfig] = keep_config  # corrects what only tensor names tell
+    adjust_config: Callable[[ModelConfig, set[str]], ModelConfig] = _keep_config  # corrects what only tensor names tell
 
 
 # --- helpers for read_config and write_config

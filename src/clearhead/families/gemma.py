@@ -47,10 +47,10 @@ from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import LAYER, NameTable
 
 WINDOWED, FULL = "sliding_attention", "full_attention"
-LOCAL_THETA, GLOBAL_THETA = 10000.0, 1000000.0
+_LOCAL_THETA, _GLOBAL_THETA = 10000.0, 1000000.0
 
 
-def unit_offset_norm(epsilon: float) -> RmsNorm:
+def _unit_offset_norm(epsilon: float) -> RmsNorm:
     """Return an RMS norm that multiplies by 1 + weight, in float32."""
     return RmsNorm(epsilon=epsilon, unit_offset=True, scale_in_float32=True)
 
@@ -67,17 +67,17 @@ def gemma3_preset(
     multimodal: bool = True,
 ) -> Preset:
     """Return a preset; scores are divided by √scale_width. The multimodal sizes also have the longer context."""
-    norm = unit_offset_norm(1e-6)
+    norm = _unit_offset_norm(1e-6)
     scaling = LinearScaling(factor=8.0) if multimodal else None
     full = GroupedAttention(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_width=head_width,
-        position=Rope(theta=GLOBAL_THETA, scaling=scaling),
+        position=Rope(theta=_GLOBAL_THETA, scaling=scaling),
         scale=scale_width**-0.5,
         head_norm=HeadNorm(norm=norm),
     )
-    windowed = replace(full, position=Rope(theta=LOCAL_THETA), pattern=SlidingWindow(size=1024 if multimodal else 512))
+    windowed = replace(full, position=Rope(theta=_LOCAL_THETA), pattern=SlidingWindow(size=1024 if multimodal else 512))
     return lambda: decoder_only_config(
         width=width,
         context=131072 if multimodal else 32768,
@@ -108,7 +108,7 @@ def read_config(settings: Settings) -> ModelConfig:
     settings.allow_only("use_bidirectional_attention", False)
     width, num_layers = settings.integer("hidden_size", 2304), settings.integer("num_hidden_layers", 26)
     activation = settings.activation("hidden_activation", "gelu_pytorch_tanh")
-    norm = unit_offset_norm(settings.number("rms_norm_eps", 1e-6))
+    norm = _unit_offset_norm(settings.number("rms_norm_eps", 1e-6))
     softcap = settings.number("final_logit_softcapping") if "final_logit_softcapping" in settings else None
     context = settings.integer("max_position_embeddings", 131072)
     return decoder_only_config(
@@ -137,14 +137,14 @@ def read_attentions(settings: Settings, num_layers: int, context: int, norm: Rms
         head_norm=HeadNorm(norm=norm),
     )
     attentions = {FULL: full}
-    layer_types = read_layer_types(settings, num_layers)
+    layer_types = _read_layer_types(settings, num_layers)
     if WINDOWED in layer_types:
         window = SlidingWindow(size=settings.integer("sliding_window", 4096))
         attentions[WINDOWED] = replace(full, position=read_rope(settings, WINDOWED, context), pattern=window)
     return [look_up_layer_type(attentions, name, settings) for name in layer_types]
 
 
-def read_layer_types(settings: Settings, num_layers: int) -> list[Any]:
+def _read_layer_types(settings: Settings, num_layers: int) -> list[Any]:
     every = settings.integer("sliding_window_pattern", 6, at_least=1)
     by_pattern = [WINDOWED if (index + 1) % every else FULL for index in range(num_layers)]
     return settings.per_layer("layer_types", num_layers) or by_pattern
@@ -159,9 +159,9 @@ def read_rope(settings: Settings, layer_type: str, context: int) -> Rope:
     if layer_type == FULL:
         scaling = settings.object("rope_scaling")
         parameters = Settings({**parameters.data, **scaling.data}, scaling.where)
-        theta = settings.number("rope_theta", GLOBAL_THETA)
+        theta = settings.number("rope_theta", _GLOBAL_THETA)
     else:
-        theta = settings.number("rope_local_base_freq", LOCAL_THETA)
+        theta = settings.number("rope_local_base_freq", _LOCAL_THETA)
     return Rope(theta=parameters.number("rope_theta", theta), scaling=read_scaling(parameters, context))
 
 

@@ -24,7 +24,7 @@ from clearhead.families.tensor_rules import (
 )
 
 # GGUF key without the leading "<architecture>." -> transformers' setting
-LLAMA_STYLE_KEYS = {
+_LLAMA_STYLE_KEYS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -51,7 +51,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "expert_count": (0,),
     "rope.scaling.attn_factor": (1.0,),
 }
-GPT2_KEYS = {
+_GPT2_KEYS = {
     "context_length": "n_positions",
     "embedding_length": "n_embd",
     "block_count": "n_layer",
@@ -59,7 +59,7 @@ GPT2_KEYS = {
     "attention.head_count": "n_head",
     "attention.layer_norm_epsilon": "layer_norm_epsilon",
 }
-PROJECTIONS = {
+_PROJECTIONS = {
     "attn_q": "attention.query",
     "attn_k": "attention.key",
     "attn_v": "attention.value",
@@ -82,7 +82,7 @@ def projections(query_key_rule: Callable[[tuple[str, ...]], TensorRule] | None =
         "output_norm.weight": "decoder.final_norm.weight",
         "output.weight": "head.weight",
     }
-    for theirs, ours in PROJECTIONS.items():
+    for theirs, ours in _PROJECTIONS.items():
         for part in ("weight", "bias"):
             own_name = f"{LAYER}.{ours}.{part}"
             rule = query_key_rule if theirs in ("attn_q", "attn_k") else None
@@ -90,11 +90,11 @@ def projections(query_key_rule: Callable[[tuple[str, ...]], TensorRule] | None =
     return table
 
 
-HEAD_NORMS: NameTable = {
+_HEAD_NORMS: NameTable = {
     "blk.{layer}.attn_q_norm.weight": f"{LAYER}.attention.query_norm.weight",
     "blk.{layer}.attn_k_norm.weight": f"{LAYER}.attention.key_norm.weight",
 }
-GEMMA_NORMS: NameTable = {
+_GEMMA_NORMS: NameTable = {
     "blk.{layer}.attn_norm.weight": PlusOne((f"{LAYER}.attention_residual.norm.weight",)),
     "blk.{layer}.post_attention_norm.weight": PlusOne((f"{LAYER}.attention_residual.branch_norm.weight",)),
     "blk.{layer}.ffn_norm.weight": PlusOne((f"{LAYER}.feed_forward_residual.norm.weight",)),
@@ -136,11 +136,11 @@ class GgufArchitecture:
 
 
 ARCHITECTURES = {
-    "llama": GgufArchitecture("llama", projections(Interleaved), LLAMA_STYLE_KEYS),
-    "qwen2": GgufArchitecture("qwen2", projections(), LLAMA_STYLE_KEYS),
-    "qwen3": GgufArchitecture("qwen3", {**projections(), **HEAD_NORMS}, LLAMA_STYLE_KEYS),
-    "gemma3": GgufArchitecture("gemma3_text", {**projections(), **GEMMA_NORMS}, LLAMA_STYLE_KEYS),
-    "gpt2": GgufArchitecture("gpt2", GPT2_NAMES, GPT2_KEYS),
+    "llama": GgufArchitecture("llama", projections(Interleaved), _LLAMA_STYLE_KEYS),
+    "qwen2": GgufArchitecture("qwen2", projections(), _LLAMA_STYLE_KEYS),
+    "qwen3": GgufArchitecture("qwen3", {**projections(), **_HEAD_NORMS}, _LLAMA_STYLE_KEYS),
+    "gemma3": GgufArchitecture("gemma3_text", {**projections(), **_GEMMA_NORMS}, _LLAMA_STYLE_KEYS),
+    "gpt2": GgufArchitecture("gpt2", GPT2_NAMES, _GPT2_KEYS),
 }
 
 
@@ -162,11 +162,11 @@ def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     stored = Settings(
         {key: to_plain_value(value) for key, value in metadata.items() if key.startswith(prefixes)}, where
     )
-    check_supported(stored, prefix, architecture)
+    _check_supported(stored, prefix, architecture)
     data: dict[str, Any] = {
         setting: stored.data[prefix + key] for key, setting in architecture.keys.items() if prefix + key in stored
     }
-    rotary_width, head_width = stored.data.get(prefix + "rope.dimension_count"), head_width_of(data)
+    rotary_width, head_width = stored.data.get(prefix + "rope.dimension_count"), _head_width_of(data)
     if rotary_width is not None and head_width is not None and rotary_width != head_width:
         raise ClearheadError(
             f"{where}: {rotary_width} of {head_width} entries of a head are rotated; only full rotation is supported"
@@ -178,11 +178,11 @@ def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     data["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
     data["rope_scaling"] = rope_scaling(stored, prefix + "rope.")
     if architecture.model_type == "gemma3_text":
-        data |= gemma3_settings(data)
+        data |= _gemma3_settings(data)
     return Settings(data, where)
 
 
-def check_supported(stored: Settings, prefix: str, architecture: GgufArchitecture) -> None:
+def _check_supported(stored: Settings, prefix: str, architecture: GgufArchitecture) -> None:
     """Raise ClearheadError if the file is one part of several, or if a key asks for something unsupported."""
     if stored.integer("split.count", 1) > 1:
         message = "is one part of a split model; join its parts first (llama-gguf-split --merge)"
@@ -213,7 +213,7 @@ def rope_scaling(stored: Settings, prefix: str) -> dict[str, Any]:
     return {"rope_type": rope_type, "factor": factor, "original_max_position_embeddings": original}
 
 
-def head_width_of(data: Mapping[str, Any]) -> int | None:
+def _head_width_of(data: Mapping[str, Any]) -> int | None:
     """Return the stored head width, or else width / heads; None if neither is known."""
     width, num_heads = data.get("hidden_size"), data.get("num_attention_heads")
     if "head_dim" in data or not isinstance(width, int) or not isinstance(num_heads, int) or num_heads < 1:
@@ -221,7 +221,7 @@ def head_width_of(data: Mapping[str, Any]) -> int | None:
     return width // num_heads
 
 
-def gemma3_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+def _gemma3_settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the score scale, which llama.cpp hard-codes: by width / heads for the 27B model, else by head width."""
-    by_width = head_width_of({key: value for key, value in data.items() if key != "head_dim"})
+    by_width = _head_width_of({key: value for key, value in data.items() if key != "head_dim"})
     return {"query_pre_attn_scalar": by_width if data.get("num_hidden_layers") == 62 else data.get("head_dim")}

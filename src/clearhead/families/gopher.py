@@ -35,17 +35,17 @@ def gopher_config(
     return ModelConfig(width=width, context=2048, decoder=stack, head=Head())
 
 
-def gopher_preset(width: int, num_layers: int, num_heads: int, head_width: int) -> Preset:
+def _gopher_preset(width: int, num_layers: int, num_heads: int, head_width: int) -> Preset:
     return lambda: gopher_config(width=width, num_layers=num_layers, num_heads=num_heads, head_width=head_width)
 
 
 PRESETS = {
-    "gopher-44m": gopher_preset(512, 8, 16, 32),
-    "gopher-117m": gopher_preset(768, 12, 12, 64),
-    "gopher-417m": gopher_preset(1536, 12, 12, 128),
-    "gopher-1.4b": gopher_preset(2048, 24, 16, 128),
-    "gopher-7.1b": gopher_preset(4096, 32, 32, 128),
-    "gopher-280b": gopher_preset(16384, 80, 128, 128),
+    "gopher-44m": _gopher_preset(512, 8, 16, 32),
+    "gopher-117m": _gopher_preset(768, 12, 12, 64),
+    "gopher-417m": _gopher_preset(1536, 12, 12, 128),
+    "gopher-1.4b": _gopher_preset(2048, 24, 16, 128),
+    "gopher-7.1b": _gopher_preset(4096, 32, 32, 128),
+    "gopher-280b": _gopher_preset(16384, 80, 128, 128),
 }
 
 FAMILY = Family(name="gopher", presets=PRESETS)

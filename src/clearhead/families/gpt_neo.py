@@ -16,24 +16,24 @@ from clearhead.families.tensor_rules import LAYER, NameTable
 Pattern = Causal | SlidingWindow
 
 
-def gpt_neo_attention(width: int, num_heads: int, pattern: Pattern) -> GroupedAttention:
+def _gpt_neo_attention(width: int, num_heads: int, pattern: Pattern) -> GroupedAttention:
     return multi_head_attention(width, num_heads, input_bias=False, scale=1.0, pattern=pattern)
 
 
-def gpt_neo_preset(width: int, num_layers: int, num_heads: int) -> Preset:
+def _gpt_neo_preset(width: int, num_layers: int, num_heads: int) -> Preset:
     patterns: list[Pattern] = [SlidingWindow(size=256) if index % 2 else Causal() for index in range(num_layers)]
     return lambda: gpt_config(
         width=width,
-        attentions=[gpt_neo_attention(width, num_heads, pattern) for pattern in patterns],
+        attentions=[_gpt_neo_attention(width, num_heads, pattern) for pattern in patterns],
         vocab_size=50257,
         context=2048,
     )
 
 
 PRESETS = {
-    "gpt-neo-125m": gpt_neo_preset(768, 12, 12),
-    "gpt-neo-1.3b": gpt_neo_preset(2048, 24, 16),
-    "gpt-neo-2.7b": gpt_neo_preset(2560, 32, 20),
+    "gpt-neo-125m": _gpt_neo_preset(768, 12, 12),
+    "gpt-neo-1.3b": _gpt_neo_preset(2048, 24, 16),
+    "gpt-neo-2.7b": _gpt_neo_preset(2560, 32, 20),
 }
 
 
@@ -46,7 +46,7 @@ def read_config(settings: Settings) -> ModelConfig:
     patterns = read_patterns(settings, settings.integer("num_layers"))
     return gpt_config(
         width=width,
-        attentions=[gpt_neo_attention(width, num_heads, pattern) for pattern in patterns],
+        attentions=[_gpt_neo_attention(width, num_heads, pattern) for pattern in patterns],
         vocab_size=settings.integer("vocab_size"),
         context=settings.integer("max_position_embeddings"),
         feed_forward=settings.integer("intermediate_size", 4 * width),

@@ -38,7 +38,7 @@ def grok_config(
     )
 
 
-def grok1_preset() -> ModelConfig:
+def _grok1_preset() -> ModelConfig:
     experts = Experts(
         num_experts=8, num_chosen=2, expert=gated_feed_forward(32768, "gelu_tanh"), router=Router(score="softmax")
     )
@@ -53,7 +53,7 @@ def grok1_preset() -> ModelConfig:
     )
 
 
-def grok2_preset() -> ModelConfig:
+def _grok2_preset() -> ModelConfig:
     attention = GroupedAttention(
         num_heads=64,
         num_kv_heads=8,
@@ -88,21 +88,21 @@ def transposed(own_name: str) -> Copy:
 # --- tensor names
 
 # Haiku's module paths, each followed by the parameter's name; matrices are stored (in, out)
-DECODER = "transformer/decoder_layer_{layer}"
+_DECODER = "transformer/decoder_layer_{layer}"
 GROK1_NAMES: NameTable = {
     "language_model/in_out_embed/embeddings": "decoder.embedding.tokens.weight",
-    f"{DECODER}/multi_head_attention/query/w": transposed(f"{LAYER}.attention.query.weight"),
-    f"{DECODER}/multi_head_attention/key/w": transposed(f"{LAYER}.attention.key.weight"),
-    f"{DECODER}/multi_head_attention/value/w": transposed(f"{LAYER}.attention.value.weight"),
-    f"{DECODER}/multi_head_attention/linear/w": transposed(f"{LAYER}.attention.output.weight"),
-    f"{DECODER}/router/w": transposed(f"{LAYER}.feed_forward.router.weight"),
-    f"{DECODER}/moe/linear/w": transposed(f"{LAYER}.feed_forward.gate"),
-    f"{DECODER}/moe/linear_v/w": transposed(f"{LAYER}.feed_forward.up"),
-    f"{DECODER}/moe/linear_1/w": transposed(f"{LAYER}.feed_forward.down"),
-    f"{DECODER}/rms_norm/scale": f"{LAYER}.attention_residual.norm.weight",
-    f"{DECODER}/rms_norm_1/scale": f"{LAYER}.attention_residual.branch_norm.weight",
-    f"{DECODER}/rms_norm_2/scale": f"{LAYER}.feed_forward_residual.norm.weight",
-    f"{DECODER}/rms_norm_3/scale": f"{LAYER}.feed_forward_residual.branch_norm.weight",
+    f"{_DECODER}/multi_head_attention/query/w": transposed(f"{LAYER}.attention.query.weight"),
+    f"{_DECODER}/multi_head_attention/key/w": transposed(f"{LAYER}.attention.key.weight"),
+    f"{_DECODER}/multi_head_attention/value/w": transposed(f"{LAYER}.attention.value.weight"),
+    f"{_DECODER}/multi_head_attention/linear/w": transposed(f"{LAYER}.attention.output.weight"),
+    f"{_DECODER}/router/w": transposed(f"{LAYER}.feed_forward.router.weight"),
+    f"{_DECODER}/moe/linear/w": transposed(f"{LAYER}.feed_forward.gate"),
+    f"{_DECODER}/moe/linear_v/w": transposed(f"{LAYER}.feed_forward.up"),
+    f"{_DECODER}/moe/linear_1/w": transposed(f"{LAYER}.feed_forward.down"),
+    f"{_DECODER}/rms_norm/scale": f"{LAYER}.attention_residual.norm.weight",
+    f"{_DECODER}/rms_norm_1/scale": f"{LAYER}.attention_residual.branch_norm.weight",
+    f"{_DECODER}/rms_norm_2/scale": f"{LAYER}.feed_forward_residual.norm.weight",
+    f"{_DECODER}/rms_norm_3/scale": f"{LAYER}.feed_forward_residual.branch_norm.weight",
     "language_model/rms_norm/scale": "decoder.final_norm.weight",
 }
 # Names of whole tensors; the released files hold the eight slices of tensor-parallel serving.
@@ -127,6 +127,6 @@ GROK2_NAMES: NameTable = {
     "lm_head.weight": "head.weight",
 }
 
-GROK1 = Family(name="grok1", presets={"grok-1": grok1_preset}, tensor_names=GROK1_NAMES)
-GROK2 = Family(name="grok2", presets={"grok-2": grok2_preset}, tensor_names=GROK2_NAMES)
+GROK1 = Family(name="grok1", presets={"grok-1": _grok1_preset}, tensor_names=GROK1_NAMES)
+GROK2 = Family(name="grok2", presets={"grok-2": _grok2_preset}, tensor_names=GROK2_NAMES)
 FAMILIES = (GROK1, GROK2)

@@ -79,26 +79,26 @@ def llama_config(
     )
 
 
-def llama_preset(width: int, num_layers: int, num_heads: int, feed_forward: int, **options: Any) -> Preset:
+def _llama_preset(width: int, num_layers: int, num_heads: int, feed_forward: int, **options: Any) -> Preset:
     """Return a preset; `options` go to llama_config."""
     return lambda: llama_config(
         width=width, num_layers=num_layers, num_heads=num_heads, feed_forward=feed_forward, **options
     )
 
 
-def llama3_rope(factor: float) -> Rope:
+def _llama3_rope(factor: float) -> Rope:
     """Return the rotary positions of Llama 3.1 and later, which extend a context of 8192 tokens."""
     scaling = Llama3Scaling(factor=factor, low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192)
     return Rope(theta=500000.0, scaling=scaling)
 
 
-LLAMA1: dict[str, Any] = {"vocab_size": 32000, "context": 2048, "rope": Rope(), "epsilon": 1e-6}
-LLAMA2: dict[str, Any] = {"vocab_size": 32000, "context": 4096, "rope": Rope()}
+_LLAMA1: dict[str, Any] = {"vocab_size": 32000, "context": 2048, "rope": Rope(), "epsilon": 1e-6}
+_LLAMA2: dict[str, Any] = {"vocab_size": 32000, "context": 4096, "rope": Rope()}
 LLAMA3: dict[str, Any] = {"vocab_size": 128256, "context": 8192, "rope": Rope(theta=500000.0), "num_kv_heads": 8}
-LLAMA3_1 = LLAMA3 | {"context": 131072, "rope": llama3_rope(8.0)}
-LLAMA3_2 = LLAMA3 | {"context": 131072, "rope": llama3_rope(32.0), "tied": True}
-SMOLLM2: dict[str, Any] = {"vocab_size": 49152, "context": 8192, "rope": Rope(theta=100000.0), "tied": True}
-SMOLLM3: dict[str, Any] = {
+_LLAMA3_1 = LLAMA3 | {"context": 131072, "rope": _llama3_rope(8.0)}
+_LLAMA3_2 = LLAMA3 | {"context": 131072, "rope": _llama3_rope(32.0), "tied": True}
+_SMOLLM2: dict[str, Any] = {"vocab_size": 49152, "context": 8192, "rope": Rope(theta=100000.0), "tied": True}
+_SMOLLM3: dict[str, Any] = {
     "num_kv_heads": 4,
     "vocab_size": 128256,
     "context": 65536,
@@ -108,30 +108,30 @@ SMOLLM3: dict[str, Any] = {
     "rotated": tuple((index + 1) % 4 != 0 for index in range(36)),
 }
 MISTRAL: dict[str, Any] = {"vocab_size": 32000, "context": 32768, "rope": Rope(theta=1000000.0), "num_kv_heads": 8}
-MISTRAL_V0_1 = MISTRAL | {"rope": Rope(theta=10000.0), "window": 4096}
+_MISTRAL_V0_1 = MISTRAL | {"rope": Rope(theta=10000.0), "window": 4096}
 PRESETS = {
-    "llama-7b": llama_preset(4096, 32, 32, 11008, **LLAMA1),
-    "llama-13b": llama_preset(5120, 40, 40, 13824, **LLAMA1),
-    "llama-30b": llama_preset(6656, 60, 52, 17920, **LLAMA1),
-    "llama-65b": llama_preset(8192, 80, 64, 22016, **LLAMA1),
-    "llama-2-7b": llama_preset(4096, 32, 32, 11008, **LLAMA2),
-    "llama-2-13b": llama_preset(5120, 40, 40, 13824, **LLAMA2),
-    "llama-2-70b": llama_preset(8192, 80, 64, 28672, num_kv_heads=8, **LLAMA2),
-    "llama-3-8b": llama_preset(4096, 32, 32, 14336, **LLAMA3),
-    "llama-3-70b": llama_preset(8192, 80, 64, 28672, **LLAMA3),
-    "llama-3.1-8b": llama_preset(4096, 32, 32, 14336, **LLAMA3_1),
-    "llama-3.1-70b": llama_preset(8192, 80, 64, 28672, **LLAMA3_1),
-    "llama-3.1-405b": llama_preset(16384, 126, 128, 53248, **LLAMA3_1),
-    "llama-3.2-1b": llama_preset(2048, 16, 32, 8192, **LLAMA3_2),
-    "llama-3.2-3b": llama_preset(3072, 28, 24, 8192, **LLAMA3_2),
-    "llama-3.3-70b": llama_preset(8192, 80, 64, 28672, **LLAMA3_1),
-    "smollm2-135m": llama_preset(576, 30, 9, 1536, num_kv_heads=3, **SMOLLM2),
-    "smollm2-360m": llama_preset(960, 32, 15, 2560, num_kv_heads=5, **SMOLLM2),
-    "smollm2-1.7b": llama_preset(2048, 24, 32, 8192, **SMOLLM2 | {"rope": Rope(theta=130000.0)}),
-    "smollm3-3b": llama_preset(2048, 36, 16, 11008, **SMOLLM3),
-    "mistral-7b": llama_preset(4096, 32, 32, 14336, **MISTRAL_V0_1),
-    "mistral-7b-v0.2": llama_preset(4096, 32, 32, 14336, **MISTRAL),
-    "mistral-7b-v0.3": llama_preset(4096, 32, 32, 14336, **MISTRAL | {"vocab_size": 32768}),
+    "llama-7b": _llama_preset(4096, 32, 32, 11008, **_LLAMA1),
+    "llama-13b": _llama_preset(5120, 40, 40, 13824, **_LLAMA1),
+    "llama-30b": _llama_preset(6656, 60, 52, 17920, **_LLAMA1),
+    "llama-65b": _llama_preset(8192, 80, 64, 22016, **_LLAMA1),
+    "llama-2-7b": _llama_preset(4096, 32, 32, 11008, **_LLAMA2),
+    "llama-2-13b": _llama_preset(5120, 40, 40, 13824, **_LLAMA2),
+    "llama-2-70b": _llama_preset(8192, 80, 64, 28672, num_kv_heads=8, **_LLAMA2),
+    "llama-3-8b": _llama_preset(4096, 32, 32, 14336, **LLAMA3),
+    "llama-3-70b": _llama_preset(8192, 80, 64, 28672, **LLAMA3),
+    "llama-3.1-8b": _llama_preset(4096, 32, 32, 14336, **_LLAMA3_1),
+    "llama-3.1-70b": _llama_preset(8192, 80, 64, 28672, **_LLAMA3_1),
+    "llama-3.1-405b": _llama_preset(16384, 126, 128, 53248, **_LLAMA3_1),
+    "llama-3.2-1b": _llama_preset(2048, 16, 32, 8192, **_LLAMA3_2),
+    "llama-3.2-3b": _llama_preset(3072, 28, 24, 8192, **_LLAMA3_2),
+    "llama-3.3-70b": _llama_preset(8192, 80, 64, 28672, **_LLAMA3_1),
+    "smollm2-135m": _llama_preset(576, 30, 9, 1536, num_kv_heads=3, **_SMOLLM2),
+    "smollm2-360m": _llama_preset(960, 32, 15, 2560, num_kv_heads=5, **_SMOLLM2),
+    "smollm2-1.7b": _llama_preset(2048, 24, 32, 8192, **_SMOLLM2 | {"rope": Rope(theta=130000.0)}),
+    "smollm3-3b": _llama_preset(2048, 36, 16, 11008, **_SMOLLM3),
+    "mistral-7b": _llama_preset(4096, 32, 32, 14336, **_MISTRAL_V0_1),
+    "mistral-7b-v0.2": _llama_preset(4096, 32, 32, 14336, **MISTRAL),
+    "mistral-7b-v0.3": _llama_preset(4096, 32, 32, 14336, **MISTRAL | {"vocab_size": 32768}),
 }
 
 

@@ -52,7 +52,7 @@ from clearhead.families.rope import read_rope, write_rope
 from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import LAYER, Copy, Fused, NameTable
 
-CHUNKED, FULL = "chunked_attention", "full_attention"
+_CHUNKED, FULL = "chunked_attention", "full_attention"
 
 
 def mixture(expert: FeedForward, num_experts: int, num_chosen: int = 1) -> Experts:
@@ -66,7 +66,7 @@ def mixture(expert: FeedForward, num_experts: int, num_chosen: int = 1) -> Exper
     )
 
 
-def llama4_preset(
+def _llama4_preset(
     num_experts: int, context: int, *, moe_every: int, head_norm: bool, scaling: Llama3Scaling | None = None
 ) -> Preset:
     """Return a preset in which every `moe_every`-th layer is a mixture of experts."""
@@ -91,10 +91,10 @@ def llama4_preset(
     )
 
 
-SCOUT_SCALING = Llama3Scaling(factor=16.0, low_frequency_factor=1.0, high_frequency_factor=1.0, original_context=8192)
+_SCOUT_SCALING = Llama3Scaling(factor=16.0, low_frequency_factor=1.0, high_frequency_factor=1.0, original_context=8192)
 PRESETS = {
-    "llama-4-scout": llama4_preset(16, 10485760, moe_every=1, head_norm=True, scaling=SCOUT_SCALING),
-    "llama-4-maverick": llama4_preset(128, 1048576, moe_every=2, head_norm=False),
+    "llama-4-scout": _llama4_preset(16, 10485760, moe_every=1, head_norm=True, scaling=_SCOUT_SCALING),
+    "llama-4-maverick": _llama4_preset(128, 1048576, moe_every=2, head_norm=False),
 }
 
 
@@ -138,10 +138,12 @@ def read_attentions(settings: Settings, num_layers: int, context: int, epsilon: 
     )
     without_position = replace(heads, temperature=temperature if has_temperature else None)
     rotated = read_rotated(settings, num_layers)
-    layer_types = settings.per_layer("layer_types", num_layers) or [CHUNKED if rotates else FULL for rotates in rotated]
+    layer_types = settings.per_layer("layer_types", num_layers) or [
+        _CHUNKED if rotates else FULL for rotates in rotated
+    ]
     patterns: dict[str, AttentionPattern] = {
         FULL: Causal(),
-        CHUNKED: Chunked(size=settings.integer("attention_chunk_size", 8192)),
+        _CHUNKED: Chunked(size=settings.integer("attention_chunk_size", 8192)),
     }
     return [
         replace(with_position if rotates else without_position, pattern=look_up_layer_type(patterns, name, settings))
@@ -179,7 +181,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     """Return the config.json that describes a config."""
     stack = require_type(Stack, config.decoder)
     attentions, experts, dense = grouped_attentions(stack), first_experts(stack), first_feed_forward(stack)
-    data = write_sizes(config) | write_attention(attentions[0]) | write_attentions(attentions)
+    data = write_sizes(config) | write_attention(attentions[0]) | _write_attentions(attentions)
     data |= {
         "architectures": ["Llama4ForCausalLM"],
         "model_type": "llama4_text",
@@ -197,7 +199,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     return require_round_trip(data, config, read_config)
 
 
-def write_attentions(attentions: Sequence[GroupedAttention]) -> dict[str, Any]:
+def _write_attentions(attentions: Sequence[GroupedAttention]) -> dict[str, Any]:
     """Return the settings of all attention layers; what no layer uses keeps transformers' default."""
     rotated = [isinstance(attention.position, Rope) for attention in attentions]
     patterns = [attention.pattern for attention in attentions]
@@ -207,7 +209,7 @@ def write_attentions(attentions: Sequence[GroupedAttention]) -> dict[str, Any]:
     ]
     data: dict[str, Any] = {
         "no_rope_layers": [int(rotates) for rotates in rotated],
-        "layer_types": [CHUNKED if isinstance(pattern, Chunked) else FULL for pattern in patterns],
+        "layer_types": [_CHUNKED if isinstance(pattern, Chunked) else FULL for pattern in patterns],
         "use_qk_norm": any(attention.head_norm for attention in attentions),
         "attn_temperature_tuning": bool(temperatures),
     }

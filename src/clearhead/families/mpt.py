@@ -13,7 +13,7 @@ from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import LAYER, QKV_WEIGHTS, Fused, NameTable
 
 
-def mpt_config(
+def _mpt_config(
     *,
     width: int,
     num_layers: int,
@@ -46,19 +46,19 @@ def mpt_config(
     return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=tied))
 
 
-def mpt_7b_preset() -> ModelConfig:
-    return mpt_config(width=4096, num_layers=32, num_heads=32, context=2048)
+def _mpt_7b_preset() -> ModelConfig:
+    return _mpt_config(width=4096, num_layers=32, num_heads=32, context=2048)
 
 
-def mpt_7b_storywriter_preset() -> ModelConfig:
-    return mpt_config(width=4096, num_layers=32, num_heads=32, context=65536, clip=6.0, max_bias=16.0)
+def _mpt_7b_storywriter_preset() -> ModelConfig:
+    return _mpt_config(width=4096, num_layers=32, num_heads=32, context=65536, clip=6.0, max_bias=16.0)
 
 
-def mpt_30b_preset() -> ModelConfig:
-    return mpt_config(width=7168, num_layers=48, num_heads=64, context=8192)
+def _mpt_30b_preset() -> ModelConfig:
+    return _mpt_config(width=7168, num_layers=48, num_heads=64, context=8192)
 
 
-PRESETS = {"mpt-7b": mpt_7b_preset, "mpt-7b-storywriter": mpt_7b_storywriter_preset, "mpt-30b": mpt_30b_preset}
+PRESETS = {"mpt-7b": _mpt_7b_preset, "mpt-7b-storywriter": _mpt_7b_storywriter_preset, "mpt-30b": _mpt_30b_preset}
 
 
 # --- config.json
@@ -79,7 +79,7 @@ def read_config(settings: Settings) -> ModelConfig:
     attention.allow_only("sliding_window_size", -1)
     for name in ("qk_ln", "prefix_lm", "attn_uses_sequence_id", "rope"):
         attention.allow_only(name, False)
-    return mpt_config(
+    return _mpt_config(
         width=settings.integer("d_model"),
         num_layers=settings.integer("n_layers"),
         num_heads=settings.integer("n_heads"),

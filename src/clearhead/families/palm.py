@@ -39,14 +39,14 @@ def palm_config(
     return ModelConfig(width=width, context=2048, decoder=stack, head=Head(scale=width**-0.5))
 
 
-def palm_preset(width: int, num_layers: int, num_heads: int) -> Preset:
+def _palm_preset(width: int, num_layers: int, num_heads: int) -> Preset:
     return lambda: palm_config(width=width, num_layers=num_layers, num_heads=num_heads)
 
 
 PRESETS = {
-    "palm-8b": palm_preset(4096, 32, 16),
-    "palm-62b": palm_preset(8192, 64, 32),
-    "palm-540b": palm_preset(18432, 118, 48),
+    "palm-8b": _palm_preset(4096, 32, 16),
+    "palm-62b": _palm_preset(8192, 64, 32),
+    "palm-540b": _palm_preset(18432, 118, 48),
 }
 
 FAMILY = Family(name="palm", presets=PRESETS)

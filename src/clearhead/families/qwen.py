@@ -52,7 +52,7 @@ from clearhead.families.tensor_rules import NameTable
 WINDOWED, FULL = "sliding_attention", "full_attention"
 
 
-def qwen3_preset(
+def _qwen3_preset(
     width: int,
     num_layers: int,
     num_heads: int,
@@ -87,14 +87,14 @@ def mixture(expert: FeedForward, *, num_experts: int = 128, num_chosen: int = 8,
 
 
 PRESETS = {
-    "qwen3-0.6b": qwen3_preset(1024, 28, 16, gated_feed_forward(3072), tied=True),
-    "qwen3-1.7b": qwen3_preset(2048, 28, 16, gated_feed_forward(6144), tied=True),
-    "qwen3-4b": qwen3_preset(2560, 36, 32, gated_feed_forward(9728), tied=True),
-    "qwen3-8b": qwen3_preset(4096, 36, 32, gated_feed_forward(12288)),
-    "qwen3-14b": qwen3_preset(5120, 40, 40, gated_feed_forward(17408)),
-    "qwen3-32b": qwen3_preset(5120, 64, 64, gated_feed_forward(25600)),
-    "qwen3-30b-a3b": qwen3_preset(2048, 48, 32, mixture(gated_feed_forward(768)), num_kv_heads=4),
-    "qwen3-235b-a22b": qwen3_preset(4096, 94, 64, mixture(gated_feed_forward(1536)), num_kv_heads=4),
+    "qwen3-0.6b": _qwen3_preset(1024, 28, 16, gated_feed_forward(3072), tied=True),
+    "qwen3-1.7b": _qwen3_preset(2048, 28, 16, gated_feed_forward(6144), tied=True),
+    "qwen3-4b": _qwen3_preset(2560, 36, 32, gated_feed_forward(9728), tied=True),
+    "qwen3-8b": _qwen3_preset(4096, 36, 32, gated_feed_forward(12288)),
+    "qwen3-14b": _qwen3_preset(5120, 40, 40, gated_feed_forward(17408)),
+    "qwen3-32b": _qwen3_preset(5120, 64, 64, gated_feed_forward(25600)),
+    "qwen3-30b-a3b": _qwen3_preset(2048, 48, 32, mixture(gated_feed_forward(768)), num_kv_heads=4),
+    "qwen3-235b-a22b": _qwen3_preset(4096, 94, 64, mixture(gated_feed_forward(1536)), num_kv_heads=4),
 }
 
 
@@ -191,10 +191,10 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
                 index for index, layer in enumerate(stack.layers) if isinstance(layer.feed_forward, FeedForward)
             ],
         }
-    return require_round_trip(data | write_windows(attentions), config, read_config)
+    return require_round_trip(data | _write_windows(attentions), config, read_config)
 
 
-def write_windows(attentions: Sequence[GroupedAttention]) -> dict[str, Any]:
+def _write_windows(attentions: Sequence[GroupedAttention]) -> dict[str, Any]:
     sizes = [
         attention.pattern.size if isinstance(attention.pattern, SlidingWindow) else None for attention in attentions
     ]

@@ -56,7 +56,7 @@ def read_scaling(parameters: Settings, context: int) -> Scaling:
             return YarnScaling(
                 factor=yarn_factor(parameters, context),
                 original_context=original,
-                attention_factor=yarn_attention_factor(parameters, context),
+                attention_factor=_yarn_attention_factor(parameters, context),
                 beta_fast=parameters.number("beta_fast", 32.0),
                 beta_slow=parameters.number("beta_slow", 1.0),
                 truncate=parameters.boolean("truncate", True),
@@ -71,39 +71,39 @@ def yarn_factor(parameters: Settings, context: int) -> float:
     return parameters.number("factor", context / original)
 
 
-def yarn_attention_factor(parameters: Settings, context: int) -> float:
+def _yarn_attention_factor(parameters: Settings, context: int) -> float:
     """Return `attention_factor` if present, else the ratio of two magnitudes (DeepSeek), else 0.1·ln(factor) + 1."""
     if "attention_factor" in parameters:
         return parameters.number("attention_factor")
     factor = yarn_factor(parameters, context)
     mscale, mscale_all_dim = parameters.number("mscale", 0.0), parameters.number("mscale_all_dim", 0.0)
     if mscale and mscale_all_dim:
-        return yarn_magnitude(factor, mscale) / yarn_magnitude(factor, mscale_all_dim)
-    return yarn_magnitude(factor, 1.0)
+        return _yarn_magnitude(factor, mscale) / _yarn_magnitude(factor, mscale_all_dim)
+    return _yarn_magnitude(factor, 1.0)
 
 
-def yarn_magnitude(factor: float, mscale: float) -> float:
+def _yarn_magnitude(factor: float, mscale: float) -> float:
     """Return 0.1 · mscale · ln(factor) + 1, or 1 if the factor does not extend the context."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1
 
 
 def yarn_score_scale(width: int, factor: float, mscale: float) -> float:
     """Return width^-1/2 · magnitude², by which DeepSeek multiplies attention scores."""
-    magnitude = yarn_magnitude(factor, mscale)
+    magnitude = _yarn_magnitude(factor, mscale)
     return width**-0.5 * magnitude * magnitude
 
 
 def recover_mscale(scale: float, width: int, factor: float) -> float | None:
     """Return the shortest decimal mscale for which `yarn_score_scale` gives exactly `scale`; None if there is none."""
     if scale > 0 and factor > 1:
-        for mscale in candidate_mscales(math.sqrt(scale * math.sqrt(width)), factor):
+        for mscale in _candidate_mscales(math.sqrt(scale * math.sqrt(width)), factor):
             if yarn_score_scale(width, factor, mscale) == scale:
                 return mscale
     return None
 
 
-def candidate_mscales(magnitude: float, factor: float) -> Iterator[float]:
-    """Yield solutions of `yarn_magnitude` for mscale: rounded to more and more digits, then varied by a few ulps."""
+def _candidate_mscales(magnitude: float, factor: float) -> Iterator[float]:
+    """Yield solutions of `_yarn_magnitude` for mscale: rounded to more and more digits, then varied by a few ulps."""
     unit = 0.1 * math.log(factor)
     yield from (round((magnitude - 1) / unit, digits) for digits in range(1, 16))
     for magnitude_ulps, mscale_ulps in product(range(-4, 5), repeat=2):
@@ -113,10 +113,10 @@ def candidate_mscales(magnitude: float, factor: float) -> Iterator[float]:
 
 def write_rope(rope: Rope) -> dict[str, Any]:
     """Return `rope_parameters`."""
-    return {"rope_theta": rope.theta} | write_scaling(rope.scaling)
+    return {"rope_theta": rope.theta} | _write_scaling(rope.scaling)
 
 
-def write_scaling(scaling: Scaling) -> dict[str, Any]:
+def _write_scaling(scaling: Scaling) -> dict[str, Any]:
     match scaling:
         case None:
             return {"rope_type": "default"}

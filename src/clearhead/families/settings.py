@@ -10,7 +10,7 @@ from clearhead.architecture import Activation
 from clearhead.errors import ClearheadError, unknown_name
 
 # transformers' activation names; `gelu_fast` and `gelu_pytorch_tanh` differ from `gelu_new` in rounding only
-ACTIVATIONS_BY_NAME: dict[str, Activation] = {
+_ACTIVATIONS_BY_NAME: dict[str, Activation] = {
     "relu": "relu",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -30,7 +30,7 @@ NAMES_BY_ACTIVATION: dict[Activation, str] = {
     "tanh": "tanh",
 }
 
-SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 MAX_SIZE = 10**9  # far above any width, vocabulary or context; only a corrupt file exceeds it
 MAX_LAYERS = 1000  # bounds the work of building them; the deepest released model has 126
 
@@ -112,15 +112,15 @@ class Settings:
 
     def special_ids(self) -> dict[str, int | list[int]]:
         """Return the ids of special tokens; they do not affect the network and are kept from load to save."""
-        found = {name: self.token_ids(name) for name in SPECIAL_IDS}
+        found = {name: self.token_ids(name) for name in _SPECIAL_IDS}
         return {name: ids for name, ids in found.items() if ids is not None}
 
     def activation(self, name: str, default: str | None = None) -> Activation:
         """Return our name of an activation function."""
         value = self.string(name, default)
-        if value not in ACTIVATIONS_BY_NAME:
-            raise unknown_name(f"activation in {self.where}:", value, ACTIVATIONS_BY_NAME)
-        return ACTIVATIONS_BY_NAME[value]
+        if value not in _ACTIVATIONS_BY_NAME:
+            raise unknown_name(f"activation in {self.where}:", value, _ACTIVATIONS_BY_NAME)
+        return _ACTIVATIONS_BY_NAME[value]
 
     def allow_only(self, name: str, *values: Any) -> None:
         """Raise ClearheadError if the setting is present with any value but these.

@@ -68,7 +68,7 @@ def t5_config(
     )
 
 
-def t5_v1_0_preset(width: int, num_layers: int, num_heads: int, feed_forward: int, head_width: int = 64) -> Preset:
+def _t5_v1_0_preset(width: int, num_layers: int, num_heads: int, feed_forward: int, head_width: int = 64) -> Preset:
     return lambda: t5_config(
         width=width,
         num_layers=num_layers,
@@ -79,7 +79,7 @@ def t5_v1_0_preset(width: int, num_layers: int, num_heads: int, feed_forward: in
     )
 
 
-def t5_v1_1_preset(width: int, num_layers: int, num_heads: int, feed_forward: int) -> Preset:
+def _t5_v1_1_preset(width: int, num_layers: int, num_heads: int, feed_forward: int) -> Preset:
     return lambda: t5_config(
         width=width,
         num_layers=num_layers,
@@ -90,16 +90,16 @@ def t5_v1_1_preset(width: int, num_layers: int, num_heads: int, feed_forward: in
 
 
 PRESETS = {
-    "t5-small": t5_v1_0_preset(512, 6, 8, 2048),
-    "t5-base": t5_v1_0_preset(768, 12, 12, 3072),
-    "t5-large": t5_v1_0_preset(1024, 24, 16, 4096),
-    "t5-3b": t5_v1_0_preset(1024, 24, 32, 16384, head_width=128),
-    "t5-11b": t5_v1_0_preset(1024, 24, 128, 65536, head_width=128),
-    "t5-v1.1-small": t5_v1_1_preset(512, 8, 6, 1024),
-    "t5-v1.1-base": t5_v1_1_preset(768, 12, 12, 2048),
-    "t5-v1.1-large": t5_v1_1_preset(1024, 24, 16, 2816),
-    "t5-v1.1-xl": t5_v1_1_preset(2048, 24, 32, 5120),
-    "t5-v1.1-xxl": t5_v1_1_preset(4096, 24, 64, 10240),
+    "t5-small": _t5_v1_0_preset(512, 6, 8, 2048),
+    "t5-base": _t5_v1_0_preset(768, 12, 12, 3072),
+    "t5-large": _t5_v1_0_preset(1024, 24, 16, 4096),
+    "t5-3b": _t5_v1_0_preset(1024, 24, 32, 16384, head_width=128),
+    "t5-11b": _t5_v1_0_preset(1024, 24, 128, 65536, head_width=128),
+    "t5-v1.1-small": _t5_v1_1_preset(512, 8, 6, 1024),
+    "t5-v1.1-base": _t5_v1_1_preset(768, 12, 12, 2048),
+    "t5-v1.1-large": _t5_v1_1_preset(1024, 24, 16, 2816),
+    "t5-v1.1-xl": _t5_v1_1_preset(2048, 24, 32, 5120),
+    "t5-v1.1-xxl": _t5_v1_1_preset(4096, 24, 64, 10240),
 }
 
 
@@ -120,7 +120,7 @@ def read_config(settings: Settings) -> ModelConfig:
         num_decoder_layers=settings.integer("num_decoder_layers", num_layers, at_least=1),
         num_heads=settings.integer("num_heads"),
         head_width=settings.integer("d_kv"),
-        feed_forward=read_feed_forward(settings),
+        feed_forward=_read_feed_forward(settings),
         head=Head(tied=tied, scale=width**-0.5 if scaled else 1.0),
         vocab_size=settings.integer("vocab_size"),
         context=settings.integer("n_positions", CONTEXT),
@@ -130,7 +130,7 @@ def read_config(settings: Settings) -> ModelConfig:
     )
 
 
-def read_feed_forward(settings: Settings) -> FeedForward:
+def _read_feed_forward(settings: Settings) -> FeedForward:
     """Return the feed-forward that `feed_forward_proj` names, such as "relu" or "gated-silu".
 
     "gated-gelu" means the tanh form unless `dense_act_fn` is present.
@@ -189,19 +189,19 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 # --- tensor names
 
 
-def attention_names(theirs: str, ours: str) -> dict[str, str | TensorRule]:
+def _attention_names(theirs: str, ours: str) -> dict[str, str | TensorRule]:
     projections = {"q": "query", "k": "key", "v": "value", "o": "output"}
     return {f"{theirs}.{letter}.weight": f"{ours}.{name}.weight" for letter, name in projections.items()}
 
 
-def stack_names(stack: str, feed_forward_index: int) -> dict[str, str | TensorRule]:
+def _stack_names(stack: str, feed_forward_index: int) -> dict[str, str | TensorRule]:
     """Return the names of an encoder or a decoder; the index is that of the feed-forward among a layer's branches."""
     theirs, ours = f"{stack}.block.{{layer}}.layer", f"{stack}.layers.{{layer}}"
     dense = f"{theirs}.{feed_forward_index}.DenseReluDense"
     gate, up = f"{ours}.feed_forward.gate", f"{ours}.feed_forward.up"
     return {
         f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": f"{stack}.relative_bias.weight",
-        **attention_names(f"{theirs}.0.SelfAttention", f"{ours}.attention"),
+        **_attention_names(f"{theirs}.0.SelfAttention", f"{ours}.attention"),
         f"{theirs}.0.layer_norm.weight": f"{ours}.attention_residual.norm.weight",
         f"{dense}.wi.weight": Copy((f"{up}.weight",), only_without=f"{gate}.weight"),
         f"{dense}.wi_0.weight": f"{gate}.weight",
@@ -212,13 +212,13 @@ def stack_names(stack: str, feed_forward_index: int) -> dict[str, str | TensorRu
     }
 
 
-CROSS = "decoder.block.{layer}.layer.1"
+_CROSS = "decoder.block.{layer}.layer.1"
 NAMES: NameTable = {
     "shared.weight": "encoder.embedding.tokens.weight",
-    **stack_names("encoder", feed_forward_index=1),
-    **stack_names("decoder", feed_forward_index=2),
-    **attention_names(f"{CROSS}.EncDecAttention", f"{LAYER}.cross_attention"),
-    f"{CROSS}.layer_norm.weight": f"{LAYER}.cross_attention_residual.norm.weight",
+    **_stack_names("encoder", feed_forward_index=1),
+    **_stack_names("decoder", feed_forward_index=2),
+    **_attention_names(f"{_CROSS}.EncDecAttention", f"{LAYER}.cross_attention"),
+    f"{_CROSS}.layer_norm.weight": f"{LAYER}.cross_attention_residual.norm.weight",
     "lm_head.weight": "head.weight",
 }
 DUPLICATES = {

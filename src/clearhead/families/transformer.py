@@ -81,11 +81,11 @@ def transformer_config(
     )
 
 
-def base_preset(placement: Literal["pre", "post"]) -> Preset:
+def _base_preset(placement: Literal["pre", "post"]) -> Preset:
     return lambda: transformer_config(placement=placement, dropout=Dropout(embedding=0.1, residual=0.1))
 
 
-def big_preset(placement: Literal["pre", "post"]) -> Preset:
+def _big_preset(placement: Literal["pre", "post"]) -> Preset:
     return lambda: transformer_config(
         width=1024,
         num_heads=16,
@@ -117,10 +117,10 @@ def annotated_transformer_config(
 
 
 PRESETS: dict[str, Preset] = {
-    "transformer-base": base_preset("post"),
-    "transformer-big": big_preset("post"),
-    "transformer-base-pre-norm": base_preset("pre"),
-    "transformer-big-pre-norm": big_preset("pre"),
+    "transformer-base": _base_preset("post"),
+    "transformer-big": _big_preset("post"),
+    "transformer-base-pre-norm": _base_preset("pre"),
+    "transformer-big-pre-norm": _big_preset("pre"),
     "annotated-transformer": annotated_transformer_config,
 }
 

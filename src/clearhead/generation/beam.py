@@ -101,7 +101,7 @@ def beam_search(
     logits = prefill(network, [list(prompt) for prompt in prompts], cache, encoder_output)
     active, source_of_row = searches, list(range(len(prompts)))
     while True:
-        extend_beams(active, logits)
+        _extend_beams(active, logits)
         active = [search for search in active if not search.is_done]
         if not active:
             return [search.finished[: options.num_best] for search in searches]
@@ -118,7 +118,7 @@ def beam_search(
         logits = forward_step(network, newest, cache, encoder_output=encoder_output)
 
 
-def extend_beams(searches: Sequence[Search], logits: Tensor) -> None:
+def _extend_beams(searches: Sequence[Search], logits: Tensor) -> None:
     """Run one step of every search; logits (B, V) have one row per running beam, in order."""
     options = searches[0].options
     beams = [beam for search in searches for beam in search.running]
@@ -131,12 +131,12 @@ def extend_beams(searches: Sequence[Search], logits: Tensor) -> None:
     largest = top.values[:, :1]
     logprobs = top.values.double() - largest - (logits - largest).exp_().sum(-1, True, dtype=torch.float64).log()
     by_beam = zip(beams, top.indices.tolist(), (logprobs + beam_logprobs[:, None]).tolist(), strict=True)
-    continuations = iter([continue_beam(*each, row) for row, each in enumerate(by_beam)])
+    continuations = iter([_continue_beam(*each, row) for row, each in enumerate(by_beam)])
     for search in searches:
         search.step(chain.from_iterable(islice(continuations, len(search.running))))
 
 
-def continue_beam(beam: Hypothesis, tokens: list[int], logprobs: list[float], row: int) -> list[Hypothesis]:
+def _continue_beam(beam: Hypothesis, tokens: list[int], logprobs: list[float], row: int) -> list[Hypothesis]:
     """Return the continuations of a beam by these tokens, except impossible ones."""
     possible = [(token, logprob) for token, logprob in zip(tokens, logprobs, strict=True) if logprob > -math.inf]
     return [Hypothesis((*beam.tokens, token), logprob, row) for token, logprob in possible]

@@ -60,11 +60,11 @@ def decode_in_graph(
     cache: the keys and values of the `cached_tokens` of a single sequence; the new tokens are added to it.
     """
     check_sequences(sequences, network)
-    return graph_steps(network, [each for each in sequences if each.options.max_new_tokens > 0], cache)
+    return _graph_steps(network, [each for each in sequences if each.options.max_new_tokens > 0], cache)
 
 
 @torch.inference_mode()
-def graph_steps(
+def _graph_steps(
     network: Transformer, sequences: Sequence[TokenSequence], cache: KeyValueCache | None
 ) -> Iterator[None]:
     if not sequences:

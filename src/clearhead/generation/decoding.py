@@ -56,11 +56,11 @@ def decode_steps(
         return
     if encoder_output is None and sequences[0].source:
         encoder_output = encode_sources(network, [sequence.source for sequence in sequences])
-    active, cache, encoder_output = select_sequences(sequences, wanted, cache, encoder_output)
+    active, cache, encoder_output = _select_sequences(sequences, wanted, cache, encoder_output)
     sampler, device = BatchSampler.create(network, active), network.device
     prompts = [list(sequence.prompt) for sequence in active]
     if encoder_output is None and cache.length == 0:
-        logits, cache = prefill_unique(network, prompts, cache)
+        logits, cache = _prefill_unique(network, prompts, cache)
     else:
         logits = prefill(network, prompts, cache, encoder_output)
     while True:
@@ -73,12 +73,12 @@ def decode_steps(
         if not unfinished:
             return
         if len(unfinished) < len(active):
-            active, cache, encoder_output = select_sequences(active, unfinished, cache, encoder_output)
+            active, cache, encoder_output = _select_sequences(active, unfinished, cache, encoder_output)
             tokens, sampler = tokens[unfinished], BatchSampler.create(network, active)
         logits = forward_step(network, tokens[:, None].to(device), cache, encoder_output=encoder_output)
 
 
-def select_sequences(
+def _select_sequences(
     sequences: Sequence[TokenSequence], indices: list[int], cache: KeyValueCache, encoder_output: EncoderOutput | None
 ) -> tuple[list[TokenSequence], KeyValueCache, EncoderOutput | None]:
     """Return these sequences with their part of the cache and the encoder output. Nothing is copied if all stay."""
@@ -107,7 +107,7 @@ def prefill(
     return logits
 
 
-def prefill_unique(
+def _prefill_unique(
     network: Transformer, prompts: Sequence[list[int]], cache: KeyValueCache
 ) -> tuple[Tensor, KeyValueCache]:
     """Read each distinct prompt once, then copy its row of the cache for every prompt equal to it.

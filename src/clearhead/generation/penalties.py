@@ -26,7 +26,7 @@ class TokenCounts:
         device: torch.device | str = "cpu",
     ) -> "TokenCounts":
         """Count the tokens of the prompts and outputs of a batch."""
-        return TokenCounts(count_tokens(prompts, vocab_size).to(device), count_tokens(outputs, vocab_size).to(device))
+        return TokenCounts(_count_tokens(prompts, vocab_size).to(device), _count_tokens(outputs, vocab_size).to(device))
 
     @property
     def seen(self) -> Tensor:
@@ -39,7 +39,7 @@ class TokenCounts:
         return TokenCounts(self.prompt, self.output.scatter_add(1, tokens[:, None], one))
 
 
-def count_tokens(sequences: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
+def _count_tokens(sequences: Sequence[Sequence[int]], vocab_size: int) -> Tensor:
     """Return counts (B, V) int32. Ids beyond the vocabulary are ignored, since they have no logit."""
     counts = [torch.bincount(torch.tensor(each, dtype=torch.int64), minlength=vocab_size) for each in sequences]
     return torch.stack([row[:vocab_size] for row in counts]).int()

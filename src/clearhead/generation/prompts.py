@@ -21,8 +21,8 @@ from clearhead.tokenization import Tokenizer
 
 Prompt = str | Sequence[int]
 # Messages of CUDA and Apple's GPUs, of the CPU, and for a buffer too large for Apple's GPUs. Only CUDA has a type.
-OUT_OF_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
-MAX_CHARACTERS_LISTED = 8
+_OUT_OF_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
+_MAX_CHARACTERS_LISTED = 8
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
@@ -31,7 +31,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
     Warn about characters that the tokenizer has no token for, and raise ClearheadError if there is no other text.
     """
     if isinstance(prompt, str):
-        return encode_text(prompt, require_tokenizer(tokenizer))
+        return _encode_text(prompt, require_tokenizer(tokenizer))
     if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
         raise ClearheadError(f"the prompt is {prompt!r}; it must be a text or a list of token ids")
     try:
@@ -42,7 +42,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
         ) from None
 
 
-def encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
+def _encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
     ids, unknown = tokenizer.encode(text), tokenizer.unknown_id
     if unknown in ids:
         characters = dict.fromkeys(text)
@@ -50,8 +50,8 @@ def encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
         if missing and tokenizer.special_ids.issuperset(ids):
             raise ClearheadError(f"this model has no token for any character of {text[:40]!r}; give it other text")
         if missing:
-            names = ", ".join(map(repr, missing[:MAX_CHARACTERS_LISTED]))
-            names += ", …" * (len(missing) > MAX_CHARACTERS_LISTED)
+            names = ", ".join(map(repr, missing[:_MAX_CHARACTERS_LISTED]))
+            names += ", …" * (len(missing) > _MAX_CHARACTERS_LISTED)
             warnings.warn(f"this model has no token for {names} and reads an unknown token instead", stacklevel=2)
     return ids
 
@@ -110,7 +110,7 @@ def explain_out_of_memory() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not re.search(OUT_OF_MEMORY, str(error)):
+        if not isinstance(error, MemoryError) and not re.search(_OUT_OF_MEMORY, str(error)):
             raise
         raise ClearheadError(
             "there is not enough memory for this many tokens; use a shorter prompt, fewer prompts at once or a lower "

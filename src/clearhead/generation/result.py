@@ -12,7 +12,7 @@ from clearhead.architecture import ModelConfig
 from clearhead.generation.sequences import FinishReason
 from clearhead.generation.text_output import TextOutput
 
-MAX_SHOWN = 60  # characters of a text in a repr
+_MAX_SHOWN = 60  # characters of a text in a repr
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,4 +90,4 @@ class Stream(Iterator[str]):
 
 
 def shorten(text: str) -> str:
-    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

@@ -64,20 +64,20 @@ def adjust_logits(
 ) -> Tensor:
     """Apply bias and penalties, and rule out stop tokens before min_new_tokens; (B, V) -> (B, V)."""
     if parameters.bias is not None:
-        logits = add_sparse(logits, parameters.bias)
+        logits = _add_sparse(logits, parameters.bias)
     if parameters.needs_counts:
         assert counts is not None, "a sequence has a penalty: give the counts of its tokens"
-        logits = apply_penalties(logits, parameters, counts)
+        logits = _apply_penalties(logits, parameters, counts)
     if parameters.early_stops is not None:
-        logits = forbid_early_stops(logits, parameters.early_stops, steps)
+        logits = _forbid_early_stops(logits, parameters.early_stops, steps)
     return logits
 
 
-def add_sparse(logits: Tensor, values: SparseValues) -> Tensor:
+def _add_sparse(logits: Tensor, values: SparseValues) -> Tensor:
     return logits.index_put((values.rows, values.tokens), values.values, accumulate=True)
 
 
-def apply_penalties(logits: Tensor, parameters: SamplingParameters, counts: TokenCounts) -> Tensor:
+def _apply_penalties(logits: Tensor, parameters: SamplingParameters, counts: TokenCounts) -> Tensor:
     if parameters.repetition is not None:
         logits = penalize_repetition(logits, counts.seen, parameters.repetition)
     if parameters.frequency is not None:
@@ -87,10 +87,10 @@ def apply_penalties(logits: Tensor, parameters: SamplingParameters, counts: Toke
     return logits
 
 
-def forbid_early_stops(logits: Tensor, stops: SparseValues, steps: Tensor) -> Tensor:
+def _forbid_early_stops(logits: Tensor, stops: SparseValues, steps: Tensor) -> Tensor:
     """Set the logit of a stop token to -inf until its sequence has generated as many tokens as the stop's value."""
     early = steps[stops.rows] < stops.values
-    return add_sparse(logits, SparseValues(stops.rows, stops.tokens, torch.where(early, -math.inf, 0.0)))
+    return _add_sparse(logits, SparseValues(stops.rows, stops.tokens, torch.where(early, -math.inf, 0.0)))
 
 
 # --- filters, which set the logits of removed tokens to -inf
@@ -101,15 +101,15 @@ def filter_logits(logits: Tensor, parameters: SamplingParameters) -> Tensor:
     if parameters.temperature is not None:
         logits = logits / parameters.temperature
     if parameters.top_k is not None:
-        logits = keep_top_k(logits, parameters.top_k, parameters.largest_top_k)
+        logits = _keep_top_k(logits, parameters.top_k, parameters.largest_top_k)
     if parameters.tail is not None:
-        logits = cut_tail(logits, parameters.tail)
+        logits = _cut_tail(logits, parameters.tail)
     if parameters.min_p is not None:
-        logits = keep_min_p(logits, parameters.min_p)
+        logits = _keep_min_p(logits, parameters.min_p)
     return logits
 
 
-def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
+def _keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
     """Keep the `top_k` (B, 1) most likely tokens and those as likely as the last of them.
 
     0 keeps every token; `largest` is the largest top_k.
@@ -119,7 +119,7 @@ def keep_top_k(logits: Tensor, top_k: Tensor, largest: int) -> Tensor:
     return logits.masked_fill((logits < threshold) & (top_k > 0), -math.inf)
 
 
-def cut_tail(logits: Tensor, tail: Tensor) -> Tensor:
+def _cut_tail(logits: Tensor, tail: Tensor) -> Tensor:
     """Remove the least likely tokens as long as their total is at most `tail` (B, 1), which is 1 - top_p.
 
     This is nucleus sampling (Holtzman et al. 2020). One token always stays. Of equally likely tokens those with lower
@@ -134,7 +134,7 @@ def cut_tail(logits: Tensor, tail: Tensor) -> Tensor:
     return logits.masked_fill(cut.scatter(1, order, cut), -math.inf)
 
 
-def keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
+def _keep_min_p(logits: Tensor, min_p: Tensor) -> Tensor:
     """Keep tokens at least `min_p` (B, 1) times as likely as the most likely one (Nguyen et al. 2024)."""
     probabilities = logits.softmax(dim=-1)
     return logits.masked_fill(probabilities < min_p * probabilities.amax(dim=-1, keepdim=True), -math.inf)

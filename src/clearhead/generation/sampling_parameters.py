@@ -58,11 +58,11 @@ class SamplingParameters:
             seeds=torch.tensor([each.seed or 0 for each in options], device=device),
             greedy=torch.tensor([each.is_greedy for each in options], device=device),
             all_greedy=all(each.is_greedy for each in options),
-            bias=sparse_values(biases, device),
+            bias=_sparse_values(biases, device),
             repetition=column([each.repetition_penalty for each in options], 1.0, device),
             presence=column([each.presence_penalty for each in options], 0.0, device),
             frequency=column([each.frequency_penalty for each in options], 0.0, device),
-            early_stops=sparse_values([stop for stop in stops if stop[2] > 0], device),
+            early_stops=_sparse_values([stop for stop in stops if stop[2] > 0], device),
             temperature=column([each.temperature or 1.0 for each in options], 1.0, device),
             top_k=column(top_k, 0, device),
             largest_top_k=max(top_k),
@@ -83,7 +83,7 @@ def column(values: Sequence[float], off: float, device: torch.device | str) -> T
     return torch.tensor(values, dtype=torch.int64 if isinstance(off, int) else torch.float32, device=device)[:, None]
 
 
-def sparse_values(entries: Sequence[tuple[int, int, float]], device: torch.device | str) -> SparseValues | None:
+def _sparse_values(entries: Sequence[tuple[int, int, float]], device: torch.device | str) -> SparseValues | None:
     """Convert (row, token, value) entries; return None if there are none."""
     if not entries:
         return None

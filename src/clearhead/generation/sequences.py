@@ -16,7 +16,7 @@ from clearhead.model import Transformer
 from clearhead.options import SamplingOptions
 
 FinishReason = Literal["stop", "length", "context", "unfinished"]
-UNLIMITED = 2**62
+_UNLIMITED = 2**62
 
 
 @dataclass
@@ -67,5 +67,5 @@ def remaining_positions(network: Transformer, length: int) -> int:
     """
     positions = network.config.output_stack.embedding.positions
     if not isinstance(positions, LearnedPositions):
-        return UNLIMITED
+        return _UNLIMITED
     return positions.num_positions - length + 1

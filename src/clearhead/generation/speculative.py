@@ -33,7 +33,7 @@ from clearhead.options import check_positive_integer
 
 # A step draws three random numbers, which must be independent. The token uses number `step` of the sequence's seed, as
 # in `decode`. The draft and its acceptance use seeds derived from numbers of that seed that no step uses.
-DRAFT_SEED, ACCEPTANCE_SEED = -1, -2
+_DRAFT_SEED, _ACCEPTANCE_SEED = -1, -2
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ def decode_speculatively(
     differ from that of `decode`.
     """
     check_sequences([sequence], network)
-    check_speculation(network, speculation)
-    return speculative_steps(network, sequence, speculation, encoder_output, stats or SpeculationStats())
+    _check_speculation(network, speculation)
+    return _speculative_steps(network, sequence, speculation, encoder_output, stats or SpeculationStats())
 
 
 @torch.inference_mode()
-def speculative_steps(
+def _speculative_steps(
     network: Transformer,
     sequence: TokenSequence,
     speculation: Speculation,
@@ -105,7 +105,7 @@ def speculative_steps(
         return
     if encoder_output is None and sequence.source:
         encoder_output = encode_sources(network, [sequence.source])
-    drafter = make_drafter(speculation, sequence)
+    drafter = _make_drafter(speculation, sequence)
     cache = KeyValueCache(network.config, slack=drafter.num_tokens)
     draft, logits = Draft([]), prefill(network, [list(sequence.prompt)], cache, encoder_output)
     while True:
@@ -140,14 +140,14 @@ def accept_draft(network: Transformer, sequence: TokenSequence, draft: Draft, lo
     count = len(draft.tokens)
     prefixes = [replace(sequence, tokens=[*sequence.tokens, *draft.tokens[:n]]) for n in range(count + 1)]
     sampler = BatchSampler.create(network, prefixes)
-    p = token_probabilities(logits, sampler)
+    p = _token_probabilities(logits, sampler)
     drafted = torch.tensor(draft.tokens, dtype=torch.int64, device=p.device)
     if draft.probabilities is None:
         q = one_hot(drafted, p.shape[1]).double()
     else:
         q = draft.probabilities.to(p.device)
     q = torch.cat((q, torch.zeros_like(p[:1])))
-    chance = uniforms(derive_seeds(sampler, ACCEPTANCE_SEED), sampler.steps, 1)[:count, 0]
+    chance = uniforms(_derive_seeds(sampler, _ACCEPTANCE_SEED), sampler.steps, 1)[:count, 0]
     accepted = chance * q[range(count), drafted] < p[range(count), drafted]
     num_accepted = int(accepted.long().cumprod(dim=0).sum())
     rest = (p - q)[num_accepted].clamp(min=0)
@@ -155,7 +155,7 @@ def accept_draft(network: Transformer, sequence: TokenSequence, draft: Draft, lo
     return [*draft.tokens[:num_accepted], int(token)]
 
 
-def token_probabilities(logits: Tensor, sampler: BatchSampler) -> Tensor:
+def _token_probabilities(logits: Tensor, sampler: BatchSampler) -> Tensor:
     """Return the probabilities that `next_tokens` draws from (B, V) in float64; one-hot if greedy."""
     parameters = sampler.parameters
     logits = adjust_logits(logits.to(sampler.steps.device).float(), parameters, sampler.steps, sampler.counts)
@@ -164,7 +164,7 @@ def token_probabilities(logits: Tensor, sampler: BatchSampler) -> Tensor:
     return filter_logits(logits, parameters).double().softmax(dim=-1)
 
 
-def derive_seeds(sampler: BatchSampler, number: int) -> Tensor:
+def _derive_seeds(sampler: BatchSampler, number: int) -> Tensor:
     """Return number `number` of each sequence's seed, to be used as a seed itself."""
     seeds = sampler.parameters.seeds
     return splitmix(seeds, torch.full_like(seeds, number))
@@ -191,13 +191,13 @@ class PromptLookup:
         """Return the tokens that followed the most recent occurrence of the longest matching n-gram."""
         text = [*sequence.prompt, *sequence.tokens]
         for size in range(self.ngram, 0, -1):
-            period = last_period(text, size)
+            period = _last_period(text, size)
             if period is not None:  # as in LZ77, the copy may overlap itself
                 return Draft([text[n % period - period] for n in range(count)])
         return Draft([])
 
 
-def last_period(text: list[int], size: int) -> int | None:
+def _last_period(text: list[int], size: int) -> int | None:
     """Return how many tokens before its end the last `size` tokens most recently occurred; None if they did not."""
     for start in range(len(text) - size - 1, -1, -1):
         if text[start : start + size] == text[-size:]:
@@ -226,8 +226,8 @@ class DraftModel:
             extended = replace(sequence, tokens=[*sequence.tokens, *tokens])
             sampler = BatchSampler.create(self.network, [extended])
             logits = self.next_logits([*sequence.prompt, *extended.tokens])
-            probabilities.append(token_probabilities(logits, sampler))
-            seeds = derive_seeds(sampler, DRAFT_SEED)
+            probabilities.append(_token_probabilities(logits, sampler))
+            seeds = _derive_seeds(sampler, _DRAFT_SEED)
             tokens.append(int(draw_tokens(probabilities[-1].log(), seeds, sampler.steps)))
         return Draft(tokens, torch.cat(probabilities) if probabilities else None)
 
@@ -247,7 +247,7 @@ class DraftModel:
         return logits
 
 
-def make_drafter(speculation: Speculation, sequence: TokenSequence) -> Drafter:
+def _make_drafter(speculation: Speculation, sequence: TokenSequence) -> Drafter:
     """Return the drafter for a sequence. A draft network encodes the source of the sequence itself."""
     if isinstance(speculation, str):
         return PromptLookup()
@@ -260,18 +260,18 @@ def make_drafter(speculation: Speculation, sequence: TokenSequence) -> Drafter:
 # --- checks
 
 
-def check_speculation(network: Transformer, speculation: object) -> None:
+def _check_speculation(network: Transformer, speculation: object) -> None:
     """Raise ClearheadError unless `speculation` is "lookup", a drafter, or a draft network that fits this network."""
     if isinstance(speculation, DraftModel):
         speculation = speculation.network
     if isinstance(speculation, Transformer):
-        check_draft_config(speculation.config, network.config)
+        _check_draft_config(speculation.config, network.config)
     elif speculation != "lookup" and not isinstance(speculation, Drafter):
         value = repr(speculation) if isinstance(speculation, str) else f"a {type(speculation).__name__}"
         raise ClearheadError(f"speculate is {value}; it must be 'lookup' or a draft model")
 
 
-def check_draft_config(draft: ModelConfig, config: ModelConfig) -> None:
+def _check_draft_config(draft: ModelConfig, config: ModelConfig) -> None:
     if draft.vocab_size != config.vocab_size:
         raise ClearheadError(
             f"the draft model has {draft.vocab_size} tokens and the network {config.vocab_size}; "

@@ -16,7 +16,7 @@ class TextOutput:
 
     def __init__(self, tokenizer: Tokenizer | None, sequence: TokenSequence):
         self.sequence = sequence
-        self.decoder = continue_prompt(sequence, tokenizer) if tokenizer is not None else None
+        self.decoder = _continue_prompt(sequence, tokenizer) if tokenizer is not None else None
         self.matcher = StopStringMatcher(sequence.options.stop)
         self.num_decoded = 0
         self.parts: list[str] = []
@@ -58,7 +58,7 @@ class TextOutput:
         return "stop" if self.matcher.finished else self.sequence.finish_reason
 
 
-def continue_prompt(sequence: TokenSequence, tokenizer: Tokenizer) -> StreamDecoder:
+def _continue_prompt(sequence: TokenSequence, tokenizer: Tokenizer) -> StreamDecoder:
     """Return a decoder that continues the prompt, since otherwise the first word would lose its leading space.
 
     The answer of an encoder-decoder starts a new text, and so does text after a special token.

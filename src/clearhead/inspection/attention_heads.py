@@ -42,18 +42,18 @@ class AttentionHeads:
         scoring = replace(
             self.scoring,
             mask=Mask(self.allowed(rows)[None, None]),
-            temperature=select_optional(self.scoring.temperature, 2, rows),
-            bias=select_optional(self.scoring.bias, 2, rows),
+            temperature=_select_optional(self.scoring.temperature, 2, rows),
+            bias=_select_optional(self.scoring.bias, 2, rows),
         )
         all_heads = AttentionHeads(self.queries[:, :, rows], self.keys, self.values, scoring)
         if head is None:
             return all_heads
         query_head, key_value_head = torch.tensor([head]), torch.tensor([self.key_value_head(head)])
         return AttentionHeads(
-            select_along(all_heads.queries, 1, query_head),
-            select_along(all_heads.keys, 1, key_value_head),
-            select_along(all_heads.values, 1, key_value_head),
-            replace(scoring, bias=select_optional(scoring.bias, 1, query_head)),
+            _select_along(all_heads.queries, 1, query_head),
+            _select_along(all_heads.keys, 1, key_value_head),
+            _select_along(all_heads.values, 1, key_value_head),
+            replace(scoring, bias=_select_optional(scoring.bias, 1, query_head)),
         )
 
     def allowed(self, rows: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class AttentionHeads:
         if self.scoring.mask.causal:
             return torch.arange(num_keys, device=device) <= rows.to(device)[:, None]
         all_keys = torch.ones(len(rows), num_keys, dtype=torch.bool, device=device)
-        allowed = select_optional(self.scoring.mask.allowed, 2, rows)
+        allowed = _select_optional(self.scoring.mask.allowed, 2, rows)
         return all_keys if allowed is None else all_keys & allowed[0, 0]
 
     def compute(self) -> AttentionSteps:
@@ -70,12 +70,12 @@ class AttentionHeads:
         return attention_steps(self.queries, self.keys, self.values, self.scoring)
 
 
-def select_optional(tensor: Tensor | None, dim: int, indices: Tensor) -> Tensor | None:
-    """Select as `select_along` does; None stays None."""
-    return None if tensor is None else select_along(tensor, dim, indices)
+def _select_optional(tensor: Tensor | None, dim: int, indices: Tensor) -> Tensor | None:
+    """Select as `_select_along` does; None stays None."""
+    return None if tensor is None else _select_along(tensor, dim, indices)
 
 
-def select_along(tensor: Tensor, dim: int, indices: Tensor) -> Tensor:
+def _select_along(tensor: Tensor, dim: int, indices: Tensor) -> Tensor:
     """Return the entries `indices` along `dim`, or the tensor unchanged if that dimension is broadcast (size 1)."""
     return tensor if tensor.shape[dim] == 1 else tensor.index_select(dim, indices.to(tensor.device))
 

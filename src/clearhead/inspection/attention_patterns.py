@@ -19,9 +19,9 @@ def attention_entropy(trace: Trace, layer: int, stack: str | None = None) -> Ten
 
 def previous_token_scores(trace: Trace, stack: str | None = None) -> list[Tensor]:
     """Return, for each head, the mean attention weight that a token gives to the token before it."""
-    if len(stack_tokens(trace, stack)) < 2:
+    if len(_stack_tokens(trace, stack)) < 2:
         raise ClearheadError("the text has one token; previous-token scores need at least two")
-    return [weights.diagonal(offset=-1, dim1=1, dim2=2).mean(dim=1) for weights in all_weights(trace, stack)]
+    return [weights.diagonal(offset=-1, dim1=1, dim2=2).mean(dim=1) for weights in _all_weights(trace, stack)]
 
 
 def induction_scores(trace: Trace, stack: str | None = None) -> list[Tensor]:
@@ -30,13 +30,13 @@ def induction_scores(trace: Trace, stack: str | None = None) -> list[Tensor]:
     In "A B … A" an induction head attends from the second A to B (Elhage et al. 2021; Olsson et al. 2022). The mean
     is over the tokens that occurred before; a sequence of random tokens, repeated once, shows the pattern best.
     """
-    tokens = torch.tensor(stack_tokens(trace, stack))
+    tokens = torch.tensor(_stack_tokens(trace, stack))
     earlier = (tokens[:, None] == tokens[None]).tril(diagonal=-1)  # (T, S): the key is an earlier equal token
     followers = earlier.roll(1, dims=1)  # the last column is never set, so nothing wraps around
     repeated = earlier.any(dim=1)
     if not repeated.any():
         raise ClearheadError("no token occurs twice in this text; induction scores need a repeated token")
-    products = [weights[:, repeated] * followers[repeated].to(weights.device) for weights in all_weights(trace, stack)]
+    products = [weights[:, repeated] * followers[repeated].to(weights.device) for weights in _all_weights(trace, stack)]
     return [product.sum(dim=-1).mean(dim=1) for product in products]
 
 
@@ -45,19 +45,19 @@ def attention_rollout(trace: Trace, stack: str | None = None) -> Tensor:
 
     The output of a layer is taken to be half the residual stream and half the mean over heads (Abnar & Zuidema 2020).
     """
-    length = len(stack_tokens(trace, stack))
+    length = len(_stack_tokens(trace, stack))
     mixed = torch.eye(length)
-    for weights in all_weights(trace, stack):
+    for weights in _all_weights(trace, stack):
         mixed = (weights.float().mean(dim=0).cpu() + torch.eye(length)) / 2 @ mixed
     return mixed
 
 
-def all_weights(trace: Trace, stack: str | None) -> list[Tensor]:
+def _all_weights(trace: Trace, stack: str | None) -> list[Tensor]:
     """Return the attention weights (N, T, S) of every layer."""
     return [trace.attention(layer, stack=stack) for layer in range(trace.num_layers_of(stack))]
 
 
-def stack_tokens(trace: Trace, stack: str | None) -> list[int]:
+def _stack_tokens(trace: Trace, stack: str | None) -> list[int]:
     """Return the tokens that a stack read."""
     is_source = trace.config.is_encoder_decoder and stack == "encoder"
     return (trace.source_tokens or []) if is_source else trace.tokens

@@ -48,7 +48,7 @@ class Attribution:
 
 
 @dataclass(frozen=True)
-class Summand:
+class _Summand:
     """A vector (D,) that one part of the network added to the residual stream."""
 
     part: str
@@ -66,49 +66,49 @@ def attribute_logit(
     against: attribute the difference to the logit of this token instead. by_head: list each attention head.
     """
     network = trace.require_network()
-    check_logit_is_sum(trace)
+    _check_logit_is_sum(trace)
     position, vocab_size = trace.resolve_position(position), trace.config.vocab_size
     token = check_index("token", token, vocab_size)
-    direction, bias = unembedding(network, token)
+    direction, bias = _unembedding(network, token)
     if against is not None:
-        other_direction, other_bias = unembedding(network, check_index("token", against, vocab_size))
+        other_direction, other_bias = _unembedding(network, check_index("token", against, vocab_size))
         direction, bias = direction - other_direction, bias - other_bias
-    norm = FrozenNorm.at(trace.layer_stack(None).final_norm, trace.residual(trace.num_layers)[position])
+    norm = _FrozenNorm.at(trace.layer_stack(None).final_norm, trace.residual(trace.num_layers)[position])
     contributions = [
         Contribution(summand.part, summand.layer, (norm(summand.vector) @ direction).item(), summand.head)
-        for summand in decompose_residual(trace, position, by_head)
+        for summand in _decompose_residual(trace, position, by_head)
     ]
     contributions.append(Contribution("bias", None, (norm.offset @ direction).item() + bias))
     return Attribution(token, position, contributions)
 
 
-def decompose_residual(trace: Trace, position: int, by_head: bool) -> list[Summand]:
+def _decompose_residual(trace: Trace, position: int, by_head: bool) -> list[_Summand]:
     """Return the vectors that add up to the residual stream after the last layer at one position."""
-    summands = [Summand("embedding", None, None, trace.residual(0)[position])]
+    summands = [_Summand("embedding", None, None, trace.residual(0)[position])]
     for layer in range(trace.num_layers):
         attention = trace.attention_output(layer)[position]
         if by_head:
-            heads = head_outputs(trace, layer, position)  # (N, D)
-            summands += [Summand("attention", layer, head, output) for head, output in enumerate(heads)]
+            heads = _head_outputs(trace, layer, position)  # (N, D)
+            summands += [_Summand("attention", layer, head, output) for head, output in enumerate(heads)]
             attention = attention - heads.sum(dim=0)  # the biases of the output projection and of the branch norm
-        summands.append(Summand("attention", layer, None, attention))
+        summands.append(_Summand("attention", layer, None, attention))
         if trace.config.is_encoder_decoder:
             cross_attention = trace.cross_attention_output(layer)[position]
-            summands.append(Summand("cross_attention", layer, None, cross_attention))
-        summands.append(Summand("feed_forward", layer, None, trace.feed_forward_output(layer)[position]))
+            summands.append(_Summand("cross_attention", layer, None, cross_attention))
+        summands.append(_Summand("feed_forward", layer, None, trace.feed_forward_output(layer)[position]))
     return summands
 
 
-def head_outputs(trace: Trace, layer: int, position: int) -> Tensor:
+def _head_outputs(trace: Trace, layer: int, position: int) -> Tensor:
     """Return what each head adds to the residual stream at one position (N, D), through the branch norm if any."""
     block, heads = trace.replay(layer).block, trace.self_heads(layer).select(None, torch.tensor([position]))
     projection, outputs = cast(nn.Linear, block.attention.output), heads.compute().output[0, :, 0]  # (N, H)
     projected = torch.einsum("nh,dnh->nd", outputs, projection.weight.unflatten(1, outputs.shape))
-    return FrozenNorm.at(block.attention_residual.branch_norm, projection(outputs.flatten()))(projected)
+    return _FrozenNorm.at(block.attention_residual.branch_norm, projection(outputs.flatten()))(projected)
 
 
 @dataclass(frozen=True)
-class FrozenNorm:
+class _FrozenNorm:
     """A norm with the divisor fixed to that of one vector: gain · (x - mean(x) if centered) / divisor.
 
     The offset is kept apart; calling the norm does not add it.
@@ -120,34 +120,34 @@ class FrozenNorm:
     centered: bool
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = at_least_float32(x)
+        x = _at_least_float32(x)
         return self.gain * (x - x.mean(dim=-1, keepdim=True) if self.centered else x) / self.divisor
 
     @staticmethod
-    def at(norm: nn.Module, x: Tensor) -> "FrozenNorm":
+    def at(norm: nn.Module, x: Tensor) -> "_FrozenNorm":
         """Return a norm layer with its divisor for x (D,)."""
-        x = at_least_float32(x)
+        x = _at_least_float32(x)
         zero, one = torch.zeros_like(x), x.new_ones(())
         match norm:
             case RmsNormLayer():
                 gain = norm.weight + 1 if norm.config.unit_offset else norm.weight
-                return FrozenNorm(gain, zero, (x.square().mean() + norm.config.epsilon).sqrt(), centered=False)
+                return _FrozenNorm(gain, zero, (x.square().mean() + norm.config.epsilon).sqrt(), centered=False)
             case nn.LayerNorm():
                 divisor = (x.var(correction=0) + norm.eps).sqrt()
-                offset = zero if norm.bias is None else at_least_float32(norm.bias)
-                return FrozenNorm(norm.weight, offset, divisor, centered=True)
+                offset = zero if norm.bias is None else _at_least_float32(norm.bias)
+                return _FrozenNorm(norm.weight, offset, divisor, centered=True)
             case DeviationNormLayer():
-                return FrozenNorm(norm.weight, at_least_float32(norm.bias), x.std() + norm.epsilon, centered=True)
+                return _FrozenNorm(norm.weight, _at_least_float32(norm.bias), x.std() + norm.epsilon, centered=True)
             case _:
-                return FrozenNorm(torch.ones_like(x), zero, one, centered=False)
+                return _FrozenNorm(torch.ones_like(x), zero, one, centered=False)
 
 
-def at_least_float32(x: Tensor) -> Tensor:
+def _at_least_float32(x: Tensor) -> Tensor:
     """Cast half precision to float32: the squares of a residual stream overflow float16."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def unembedding(network: Transformer, token: int) -> tuple[Tensor, float]:
+def _unembedding(network: Transformer, token: int) -> tuple[Tensor, float]:
     """Return the direction (D,) whose product with the normalized stream is the token's logit, and the logit's bias."""
     head, stack = network.head, network.decoder or network.encoder
     assert head is not None
@@ -155,10 +155,10 @@ def unembedding(network: Transformer, token: int) -> tuple[Tensor, float]:
     table = stack.embedding.tokens.weight if head.weight is None else head.weight
     if not isinstance(table, Tensor):
         raise ClearheadError("the weights of this model are packed; load it with full weights to attribute logits")
-    return at_least_float32(table[token]) * head.config.scale, 0.0 if head.bias is None else head.bias[token].item()
+    return _at_least_float32(table[token]) * head.config.scale, 0.0 if head.bias is None else head.bias[token].item()
 
 
-def check_logit_is_sum(trace: Trace) -> None:
+def _check_logit_is_sum(trace: Trace) -> None:
     """Raise ClearheadError if the logits are not a sum over the residual stream."""
     head, layers = trace.config.head, trace.config.output_stack.layers
     if head is None or head.transform is not None:

@@ -19,11 +19,11 @@ from clearhead.inspection.book_examples import worked_examples
 from clearhead.inspection.book_parts import Example, Panel
 from clearhead.inspection.html_document import html_document, read_asset
 
-TITLE = "Attention, worked out"
-LEAD = "Clearhead computed every number on this page when it wrote the page, with the modules that its networks use."
+_TITLE = "Attention, worked out"
+_LEAD = "Clearhead computed every number on this page when it wrote the page, with the modules that its networks use."
 
-MIN_SCROLLING_COLUMNS = 4  # wider tables can scroll on a phone, also with the keyboard
-MIN_ROUNDED_COLUMNS = 12  # 80 characters have space for only three decimals per column then
+_MIN_SCROLLING_COLUMNS = 4  # wider tables can scroll on a phone, also with the keyboard
+_MIN_ROUNDED_COLUMNS = 12  # 80 characters have space for only three decimals per column then
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,16 @@ def book_page() -> str:
     )
     sections = "\n".join(section(anchor, example) for anchor, example in examples.items())
     body = (
-        f"<header><h1>{TITLE}</h1><p>{LEAD}</p></header>\n"
+        f"<header><h1>{_TITLE}</h1><p>{_LEAD}</p></header>\n"
         f'<nav aria-label="Examples"><ol>\n{contents}\n</ol></nav>\n<main>\n{sections}\n</main>'
     )
     styles = read_asset("common.css") + read_asset("book.css") + colors.shade_styles()
-    return html_document(TITLE, body, styles=styles)
+    return html_document(_TITLE, body, styles=styles)
 
 
 def section(anchor: str, example: Example) -> str:
     """Return the HTML section of one example."""
-    panels = "\n".join(page_table(panel) for panel in example.panels)
+    panels = "\n".join(_page_table(panel) for panel in example.panels)
     return (
         f'<section id="{anchor}" aria-labelledby="{anchor}-heading">\n'
         f'<h2 id="{anchor}-heading">{html.escape(example.title)} <small>{html.escape(example.number)}</small></h2>\n'
@@ -95,7 +95,7 @@ def section(anchor: str, example: Example) -> str:
     )
 
 
-def page_table(panel: Panel) -> str:
+def _page_table(panel: Panel) -> str:
     """Return the HTML table of one panel, in a scrolling region if it is wide."""
     lines = [f"<table><caption>{html.escape(panel.name)}</caption>"]
     if panel.columns:
@@ -107,7 +107,7 @@ def page_table(panel: Panel) -> str:
         head = f'<th scope="row">{html.escape(panel.rows[number])}</th>' if panel.rows else ""
         lines.append(f"<tr>{head}{''.join(f'<td{cell.page_class}>{cell}</td>' for cell in cells)}</tr>")
     table = "\n".join([*lines, "</tbody></table>"])
-    if panel.values.shape[1] < MIN_SCROLLING_COLUMNS:
+    if panel.values.shape[1] < _MIN_SCROLLING_COLUMNS:
         return table
     return (
         f'<div class="scrollable" tabindex="0" role="region" aria-label="{html.escape(panel.name)}">\n{table}\n</div>'
@@ -122,10 +122,10 @@ def print_book(console: Console) -> None:
     for example in worked_examples():
         console.print(f"\n[bold]{example.title}[/bold] [dim]{example.number}[/dim]")
         console.print(example.explanation)
-        console.print(Columns([terminal_table(panel) for panel in example.panels], padding=(1, 3)))
+        console.print(Columns([_terminal_table(panel) for panel in example.panels], padding=(1, 3)))
 
 
-def terminal_table(panel: Panel) -> Table:
+def _terminal_table(panel: Panel) -> Table:
     """Return the Rich table of one panel."""
     table = Table(box=None, show_header=bool(panel.columns), padding=(0, 1, 0, 0), min_width=len(panel.name))
     table.title, table.title_justify = panel.name, "left"
@@ -134,7 +134,7 @@ def terminal_table(panel: Panel) -> Table:
     for number in range(panel.values.shape[1]):
         table.add_column(panel.columns[number] if panel.columns else "", justify="right")
     for number, cells in enumerate(panel_cells(panel)):
-        if len(cells) >= MIN_ROUNDED_COLUMNS:
+        if len(cells) >= _MIN_ROUNDED_COLUMNS:
             cells = [replace(cell, value=round(cell.value, 3)) for cell in cells]
         texts = [Text(str(cell), cell.terminal_style) for cell in cells]
         table.add_row(*([panel.rows[number]] if panel.rows else []), *texts)
@@ -151,13 +151,13 @@ def book_data() -> list[dict[str, Any]]:
             "number": example.number,
             "title": example.title,
             "explanation": example.explanation,
-            "panels": [panel_data(panel) for panel in example.panels],
+            "panels": [_panel_data(panel) for panel in example.panels],
         }
         for example in worked_examples()
     ]
 
 
-def panel_data(panel: Panel) -> dict[str, Any]:
+def _panel_data(panel: Panel) -> dict[str, Any]:
     """Return one panel as JSON data; null replaces infinity, which JSON does not have."""
     values = [[value if math.isfinite(value) else None for value in row] for row in panel.values.tolist()]
     return {"name": panel.name, "rows": list(panel.rows), "columns": list(panel.columns), "values": values}

@@ -30,22 +30,22 @@ from clearhead.model import Mask, Scoring, attention_steps, masked_softmax, sinu
 def worked_examples() -> list[Example]:
     """Compute all examples, in the order of the book."""
     builders: list[Callable[[], Example]] = [
-        one_head,
-        two_keys,
+        _one_head,
+        _two_keys,
         alignment,
-        causal_mask,
-        *(partial(heatmap_example, name) for name in inputs("heatmaps")),
+        _causal_mask,
+        *(partial(_heatmap_example, name) for name in inputs("heatmaps")),
         temperature,
         receptive_field,
         sinusoidal,
-        counting_without_positions,
-        cached_decoding,
-        key_projections,
+        _counting_without_positions,
+        _cached_decoding,
+        _key_projections,
     ]
     return [build() for build in builders]
 
 
-def one_head() -> Example:
+def _one_head() -> Example:
     matrices = {name: tensor(rows) for name, rows in inputs("one_head").items()}
     attention, x = single_head(matrices["W_q"], matrices["W_k"], matrices["W_v"]), matrices["x"][None]
     q, k, v = (
@@ -67,7 +67,7 @@ def one_head() -> Example:
     return Example("A1, A2", "One head, from tokens to output", explanation, panels)
 
 
-def two_keys() -> Example:
+def _two_keys() -> Example:
     query, width = inputs("two_keys")["query"], inputs("two_keys")["width"]
     q = torch.zeros(1, 1, 1, width, dtype=torch.float64)
     q[..., : len(query)] = tensor(query)
@@ -101,7 +101,7 @@ def alignment() -> Example:
     return Example("A4", "Alignment between decoder and encoder", explanation, panels)
 
 
-def causal_mask() -> Example:
+def _causal_mask() -> Example:
     scores = tensor(inputs("causal")["scores"])
     allowed = torch.ones_like(scores, dtype=torch.bool).tril()
     steps = attend_with_scores(scores, Mask(causal=True))
@@ -120,7 +120,7 @@ def causal_mask() -> Example:
     return Example("A5", "The causal mask", explanation, panels)
 
 
-HEATMAPS = {
+_HEATMAPS = {
     "A": ("uniform", "All scores are equal, so every token attends equally to all tokens."),
     "B": ("diagonal", "One score in each row is larger by 9, and the softmax gives it nearly all of the weight."),
     "C": ("causal", "Equal scores under the causal mask: each row divides its weight equally among the tokens so far."),
@@ -128,12 +128,12 @@ HEATMAPS = {
 }
 
 
-def heatmap_example(name: str) -> Example:
+def _heatmap_example(name: str) -> Example:
     matrix = inputs("heatmaps")[name]
     scores = tensor([[-torch.inf if cell is None else cell for cell in row] for row in matrix])
     allowed = scores.isfinite()
     weights = attend_with_scores(scores.masked_fill(~allowed, 0.0), Mask(allowed)).weights[0, 0]
-    pattern, explanation = HEATMAPS[name]
+    pattern, explanation = _HEATMAPS[name]
     panels = [
         Panel("scores", scores, kind="scores", allowed=allowed),
         Panel("weights", weights, kind="weights", allowed=allowed),
@@ -182,7 +182,7 @@ def sinusoidal() -> Example:
     return Example("B1", "Sinusoidal positions", explanation, [Panel("encoding", table, rows)])
 
 
-def counting_without_positions() -> Example:
+def _counting_without_positions() -> Example:
     count, width = inputs("nope")["num_tokens"], 2
     x = torch.zeros(count, width, dtype=torch.float64)
     x[:, 0], x[0, 1] = 1.0, 1.0
@@ -199,7 +199,7 @@ def counting_without_positions() -> Example:
     return Example("B4", "Counting without positions", explanation, panels)
 
 
-def cached_decoding() -> Example:
+def _cached_decoding() -> Example:
     matrices = {name: tensor(rows) for name, rows in inputs("cache").items()}
     attention, x = single_head(matrices["W_q"], matrices["W_k"], matrices["W_v"]), matrices["x"][None]
     count = x.shape[1]
@@ -217,7 +217,7 @@ def cached_decoding() -> Example:
     return Example("E2", "Decoding with a cache", explanation, panels)
 
 
-def key_projections() -> Example:
+def _key_projections() -> Example:
     lengths = inputs("projections")["num_tokens"]
     attention = single_head(*(tensor(inputs("cache")[name]) for name in ("W_q", "W_k", "W_v")))
     projected: list[int] = []

@@ -43,14 +43,14 @@ class Example:
 
 
 @cache
-def book_inputs() -> dict[str, Any]:
+def _book_inputs() -> dict[str, Any]:
     """Return the inputs of all examples."""
     return dict(json.loads(read_asset("book.json")))
 
 
 def inputs(example: str) -> dict[str, Any]:
     """Return the inputs of one example by name."""
-    return dict(book_inputs()[example])
+    return dict(_book_inputs()[example])
 
 
 def tensor(rows: Any) -> Tensor:

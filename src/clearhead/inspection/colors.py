@@ -51,7 +51,7 @@ def score_intensities(scores: Tensor) -> Tensor:
     return ((scores.double() - finite.min()) / (finite.max() - finite.min())).masked_fill(~is_finite, 0.0)
 
 
-def luminance(color: Color) -> float:
+def _luminance(color: Color) -> float:
     """Return the relative luminance as defined by WCAG 2.2."""
     channels = [channel / 255 for channel in color]
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
@@ -60,7 +60,7 @@ def luminance(color: Color) -> float:
 
 def contrast(one: Color, other: Color) -> float:
     """Return the contrast ratio of two colors as defined by WCAG 2.2, from 1 to 21."""
-    low, high = sorted((luminance(one), luminance(other)))
+    low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 

@@ -22,12 +22,12 @@ from clearhead.inspection.trace import Trace
 from clearhead.inspection.views import AttentionView, LensTable, attention_views
 
 MAX_NOTEBOOK_COMPUTED_CELLS = 8_000_000  # computed for thumbnails: 170 tokens of SmolLM2, about a second
-MAX_NOTEBOOK_CELLS = 500_000  # of full matrices: 5 MB in the notebook's file
-PAGE_LENS_TOKENS = 128  # ten seconds for SmolLM2 on one core
+_MAX_NOTEBOOK_CELLS = 500_000  # of full matrices: 5 MB in the notebook's file
+_PAGE_LENS_TOKENS = 128  # ten seconds for SmolLM2 on one core
 
 
 @dataclass(frozen=True)
-class SelectedLayer:
+class _SelectedLayer:
     """The weights of one layer, of one head or of all."""
 
     view: AttentionView
@@ -42,14 +42,14 @@ class SelectedLayer:
         return f"{self.view.title}, layer {self.layer}, {heads}"
 
 
-def select_layer(trace: Trace, selection: HeadSelection) -> SelectedLayer:
+def _select_layer(trace: Trace, selection: HeadSelection) -> _SelectedLayer:
     """Return the selected layer, by default the last; of an encoder-decoder, that of the cross-attention."""
     views = attention_views(trace)
     view = views[0] if len(views) == 1 else views[1]
     num_layers = len(view.num_heads)
     layer = check_index("layer", num_layers - 1 if selection.layer is None else selection.layer, num_layers)
     head = None if selection.head is None else check_index("head", selection.head, view.num_heads[layer])
-    return SelectedLayer(view, layer, head, view.matrices(layer, head).weights.float())
+    return _SelectedLayer(view, layer, head, view.matrices(layer, head).weights.float())
 
 
 # --- files
@@ -58,12 +58,12 @@ def select_layer(trace: Trace, selection: HeadSelection) -> SelectedLayer:
 def export_trace(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None = None) -> None:
     """Write an .html page, a .png picture or a .safetensors file, depending on the extension of the path."""
     check_export_path(path, selection, lens is not None)
-    WRITERS[path.suffix.lower()](trace, path, selection, lens)
+    _WRITERS[path.suffix.lower()](trace, path, selection, lens)
 
 
 def check_export_path(path: Path, selection: HeadSelection, with_lens: bool) -> None:
     """Raise ClearheadError if the path cannot be written, or if its format cannot hold what was requested."""
-    check_output_path(path, WRITERS)
+    check_output_path(path, _WRITERS)
     extension = path.suffix.lower()
     if with_lens and extension != ".html":
         raise ClearheadError(f"a {extension} file cannot contain the lens; write an .html page or print it")
@@ -71,25 +71,24 @@ def check_export_path(path: Path, selection: HeadSelection, with_lens: bool) -> 
         raise ClearheadError("a .safetensors file contains every layer and head; leave out layer and head")
 
 
-def write_page(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
-    subtitle = f"{trace.num_layers} layers, {len(trace.tokens)} tokens"
-    selection = check_selection(trace, selection)
-    write_text(path, render_page(attention_views(trace), heading(trace), subtitle, lens, selection))
+def _write_page(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
+    selection = _check_selection(trace, selection)
+    write_text(path, render_page(attention_views(trace), heading(trace), subtitle(trace), lens, selection))
 
 
-def write_picture(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
-    selected = select_layer(trace, selection)
+def _write_picture(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
+    selected = _select_layer(trace, selection)
     matrices = {f"layer {selected.layer}, head {head}": matrix for head, matrix in enumerate(selected.weights)}
     if selected.head is not None:
         matrices = {selected.title: selected.weights[0]}
     save_png(path, matrices, selected.view.rows, selected.view.columns)
 
 
-def write_trace(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
+def _write_trace(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
     trace.save(path)
 
 
-WRITERS = {".html": write_page, ".png": write_picture, ".safetensors": write_trace}
+_WRITERS = {".html": _write_page, ".png": _write_picture, ".safetensors": _write_trace}
 
 
 def num_lens_tokens(path: Path | None) -> int:
@@ -97,10 +96,10 @@ def num_lens_tokens(path: Path | None) -> int:
 
     Each token costs a product with the vocabulary at every depth, and only a page displays more than one.
     """
-    return PAGE_LENS_TOKENS if path is not None and path.suffix.lower() == ".html" else 1
+    return _PAGE_LENS_TOKENS if path is not None and path.suffix.lower() == ".html" else 1
 
 
-def check_selection(trace: Trace, selection: HeadSelection) -> HeadSelection:
+def _check_selection(trace: Trace, selection: HeadSelection) -> HeadSelection:
     """Return the selection with indices from 0, after checking their range."""
     layer = None if selection.layer is None else check_index("layer", selection.layer, trace.num_layers)
     head = None if selection.head is None else check_index("head", selection.head, trace.num_heads(layer or 0))
@@ -113,6 +112,10 @@ def heading(trace: Trace) -> str:
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
+def subtitle(trace: Trace) -> str:
+    return f"{trace.num_layers} layers, {len(trace.tokens)} tokens"
+
+
 # --- notebooks
 
 
@@ -121,9 +124,9 @@ def notebook_html(trace: Trace) -> str | None:
     views = attention_views(trace)
     sizes = [len(view.rows) * len(view.columns) for view in views]
     num_computed = sum(size * sum(view.num_heads) for size, view in zip(sizes, views, strict=True))
-    if num_computed > MAX_NOTEBOOK_COMPUTED_CELLS or max(sizes) > MAX_NOTEBOOK_CELLS:
+    if num_computed > MAX_NOTEBOOK_COMPUTED_CELLS or max(sizes) > _MAX_NOTEBOOK_CELLS:
         return None
-    page = render_page(views, heading(trace), repr(trace), max_cells=MAX_NOTEBOOK_CELLS)
+    page = render_page(views, heading(trace), subtitle(trace), max_cells=_MAX_NOTEBOOK_CELLS)
     return sandboxed_frame(page, height_pixels=860)
 
 
@@ -132,7 +135,7 @@ def notebook_html(trace: Trace) -> str | None:
 
 def print_heatmap(trace: Trace, selection: HeadSelection, console: Console) -> None:
     """Print the weights of a head, or the mean over the heads of a layer, as a heatmap."""
-    selected = select_layer(trace, selection)
+    selected = _select_layer(trace, selection)
     rows, columns = selected.view.rows, selected.view.columns
     console.print(f"{selected.title}; queries in rows, keys in columns", highlight=False)
     heatmap = render_heatmap(selected.weights.mean(dim=0), rows, columns, console.width, has_colors(console))
@@ -144,7 +147,7 @@ def print_heatmap(trace: Trace, selection: HeadSelection, console: Console) -> N
 
 def print_lens(lens: LensTable, console: Console) -> None:
     """Print what the model would predict after the last token at each depth."""
-    for stage, tokens, probabilities in last_token_predictions(lens):
+    for stage, tokens, probabilities in _last_token_predictions(lens):
         predictions = zip(tokens, probabilities, strict=True)
         texts = "  ".join(f"{printable(token, 14)} {probability:.1%}" for token, probability in predictions)
         console.print(f"{stage:<24} {texts}", markup=False, highlight=False, soft_wrap=True)
@@ -155,7 +158,7 @@ def print_lens(lens: LensTable, console: Console) -> None:
 
 def trace_data(trace: Trace, selection: HeadSelection, lens: LensTable | None = None) -> dict[str, Any]:
     """Return the selected attention weights, and the lens if there is one, as JSON data."""
-    selected = select_layer(trace, selection)
+    selected = _select_layer(trace, selection)
     data: dict[str, Any] = {
         "tokens": trace.tokens,
         "queries": list(selected.view.rows),
@@ -168,12 +171,12 @@ def trace_data(trace: Trace, selection: HeadSelection, lens: LensTable | None = 
     if lens is not None:
         data["lens"] = [
             {"after": stage, "tokens": tokens, "probabilities": probabilities}
-            for stage, tokens, probabilities in last_token_predictions(lens)
+            for stage, tokens, probabilities in _last_token_predictions(lens)
         ]
     return data
 
 
-def last_token_predictions(lens: LensTable) -> list[tuple[str, list[str], list[float]]]:
+def _last_token_predictions(lens: LensTable) -> list[tuple[str, list[str], list[float]]]:
     """Return for each depth its name, and the most likely next tokens with their probabilities."""
     ids, probabilities = lens.tokens[:, -1].tolist(), lens.probabilities[:, -1].tolist()
     texts = [[lens.token_text(token) for token in row] for row in ids]

@@ -21,7 +21,7 @@ from clearhead.inspection.colors import DARK, interpolate, weight_intensities
 from clearhead.inspection.token_labels import printable
 
 LABEL_WIDTH = 16
-SHADES = " ░▒▓█"
+_SHADES = " ░▒▓█"
 
 
 def render_heatmap(
@@ -32,15 +32,15 @@ def render_heatmap(
     available = max(width - LABEL_WIDTH - 1, 8)
     pooled = pool(values, available)
     cell_width = 2 if max(pooled.shape) * 2 <= available else 1
-    picture = Text(ruler(len(columns), pooled.shape[1], cell_width), no_wrap=True)
+    picture = Text(_ruler(len(columns), pooled.shape[1], cell_width), no_wrap=True)
     rows_per_line = 1 if cell_width == 2 or not colored else 2
     cells = weight_intensities(pooled).tolist()
     for first in range(0, len(cells), rows_per_line):
-        picture.append("\n" + row_label(first, len(cells), rows))
+        picture.append("\n" + _row_label(first, len(cells), rows))
         upper = cells[first]
         lower = upper if rows_per_line == 1 else cells[first + 1] if first + 1 < len(cells) else [0.0] * len(upper)
         for above, below in zip(upper, lower, strict=True):
-            picture.append_text(half_blocks(above, below, cell_width) if colored else shade(above, cell_width))
+            picture.append_text(_half_blocks(above, below, cell_width) if colored else shade(above, cell_width))
     return picture
 
 
@@ -52,7 +52,7 @@ def pool(values: Tensor, max_size: int) -> Tensor:
     return adaptive_max_pool2d(values.double()[None], shape)[0]
 
 
-def half_blocks(above: float, below: float, count: int) -> Text:
+def _half_blocks(above: float, below: float, count: int) -> Text:
     """Return `count` half blocks with the colors of two intensities, one above the other."""
     foreground, background = (Color.from_rgb(*interpolate(DARK, intensity)) for intensity in (above, below))
     return Text("▀" * count, Style(color=foreground, bgcolor=background))
@@ -60,10 +60,10 @@ def half_blocks(above: float, below: float, count: int) -> Text:
 
 def shade(intensity: float, count: int) -> Text:
     """Return `count` shade characters for an intensity."""
-    return Text(SHADES[round(intensity * (len(SHADES) - 1))] * count)
+    return Text(_SHADES[round(intensity * (len(_SHADES) - 1))] * count)
 
 
-def row_label(row: int, num_shown: int, rows: Sequence[str]) -> str:
+def _row_label(row: int, num_shown: int, rows: Sequence[str]) -> str:
     """Return the label of a row, cut and padded by display width: a Chinese character takes two columns."""
     number = row * len(rows) // num_shown
     text = Text(printable(rows[number]))
@@ -71,7 +71,7 @@ def row_label(row: int, num_shown: int, rows: Sequence[str]) -> str:
     return f"{number:>4} {text.plain} "
 
 
-def ruler(num_columns: int, num_shown: int, cell_width: int) -> str:
+def _ruler(num_columns: int, num_shown: int, cell_width: int) -> str:
     """Return a line with the column index above every tenth character."""
     line = [" "] * (LABEL_WIDTH + num_shown * cell_width)
     for offset in range(0, num_shown * cell_width, 10):

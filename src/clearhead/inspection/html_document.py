@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LITTLE_ENDIAN = {torch.float32: "<f4", torch.int32: "<i4", torch.uint8: "u1"}
+_LITTLE_ENDIAN = {torch.float32: "<f4", torch.int32: "<i4", torch.uint8: "u1"}
 
 
 class EmbeddedArrays:
@@ -27,7 +27,7 @@ class EmbeddedArrays:
 
     def add(self, tensor: Tensor) -> dict[str, Any]:
         """Add a tensor and return the reference to it: `{"array": 0, "type": "float32", "shape": [2, 2]}`."""
-        array = tensor.detach().cpu().contiguous().numpy().astype(LITTLE_ENDIAN[tensor.dtype])
+        array = tensor.detach().cpu().contiguous().numpy().astype(_LITTLE_ENDIAN[tensor.dtype])
         self.encoded.append(base64.b64encode(array.tobytes()).decode("ascii"))
         dtype = str(tensor.dtype).removeprefix("torch.")
         return {"array": len(self.encoded) - 1, "type": dtype, "shape": list(tensor.shape)}
@@ -46,7 +46,7 @@ def html_document(
     `body`, `styles` and `script` are trusted and inserted unchanged; `title` and `data` are escaped.
     """
     policy = (
-        f"default-src 'none'; style-src {hash_source(styles)}; script-src {hash_source(script)}; "
+        f"default-src 'none'; style-src {_hash_source(styles)}; script-src {_hash_source(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     encoded = arrays.encoded if arrays is not None else []
@@ -76,7 +76,7 @@ def script_json(data: Any) -> str:
     return json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 
 
-def hash_source(text: str) -> str:
+def _hash_source(text: str) -> str:
     """Return a content security policy source that allows exactly this inline text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode('ascii')}'"
 

@@ -20,8 +20,8 @@ from clearhead.inspection.html_document import EmbeddedArrays, html_document, re
 from clearhead.inspection.token_labels import printable
 from clearhead.inspection.views import AttentionView, LensTable
 
-MAX_CELLS = 6_000_000  # of full matrices: 64 MB of HTML, which a browser opens in about a second
-SCRIPTS = ("state", "colors", "thumbnails", "matrix", "row", "lens", "page")
+_MAX_CELLS = 6_000_000  # of full matrices: 64 MB of HTML, which a browser opens in about a second
+_SCRIPTS = ("state", "colors", "thumbnails", "matrix", "row", "lens", "page")
 THUMBNAIL_SIZE = 36  # maximum number of cells per side, one for each pixel it is displayed with
 
 
@@ -46,32 +46,32 @@ def render_page(
     subtitle: str = "",
     lens: LensTable | None = None,
     selection: HeadSelection = NO_SELECTION,
-    max_cells: int = MAX_CELLS,
+    max_cells: int = _MAX_CELLS,
 ) -> str:
     """Return the HTML of a page; the lens belongs to the last queries of the first view."""
     arrays = EmbeddedArrays()
-    full_heads = heads_that_fit(views, selection, max_cells)
+    full_heads = _heads_that_fit(views, selection, max_cells)
     data = {
-        "title": printable_line(title),
-        "subtitle": printable_line(subtitle),
+        "title": _printable_line(title),
+        "subtitle": _printable_line(subtitle),
         "ramps": {"light": LIGHT, "dark": DARK},
         "masked": MASKED,
         "start": {"layer": selection.layer or 0, "head": selection.head or 0},
-        "views": [view_data(view, arrays, heads) for view, heads in zip(views, full_heads, strict=True)],
-        "lens": None if lens is None else lens_data(lens, arrays),
+        "views": [_view_data(view, arrays, heads) for view, heads in zip(views, full_heads, strict=True)],
+        "lens": None if lens is None else _lens_data(lens, arrays),
     }
     styles = read_asset("common.css") + read_asset("page.css") + shade_styles()
-    script = "".join(read_asset(f"{name}.js") for name in SCRIPTS)
+    script = "".join(read_asset(f"{name}.js") for name in _SCRIPTS)
     body = read_asset("page.html")
-    return html_document(printable_line(title), body, styles=styles, script=script, data=data, arrays=arrays)
+    return html_document(_printable_line(title), body, styles=styles, script=script, data=data, arrays=arrays)
 
 
-def printable_line(text: str) -> str:
+def _printable_line(text: str) -> str:
     """Return prose as one line: as `printable` does, but spaces remain spaces."""
     return " ".join(printable(word) for word in text.split())
 
 
-def heads_that_fit(
+def _heads_that_fit(
     views: Sequence[AttentionView], selection: HeadSelection, max_cells: int
 ) -> list[set[tuple[int, int]]]:
     """Return for each view the (layer, head) pairs whose full matrices fit into `max_cells`, selected ones first."""
@@ -95,19 +95,19 @@ def heads_that_fit(
     return fitting
 
 
-def view_data(view: AttentionView, arrays: EmbeddedArrays, full_heads: set[tuple[int, int]]) -> dict[str, Any]:
+def _view_data(view: AttentionView, arrays: EmbeddedArrays, full_heads: set[tuple[int, int]]) -> dict[str, Any]:
     """Return the JSON data of one view."""
-    masks = SharedMasks(arrays)
+    masks = _SharedMasks(arrays)
     return {
         "title": view.title,
         "rows": [printable(text) for text in view.rows],
         "columns": [printable(text) for text in view.columns],
-        "layers": [layer_data(view, layer, arrays, masks, full_heads) for layer in range(len(view.num_heads))],
+        "layers": [_layer_data(view, layer, arrays, masks, full_heads) for layer in range(len(view.num_heads))],
     }
 
 
-def layer_data(
-    view: AttentionView, layer: int, arrays: EmbeddedArrays, masks: "SharedMasks", full_heads: set[tuple[int, int]]
+def _layer_data(
+    view: AttentionView, layer: int, arrays: EmbeddedArrays, masks: "_SharedMasks", full_heads: set[tuple[int, int]]
 ) -> dict[str, Any]:
     """Return the JSON data of one layer: thumbnails of all heads, and the matrices of those in `full_heads`."""
     matrices = view.matrices(layer, None)
@@ -131,7 +131,7 @@ def thumbnails(weights: Tensor) -> Tensor:
     return torch.stack([(weight_intensities(head) * 255).round().to(torch.uint8) for head in pooled])
 
 
-class SharedMasks:
+class _SharedMasks:
     """Embed each distinct mask once; most layers have the same one."""
 
     def __init__(self, arrays: EmbeddedArrays) -> None:
@@ -147,7 +147,7 @@ class SharedMasks:
         return self.embedded[-1][1]
 
 
-def lens_data(lens: LensTable, arrays: EmbeddedArrays) -> dict[str, Any]:
+def _lens_data(lens: LensTable, arrays: EmbeddedArrays) -> dict[str, Any]:
     """Return the JSON data of the lens; each text is stored once, and `places` are indices into the texts."""
     token_ids, places = lens.tokens.unique(return_inverse=True)
     return {

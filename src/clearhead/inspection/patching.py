@@ -33,7 +33,7 @@ def patch(
     patched_positions: the tokens at which the activation is replaced; None replaces all. part: what is replaced; by
     default the residual stream before the layer, or with `head` the output of that head.
     """
-    check_pair(clean, corrupted)
+    _check_pair(clean, corrupted)
     length = len(corrupted.tokens)
     position = corrupted.resolve_position(position)
     part = part or ("residual" if head is None else "attention")
@@ -76,7 +76,7 @@ def read_activation(trace: Trace, layer: int, part: Part, head: int | None) -> T
     return values[0]
 
 
-def check_pair(clean: Trace, corrupted: Trace) -> None:
+def _check_pair(clean: Trace, corrupted: Trace) -> None:
     """Raise ClearheadError unless both traces are of the same network and length."""
     if clean.network is not corrupted.network:
         raise ClearheadError("the two traces are of different models; trace both texts with the same model")

@@ -18,7 +18,7 @@ from clearhead.inspection.token_labels import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MAX_LABELS = 48
+_MAX_LABELS = 48
 
 
 def save_png(path: str | Path, matrices: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str]) -> Path:
@@ -58,7 +58,7 @@ def draw_matrix(
         return
     axes.set_xlabel("key")
     axes.set_ylabel("query")
-    if len(rows) <= MAX_LABELS and len(columns) <= MAX_LABELS:
+    if len(rows) <= _MAX_LABELS and len(columns) <= _MAX_LABELS:
         axes.set_yticks(range(len(rows)), [printable(text, 16) for text in rows], fontsize=8, parse_math=False)
         axes.set_xticks(
             range(len(columns)), [printable(text, 16) for text in columns], fontsize=8, rotation=90, parse_math=False

@@ -72,7 +72,7 @@ def evaluation_mode(network: nn.Module) -> Iterator[None]:
 
 def run_network(network: Transformer, inputs: StackInputs, source: StackInputs | None = None) -> Tensor:
     """Return the last hidden states (1, T, D) of the decoder, or of the encoder of an encoder-only model."""
-    encoder_output = None if source is None else network.encode(source.tokens, source.mask, kernel=pytorch_kernel)
+    encoder_output = None if source is None else network.encode(source.tokens, source.mask, kernel=_pytorch_kernel)
     return network.hidden_states(
         inputs.tokens,
         inputs.mask,
@@ -80,11 +80,11 @@ def run_network(network: Transformer, inputs: StackInputs, source: StackInputs |
         token_types=inputs.token_types,
         documents=inputs.documents,
         encoder_output=encoder_output,
-        kernel=pytorch_kernel,
+        kernel=_pytorch_kernel,
     )
 
 
-def pytorch_kernel(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+def _pytorch_kernel(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     """Call `fused_attention` under another name, which an accelerated stack does not replace by its own kernels.
 
     Layers are recomputed later with PyTorch's kernel, and must give bit-equal results.

@@ -85,12 +85,12 @@ class BlockReplay:
     def cross_heads(self) -> AttentionHeads:
         """Return the queries, keys and values of cross-attention."""
         assert self.cross_context is not None
-        x = branch_input(self.block.cross_attention_residual, self.after_attention)
+        x = _branch_input(self.block.cross_attention_residual, self.after_attention)
         return capture_heads(self.block.cross_attention, x, self.cross_context, self.encoder_output)
 
     @cached_property
     def attention_input(self) -> Tensor:
-        return branch_input(self.block.attention_residual, self.x)
+        return _branch_input(self.block.attention_residual, self.x)
 
     @cached_property
     def attention(self) -> Tensor:
@@ -106,7 +106,7 @@ class BlockReplay:
     def cross_attention(self) -> Tensor:
         """What cross-attention adds to the residual stream."""
         residual = self.block.cross_attention_residual
-        x = branch_input(residual, self.after_attention)
+        x = _branch_input(residual, self.after_attention)
         return residual.branch_norm(self.block.cross_attention(x, self.cross_context, self.encoder_output))
 
     @cached_property
@@ -118,7 +118,9 @@ class BlockReplay:
 
     @cached_property
     def feed_forward_input(self) -> Tensor:
-        return self.attention_input if self.is_parallel else branch_input(self.block.feed_forward_residual, self.middle)
+        return (
+            self.attention_input if self.is_parallel else _branch_input(self.block.feed_forward_residual, self.middle)
+        )
 
     @cached_property
     def feed_forward(self) -> Tensor:
@@ -142,7 +144,7 @@ class BlockReplay:
         return Routing(experts.gather(-1, order), weights)
 
 
-def branch_input(residual: Residual, x: Tensor) -> Tensor:
+def _branch_input(residual: Residual, x: Tensor) -> Tensor:
     """Return what the branch of a residual reads from the stream x: normalized unless the norm comes after."""
     return x if residual.placement == "post" else residual.norm(x)
 

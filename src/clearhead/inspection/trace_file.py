@@ -27,11 +27,11 @@ from clearhead.inspection.trace import Trace
 from clearhead.model import Mask, Scoring, Transformer
 
 FORMAT = 1
-METADATA_KEY = "clearhead.trace"
+_METADATA_KEY = "clearhead.trace"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerScoring:
+class _LayerScoring:
     """The scalar fields of a Scoring; its tensors are stored beside the keys."""
 
     scale: float
@@ -40,12 +40,12 @@ class LayerScoring:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scorings:
+class _Scorings:
     """The scoring of every layer of each kind of attention."""
 
-    encoder: tuple[LayerScoring, ...] = ()
-    decoder: tuple[LayerScoring, ...] = ()
-    cross: tuple[LayerScoring, ...] = ()
+    encoder: tuple[_LayerScoring, ...] = ()
+    decoder: tuple[_LayerScoring, ...] = ()
+    cross: tuple[_LayerScoring, ...] = ()
 
 
 def save_trace(trace: Trace, path: Path) -> Path:
@@ -60,54 +60,54 @@ def save_trace(trace: Trace, path: Path) -> Path:
     scorings = {}
     for name, layers in trace.heads.items():
         for number, heads in enumerate(layers):
-            tensors |= {f"{name}.{number}.{part}": tensor for part, tensor in head_tensors(heads).items()}
-        scorings[name] = tuple(layer_scoring(heads.scoring) for heads in layers)
+            tensors |= {f"{name}.{number}.{part}": tensor for part, tensor in _head_tensors(heads).items()}
+        scorings[name] = tuple(_layer_scoring(heads.scoring) for heads in layers)
     metadata = {
         "format": FORMAT,
         "model": to_dict(trace.config),
-        "scoring": to_dict(Scorings(**scorings)),
+        "scoring": to_dict(_Scorings(**scorings)),
         "token_texts": trace.token_texts,
         "source_texts": trace.source_texts,
     }
     present = {name: tensor.contiguous().clone().cpu() for name, tensor in tensors.items() if tensor is not None}
-    write_safetensors(path, present, {METADATA_KEY: json.dumps(metadata)})
+    write_safetensors(path, present, {_METADATA_KEY: json.dumps(metadata)})
     return path
 
 
-def head_tensors(heads: AttentionHeads) -> dict[str, Tensor | None]:
+def _head_tensors(heads: AttentionHeads) -> dict[str, Tensor | None]:
     """Return the tensors of one attention layer, by their names in the file."""
     scoring = heads.scoring
     projections = {"queries": heads.queries, "keys": heads.keys, "values": heads.values}
     return projections | {"mask": scoring.mask.allowed, "bias": scoring.bias, "temperature": scoring.temperature}
 
 
-def layer_scoring(scoring: Scoring) -> LayerScoring:
-    return LayerScoring(scale=scoring.scale, softcap=scoring.softcap, causal=scoring.mask.causal)
+def _layer_scoring(scoring: Scoring) -> _LayerScoring:
+    return _LayerScoring(scale=scoring.scale, softcap=scoring.softcap, causal=scoring.mask.causal)
 
 
 def load_trace(path: Path, network: Transformer | None) -> Trace:
     """Read a trace from a file; the network, if given, must be the one that was traced."""
-    return TraceReader.open(path, "cpu" if network is None else str(network.device)).read(network)
+    return _TraceReader.open(path, "cpu" if network is None else str(network.device)).read(network)
 
 
 @dataclass(frozen=True)
-class TraceReader:
+class _TraceReader:
     """The content of a trace file. Every method raises ClearheadError with the part of the file that is wrong."""
 
     path: Path
     config: ModelConfig
-    scorings: Scorings
+    scorings: _Scorings
     texts: dict[str, list[str]]
     tensors: dict[str, Tensor]
 
     @staticmethod
-    def open(path: Path, device: str) -> "TraceReader":
+    def open(path: Path, device: str) -> "_TraceReader":
         """Read the tensors and the metadata of a file."""
         if not path.is_file():
             raise ClearheadError(f"there is no file {path}")
         try:
             with safe_open(path, framework="pt", device=device) as file:
-                metadata = parse_json((file.metadata() or {}).get(METADATA_KEY, "null"))
+                metadata = parse_json((file.metadata() or {}).get(_METADATA_KEY, "null"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, ValueError) as error:
             raise ClearheadError(f"{path} is not a saved trace: {error}") from None
@@ -118,8 +118,8 @@ class TraceReader:
             if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
                 raise ClearheadError(f"{path}: {name} must be a list of strings")
         config = from_dict(ModelConfig, metadata.get("model"), f"{path}: model")
-        scorings = from_dict(Scorings, metadata.get("scoring"), f"{path}: scoring")
-        return TraceReader(path, config, scorings, texts, tensors)
+        scorings = from_dict(_Scorings, metadata.get("scoring"), f"{path}: scoring")
+        return _TraceReader(path, config, scorings, texts, tensors)
 
     def read(self, network: Transformer | None) -> Trace:
         """Return the trace, after checking that all of it fits the config in the file."""
@@ -194,7 +194,7 @@ class TraceReader:
         return all_heads
 
     def layer_heads(
-        self, prefix: str, scores_shape: tuple[int, int, int, int], scoring: LayerScoring
+        self, prefix: str, scores_shape: tuple[int, int, int, int], scoring: _LayerScoring
     ) -> AttentionHeads:
         """Return the heads of one layer; scores_shape is (1, N, T, S)."""
         queries, keys, values = (self.tensor(f"{prefix}.{part}") for part in ("queries", "keys", "values"))
@@ -210,7 +210,7 @@ class TraceReader:
             part: self.tensors.get(f"{prefix}.{part}") for part in ("mask", "bias", "temperature")
         }
         for part, tensor in extras.items():
-            fits = tensor is None or is_broadcastable(tensor, scores_shape)
+            fits = tensor is None or _is_broadcastable(tensor, scores_shape)
             self.require(fits, f"{prefix}.{part} has a wrong shape")
         mask = extras.pop("mask")
         self.require(mask is None or mask.dtype == torch.bool, f"{prefix}.mask must have dtype bool")
@@ -229,6 +229,6 @@ class TraceReader:
             raise ClearheadError(f"{self.path}: {message}")
 
 
-def is_broadcastable(tensor: Tensor, shape: tuple[int, ...]) -> bool:
+def _is_broadcastable(tensor: Tensor, shape: tuple[int, ...]) -> bool:
     """Return whether every dimension of the tensor has the size in `shape`, or 1."""
     return tensor.ndim == len(shape) and all(a in (1, b) for a, b in zip(tensor.shape, shape, strict=True))

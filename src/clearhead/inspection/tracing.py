@@ -38,24 +38,24 @@ def trace_text(
         raise ClearheadError("this model has no encoder and reads the text only; leave out the source")
     tokens = encode_prompt(text, tokenizer)
     if source is not None and isinstance(text, str):
-        tokens = decoder_input(generator, tokens)
-    inputs = checked_inputs(tokens, network, config.output_stack)
+        tokens = _decoder_input(generator, tokens)
+    inputs = _checked_inputs(tokens, network, config.output_stack)
     source_inputs = None
     if source is not None:
         assert config.encoder is not None
-        source_inputs = checked_inputs(encode_prompt(source, tokenizer), network, config.encoder)
+        source_inputs = _checked_inputs(encode_prompt(source, tokenizer), network, config.encoder)
     return record(network, inputs, source_inputs, tokenizer=tokenizer, keep_heads=keep_heads)
 
 
-def decoder_input(generator: TextGenerator, answer: list[int]) -> list[int]:
+def _decoder_input(generator: TextGenerator, answer: list[int]) -> list[int]:
     """Return what the decoder reads to produce `answer`: the start token, then the answer without its end token."""
     ends = generator.tokenizer is not None and answer[-1:] == [generator.tokenizer.eos_id]
     return [generator.start_id, *(answer[:-1] if ends else answer)]
 
 
-def checked_inputs(tokens: list[int], network: Transformer, stack: Stack) -> StackInputs:
+def _checked_inputs(tokens: list[int], network: Transformer, stack: Stack) -> StackInputs:
     """Return token ids as inputs of a stack, after checking their number and range."""
-    check_length(len(tokens))
+    _check_length(len(tokens))
     check_tokens(tokens, stack)
     return StackInputs(torch.tensor([tokens], device=network.device))
 
@@ -84,7 +84,7 @@ def trace_generation(generator: TextGenerator, prompt: Prompt, **options: Unpack
     inputs = {"decoder": StackInputs(torch.tensor([tokens], device=network.device))}
     if is_encoder_decoder:
         inputs["encoder"] = StackInputs(torch.tensor([generation.prompt_tokens], device=network.device))
-    return build_trace(network, inputs, residuals, generator.tokenizer)
+    return _build_trace(network, inputs, residuals, generator.tokenizer)
 
 
 def trace_batch(network: Transformer, batch: Batch, row: int = 0, tokenizer: Tokenizer | None = None) -> Trace:
@@ -118,7 +118,7 @@ def record(
 
     keep_heads also keeps the residual stream at every depth, so that attention no longer depends on the weights.
     """
-    check_length(max(part.tokens.shape[1] for part in (inputs, source) if part is not None))
+    _check_length(max(part.tokens.shape[1] for part in (inputs, source) if part is not None))
     recorder = RecordingTransformer(network, sparse=not keep_heads)
     with evaluation_mode(network):
         run_network(recorder, inputs, source)
@@ -127,11 +127,11 @@ def record(
     }
     name = "encoder" if network.decoder is None else "decoder"
     stack_inputs = {name: inputs} if source is None else {"decoder": inputs, "encoder": source}
-    trace = build_trace(network, stack_inputs, residuals, tokenizer)
+    trace = _build_trace(network, stack_inputs, residuals, tokenizer)
     return trace.with_heads() if keep_heads else trace
 
 
-def check_length(num_tokens: int) -> None:
+def _check_length(num_tokens: int) -> None:
     """Raise ClearheadError if a sequence is too long to trace."""
     if num_tokens > MAX_TOKENS:
         raise ClearheadError(
@@ -140,7 +140,7 @@ def check_length(num_tokens: int) -> None:
         )
 
 
-def build_trace(
+def _build_trace(
     network: Transformer,
     inputs: dict[str, StackInputs],
     residuals: dict[str, dict[int, Tensor]],

@@ -41,7 +41,7 @@ def attention_views(trace: Trace) -> list[AttentionView]:
 
     def self_attention(title: str, texts: Sequence[str], stack: str | None) -> AttentionView:
         def matrices(layer: int, head: int | None) -> AttentionMatrices:
-            return compute_matrices(trace.self_heads(layer, stack), head)
+            return _compute_matrices(trace.self_heads(layer, stack), head)
 
         num_heads = [trace.num_heads(layer, stack) for layer in range(trace.num_layers_of(stack))]
         return AttentionView(title, texts, texts, num_heads, matrices)
@@ -51,7 +51,7 @@ def attention_views(trace: Trace) -> list[AttentionView]:
     decoder = self_attention("decoder self-attention", trace.token_texts, "decoder")
 
     def cross_matrices(layer: int, head: int | None) -> AttentionMatrices:
-        return compute_matrices(trace.cross_heads(layer), head)
+        return _compute_matrices(trace.cross_heads(layer), head)
 
     return [
         decoder,
@@ -61,7 +61,7 @@ def attention_views(trace: Trace) -> list[AttentionView]:
 
 
 @torch.no_grad()
-def compute_matrices(heads: AttentionHeads, head: int | None) -> AttentionMatrices:
+def _compute_matrices(heads: AttentionHeads, head: int | None) -> AttentionMatrices:
     """Return the matrices of one head, or of all heads, of a layer."""
     steps = select_heads(heads, head, None).compute()
     return AttentionMatrices(steps.weights[0], steps.scores[0], heads.allowed(torch.arange(heads.queries.shape[2])))

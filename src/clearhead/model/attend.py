@@ -22,7 +22,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from clearhead.model.masks import Mask
 
-CUDNN_LOCK = Lock()  # cuDNN attention is switched for the whole process, so only one thread may change and restore it
+_CUDNN_LOCK = Lock()  # cuDNN attention is switched for the whole process, so only one thread may change and restore it
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def attention_steps(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Attent
         scores = scores * scoring.temperature
     if scoring.bias is not None:
         scores = scores + scoring.bias
-    weights = masked_softmax(scores, explicit_mask(scoring.mask, q, k)).to(v.dtype)
+    weights = masked_softmax(scores, _explicit_mask(scoring.mask, q, k)).to(v.dtype)
     return AttentionSteps(dropout(weights, scoring.dropout) @ v, scores, weights)
 
 
@@ -79,7 +79,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor
         return reference_attention(q, k, v, scoring)
     mask_or_bias = scoring.mask.allowed
     if scoring.bias is not None:
-        allowed = explicit_mask(scoring.mask, q, k)
+        allowed = _explicit_mask(scoring.mask, q, k)
         mask_or_bias = scoring.bias.to(q.dtype)
         mask_or_bias = mask_or_bias if allowed is None else mask_or_bias.masked_fill(~allowed, -torch.inf)
     is_inference = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -112,7 +112,7 @@ def without_cudnn() -> Iterator[None]:
     cuDNN is PyTorch's first choice on Hopper, and a plan takes 30 to 250 ms (H200, torch 2.11). With a cache, every
     token has a new length: Llama 1B generated 15 tokens a second with cuDNN and generates 60 to 75 without.
     """
-    with CUDNN_LOCK:
+    with _CUDNN_LOCK:
         was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
         torch.backends.cuda.enable_cudnn_sdp(False)
         try:
@@ -126,7 +126,7 @@ def apply_softcap(x: Tensor, softcap: float | None) -> Tensor:
     return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
-def explicit_mask(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
+def _explicit_mask(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
     """Return the mask as a bool tensor, broadcastable to (B, N, T, S), or None if every key is allowed."""
     if not mask.causal:
         return mask.allowed

@@ -56,7 +56,7 @@ class Attention(nn.Module):
         head_norm = config.head_norm.norm if isinstance(config.head_norm, HeadNorm) else None
         self.query_norm = build_norm(head_norm, head_width) if head_norm else nn.Identity()
         self.key_norm = build_norm(head_norm, head_width) if head_norm else nn.Identity()
-        self.relative = RelativeTerm(config, width) if isinstance(config.position, RelativeSinusoid) else None
+        self.relative = _RelativeTerm(config, width) if isinstance(config.position, RelativeSinusoid) else None
 
     def forward(self, x: Tensor, context: AttentionContext, encoder_output: Tensor | KeyValue | None = None) -> Tensor:
         """x (B, T, D) -> (B, T, D).
@@ -122,7 +122,7 @@ class Attention(nn.Module):
         return torch.log2(index.to(torch.promote_types(dtype, torch.float32))) / math.log2(length)
 
 
-class RelativeTerm(nn.Module):
+class _RelativeTerm(nn.Module):
     """The learned parts of Transformer-XL's score (q + u)·k + (q + v)·W_r R.
 
     `content_bias` is the paper's u, `distance_bias` is v, and `projection` is W_r.

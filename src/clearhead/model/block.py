@@ -26,7 +26,7 @@ from clearhead.model.mixture import MixtureLayer
 from clearhead.model.norms import build_norm
 
 
-def build_attention(config: GroupedAttention | LatentAttention, width: int, dropout: float) -> nn.Module:
+def _build_attention(config: GroupedAttention | LatentAttention, width: int, dropout: float) -> nn.Module:
     match config:
         case GroupedAttention():
             return Attention(config, width, dropout)
@@ -34,7 +34,7 @@ def build_attention(config: GroupedAttention | LatentAttention, width: int, drop
             return LatentAttentionLayer(config, width, dropout)
 
 
-def build_feed_forward(config: FeedForward | Experts, width: int, dropout: float) -> nn.Module:
+def _build_feed_forward(config: FeedForward | Experts, width: int, dropout: float) -> nn.Module:
     match config:
         case FeedForward():
             return FeedForwardLayer(config, width, dropout)
@@ -65,12 +65,12 @@ class Block(nn.Module):
     def __init__(self, layer: Layer, width: int, dropout: Dropout):
         super().__init__()
         self.layer = layer
-        self.attention = build_attention(layer.attention, width, dropout.attention)
+        self.attention = _build_attention(layer.attention, width, dropout.attention)
         self.attention_residual = Residual(layer, width, dropout.residual)
         if layer.cross_attention is not None:
-            self.cross_attention = build_attention(layer.cross_attention, width, dropout.attention)
+            self.cross_attention = _build_attention(layer.cross_attention, width, dropout.attention)
             self.cross_attention_residual = Residual(layer, width, dropout.residual)
-        self.feed_forward = build_feed_forward(layer.feed_forward, width, dropout.activation)
+        self.feed_forward = _build_feed_forward(layer.feed_forward, width, dropout.activation)
         if layer.placement != "parallel":  # there attention_residual is also that of the feed-forward branch
             self.feed_forward_residual = Residual(layer, width, dropout.residual)
 

@@ -31,7 +31,7 @@ from clearhead.model.positions import Rotation, alibi_bias, make_rotation, relat
 AttentionConfig = GroupedAttention | LatentAttention
 KeyValue = tuple[Tensor, Tensor]  # keys (B, K, S, H) and values (B, K, S, H of the values)
 
-RELATIVE_LAYOUT = SinusoidalPositions(layout="halves")  # of Transformer-XL's R
+_RELATIVE_LAYOUT = SinusoidalPositions(layout="halves")  # of Transformer-XL's R
 
 
 class Cache(Protocol):
@@ -138,25 +138,25 @@ def make_context(
             rotation = make_rotation(rope, forward.positions, width, forward.dtype)
         case RelativeBuckets() as config:
             assert relative_bias is not None
-            buckets = relative_position_bucket(query_key_distance(indices), config)
+            buckets = relative_position_bucket(_query_key_distance(indices), config)
             bias = relative_bias(buckets).movedim(-1, 1)  # (B, T, S, N) -> (B, N, T, S)
         case Alibi() as alibi:
-            bias = alibi_bias(query_key_distance(indices), attention.num_heads, alibi, forward.dtype)
+            bias = alibi_bias(_query_key_distance(indices), attention.num_heads, alibi, forward.dtype)
         case RelativeSinusoid():
-            relative = make_relative_encodings(query_key_distance(indices), forward.width, forward.dtype)
+            relative = _make_relative_encodings(_query_key_distance(indices), forward.width, forward.dtype)
     return AttentionContext(mask, forward.kernel, indices.query_index, rotation, bias, relative, forward.absorb)
 
 
-def query_key_distance(indices: AttentionIndices) -> Tensor:
+def _query_key_distance(indices: AttentionIndices) -> Tensor:
     """Return query index - key index, (B or 1, T, S)."""
     return indices.query_index[:, :, None] - indices.key_index[:, None, :]
 
 
-def make_relative_encodings(distance: Tensor, width: int, dtype: torch.dtype) -> RelativeEncodings:
+def _make_relative_encodings(distance: Tensor, width: int, dtype: torch.dtype) -> RelativeEncodings:
     """Encode every distance that can occur: the T queries are the last of S tokens, so from 1 - T to S - 1."""
     num_queries, num_keys = distance.shape[-2:]
     smallest, count = 1 - num_queries, num_queries + num_keys - 1
     distances = torch.arange(smallest, smallest + count, device=distance.device)
-    encodings = sinusoids(distances, width, RELATIVE_LAYOUT, dtype)
+    encodings = sinusoids(distances, width, _RELATIVE_LAYOUT, dtype)
     # The clamp is for queries that are padding; their distances may be outside, and nothing uses their output.
     return RelativeEncodings(encodings, (distance - smallest).clamp(0, count - 1)[:, None])

@@ -82,7 +82,7 @@ class LogitHead(nn.Module):
     def __init__(self, config: Head, vocab_size: int, width: int):
         super().__init__()
         self.config = config
-        self.transform = HeadTransformLayer(config, width) if config.transform else nn.Identity()
+        self.transform = _HeadTransformLayer(config, width) if config.transform else nn.Identity()
         self.weight = None if config.tied else nn.Parameter(torch.empty(vocab_size, width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if config.bias else None
 
@@ -101,7 +101,7 @@ class LogitHead(nn.Module):
         return token_table if self.weight is None else self.weight
 
 
-class HeadTransformLayer(nn.Module):
+class _HeadTransformLayer(nn.Module):
     """norm(activation(W x + b)), BERT's transform before the output matrix."""
 
     def __init__(self, config: Head, width: int):

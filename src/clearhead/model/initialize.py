@@ -18,7 +18,7 @@ from torch import nn
 
 from clearhead.architecture import ModelConfig, NormalInitial, XavierInitial
 
-BRANCH_OUTPUTS = (".output.weight", ".down.weight", "feed_forward.down")
+_BRANCH_OUTPUTS = (".output.weight", ".down.weight", "feed_forward.down")
 
 
 @torch.no_grad()
@@ -36,7 +36,7 @@ def initialize(network: nn.Module, config: ModelConfig) -> None:
             deviation = config.initial.deviation if isinstance(config.initial, NormalInitial) else config.width**-0.5
             parameter.normal_(0.0, deviation)
         else:
-            is_branch_output = name.endswith(BRANCH_OUTPUTS)
+            is_branch_output = name.endswith(_BRANCH_OUTPUTS)
             draw_matrix(parameter, config.initial, 1 / math.sqrt(2 * num_layers) if is_branch_output else 1.0)
 
 

@@ -124,7 +124,7 @@ def resolve_positions(
     if position_ids is not None:
         positions = position_ids
     elif documents is not None:
-        positions = positions_in_documents(documents, attention_mask)
+        positions = _positions_in_documents(documents, attention_mask)
     else:
         positions = positions_from_mask(tokens, attention_mask)
     return positions, AttentionIndices.from_positions(positions, attention_mask, documents)
@@ -140,7 +140,7 @@ def positions_from_mask(tokens: Tensor, attention_mask: Tensor | None) -> Tensor
     return (attention_mask.bool().cumsum(dim=1) - 1).clamp(min=0)
 
 
-def positions_in_documents(documents: Tensor, attention_mask: Tensor | None) -> Tensor:
+def _positions_in_documents(documents: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Return the position of each token among the real tokens of its document (B, T)."""
     same_document_before = (documents[:, :, None] == documents[:, None, :]).tril()
     if attention_mask is not None:

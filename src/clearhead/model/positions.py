@@ -93,7 +93,7 @@ def rope_frequencies(rope: Rope, positions: Tensor, width: int, dtype: torch.dty
         case Llama3Scaling():
             return llama3_frequencies(frequencies, rope.scaling)
         case YarnScaling():
-            return yarn_frequencies(frequencies, rope.theta, rope.scaling)
+            return _yarn_frequencies(frequencies, rope.theta, rope.scaling)
 
 
 def llama3_frequencies(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
@@ -105,7 +105,7 @@ def llama3_frequencies(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:
     return kept * frequencies + (1 - kept) * frequencies / scaling.factor
 
 
-def yarn_frequencies(frequencies: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
+def _yarn_frequencies(frequencies: Tensor, theta: float, scaling: YarnScaling) -> Tensor:
     """Scale rotary frequencies as YaRN does: interpolate slow pairs, keep fast ones, blend in between."""
     width = 2 * len(frequencies)
 

@@ -109,8 +109,8 @@ class RecurrentTranslator(nn.Module):
         context_width = config.width if config.attention == "dot_product" else 0
         self.source_embedding = nn.Embedding(config.source_vocab_size, config.embedding_width)
         self.target_embedding = nn.Embedding(config.target_vocab_size, config.embedding_width)
-        self.encoder = build_layers(config, config.embedding_width, config.bidirectional)
-        self.decoder = build_layers(config, config.embedding_width + context_width)
+        self.encoder = _build_layers(config, config.embedding_width, config.bidirectional)
+        self.decoder = _build_layers(config, config.embedding_width + context_width)
         self.head = nn.Linear(config.width, config.target_vocab_size)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -135,7 +135,7 @@ class RecurrentTranslator(nn.Module):
             packed, final = self.encoder(pack_padded_sequence(x, num_real, batch_first=True, enforce_sorted=False))
             states, _ = pad_packed_sequence(packed, batch_first=True, total_length=source.shape[1])
         if self.config.bidirectional:
-            final = tuple(map(concat_directions, final)) if isinstance(final, tuple) else concat_directions(final)
+            final = tuple(map(_concat_directions, final)) if isinstance(final, tuple) else _concat_directions(final)
         return RecurrentEncoderOutput(states, DecoderState.from_torch(final), source_mask)
 
     def decode(
@@ -161,7 +161,7 @@ class RecurrentTranslator(nn.Module):
         Padding comes last in each sequence, so it does not affect the states of real tokens.
         """
         check_tokens("target", target, target_mask, self.config.target_vocab_size)
-        check_batch_size(target, encoder_output)
+        _check_batch_size(target, encoder_output)
         states = [self.initial_state(encoder_output)]
         for tokens in target.unbind(dim=1):
             states.append(self.next_state(tokens, states[-1], encoder_output))
@@ -178,7 +178,7 @@ class RecurrentTranslator(nn.Module):
         if tokens.ndim != 1:
             raise ClearheadError(f"a step takes one token per sequence, (batch,), not {tuple(tokens.shape)}")
         check_tokens("target", tokens[:, None], None, self.config.target_vocab_size)
-        check_batch_size(tokens, encoder_output)
+        _check_batch_size(tokens, encoder_output)
         state = self.next_state(tokens, state, encoder_output)
         return self.compute_logits(state.last_layer), state
 
@@ -196,7 +196,7 @@ class RecurrentTranslator(nn.Module):
         return self.head(self.dropout(hidden_states))
 
 
-def build_layers(config: RecurrentConfig, input_width: int, bidirectional: bool = False) -> nn.RNNBase:
+def _build_layers(config: RecurrentConfig, input_width: int, bidirectional: bool = False) -> nn.RNNBase:
     """Return the recurrent layers of the encoder or the decoder."""
     return CELLS[config.cell](
         input_width,
@@ -208,7 +208,7 @@ def build_layers(config: RecurrentConfig, input_width: int, bidirectional: bool 
     )
 
 
-def concat_directions(final: Tensor) -> Tensor:
+def _concat_directions(final: Tensor) -> Tensor:
     """Join the final states of both directions, which torch stacks alternately: (L · 2, B, D / 2) -> (L, B, D)."""
     return final.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
 
@@ -244,7 +244,7 @@ def check_tokens(name: str, tokens: Tensor, mask: Tensor | None, vocab_size: int
         raise ClearheadError(f"{name}_mask must have real tokens first and padding last, and no sequence may be empty")
 
 
-def check_batch_size(tokens: Tensor, encoder_output: RecurrentEncoderOutput) -> None:
+def _check_batch_size(tokens: Tensor, encoder_output: RecurrentEncoderOutput) -> None:
     """Raise ClearheadError unless there is one encoded source per target."""
     num_targets, num_sources = tokens.shape[0], encoder_output.states.shape[0]
     if num_targets != num_sources:

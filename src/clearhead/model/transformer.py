@@ -53,7 +53,7 @@ class LayerStack(nn.Module):
         self.embedding = TokenEmbedding(stack.embedding, config.width, config.dropout.embedding, table)
         self.layers = nn.ModuleList(Block(layer, config.width, config.dropout) for layer in stack.layers)
         self.final_norm = build_norm(stack.final_norm, config.width) if stack.final_norm else nn.Identity()
-        self.relative_bias = build_relative_bias(stack)
+        self.relative_bias = _build_relative_bias(stack)
 
     def forward(
         self,
@@ -84,7 +84,7 @@ class LayerStack(nn.Module):
         """
         check_shapes(tokens, mask=mask, position_ids=positions, token_types=token_types, documents=documents)
         self.check_encoder_output(encoder_output)
-        positions, indices_for = locate_tokens(tokens, mask, positions, documents, cache)
+        positions, indices_for = _locate_tokens(tokens, mask, positions, documents, cache)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would force a device sync
             self.embedding.check_ranges(tokens, positions, token_types)
         x = self.embedding(tokens, positions, token_types)
@@ -116,7 +116,7 @@ class LayerStack(nn.Module):
             raise ClearheadError("this model has no cross-attention; leave out encoder_output")
 
 
-def locate_tokens(
+def _locate_tokens(
     tokens: Tensor,
     mask: Tensor | None,
     position_ids: Tensor | None,
@@ -132,7 +132,7 @@ def locate_tokens(
     return cache.prepare(tokens, mask), cache.attention_indices
 
 
-def build_relative_bias(stack: Stack) -> nn.Embedding | None:
+def _build_relative_bias(stack: Stack) -> nn.Embedding | None:
     """Return the table of RelativeBuckets (num_buckets, N) that all layers share (T5), or None if there is none."""
     for layer in stack.layers:
         if isinstance(layer.attention.position, RelativeBuckets):

@@ -20,7 +20,7 @@ def _byte_alphabet() -> list[str]:
 
 
 BYTE_ALPHABET = tuple(_byte_alphabet())
-BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_ALPHABET)}
+_BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(BYTE_ALPHABET)}
 
 
 def to_byte_alphabet(token: bytes) -> str:
@@ -31,7 +31,7 @@ def to_byte_alphabet(token: bytes) -> str:
 def from_byte_alphabet(token: str) -> bytes:
     """Return the bytes of a byte-level token; a token with a character outside the alphabet is encoded as UTF-8."""
     try:
-        return bytes([BYTE_OF_CHARACTER[character] for character in token])
+        return bytes([_BYTE_OF_CHARACTER[character] for character in token])
     except KeyError:
         return token.encode()
 

@@ -16,7 +16,7 @@ from clearhead.tokenization.interface import Tokenizer
 from clearhead.tokenization.template_sandbox import TemplateSandbox
 
 # What a template can raise: Jinja's own errors, and those of Python's operators, methods and compiler.
-TEMPLATE_FAILURES = (
+_TEMPLATE_FAILURES = (
     TemplateError,
     ArithmeticError,
     AssertionError,
@@ -59,7 +59,7 @@ def render_chat(
     }
     try:
         return TemplateSandbox(limit_seconds).render(tokenizer.chat_template, all_variables)
-    except TEMPLATE_FAILURES as error:
+    except _TEMPLATE_FAILURES as error:
         raise ClearheadError(f"the chat template failed: {_reason(error)}") from error
 
 

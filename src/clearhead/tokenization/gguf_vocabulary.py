@@ -33,7 +33,7 @@ from clearhead.tokenization.sentencepiece_normalizer import META_SPACE
 T = TypeVar("T")
 
 PREFIX = "tokenizer.ggml."
-STOP_KEYS = ("eot_token_id", "eom_token_id")
+_STOP_KEYS = ("eot_token_id", "eom_token_id")
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, object]) -> LibraryTokenizer:
@@ -157,7 +157,7 @@ def _special(
     for role, token_id in (defaults or {}).items():
         if roles[role] is None and token_id < len(tokens):
             roles[role] = tokens[token_id]
-    stops = [token for key in STOP_KEYS if (token := _token(metadata, key, tokens)) is not None]
+    stops = [token for key in _STOP_KEYS if (token := _token(metadata, key, tokens)) is not None]
     return SpecialTokens(**roles, stops=tuple(stops))
 
 

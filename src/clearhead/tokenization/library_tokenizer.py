@@ -20,14 +20,14 @@ from clearhead.tokenization.interface import StreamDecoder
 
 # Tokens that end a reply if they are special tokens, since few files list them all.
 # Source: the end-of-generation tokens in llama.cpp, src/llama-vocab.cpp
-ENDS_OF_TEXT = frozenset(("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>"))
-ENDS_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"))
+_ENDS_OF_TEXT = frozenset(("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>"))
+_ENDS_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"))
 # Files of another tokenizer in the same folder, which would be read as belonging to this one
-CONFLICTING_FILES = ("source.spm", "special_tokens_map.json", "chat_template.jinja")
+_CONFLICTING_FILES = ("source.spm", "special_tokens_map.json", "chat_template.jinja")
 # Stands for any text before a token; decoders do not change a plain letter.
-ANY_TEXT = "a"
+_ANY_TEXT = "a"
 # Byte tokens that are not a character by themselves
-HIGH_BYTES = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x80, 0x100)}
+_HIGH_BYTES = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x80, 0x100)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class LibraryTokenizer:
         self.stop_ids = self._stop_ids({token_id: token.content for token_id, token in added.items()})
 
         self._is_byte_level = self._decode_tokens(["Ġ"]) == " "
-        self._has_byte_tokens = self._decode_tokens([ANY_TEXT, "<0x41>"]) == ANY_TEXT + "A"
+        self._has_byte_tokens = self._decode_tokens([_ANY_TEXT, "<0x41>"]) == _ANY_TEXT + "A"
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`, by default with the special tokens that the model expects around it."""
@@ -111,7 +111,7 @@ class LibraryTokenizer:
 
     def token_bytes(self, token_id: int, previous_id: int | None) -> bytes:
         """Return the UTF-8 bytes that a token adds to a text that ends in `previous_id` (None: an empty text)."""
-        previous = None if previous_id is None else (self._token(previous_id) or ANY_TEXT)
+        previous = None if previous_id is None else (self._token(previous_id) or _ANY_TEXT)
         return self._bytes_after(self._token(token_id) or "", previous)
 
     def token_text(self, token_id: int) -> str:
@@ -121,7 +121,7 @@ class LibraryTokenizer:
             return f"<{token_id}>"
         if token_id in self._added_ids:
             return token
-        return self._bytes_after(token, ANY_TEXT).decode("utf-8", "backslashreplace")
+        return self._bytes_after(token, _ANY_TEXT).decode("utf-8", "backslashreplace")
 
     def save(self, folder: str | Path) -> None:
         """Write tokenizer.json and tokenizer_config.json as Hugging Face libraries read them."""
@@ -142,7 +142,7 @@ class LibraryTokenizer:
         write_text(folder / "tokenizer.json", self._portable_json())
         present = {key: value for key, value in config.items() if value not in (None, [])}
         write_text(folder / "tokenizer_config.json", json.dumps(present, indent=2))
-        for name in CONFLICTING_FILES:
+        for name in _CONFLICTING_FILES:
             (folder / name).unlink(missing_ok=True)
 
     def _portable_json(self) -> str:
@@ -158,7 +158,7 @@ class LibraryTokenizer:
         return None if token is None else self._library.token_to_id(token)
 
     def _stop_ids(self, added: dict[int, str]) -> frozenset[int]:
-        stops = {self._special.eos, *self._special.stops} | ENDS_OF_TEXT | ENDS_OF_TURN
+        stops = {self._special.eos, *self._special.stops} | _ENDS_OF_TEXT | _ENDS_OF_TURN
         return frozenset(token_id for token_id in self.special_ids if added[token_id] in stops)
 
     def _token(self, token_id: int) -> str | None:
@@ -178,12 +178,12 @@ class LibraryTokenizer:
         """
         if self._is_byte_level:
             return from_byte_alphabet(token)
-        if self._has_byte_tokens and token in HIGH_BYTES:
-            return HIGH_BYTES[token]
+        if self._has_byte_tokens and token in _HIGH_BYTES:
+            return _HIGH_BYTES[token]
         if previous is None:
             return self._decode_tokens([token]).encode()
-        if self._has_byte_tokens and previous in HIGH_BYTES:
-            previous = ANY_TEXT
+        if self._has_byte_tokens and previous in _HIGH_BYTES:
+            previous = _ANY_TEXT
         return self._decode_tokens([previous, token])[len(self._decode_tokens([previous])) :].encode()
 
 

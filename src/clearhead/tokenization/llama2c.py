@@ -20,16 +20,16 @@ from clearhead.tokenization.sentencepiece import (
 )
 from clearhead.tokenization.sentencepiece_normalizer import META_SPACE
 
-UNKNOWN, BOS, EOS = "<unk>", "<s>", "</s>"
-NUM_BYTES = 256
+UNKNOWN, _BOS, _EOS = "<unk>", "<s>", "</s>"
+_NUM_BYTES = 256
 # Llama's longest token has 48 bytes; the released files state 27.
 MAX_TOKEN_BYTES = 512
 
 
 def read_tokenizer_bin(content: bytes) -> LibraryTokenizer:
     """Return the tokenizer of a `tokenizer.bin`; like Llama's, it adds bos, and a space before the text."""
-    first = [(UNKNOWN, PieceType.UNKNOWN), (BOS, PieceType.CONTROL), (EOS, PieceType.CONTROL)]
-    first += [(f"<0x{byte:02X}>", PieceType.BYTE) for byte in range(NUM_BYTES)]
+    first = [(UNKNOWN, PieceType.UNKNOWN), (_BOS, PieceType.CONTROL), (_EOS, PieceType.CONTROL)]
+    first += [(f"<0x{byte:02X}>", PieceType.BYTE) for byte in range(_NUM_BYTES)]
     entries = _read_entries(content)
     if len(entries) < len(first):
         raise ClearheadError(f"tokenizer.bin has {len(entries)} tokens; it must have at least {len(first)}")
@@ -42,7 +42,7 @@ def read_tokenizer_bin(content: bytes) -> LibraryTokenizer:
         pieces.append(Piece(text.replace(" ", META_SPACE), score, PieceType.NORMAL))
     return build_sentencepiece_tokenizer(
         SentencePieceVocabulary(pieces=pieces, algorithm="bpe"),
-        SpecialTokens(bos=BOS, eos=EOS, unknown=UNKNOWN),
+        SpecialTokens(bos=_BOS, eos=_EOS, unknown=UNKNOWN),
         adds_bos=True,
     )
 

@@ -25,11 +25,11 @@ from clearhead.tokenization.sentencepiece_file import read_sentencepiece_model
 from clearhead.tokenization.sentencepiece_normalizer import META_SPACE, SentencePieceNormalizer
 from clearhead.tokenization.settings import TokenizerSettings
 
-SOURCE_MODEL, TARGET_MODEL, VOCABULARY = "source.spm", "target.spm", "vocab.json"
-CTRANSLATE2_MODEL, CTRANSLATE2_VOCABULARY = "sentencepiece.model", "shared_vocabulary.json"
+_SOURCE_MODEL, _TARGET_MODEL, _VOCABULARY = "source.spm", "target.spm", "vocab.json"
+_CTRANSLATE2_MODEL, CTRANSLATE2_VOCABULARY = "sentencepiece.model", "shared_vocabulary.json"
 DEFAULTS = SpecialTokens(eos="</s>", unknown="<unk>", pad="<pad>")
-LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)  # the target language, before a text for a multilingual model
-NO_RULES = struct.pack("<II", 4, 0)  # a character map whose trie consists of its root only
+_LANGUAGE_CODE = re.compile(r">>.*?<<", re.DOTALL)  # the target language, before a text for a multilingual model
+_NO_RULES = struct.pack("<II", 4, 0)  # a character map whose trie consists of its root only
 
 
 class MarianTokenizer:
@@ -98,9 +98,9 @@ class MarianTokenizer:
         config = {"tokenizer_class": "MarianTokenizer"} | {
             f"{key}_token": token for key, token in self._special.items()
         }
-        write_bytes(folder / SOURCE_MODEL, self._source_model)
-        write_bytes(folder / TARGET_MODEL, self._target_model)
-        write_text(folder / VOCABULARY, json.dumps(self._ids, ensure_ascii=False, indent=2))
+        write_bytes(folder / _SOURCE_MODEL, self._source_model)
+        write_bytes(folder / _TARGET_MODEL, self._target_model)
+        write_text(folder / _VOCABULARY, json.dumps(self._ids, ensure_ascii=False, indent=2))
         write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2))
         for name in ("tokenizer.json", "special_tokens_map.json"):
             (folder / name).unlink(missing_ok=True)  # from another tokenizer in the same folder
@@ -115,7 +115,7 @@ class MarianTokenizer:
             if index % 2:
                 yield part  # a special token
                 continue
-            if code := LANGUAGE_CODE.match(part):
+            if code := _LANGUAGE_CODE.match(part):
                 yield code.group()
                 part = part[code.end() :]
             yield from self._segmenter.pieces(part)
@@ -139,7 +139,7 @@ class _Segmenter:
         ]
         self._model = models.Unigram(scored, unk_id=unknown[0])
         self._normalizer = SentencePieceNormalizer(
-            character_map=CharacterMap(model.character_map or NO_RULES),
+            character_map=CharacterMap(model.character_map or _NO_RULES),
             add_dummy_prefix=model.add_dummy_prefix,
             remove_extra_whitespaces=model.remove_extra_whitespaces,
             user_defined=(),
@@ -153,9 +153,9 @@ class _Segmenter:
 def find_marian_files(folder: Path) -> tuple[Path, Path] | None:
     """Return the paths of a folder's SentencePiece model and vocabulary; None if it lacks one of them."""
     pairs = (
-        (SOURCE_MODEL, VOCABULARY),
-        (SOURCE_MODEL, CTRANSLATE2_VOCABULARY),
-        (CTRANSLATE2_MODEL, CTRANSLATE2_VOCABULARY),
+        (_SOURCE_MODEL, _VOCABULARY),
+        (_SOURCE_MODEL, CTRANSLATE2_VOCABULARY),
+        (_CTRANSLATE2_MODEL, CTRANSLATE2_VOCABULARY),
     )
     for model, vocabulary in pairs:
         if (folder / model).is_file() and (folder / vocabulary).is_file():
@@ -168,9 +168,9 @@ def load_marian_tokenizer(folder: str | Path) -> MarianTokenizer:
     folder = Path(folder)
     files = find_marian_files(folder)
     if files is None:
-        raise ClearheadError(f"{folder} contains no Marian tokenizer; looked for {SOURCE_MODEL} and {VOCABULARY}")
+        raise ClearheadError(f"{folder} contains no Marian tokenizer; looked for {_SOURCE_MODEL} and {_VOCABULARY}")
     model, vocabulary = files
-    target = folder / TARGET_MODEL
+    target = folder / _TARGET_MODEL
     try:
         tokens = read_marian_vocabulary(vocabulary)
         settings = TokenizerSettings.read(folder)

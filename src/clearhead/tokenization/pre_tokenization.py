@@ -12,7 +12,7 @@ from clearhead.errors import ClearheadError, unknown_name
 
 # Radford et al. 2019 (GPT-2), encoder.py of its release.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-SINGLE_DIGITS = (r"\p{N}", GPT2)
+_SINGLE_DIGITS_PATTERNS = (r"\p{N}", GPT2)
 
 # Letters of scripts with upper and lower case
 _CASED = (
@@ -43,7 +43,7 @@ def _cased_words(numbers: str, contraction: str) -> str:
     )
 
 
-O200K = _cased_words(r"\p{N}{1,3}", f"{_CONTRACTION}?")
+_O200K_PATTERN = _cased_words(r"\p{N}{1,3}", f"{_CONTRACTION}?")
 
 # Source: tiktoken, tiktoken_ext/openai_public.py. White space at the end of a text is one piece.
 TIKTOKEN_PATTERNS = {
@@ -53,7 +53,7 @@ TIKTOKEN_PATTERNS = {
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|(?>\p{N}{1,3})"
         r"| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++\z|\s*[\r\n]|\s+(?!\S)|\s"
     ),
-    "o200k": O200K,
+    "o200k": _O200K_PATTERN,
 }
 
 
@@ -70,8 +70,8 @@ class PreTokenization:
 _WORDS_AND_THREE_DIGITS = PreTokenization(patterns=(_words(r"\p{N}{1,3}"),), ignore_merges=True, adds_bos=True)
 _WORDS_AND_SINGLE_DIGITS = PreTokenization(patterns=(_words(r"\p{N}"),))
 _GPT2 = PreTokenization(patterns=(GPT2,))
-_SINGLE_DIGITS = PreTokenization(patterns=SINGLE_DIGITS)
-_O200K = PreTokenization(patterns=(O200K,))
+_SINGLE_DIGITS = PreTokenization(patterns=_SINGLE_DIGITS_PATTERNS)
+_O200K = PreTokenization(patterns=(_O200K_PATTERN,))
 
 # Names, patterns and defaults: llama.cpp, src/llama-vocab.cpp. If llama.cpp rewrites a pattern for its own regex
 # engine, we use the pattern of the model's tokenizer.json; NFC is set for the models whose tokenizer.json has it.
@@ -82,7 +82,7 @@ GGUF_PRE_TOKENIZATIONS = {
     "phi-2": _GPT2,
     "starcoder": _SINGLE_DIGITS,
     "refact": _SINGLE_DIGITS,
-    "command-r": PreTokenization(patterns=SINGLE_DIGITS, normalizes_to_nfc=True),
+    "command-r": PreTokenization(patterns=_SINGLE_DIGITS_PATTERNS, normalizes_to_nfc=True),
     "smollm": _SINGLE_DIGITS,
     "codeshell": _SINGLE_DIGITS,
     "exaone": _SINGLE_DIGITS,

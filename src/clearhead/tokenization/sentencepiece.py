@@ -30,9 +30,9 @@ from clearhead.tokenization.library_tokenizer import (
 from clearhead.tokenization.sentencepiece_normalizer import META_SPACE, SentencePieceNormalizer
 
 # SentencePiece trains pieces of at most 16 characters by default; every split of each piece is tried for merges.
-MAX_PIECE_CHARACTERS = 512
+_MAX_PIECE_CHARACTERS = 512
 # Lower than any sum of real scores for the text of a byte token, so that this text is never taken for the byte
-NEVER_CHOSEN = -1e4
+_NEVER_CHOSEN = -1e4
 
 
 class PieceType(IntEnum):
@@ -72,8 +72,8 @@ class SentencePieceVocabulary:
         if "" in counts:
             raise ClearheadError(f"piece {[piece.text for piece in self.pieces].index('')} is empty")
         longest = max(map(len, counts), default=0)
-        if longest > MAX_PIECE_CHARACTERS:
-            raise ClearheadError(f"a piece has {longest} characters; at most {MAX_PIECE_CHARACTERS} are supported")
+        if longest > _MAX_PIECE_CHARACTERS:
+            raise ClearheadError(f"a piece has {longest} characters; at most {_MAX_PIECE_CHARACTERS} are supported")
 
     def texts(self, piece_type: PieceType) -> list[str]:
         """Return the texts of all pieces of a type."""
@@ -158,7 +158,7 @@ def _unigram_score(piece: Piece) -> float:
         case PieceType.USER_DEFINED:  # measured with sentencepiece 0.2.2, from the scores of its best segmentations
             return 0.1 * (len(piece.text.encode()) - 1)
         case PieceType.BYTE | PieceType.UNUSED:
-            return NEVER_CHOSEN
+            return _NEVER_CHOSEN
         case _:
             return piece.score
 

@@ -13,9 +13,9 @@ from clearhead.tokenization.library_tokenizer import SpecialTokens
 from clearhead.tokenization.sentencepiece import Piece, PieceType, SentencePieceVocabulary
 
 # A protobuf message: field number -> its values in order. Values of fixed width stay bytes.
-Fields = dict[int, list[int | bytes]]
+_Fields = dict[int, list[int | bytes]]
 
-ALGORITHMS: dict[int, Literal["bpe", "unigram"]] = {1: "unigram", 2: "bpe"}
+_ALGORITHMS: dict[int, Literal["bpe", "unigram"]] = {1: "unigram", 2: "bpe"}
 
 
 def read_sentencepiece_model(content: bytes) -> tuple[SentencePieceVocabulary, SpecialTokens]:
@@ -27,7 +27,7 @@ def read_sentencepiece_model(content: bytes) -> tuple[SentencePieceVocabulary, S
     # A message that is stored in parts is their concatenation.
     trainer = _read_fields(b"".join(_messages(model, 2)))
     normalizer = _read_fields(b"".join(_messages(model, 3)))
-    algorithm = ALGORITHMS.get(_integer(trainer, 3, default=1))
+    algorithm = _ALGORITHMS.get(_integer(trainer, 3, default=1))
     if algorithm is None:
         raise ClearheadError("the SentencePiece model is of type word or char; only unigram and bpe are supported")
     if _integer(trainer, 24, default=0) or not _integer(normalizer, 5, default=1):
@@ -65,7 +65,7 @@ def _control_token(pieces: list[Piece], token_id: int) -> str | None:
     return None
 
 
-def _messages(fields: Fields, number: int) -> list[bytes]:
+def _messages(fields: _Fields, number: int) -> list[bytes]:
     values = fields.get(number, [])
     messages = [value for value in values if isinstance(value, bytes)]
     if len(messages) < len(values):
@@ -73,19 +73,19 @@ def _messages(fields: Fields, number: int) -> list[bytes]:
     return messages
 
 
-def _integer(fields: Fields, number: int, *, default: int) -> int:
+def _integer(fields: _Fields, number: int, *, default: int) -> int:
     value = fields.get(number, [default])[-1]
     if not isinstance(value, int):
         raise ClearheadError(f"field {number} of the SentencePiece model has the wrong type")
     return value
 
 
-def _read_fields(message: bytes) -> Fields:
+def _read_fields(message: bytes) -> _Fields:
     """Read one protobuf message: tag, value, tag, value; the low three bits of a tag are the wire type.
 
     protobuf.dev, "Encoding": 0 is a varint, 1 eight bytes, 2 a length and that many bytes, 5 four bytes.
     """
-    fields: Fields = {}
+    fields: _Fields = {}
     position = 0
     while position < len(message):
         tag, position = _read_varint(message, position)

@@ -17,7 +17,7 @@ from clearhead.tokenization.library_tokenizer import SpecialTokens
 
 TokenLookup = Callable[[int], str | None]  # the text of an id, or None
 # Role in SpecialTokens -> role in the keys of the files
-ROLES = {"bos": "bos", "eos": "eos", "pad": "pad", "unknown": "unk"}
+_ROLES = {"bos": "bos", "eos": "eos", "pad": "pad", "unknown": "unk"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class TokenizerSettings:
         """Return the special tokens; `defaults` for the roles that no file defines."""
         roles = {
             role: self._named_token(f"{key}_token") or self._generation_token(look_up, key) or getattr(defaults, role)
-            for role, key in ROLES.items()
+            for role, key in _ROLES.items()
         }
         eos_ids = self.generation_config.get("eos_token_id")
         stops = [_look_up_token(look_up, token_id) for token_id in eos_ids] if isinstance(eos_ids, list) else []

@@ -18,10 +18,10 @@ from jinja2.utils import Namespace
 
 from clearhead.tokenization.template_limits import Limits, TemplateLimitError, check_size
 
-MAX_JSON_INDENT = 16
+_MAX_JSON_INDENT = 16
 
 
-def limits_of(context: Context) -> Limits:
+def _limits_of(context: Context) -> Limits:
     """Return the limits of the rendering in which a filter is called."""
     limits: Limits = context.environment.limits  # type: ignore[attr-defined]
     return limits
@@ -31,20 +31,20 @@ def limits_of(context: Context) -> Limits:
 def limit_loop(context: Context, values: Iterable[Any]) -> Iterator[Any]:
     """Yield the values of a loop, checking the time before each."""
     for value in values:
-        limits_of(context).check_time()
+        _limits_of(context).check_time()
         yield value
 
 
 @pass_context
 def limit_value(context: Context, value: Any) -> Any:
     """Return a new value after counting it against the limits."""
-    return limits_of(context).count(value)
+    return _limits_of(context).count(value)
 
 
 @pass_context
 def limit_output(context: Context, value: Any) -> str:
     """Return a piece of output, of the template or of a macro or block, after counting it against the limits."""
-    return limits_of(context).count(str(value))
+    return _limits_of(context).count(str(value))
 
 
 @pass_context
@@ -54,7 +54,7 @@ def join(context: Context, values: Iterable[Any], d: str = "", attribute: str | 
         values = map(make_attrgetter(context.environment, attribute), values)
     separator, pieces, characters = str(d), [], 0
     for value in values:
-        limits_of(context).check_time()
+        _limits_of(context).check_time()
         pieces.append(str(value))
         characters += len(pieces[-1]) + len(separator)
         check_size(characters)
@@ -87,8 +87,8 @@ def tojson(
     sort_keys: bool = False,
 ) -> str:
     """Return plain JSON; Jinja's own filter would escape it for HTML."""
-    if (len(indent) if isinstance(indent, str) else indent or 0) > MAX_JSON_INDENT:
-        raise TemplateLimitError(f"it indents JSON by more than {MAX_JSON_INDENT}")
+    if (len(indent) if isinstance(indent, str) else indent or 0) > _MAX_JSON_INDENT:
+        raise TemplateLimitError(f"it indents JSON by more than {_MAX_JSON_INDENT}")
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return join(context, encoder.iterencode(value))
 
@@ -103,7 +103,7 @@ def strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     """Return a dictionary; a template may not use the type `dict` itself."""
     return dict(*args, **kwargs)
 
@@ -121,14 +121,14 @@ LIMITED_FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (limit_loop, limit_value, limit_output, join, replace, indent, tojson)
 }
 GLOBALS: dict[str, Any] = {
-    "dict": make_dict,
+    "dict": _make_dict,
     "namespace": Namespace,
     "raise_exception": raise_exception,
     "range": safe_range,
     "strftime_now": strftime_now,
 }
 
-STRING_METHODS = frozenset(
+_STRING_METHODS = frozenset(
     (
         *("capitalize", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal"),
         *("isdigit", "islower", "isnumeric", "isspace", "isupper", "join", "lower", "lstrip", "partition"),
@@ -138,7 +138,7 @@ STRING_METHODS = frozenset(
 )
 # The methods that a template may call, by the type of the object; other objects are Jinja's own.
 METHODS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
-    (str, STRING_METHODS),
+    (str, _STRING_METHODS),
     (Mapping, frozenset(("get", "items", "keys", "values"))),
     ((list, tuple), frozenset(("count", "index"))),
     ((int, float, bytes), frozenset()),

@@ -15,10 +15,10 @@ MAX_TEMPLATE_CHARACTERS = 1 << 17
 # For one value and for the result: about two million tokens of English
 MAX_VALUE_CHARACTERS = 1 << 23
 # For all values together: a long chat, and the copies that a template makes of it
-MAX_TOTAL_CHARACTERS = 1 << 26
-MAX_INTEGER_BITS = 4096
+_MAX_TOTAL_CHARACTERS = 1 << 26
+_MAX_INTEGER_BITS = 4096
 # An element of a list or dictionary counts as this many characters.
-ELEMENT_CHARACTERS = 16
+_ELEMENT_CHARACTERS = 16
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Limits:
     def __init__(self, limit_seconds: float) -> None:
         self._limit_seconds = limit_seconds
         self._deadline_seconds = time.monotonic() + limit_seconds
-        self._characters_left = MAX_TOTAL_CHARACTERS
+        self._characters_left = _MAX_TOTAL_CHARACTERS
 
     def check_time(self) -> None:
         """Raise TemplateLimitError if the time is over."""
@@ -47,9 +47,9 @@ class Limits:
         if isinstance(value, str):
             self._characters_left -= len(value)
         elif isinstance(value, (list, tuple, Mapping)):  # its elements were counted when they were created
-            self._characters_left -= ELEMENT_CHARACTERS * len(value)
+            self._characters_left -= _ELEMENT_CHARACTERS * len(value)
         if self._characters_left < 0:
-            raise TemplateLimitError(f"it creates values of more than {MAX_TOTAL_CHARACTERS} characters in total")
+            raise TemplateLimitError(f"it creates values of more than {_MAX_TOTAL_CHARACTERS} characters in total")
         return value
 
 
@@ -61,8 +61,8 @@ def check_size(characters: int) -> None:
 
 def check_bits(bits: int) -> None:
     """Raise TemplateLimitError if an integer of this length is too large."""
-    if bits > MAX_INTEGER_BITS:
-        raise TemplateLimitError(f"it creates a number of more than {MAX_INTEGER_BITS} bits")
+    if bits > _MAX_INTEGER_BITS:
+        raise TemplateLimitError(f"it creates a number of more than {_MAX_INTEGER_BITS} bits")
 
 
 def measure_size(value: object) -> int:
@@ -77,10 +77,10 @@ def measure_size(value: object) -> int:
         if isinstance(item, (str, bytes)):
             characters += len(item)
         elif isinstance(item, Mapping):
-            characters += ELEMENT_CHARACTERS * len(item)
+            characters += _ELEMENT_CHARACTERS * len(item)
             pending += [*item.keys(), *item.values()]
         elif isinstance(item, (list, tuple, set, frozenset)):
-            characters += ELEMENT_CHARACTERS * len(item)
+            characters += _ELEMENT_CHARACTERS * len(item)
             pending += item
         elif isinstance(item, int):
             check_bits(item.bit_length())

@@ -37,7 +37,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(self, limit_seconds: float) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock])
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock])
         self.filters = {**PLAIN_FILTERS, **LIMITED_FILTERS}
         self.globals = dict(GLOBALS)
         self.limits = Limits(limit_seconds)
@@ -87,7 +87,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         """Leave `str.format` to `is_safe_attribute`, which forbids it because its widths may be any number."""
 
 
-class GenerationBlock(Extension):
+class _GenerationBlock(Extension):
     """Accepts `{% generation %}`, which marks an assistant's text for training and has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja does not declare it as a class variable)
@@ -103,11 +103,11 @@ class GenerationBlock(Extension):
 def _compile(source: str) -> CodeType:
     environment = TemplateSandbox(limit_seconds=0.0)
     template = environment.parse(source)
-    LimitInserter().generic_visit(template)
+    _LimitInserter().generic_visit(template)
     return environment.compile(template)
 
 
-class LimitInserter(NodeTransformer):
+class _LimitInserter(NodeTransformer):
     """Passes every loop, every piece of output and every new value through one of the limiting filters."""
 
     def visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:

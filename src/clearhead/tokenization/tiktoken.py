@@ -12,19 +12,19 @@ from clearhead.tokenization.byte_level import byte_level_bpe, merges_by_rank, to
 from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens, mark_special
 from clearhead.tokenization.pre_tokenization import tiktoken_pattern
 
-END_OF_TEXT = "<|endoftext|>"
+_END_OF_TEXT = "<|endoftext|>"
 # Source: tiktoken, tiktoken_ext/openai_public.py
 SPECIAL_TOKENS: dict[str, dict[str, int]] = {
-    "r50k": {END_OF_TEXT: 50256},
-    "p50k": {END_OF_TEXT: 50256},
+    "r50k": {_END_OF_TEXT: 50256},
+    "p50k": {_END_OF_TEXT: 50256},
     "cl100k": {
-        END_OF_TEXT: 100257,
+        _END_OF_TEXT: 100257,
         "<|fim_prefix|>": 100258,
         "<|fim_middle|>": 100259,
         "<|fim_suffix|>": 100260,
         "<|endofprompt|>": 100276,
     },
-    "o200k": {END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
+    "o200k": {_END_OF_TEXT: 199999, "<|endofprompt|>": 200018},
 }
 # OpenAI's longest token has 128 bytes; every split of each token is tried for merges.
 MAX_TOKEN_BYTES = 512
@@ -53,7 +53,7 @@ def read_rank_file(content: bytes, encoding: str, special_tokens: Mapping[str, i
         ignore_merges=True,
     )
     mark_special(library, special_tokens)
-    end_of_text = END_OF_TEXT if END_OF_TEXT in special_tokens else None
+    end_of_text = _END_OF_TEXT if _END_OF_TEXT in special_tokens else None
     return LibraryTokenizer(library, SpecialTokens(bos=end_of_text, eos=end_of_text))
 
 

@@ -26,10 +26,10 @@ from clearhead.tokenization.library_tokenizer import (
 from clearhead.tokenization.pre_tokenization import GPT2
 
 TokenizerKind = Literal["bpe", "unigram", "wordpiece", "byte", "character"]
-MAX_VOCAB_SIZE = 2**22  # the largest released vocabulary, XLM-V's, has a million; the library allocates all at once
+_MAX_VOCAB_SIZE = 2**22  # the largest released vocabulary, XLM-V's, has a million; the library allocates all at once
 
 # The special tokens of the models that introduced each kind: GPT-2, T5 and ALBERT, BERT
-DEFAULT_SPECIAL_TOKENS = {
+_DEFAULT_SPECIAL_TOKENS = {
     "bpe": SpecialTokens(eos="<|endoftext|>"),
     "unigram": SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>"),
     "wordpiece": SpecialTokens(bos="[CLS]", eos="[SEP]", pad="[PAD]", unknown="[UNK]"),
@@ -50,9 +50,9 @@ def train_tokenizer(
     `extra_tokens` are special tokens without a role, such as a mask or sentinels. The kinds "byte" and "character" have
     as many tokens as there are bytes or characters, and accept neither extra tokens nor a size.
     """
-    if kind not in DEFAULT_SPECIAL_TOKENS:
+    if kind not in _DEFAULT_SPECIAL_TOKENS:
         raise unknown_name("kind of tokenizer", kind, get_args(TokenizerKind))
-    special = special_tokens or DEFAULT_SPECIAL_TOKENS[kind]
+    special = special_tokens or _DEFAULT_SPECIAL_TOKENS[kind]
     if "" in (*special.present(), *extra_tokens):
         raise ClearheadError("a special token is empty; it must have at least one character")
     texts = _nonempty(texts)
@@ -64,8 +64,8 @@ def train_tokenizer(
         return byte_tokenizer(special) if kind == "byte" else character_tokenizer(chain.from_iterable(texts), special)
     if vocab_size is None:
         raise ClearheadError(f"a {kind} tokenizer needs a vocab_size, such as 8000")
-    if not 1 <= vocab_size <= MAX_VOCAB_SIZE:
-        raise ClearheadError(f"vocab_size is {vocab_size}; it must be from 1 to {MAX_VOCAB_SIZE}")
+    if not 1 <= vocab_size <= _MAX_VOCAB_SIZE:
+        raise ClearheadError(f"vocab_size is {vocab_size}; it must be from 1 to {_MAX_VOCAB_SIZE}")
     return _train(texts, kind, vocab_size, special, [*special.present(), *extra_tokens])
 
 

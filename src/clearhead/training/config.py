@@ -12,7 +12,7 @@ from clearhead.training.balance import BalanceBias, BalanceLoss
 from clearhead.training.optimizer import AdamW, Muon
 from clearhead.training.schedule import Constant, Cosine, Linear, Noam, WarmupStableDecay, check_schedule
 
-MAX_WORKERS = 256  # each worker is a process
+_MAX_WORKERS = 256  # each worker is a process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class TrainConfig(CheckedConfig):
             "Muon needs complete matrices, but strategy 'tp' shards them; use adam_w, or strategy 'ddp' or 'fsdp'",
         )
         require(
-            self.num_workers <= MAX_WORKERS,
-            f"train.num_workers is {self.num_workers}; it must be at most {MAX_WORKERS}",
+            self.num_workers <= _MAX_WORKERS,
+            f"train.num_workers is {self.num_workers}; it must be at most {_MAX_WORKERS}",
         )
         check_schedule(self.schedule, self.steps)
 

@@ -37,7 +37,7 @@ from clearhead.training.tensor_parallel import TensorParallelRank, shard_network
 from clearhead.training.tensor_slice import TensorSlice
 
 EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-TORCHRUN_VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # with the values of a single process
+_TORCHRUN_VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # with the values of a single process
 
 Strategy = Literal["single", "ddp", "fsdp", "tp"]
 
@@ -56,8 +56,8 @@ class World:
     @classmethod
     def start(cls, strategy: Strategy = "ddp", device: str | torch.device = "auto") -> "World":
         """Join the processes that torchrun started. `device` "auto" is this process's CUDA device if there is one."""
-        rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in TORCHRUN_VARIABLES)
-        own_device = local_device(device, local_rank)
+        rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _TORCHRUN_VARIABLES)
+        own_device = _local_device(device, local_rank)
         if size == 1:
             return cls(strategy, 0, 1, own_device)
         if strategy == "single":
@@ -119,10 +119,10 @@ class World:
         match self.strategy:
             case "ddp":
                 wrapped = DistributedDataParallel(network)
-                wrapped.register_comm_hook(None, sum_bucket)
+                wrapped.register_comm_hook(None, _sum_bucket)
                 return wrapped
             case "fsdp":
-                return fully_shard_network(network, self.mesh, dtype)
+                return _fully_shard_network(network, self.mesh, dtype)
             case _:
                 self.sharded_axes = shard_network(network, TensorParallelRank(self.rank, self.size, all_reduce))
                 return network
@@ -131,7 +131,7 @@ class World:
         """Accumulate gradients locally. Use it for every backward pass of a step except the last, which sums them."""
         if isinstance(wrapped, DistributedDataParallel):
             return wrapped.no_sync()
-        return without_gradient_sync(wrapped) if isinstance(wrapped, FSDPModule) else nullcontext()
+        return _without_gradient_sync(wrapped) if isinstance(wrapped, FSDPModule) else nullcontext()
 
     @torch.no_grad()
     def clip_gradients(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
@@ -235,10 +235,10 @@ class World:
 
 def is_main_process() -> bool:
     """Return whether this is torchrun's first process or the only one. It needs no World."""
-    return int(os.environ.get(*TORCHRUN_VARIABLES[0])) == 0
+    return int(os.environ.get(*_TORCHRUN_VARIABLES[0])) == 0
 
 
-def local_device(device: str | torch.device, local_rank: int) -> torch.device:
+def _local_device(device: str | torch.device, local_rank: int) -> torch.device:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     resolved = resolve_device(f"cuda:{local_rank}" if str(device) == "cuda" else device)
@@ -246,7 +246,7 @@ def local_device(device: str | torch.device, local_rank: int) -> torch.device:
     return resolved
 
 
-def fully_shard_network(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> nn.Module:
+def _fully_shard_network(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype | None) -> nn.Module:
     """Apply FSDP2 to each block, and to the rest of the network (embeddings, last norm, head) as one unit."""
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
     precise = MixedPrecisionPolicy(cast_forward_inputs=False)  # routers decide between close scores
@@ -265,7 +265,7 @@ def fully_shard_network(network: nn.Module, mesh: DeviceMesh, dtype: torch.dtype
 
 
 @contextmanager
-def without_gradient_sync(wrapped: FSDPModule) -> Iterator[None]:
+def _without_gradient_sync(wrapped: FSDPModule) -> Iterator[None]:
     wrapped.set_requires_gradient_sync(False)
     try:
         yield
@@ -273,7 +273,7 @@ def without_gradient_sync(wrapped: FSDPModule) -> Iterator[None]:
         wrapped.set_requires_gradient_sync(True)
 
 
-def sum_bucket(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+def _sum_bucket(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Sum gradients in DDP, whose default hook divides by the number of processes."""
     work = torch_distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])

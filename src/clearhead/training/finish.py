@@ -25,7 +25,7 @@ from clearhead.training.recipe import Recipe
 from clearhead.training.reporter import Reporter
 from clearhead.training.setup import Setup, network_kind
 
-MAX_SAMPLE_TOKENS, PROMPT_TOKENS, EXCERPT_CHARACTERS = 256, 16, 200
+_MAX_SAMPLE_TOKENS, _PROMPT_TOKENS, _EXCERPT_CHARACTERS = 256, 16, 200
 
 
 def abort_if_not_finite(
@@ -47,14 +47,14 @@ def abort_if_not_finite(
     write_text(path, "\n".join(rows))
     raise ClearheadError(
         f"the loss is {loss} and the gradient norm {gradient_norm} at step {step}; the weights were not updated, and "
-        f"the last checkpoint is intact. The batch is in {path} and begins with {inputs[0][:EXCERPT_CHARACTERS]!r}"
+        f"the last checkpoint is intact. The batch is in {path} and begins with {inputs[0][:_EXCERPT_CHARACTERS]!r}"
     )
 
 
 def finish_run(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, reporter: Reporter) -> None:
     """Save the model, samples and the loss curve. All processes must call it; the main process writes."""
     learner.load_final_weights()
-    network = gather_network(recipe, learner)
+    network = _gather_network(recipe, learner)
     if not learner.world.is_main:
         return
     assert network is not None
@@ -64,14 +64,14 @@ def finish_run(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, rep
     else:
         model = Model(network.eval(), *details)
     model.save(folder / "model")
-    write_text(folder / "sample.txt", "\n\n".join(generate_samples(model, recipe, setup)) + "\n")
+    write_text(folder / "sample.txt", "\n\n".join(_generate_samples(model, recipe, setup)) + "\n")
     try:
         draw_loss_curve(folder)
     except ClearheadError as error:
         reporter.print(f"loss.png was not written: {error}")
 
 
-def gather_network(recipe: Recipe, learner: Learner) -> Network | None:
+def _gather_network(recipe: Recipe, learner: Learner) -> Network | None:
     """Return the trained network on the CPU with all shards gathered and adapters merged; None in other processes."""
     network = learner.network
     weights = learner.world.gather_weights(dict(network.named_parameters()) | dict(network.named_buffers()))
@@ -89,7 +89,7 @@ def sample_prompt(batch: Batch) -> list[int]:
     """Return the first row up to its first target, or its first tokens if all tokens have targets."""
     row = batch.tokens[0] if batch.mask is None else batch.tokens[0][batch.mask[0]]
     length = int((batch.targets[0] >= 0).int().argmax()) + 1
-    return row[: length if length > 1 else PROMPT_TOKENS].tolist()
+    return row[: length if length > 1 else _PROMPT_TOKENS].tolist()
 
 
 def unpadded_sources(batch: Batch) -> list[list[int]]:
@@ -99,7 +99,7 @@ def unpadded_sources(batch: Batch) -> list[list[int]]:
     return [row[row_mask.bool()].tolist() for row, row_mask in zip(batch.source, mask, strict=True)]
 
 
-def generate_samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
+def _generate_samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
     """Return the model's outputs for the recipe's prompts, or for the first rows of the validation data."""
     kind = network_kind(setup.network.config)
     if kind == "an encoder":
@@ -120,7 +120,7 @@ def generate_samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
             )
             samples.append(f"{prompt!r} was skipped: {reason}")
             continue
-        max_new_tokens = max(min(MAX_SAMPLE_TOKENS, context - (0 if translates else len(ids))), 1)
+        max_new_tokens = max(min(_MAX_SAMPLE_TOKENS, context - (0 if translates else len(ids))), 1)
         text = setup.tokenizer.decode(ids)
         if translates:
             generation = model.generate(ids, max_new_tokens=max_new_tokens, temperature=0.0)

@@ -18,7 +18,7 @@ from clearhead.data import IGNORED
 from clearhead.model import LogitHead
 from clearhead.training.loss import Losses
 
-BLOCK, NUM_WARPS = 4096, 4  # the fastest of 19 settings on an H200, for GPT-2's vocabulary
+BLOCK, _NUM_WARPS = 4096, 4  # the fastest of 19 settings on an H200, for GPT-2's vocabulary
 
 
 def can_fuse_head(network: nn.Module) -> bool:
@@ -75,7 +75,7 @@ def head_loss_and_gradients(
     from clearhead.training.triton_loss import cross_entropy_kernel
 
     totals, plains = hidden.new_empty(2, len(hidden), dtype=torch.float32)
-    hidden_gradient, matrix_gradient, bias_gradient = empty_gradients(hidden, matrix, bias, for_hidden, for_matrix)
+    hidden_gradient, matrix_gradient, bias_gradient = _empty_gradients(hidden, matrix, bias, for_hidden, for_matrix)
     for start in range(0, len(hidden), chunk_tokens):
         chunk = slice(start, start + chunk_tokens)
         logits = linear(hidden[chunk], matrix, bias)
@@ -83,7 +83,7 @@ def head_loss_and_gradients(
             cross_entropy_kernel[len(logits),](
                 totals[chunk], plains[chunk], logits, targets[chunk], smoothing, z_weight,
                 V=len(matrix), IGNORED=IGNORED, SMOOTHED=smoothing > 0, GRADIENT=for_hidden or for_matrix,
-                BLOCK=BLOCK, num_warps=NUM_WARPS,
+                BLOCK=BLOCK, num_warps=_NUM_WARPS,
             )  # fmt: skip
         if for_hidden:  # `logits` now contain their gradient
             torch.mm(logits, matrix, out=hidden_gradient[chunk])
@@ -96,7 +96,7 @@ def head_loss_and_gradients(
     return totals.sum(), plains.sum(), *gradients
 
 
-def empty_gradients(
+def _empty_gradients(
     hidden: Tensor, matrix: Tensor, bias: Tensor | None, for_hidden: bool, for_matrix: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
@@ -118,14 +118,14 @@ def _(
     *needed: bool,
 ) -> tuple[Tensor, ...]:
     sums = (hidden.new_empty((), dtype=torch.float32) for _ in range(2))
-    return *sums, *empty_gradients(hidden, matrix, bias, *needed)
+    return *sums, *_empty_gradients(hidden, matrix, bias, *needed)
 
 
-def save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def _save_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*output[2:])
 
 
-def scale_gradients(ctx: Any, total: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+def _scale_gradients(ctx: Any, total: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
     """Multiply the saved gradients by that of the total, in float32.
 
     Rounding the factor to bfloat16 would change all gradients by up to 1/256.
@@ -134,4 +134,4 @@ def scale_gradients(ctx: Any, total: Tensor, *others: Tensor) -> tuple[Tensor | 
     return *gradients, *(None,) * 6
 
 
-head_loss_and_gradients.register_autograd(scale_gradients, setup_context=save_gradients)
+head_loss_and_gradients.register_autograd(_scale_gradients, setup_context=_save_gradients)

@@ -6,8 +6,8 @@ reuse_freed_memory()
 import ctypes
 import sys
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from <malloc.h>
-RETAINED_BYTES = 1 << 30
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from <malloc.h>
+_RETAINED_BYTES = 1 << 30
 
 
 def reuse_freed_memory() -> None:
@@ -18,5 +18,5 @@ def reuse_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # musl does not have it
-        mallopt(M_MMAP_THRESHOLD, RETAINED_BYTES)
-        mallopt(M_TRIM_THRESHOLD, RETAINED_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, _RETAINED_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _RETAINED_BYTES)

@@ -44,7 +44,7 @@ class Learner:
         dtype = torch.bfloat16 if config.precision == "bfloat16" else None
         self.objective = world.wrap(build_objective(network, config, self.routing, cast=not sharded), dtype)
         self.optimizers = build_optimizers(network, config.optimizer)
-        self.average = clone_weights(self.weights) if config.average is not None else {}
+        self.average = _clone_weights(self.weights) if config.average is not None else {}
         self.best: Weights = {}
         self.best_loss = float("inf")
 
@@ -78,7 +78,7 @@ class Learner:
         if not self.average:
             yield
             return
-        current = clone_weights(self.weights)
+        current = _clone_weights(self.weights)
         restore_weights(self.weights, self.average)
         try:
             yield
@@ -88,7 +88,7 @@ class Learner:
     def keep_if_best(self, validation_loss: float) -> None:
         """Store the current weights if their validation loss is the lowest. Call it inside `evaluation_weights`."""
         if self.config.keep == "best" and validation_loss < self.best_loss:
-            self.best, self.best_loss = clone_weights(self.weights), validation_loss
+            self.best, self.best_loss = _clone_weights(self.weights), validation_loss
 
     def load_final_weights(self) -> None:
         """Put the weights of the trained model into the network: the best, the average or the last."""
@@ -119,5 +119,5 @@ class Learner:
             restore_random_state(random_state)
 
 
-def clone_weights(weights: Weights) -> Weights:
+def _clone_weights(weights: Weights) -> Weights:
     return {name: weight.detach().clone() for name, weight in weights.items()}

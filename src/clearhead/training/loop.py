@@ -59,7 +59,7 @@ def train(recipe: Recipe, out: Path, console: Console | None = None, opening: st
             with console.status("preparing") if world.is_main else nullcontext():
                 setup, learner, loader, first_step = start_run(recipe, run, world)
             with StopSignals() as stop, Reporter(console, out, learner, first_step) as reporter:
-                print_opening(reporter, opening, recipe, setup, learner, first_step)
+                _print_opening(reporter, opening, recipe, setup, learner, first_step)
                 for step, (batch, loader_state) in zip(range(first_step, config.steps), loader, strict=False):
                     # 1. Learning rate.
                     width = setup.network.config.width
@@ -96,7 +96,7 @@ def train(recipe: Recipe, out: Path, console: Console | None = None, opening: st
     return TrainingResult(out, config.steps, loss, learner.best_loss if learner.best else validation_loss)
 
 
-def print_opening(
+def _print_opening(
     reporter: Reporter, opening: str, recipe: Recipe, setup: Setup, learner: Learner, first_step: int
 ) -> None:
     """Print the opening and what the user should know before the first step."""

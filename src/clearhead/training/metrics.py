@@ -27,7 +27,7 @@ def flops_per_token(config: ModelConfig, length: int) -> int:
     return model_flops(Workload(config=config, phase="train", context=length, source=length)).palm_flops_per_token
 
 
-def peak_flops(device: torch.device) -> float | None:
+def _peak_flops(device: torch.device) -> float | None:
     """Return the peak FLOP/s of a GPU in bfloat16, or None if it is not known."""
     known = device_for_gpu(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     return None if known is None else known.peak("bfloat16")
@@ -37,7 +37,7 @@ class ThroughputMeter:
     """Counts tokens and seconds since it was last read."""
 
     def __init__(self, network: torch.nn.Module, device: torch.device):
-        self.device, self.peak = device, peak_flops(device)
+        self.device, self.peak = device, _peak_flops(device)
         self.config = network.config if isinstance(network, Transformer) and network.encoder is None else None
         self.restart()
 
@@ -72,7 +72,7 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, first_step: int, tensorboard: bool = False):
-        self.board = open_tensorboard(folder, first_step) if tensorboard else None
+        self.board = _open_tensorboard(folder, first_step) if tensorboard else None
         self.path = folder / METRICS_FILE
         rows = [row for row in read_metrics(folder) if row["step"] <= first_step]
         write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in rows))
@@ -100,7 +100,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [parse_json(line, f"a line of {path} is ") for line in lines if line.endswith("}")]
 
 
-def open_tensorboard(folder: Path, first_step: int) -> Any:
+def _open_tensorboard(folder: Path, first_step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

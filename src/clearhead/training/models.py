@@ -107,13 +107,13 @@ def build_model_config(model: ModelChoice, vocab_size: int) -> ModelConfig | Rec
     """Return the config of a new network for a vocabulary of `vocab_size` tokens."""
     match model:
         case DecoderModel():
-            return decoder_config(model, vocab_size)
+            return _decoder_config(model, vocab_size)
         case TranslatorModel():
-            return translator_config(model, vocab_size)
+            return _translator_config(model, vocab_size)
         case RecurrentModel():
-            return recurrent_config(model, vocab_size)
+            return _recurrent_config(model, vocab_size)
         case PresetModel():
-            config = preset_config(model)
+            config = _preset_config(model)
         case WholeModel():
             config = model.config
         case LoadedModel():
@@ -125,7 +125,7 @@ def build_model_config(model: ModelChoice, vocab_size: int) -> ModelConfig | Rec
     return config
 
 
-def decoder_config(model: DecoderModel, vocab_size: int) -> ModelConfig:
+def _decoder_config(model: DecoderModel, vocab_size: int) -> ModelConfig:
     require(
         model.width % model.num_heads == 0,
         f"model.width {model.width} is not a multiple of model.num_heads {model.num_heads}; change one of them",
@@ -150,7 +150,7 @@ def decoder_config(model: DecoderModel, vocab_size: int) -> ModelConfig:
     )
 
 
-def translator_config(model: TranslatorModel, vocab_size: int) -> ModelConfig:
+def _translator_config(model: TranslatorModel, vocab_size: int) -> ModelConfig:
     return transformer_config(
         width=model.width,
         num_layers=model.num_layers,
@@ -169,7 +169,7 @@ def translator_config(model: TranslatorModel, vocab_size: int) -> ModelConfig:
     )
 
 
-def recurrent_config(model: RecurrentModel, vocab_size: int) -> RecurrentConfig:
+def _recurrent_config(model: RecurrentModel, vocab_size: int) -> RecurrentConfig:
     return RecurrentConfig(
         source_vocab_size=vocab_size,
         target_vocab_size=vocab_size,
@@ -183,7 +183,7 @@ def recurrent_config(model: RecurrentModel, vocab_size: int) -> RecurrentConfig:
     )
 
 
-def preset_config(model: PresetModel) -> ModelConfig:
+def _preset_config(model: PresetModel) -> ModelConfig:
     config = preset(model.name)
     if model.dropout is not None:
         config = replace(config, dropout=model.dropout)

@@ -65,7 +65,7 @@ class Objective(nn.Module):
             return fused_head_loss(head.features(hidden), matrix, head.bias, targets, *weights, chunk_tokens)
         if chunk_tokens is None:
             return cross_entropy(network.compute_logits(hidden), targets, *weights)
-        compute_logits = bind_current_weights(network, network.compute_logits)
+        compute_logits = _bind_current_weights(network, network.compute_logits)
         return chunked_cross_entropy(hidden, targets, compute_logits, chunk_tokens, *weights)
 
 
@@ -127,7 +127,7 @@ class Bfloat16Module(nn.Module):
 
 
 @contextmanager
-def swapped_parameters(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
+def _swapped_parameters(module: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """Replace the parameters of these names by tensors, for the duration of a `with` block."""
     owners = {name: module.get_submodule(name.rpartition(".")[0])._parameters for name in weights}
     last_names = {name: name.rpartition(".")[2] for name in weights}
@@ -141,7 +141,7 @@ def swapped_parameters(module: nn.Module, weights: Mapping[str, Tensor]) -> Iter
             owners[name][last_names[name]] = parameter
 
 
-def bind_current_weights(module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+def _bind_current_weights(module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that uses the module's current weights whenever it is called.
 
     Recomputation in the backward pass needs the bfloat16 copies that the module had in the forward pass.
@@ -151,7 +151,7 @@ def bind_current_weights(module: nn.Module, function: Callable[..., Any]) -> Cal
     weights = dict(module.named_parameters(remove_duplicate=False))
 
     def run(*inputs: Any, **options: Any) -> Any:
-        with swapped_parameters(module, weights):
+        with _swapped_parameters(module, weights):
             return function(*inputs, **options)
 
     return run
@@ -175,8 +175,8 @@ def recompute_blocks(network: nn.Module) -> None:
     """Store only the input of each block, and recompute the block in the backward pass (Chen et al. 2016)."""
     for block in network.modules():
         if isinstance(block, Block):
-            block.forward = partial(run_with_recomputation, block, block.forward)  # type: ignore[method-assign]
+            block.forward = partial(_run_with_recomputation, block, block.forward)  # type: ignore[method-assign]
 
 
-def run_with_recomputation(block: Block, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    return checkpoint(bind_current_weights(block, forward), *inputs, use_reentrant=False, **options)
+def _run_with_recomputation(block: Block, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    return checkpoint(_bind_current_weights(block, forward), *inputs, use_reentrant=False, **options)

@@ -66,7 +66,7 @@ def build_optimizers(network: nn.Module, config: AdamW | Muon) -> list[Optimizer
             decayed.append(parameter)
     optimizers: list[Optimizer] = []
     if decayed or not_decayed:
-        optimizers.append(build_adamw(decayed, not_decayed, config.rest if isinstance(config, Muon) else config))
+        optimizers.append(_build_adamw(decayed, not_decayed, config.rest if isinstance(config, Muon) else config))
     if isinstance(config, Muon) and for_muon:
         optimizers.append(
             torch.optim.Muon(
@@ -82,7 +82,7 @@ def build_optimizers(network: nn.Module, config: AdamW | Muon) -> list[Optimizer
     return optimizers
 
 
-def build_adamw(decayed: list[nn.Parameter], not_decayed: list[nn.Parameter], config: AdamW) -> Optimizer:
+def _build_adamw(decayed: list[nn.Parameter], not_decayed: list[nn.Parameter], config: AdamW) -> Optimizer:
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": not_decayed, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],

@@ -76,7 +76,7 @@ class Recipe:
 
 
 # The kinds of defaults, so that an override need not repeat them: --train.optimizer.beta2 0.98.
-DEFAULT_KINDS = {
+_DEFAULT_KINDS = {
     "train": {
         item.name: {"kind": kind_of(type(item.default_factory()))}
         for item in fields(TrainConfig)
@@ -123,7 +123,7 @@ def resolve_recipe(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedR
     """Build a recipe from layers of tables, each with the name of its origin. Later layers override earlier ones."""
     table: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for origin, layer in (("default", DEFAULT_KINDS), *layers):
+    for origin, layer in (("default", _DEFAULT_KINDS), *layers):
         table = merge_tables(table, layer)
         names = flatten(table)  # without the values of a table that this layer replaced
         origins = {name: old for name, old in origins.items() if name in names} | dict.fromkeys(flatten(layer), origin)
@@ -170,14 +170,14 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     # Outer tables come first, and in each table its kind, because a table of another kind replaces the previous one.
     for name, text in sorted(overrides, key=lambda pair: (pair[0].count("."), not pair[0].endswith(".kind"))):
-        value: Any = parse_value(text)
+        value: Any = _parse_value(text)
         for part in reversed(name.split(".")):
             value = {part: value}
         table = merge_tables(table, value)
     return table
 
 
-def parse_value(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """Parse a TOML value. Return the text itself if it is not one, so that strings need no quotes."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]

@@ -44,7 +44,7 @@ from clearhead.training.recipe import (
 
 NetworkKind = Literal["a decoder", "an encoder", "an encoder-decoder"]
 PAIR_SPECIAL_TOKENS = SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>")
-PATH_KEYS = ("path", "validation_path", "source", "target")  # keys of [data] and [tokenizer] that name files
+_PATH_KEYS = ("path", "validation_path", "source", "target")  # keys of [data] and [tokenizer] that name files
 
 
 @dataclass(frozen=True)
@@ -67,35 +67,35 @@ class Setup:
 
 def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     """Build the network and open the data. Raise ClearheadError if the recipe or its files cannot be used."""
-    check_files(recipe, resumed)
+    _check_files(recipe, resumed)
     if isinstance(recipe.model, LoadedModel):
-        setup = prepare_loaded_model(recipe, recipe.model)
+        setup = _prepare_loaded_model(recipe, recipe.model)
     else:
-        setup = prepare_new_model(recipe, folder, resumed)
+        setup = _prepare_new_model(recipe, folder, resumed)
     if isinstance(setup.network, Transformer) and setup.network.pooler is not None:
         # No objective uses the pooler, and DDP fails if a trained weight gets no gradient.
         setup.network.pooler.requires_grad_(False)
     return setup
 
 
-def check_files(recipe: Recipe, resumed: bool) -> None:
+def _check_files(recipe: Recipe, resumed: bool) -> None:
     """Raise ClearheadError if a file is missing. The readers could not name the key of the recipe."""
     tables = {"data"} if resumed else {"data", "tokenizer"}  # a resumed run loads the tokenizer from its own folder
     checked = {name: value for name, value in to_dict(recipe).items() if name in tables}
     for name, value in flatten(checked).items():
-        if name.rpartition(".")[2] in PATH_KEYS and not Path(value).exists():
+        if name.rpartition(".")[2] in _PATH_KEYS and not Path(value).exists():
             raise ClearheadError(
                 f"{name} {value} does not exist; set --{name}, or see which files each recipe needs: "
                 "clearhead train --list"
             )
 
 
-def prepare_new_model(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
+def _prepare_new_model(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     """Build a network with new weights, and its tokenizer. A resumed run loads its tokenizer from its folder."""
-    tokenizer = load_tokenizer(folder / "tokenizer") if resumed else build_tokenizer(recipe)
+    tokenizer = load_tokenizer(folder / "tokenizer") if resumed else _build_tokenizer(recipe)
     config = build_model_config(recipe.model, tokenizer.vocab_size)
-    check_network_kind(recipe.data, config)
-    check_context(recipe.data, config.context)
+    _check_network_kind(recipe.data, config)
+    _check_context(recipe.data, config.context)
     train_data, validation_data = open_data(recipe.data, tokenizer)
     torch.manual_seed(recipe.train.seed)
     network = RecurrentTranslator(config) if isinstance(config, RecurrentConfig) else Transformer(config)
@@ -105,13 +105,13 @@ def prepare_new_model(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     return Setup(network, tokenizer, train_data, validation_data, None, special_ids)
 
 
-def prepare_loaded_model(recipe: Recipe, choice: LoadedModel) -> Setup:
+def _prepare_loaded_model(recipe: Recipe, choice: LoadedModel) -> Setup:
     """Load a saved model with its tokenizer."""
     model = load(choice.name, dtype="float32", fast=False)
     if model.tokenizer is None:
         raise ClearheadError(f"{choice.name} has no tokenizer; training needs one to read the data")
-    check_network_kind(recipe.data, model.config)
-    check_context(recipe.data, model.config.context)
+    _check_network_kind(recipe.data, model.config)
+    _check_context(recipe.data, model.config.context)
     start = model.special_ids.get("decoder_start_token_id")
     train_data, validation_data = open_data(recipe.data, model.tokenizer, start)
     network = model.network
@@ -129,7 +129,7 @@ def network_kind(config: ModelConfig | RecurrentConfig) -> NetworkKind:
     return "a decoder" if config.encoder is None else "an encoder"
 
 
-def required_kind(data: Data) -> NetworkKind:
+def _required_kind(data: Data) -> NetworkKind:
     """Return the kind of network that can learn from this data."""
     match data:
         case LongText(objective=Masked()):
@@ -140,18 +140,18 @@ def required_kind(data: Data) -> NetworkKind:
             return "a decoder"
 
 
-def check_network_kind(data: Data, config: ModelConfig | RecurrentConfig) -> None:
+def _check_network_kind(data: Data, config: ModelConfig | RecurrentConfig) -> None:
     """Raise ClearheadError if the network cannot learn from the data."""
-    if network_kind(config) != required_kind(data):
+    if network_kind(config) != _required_kind(data):
         raise ClearheadError(
             f"the model is {network_kind(config)}, but the {kind_of(type(data))} of this recipe needs "
-            f"{required_kind(data)}; change the model or data.{'objective' if isinstance(data, LongText) else 'form'}"
+            f"{_required_kind(data)}; change the model or data.{'objective' if isinstance(data, LongText) else 'form'}"
         )
     if isinstance(config, ModelConfig) and config.head is None:
         raise ClearheadError("the model has no head, so it cannot predict tokens; use a model with a head")
 
 
-def check_context(data: Data, context: int) -> None:
+def _check_context(data: Data, context: int) -> None:
     """Raise ClearheadError if a row of the data can be longer than the context of the model."""
     longest = data.context
     if isinstance(data, LongText) and isinstance(data.objective, SpanCorruption):
@@ -164,7 +164,7 @@ def check_context(data: Data, context: int) -> None:
         )
 
 
-def build_tokenizer(recipe: Recipe) -> Tokenizer:
+def _build_tokenizer(recipe: Recipe) -> Tokenizer:
     """Return the tokenizer of a new model.
 
     Pairs and chats need tokens for start, end and padding. Long texts use the default special tokens of each kind.
@@ -176,7 +176,7 @@ def build_tokenizer(recipe: Recipe) -> Tokenizer:
         case ByteTokenizer():
             return byte_tokenizer(special_tokens)
         case LearnedTokenizer(algorithm=algorithm, vocab_size=vocab_size):
-            texts, extra_tokens = tokenizer_texts(recipe.data), objective_tokens(recipe.data)
+            texts, extra_tokens = tokenizer_texts(recipe.data), _objective_tokens(recipe.data)
             return train_tokenizer(texts, algorithm, vocab_size, special_tokens, extra_tokens)
         case TokenizerFile(path=path):
             return load_tokenizer(path)
@@ -184,7 +184,7 @@ def build_tokenizer(recipe: Recipe) -> Tokenizer:
             raise AssertionError("only recipes with a loaded model have no tokenizer")
 
 
-def objective_tokens(data: Data) -> list[str]:
+def _objective_tokens(data: Data) -> list[str]:
     """Return the special tokens that the objective inserts into the text."""
     match data.objective if isinstance(data, LongText) else None:
         case Masked(mask_token=token):

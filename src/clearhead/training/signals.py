@@ -13,7 +13,7 @@ import threading
 from types import FrameType
 from typing import Any, Self
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignals:
@@ -35,7 +35,7 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python allows signal handlers in no other thread
-            self.previous_handlers = {number: signal.signal(number, self.handle) for number in SIGNALS}
+            self.previous_handlers = {number: signal.signal(number, self.handle) for number in _SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:

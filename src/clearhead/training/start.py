@@ -20,7 +20,7 @@ from clearhead.training.recipe import Recipe, flatten
 from clearhead.training.setup import Setup, prepare
 
 # A resumed run may change these settings of [train]. Only `steps` affects the numbers: it stretches the schedule.
-CHANGEABLE = (
+_CHANGEABLE = (
     "steps log_every validate_every validate_batches save_every tensorboard samples num_workers device strategy compile"
 )
 
@@ -67,7 +67,7 @@ def check_same_recipe(before: dict[str, Any], now: dict[str, Any], folder: Path)
     If several values differ, the error names a `kind` rather than another value.
     """
     old, new = flatten(before), flatten(now)
-    changeable = {f"train.{name}" for name in CHANGEABLE.split()}
+    changeable = {f"train.{name}" for name in _CHANGEABLE.split()}
     for name in sorted(old.keys() | new.keys(), key=lambda name: (not name.endswith(".kind"), name)):
         if old.get(name) != new.get(name) and name not in changeable:
             raise ClearheadError(

@@ -35,7 +35,7 @@ class TensorParallelRank:
     all_reduce: AllReduce
 
 
-class CopyToRanks(torch.autograd.Function):
+class _CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, all_reduce: AllReduce) -> Tensor:
         context.all_reduce = all_reduce
@@ -46,7 +46,7 @@ class CopyToRanks(torch.autograd.Function):
         return context.all_reduce(gradient.clone(memory_format=torch.contiguous_format)), None
 
 
-class ReduceFromRanks(torch.autograd.Function):
+class _ReduceFromRanks(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, all_reduce: AllReduce) -> Tensor:
         return all_reduce(x.clone(memory_format=torch.contiguous_format))
@@ -56,11 +56,11 @@ class ReduceFromRanks(torch.autograd.Function):
         return gradient, None
 
 
-copy_to_ranks: Callable[[Tensor, AllReduce], Tensor] = CopyToRanks.apply
-reduce_from_ranks: Callable[[Tensor, AllReduce], Tensor] = ReduceFromRanks.apply
+_copy_to_ranks: Callable[[Tensor, AllReduce], Tensor] = _CopyToRanks.apply
+_reduce_from_ranks: Callable[[Tensor, AllReduce], Tensor] = _ReduceFromRanks.apply
 
 
-class InputShardedLinear(nn.Module):
+class _InputShardedLinear(nn.Module):
     """A linear layer whose input features are divided among the processes. The bias is added once, to the sum."""
 
     def __init__(self, linear: nn.Linear, all_reduce: AllReduce):
@@ -68,7 +68,7 @@ class InputShardedLinear(nn.Module):
         self.weight, self.bias, self.all_reduce = linear.weight, linear.bias, all_reduce
 
     def forward(self, x: Tensor) -> Tensor:
-        out = reduce_from_ranks(functional.linear(x, self.weight), self.all_reduce)
+        out = _reduce_from_ranks(functional.linear(x, self.weight), self.all_reduce)
         return out if self.bias is None else out + self.bias
 
 
@@ -78,14 +78,14 @@ def shard_network(network: nn.Module, rank: TensorParallelRank) -> dict[Tensor, 
     for block in (module for module in network.modules() if isinstance(module, Block)):
         attentions = [block.attention, getattr(block, "cross_attention", None)]
         for attention in filter(None, attentions):
-            axes |= shard_attention(attention, rank)
+            axes |= _shard_attention(attention, rank)
         axes |= shard_feed_forward(block.feed_forward, rank)
     if not axes:
         raise ClearheadError("tensor parallelism does not support recurrent networks; use strategy 'ddp'")
     return axes
 
 
-def shard_attention(attention: nn.Module, rank: TensorParallelRank) -> dict[Tensor, int]:
+def _shard_attention(attention: nn.Module, rank: TensorParallelRank) -> dict[Tensor, int]:
     """Keep this process's heads."""
     if not isinstance(attention, Attention):
         raise ClearheadError("tensor parallelism does not support latent attention; use strategy 'fsdp'")
@@ -99,13 +99,13 @@ def shard_attention(attention: nn.Module, rank: TensorParallelRank) -> dict[Tens
             "start a number of processes that divides them, or use strategy 'fsdp'"
         )
     attention.config = shard_heads(config, rank.size)
-    attention.register_forward_pre_hook(copy_inputs_hook(rank.all_reduce), with_kwargs=True)
+    attention.register_forward_pre_hook(_copy_inputs_hook(rank.all_reduce), with_kwargs=True)
     for norm in (attention.query_norm, attention.key_norm):  # replicated, but each process sees only its own heads
         for weight in norm.parameters():
             weight.register_hook(lambda gradient: rank.all_reduce(gradient.clone()))
-    axes = shard_output_features(rank, attention.query, attention.key, attention.value)
-    axes |= shard_input_features(rank, attention.output)
-    attention.output = InputShardedLinear(attention.output, rank.all_reduce)  # type: ignore[assignment]
+    axes = _shard_output_features(rank, attention.query, attention.key, attention.value)
+    axes |= _shard_input_features(rank, attention.output)
+    attention.output = _InputShardedLinear(attention.output, rank.all_reduce)  # type: ignore[assignment]
     return axes
 
 
@@ -118,43 +118,43 @@ def shard_feed_forward(layer: nn.Module, rank: TensorParallelRank) -> dict[Tenso
             f"a feed-forward of width {layer.up.out_features} cannot be divided among {rank.size} processes; "
             "start a number of processes that divides it, or use strategy 'fsdp'"
         )
-    layer.register_forward_pre_hook(copy_inputs_hook(rank.all_reduce), with_kwargs=True)
+    layer.register_forward_pre_hook(_copy_inputs_hook(rank.all_reduce), with_kwargs=True)
     inputs = [layer.up] if layer.gate is None else [layer.gate, layer.up]
-    axes = shard_output_features(rank, *inputs) | shard_input_features(rank, layer.down)
-    layer.down = InputShardedLinear(layer.down, rank.all_reduce)  # type: ignore[assignment]
+    axes = _shard_output_features(rank, *inputs) | _shard_input_features(rank, layer.down)
+    layer.down = _InputShardedLinear(layer.down, rank.all_reduce)  # type: ignore[assignment]
     return axes
 
 
-def copy_inputs_hook(all_reduce: AllReduce) -> Callable[..., Any]:
-    """Return a forward pre-hook that applies `copy_to_ranks` to x and to the encoder output of cross-attention."""
+def _copy_inputs_hook(all_reduce: AllReduce) -> Callable[..., Any]:
+    """Return a forward pre-hook that applies `_copy_to_ranks` to x and to the encoder output of cross-attention."""
 
     def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> Any:
         def copied(value: Any) -> Any:
-            return copy_to_ranks(value, all_reduce) if isinstance(value, Tensor) else value
+            return _copy_to_ranks(value, all_reduce) if isinstance(value, Tensor) else value
 
         return tuple(map(copied, inputs)), {name: copied(value) for name, value in options.items()}
 
     return hook
 
 
-def shard_output_features(rank: TensorParallelRank, *linears: nn.Linear) -> dict[Tensor, int]:
+def _shard_output_features(rank: TensorParallelRank, *linears: nn.Linear) -> dict[Tensor, int]:
     """Keep this process's rows of the weights and biases."""
     axes: dict[Tensor, int] = {}
     for linear in linears:
-        linear.weight = shard_weight(linear.weight, 0, rank)
+        linear.weight = _shard_weight(linear.weight, 0, rank)
         axes[linear.weight] = 0
         if linear.bias is not None:
-            linear.bias = shard_weight(linear.bias, 0, rank)
+            linear.bias = _shard_weight(linear.bias, 0, rank)
             axes[linear.bias] = 0
     return axes
 
 
-def shard_input_features(rank: TensorParallelRank, linear: nn.Linear) -> dict[Tensor, int]:
+def _shard_input_features(rank: TensorParallelRank, linear: nn.Linear) -> dict[Tensor, int]:
     """Keep this process's columns of the weight."""
-    linear.weight = shard_weight(linear.weight, 1, rank)
+    linear.weight = _shard_weight(linear.weight, 1, rank)
     return {linear.weight: 1}
 
 
-def shard_weight(weight: Tensor, axis: int, rank: TensorParallelRank) -> nn.Parameter:
+def _shard_weight(weight: Tensor, axis: int, rank: TensorParallelRank) -> nn.Parameter:
     shard = weight.detach().chunk(rank.size, dim=axis)[rank.rank]
     return nn.Parameter(shard.clone(memory_format=torch.contiguous_format), requires_grad=weight.requires_grad)

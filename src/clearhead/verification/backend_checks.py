@@ -21,14 +21,14 @@ from clearhead.verification.case import VerificationCase
 from clearhead.verification.generation_checks import require_decoder
 from clearhead.verification.results import CheckSkipped, Comparison
 
-MAX_RELATIVE_ERROR: dict[Bits, float] = {"int8": 0.1, "int4": 0.8}
-EXCLUDED_BELOW_MAXIMUM = 1000  # logits this far below the largest exclude a token: -10000 for padding in Marian
+_MAX_RELATIVE_ERROR: dict[Bits, float] = {"int8": 0.1, "int4": 0.8}
+_EXCLUDED_BELOW_MAXIMUM = 1000  # logits this far below the largest exclude a token: -10000 for padding in Marian
 
 
 def cpu_kernels(case: VerificationCase) -> Comparison:
     """Check one sequence from its second token on, and the second half of a padded batch."""
     require_decoder(case)
-    accelerated = with_network(case, accelerate_copy(case.network))
+    accelerated = _with_network(case, _accelerate_copy(case.network))
     tokens, mask = accelerated.pad(case.sequences, "left")
     half = tokens.shape[1] // 2
     network = accelerated.network
@@ -40,7 +40,7 @@ def cpu_kernels(case: VerificationCase) -> Comparison:
     return Comparison(pairs, f"{single.shape[1]} steps alone, {batched.shape[1]} in a padded batch")
 
 
-def accelerate_copy(network: Transformer) -> Transformer:
+def _accelerate_copy(network: Transformer) -> Transformer:
     """Return a copy of the network that decodes in the C++ kernels; skip the check if they do not support it."""
     if reason := unsupported_network_reason(network, "cpu"):
         raise CheckSkipped(f"the C++ kernels cannot run this model: {reason}")
@@ -69,22 +69,22 @@ def decode_steps(
 
 
 def int8_weights(case: VerificationCase) -> Comparison:
-    return packed_weights(case, "int8")
+    return _packed_weights(case, "int8")
 
 
 def int4_weights(case: VerificationCase) -> Comparison:
-    return packed_weights(case, "int4")
+    return _packed_weights(case, "int4")
 
 
-def packed_weights(case: VerificationCase, bits: Bits) -> Comparison:
+def _packed_weights(case: VerificationCase, bits: Bits) -> Comparison:
     """Check that the median relative error of the logits with packed weights is within bounds."""
     if case.config.head is None:
         raise CheckSkipped("the model has no vocabulary head")
     if is_packed(case.network):
         raise CheckSkipped("the weights of the model are already packed")
-    packed = with_network(case, pack_network(deepcopy(case.network), bits))
+    packed = _with_network(case, pack_network(deepcopy(case.network), bits))
     actual, full = packed.expected[0].float(), case.expected[0].float()
-    is_excluded = full < full.amax() - EXCLUDED_BELOW_MAXIMUM
+    is_excluded = full < full.amax() - _EXCLUDED_BELOW_MAXIMUM
     error = (actual - full).masked_fill(is_excluded, 0.0)
     centered = full - full.masked_fill(is_excluded, torch.nan).nanmean(dim=-1, keepdim=True)
     centered = centered.masked_fill(is_excluded, 0.0)
@@ -92,9 +92,9 @@ def packed_weights(case: VerificationCase, bits: Bits) -> Comparison:
     median_error = (error.norm(dim=-1) / centered.norm(dim=-1)).median().item()
     agreement = (actual.argmax(-1) == full.argmax(-1)).float().mean().item()
     detail = f"median error of the logits; the same most likely token at {agreement:.0%} of {full.shape[1]} positions"
-    return Comparison([(torch.tensor([median_error]), torch.zeros(1))], detail, MAX_RELATIVE_ERROR[bits])
+    return Comparison([(torch.tensor([median_error]), torch.zeros(1))], detail, _MAX_RELATIVE_ERROR[bits])
 
 
-def with_network(case: VerificationCase, network: Transformer) -> VerificationCase:
+def _with_network(case: VerificationCase, network: Transformer) -> VerificationCase:
     """Return the case with another network."""
     return replace(case, model=replace(case.model, network=network))

@@ -21,13 +21,13 @@ from clearhead.generation import TokenSequence, decode, encode_sources, pad_righ
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.options import SamplingOptions
 
-DEFAULT_LENGTH = 96  # tokens of the longest sequence
-MIN_LENGTH = 24  # with fewer tokens some checks have nothing to compare
-MAX_DEFAULT_WINDOW = 1024  # sequences are made longer than windows up to this size
-RELATIVE_LENGTHS = (1.0, 0.64, 0.24)  # of the sequences of a batch
-SMALL_MODEL_PARAMETERS = 10**9  # a larger model generates fewer tokens by default
-NEW_TOKENS, NEW_TOKENS_LARGE_MODEL = 256, 32
-NO_LIMIT = 2**31  # context length of models without learned positions
+_DEFAULT_LENGTH = 96  # tokens of the longest sequence
+_MIN_LENGTH = 24  # with fewer tokens some checks have nothing to compare
+_MAX_DEFAULT_WINDOW = 1024  # sequences are made longer than windows up to this size
+_RELATIVE_LENGTHS = (1.0, 0.64, 0.24)  # of the sequences of a batch
+_SMALL_MODEL_PARAMETERS = 10**9  # a larger model generates fewer tokens by default
+_NEW_TOKENS, _NEW_TOKENS_LARGE_MODEL = 256, 32
+_NO_LIMIT = 2**31  # context length of models without learned positions
 Side = Literal["left", "right"]
 
 TEXT = """\
@@ -54,16 +54,16 @@ class VerificationCase:
         model: Model, *, length: int | None = None, num_new_tokens: int | None = None, compiles: bool = False
     ) -> "VerificationCase":
         """Choose sequences for a model; raise ClearheadError if `length` or `num_new_tokens` do not fit it."""
-        config, max_length = model.config, choose_length(model.config, length)
-        lengths = [round(part * max_length) for part in RELATIVE_LENGTHS]
+        config, max_length = model.config, _choose_length(model.config, length)
+        lengths = [round(part * max_length) for part in _RELATIVE_LENGTHS]
         if config.encoder is None or config.decoder is None:
-            sequences, sources = text_ids(model, config.vocab_size, lengths), []
-            num_new_tokens = choose_num_new_tokens(model, num_new_tokens, prompt_length=max_length)
+            sequences, sources = _text_ids(model, config.vocab_size, lengths), []
+            num_new_tokens = _choose_num_new_tokens(model, num_new_tokens, prompt_length=max_length)
         else:
-            sources = text_ids(model, config.encoder.embedding.vocab_size, lengths[::-1])
+            sources = _text_ids(model, config.encoder.embedding.vocab_size, lengths[::-1])
             start_id = model.text_generator.start_id
-            sequences = [[start_id, *ids[1:]] for ids in random_ids(config.vocab_size, lengths)]
-            num_new_tokens = choose_num_new_tokens(model, num_new_tokens, prompt_length=1)
+            sequences = [[start_id, *ids[1:]] for ids in _random_ids(config.vocab_size, lengths)]
+            num_new_tokens = _choose_num_new_tokens(model, num_new_tokens, prompt_length=1)
         return VerificationCase(model, sequences, sources, num_new_tokens, compiles)
 
     @property
@@ -85,7 +85,7 @@ class VerificationCase:
     @property
     def window(self) -> int | None:
         """The size of the largest sliding window or chunk of the output stack."""
-        return largest_window(self.config.output_stack)
+        return _largest_window(self.config.output_stack)
 
     # --- inputs
 
@@ -145,39 +145,41 @@ def network_dtype(network: Transformer) -> torch.dtype:
     return next(network.parameters()).dtype
 
 
-def choose_length(config: ModelConfig, length: int | None) -> int:
+def _choose_length(config: ModelConfig, length: int | None) -> int:
     """Return the length of the longest sequence: longer than the windows, within the learned positions."""
     stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
-    limit = min(max_positions(stack) for stack in stacks)
-    if limit < MIN_LENGTH:
-        raise ClearheadError(f"this model reads at most {limit} tokens; verification needs at least {MIN_LENGTH}")
+    limit = min(_max_positions(stack) for stack in stacks)
+    if limit < _MIN_LENGTH:
+        raise ClearheadError(f"this model reads at most {limit} tokens; verification needs at least {_MIN_LENGTH}")
     if length is not None:
-        if not MIN_LENGTH <= length <= limit:
-            valid = f"from {MIN_LENGTH} to {limit}" if limit < NO_LIMIT else f"at least {MIN_LENGTH}"
+        if not _MIN_LENGTH <= length <= limit:
+            valid = f"from {_MIN_LENGTH} to {limit}" if limit < _NO_LIMIT else f"at least {_MIN_LENGTH}"
             raise ClearheadError(f"length is {length}; for this model it must be {valid}")
         return length
-    window = max(largest_window(stack) or 0 for stack in stacks)
-    preferred = max(DEFAULT_LENGTH, window + DEFAULT_LENGTH // 2) if window <= MAX_DEFAULT_WINDOW else DEFAULT_LENGTH
-    return min(preferred, max(limit // 2, MIN_LENGTH))
+    window = max(_largest_window(stack) or 0 for stack in stacks)
+    preferred = (
+        max(_DEFAULT_LENGTH, window + _DEFAULT_LENGTH // 2) if window <= _MAX_DEFAULT_WINDOW else _DEFAULT_LENGTH
+    )
+    return min(preferred, max(limit // 2, _MIN_LENGTH))
 
 
-def choose_num_new_tokens(model: Model, num_new_tokens: int | None, prompt_length: int) -> int:
+def _choose_num_new_tokens(model: Model, num_new_tokens: int | None, prompt_length: int) -> int:
     """Return how many tokens to generate after a prompt of this length."""
     if num_new_tokens is None:
         num_parameters = sum(parameter.numel() for parameter in model.network.parameters())
-        num_new_tokens = NEW_TOKENS if num_parameters <= SMALL_MODEL_PARAMETERS else NEW_TOKENS_LARGE_MODEL
+        num_new_tokens = _NEW_TOKENS if num_parameters <= _SMALL_MODEL_PARAMETERS else _NEW_TOKENS_LARGE_MODEL
     if num_new_tokens < 1:
         raise ClearheadError(f"the number of new tokens is {num_new_tokens}; it must be at least 1")
-    return min(num_new_tokens, max_positions(model.config.output_stack) - prompt_length + 1)
+    return min(num_new_tokens, _max_positions(model.config.output_stack) - prompt_length + 1)
 
 
-def max_positions(stack: Stack) -> int:
+def _max_positions(stack: Stack) -> int:
     """Return the number of learned positions of a stack, or NO_LIMIT."""
     positions = stack.embedding.positions
-    return positions.num_positions if isinstance(positions, LearnedPositions) else NO_LIMIT
+    return positions.num_positions if isinstance(positions, LearnedPositions) else _NO_LIMIT
 
 
-def largest_window(stack: Stack) -> int | None:
+def _largest_window(stack: Stack) -> int | None:
     """Return the size of the largest sliding window or chunk of a stack."""
     patterns = (layer.attention.pattern for layer in stack.layers)
     return max((pattern.size for pattern in patterns if isinstance(pattern, SlidingWindow | Chunked)), default=None)
@@ -188,16 +190,16 @@ def list_lengths(sequences: Sequence[list[int]]) -> str:
     return ", ".join(str(len(sequence)) for sequence in sequences)
 
 
-def text_ids(model: Model, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+def _text_ids(model: Model, vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
     """Return sequences of these lengths: parts of TEXT, or random ids if the model has no tokenizer."""
     if model.tokenizer is None:
-        return random_ids(vocab_size, lengths)
+        return _random_ids(vocab_size, lengths)
     ids = model.encode(TEXT)
     ids *= 2 + max(lengths) // len(ids)
     return [ids[7 * index : 7 * index + length] for index, length in enumerate(lengths)]
 
 
-def random_ids(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
+def _random_ids(vocab_size: int, lengths: Sequence[int]) -> list[list[int]]:
     """Return sequences of random token ids, always the same ones."""
     generator = torch.Generator().manual_seed(0)
     return [torch.randint(vocab_size, (length,), generator=generator).tolist() for length in lengths]

@@ -57,11 +57,11 @@ def right_padding(case: VerificationCase) -> Comparison:
 
 def padding(case: VerificationCase, side: Side) -> Comparison:
     """Check a batch of different lengths, padded on one side."""
-    pairs = list(zip(padded_logits(case, side), case.expected, strict=True))
+    pairs = list(zip(_padded_logits(case, side), case.expected, strict=True))
     return Comparison(pairs, f"sequences of {list_lengths(case.sequences)} tokens")
 
 
-def padded_logits(case: VerificationCase, side: Side, **options: Any) -> list[Tensor]:
+def _padded_logits(case: VerificationCase, side: Side, **options: Any) -> list[Tensor]:
     """Return the logits (1, T, V) of the real tokens of each sequence in a padded batch."""
     tokens, mask = case.pad(case.sequences, side)
     batched = case.compute_logits(tokens, mask, case.encoder_output(None, side, **options), **options)
@@ -74,7 +74,7 @@ def fused_attention_kernel(case: VerificationCase) -> Comparison:
     def logits(kernel: AttentionKernel) -> list[Tensor]:
         encoder_output = case.encoder_output(kernel=kernel)
         single = case.compute_logits(case.tokens(), encoder_output=encoder_output, kernel=kernel)
-        return [single, *padded_logits(case, "left", kernel=kernel)]
+        return [single, *_padded_logits(case, "left", kernel=kernel)]
 
     pairs = list(zip(logits(fused_attention), logits(reference_attention), strict=True))
     return Comparison(pairs, "without and with padding")
@@ -123,15 +123,15 @@ def transformers(case: VerificationCase) -> Comparison:
             case.model.save(folder, format="huggingface")
         except ClearheadError as reason:
             raise CheckSkipped(str(reason)) from None
-        name, logits = transformers_logits(case, Path(folder))
+        name, logits = _transformers_logits(case, Path(folder))
     return Comparison([(case.expected[0], logits)], name)
 
 
-def transformers_logits(case: VerificationCase, folder: Path) -> tuple[str, Tensor]:
+def _transformers_logits(case: VerificationCase, folder: Path) -> tuple[str, Tensor]:
     """Load a folder with transformers; return the name of the class and the logits of the first sequence."""
     module = import_module("transformers")
     (name,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
-    with progress_bars_disabled():
+    with _progress_bars_disabled():
         network = getattr(module, name).from_pretrained(folder, dtype=case.dtype, attn_implementation="eager")
     network = network.to(case.device).eval()
     if case.sources:
@@ -143,7 +143,7 @@ def transformers_logits(case: VerificationCase, folder: Path) -> tuple[str, Tens
 
 
 @contextmanager
-def progress_bars_disabled() -> Iterator[None]:
+def _progress_bars_disabled() -> Iterator[None]:
     """Disable the progress bars of transformers inside the block."""
     logging = import_module("transformers.utils.logging")
     enabled = logging.is_progress_bar_enabled()

@@ -21,7 +21,7 @@ from clearhead.verification.results import CheckSkipped, Comparison, LogitPair
 def greedy(case: VerificationCase) -> Comparison:
     """Check greedy decoding of one sequence."""
     require_decoder(case)
-    return compare_with_argmax(case, [case.continuation])
+    return _compare_with_argmax(case, [case.continuation])
 
 
 def batched_greedy(case: VerificationCase) -> Comparison:
@@ -31,24 +31,24 @@ def batched_greedy(case: VerificationCase) -> Comparison:
     sequences = [case.prompt(index, -(-case.num_new_tokens // (index + 1))) for index in indices]
     for _ in decode(case.network, sequences, encoder_output=case.encode_sources(indices)):
         pass
-    return compare_with_argmax(case, sequences)
+    return _compare_with_argmax(case, sequences)
 
 
 def speculative(case: VerificationCase) -> Comparison:
     """Check speculative decoding with drafts that are partly right."""
     require_decoder(case)
     sequence, stats = case.prompt(0, case.num_new_tokens), SpeculationStats()
-    drafter = PartlyRightDrafter(case.continuation.tokens, case.config.vocab_size)
+    drafter = _PartlyRightDrafter(case.continuation.tokens, case.config.vocab_size)
     encoder_output = case.encode_sources([0])
     for _ in decode_speculatively(case.network, sequence, drafter, encoder_output=encoder_output, stats=stats):
         pass
-    comparison = compare_with_argmax(case, [sequence])
+    comparison = _compare_with_argmax(case, [sequence])
     accepted = f"{stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
     return Comparison(comparison.pairs, f"{comparison.detail}, {accepted}")
 
 
 @dataclass(frozen=True)
-class PartlyRightDrafter:
+class _PartlyRightDrafter:
     """Draft the known greedy continuation with every third token wrong, so that some are accepted and some rejected."""
 
     tokens: Sequence[int]
@@ -68,7 +68,7 @@ def require_decoder(case: VerificationCase) -> None:
         raise CheckSkipped("an encoder-only model generates no tokens")
 
 
-def compare_with_argmax(case: VerificationCase, sequences: Sequence[TokenSequence]) -> Comparison:
+def _compare_with_argmax(case: VerificationCase, sequences: Sequence[TokenSequence]) -> Comparison:
     """Compare the logits of generated tokens with the largest logits of a full pass, and with those of the loop."""
     with_largest: list[LogitPair] = []
     with_loop: list[LogitPair] = []

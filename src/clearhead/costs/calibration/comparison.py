@@ -75,10 +75,10 @@ def prepare_trial(workload: Workload) -> Trial:
         )
     if workload.device_type == "cuda" and not torch.cuda.is_available():
         raise ClearheadError("this machine has no CUDA device to measure on; use --device cpu")
-    check_memory(workload)
+    _check_memory(workload)
     if workload.quant is not None:
-        return Trial(workload, packed_step(workload), [])
-    bytes_before = allocated_before_network() if workload.device_type == "cuda" else 0
+        return Trial(workload, _packed_step(workload), [])
+    bytes_before = _allocated_before_network() if workload.device_type == "cuda" else 0
     network, counter = build_network(workload, workload.device_type), KernelCounter()
     if uses_cuda_graph(workload):  # the counter does not see inside a graph
         step, comparisons = prepare_step(network, workload), []
@@ -87,14 +87,14 @@ def prepare_trial(workload: Workload) -> Trial:
             step = prepare_step(network, workload)
             counter.restart()
             step()
-        comparisons = compare_counts(workload, counter)
-    full_step, uncounted_bytes = add_optimizer(network, step) if workload.phase == "train" else (step, 0)
+        comparisons = _compare_counts(workload, counter)
+    full_step, uncounted_bytes = _add_optimizer(network, step) if workload.phase == "train" else (step, 0)
     uncounted_bytes += sum(parameter.numel() * parameter.element_size() for parameter in network.parameters())
-    peak = measure_peak_bytes(full_step, workload, uncounted_bytes, counter) - bytes_before
+    peak = _measure_peak_bytes(full_step, workload, uncounted_bytes, counter) - bytes_before
     return Trial(workload, full_step, [*comparisons, Comparison("peak bytes", estimate_memory(workload).peak, peak)])
 
 
-def check_memory(workload: Workload) -> None:
+def _check_memory(workload: Workload) -> None:
     """Raise ClearheadError before a run that the operating system would kill.
 
     A network is created in float32, whatever it is converted to afterwards.
@@ -108,7 +108,7 @@ def check_memory(workload: Workload) -> None:
         )
 
 
-def packed_step(workload: Workload) -> Step:
+def _packed_step(workload: Workload) -> Step:
     """Return a decode step in our own kernels, which the counter does not see."""
     network = build_packed(workload)
     if network is None:
@@ -118,7 +118,7 @@ def packed_step(workload: Workload) -> Step:
     return decode_step(network, workload)
 
 
-def compare_counts(workload: Workload, counter: KernelCounter) -> list[Comparison]:
+def _compare_counts(workload: Workload, counter: KernelCounter) -> list[Comparison]:
     flops = sum(cost.flops for cost in operation_costs(workload))
     return [
         Comparison("FLOPs", flops, counter.flops),
@@ -126,7 +126,7 @@ def compare_counts(workload: Workload, counter: KernelCounter) -> list[Compariso
     ]
 
 
-def add_optimizer(network: Transformer, step: Step) -> tuple[Step, int]:
+def _add_optimizer(network: Transformer, step: Step) -> tuple[Step, int]:
     """Return a training step that ends with AdamW, and the bytes of its moments.
 
     The fused AdamW is one kernel that reads and writes everything once.
@@ -142,7 +142,7 @@ def add_optimizer(network: Transformer, step: Step) -> tuple[Step, int]:
     return full_step, sum(tensor.numel() * tensor.element_size() for tensor in moments)
 
 
-def allocated_before_network() -> int:
+def _allocated_before_network() -> int:
     """Return the GPU memory in use before the network exists, mainly the workspace of the matrix product library."""
     matrix = torch.ones(64, 64, device="cuda")
     torch.mm(matrix, matrix)
@@ -150,7 +150,7 @@ def allocated_before_network() -> int:
     return torch.cuda.memory_allocated()
 
 
-def measure_peak_bytes(step: Step, workload: Workload, uncounted_bytes: int, counter: KernelCounter) -> int:
+def _measure_peak_bytes(step: Step, workload: Workload, uncounted_bytes: int, counter: KernelCounter) -> int:
     """Return the peak memory: the allocator's on CUDA, on a CPU the counter's with weights and moments added."""
     if workload.device_type == "cpu":
         return uncounted_bytes + counter.peak_bytes

@@ -33,7 +33,7 @@ class Device:
         return self.flops_per_second[dtype]
 
 
-def flops_by_dtype(half: float, single: float, double: float) -> dict[str, float]:
+def _flops_by_dtype(half: float, single: float, double: float) -> dict[str, float]:
     return {"bfloat16": half, "float16": half, "float32": single, "float64": double}
 
 
@@ -42,7 +42,7 @@ DEVICES = (
         name="h200",
         memory_bytes=141e9,
         bytes_per_second=4.8e12,
-        flops_per_second=flops_by_dtype(989e12, 67e12, 34e12),
+        flops_per_second=_flops_by_dtype(989e12, 67e12, 34e12),
         link_bytes_per_second=450e9,
         source="NVIDIA H200 Tensor Core GPU datasheet, SXM",
     ),
@@ -50,7 +50,7 @@ DEVICES = (
         name="h100",
         memory_bytes=80e9,
         bytes_per_second=3.35e12,
-        flops_per_second=flops_by_dtype(989e12, 67e12, 34e12),
+        flops_per_second=_flops_by_dtype(989e12, 67e12, 34e12),
         link_bytes_per_second=450e9,
         source="NVIDIA H100 Tensor Core GPU datasheet, SXM",
     ),
@@ -58,7 +58,7 @@ DEVICES = (
         name="a100",
         memory_bytes=80e9,
         bytes_per_second=2.039e12,
-        flops_per_second=flops_by_dtype(312e12, 19.5e12, 9.7e12),
+        flops_per_second=_flops_by_dtype(312e12, 19.5e12, 9.7e12),
         link_bytes_per_second=300e9,
         source="NVIDIA A100 Tensor Core GPU datasheet, 80 GB SXM",
     ),
@@ -66,7 +66,7 @@ DEVICES = (
         name="rtx-4090",
         memory_bytes=24e9,
         bytes_per_second=1.008e12,
-        flops_per_second=flops_by_dtype(165.2e12, 82.6e12, 1.29e12),
+        flops_per_second=_flops_by_dtype(165.2e12, 82.6e12, 1.29e12),
         link_bytes_per_second=32e9,
         source="NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090, float32 accumulation; PCIe 4.0 x16",
     ),
@@ -74,7 +74,7 @@ DEVICES = (
         name="l40s",
         memory_bytes=48e9,
         bytes_per_second=864e9,
-        flops_per_second=flops_by_dtype(362e12, 91.6e12, 1.43e12),
+        flops_per_second=_flops_by_dtype(362e12, 91.6e12, 1.43e12),
         link_bytes_per_second=32e9,
         source="NVIDIA L40S GPU datasheet; float64 at 1/64 of float32, as in its architecture; PCIe 4.0 x16",
     ),

@@ -89,12 +89,12 @@ def measure_reductions(device: str) -> dict[str, list[Rate]]:
             partial(aten.native_layer_norm_backward, x, x, [width], mean, deviation, weight, weight, [True] * 3),
         ]
     rates: dict[str, list[Rate]] = {}
-    for name, rate in collect_points(partial(measure_reduction, run, device) for run in runs):
+    for name, rate in collect_points(partial(_measure_reduction, run, device) for run in runs):
         rates.setdefault(name, []).append(rate)
     return rates
 
 
-def measure_reduction(run: Run, device: str) -> tuple[str, Rate]:
+def _measure_reduction(run: Run, device: str) -> tuple[str, Rate]:
     with KernelCounter() as counter:
         run()
     kernel = counter.kernels[0]
@@ -103,24 +103,24 @@ def measure_reduction(run: Run, device: str) -> tuple[str, Rate]:
 
 # --- kernels of a decode step in a CUDA graph
 
-INPUTS = (512, 1024, 2048, 4096, 8192, 16384)
+_INPUTS = (512, 1024, 2048, 4096, 8192, 16384)
 OUTPUTS = (512, 1024, 4096, 16384, 65536)  # of gate and up together if there are both
-MAX_COPIES, NUM_REPLAYS, NUM_REPEATS = 200, 100, 9
+MAX_COPIES, _NUM_REPLAYS, _NUM_REPEATS = 200, 100, 9
 COLD_BYTES = 1 << 30
 # Up to 16 sequences of 8 heads, several programs share a head (`attention_workspace`); beyond, each has its own.
 BATCHES, LENGTHS, HEAD_WIDTHS = (1, 8, 16, 32, 64), (512, 2048, 8192), (64, 128)
-NUM_HEADS, NUM_KV_HEADS = 32, 8
-PRECEDING_WIDTH = 4096  # of the product before attention: two of its matrices exceed the GPU's cache
+_NUM_HEADS, _NUM_KV_HEADS = 32, 8
+_PRECEDING_WIDTH = 4096  # of the product before attention: two of its matrices exceed the GPU's cache
 
 
 def measure_row_products(dtype: str) -> list[Rate]:
     """Measure the product of one row with one matrix, or with gate and up together."""
-    pool = torch.randn(OUTPUTS[-1] * INPUTS[-1], device="cuda", dtype=getattr(torch, dtype))
-    shapes = itertools.product((1, 2), OUTPUTS, INPUTS)
-    return collect_points(partial(measure_row_product, pool, *shape) for shape in shapes)
+    pool = torch.randn(OUTPUTS[-1] * _INPUTS[-1], device="cuda", dtype=getattr(torch, dtype))
+    shapes = itertools.product((1, 2), OUTPUTS, _INPUTS)
+    return collect_points(partial(_measure_row_product, pool, *shape) for shape in shapes)
 
 
-def measure_row_product(pool: Tensor, num_matrices: int, outputs: int, inputs: int) -> Rate:
+def _measure_row_product(pool: Tensor, num_matrices: int, outputs: int, inputs: int) -> Rate:
     size = outputs * inputs
     matrices = pool[: pool.numel() // size * size].view(-1, outputs, inputs)
     x = torch.randn(1, inputs, device=pool.device, dtype=pool.dtype)
@@ -132,11 +132,11 @@ def measure_row_product(pool: Tensor, num_matrices: int, outputs: int, inputs: i
 
 def measure_graph_start() -> float:
     """Return what a graph takes beyond its kernels: a graph of one kernel less the time per kernel of eleven."""
-    one, eleven = (replay_seconds(num_kernels) for num_kernels in (1, 11))
+    one, eleven = (_replay_seconds(num_kernels) for num_kernels in (1, 11))
     return max(0.0, one - (eleven - one) / 10)
 
 
-def replay_seconds(num_kernels: int) -> float:
+def _replay_seconds(num_kernels: int) -> float:
     tiny, large = torch.ones(8, device="cuda"), torch.empty(COLD_BYTES, dtype=torch.uint8, device="cuda")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -148,50 +148,50 @@ def replay_seconds(num_kernels: int) -> float:
         for _ in range(10):
             large.fill_(0)  # keeps the GPU busy until the host has queued all replays
         start.record()
-        for _ in range(NUM_REPLAYS):
+        for _ in range(_NUM_REPLAYS):
             graph.replay()
         end.record()
         end.synchronize()
-        rounds.append(start.elapsed_time(end) / 1e3 / NUM_REPLAYS)
+        rounds.append(start.elapsed_time(end) / 1e3 / _NUM_REPLAYS)
     return statistics.median(rounds)
 
 
 def measure_moments(dtype: str) -> list[Rate]:
     """Return the bytes of x per second, read twice: what a layer norm in a product takes beyond an RMS norm."""
-    return collect_points(partial(measure_moments_point, dtype, width) for width in INPUTS[::2])
+    return collect_points(partial(_measure_moments_point, dtype, width) for width in _INPUTS[::2])
 
 
-def measure_moments_point(dtype: str, width: int) -> Rate:
+def _measure_moments_point(dtype: str, width: int) -> Rate:
     x = torch.randn(1, width, device="cuda", dtype=getattr(torch, dtype))
     matrices = [Projection(torch.randn(width, width, device="cuda", dtype=x.dtype), None) for _ in range(8)]
 
     def seconds(norm: NormModule) -> float:
         return time_runs([partial(fused_linear, x, matrix, norm=norm.to(x)) for matrix in matrices], "cuda")
 
-    differences = [seconds(nn.LayerNorm(width)) - seconds(RmsNormLayer(NORM, width)) for _ in range(NUM_REPEATS)]
+    differences = [seconds(nn.LayerNorm(width)) - seconds(RmsNormLayer(NORM, width)) for _ in range(_NUM_REPEATS)]
     return Rate((width,), 2 * x.nbytes / max(statistics.median(differences), 1e-9))
 
 
 def measure_row_attention(dtype: str) -> list[Rate]:
     """Return the bytes of keys and values per second at (sequences · key-value heads, keys, head width)."""
     shapes = itertools.product(BATCHES, LENGTHS, HEAD_WIDTHS)
-    return collect_points(partial(measure_row_attention_point, dtype, *shape) for shape in shapes)
+    return collect_points(partial(_measure_row_attention_point, dtype, *shape) for shape in shapes)
 
 
-def measure_row_attention_point(dtype: str, batch: int, length: int, width: int) -> Rate:
-    num_bytes = 2 * batch * NUM_KV_HEADS * length * width * getattr(torch, dtype).itemsize
+def _measure_row_attention_point(dtype: str, batch: int, length: int, width: int) -> Rate:
+    num_bytes = 2 * batch * _NUM_KV_HEADS * length * width * getattr(torch, dtype).itemsize
     num_layers = max(1, min(32, COLD_BYTES // num_bytes))
-    decoder = attention_decoder(batch, length, width, dtype, num_layers)
-    return Rate((batch * NUM_KV_HEADS, length, width), num_bytes / row_attention_seconds(decoder))
+    decoder = _attention_decoder(batch, length, width, dtype, num_layers)
+    return Rate((batch * _NUM_KV_HEADS, length, width), num_bytes / _row_attention_seconds(decoder))
 
 
-def attention_decoder(batch: int, length: int, width: int, dtype: str, num_layers: int) -> GraphDecoder:
+def _attention_decoder(batch: int, length: int, width: int, dtype: str, num_layers: int) -> GraphDecoder:
     """Return a decoder with caches of this shape and tiny weights."""
     config = toy_decoder(
         width=16,
         inner_width=16,
-        num_heads=NUM_HEADS,
-        num_kv_heads=NUM_KV_HEADS,
+        num_heads=_NUM_HEADS,
+        num_kv_heads=_NUM_KV_HEADS,
         head_width=width,
         num_layers=num_layers,
         context=length,
@@ -203,16 +203,16 @@ def attention_decoder(batch: int, length: int, width: int, dtype: str, num_layer
     return decoder
 
 
-def row_attention_seconds(decoder: GraphDecoder) -> float:
+def _row_attention_seconds(decoder: GraphDecoder) -> float:
     """Return what attention adds to the product before it, as in a network.
 
     After another attention, the attention of one sequence is a quarter faster.
     """
     batch, num_kv_heads, _, width = decoder.layers[0].keys.shape
-    projected = torch.randn(batch, (NUM_HEADS + 2 * num_kv_heads) * width, device="cuda", dtype=decoder.dtype)
+    projected = torch.randn(batch, (_NUM_HEADS + 2 * num_kv_heads) * width, device="cuda", dtype=decoder.dtype)
     attends: list[Run] = [partial(decoder.attend, layer, projected) for layer in decoder.layers]
-    matrices = torch.randn(8, PRECEDING_WIDTH, PRECEDING_WIDTH, device="cuda", dtype=decoder.dtype)
-    x = torch.randn(batch, PRECEDING_WIDTH, device="cuda", dtype=decoder.dtype)
+    matrices = torch.randn(8, _PRECEDING_WIDTH, _PRECEDING_WIDTH, device="cuda", dtype=decoder.dtype)
+    x = torch.randn(batch, _PRECEDING_WIDTH, device="cuda", dtype=decoder.dtype)
     products: list[Run] = [
         partial(fused_linear, x, Projection(one, None)) if batch == 1 else partial(linear, x, one) for one in matrices
     ]

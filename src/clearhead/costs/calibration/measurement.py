@@ -35,7 +35,7 @@ from clearhead.costs.formulas import Phase
 from clearhead.errors import ClearheadError, unknown_name
 
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("bfloat16",)}  # what fits into a minute
-NUM_PASSES = {"cpu": 3, "cuda": 1}
+_NUM_PASSES = {"cpu": 3, "cuda": 1}
 # Matrix products: rows m, outputs n, inputs k. Each grid ends where larger products are no faster.
 GRIDS = {
     "cpu": ((1, 8, 64, 128, 256, 512), (128, 512, 2048), (128, 512, 2048)),
@@ -43,14 +43,14 @@ GRIDS = {
 }
 LENGTHS = {"cpu": (1, 32, 128, 512, 2048), "cuda": (1, 128, 512, 2048, 8192)}
 HEAD_WIDTHS = (64, 128)
-MAX_HEADS = {"cpu": 64, "cuda": 8192}  # on a GPU, enough for a backward to take longer than its launch on the host
+_MAX_HEADS = {"cpu": 64, "cuda": 8192}  # on a GPU, enough for a backward to take longer than its launch on the host
 TRAFFIC_BYTES = tuple(1 << power for power in (14, 17, 20, 22, 24, 26, 28))
 MAX_COPIES = 1000
 # FLOPs of one round over all copies of a weight. For larger products it does not matter whether a cache holds it.
-ROUND_FLOPS = {"cpu": 10**10, "cuda": 10**12}
+_ROUND_FLOPS = {"cpu": 10**10, "cuda": 10**12}
 MAX_SCORES = {"cpu": 1 << 22, "cuda": 1 << 29}
 COLD_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # more than any cache holds
-OPTIMIZER_MATRICES = {"cpu": (16, 1024), "cuda": (64, 2048)}  # number of square matrices, and their side
+_OPTIMIZER_MATRICES = {"cpu": (16, 1024), "cuda": (64, 2048)}  # number of square matrices, and their side
 
 ShowProgress = Callable[[str], object]
 
@@ -67,7 +67,7 @@ def measure_machine(
     if device == "cuda" and not torch.cuda.is_available():
         raise ClearheadError("this machine has no CUDA device; run: clearhead calibrate --device cpu")
     dtypes = DTYPES[device] if dtypes is None else dtypes
-    calibration = best_of([measure_once(device, show_progress, dtypes) for _ in range(NUM_PASSES[device])])
+    calibration = best_of([measure_once(device, show_progress, dtypes) for _ in range(_NUM_PASSES[device])])
     if device == "cuda":
         return calibration
     show_progress("packed weights")
@@ -78,13 +78,13 @@ def measure_once(device: str, show_progress: ShowProgress, dtypes: Sequence[str]
     """Measure everything but packed weights, in one pass."""
     with torch.no_grad():
         show_progress("bandwidth")
-        traffic = [measure_traffic(device, num_bytes) for num_bytes in TRAFFIC_BYTES]
+        traffic = [_measure_traffic(device, num_bytes) for num_bytes in TRAFFIC_BYTES]
         show_progress("matrix products")
-        products = {dtype: measure_products(device, dtype) for dtype in dtypes}
+        products = {dtype: _measure_products(device, dtype) for dtype in dtypes}
         show_progress("attention")
-        attention = {dtype: measure_attention(device, dtype, backward=False) for dtype in dtypes}
-    attention_backward = {dtype: measure_attention(device, dtype, backward=True) for dtype in dtypes}
-    gpu_rates = measure_gpu(show_progress, dtypes) if device == "cuda" else {}
+        attention = {dtype: _measure_attention(device, dtype, backward=False) for dtype in dtypes}
+    attention_backward = {dtype: _measure_attention(device, dtype, backward=True) for dtype in dtypes}
+    gpu_rates = _measure_gpu(show_progress, dtypes) if device == "cuda" else {}
     show_progress("time per operation")
     return Calibration(
         device=device,
@@ -95,15 +95,15 @@ def measure_once(device: str, show_progress: ShowProgress, dtypes: Sequence[str]
         products=products,
         attention=attention,
         attention_backward=attention_backward,
-        optimizer={dtype: measure_optimizer(device, dtype) for dtype in dtypes},
-        kernel_seconds=measure_shortest_kernel(device),
+        optimizer={dtype: _measure_optimizer(device, dtype) for dtype in dtypes},
+        kernel_seconds=_measure_shortest_kernel(device),
         host_seconds={phase: measure_host_seconds(device, phase) for phase in get_args(Phase)},
         **gpu_rates,
     )
 
 
 @torch.no_grad()
-def measure_gpu(show_progress: ShowProgress, dtypes: Sequence[str]) -> dict[str, Any]:
+def _measure_gpu(show_progress: ShowProgress, dtypes: Sequence[str]) -> dict[str, Any]:
     """Return the fields of a calibration that matter on a GPU only."""
     show_progress("unaligned and scattered operands")
     fields: dict[str, Any] = {
@@ -120,25 +120,25 @@ def measure_gpu(show_progress: ShowProgress, dtypes: Sequence[str]) -> dict[str,
     return fields
 
 
-def measure_traffic(device: str, num_bytes: int) -> Traffic:
+def _measure_traffic(device: str, num_bytes: int) -> Traffic:
     """Measure an elementwise kernel that reads as much as it writes; on a CPU, without its fixed time per operation."""
     copies = max(1, min(MAX_COPIES, COLD_BYTES[device] // num_bytes))
-    seconds = elementwise_seconds(device, num_bytes, copies)
+    seconds = _elementwise_seconds(device, num_bytes, copies)
     if device == "cpu":
-        seconds = max(seconds - elementwise_seconds(device, 8, 1), seconds / 10)
+        seconds = max(seconds - _elementwise_seconds(device, 8, 1), seconds / 10)
     return Traffic(num_bytes, num_bytes / seconds)
 
 
-def elementwise_seconds(device: str, num_bytes: int, copies: int) -> float:
+def _elementwise_seconds(device: str, num_bytes: int, copies: int) -> float:
     sources = torch.ones(copies, num_bytes // 8, device=device)
     targets = torch.empty_like(sources)
     pairs = zip(sources, targets, strict=True)
     return time_runs([partial(torch.mul, source, 2.0, out=target) for source, target in pairs], device)
 
 
-def measure_optimizer(device: str, dtype: str) -> float:
+def _measure_optimizer(device: str, dtype: str) -> float:
     """Return the bytes of parameters that a fused AdamW updates per second."""
-    count, side = OPTIMIZER_MATRICES[device]
+    count, side = _OPTIMIZER_MATRICES[device]
     parameters = [torch.zeros(side, side, device=device, dtype=getattr(torch, dtype)) for _ in range(count)]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
@@ -147,47 +147,47 @@ def measure_optimizer(device: str, dtype: str) -> float:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters) / seconds
 
 
-def measure_products(device: str, dtype: str) -> list[Rate]:
+def _measure_products(device: str, dtype: str) -> list[Rate]:
     torch_dtype = getattr(torch, dtype)
     values = torch.randn(1 << 18, device=device, dtype=torch_dtype)
     pool = values.repeat(COLD_BYTES[device] // (values.numel() * torch_dtype.itemsize))
-    return collect_points(partial(measure_product, pool, *shape) for shape in itertools.product(*GRIDS[device]))
+    return collect_points(partial(_measure_product, pool, *shape) for shape in itertools.product(*GRIDS[device]))
 
 
-def measure_product(pool: Tensor, rows: int, outputs: int, inputs: int) -> Rate:
+def _measure_product(pool: Tensor, rows: int, outputs: int, inputs: int) -> Rate:
     flops = 2 * rows * outputs * inputs
-    copies = max(1, min(MAX_COPIES, pool.numel() // (outputs * inputs), ROUND_FLOPS[pool.device.type] // flops))
+    copies = max(1, min(MAX_COPIES, pool.numel() // (outputs * inputs), _ROUND_FLOPS[pool.device.type] // flops))
     weights = pool[: copies * outputs * inputs].view(copies, outputs, inputs)
     x = torch.randn(rows, inputs, device=pool.device, dtype=pool.dtype)
     runs: list[Run] = [partial(linear, x, weight) for weight in weights]
     return Rate((rows, outputs, inputs), flops / time_runs(runs, pool.device.type, flops=flops))
 
 
-def measure_attention(device: str, dtype: str, backward: bool) -> list[Rate]:
+def _measure_attention(device: str, dtype: str, backward: bool) -> list[Rate]:
     shapes = itertools.product(LENGTHS[device], HEAD_WIDTHS)
     return collect_points(
-        partial(measure_attention_point, device, dtype, backward, *shape)
+        partial(_measure_attention_point, device, dtype, backward, *shape)
         for shape in shapes
         if not (backward and shape[0] == 1)
     )
 
 
-def measure_attention_point(device: str, dtype: str, backward: bool, length: int, width: int) -> Rate:
+def _measure_attention_point(device: str, dtype: str, backward: bool, length: int, width: int) -> Rate:
     is_decode = length == 1
     num_keys = 2048 if is_decode else length
-    num_heads = max(1, min(64 if is_decode else MAX_HEADS[device], MAX_SCORES[device] // (length * num_keys)))
+    num_heads = max(1, min(64 if is_decode else _MAX_HEADS[device], MAX_SCORES[device] // (length * num_keys)))
     flops = round(2 * num_heads * length * num_keys * 2 * width * (2.5 if backward else 1.0))
     query = torch.randn(1, num_heads, length, width, device=device, dtype=getattr(torch, dtype))
     # Decoding: four query heads per key-value head, as in most models, and keys from memory instead of a cache.
     num_kv_heads, copies = (num_heads // 4, 8) if is_decode else (num_heads, 1)
     keys = torch.randn(copies, 2, 1, num_kv_heads, num_keys, width, device=device, dtype=query.dtype)
-    runs = [attention_run(query, key, value, backward) for key, value in keys]
+    runs = [_attention_run(query, key, value, backward) for key, value in keys]
     if backward:  # without a CUDA graph, several runs must be queued for the host to stay ahead
         runs = runs * (1 if device == "cpu" else 8)
     return Rate((length, width), flops / time_runs(runs, device, graph=not backward, flops=flops))
 
 
-def attention_run(query: Tensor, key: Tensor, value: Tensor, backward: bool) -> Run:
+def _attention_run(query: Tensor, key: Tensor, value: Tensor, backward: bool) -> Run:
     attend = partial(
         scaled_dot_product_attention,
         query,
@@ -204,7 +204,7 @@ def attention_run(query: Tensor, key: Tensor, value: Tensor, backward: bool) -> 
     return partial(torch.autograd.grad, out, (query, key, value), torch.ones_like(out), retain_graph=True)
 
 
-def measure_shortest_kernel(device: str) -> float:
+def _measure_shortest_kernel(device: str) -> float:
     """Return the seconds of the shortest kernel on a GPU, or 0 on a CPU, where a tiny operation is all host time.
 
     Different kernels run in turn, as in a network: a kernel that follows itself starts sooner.

@@ -23,7 +23,7 @@ def predict_seconds(workload: Workload, calibration: Calibration) -> float:
     A training step ends with AdamW, which is one kernel.
     """
     if workload.quant is not None:
-        return packed_seconds(workload, calibration.packed[workload.quant])
+        return _packed_seconds(workload, calibration.packed[workload.quant])
     seconds = calibration.run_time(simulate(workload), workload.dtype, workload.phase)
     if workload.phase == "train":
         seconds += weight_bytes(workload) / calibration.optimizer[workload.dtype]
@@ -42,7 +42,7 @@ def uses_packed_kernels(workload: Workload) -> bool:
     return not config.is_encoder_decoder and unsupported_reason(config, "cpu") is None
 
 
-def packed_seconds(workload: Workload, rates: dict[str, float]) -> float:
+def _packed_seconds(workload: Workload, rates: dict[str, float]) -> float:
     assert workload.config.decoder is not None
     return (
         weight_bytes(workload) / rates["weight_bytes_per_second"]

@@ -24,7 +24,7 @@ from clearhead.errors import ClearheadError
 from clearhead.files import read_json_object, write_text
 from clearhead.home import home
 
-RATE_TABLES = ("products", "attention", "attention_backward", "row_products", "row_attention", "passes")
+_RATE_TABLES = ("products", "attention", "attention_backward", "row_products", "row_attention", "passes")
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def interpolate(table: list[Rate], shape: tuple[int, ...]) -> float:
     rates = {point.shape: point.per_second for point in table}
     corners: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     for axis, size in enumerate(shape):
-        neighbours = grid_neighbours(sorted({point.shape[axis] for point in table}), size)
+        neighbours = _grid_neighbours(sorted({point.shape[axis] for point in table}), size)
         corners = [((*corner, point), weight * part) for corner, weight in corners for point, part in neighbours]
     known = [(rates[corner], weight) for corner, weight in corners if corner in rates]
     if not known:
@@ -155,7 +155,7 @@ def interpolate(table: list[Rate], shape: tuple[int, ...]) -> float:
     return math.exp(sum(weight * math.log(rate) for rate, weight in known) / sum(weight for _, weight in known))
 
 
-def grid_neighbours(points: list[int], size: int) -> list[tuple[int, float]]:
+def _grid_neighbours(points: list[int], size: int) -> list[tuple[int, float]]:
     """Return the measured sizes on either side, each with its weight."""
     size = min(max(size, points[0]), points[-1])
     above = bisect_left(points, size)
@@ -171,18 +171,18 @@ def grid_neighbours(points: list[int], size: int) -> list[tuple[int, float]]:
 
 def best_of(passes: Sequence[Calibration]) -> Calibration:
     """Return the best of each number over several passes: other load on a shared machine only slows it down."""
-    return calibration_from_dict(best_value([asdict(one) for one in passes], "highest"))
+    return _calibration_from_dict(_best_value([asdict(one) for one in passes], "highest"))
 
 
-def best_value(values: Sequence[Any], best: Literal["highest", "lowest"]) -> Any:
+def _best_value(values: Sequence[Any], best: Literal["highest", "lowest"]) -> Any:
     match values[0]:
         case dict() as first:
             return {
-                name: best_value([value[name] for value in values], "lowest" if name.endswith("_seconds") else best)
+                name: _best_value([value[name] for value in values], "lowest" if name.endswith("_seconds") else best)
                 for name in first
             }
         case list():
-            return [best_value(elements, best) for elements in zip(*values, strict=True)]
+            return [_best_value(elements, best) for elements in zip(*values, strict=True)]
         case float():
             return max(values) if best == "highest" else min(values)
         case constant:
@@ -214,15 +214,15 @@ def load_calibration(device: str) -> Calibration | None:
     if not path.is_file():
         return None
     try:
-        calibration = calibration_from_dict(read_json_object(path))
+        calibration = _calibration_from_dict(read_json_object(path))
     except (TypeError, ValueError, KeyError, AttributeError):
         raise ClearheadError(f"{path} is not a calibration of this version; run clearhead calibrate again") from None
     if device == "cpu" or torch.cuda.is_available():
-        warn_if_other_machine(calibration)
+        _warn_if_other_machine(calibration)
     return calibration
 
 
-def warn_if_other_machine(calibration: Calibration) -> None:
+def _warn_if_other_machine(calibration: Calibration) -> None:
     """Warn if hardware, threads or torch differ from those that were measured."""
     device = calibration.device
     measured = f"{calibration.machine}, torch {calibration.torch}"
@@ -242,9 +242,9 @@ def machine_name(device: str) -> str:
     return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def calibration_from_dict(data: dict[str, Any]) -> Calibration:
+def _calibration_from_dict(data: dict[str, Any]) -> Calibration:
     """Return the calibration whose `asdict` is given."""
-    for table in RATE_TABLES:
+    for table in _RATE_TABLES:
         data[table] = {
             name: [Rate(tuple(point["shape"]), point["per_second"]) for point in points]
             for name, points in data[table].items()

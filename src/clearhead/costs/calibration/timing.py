@@ -13,11 +13,11 @@ from typing import TypeVar
 
 import torch
 
-GRAPH_SECONDS = 1e-3
+_GRAPH_SECONDS = 1e-3
 POINT_SECONDS = {"cpu": 0.02, "cuda": 0.01}  # of one pass
 # A GPU at its power limit lowers its clock after a while, so products from this size on are timed for longer.
-LARGE_FLOPS, SUSTAINED_SECONDS = 10**10, 0.2
-ROUND_SECONDS = 0.02  # steps on a GPU between two synchronisations
+_LARGE_FLOPS, _SUSTAINED_SECONDS = 10**10, 0.2
+_ROUND_SECONDS = 0.02  # steps on a GPU between two synchronisations
 
 Run = Callable[[], object]
 Result = TypeVar("Result")
@@ -29,9 +29,9 @@ def time_runs(runs: list[Run], device: str, graph: bool = True, flops: float = 0
     On a GPU only the later half of the rounds counts. graph: run in a CUDA graph. flops: FLOPs of one run.
     """
     if device == "cpu":
-        return cpu_seconds(runs)
-    seconds = SUSTAINED_SECONDS if flops >= LARGE_FLOPS else POINT_SECONDS[device]
-    return graph_seconds(runs, seconds) if graph else event_seconds(runs, seconds)
+        return _cpu_seconds(runs)
+    seconds = _SUSTAINED_SECONDS if flops >= _LARGE_FLOPS else POINT_SECONDS[device]
+    return graph_seconds(runs, seconds) if graph else _event_seconds(runs, seconds)
 
 
 def collect_points(points: Iterable[Callable[[], Result]]) -> list[Result]:
@@ -45,7 +45,7 @@ def collect_points(points: Iterable[Callable[[], Result]]) -> list[Result]:
     return results
 
 
-def cpu_seconds(runs: list[Run]) -> float:
+def _cpu_seconds(runs: list[Run]) -> float:
     for run in runs[:2]:
         run()
     rounds: list[float] = []
@@ -63,15 +63,15 @@ def graph_seconds(runs: list[Run], seconds: float) -> float:
     for run in runs[:2]:  # libraries must initialise outside the graph
         run()
     torch.cuda.synchronize()
-    repeats = max(1, min(32, int(GRAPH_SECONDS / event_seconds(runs[:32]))) // len(runs))
+    repeats = max(1, min(32, int(_GRAPH_SECONDS / _event_seconds(runs[:32]))) // len(runs))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for run in runs * repeats:
             run()
-    return event_seconds([graph.replay], seconds) / (len(runs) * repeats)
+    return _event_seconds([graph.replay], seconds) / (len(runs) * repeats)
 
 
-def event_seconds(runs: list[Run], seconds: float = 0.0) -> float:
+def _event_seconds(runs: list[Run], seconds: float = 0.0) -> float:
     """Time runs on a GPU with CUDA events."""
     rounds: list[float] = []
     started = time.perf_counter()
@@ -92,7 +92,7 @@ def time_step(step: Run, device: str, seconds: float = 2.0, min_rounds: int = 5)
     Short steps on a GPU are not synchronised one by one.
     """
     time_repeats(step, device, 2)
-    per_round = 1 if device == "cpu" else max(1, int(ROUND_SECONDS / time_repeats(step, device, 1)))
+    per_round = 1 if device == "cpu" else max(1, int(_ROUND_SECONDS / time_repeats(step, device, 1)))
     times: list[float] = []
     started = time.perf_counter()
     while len(times) < min_rounds or time.perf_counter() - started < seconds:

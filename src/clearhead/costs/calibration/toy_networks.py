@@ -88,7 +88,7 @@ def toy_gpt2() -> ModelConfig:
 
 # --- host time per operation
 
-NUM_CALLS = 100
+_NUM_CALLS = 100
 STEP_SECONDS = {"cpu": 0.3, "cuda": 1.0}  # of one pass
 NUM_ROUNDS = 10
 LENGTH = 8
@@ -113,7 +113,7 @@ def measure_host_seconds(device: str, phase: Phase) -> dict[str, float]:
         for config in ((toy_llama(),) if on_cpu else (toy_llama(UNUSUAL_HEAD_WIDTH), toy_gpt2()))
     ]
     steps = [prepare_step(build_network(workload, device), workload) for workload in workloads]
-    seconds = time_alternately(steps, device)
+    seconds = _time_alternately(steps, device)
     runs = [simulate(workload) for workload in workloads]
     if on_cpu:
         return {"each": seconds[0] / runs[0].num_dispatches}
@@ -123,7 +123,7 @@ def measure_host_seconds(device: str, phase: Phase) -> dict[str, float]:
     return by_kind | solve_host_seconds(*((*count, seconds[i] - known[i]) for i, count in enumerate(counts)))
 
 
-def time_alternately(steps: list[Step], device: str) -> list[float]:
+def _time_alternately(steps: list[Step], device: str) -> list[float]:
     """Time several steps in alternation, since the speed of a host changes within seconds."""
     step_seconds = STEP_SECONDS[device] / NUM_ROUNDS
     rounds = [[time_step(step, device, step_seconds) for step in steps] for _ in range(NUM_ROUNDS)]
@@ -153,28 +153,28 @@ def kernel_host_seconds(device: str, num_queries: int) -> dict[str, float]:
     """
     x, weight = (torch.ones(rows, 64, device=device, dtype=torch.bfloat16) for rows in (num_queries, 64))
     query, key = (torch.ones(1, 2, length, 32, device=device, dtype=x.dtype) for length in (num_queries, LENGTH))
-    elementwise = call_seconds(partial(torch.mul, x, 2.0), device)
+    elementwise = _call_seconds(partial(torch.mul, x, 2.0), device)
     runs: dict[str, Run] = {
         "mm": partial(torch.mm, x, weight),
         "addmm": partial(torch.addmm, weight[0], x, weight),
         "attention": partial(scaled_dot_product_attention, query, key, key, is_causal=num_queries > 1),
     }
-    return {kind: max(0.0, call_seconds(run, device) - elementwise) for kind, run in runs.items()}
+    return {kind: max(0.0, _call_seconds(run, device) - elementwise) for kind, run in runs.items()}
 
 
-def call_seconds(run: Run, device: str) -> float:
+def _call_seconds(run: Run, device: str) -> float:
     def calls() -> None:
-        for _ in range(NUM_CALLS):
+        for _ in range(_NUM_CALLS):
             run()
 
-    return time_step(calls, device, seconds=0.1) / NUM_CALLS
+    return time_step(calls, device, seconds=0.1) / _NUM_CALLS
 
 
 # --- packed weights
 
 PACKED_FORMATS: tuple[Bits, ...] = get_args(Bits)
-WIDE, NUM_WIDE_LAYERS, NUM_NARROW_LAYERS = (2048, 8192), 2, 12
-HEAD_WIDTH, SHORT, LONG = 64, 8, 2048
+WIDE, _NUM_WIDE_LAYERS, _NUM_NARROW_LAYERS = (2048, 8192), 2, 12
+_HEAD_WIDTH, _SHORT, _LONG = 64, 8, 2048
 MEASURED_SECONDS = 1.5
 
 
@@ -186,9 +186,9 @@ def build_packed(workload: Workload) -> Transformer | None:
 
 def measure_packed(quant: str) -> dict[str, float]:
     """Return the rates of decoding with packed weights, from the fastest steps, or {} without the kernels."""
-    wide = packed_workload(*WIDE, NUM_WIDE_LAYERS, quant, SHORT)
-    narrow = packed_workload(64, 64, NUM_NARROW_LAYERS, quant, SHORT)
-    short, long = (packed_workload(512, 64, 16, quant, context) for context in (SHORT, LONG))
+    wide = _packed_workload(*WIDE, _NUM_WIDE_LAYERS, quant, _SHORT)
+    narrow = _packed_workload(64, 64, _NUM_NARROW_LAYERS, quant, _SHORT)
+    short, long = (_packed_workload(512, 64, 16, quant, context) for context in (_SHORT, _LONG))
     steps = []
     for workload in (wide, narrow, short, long):
         network = build_packed(workload)
@@ -200,23 +200,23 @@ def measure_packed(quant: str) -> dict[str, float]:
     while time.perf_counter() - started < MEASURED_SECONDS:
         fastest = [min(before, time_repeats(step, "cpu", 1)) for before, step in zip(fastest, steps, strict=True)]
     wide_seconds, narrow_seconds, short_seconds, long_seconds = fastest
-    layer_seconds = narrow_seconds / NUM_NARROW_LAYERS
+    layer_seconds = narrow_seconds / _NUM_NARROW_LAYERS
     return {
         "layer_seconds": layer_seconds,
-        "weight_bytes_per_second": weight_bytes(wide) / (wide_seconds - NUM_WIDE_LAYERS * layer_seconds),
+        "weight_bytes_per_second": weight_bytes(wide) / (wide_seconds - _NUM_WIDE_LAYERS * layer_seconds),
         "cache_bytes_per_second": (cache_bytes(long) - cache_bytes(short)) / (long_seconds - short_seconds),
     }
 
 
-def packed_workload(width: int, inner_width: int, num_layers: int, quant: str, context: int) -> Workload:
-    num_heads = width // HEAD_WIDTH
+def _packed_workload(width: int, inner_width: int, num_layers: int, quant: str, context: int) -> Workload:
+    num_heads = width // _HEAD_WIDTH
     config = toy_decoder(
         width=width,
         inner_width=inner_width,
         num_heads=num_heads,
         num_kv_heads=max(1, num_heads // 4),
-        head_width=HEAD_WIDTH,
+        head_width=_HEAD_WIDTH,
         num_layers=num_layers,
-        context=LONG,
+        context=_LONG,
     )
     return Workload(config=config, phase="decode", context=context, source=context, quant=quant, device_type="cpu")

@@ -71,41 +71,41 @@ def allowed_pairs(pattern: AttentionPattern, start: int, length: int) -> int:
         case Bidirectional():
             return length * end
         case Causal():
-            return triangle(end) - triangle(start)
+            return _triangle(end) - _triangle(start)
         case SlidingWindow(size=size):
-            return windowed_pairs(end, size) - windowed_pairs(start, size)
+            return _windowed_pairs(end, size) - _windowed_pairs(start, size)
         case Chunked(size=size):
-            return chunked_pairs(end, size) - chunked_pairs(start, size)
+            return _chunked_pairs(end, size) - _chunked_pairs(start, size)
 
 
-def triangle(length: int) -> int:
+def _triangle(length: int) -> int:
     """Return 1 + 2 + … + length, the number of causal pairs."""
     return length * (length + 1) // 2
 
 
-def windowed_pairs(length: int, size: int) -> int:
+def _windowed_pairs(length: int, size: int) -> int:
     short = min(length, size)
-    return triangle(short) + (length - short) * size
+    return _triangle(short) + (length - short) * size
 
 
-def chunked_pairs(length: int, size: int) -> int:
-    return length // size * triangle(size) + triangle(length % size)
+def _chunked_pairs(length: int, size: int) -> int:
+    return length // size * _triangle(size) + _triangle(length % size)
 
 
 # --- kernels
 
 
-def is_absorbed(workload: Workload, num_queries: int) -> bool:
+def _is_absorbed(workload: Workload, num_queries: int) -> bool:
     """Return whether latent attention works on the cached latents, as inference does for one query (cache/step.py)."""
     return workload.phase != "train" and num_queries == 1
 
 
-def is_fused(attention: GroupedAttention | LatentAttention, workload: Workload, num_queries: int) -> bool:
+def _is_fused(attention: GroupedAttention | LatentAttention, workload: Workload, num_queries: int) -> bool:
     """Return whether `fused_attention` runs a fused kernel; otherwise the scores are written to memory."""
     is_training = workload.phase == "train"
     has_learned_bias = False
     if isinstance(attention, LatentAttention):
-        widths = latent_score_widths(attention, is_absorbed(workload, num_queries))
+        widths = _latent_score_widths(attention, _is_absorbed(workload, num_queries))
     else:
         has_score_temperature = isinstance(attention.temperature, ScoreTemperature)
         if not is_fusible(attention.softcap, attention.temperature if has_score_temperature else None):
@@ -133,7 +133,7 @@ def has_fused_kernel(
     return device_type != "cpu" or (query_width == value_width and not dropout)
 
 
-def latent_score_widths(attention: LatentAttention, absorbed: bool) -> tuple[int, int]:
+def _latent_score_widths(attention: LatentAttention, absorbed: bool) -> tuple[int, int]:
     """Return the widths of queries and values in the scores of latent attention."""
     if absorbed:
         return attention.latent_rank + attention.rotary_width, attention.latent_rank
@@ -148,36 +148,36 @@ def attention_operations(layer: Layer, workload: Workload, length: int, is_decod
     size = self_attention_size(layer, workload, length, is_decoder)
     match layer.attention:
         case GroupedAttention() as attention:
-            yield from grouped_operations(attention, workload, size)
+            yield from _grouped_operations(attention, workload, size)
         case LatentAttention() as attention:
-            yield from latent_operations(attention, workload, size)
+            yield from _latent_operations(attention, workload, size)
     if layer.cross_attention is not None:
         cross_size = AttentionSize(length, workload.source, length * workload.source)
-        yield from cross_operations(layer.cross_attention, workload, cross_size)
+        yield from _cross_operations(layer.cross_attention, workload, cross_size)
 
 
-def grouped_operations(attention: GroupedAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
-    tokens, width = token_and_width_sizes(workload, size)
+def _grouped_operations(attention: GroupedAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
+    tokens, width = _token_and_width_sizes(workload, size)
     num_kv_heads, head_width, value_width = key_value_shape(attention)
     num_heads, kv_elements = attention.num_heads, num_kv_heads * (head_width + value_width)
     yield linear_operation("query, key, value", tokens, width, Size("(N + 2K)·H", num_heads * head_width + kv_elements))
     if isinstance(attention.position, RelativeSinusoid):
-        yield from distance_operations(attention, workload, size)
-    heads = ScoreHeads(num_heads, head_width, value_width, kv_elements)
-    yield from score_operations(heads, workload, size, is_fused(attention, workload, size.num_queries))
+        yield from _distance_operations(attention, workload, size)
+    heads = _ScoreHeads(num_heads, head_width, value_width, kv_elements)
+    yield from _score_operations(heads, workload, size, _is_fused(attention, workload, size.num_queries))
     yield linear_operation("output", tokens, Size("N·H", num_heads * value_width), width)
 
 
-def cross_operations(attention: GroupedAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
+def _cross_operations(attention: GroupedAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
     """Yield the operations of cross-attention; at inference the keys and values of the source already exist."""
-    tokens, width = token_and_width_sizes(workload, size)
+    tokens, width = _token_and_width_sizes(workload, size)
     num_kv_heads, head_width, value_width = key_value_shape(attention)
     num_heads, kv_elements = attention.num_heads, num_kv_heads * (head_width + value_width)
     yield linear_operation("cross query", tokens, width, Size("N·H", num_heads * head_width))
     if workload.phase == "train":
         yield cross_key_value_operation(attention, workload)
-    heads = ScoreHeads(num_heads, head_width, value_width, kv_elements)
-    for operation in score_operations(heads, workload, size, is_fused(attention, workload, size.num_queries)):
+    heads = _ScoreHeads(num_heads, head_width, value_width, kv_elements)
+    for operation in _score_operations(heads, workload, size, _is_fused(attention, workload, size.num_queries)):
         yield replace(operation, name=f"cross {operation.name}")
     yield linear_operation("cross output", tokens, Size("N·H", num_heads * value_width), width)
 
@@ -190,8 +190,8 @@ def cross_key_value_operation(attention: GroupedAttention, workload: Workload) -
     return linear_operation("cross key, value", tokens, width, outputs)
 
 
-def latent_operations(attention: LatentAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
-    tokens, width = token_and_width_sizes(workload, size)
+def _latent_operations(attention: LatentAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
+    tokens, width = _token_and_width_sizes(workload, size)
     num_heads, plain_width, value_width = attention.num_heads, attention.plain_width, attention.value_width
     rank, rotary_width = attention.latent_rank, attention.rotary_width
     queries = Size("N·(p + r)", num_heads * (plain_width + rotary_width))
@@ -201,28 +201,28 @@ def latent_operations(attention: LatentAttention, workload: Workload, size: Atte
         yield linear_operation("query down", tokens, width, Size("Rq", attention.query_rank))
         yield linear_operation("query up", tokens, Size("Rq", attention.query_rank), queries)
     yield linear_operation("latent", tokens, width, Size("R + r", rank + rotary_width))
-    absorbed, fused = is_absorbed(workload, size.num_queries), is_fused(attention, workload, size.num_queries)
-    score_widths = latent_score_widths(attention, absorbed)
+    absorbed, fused = _is_absorbed(workload, size.num_queries), _is_fused(attention, workload, size.num_queries)
+    score_widths = _latent_score_widths(attention, absorbed)
     if absorbed:
         all_heads = Size("B·T·N", tokens.number * num_heads)
         yield linear_operation("absorb key", all_heads, Size("p", plain_width), Size("R", rank), num_heads)
-        yield from score_operations(ScoreHeads(num_heads, *score_widths, rank + rotary_width), workload, size, fused)
+        yield from _score_operations(_ScoreHeads(num_heads, *score_widths, rank + rotary_width), workload, size, fused)
         yield linear_operation("absorb value", all_heads, Size("R", rank), Size("v", value_width), num_heads)
     else:
         latents = Size("B·S", workload.batch * size.num_keys)
         expanded = Size("N·(p + v)", num_heads * (plain_width + value_width))
         yield linear_operation("expand latent", latents, Size("R", rank), expanded)
-        heads = ScoreHeads(num_heads, *score_widths, num_heads * (plain_width + rotary_width + value_width))
-        yield from score_operations(heads, workload, size, fused)
+        heads = _ScoreHeads(num_heads, *score_widths, num_heads * (plain_width + rotary_width + value_width))
+        yield from _score_operations(heads, workload, size, fused)
     yield linear_operation("output", tokens, Size("N·v", num_heads * value_width), width)
 
 
-def token_and_width_sizes(workload: Workload, size: AttentionSize) -> tuple[Size, Size]:
+def _token_and_width_sizes(workload: Workload, size: AttentionSize) -> tuple[Size, Size]:
     return Size("B·T", workload.batch * size.num_queries), Size("D", workload.config.width)
 
 
 @dataclass(frozen=True)
-class ScoreHeads:
+class _ScoreHeads:
     """Heads as the attention kernel sees them."""
 
     num_heads: int
@@ -231,7 +231,7 @@ class ScoreHeads:
     kv_elements: int  # elements of the keys and values of one token
 
 
-def score_operations(heads: ScoreHeads, workload: Workload, size: AttentionSize, fused: bool) -> Iterator[Operation]:
+def _score_operations(heads: _ScoreHeads, workload: Workload, size: AttentionSize, fused: bool) -> Iterator[Operation]:
     """Yield Q Kᵀ and A V. A fused backward recomputes the scores: three products for the first, two for the second."""
     batch, num_heads = workload.batch, heads.num_heads
     pair_flops, allowed_pair_flops = (2 * batch * num_heads * num for num in (size.num_pairs, size.num_allowed_pairs))
@@ -260,7 +260,7 @@ def score_operations(heads: ScoreHeads, workload: Workload, size: AttentionSize,
     )
 
 
-def distance_operations(attention: GroupedAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
+def _distance_operations(attention: GroupedAttention, workload: Workload, size: AttentionSize) -> Iterator[Operation]:
     """Yield the products of Transformer-XL with T + S - 1 distances: a projection of each, and scores of each query."""
     distances = Size("(T + S)", size.num_queries + size.num_keys - 1)
     num_heads, head_width = attention.num_heads, attention.head_width

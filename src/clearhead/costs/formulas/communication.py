@@ -36,11 +36,11 @@ def estimate_communication(workload: Workload) -> Communication | None:
                 num_bytes = 3 * weight_bytes
         case "tp":
             num_passes = 2 + workload.recompute if is_training else 1
-            description, num_bytes = "all-reduce of each branch's output", 2 * branch_bytes(workload) * num_passes
+            description, num_bytes = "all-reduce of each branch's output", 2 * _branch_bytes(workload) * num_passes
     return Communication(description, round(ring * num_bytes))
 
 
-def branch_bytes(workload: Workload) -> int:
+def _branch_bytes(workload: Workload) -> int:
     """Return the bytes of all branch outputs that tensor parallel GPUs sum in one forward pass.
 
     Every attention and every feed-forward ends in such a sum; a layer with parallel branches sums both at once.

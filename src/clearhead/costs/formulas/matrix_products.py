@@ -45,7 +45,7 @@ def linear_operation(name: str, tokens: Size, inputs: Size, outputs: Size, num_m
 
     num_matrices: heads that have a matrix each and share the tokens among them.
     """
-    product = f"{parenthesize(inputs.symbol)}·{parenthesize(outputs.symbol)}"
+    product = f"{_parenthesize(inputs.symbol)}·{_parenthesize(outputs.symbol)}"
     flops = 2 * tokens.number * inputs.number * outputs.number
     weights = num_matrices * inputs.number * outputs.number
     return Operation(
@@ -61,6 +61,6 @@ def linear_operation(name: str, tokens: Size, inputs: Size, outputs: Size, num_m
     )
 
 
-def parenthesize(symbol: str) -> str:
+def _parenthesize(symbol: str) -> str:
     """Put a bare sum into parentheses, so that it can be a factor."""
     return f"({symbol})" if " + " in symbol and "(" not in symbol else symbol

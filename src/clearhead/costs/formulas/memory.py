@@ -32,7 +32,7 @@ def cache_bytes(workload: Workload) -> int:
     for layer in dict.fromkeys(config.decoder.layers):
         num_layers = config.decoder.layers.count(layer)
         num_tokens = min(workload.context, num_cached_keys(layer, config, workload.context - 1, 1))
-        num_elements += num_layers * cache_elements(layer.attention) * num_tokens
+        num_elements += num_layers * _cache_elements(layer.attention) * num_tokens
     return workload.batch * num_elements * workload.bytes_per_activation
 
 
@@ -40,7 +40,7 @@ def cache_bytes_per_token(config: ModelConfig, bytes_per_element: int) -> int:
     """Return the bytes that one more token adds to the KV cache while the text is shorter than every window."""
     if config.decoder is None:
         return 0
-    return sum(cache_elements(layer.attention) for layer in config.decoder.layers) * bytes_per_element
+    return sum(_cache_elements(layer.attention) for layer in config.decoder.layers) * bytes_per_element
 
 
 def paged_cache_bytes(workload: Workload, page_size: int) -> int:
@@ -53,11 +53,11 @@ def paged_cache_bytes(workload: Workload, page_size: int) -> int:
 def cross_cache_bytes(workload: Workload) -> int:
     """Return the bytes of the source's keys and values, equal to EncoderOutput.num_bytes after precomputing them."""
     layers = workload.config.decoder.layers if workload.config.decoder else ()
-    num_elements = sum(cache_elements(layer.cross_attention) for layer in layers if layer.cross_attention is not None)
+    num_elements = sum(_cache_elements(layer.cross_attention) for layer in layers if layer.cross_attention is not None)
     return workload.batch * workload.source * num_elements * workload.bytes_per_activation
 
 
-def cache_elements(attention: GroupedAttention | LatentAttention) -> int:
+def _cache_elements(attention: GroupedAttention | LatentAttention) -> int:
     """Return the elements cached per token: keys and values, or the latent and the rotary key."""
     num_heads, key_width, value_width = key_value_shape(attention)
     return num_heads * (key_width + value_width)

@@ -38,35 +38,35 @@ def operation_costs(workload: Workload) -> list[OperationCost]:
     """Return the costs on one GPU, one entry per kind of operation and stack, in the order of the network."""
     costs: dict[tuple[str, str, str, str], OperationCost] = {}
     for operation in list_operations(workload.per_gpu):
-        num_forwards = operation.num_layers * flops_factor(operation, workload)
+        num_forwards = operation.num_layers * _flops_factor(operation, workload)
         key = operation.stack, operation.name, operation.formula, operation.traffic
         total = costs.get(key, OperationCost(*key, flops=0, allowed_flops=0, num_bytes=0))
         costs[key] = OperationCost(
             *key,
             flops=total.flops + num_forwards * operation.flops,
             allowed_flops=total.allowed_flops + num_forwards * operation.allowed_flops,
-            num_bytes=total.num_bytes + operation.num_layers * operation_bytes(operation, workload),
+            num_bytes=total.num_bytes + operation.num_layers * _operation_bytes(operation, workload),
         )
     return list(costs.values())
 
 
-def flops_factor(operation: Operation, workload: Workload) -> int:
+def _flops_factor(operation: Operation, workload: Workload) -> int:
     """Return the FLOPs of forward, backward and recomputation as a multiple of those of the forward."""
     if workload.phase != "train":
         return 1
-    return 1 + operation.backward_factor + is_recomputed(operation, workload)
+    return 1 + operation.backward_factor + _is_recomputed(operation, workload)
 
 
-def operation_bytes(operation: Operation, workload: Workload) -> int:
+def _operation_bytes(operation: Operation, workload: Workload) -> int:
     """Return the bytes that one operation moves. A backward moves twice as many: once per operand's gradient."""
     num_elements = operation.inputs + operation.outputs + operation.scores
     forward = round(operation.weights * workload.bytes_per_weight) + num_elements * workload.bytes_per_activation
     if workload.phase != "train":
         return forward
-    return forward * (3 + is_recomputed(operation, workload))
+    return forward * (3 + _is_recomputed(operation, workload))
 
 
-def is_recomputed(operation: Operation, workload: Workload) -> bool:
+def _is_recomputed(operation: Operation, workload: Workload) -> bool:
     return workload.recompute and operation.stack != "head"
 
 
@@ -76,22 +76,22 @@ def list_operations(workload: Workload) -> list[Operation]:
     operations: list[Operation] = []
     if config.encoder is not None and workload.phase != "decode":
         length = workload.source if config.is_encoder_decoder else workload.context
-        operations += stack_operations("encoder", config.encoder, workload, length)
+        operations += _stack_operations("encoder", config.encoder, workload, length)
     if config.decoder is not None and workload.encodes_source:
         for layer, num_layers in distinct_layers(config.decoder):
             assert layer.cross_attention is not None
             operations += labeled([cross_key_value_operation(layer.cross_attention, workload)], "decoder", num_layers)
     elif config.decoder is not None:
         length = 1 if workload.phase == "decode" else workload.context
-        operations += stack_operations("decoder", config.decoder, workload, length)
-    return operations + head_operations(workload)
+        operations += _stack_operations("decoder", config.decoder, workload, length)
+    return operations + _head_operations(workload)
 
 
-def stack_operations(name: str, stack: Stack, workload: Workload, length: int) -> list[Operation]:
+def _stack_operations(name: str, stack: Stack, workload: Workload, length: int) -> list[Operation]:
     return [
         operation
         for layer, num_layers in distinct_layers(stack)
-        for operation in labeled(layer_operations(layer, workload, length, name == "decoder"), name, num_layers)
+        for operation in labeled(_layer_operations(layer, workload, length, name == "decoder"), name, num_layers)
     ]
 
 
@@ -104,17 +104,17 @@ def labeled(operations: Iterable[Operation], stack: str, num_layers: int) -> lis
     return [replace(operation, stack=stack, num_layers=num_layers) for operation in operations]
 
 
-def layer_operations(layer: Layer, workload: Workload, length: int, is_decoder: bool) -> Iterator[Operation]:
+def _layer_operations(layer: Layer, workload: Workload, length: int, is_decoder: bool) -> Iterator[Operation]:
     yield from attention_operations(layer, workload, length, is_decoder)
     tokens, width = Size("B·T", workload.batch * length), Size("D", workload.config.width)
     match layer.feed_forward:
         case FeedForward():
-            yield feed_forward_operation("feed-forward", layer.feed_forward, tokens, width)
+            yield _feed_forward_operation("feed-forward", layer.feed_forward, tokens, width)
         case Experts():
-            yield from mixture_operations(layer.feed_forward, tokens, width)
+            yield from _mixture_operations(layer.feed_forward, tokens, width)
 
 
-def feed_forward_operation(name: str, config: FeedForward, tokens: Size, width: Size) -> Operation:
+def _feed_forward_operation(name: str, config: FeedForward, tokens: Size, width: Size) -> Operation:
     """Return the products of a feed-forward. Inner activations move twice: `up` and `gate` write, `down` reads them."""
     num_inputs = 2 if config.gated else 1  # matrices from the model's width to the inner width
     num_matrices = num_inputs + 1
@@ -133,12 +133,12 @@ def feed_forward_operation(name: str, config: FeedForward, tokens: Size, width: 
     )
 
 
-def mixture_operations(config: Experts, tokens: Size, width: Size) -> Iterator[Operation]:
+def _mixture_operations(config: Experts, tokens: Size, width: Size) -> Iterator[Operation]:
     """Yield the products of a mixture. Its weights are those of all experts that any token selects."""
     yield linear_operation("router", tokens, width, Size("E", config.num_experts))
     expert_tokens = Size(f"{tokens.symbol}·k", tokens.number * config.num_chosen)
     name = f"{config.num_chosen} of {config.num_experts} experts"
-    experts = feed_forward_operation(name, config.expert, expert_tokens, width)
+    experts = _feed_forward_operation(name, config.expert, expert_tokens, width)
     num_read = expected_experts(config.num_experts, config.num_chosen, tokens.number)
     yield replace(
         experts,
@@ -147,7 +147,7 @@ def mixture_operations(config: Experts, tokens: Size, width: Size) -> Iterator[O
         traffic=f"{num_read}·{experts.traffic}",
     )
     if config.shared is not None:
-        yield feed_forward_operation("shared expert", config.shared, tokens, width)
+        yield _feed_forward_operation("shared expert", config.shared, tokens, width)
 
 
 def expected_experts(num_experts: int, num_chosen: int, num_tokens: int) -> int:
@@ -158,7 +158,7 @@ def expected_experts(num_experts: int, num_chosen: int, num_tokens: int) -> int:
     return round(num_experts * (1 - (1 - num_chosen / num_experts) ** num_tokens))
 
 
-def head_operations(workload: Workload) -> list[Operation]:
+def _head_operations(workload: Workload) -> list[Operation]:
     config, num_positions = workload.config, workload.num_logit_positions
     if config.head is None or not num_positions:
         return []

@@ -32,7 +32,7 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     width = config.width
     counts = dict.fromkeys(PARTS, 0)
     for stack in (config.encoder, config.decoder):
-        for part, count in stack_parameters(stack, width).items() if stack else ():
+        for part, count in _stack_parameters(stack, width).items() if stack else ():
             counts[part] += count
     if config.share_embeddings:
         counts["embedding"] -= config.vocab_size * width
@@ -40,7 +40,7 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
         transform = config.head.transform
         counts["head"] += 0 if config.head.tied else config.vocab_size * width
         counts["head"] += config.vocab_size * config.head.bias
-        counts["head"] += width * width + width + norm_parameters(transform.norm, width) if transform else 0
+        counts["head"] += width * width + width + _norm_parameters(transform.norm, width) if transform else 0
     counts["pooler"] = (width * width + width) * config.pooler
     return {part: count for part, count in counts.items() if count}
 
@@ -55,17 +55,17 @@ def active_parameters(config: ModelConfig) -> int:
     layers = [layer for stack in (config.encoder, config.decoder) if stack for layer in stack.layers]
     mixtures = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, Experts)]
     num_idle = sum(
-        (mixture.num_experts - mixture.num_chosen) * feed_forward_parameters(mixture.expert, config.width)
+        (mixture.num_experts - mixture.num_chosen) * _feed_forward_parameters(mixture.expert, config.width)
         for mixture in mixtures
     )
     return total_parameters(config) - num_idle
 
 
-def stack_parameters(stack: Stack, width: int) -> dict[str, int]:
+def _stack_parameters(stack: Stack, width: int) -> dict[str, int]:
     counts = {
-        "embedding": embedding_parameters(stack.embedding, width),
-        "attention": bucket_parameters(stack),
-        "norms": sum(norm_parameters(norm, width) for norm in (stack.embedding.norm, stack.final_norm) if norm),
+        "embedding": _embedding_parameters(stack.embedding, width),
+        "attention": _bucket_parameters(stack),
+        "norms": sum(_norm_parameters(norm, width) for norm in (stack.embedding.norm, stack.final_norm) if norm),
     }
     for layer in stack.layers:
         for part, count in layer_parameters(layer, width).items():
@@ -77,14 +77,14 @@ def layer_parameters(layer: Layer, width: int) -> dict[str, int]:
     """Return the number of parameters of each part of one layer in a model of this width."""
     cross_attention = layer.cross_attention
     return {
-        "attention": attention_parameters(layer.attention, width),
-        "cross-attention": 0 if cross_attention is None else attention_parameters(cross_attention, width),
-        "feed-forward": branch_parameters(layer.feed_forward, width),
-        "norms": num_norms(layer) * norm_parameters(layer.norm, width),
+        "attention": _attention_parameters(layer.attention, width),
+        "cross-attention": 0 if cross_attention is None else _attention_parameters(cross_attention, width),
+        "feed-forward": _branch_parameters(layer.feed_forward, width),
+        "norms": _num_norms(layer) * _norm_parameters(layer.norm, width),
     }
 
 
-def bucket_parameters(stack: Stack) -> int:
+def _bucket_parameters(stack: Stack) -> int:
     """Return the size of the relative position table, which all layers of a stack share."""
     for layer in stack.layers:
         if isinstance(layer.attention.position, RelativeBuckets):
@@ -92,32 +92,32 @@ def bucket_parameters(stack: Stack) -> int:
     return 0
 
 
-def embedding_parameters(config: Embedding, width: int) -> int:
+def _embedding_parameters(config: Embedding, width: int) -> int:
     positions = config.positions
     num_learned = positions.num_positions + positions.offset if isinstance(positions, LearnedPositions) else 0
     return (config.vocab_size + num_learned + config.num_token_types) * width
 
 
-def attention_parameters(config: GroupedAttention | LatentAttention, width: int) -> int:
+def _attention_parameters(config: GroupedAttention | LatentAttention, width: int) -> int:
     if isinstance(config, LatentAttention):
-        return latent_attention_parameters(config, width)
-    return grouped_attention_parameters(config, width)
+        return _latent_attention_parameters(config, width)
+    return _grouped_attention_parameters(config, width)
 
 
-def grouped_attention_parameters(config: GroupedAttention, width: int) -> int:
+def _grouped_attention_parameters(config: GroupedAttention, width: int) -> int:
     num_kv_heads, head_width, value_width = key_value_shape(config)
     query_width = config.num_heads * head_width
     input_width = query_width + num_kv_heads * (head_width + value_width)  # queries, keys and values
     output_width = config.num_heads * value_width
     count = width * input_width + output_width * width + input_width * config.input_bias + width * config.output_bias
     if isinstance(config.head_norm, HeadNorm):
-        count += 2 * norm_parameters(config.head_norm.norm, head_width)
+        count += 2 * _norm_parameters(config.head_norm.norm, head_width)
     if isinstance(config.position, RelativeSinusoid):
         count += width * query_width + 2 * query_width
     return count
 
 
-def latent_attention_parameters(config: LatentAttention, width: int) -> int:
+def _latent_attention_parameters(config: LatentAttention, width: int) -> int:
     query_width = config.num_heads * (config.plain_width + config.rotary_width)
     rank = config.query_rank
     query = width * query_width if rank is None else width * rank + rank + rank * query_width
@@ -126,24 +126,24 @@ def latent_attention_parameters(config: LatentAttention, width: int) -> int:
     return query + latent + expansion + config.num_heads * config.value_width * width
 
 
-def branch_parameters(config: FeedForward | Experts, width: int) -> int:
+def _branch_parameters(config: FeedForward | Experts, width: int) -> int:
     if isinstance(config, FeedForward):
-        return feed_forward_parameters(config, width)
-    shared = feed_forward_parameters(config.shared, width) if config.shared else 0
-    return config.num_experts * (width + feed_forward_parameters(config.expert, width)) + shared
+        return _feed_forward_parameters(config, width)
+    shared = _feed_forward_parameters(config.shared, width) if config.shared else 0
+    return config.num_experts * (width + _feed_forward_parameters(config.expert, width)) + shared
 
 
-def feed_forward_parameters(config: FeedForward, width: int) -> int:
+def _feed_forward_parameters(config: FeedForward, width: int) -> int:
     num_inputs = 1 + config.gated  # matrices from the model's width to the inner width
     return (num_inputs + 1) * width * config.width + (num_inputs * config.width + width) * config.bias
 
 
-def norm_parameters(config: Norm, width: int) -> int:
+def _norm_parameters(config: Norm, width: int) -> int:
     has_bias = isinstance(config, DeviationNorm) or (isinstance(config, LayerNorm) and config.bias)
     return width * (1 + has_bias)
 
 
-def num_norms(layer: Layer) -> int:
+def _num_norms(layer: Layer) -> int:
     """Return the number of norms: one per residual connection, two in a sandwich; parallel branches share one."""
     num_residuals = 1 if layer.placement == "parallel" else 2 + (layer.cross_attention is not None)
     return num_residuals * (1 + (layer.placement == "sandwich"))

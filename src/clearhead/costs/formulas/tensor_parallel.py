@@ -16,16 +16,16 @@ from clearhead.errors import require
 
 def shard_config(config: ModelConfig, num_gpus: int) -> ModelConfig:
     """Return the config of the part that one GPU holds. Raise ClearheadError if heads or columns do not divide."""
-    encoder, decoder = (stack and shard_stack(stack, num_gpus) for stack in (config.encoder, config.decoder))
+    encoder, decoder = (stack and _shard_stack(stack, num_gpus) for stack in (config.encoder, config.decoder))
     return replace(config, encoder=encoder, decoder=decoder)
 
 
-def shard_stack(stack: Stack, num_gpus: int) -> Stack:
-    shards = {layer: shard_layer(layer, num_gpus) for layer in dict.fromkeys(stack.layers)}
+def _shard_stack(stack: Stack, num_gpus: int) -> Stack:
+    shards = {layer: _shard_layer(layer, num_gpus) for layer in dict.fromkeys(stack.layers)}
     return replace(stack, layers=tuple(shards[layer] for layer in stack.layers))
 
 
-def shard_layer(layer: Layer, num_gpus: int) -> Layer:
+def _shard_layer(layer: Layer, num_gpus: int) -> Layer:
     cross_attention = layer.cross_attention and shard_heads(layer.cross_attention, num_gpus)
     match layer.attention:
         case GroupedAttention() as grouped:

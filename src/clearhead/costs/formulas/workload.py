@@ -23,11 +23,11 @@ Parallel = Literal["ddp", "fsdp", "tp"]
 Optimizer = Literal["adamw", "sgd"]
 DeviceType = Literal["cpu", "cuda"]
 
-DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 # Bits per weight of a matrix. Blocks of 32 weights share a 16-bit scale; int4 and q4_1 also store a 16-bit offset
 # (int8 and int4: backends/packed/formats.py; q4_0, q4_1 and q8_0: blocks of GGUF).
-QUANT_BITS = {"int8": 8.5, "int4": 5.0, "q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5}
+_QUANT_BITS = {"int8": 8.5, "int4": 5.0, "q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5}
 
 # Values per parameter that an optimizer stores besides the gradient. PyTorch stores them in the parameter's precision.
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
@@ -53,8 +53,8 @@ class Workload:
     def __post_init__(self) -> None:
         for kind, value, choices in (
             ("phase", self.phase, get_args(Phase)),
-            ("dtype", self.dtype, DTYPE_BYTES),
-            ("quant", self.quant, QUANT_BITS),
+            ("dtype", self.dtype, _DTYPE_BYTES),
+            ("quant", self.quant, _QUANT_BITS),
             ("optimizer", self.optimizer, OPTIMIZER_STATES),
             ("parallel", self.parallel, get_args(Parallel)),
         ):
@@ -102,12 +102,12 @@ class Workload:
     @property
     def bytes_per_activation(self) -> int:
         """Bytes of one activation, and of one cached key or value."""
-        return DTYPE_BYTES[self.dtype]
+        return _DTYPE_BYTES[self.dtype]
 
     @property
     def bytes_per_weight(self) -> float:
         """Bytes of one weight of a matrix, with its part of the scale and offset of a quantised block."""
-        return self.bytes_per_activation if self.quant is None else QUANT_BITS[self.quant] / 8
+        return self.bytes_per_activation if self.quant is None else _QUANT_BITS[self.quant] / 8
 
     @cached_property
     def per_gpu(self) -> "Workload":

@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 # Indices of the two matrices among the arguments.
-MATRIX_PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
-FUSED_ATTENTION = (
+_MATRIX_PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2)}
+_FUSED_ATTENTION = (
     "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
-WITHOUT_KERNEL = (
+_WITHOUT_KERNEL = (
     "empty",
     "empty_like",
     "new_empty",
@@ -36,10 +36,10 @@ WITHOUT_KERNEL = (
     "detach",
     "lift_fresh",
 )
-GATHERS = ("embedding", "index", "index_select", "gather")  # read as much as they write, not the whole table
-SCATTERS = ("index_put_", "index_put", "_index_put_impl_")
-COPIES = ("copy_", "_to_copy")  # elementwise too, although torch does not tag them as pointwise
-ALIGNED_BYTES = 16  # the widest load of a GPU; matrices whose rows start at other addresses need slower kernels
+_GATHERS = ("embedding", "index", "index_select", "gather")  # read as much as they write, not the whole table
+_SCATTERS = ("index_put_", "index_put", "_index_put_impl_")
+_COPIES = ("copy_", "_to_copy")  # elementwise too, although torch does not tag them as pointwise
+_ALIGNED_BYTES = 16  # the widest load of a GPU; matrices whose rows start at other addresses need slower kernels
 
 
 @dataclass(frozen=True)
@@ -111,19 +111,19 @@ class KernelCounter(TorchDispatchMode):
             if tensor.untyped_storage()._cdata not in input_storages:
                 self._track(tensor)
         name = func.overloadpacket.__name__
-        if name in WITHOUT_KERNEL or is_view(func):
+        if name in _WITHOUT_KERNEL or _is_view(func):
             return
         num_bytes = bytes_moved(name, inputs, outputs)
         if not num_bytes:  # a query about types or sizes
             return
-        if name in MATRIX_PRODUCTS:
-            left, right = (args[index] for index in MATRIX_PRODUCTS[name])
+        if name in _MATRIX_PRODUCTS:
+            left, right = (args[index] for index in _MATRIX_PRODUCTS[name])
             self._record_product(name, num_bytes, left, right, outputs[0])
-        elif name.removesuffix("_backward") in FUSED_ATTENTION:
+        elif name.removesuffix("_backward") in _FUSED_ATTENTION:
             named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
             self.record_attention(name, num_bytes, named | kwargs)
         else:
-            is_elementwise = name in COPIES or torch.Tag.pointwise in func.tags
+            is_elementwise = name in _COPIES or torch.Tag.pointwise in func.tags
             num_scattered = outputs[0].numel() if is_elementwise and not same_layout([*inputs, *outputs]) else 0
             width = inputs[0].shape[-1] if inputs and inputs[0].ndim else 1
             self._launch(Kernel(name, num_bytes, num_scattered=num_scattered, width=width))
@@ -140,7 +140,7 @@ class KernelCounter(TorchDispatchMode):
         num_pairs = batch * num_heads * num_queries * num_keys
         per_pair = 3 * width + 2 * value_width if name.endswith("_backward") else width + value_width
         mask = arguments.get("attn_mask", arguments.get("attn_bias"))
-        num_allowed = num_pairs if mask is None else count_allowed(mask, num_pairs)
+        num_allowed = num_pairs if mask is None else _count_allowed(mask, num_pairs)
         if arguments.get("is_causal"):
             num_allowed = num_pairs * (num_keys + 1) // (2 * num_keys)
         shape = (num_queries, num_keys, width)
@@ -151,7 +151,7 @@ class KernelCounter(TorchDispatchMode):
         batch = left.shape[0] if left.ndim == 3 else 1
         shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
         flops = 2 * math.prod(shape)
-        self._launch(Kernel(name, num_bytes, flops, shape=shape, uneven_axes=find_uneven_axes(left, right, out)))
+        self._launch(Kernel(name, num_bytes, flops, shape=shape, uneven_axes=_find_uneven_axes(left, right, out)))
         self.allowed_flops += flops
 
     def _launch(self, kernel: Kernel) -> None:
@@ -173,16 +173,16 @@ class KernelCounter(TorchDispatchMode):
         self.live_bytes -= num_bytes
 
 
-def is_view(func: Any) -> bool:
+def _is_view(func: Any) -> bool:
     returns = func._schema.returns
     return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
 
 def bytes_moved(name: str, inputs: list[Tensor], outputs: list[Tensor]) -> int:
     """Return the bytes that an operation reads and writes: each operand once, without the repeats of expanded ones."""
-    if name in GATHERS:
+    if name in _GATHERS:
         return 2 * total_bytes(outputs)
-    if name in SCATTERS:
+    if name in _SCATTERS:
         return 2 * tensor_bytes(inputs[-1])
     if name == "nll_loss_forward":  # reads one log-probability per row
         return total_bytes(inputs[1:]) + total_bytes(outputs) + len(inputs[0]) * inputs[0].element_size()
@@ -207,18 +207,18 @@ def same_layout(tensors: list[Tensor]) -> bool:
     return len({(tensor.shape, tensor.stride()) for tensor in tensors if tensor.numel() > 1}) <= 1
 
 
-def find_uneven_axes(left: Tensor, right: Tensor, out: Tensor) -> str:
+def _find_uneven_axes(left: Tensor, right: Tensor, out: Tensor) -> str:
     """Return the axes among m, n and k along which some matrix has rows that start at unaligned addresses."""
     axes = set()
     for matrix, (row_axis, column_axis) in ((left, "mk"), (right, "kn"), (out, "mn")):
         is_transposed = matrix.stride(-1) != 1
         rows, step = (-1, matrix.stride(-1)) if is_transposed else (-2, matrix.stride(-2))
-        if matrix.shape[rows] > 1 and step * matrix.element_size() % ALIGNED_BYTES:
+        if matrix.shape[rows] > 1 and step * matrix.element_size() % _ALIGNED_BYTES:
             axes.add(row_axis if is_transposed else column_axis)
     return "".join(sorted(axes))
 
 
-def count_allowed(mask: Tensor, num_pairs: int) -> int:
+def _count_allowed(mask: Tensor, num_pairs: int) -> int:
     """Return how many pairs a mask allows: True in a boolean mask, above -∞ in an additive one, all on meta."""
     if mask.is_meta:
         return num_pairs

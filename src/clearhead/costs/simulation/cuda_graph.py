@@ -22,14 +22,14 @@ def simulate_graph(workload: Workload) -> KernelCounter:
     """Return the kernels of one step. Its memory starts with the decoder's own buffers, without the weights."""
     counter = KernelCounter()
     counter.in_graph = True
-    decoder = CountedGraphDecoder(build_network(workload, "meta"), workload, counter)
+    decoder = _CountedGraphDecoder(build_network(workload, "meta"), workload, counter)
     counter.live_bytes = decoder.num_bytes
     with torch.no_grad(), counter:
         decoder.run_step()
     return counter
 
 
-class CountedGraphDecoder(GraphDecoder):
+class _CountedGraphDecoder(GraphDecoder):
     """A decoder that records its Triton kernels; the counter sees what larger batches run in PyTorch."""
 
     def __init__(self, network: Transformer, workload: Workload, counter: KernelCounter):

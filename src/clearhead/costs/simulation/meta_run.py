@@ -31,10 +31,10 @@ def simulate(workload: Workload, max_experts: int | None = None) -> KernelCounte
     if uses_cuda_graph(workload):
         return simulate_graph(workload)
     network = build_network(workload, "meta")
-    counter = MetaCounter(max_experts, is_training=workload.phase == "train")
+    counter = _MetaCounter(max_experts, is_training=workload.phase == "train")
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-        with FusedAttentionMode(workload.device_type, counter):
+        with _FusedAttentionMode(workload.device_type, counter):
             return fused_attention(q, k, v, scoring)
 
     with torch.device("meta"), counter:
@@ -44,7 +44,7 @@ def simulate(workload: Workload, max_experts: int | None = None) -> KernelCounte
     return counter
 
 
-class MetaCounter(KernelCounter):
+class _MetaCounter(KernelCounter):
     """A counter that answers the two operations of a mixture whose results depend on data."""
 
     def __init__(self, max_experts: int | None, is_training: bool) -> None:
@@ -63,7 +63,7 @@ class MetaCounter(KernelCounter):
                 num_selected = expected_experts(self.num_experts, num_chosen, num_tokens)
                 num_run = min(num_selected, self.max_experts or num_selected)
                 num_parts = num_run if self.is_training else num_selected
-                self.tokens_per_expert = split_evenly(num_tokens * num_chosen, num_parts)
+                self.tokens_per_expert = _split_evenly(num_tokens * num_chosen, num_parts)
                 out = torch.arange(num_run, device="cpu"), args[0].new_empty(0), args[0].new_empty(0)
             case "nonzero":  # the tokens that have selected one expert
                 out = args[0].new_empty((next(self.tokens_per_expert), args[0].ndim), dtype=torch.int64)
@@ -75,11 +75,11 @@ class MetaCounter(KernelCounter):
         return out
 
 
-def split_evenly(total: int, num_parts: int) -> Iterator[int]:
+def _split_evenly(total: int, num_parts: int) -> Iterator[int]:
     return (total * (part + 1) // num_parts - total * part // num_parts for part in range(num_parts))
 
 
-class FusedAttentionMode(TorchFunctionMode):
+class _FusedAttentionMode(TorchFunctionMode):
     """Replace scaled_dot_product_attention where the real device would run a fused kernel."""
 
     def __init__(self, device_type: DeviceType, counter: KernelCounter):
@@ -96,7 +96,7 @@ class FusedAttentionMode(TorchFunctionMode):
         if mask is not None and mask.dtype == torch.bool:
             mask = torch.where(mask, 0.0, -torch.inf).to(args[0].dtype)
         is_causal = kwargs.get("is_causal", False)
-        return SimulatedAttention.apply(*args[:3], mask, is_causal, self.counter)  # type: ignore[no-untyped-call]
+        return _SimulatedAttention.apply(*args[:3], mask, is_causal, self.counter)  # type: ignore[no-untyped-call]
 
     def _is_fused(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> bool:
         mask = options.get("attn_mask")
@@ -109,7 +109,7 @@ class FusedAttentionMode(TorchFunctionMode):
         )
 
 
-class SimulatedAttention(torch.autograd.Function):
+class _SimulatedAttention(torch.autograd.Function):
     """Return what the fused kernel returns, save what it saves, and record it in the counter."""
 
     @staticmethod

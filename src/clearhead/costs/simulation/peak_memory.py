@@ -21,9 +21,9 @@ from clearhead.costs.formulas import (
 )
 from clearhead.costs.simulation.meta_run import simulate
 
-SIMULATED_EXPERTS = 2  # enough for the memory that a mixture of any number of experts takes
+_SIMULATED_EXPERTS = 2  # enough for the memory that a mixture of any number of experts takes
 MAX_SIZE = 1 << 24  # of a batch or a context without a limit of its own
-MAX_SECANT_STEPS = 8  # a peak without jumps needs fewer
+_MAX_SECANT_STEPS = 8  # a peak without jumps needs fewer
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ def estimate_memory(workload: Workload) -> MemoryEstimate:
     weights = weight_bytes(per_gpu) // (workload.gpus if workload.parallel == "fsdp" else 1)
     gradients = weights if is_training else 0
     optimizer = OPTIMIZER_STATES[workload.optimizer] * weights if is_training else 0
-    cache, cross_cache = (0, 0) if is_training else cache_parts(per_gpu)
+    cache, cross_cache = (0, 0) if is_training else _cache_parts(per_gpu)
     if is_training:
-        run = simulate(per_gpu, SIMULATED_EXPERTS)
+        run = simulate(per_gpu, _SIMULATED_EXPERTS)
         activations = run.saved_bytes or 0
         temporary = max(run.peak_bytes - (weight_bytes(per_gpu) - gradients), gradients, activations)
     else:
-        temporary = inference_peak(per_gpu)
+        temporary = _inference_peak(per_gpu)
         activations = temporary - cache - cross_cache
     return MemoryEstimate(
         weights=weights,
@@ -66,14 +66,14 @@ def estimate_memory(workload: Workload) -> MemoryEstimate:
     )
 
 
-def cache_parts(workload: Workload) -> tuple[int, int]:
+def _cache_parts(workload: Workload) -> tuple[int, int]:
     """Return the bytes of cached keys and values of the tokens and of the source."""
     if workload.config.decoder is None:
         return 0, 0
     return 0 if workload.encodes_source else cache_bytes(workload), cross_cache_bytes(workload)
 
 
-def inference_peak(workload: Workload) -> int:
+def _inference_peak(workload: Workload) -> int:
     """Return the peak of everything but the weights, extrapolated from a few layers.
 
     At inference a layer leaves nothing behind but its cache. So one simulation with a layer of each kind, and one per
@@ -82,11 +82,11 @@ def inference_peak(workload: Workload) -> int:
     """
     stack = workload.config.decoder
     if stack is None or workload.config.is_encoder_decoder:
-        return simulate(workload, SIMULATED_EXPERTS).peak_bytes
+        return simulate(workload, _SIMULATED_EXPERTS).peak_bytes
 
     def peak(layers: list[Layer]) -> int:
         config = replace(workload.config, decoder=replace(stack, layers=tuple(layers)))
-        return simulate(replace(workload, config=config), SIMULATED_EXPERTS).peak_bytes
+        return simulate(replace(workload, config=config), _SIMULATED_EXPERTS).peak_bytes
 
     kinds = list(dict.fromkeys(stack.layers))
     peak_of_kinds = peak(kinds)
@@ -142,7 +142,7 @@ def largest_that_fits(peak: Callable[[int], int], start: int, memory_bytes: floa
             guess = size + int((memory_bytes - current[1]) * (size - previous[0]) / (current[1] - previous[1]))
         margin = max(1, low // 200)  # overshoot, so that the solution ends up between two sizes that were tried
         guess += margin if low == size else -margin
-        if num_steps > MAX_SECANT_STEPS:
+        if num_steps > _MAX_SECANT_STEPS:
             guess = isqrt(max(low, 1) * high)
         previous, size = current, min(max(guess, low + 1), high - 1)
     return low

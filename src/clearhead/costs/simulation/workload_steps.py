@@ -33,11 +33,11 @@ def prepare_step(network: Transformer, workload: Workload, kernel: AttentionKern
     """Allocate the inputs and the cache of a workload and return the step that runs it."""
     match workload.phase:
         case "train":
-            return training_step(network, workload, kernel)
+            return _training_step(network, workload, kernel)
         case "prefill":
-            return prefill_step(network, workload, kernel)
+            return _prefill_step(network, workload, kernel)
         case "decode" if uses_cuda_graph(workload) and network.device.type == "cuda":
-            return graph_decode_step(network, workload)
+            return _graph_decode_step(network, workload)
         case "decode":
             return decode_step(network, workload, kernel)
 
@@ -50,14 +50,14 @@ def dummy_tokens(network: Transformer, batch: int, length: int) -> Tensor:
     return torch.arange(batch * length, device=device).view(batch, length) % min(vocab_sizes)
 
 
-def training_step(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
+def _training_step(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
     """Return a step of forward, loss and backward, without an optimizer."""
     target = dummy_tokens(network, workload.batch, workload.context)
     inputs = [target]
     if workload.config.is_encoder_decoder:
         inputs = [dummy_tokens(network, workload.batch, workload.source), target]
     if workload.recompute:
-        checkpoint_blocks(network)
+        _checkpoint_blocks(network)
 
     @set_checkpoint_early_stop(False)  # recompute every block completely, as the formulas count it
     def step() -> None:
@@ -71,14 +71,14 @@ def training_step(network: Transformer, workload: Workload, kernel: AttentionKer
     return step
 
 
-def checkpoint_blocks(network: Transformer) -> None:
+def _checkpoint_blocks(network: Transformer) -> None:
     """Apply activation checkpointing: each block stores its input only and runs its forward again in the backward."""
     for stack in (network.encoder, network.decoder):
         for block in stack.layers if stack else ():
             block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def prefill_step(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
+def _prefill_step(network: Transformer, workload: Workload, kernel: AttentionKernel) -> Step:
     config = workload.config
     length = workload.source if config.is_encoder_decoder else workload.context
     tokens = dummy_tokens(network, workload.batch, length)
@@ -141,7 +141,7 @@ def uses_cuda_graph(workload: Workload) -> bool:
     return workload.dtype != "float64" and unsupported_reason(workload.config, "cuda") is None
 
 
-def graph_decode_step(network: Transformer, workload: Workload) -> Step:
+def _graph_decode_step(network: Transformer, workload: Workload) -> Step:
     """Return a step that always decodes the last position; the values in the cache do not affect the time."""
     decoder = GraphDecoder(network, workload.batch, workload.context, choose_greedily)
     decoder.position.fill_(workload.context - 1)

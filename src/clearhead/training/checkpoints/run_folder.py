@@ -42,11 +42,11 @@ from clearhead.training.checkpoints.saved import (
 )
 from clearhead.training.distributed import World, to_local
 
-PARTIAL = ".partial"  # suffix of a folder that is being written or deleted
-FILES_BEFORE_TRAINING = {"lock", "checkpoints", "recipe.toml", "tokenizer"}
+_PARTIAL = ".partial"  # suffix of a folder that is being written or deleted
+_FILES_BEFORE_TRAINING = {"lock", "checkpoints", "recipe.toml", "tokenizer"}
 
 
-def print_warning(message: str) -> None:
+def _print_warning(message: str) -> None:
     print(f"clearhead: {message}", file=sys.stderr, flush=True)
 
 
@@ -60,7 +60,7 @@ class RunFolder:
         keep: int = 2,
         world: World | None = None,
         file_system: FileSystem | None = None,
-        warn: Callable[[str], None] = print_warning,
+        warn: Callable[[str], None] = _print_warning,
     ):
         """`keep` is the number of checkpoints that stay on disk."""
         if keep < 1:
@@ -95,7 +95,7 @@ class RunFolder:
                 os.close(descriptor)
 
     def _acquire_lock(self) -> int:
-        with disk_errors(f"{self.path} cannot be used as a run folder"):
+        with _disk_errors(f"{self.path} cannot be used as a run folder"):
             self.is_new = not self.path.exists()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
@@ -113,12 +113,12 @@ class RunFolder:
         return descriptor
 
     def _has_results(self) -> bool:
-        has_other_files = any(entry.name not in FILES_BEFORE_TRAINING for entry in self.path.iterdir())
+        has_other_files = any(entry.name not in _FILES_BEFORE_TRAINING for entry in self.path.iterdir())
         return bool(self.checkpoint_folders()) or has_other_files
 
     def _delete_partial_folders(self) -> None:
-        for folder in self.checkpoints.glob(f"*{PARTIAL}"):
-            with disk_errors(f"{folder}, left by an interrupted save, cannot be deleted"):
+        for folder in self.checkpoints.glob(f"*{_PARTIAL}"):
+            with _disk_errors(f"{folder}, left by an interrupted save, cannot be deleted"):
                 shutil.rmtree(folder)
 
     # --- saving
@@ -132,7 +132,7 @@ class RunFolder:
         final = self.checkpoints / f"step-{step:08d}"
         if self._on_main(lambda: final.exists() and final not in self.damaged):
             return final
-        partial = final.with_name(final.name + PARTIAL)
+        partial = final.with_name(final.name + _PARTIAL)
         try:
             self._on_main(lambda: self._create_partial_folder(partial))
             entries = self.world.run_everywhere(lambda: self._write_tensors(partial, tensors))
@@ -145,7 +145,7 @@ class RunFolder:
         return final
 
     def _create_partial_folder(self, partial: Path) -> None:
-        with disk_errors(f"{partial} cannot be written"):
+        with _disk_errors(f"{partial} cannot be written"):
             if partial.exists():
                 shutil.rmtree(partial)
             partial.mkdir(parents=True)
@@ -178,7 +178,7 @@ class RunFolder:
         return pieces, places
 
     def _write_file(self, path: Path, chunks: Iterable[bytes | memoryview]) -> dict[str, Any]:
-        with disk_errors(f"{path} could not be written; earlier checkpoints are unchanged"):
+        with _disk_errors(f"{path} could not be written; earlier checkpoints are unchanged"):
             digest = write_file(self.file_system, path, chunks)
             if digest_file(path) != digest:
                 raise ClearheadError(f"{path} differs from what was written when it is read back; check the disk")
@@ -189,7 +189,7 @@ class RunFolder:
         files = files | {STATE_FILE: self._write_file(partial / STATE_FILE, [json.dumps(state).encode()])}
         manifest = {"format": FORMAT, "step": step, "parts": self.world.num_data_ranks, "files": files}
         self._write_file(partial / MANIFEST_FILE, [json.dumps(manifest, indent=2).encode()])
-        with disk_errors(f"{final} could not be created; earlier checkpoints are unchanged"):
+        with _disk_errors(f"{final} could not be created; earlier checkpoints are unchanged"):
             sync_folder(self.file_system, partial)
             if final.exists():  # only if it is damaged
                 shutil.rmtree(final)
@@ -206,7 +206,7 @@ class RunFolder:
         others = [folder for folder in self.checkpoint_folders() if folder != newest]
         intact = [folder for folder in others if folder not in self.damaged]
         for folder in (folder for folder in others if folder not in intact[: self.keep - 1]):
-            partial = folder.with_name(folder.name + PARTIAL)
+            partial = folder.with_name(folder.name + _PARTIAL)
             try:
                 self.file_system.rename(folder, partial)
                 shutil.rmtree(partial)
@@ -254,7 +254,7 @@ class RunFolder:
 
 
 @contextmanager
-def disk_errors(message: str) -> Iterator[None]:
+def _disk_errors(message: str) -> Iterator[None]:
     """Turn an OSError into a ClearheadError that starts with `message`."""
     try:
         yield
