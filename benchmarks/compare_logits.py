@@ -4,9 +4,9 @@
     python benchmarks/compare_logits.py compare before.json
 
 Use it around a change that must not alter any result. Every preset is shrunk to toy size, its weights are redrawn
-from a fixed seed, and the logits are computed with the fused and the reference attention kernel, with gradients, step by step
-with a cache, in the CPU kernels, and with packed weights. SmolLM2, if it is installed, also generates text. A digest is
-the SHA-256 of the bytes, so a difference in the last bit counts.
+from a fixed seed, and the logits are computed with the fused and the reference attention kernel, with gradients, step
+by step with a cache, in the CPU kernels, and with packed weights. SmolLM2, if it is installed, also generates text. A
+digest is the SHA-256 of the bytes, so a difference in the last bit counts.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ BASICS = {"config", "errors", "files", "home"}  # modules without dependencies t
 ARROWS = {
     "architecture": set(),
     "model": {"architecture"},
-    "families": {"architecture", "model"},
+    "families": {"architecture"},
     "tokenization": set(),
     "catalog": set(),
     "options": set(),
