@@ -21,7 +21,7 @@ ARROWS = {
     "backends": {"architecture", "cache", "model"},
     "checkpoint": {"architecture", "backends", "catalog", "families", "model", "tokenization"},
     "generation": {"architecture", "backends", "cache", "model", "options", "tokenization"},
-    "inspection": {"architecture", "cache", "generation", "model", "tokenization"},
+    "inspection": {"architecture", "cache", "data", "generation", "model", "options", "tokenization"},
     "api": {
         *("architecture", "backends", "cache", "checkpoint", "families", "generation", "inspection", "model"),
         *("options", "tokenization"),
@@ -35,7 +35,7 @@ ARROWS = {
     "benchmark": {"api", "architecture", "backends", "cache", "checkpoint", "generation", "model", "options"},
     "cli": {
         *("api", "architecture", "benchmark", "catalog", "checkpoint", "costs", "data", "evaluation", "families"),
-        *("generation", "inspection", "model", "options", "summary", "tokenization", "training", "verification"),
+        *("generation", "inspection", "options", "summary", "tokenization", "training", "verification"),
     },
     **{name: set() for name in BASICS},
 }
