@@ -2,8 +2,8 @@
 
 import torch
 
-from clearhead.inspection.lens import LensPrediction
-from clearhead.inspection.views import AttentionMatrices, AttentionView, LensTable
+from clearhead.inspection.lens_table import LensPrediction, LensTable
+from clearhead.inspection.views import AttentionMatrices, AttentionView
 
 TEXTS = ["The", " cat", " sat", "\n", "on", "</script>", "<img onerror=alert(1)>", "é", "猫", "\x1b[31m"]
 

@@ -18,11 +18,12 @@ import clearhead
 from clearhead.cli import main as _main  # noqa: F401  registers the commands
 from clearhead.cli.app import app
 from clearhead.errors import ClearheadError
-from clearhead.inspection.export import export_trace, notebook_html
+from clearhead.inspection.export import export_trace
 from clearhead.inspection.html_document import script_json
+from clearhead.inspection.lens import make_lens_table
 from clearhead.inspection.page import THUMBNAIL_SIZE, HeadSelection, render_page
 from clearhead.inspection.token_labels import printable
-from clearhead.inspection.views import AttentionMatrices, AttentionView, LensTable, alignment_view, attention_views
+from clearhead.inspection.views import AttentionMatrices, AttentionView, alignment_view
 from tests.inspection.fake_views import causal_view, cross_view, random_lens
 from tests.inspection.page_reader import PageReader
 from tests.model.toys import decoder, encoder, toy, translator
@@ -40,7 +41,7 @@ def trace_toy(config, tokens, source=None):
 @pytest.mark.parametrize("config", [decoder(), encoder()], ids=["decoder", "encoder"])
 def test_scores_mask_and_weights_equal_those_of_the_trace(config):
     traced = trace_toy(config, [3, 1, 4, 1, 5])
-    reader = PageReader(render_page(attention_views(traced), "title"))
+    reader = PageReader(render_page(traced.attention_views(), "title"))
     (view,) = reader.data["views"]
     assert view["rows"] == [str(token) for token in (3, 1, 4, 1, 5)]
     for layer in range(traced.num_layers):
@@ -54,7 +55,7 @@ def test_scores_mask_and_weights_equal_those_of_the_trace(config):
 
 def test_an_encoder_decoder_page_has_three_views():
     traced = trace_toy(translator(), [3, 1, 4], source=[2, 7, 1, 8])
-    reader = PageReader(render_page(attention_views(traced), "title"))
+    reader = PageReader(render_page(traced.attention_views(), "title"))
     decoder_view, cross, encoder_view = reader.data["views"]
     assert [view["title"] for view in (decoder_view, cross, encoder_view)] == [
         "decoder self-attention",
@@ -83,8 +84,8 @@ def test_the_alignments_of_the_recurrent_baseline_can_be_shown():
 
 def test_the_lens_shows_the_most_likely_tokens_and_ends_with_the_model_s_prediction():
     traced = trace_toy(decoder(), [3, 1, 4, 1, 5])
-    lens = LensTable.from_trace(traced, None, num_tokens=3)
-    reader = PageReader(render_page(attention_views(traced), "title", lens=lens))
+    lens = make_lens_table(traced, None, num_tokens=3)
+    reader = PageReader(render_page(traced.attention_views(), "title", lens=lens))
     data = reader.data["lens"]
     assert data["stages"][-1] == f"layer {traced.num_layers - 1} feed-forward"
     places, probabilities = reader.array(data["places"]), reader.array(data["probabilities"])
@@ -184,7 +185,7 @@ def test_the_page_loads_nothing_from_outside():
 
 def test_a_notebook_shows_the_page_in_a_sandboxed_frame():
     traced = trace_toy(decoder(), [3, 1, 4])
-    frame = notebook_html(traced)
+    frame = traced._repr_html_()
     (tag, attributes), *rest = PageReader(frame).tags
     assert (tag, attributes["sandbox"], rest) == ("iframe", "allow-scripts", [])
     inner = PageReader(html.unescape(re.search(r'srcdoc="([^"]*)"', frame)[1]))
@@ -193,8 +194,8 @@ def test_a_notebook_shows_the_page_in_a_sandboxed_frame():
 
 
 def test_a_notebook_shows_no_page_that_would_be_slow(monkeypatch):
-    monkeypatch.setattr("clearhead.inspection.export.MAX_NOTEBOOK_COMPUTED_CELLS", 71)
-    assert notebook_html(trace_toy(decoder(), [3, 1, 4])) is None  # 2 layers of 4 heads on 3 tokens: 72
+    monkeypatch.setattr("clearhead.inspection.notebook._MAX_COMPUTED_CELLS", 71)
+    assert trace_toy(decoder(), [3, 1, 4])._repr_html_() is None  # 2 layers of 4 heads on 3 tokens: 72
 
 
 # --- files and the commands
@@ -211,7 +212,7 @@ def test_export_trace_chooses_the_format_by_extension(tmp_path):
     with pytest.raises(ClearheadError, match="head 9 is out of range"):
         export_trace(traced, tmp_path / "page.html", HeadSelection(layer=0, head=9))
     with pytest.raises(ClearheadError, match=r"a \.png file cannot contain the lens"):
-        export_trace(traced, tmp_path / "map.png", HeadSelection(), LensTable.from_trace(traced, None))
+        export_trace(traced, tmp_path / "map.png", HeadSelection(), make_lens_table(traced, None))
     with pytest.raises(ClearheadError, match="contains every layer and head"):
         export_trace(traced, tmp_path / "trace.safetensors", HeadSelection(layer=0))
 

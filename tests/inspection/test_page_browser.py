@@ -12,7 +12,6 @@ import clearhead
 from clearhead.inspection.book import book_page
 from clearhead.inspection.html_document import sandboxed_frame
 from clearhead.inspection.page import HeadSelection, render_page
-from clearhead.inspection.views import attention_views
 from tests.inspection.fake_views import causal_view, cross_view, random_lens
 
 pytestmark = pytest.mark.slow
@@ -111,7 +110,7 @@ def test_the_readout_shows_the_values_under_the_pointer(opened, view):
 
 def test_the_page_of_a_real_model_shows_the_values_of_its_trace(opened, stories15m):
     traced = clearhead.load(stories15m, dtype="float32").trace("Once upon a time there was a little girl")
-    tab = opened(render_page(attention_views(traced), "title"))
+    tab = opened(render_page(traced.attention_views(), "title"))
     for layer, head, row, column in ((0, 0, 8, 3), (3, 5, 7, 0), (5, 2, 4, 4)):
         tab.get_by_label(f"layer {layer}, head {head}", exact=True).click()
         tab.locator("#matrix").focus()

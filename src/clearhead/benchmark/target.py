@@ -35,10 +35,12 @@ class BenchmarkTarget:
 
     @property
     def network(self) -> Transformer:
+        """The network of the model."""
         return self.model.network
 
     @property
     def device(self) -> torch.device:
+        """The device of the network."""
         return self.network.device
 
     @property

@@ -41,9 +41,9 @@ def trace(
 
     from clearhead.inspection import (
         HeadSelection,
-        LensTable,
         check_export_path,
         export_trace,
+        make_lens_table,
         num_lens_tokens,
         print_heatmap,
         print_lens,
@@ -57,7 +57,7 @@ def trace(
     text = sys.stdin.read() if text == "-" else text
     loaded = load_model(model, dtype, device)
     traced = loaded.trace(text, source)
-    lens_table = LensTable.from_trace(traced, loaded.tokenizer, num_lens_tokens(out)) if lens else None
+    lens_table = make_lens_table(traced, loaded.tokenizer, num_lens_tokens(out)) if lens else None
     if out is not None:
         export_trace(traced, out, selection, lens_table)
     if as_json:

@@ -5,14 +5,14 @@
 Trace:
 
     tracing, recurrent   record a trace of a text, of a generation, of a training batch, or of the recurrent baseline
-    trace                Trace: the recorded residual streams, and what is recomputed from them on request
+    trace                Trace: a record, and what is computed from it on request
+    trace_record         the recorded tokens and residual streams; trace_file: the same as a safetensors file
     recording, replay    run a network and record its residual stream; recompute one block
     attention_heads      queries, keys and values of a layer, and the scores and weights of chosen heads
-    trace_file           a trace as a safetensors file
 
 Analyze:
 
-    lens                 the logit lens
+    lens                 the logit lens; lens_table: its predictions
     attention_patterns   entropy, previous-token and induction scores, attention rollout
     attribution          a logit as a sum over the parts of the network
     ablation, patching   remove or replace an activation; effect: how the prediction changes
@@ -20,10 +20,10 @@ Analyze:
 
 Display:
 
-    views                the attention matrices and the lens table to display
-    heatmap, png, page   in the terminal, as a picture, as an HTML page (html_document, assets)
+    views                the attention matrices to display
+    heatmap, png, page   in the terminal, as a picture, as an HTML page (html_document, assets); notebook: in a frame
     colors, token_labels what these have in common
-    export               choose among them by file extension; notebooks; JSON data
+    export               choose among them by file extension; JSON data
     book                 the worked examples of `clearhead book` (book_examples, book_parts)
 """
 
@@ -45,13 +45,13 @@ from clearhead.inspection.export import (
     print_lens,
     trace_data,
 )
-from clearhead.inspection.lens import LensPrediction, logit_lens
+from clearhead.inspection.lens import logit_lens, make_lens_table
+from clearhead.inspection.lens_table import LensPrediction
 from clearhead.inspection.page import HeadSelection
 from clearhead.inspection.patching import patch, patch_grid
 from clearhead.inspection.recurrent import RecurrentTrace, trace_recurrent
 from clearhead.inspection.trace import Trace
 from clearhead.inspection.tracing import trace_batch, trace_generation, trace_text
-from clearhead.inspection.views import LensTable
 
 __all__ = [
     "Attribution",
@@ -59,7 +59,6 @@ __all__ = [
     "Effect",
     "HeadSelection",
     "LensPrediction",
-    "LensTable",
     "RecurrentTrace",
     "Trace",
     "ablate",
@@ -72,6 +71,7 @@ __all__ = [
     "export_trace",
     "induction_scores",
     "logit_lens",
+    "make_lens_table",
     "num_lens_tokens",
     "patch",
     "patch_grid",

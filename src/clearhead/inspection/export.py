@@ -1,4 +1,4 @@
-"""Export a trace: to a file, as a heatmap in the terminal, as the output of a notebook cell, or as JSON data.
+"""Export a trace: to a file, as a heatmap in the terminal, or as JSON data.
 
 export_trace(traced, Path("page.html"), HeadSelection(layer=3))
 """
@@ -14,15 +14,13 @@ from clearhead.errors import ClearheadError
 from clearhead.files import check_output_path, write_text
 from clearhead.inspection.attention_heads import check_index
 from clearhead.inspection.heatmap import has_colors, render_heatmap
-from clearhead.inspection.html_document import sandboxed_frame
+from clearhead.inspection.lens_table import LensTable
 from clearhead.inspection.page import NO_SELECTION, HeadSelection, render_page
 from clearhead.inspection.png import save_png
 from clearhead.inspection.token_labels import printable
 from clearhead.inspection.trace import Trace
-from clearhead.inspection.views import AttentionView, LensTable, attention_views
+from clearhead.inspection.views import AttentionView
 
-MAX_NOTEBOOK_COMPUTED_CELLS = 8_000_000  # computed for thumbnails: 170 tokens of SmolLM2, about a second
-_MAX_NOTEBOOK_CELLS = 500_000  # of full matrices: 5 MB in the notebook's file
 _PAGE_LENS_TOKENS = 128  # ten seconds for SmolLM2 on one core
 
 
@@ -44,7 +42,7 @@ class _SelectedLayer:
 
 def _select_layer(trace: Trace, selection: HeadSelection) -> _SelectedLayer:
     """Return the selected layer, by default the last; of an encoder-decoder, that of the cross-attention."""
-    views = attention_views(trace)
+    views = trace.attention_views()
     view = views[0] if len(views) == 1 else views[1]
     num_layers = len(view.num_heads)
     layer = check_index("layer", num_layers - 1 if selection.layer is None else selection.layer, num_layers)
@@ -73,7 +71,7 @@ def check_export_path(path: Path, selection: HeadSelection, with_lens: bool) -> 
 
 def _write_page(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
     selection = _check_selection(trace, selection)
-    write_text(path, render_page(attention_views(trace), heading(trace), subtitle(trace), lens, selection))
+    write_text(path, render_page(trace.attention_views(), trace.heading, trace.size, lens, selection))
 
 
 def _write_picture(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
@@ -104,30 +102,6 @@ def _check_selection(trace: Trace, selection: HeadSelection) -> HeadSelection:
     layer = None if selection.layer is None else check_index("layer", selection.layer, trace.num_layers)
     head = None if selection.head is None else check_index("head", selection.head, trace.num_heads(layer or 0))
     return HeadSelection(layer, head)
-
-
-def heading(trace: Trace) -> str:
-    """Return the beginning of the traced text."""
-    text = "".join(trace.token_texts)
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def subtitle(trace: Trace) -> str:
-    return f"{trace.num_layers} layers, {len(trace.tokens)} tokens"
-
-
-# --- notebooks
-
-
-def notebook_html(trace: Trace) -> str | None:
-    """Return the page in a sandboxed frame for a notebook, or None if it would be slow or large."""
-    views = attention_views(trace)
-    sizes = [len(view.rows) * len(view.columns) for view in views]
-    num_computed = sum(size * sum(view.num_heads) for size, view in zip(sizes, views, strict=True))
-    if num_computed > MAX_NOTEBOOK_COMPUTED_CELLS or max(sizes) > _MAX_NOTEBOOK_CELLS:
-        return None
-    page = render_page(views, heading(trace), subtitle(trace), max_cells=_MAX_NOTEBOOK_CELLS)
-    return sandboxed_frame(page, height_pixels=860)
 
 
 # --- terminal

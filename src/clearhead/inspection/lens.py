@@ -7,28 +7,16 @@ prediction is that of the model.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.inspection.attention_heads import check_index
+from clearhead.inspection.lens_table import Branch, LensPrediction, LensTable
+from clearhead.inspection.token_labels import token_text
 from clearhead.inspection.trace import Trace
-
-Branch = Literal["attention", "feed_forward"]
-
-
-@dataclass(frozen=True)
-class LensPrediction:
-    """The most likely tokens at one depth, for the T requested positions."""
-
-    layer: int
-    after: Branch
-    top_ids: Tensor  # (T, top)
-    top_probabilities: Tensor  # (T, top)
-    entropy: Tensor  # (T,) nats
+from clearhead.tokenization import Tokenizer
 
 
 def logit_lens(
@@ -47,13 +35,20 @@ def logit_lens(
     indices = torch.tensor(list(selected), dtype=torch.long)
     predictions = []
     for layer in range(last % every, last + 1, every):
-        predictions.append(predict(trace, layer, "attention", trace.residual_middle(layer)[indices], top))
-        predictions.append(predict(trace, layer, "feed_forward", trace.residual(layer + 1)[indices], top))
+        predictions.append(_predict(trace, layer, "attention", trace.residual_middle(layer)[indices], top))
+        predictions.append(_predict(trace, layer, "feed_forward", trace.residual(layer + 1)[indices], top))
     return predictions
 
 
-def predict(trace: Trace, layer: int, after: Branch, states: Tensor, top: int) -> LensPrediction:
+def _predict(trace: Trace, layer: int, after: Branch, states: Tensor, top: int) -> LensPrediction:
     """Decode residual states (T, D)."""
     probabilities = trace.compute_logits(states).float().softmax(dim=-1)
     best = probabilities.topk(top, dim=-1)
     return LensPrediction(layer, after, best.indices, best.values, torch.special.entr(probabilities).sum(dim=-1))
+
+
+def make_lens_table(trace: Trace, tokenizer: Tokenizer | None, num_tokens: int = 1) -> LensTable:
+    """Compute the logit lens over the last `num_tokens` tokens of a trace, to display it."""
+    length = len(trace.tokens)
+    predictions = logit_lens(trace, positions=range(max(length - num_tokens, 0), length))
+    return LensTable(predictions, lambda token: token_text(token, tokenizer))

@@ -1,6 +1,6 @@
 """Render a trace as one HTML page: thumbnails of all heads, one head in detail, its softmax in steps, the logit lens.
 
-    Path("page.html").write_text(render_page(attention_views(trace), title="The cat sat"), encoding="utf-8")
+    Path("page.html").write_text(render_page(trace.attention_views(), title="The cat sat"), encoding="utf-8")
 
 The page displays the numbers it is given, in float32, and computes none. Every head has a thumbnail. Full matrices are
 embedded up to a size limit, those of the selected layer and head first.
@@ -17,8 +17,9 @@ from torch.nn.functional import adaptive_max_pool2d
 from clearhead.errors import ClearheadError
 from clearhead.inspection.colors import DARK, LIGHT, MASKED, shade_styles, weight_intensities
 from clearhead.inspection.html_document import EmbeddedArrays, html_document, read_asset
+from clearhead.inspection.lens_table import LensTable
 from clearhead.inspection.token_labels import printable
-from clearhead.inspection.views import AttentionView, LensTable
+from clearhead.inspection.views import AttentionView
 
 _MAX_CELLS = 6_000_000  # of full matrices: 64 MB of HTML, which a browser opens in about a second
 _SCRIPTS = ("state", "colors", "thumbnails", "matrix", "row", "lens", "page")

@@ -1,7 +1,9 @@
-"""Token texts as labels: on one line, with no invisible characters, terminal escapes or changes of text direction.
+"""Texts of tokens, and printable labels: one line, no invisible characters, escapes or changes of text direction.
 
 printable(" the")   # '␣the'
 """
+
+from clearhead.tokenization import Tokenizer
 
 SYMBOLS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
@@ -16,3 +18,8 @@ def printable(text: str, max_length: int | None = None) -> str:
 
 def escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
+
+
+def token_text(token: int, tokenizer: Tokenizer | None) -> str:
+    """Return the text of a token, or its id if the tokenizer has no such token: vocabularies are often padded."""
+    return str(token) if tokenizer is None or token >= tokenizer.vocab_size else tokenizer.token_text(token)

@@ -18,11 +18,15 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from clearhead.architecture import Layer, ModelConfig, Stack
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.errors import ClearheadError
+from clearhead.files import check_output_path
 from clearhead.inspection.attention_heads import AttentionHeads, check_index, select_heads
-from clearhead.inspection.recording import StackInputs, evaluation_mode, run_network
+from clearhead.inspection.notebook import notebook_html
+from clearhead.inspection.recording import evaluation_mode, run_network
 from clearhead.inspection.replay import BlockReplay, Routing, cross_attention_context, self_attention_context
+from clearhead.inspection.trace_file import load_record, save_record
+from clearhead.inspection.trace_record import TraceRecord
+from clearhead.inspection.views import AttentionView, compute_matrices
 from clearhead.model import Block, LayerStack, Transformer
 
 P = ParamSpec("P")
@@ -40,49 +44,24 @@ def inference(method: Callable[Concatenate["Trace", P], R]) -> Callable[Concaten
     return run
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The record of one forward pass over one sequence.
+@dataclass(frozen=True, repr=False)
+class Trace(TraceRecord):
+    """The record of one forward pass over one sequence, and what is computed from it.
 
     Layers, heads, rows and positions count from 0, or from the end if negative. `stack` is "encoder" or "decoder";
     None means the decoder, or the encoder of an encoder-only model.
     """
 
-    config: ModelConfig
-    tokens: list[int]
-    token_texts: list[str]
-    residuals: dict[str, dict[int, Tensor]]  # by stack and depth: (T, D) before that layer; num_layers: after the last
-    source_tokens: list[int] | None = None
-    source_texts: list[str] | None = None
-    heads: dict[str, list[AttentionHeads]] = field(default_factory=dict)  # by stack or "cross"; empty: recomputed
     network: Transformer | None = None  # None: loaded from a file without the network
-    inputs: dict[str, StackInputs] = field(default_factory=dict)  # by stack
     recomputed: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # by stack: the last recomputed residual
 
     def __repr__(self) -> str:
-        text = "".join(self.token_texts)
-        text = text if len(text) <= 60 else text[:59] + "…"
         source = "" if self.source_tokens is None else f" after {len(self.source_tokens)} source tokens"
         heads = "heads kept" if self.heads else "heads recomputed on request"
-        return f"Trace({text!r}, {len(self.tokens)} tokens{source}, {self.num_layers} layers, {heads})"
+        return f"Trace({self.heading!r}, {len(self.tokens)} tokens{source}, {self.num_layers} layers, {heads})"
 
     def _repr_html_(self) -> str | None:
-        from clearhead.inspection.export import notebook_html
-
-        return notebook_html(self)
-
-    @property
-    def num_layers(self) -> int:
-        """Number of layers of the decoder, or of the encoder of an encoder-only model."""
-        return self.num_layers_of(None)
-
-    def num_layers_of(self, stack: str | None) -> int:
-        """Return the number of layers of a stack."""
-        return len(self.stack_config(stack).layers)
-
-    def num_heads(self, layer: int = 0, stack: str | None = None) -> int:
-        """Return the number of attention heads of a layer."""
-        return self.layer_config(layer, stack).attention.num_heads
+        return notebook_html(self.attention_views(), self.heading, self.size)
 
     # --- attention
 
@@ -243,32 +222,6 @@ class Trace:
             )
         return self.network
 
-    def layer_config(self, layer: int, stack: str | None = None) -> Layer:
-        """Return the config of a layer."""
-        name, layer = self.resolve_layer(layer, stack)
-        return self.stack_config(name).layers[layer]
-
-    def stack_config(self, stack: str | None) -> Stack:
-        """Return the config of a stack."""
-        return cast(Stack, getattr(self.config, self.resolve_stack(stack)))
-
-    def resolve_layer(self, layer: int, stack: str | None) -> tuple[str, int]:
-        """Return the name of the stack and the index of the layer from 0, after checking both."""
-        name = self.resolve_stack(stack)
-        return name, check_index("layer", layer, self.num_layers_of(name))
-
-    def resolve_position(self, position: int) -> int:
-        """Return a token position from 0, after checking it."""
-        return check_index("position", position, len(self.tokens))
-
-    def resolve_stack(self, stack: str | None) -> str:
-        """Return the name of a stack, after checking it; None selects the decoder, or the only stack."""
-        if stack is None:
-            return "encoder" if self.config.decoder is None else "decoder"
-        if stack not in self.residuals:
-            raise unknown_name("stack", stack, self.residuals)
-        return stack
-
     @inference
     def with_heads(self) -> "Trace":
         """Return a trace that keeps the queries, keys and values of all layers instead of recomputing them."""
@@ -278,13 +231,42 @@ class Trace:
             heads["cross"] = [self.cross_heads(layer) for layer in range(self.num_layers)]
         return replace(self, heads=heads)
 
-    # --- files
+    # --- display and files
+
+    def attention_views(self) -> list[AttentionView]:
+        """Return the attention to display: that of the decoder, cross- and encoder attention, or the only one."""
+
+        def self_attention(title: str, texts: list[str], stack: str | None) -> AttentionView:
+            num_heads = [self.num_heads(layer, stack) for layer in range(self.num_layers_of(stack))]
+            return AttentionView(
+                title,
+                texts,
+                texts,
+                num_heads,
+                lambda layer, head: compute_matrices(self.self_heads(layer, stack), head),
+            )
+
+        if self.source_texts is None:
+            return [self_attention("self-attention", self.token_texts, None)]
+        decoder = self_attention("decoder self-attention", self.token_texts, "decoder")
+        cross = AttentionView(
+            "cross-attention",
+            self.token_texts,
+            self.source_texts,
+            decoder.num_heads,
+            lambda layer, head: compute_matrices(self.cross_heads(layer), head),
+        )
+        return [decoder, cross, self_attention("encoder self-attention", self.source_texts, "encoder")]
 
     def save(self, path: str | Path) -> Path:
         """Save the residual streams and all queries, keys and values as one safetensors file; return its path."""
-        from clearhead.inspection.trace_file import save_trace
-
-        return save_trace(self, Path(path))
+        check_output_path(Path(path), [".safetensors"])
+        traced = self if self.heads else self.with_heads()
+        residuals = {
+            name: {depth: traced.residual(depth, name) for depth in range(self.num_layers_of(name) + 1)}
+            for name in self.residuals
+        }
+        return save_record(replace(traced, residuals=residuals), Path(path))
 
     @staticmethod
     def load(path: str | Path, network: Transformer | None = None) -> "Trace":
@@ -292,6 +274,4 @@ class Trace:
 
         The file has the attention, the values and the residual streams; branch outputs and logits need the network.
         """
-        from clearhead.inspection.trace_file import load_trace
-
-        return load_trace(Path(path), network)
+        return Trace(**vars(load_record(Path(path), network)), network=network)

@@ -1,4 +1,4 @@
-"""Save and load a trace as one safetensors file: tensors by name, everything else as JSON in the header's metadata.
+"""Save and load the record of a trace as one safetensors file: tensors by name, the rest as JSON in the metadata.
 
     decoder.states.3             residual stream (T, D), from 0 to the number of layers
     decoder.3.queries            (1, N, T, H), and .keys, .values; cross.3.queries if there is a source
@@ -20,10 +20,10 @@ from torch import Tensor
 from clearhead.architecture import ModelConfig
 from clearhead.config import from_dict, to_dict
 from clearhead.errors import ClearheadError
-from clearhead.files import check_output_path, parse_json, write_safetensors
+from clearhead.files import parse_json, write_safetensors
 from clearhead.inspection.attention_heads import AttentionHeads
 from clearhead.inspection.recording import StackInputs
-from clearhead.inspection.trace import Trace
+from clearhead.inspection.trace_record import TraceRecord
 from clearhead.model import Mask, Scoring, Transformer
 
 FORMAT = 1
@@ -48,26 +48,23 @@ class _Scorings:
     cross: tuple[_LayerScoring, ...] = ()
 
 
-def save_trace(trace: Trace, path: Path) -> Path:
-    """Write a trace to a .safetensors file and return its path."""
-    check_output_path(path, [".safetensors"])
-    trace = trace if trace.heads else trace.with_heads()
+def save_record(record: TraceRecord, path: Path) -> Path:
+    """Write a record that has all residual streams and heads to a .safetensors file; return its path."""
     tensors: dict[str, Tensor | None] = {}
-    for name in trace.residuals:
-        depths = range(trace.num_layers_of(name) + 1)
-        tensors |= {f"{name}.states.{depth}": trace.residual(depth, name) for depth in depths}
-        tensors |= {f"{name}.{part}": tensor for part, tensor in vars(trace.inputs[name]).items()}
+    for name, residuals in record.residuals.items():
+        tensors |= {f"{name}.states.{depth}": stream for depth, stream in residuals.items()}
+        tensors |= {f"{name}.{part}": tensor for part, tensor in vars(record.inputs[name]).items()}
     scorings = {}
-    for name, layers in trace.heads.items():
+    for name, layers in record.heads.items():
         for number, heads in enumerate(layers):
             tensors |= {f"{name}.{number}.{part}": tensor for part, tensor in _head_tensors(heads).items()}
         scorings[name] = tuple(_layer_scoring(heads.scoring) for heads in layers)
     metadata = {
         "format": FORMAT,
-        "model": to_dict(trace.config),
+        "model": to_dict(record.config),
         "scoring": to_dict(_Scorings(**scorings)),
-        "token_texts": trace.token_texts,
-        "source_texts": trace.source_texts,
+        "token_texts": record.token_texts,
+        "source_texts": record.source_texts,
     }
     present = {name: tensor.contiguous().clone().cpu() for name, tensor in tensors.items() if tensor is not None}
     write_safetensors(path, present, {_METADATA_KEY: json.dumps(metadata)})
@@ -85,8 +82,8 @@ def _layer_scoring(scoring: Scoring) -> _LayerScoring:
     return _LayerScoring(scale=scoring.scale, softcap=scoring.softcap, causal=scoring.mask.causal)
 
 
-def load_trace(path: Path, network: Transformer | None) -> Trace:
-    """Read a trace from a file; the network, if given, must be the one that was traced."""
+def load_record(path: Path, network: Transformer | None) -> TraceRecord:
+    """Read a record from a file; the network, if given, must be the one that was traced."""
     return _TraceReader.open(path, "cpu" if network is None else str(network.device)).read(network)
 
 
@@ -121,8 +118,8 @@ class _TraceReader:
         scorings = from_dict(_Scorings, metadata.get("scoring"), f"{path}: scoring")
         return _TraceReader(path, config, scorings, texts, tensors)
 
-    def read(self, network: Transformer | None) -> Trace:
-        """Return the trace, after checking that all of it fits the config in the file."""
+    def read(self, network: Transformer | None) -> TraceRecord:
+        """Return the record, after checking that all of it fits the config in the file."""
         if network is not None and network.config != self.config:
             raise ClearheadError(f"{self.path} is a trace of another model than the one given")
         if network is not None:
@@ -133,7 +130,7 @@ class _TraceReader:
         lengths = {name: len(tokens[name]) for name in names}
         has_source = self.config.is_encoder_decoder
         kinds = [*names, "cross"] if has_source else names
-        trace = Trace(
+        record = TraceRecord(
             config=self.config,
             tokens=tokens[names[-1]],
             token_texts=self.texts["token_texts"],
@@ -141,15 +138,14 @@ class _TraceReader:
             source_tokens=tokens["encoder"] if has_source else None,
             source_texts=self.texts["source_texts"] if has_source else None,
             heads={kind: self.heads(kind, lengths) for kind in kinds},
-            network=network,
             inputs=inputs,
         )
-        self.require(len(trace.token_texts) == len(trace.tokens), "token_texts must have one text per token")
+        self.require(len(record.token_texts) == len(record.tokens), "token_texts must have one text per token")
         self.require(
-            len(trace.source_texts or ()) == len(trace.source_tokens or ()),
+            len(record.source_texts or ()) == len(record.source_tokens or ()),
             "source_texts must have one text per source token",
         )
-        return trace
+        return record
 
     def check_dtype(self, dtype: torch.dtype) -> None:
         """Raise ClearheadError if the residual streams are not of the dtype of the network."""

@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError
 from clearhead.generation import Prompt, TextGenerator, check_tokens, encode_prompt
 from clearhead.inspection.attention_heads import check_index
 from clearhead.inspection.recording import RecordingTransformer, StackInputs, evaluation_mode, run_network
+from clearhead.inspection.token_labels import token_text
 from clearhead.inspection.trace import Trace
 from clearhead.model import Transformer
 from clearhead.options import SamplingKeywords
@@ -161,8 +162,3 @@ def _build_trace(
         network=network,
         inputs=inputs,
     )
-
-
-def token_text(token: int, tokenizer: Tokenizer | None) -> str:
-    """Return the text of a token, or its id if the tokenizer has no such token: vocabularies are often padded."""
-    return str(token) if tokenizer is None or token >= tokenizer.vocab_size else tokenizer.token_text(token)
