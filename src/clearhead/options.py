@@ -42,18 +42,26 @@ class SamplingOptions:
     )
     temperature: float = described(0.0, "0 takes the most likely token; 1 samples from the model's distribution.")
     top_k: int | None = described(None, "Sample only from the k most likely tokens.")
-    top_p: float | None = described(None, "Sample only from the most likely tokens with this total probability.")
+    top_p: float | None = described(
+        None, "Sample only from the smallest set of most likely tokens that reaches this total probability."
+    )
     min_p: float | None = described(None, "Minimum probability relative to the most likely token.")
-    repetition_penalty: float = described(1.0, "Above 1, tokens of the prompt and the output become less likely.")
-    presence_penalty: float = described(0.0, "Value to subtract from the logits of tokens that the output contains.")
-    frequency_penalty: float = described(0.0, "Value to subtract from a token's logit per occurrence in the output.")
+    repetition_penalty: float = described(
+        1.0, "Above 1, tokens that occur in the prompt or the output become less likely."
+    )
+    presence_penalty: float = described(0.0, "Value to subtract from the logit of each token that the output contains.")
+    frequency_penalty: float = described(
+        0.0, "Value to subtract from a token's logit for each of its occurrences in the output."
+    )
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = described(  # stored as a tuple of pairs
         (), "Values to add to the logits of tokens, by token id."
     )
-    seed: int | None = described(None, "Seed of the random numbers; without one, each call gives another text.")
+    seed: int | None = described(None, "Seed of the random numbers; without it, every call gives a different text.")
     stop: str | Iterable[str] = described((), "String or strings that end the text.")  # stored as a tuple
     stop_ids: Iterable[int] = described((), "Token ids that end the text, besides the model's own.")  # as a tuple
-    logprobs: int | None = described(None, "Return log-probabilities, with this many alternatives per token.")
+    logprobs: int | None = described(
+        None, "Return the log-probability of each token, and of this many most likely alternatives to it."
+    )
 
     def __post_init__(self) -> None:
         for name, (is_valid, requirement) in _REQUIREMENTS.items():
@@ -91,8 +99,12 @@ class BeamOptions:
     num_beams: int
     num_best: int = 1
     max_new_tokens: int = described(128, "Maximum number of new tokens.")
-    length_penalty: float = described(1.0, "Exponent of the length in a beam's score; above 0 favours long texts.")
-    stop_when: StopWhen = described("unlikely", "When a search ends: full, unlikely or impossible; see BeamOptions.")
+    length_penalty: float = described(
+        1.0, "A beam's log-probability is divided by its length to this power; above 0 favours long texts."
+    )
+    stop_when: StopWhen = described(
+        "unlikely", "When a beam search ends: full, unlikely or impossible; see clearhead.options.BeamOptions."
+    )
     stop_ids: Iterable[int] = described((), "Token ids that end the text, besides the model's own.")  # as a tuple
 
     def __post_init__(self) -> None:
@@ -158,10 +170,12 @@ def check_temperature_is_set(options: Mapping[str, object], n: int = 1) -> None:
     idle = next((name for name in ("top_k", "top_p", "min_p", "seed") if options.get(name) is not None), None)
     if idle is not None:
         raise ClearheadError(
-            f"{idle} has no effect at temperature 0, which takes the most likely token; temperature 1 samples"
+            f"{idle} has no effect at temperature 0, which takes the most likely token; to sample, use temperature 1"
         )
     if n > 1:
-        raise ClearheadError(f"n is {n}, but at temperature 0 all texts would be the same; temperature 1 samples")
+        raise ClearheadError(
+            f"n is {n}, but at temperature 0 all texts would be the same; to sample, use temperature 1"
+        )
 
 
 def documents_options(*classes: type) -> Callable[[Function], Function]:

@@ -193,11 +193,11 @@ def test_convert(clearhead, folder, tmp_path, kind):
         (("generate", "SPEAKER", "x", "--top-p", "0"), "--top-p is 0"),
         (
             ("generate", "SPEAKER", "x", "--top-p", "0.9"),
-            "--top-p has no effect at --temperature 0, which takes the most likely token; --temperature 1 samples",
+            "--top-p has no effect at --temperature 0, which takes the most likely token; to sample, use --temperature 1",
         ),
         (
             ("generate", "SPEAKER", "x", "--n", "2"),
-            "n is 2, but at --temperature 0 all texts would be the same; --temperature 1 samples",
+            "n is 2, but at --temperature 0 all texts would be the same; to sample, use --temperature 1",
         ),
         (("chat", "SPEAKER", "--temperature", "0", "--seed", "1"), "seed has no effect at --temperature 0"),
         (("generate", "SPEAKER", "x", "--weights", "int2"), "did you mean 'int8'? Available: full, int4, int8, stored"),
@@ -210,7 +210,7 @@ def test_convert(clearhead, folder, tmp_path, kind):
         (("generate", "SPEAKER", "x", "--n", "0"), "n is 0"),
         (("generate", "SPEAKER", "x", "--beams", "2", "--top-k", "3"), "--top-k has no effect with beams"),
         (("generate", "SPEAKER", "x", "--length-penalty", "2"), "--length-penalty has no effect without beams"),
-        (("generate", "SPEAKER", "x", "--logprobs", "1"), "only printed with --json"),
+        (("generate", "SPEAKER", "x", "--logprobs", "1"), "--logprobs needs --json"),
         (("generate", "SPEAKER", "x", "--speculate", "no/such"), "no/such"),
         (("generate", "SPEAKER", "x", "--speculate", "lokup"), "did you mean 'lookup'?"),
         (("score", "SPEAKER"), "give one of the two"),
@@ -282,7 +282,7 @@ def test_a_vocabulary_smaller_than_asked_is_a_note(clearhead, tmp_path):
     assert clearhead(*arguments).stderr == "error: a bpe tokenizer needs a --vocab-size, such as 8000\n"
     done = clearhead(*arguments, "--vocab-size", 9000, "--json")
     size = json.loads(done.stdout)["vocab_size"]
-    assert done.stderr == f"note: these texts hold no more than {size} of the 9,000 tokens asked for\n"
+    assert done.stderr == f"note: the texts yield only {size} of the requested 9,000 tokens\n"
 
 
 def test_the_weights_known_without_torch_are_those_there_are():
@@ -475,7 +475,7 @@ def test_the_demo_says_what_works_next(clearhead, monkeypatch):
     monkeypatch.setattr("clearhead.cli.demo.get", unreachable)
     done = clearhead("demo")
     assert done.returncode == 0
-    assert "SmolLM2 could not be fetched (there is no network)" in done.stdout
+    assert "SmolLM2 could not be downloaded (there is no network)" in done.stdout
     (following,) = [line for line in done.stdout.splitlines() if line.startswith("Next: ")]
     assert "clearhead get smollm2" in following
     assert "generate smollm2" not in following

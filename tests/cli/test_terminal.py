@@ -50,8 +50,8 @@ def test_history_reset_help_and_an_unknown_command(typed):
     chat, out, err = typed("Hello", "/history", "/reset", "/history", "/help", "/dance")
     assert chat.messages == []
     assert err.count("user: Hello") == 1
-    assert "there is no command /dance; /reset starts again" in err.replace("\n", " ")
-    assert err.count("/quit quits") == 2
+    assert "unknown command /dance; /reset starts a new conversation" in err.replace("\n", " ")
+    assert err.count("/quit ends the chat") == 2
     assert out.count("\n") >= 1
 
 
@@ -92,7 +92,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_its_text(typed, monkeypatch):
 
 def test_a_conversation_past_the_context_is_reported(typed):
     _, _, err = typed("Hello", "Why?", chat=chat_model(context=24).chat())
-    assert "is longer than the model's context of 24 tokens; /reset starts again" in err.replace("\n", " ")
+    assert "is longer than the model's context of 24 tokens; /reset starts a new one" in err.replace("\n", " ")
 
 
 # --- a real terminal

@@ -92,12 +92,12 @@ def test_pairs_prints_json(run, folder, tmp_path):
     ("arguments", "message"),
     [
         (("--task", "perplexty"), "did you mean 'perplexity'?"),
-        (("--task", "perplexity"), "perplexity needs --text, a file to read"),
+        (("--task", "perplexity"), "the task perplexity needs a file; add --text FILE"),
         (("--task", "perplexity", "--text", "nowhere.txt"), "nowhere.txt cannot be read"),
-        (("--task", "perplexity", "--text", "x", "--limit", 3), "--limit has no effect on perplexity"),
-        (("--task", "piqa", "--beams", 3), "--beams has no effect on piqa"),
+        (("--task", "perplexity", "--text", "x", "--limit", 3), "--limit has no effect on the task perplexity"),
+        (("--task", "piqa", "--beams", 3), "--beams has no effect on the task piqa"),
         (("--task", "piqa", "--limit", 0), "--limit is 0; it must be at least 1"),
-        (("--task", "translation", "--source", "a"), "translation needs --target"),
+        (("--task", "translation", "--source", "a"), "the task translation needs a file; add --target FILE"),
         (("--task", "pairs", "--table", "a", "--max-new-tokens", -1), "--max-new-tokens is -1"),
     ],
 )
@@ -110,7 +110,7 @@ def test_wrong_input_prints_one_sentence(run, arguments, message):
 
 def test_help_shows_the_actual_defaults(run):
     shown = " ".join(run("--help").stdout.replace("│", " ").split())
-    assert f"tokens to read at once; by default {BATCH_TOKENS}." in shown
+    assert f"tokens in a batch; by default {BATCH_TOKENS}." in shown
     assert f"tokens in an answer; by default {MAX_NEW_TOKENS}." in shown
     beams = evaluate_translation.__defaults__[0], evaluate_pairs.__defaults__[1]
     assert f"by default {beams[0]} for translation and {beams[1]} for pairs." in shown

@@ -160,7 +160,7 @@ INVALID = {
     "top_p is 0": (lambda m: m.generate("a", top_p=0), "top_p is 0"),
     "top_p without temperature": (
         lambda m: m.generate("a", top_p=0.9),
-        "top_p has no effect at temperature 0, .*temperature 1 samples",
+        "top_p has no effect at temperature 0, .*to sample, use temperature 1",
     ),
     "seed without temperature": (lambda m: m.generate("a", seed=3), "seed has no effect at temperature 0"),
     "n without temperature": (

@@ -250,5 +250,5 @@ def test_the_single_strategy_is_rejected_under_torchrun_with_several_processes(m
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_rejected():
-    with pytest.raises(ClearheadError, match="there is no device 'cuda:0' here"):
+    with pytest.raises(ClearheadError, match="the device 'cuda:0' is not available"):
         World.start(device="cuda")

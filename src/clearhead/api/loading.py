@@ -46,14 +46,15 @@ def load(
 ) -> Model:
     """Load a model with its tokenizer.
 
-    model: an installed name (see clearhead.get), a folder, a .gguf file, or a hub id.
-    dtype: float32, bfloat16, float16 or float64. None keeps the dtype of the file.
-    device: cpu, cuda, cuda:1, mps, … None is the CPU.
+    model: an installed name (see clearhead.get), a folder, a .gguf file, or a Hub id.
+    dtype: "float32", "bfloat16", "float16" or "float64". None keeps the dtype of the file, and reads a quantized file
+    in float32.
+    device: "cpu", "cuda", "cuda:1", "mps", … None means the CPU.
     progress: called as progress(name, done, total) for each tensor.
-    weights: full; int8 or int4, which packs them; stored, which runs a .gguf file from its own blocks. If they are
-    packed or stored, everything else is bfloat16 unless `dtype` is given.
-    fast: None uses the CPU kernels if they are built; True builds them for this processor if needed, which takes
-    seconds once, and raises ClearheadError if they do not support the model; False uses PyTorch only.
+    weights: "full"; "int8" or "int4", which quantize the matrices on loading; "stored", which computes with the
+    quantized blocks of a .gguf file. All but "full" use bfloat16 for everything else unless `dtype` is given.
+    fast: None uses the C++ kernels on a CPU if they are already compiled. True compiles them first if necessary, which
+    takes a few seconds once, and raises ClearheadError if they do not support the model. False uses PyTorch only.
     """
     if weights not in get_args(Weights):
         raise unknown_name("weights", str(weights), get_args(Weights))
@@ -61,7 +62,10 @@ def load(
     device = resolve_device(device, dtype)
     if is_recurrent(model):
         if fast or weights != "full":
-            raise ClearheadError(f"{model} is a recurrent network; it has only full weights and no fast path")
+            raise ClearheadError(
+                f"{model} is a recurrent network, which has neither packed weights nor a fast path; "
+                "load it without weights and fast"
+            )
         folder = expand_user(model)
         network, special_ids = load_recurrent(folder, dtype, device)
         return RecurrentBaseline(network, load_folder_tokenizer(folder), None, special_ids)
@@ -69,7 +73,7 @@ def load(
     loaded = Model(**vars(parts), use_cuda_graph=fast is not False)
     reason = _use_fast_path(loaded.network, fast)
     if fast and reason:
-        raise ClearheadError(f"there is no fast path for this model: {reason}")
+        raise ClearheadError(f"the fast path does not support this model: {reason}; load it without fast")
     return loaded
 
 
@@ -94,10 +98,10 @@ def create(
     """Create a model with random weights.
 
     config: a ModelConfig or the name of a preset (see clearhead.presets).
-    tokenizer: what turns text into token ids. Without one the model takes token ids only.
+    tokenizer: converts text to token ids. Without one, the model accepts only token ids.
     seed: seed of the weights; the same seed gives the same weights on every device.
-    dtype: float32, bfloat16, float16 or float64. None is float32.
-    device: cpu, cuda, cuda:1, mps, … None is the CPU.
+    dtype: "float32", "bfloat16", "float16" or "float64". None means float32.
+    device: "cpu", "cuda", "cuda:1", "mps", … None means the CPU.
     """
     config, dtype = preset(config) if isinstance(config, str) else config, _resolve_dtype(dtype)
     device = resolve_device(device, dtype)
@@ -114,10 +118,10 @@ def resolve_device(device: torch.device | str | None, dtype: torch.dtype | None 
     try:
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise ClearheadError(f"there is no device {str(device)!r} here; cpu always works") from None
+        raise ClearheadError(f"the device {str(device)!r} is not available on this machine; use cpu") from None
     resolved = torch.device(device)
     if resolved.type == "mps" and dtype == torch.float64:
-        raise ClearheadError("Apple's GPUs have no float64; use float32 there")
+        raise ClearheadError("Apple's GPUs do not support float64; use float32, or the device cpu")
     return resolved
 
 

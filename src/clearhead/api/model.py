@@ -85,7 +85,7 @@ class Model(ModelParts):
 
     @property
     def text_generator(self) -> TextGenerator:
-        """What turns prompts into texts; `generate`, `stream` and `chat` use it."""
+        """The object that turns prompts into texts for `generate`, `stream` and `chat`."""
         return TextGenerator(self.network, self.tokenizer, self.special_ids, self.use_cuda_graph)
 
     # --- generation
@@ -99,12 +99,14 @@ class Model(ModelParts):
         speculate: "Speculation | Model | None" = None,
         **options: Unpack[GenerateKeywords],
     ) -> Generation:
-        """Continue a text or a list of token ids; an encoder-decoder answers it. str() of the result is the text.
+        """Continue a text or a list of token ids, or translate it with an encoder-decoder.
 
-        beams: number of beams of a beam search, which returns its best text instead of sampling. It takes
-        max_new_tokens, stop_ids, length_penalty and stop_when.
+        str() of the result is the generated text.
+
+        beams: number of beams. A beam search returns its best text instead of sampling; its options are
+        max_new_tokens, stop_ids, length_penalty and stop_when. None does not search.
         speculate: "lookup", which drafts tokens by copying from the text, or a smaller model with the same vocabulary.
-        The result is the same, usually sooner.
+        Greedy decoding gives the same text and sampling has the same distribution, usually in less time.
         """
         check_single(options)
         speculation = speculate.network if isinstance(speculate, Model) else speculate
@@ -124,7 +126,7 @@ class Model(ModelParts):
 
         The texts of a prompt do not depend on the other prompts.
 
-        n: number of samples per prompt, or of the best beams.
+        n: number of texts per prompt: samples, or the best beams of a beam search.
         beams, speculate: as for `generate`.
         """
         check_prompts(prompts)
@@ -141,7 +143,7 @@ class Model(ModelParts):
         """
         check_single(options)
         if "beams" in options:
-            raise ClearheadError("a beam search has no text before its end, so it cannot stream; use generate")
+            raise ClearheadError("a beam search has no text before it ends, so it cannot be streamed; use generate")
         speculation = speculate.network if isinstance(speculate, Model) else speculate
         return self.text_generator.stream(prompt, options, speculation)
 
@@ -154,15 +156,15 @@ class Model(ModelParts):
     def trace(self, text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False) -> "Trace":
         """Run one forward pass over a text and return its trace: trace.attention(layer, head), trace.logits, …
 
-        source: what the encoder of an encoder-decoder reads; `text` is then the answer.
-        keep_heads: compute the queries, keys and values of all layers now and keep them.
+        source: the input of the encoder, which an encoder-decoder needs; `text` is then the input of the decoder.
+        keep_heads: compute the queries, keys and values of all layers now and keep them, instead of on request.
         """
         from clearhead.inspection import trace_text  # imported here because most programs never trace
 
         return trace_text(self.text_generator, text, source, keep_heads=keep_heads)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the token ids of a text; return token ids as a list."""
+        """Return the token ids of a text. A prompt that already consists of token ids is returned as a list."""
         return encode_prompt(prompt, self.tokenizer)
 
     def score(self, text: Prompt) -> Score:
@@ -173,7 +175,7 @@ class Model(ModelParts):
 
     @torch.no_grad()
     def embed(self, texts: str | Sequence[Prompt]) -> torch.Tensor:
-        """Return one vector of length 1 per text, the mean of the last hidden states (B, D)."""
+        """Return one vector per text (B, D): the mean of its last hidden states, scaled to length 1."""
         if not isinstance(texts, Iterable):
             raise ClearheadError(f"the texts are {texts!r}; give one text or a list of them")
         sequences = [self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
@@ -194,7 +196,7 @@ class Model(ModelParts):
     # --- saving
 
     def save(self, folder: str | Path, format: FolderFormat = "native") -> Path:
-        """Save to a folder that `clearhead.load` reads; with format "huggingface" transformers reads it, too."""
+        """Save to a folder that `clearhead.load` reads; transformers also reads it if the format is "huggingface"."""
         check_format(format)
         folder = expand_user(folder)
         if is_packed(self.network):
@@ -216,7 +218,7 @@ def check_prompts(prompts: object) -> None:
 
 
 def check_single(options: Mapping[str, object]) -> None:
-    """Raise ClearheadError if a method that returns one text is asked for n."""
+    """Raise ClearheadError if `n` is passed to a method that returns one text."""
     if "n" in options:
         raise ClearheadError("generate and stream return one text; generate_many([prompt], n=…) returns several")
 

@@ -38,7 +38,7 @@ class RecurrentBaseline(Model):
         speculate: "Speculation | Model | None" = None,
         **options: Unpack[GenerateKeywords],
     ) -> Generation:
-        """Answer a text or token ids by the most likely token at each step; the only option is max_new_tokens."""
+        """Translate a text or token ids, with the most likely token at each step; the only option is max_new_tokens."""
         check_single(options)
         return self.generate_many([prompt], beams=beams, speculate=speculate, **options)[0]
 
@@ -51,13 +51,15 @@ class RecurrentBaseline(Model):
         speculate: "Speculation | Model | None" = None,
         **options: Unpack[GenerateKeywords],
     ) -> list[Generation]:
-        """Answer several texts in one batch; the only option is max_new_tokens."""
+        """Translate several texts in one batch; the only option is max_new_tokens."""
         check_prompts(prompts)
         max_new_tokens = options.get("max_new_tokens", SamplingOptions.max_new_tokens)
         SamplingOptions(max_new_tokens=max_new_tokens)  # raises ClearheadError for an invalid value
         is_greedy = n == 1 and beams is None and speculate is None and options.get("temperature") in (None, 0)
         if not is_greedy or options.keys() - {"max_new_tokens", "temperature"}:
-            raise ClearheadError("a recurrent network takes the most likely token; its only option is max_new_tokens")
+            raise ClearheadError(
+                "a recurrent network always takes the most likely token; its only option is max_new_tokens"
+            )
         sources = [self.encode(prompt) for prompt in prompts]
         start_id, stop_id = self.special_ids["decoder_start_token_id"], self.special_ids["eos_token_id"]
         answers = translate(self.network, sources, start_id=start_id, stop_ids={stop_id}, max_new_tokens=max_new_tokens)
@@ -66,7 +68,7 @@ class RecurrentBaseline(Model):
     def save(self, folder: str | Path, format: FolderFormat = "native") -> Path:
         """Save to a folder that `clearhead.load` reads."""
         if format == "huggingface":
-            raise ClearheadError("transformers has no such recurrent network; save it as native")
+            raise ClearheadError("transformers cannot load this recurrent network; save it with format 'native'")
         return super().save(folder, format)
 
     def _execution(self) -> str:

@@ -36,7 +36,7 @@ _DEFAULT_WEIGHTS = {"cpu": "float32,bfloat16,int8,int4", "cuda": "bfloat16,int8"
 
 @app.command(epilog="Example: `clearhead bench decode smollm2 --against huggingface,llama.cpp --weights bfloat16,int4`")
 def bench(
-    phase: Annotated[str, typer.Argument(help="decode or prefill.")],
+    phase: Annotated[str, typer.Argument(help="What to measure: decode or prefill.")],
     model: Annotated[
         str,
         typer.Argument(
@@ -59,13 +59,13 @@ def bench(
     tokens: Annotated[int | None, typer.Option(help=f"Number of tokens to generate; by default {NUM_TOKENS}.")] = None,
     contexts: Annotated[
         str | None,
-        typer.Option(help="Prompt lengths such as 128,1024,8192, to measure how the time per token grows."),
+        typer.Option(help="Prompt lengths in tokens, such as 128,1024,8192, to measure how the time per token grows."),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Number of rounds; every engine runs once in each.")] = 5,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device to run on: cpu or cuda.")] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the speed of Clearhead and other engines in one run, and compare it with this machine's bandwidth."""
+    """Measure the speed of Clearhead and other engines, and compare it with this machine's memory bandwidth."""
     from clearhead.benchmark import (
         check_engine_names,
         measure_growth,

@@ -22,35 +22,46 @@ DeviceOption = Annotated[str, typer.Option(help="The device to measure: cpu or c
 def cost(
     model: Annotated[str, typer.Argument(help="A preset, an installed model, a model folder or a .gguf file.")],
     phase: Annotated[
-        str | None, typer.Option(help="train, prefill or decode. Default: train with --tokens, else prefill.")
+        str | None,
+        typer.Option(help="What to cost: train, prefill or decode; by default prefill, or train if --tokens is given."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Number of sequences, over all GPUs.")] = 1,
     context: Annotated[
-        int | None, typer.Option(help="Tokens per sequence. Default: the context the model was designed for.")
+        int | None, typer.Option(help="Number of tokens per sequence; by default the model's context.")
     ] = None,
     source: Annotated[
-        int | None, typer.Option(help="Tokens per source sequence of an encoder-decoder. Default: --context.")
+        int | None,
+        typer.Option(help="Number of tokens per source sequence of an encoder-decoder; by default --context."),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="h200, h100, a100, rtx-4090 or l40s; cpu or cuda for this machine, after calibrate."),
+        typer.Option(
+            help="Also compute the time on h200, h100, a100, rtx-4090 or l40s, or on cpu or cuda: this machine, "
+            "after `clearhead calibrate`."
+        ),
     ] = None,
     dtype: Annotated[
         str, typer.Option(help="Precision of weights and activations: bfloat16, float16, float32 or float64.")
     ] = "bfloat16",
     quant: Annotated[
-        str | None, typer.Option(help="Format of quantised weights: int8, int4, q4_0, q4_1 or q8_0.")
+        str | None,
+        typer.Option(help="Format of quantized weights: int8, int4, q4_0, q4_1 or q8_0; by default that of --dtype."),
     ] = None,
-    optimizer: Annotated[str, typer.Option(help="adamw or sgd.")] = "adamw",
+    optimizer: Annotated[str, typer.Option(help="Optimizer of the training: adamw or sgd.")] = "adamw",
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Training recomputes the activations of each block in the backward.")
+        bool,
+        typer.Option("--recompute", help="In training, recompute the activations of each block in the backward pass."),
     ] = False,
     tokens: Annotated[
-        float | None, typer.Option(help="Tokens of a whole training run, such as 300e9; its FLOPs are reported.")
+        float | None,
+        typer.Option(help="Number of tokens of a whole training run, such as 300e9, to report its total FLOPs."),
     ] = None,
     gpus: Annotated[int, typer.Option(help="Number of GPUs.")] = 1,
     parallel: Annotated[
-        str, typer.Option(help="What GPUs split: ddp the batch, fsdp also the weights, tp heads and columns.")
+        str,
+        typer.Option(
+            help="What is split across GPUs: ddp splits the batch, fsdp also the weights, tp heads and feed-forwards."
+        ),
     ] = "ddp",
     measure: Annotated[
         bool, typer.Option("--measure", help="Run the workload on this machine and compare with the prediction.")
@@ -126,7 +137,7 @@ def calibrate(
     if as_json:
         print_json(asdict(calibration) | {"path": str(path)})
         return
-    typer.echo(f"{calibration.machine}: {calibration.bytes_per_second / 1e9:.1f} GB/s")
+    typer.echo(f"{calibration.machine}: memory bandwidth {calibration.bytes_per_second / 1e9:.1f} GB/s")
     for dtype, rates in calibration.products.items():
         typer.echo(f"{dtype}: up to {max(rate.per_second for rate in rates) / 1e12:.3g} TFLOP/s")
     typer.echo(f"saved to {path}")
@@ -139,7 +150,7 @@ def curves(
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Plot how work and time grow with length: O(n²) for a sequence, O(n) for a cached token and for an RNN."""
+    """Plot how FLOPs and time grow with length n: O(n²) for a sequence, O(n) for a cached token and for an RNN."""
     from clearhead.costs import draw_curves, find_device, measure_curves
     from clearhead.files import check_output_path
 

@@ -19,7 +19,7 @@ _WRITE_EXAMPLE = "Example: `clearhead shards write books --tokenizer my-tokenize
 
 _tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.", epilog=_TRAIN_EXAMPLE)
 _shards_app = typer.Typer(
-    no_args_is_help=True, help="Write token files for corpora larger than memory.", epilog=_WRITE_EXAMPLE
+    no_args_is_help=True, help="Write and verify token shards, for corpora larger than memory.", epilog=_WRITE_EXAMPLE
 )
 app.add_typer(_tokenizer_app, name="tokenizer")
 app.add_typer(_shards_app, name="shards")
@@ -28,7 +28,7 @@ FilesArgument = Annotated[
     list[Path], typer.Argument(help="Text or JSON lines files, also as .gz, or folders that contain them.")
 ]
 UnitOption = Annotated[str, typer.Option(help="What counts as one document in a text file: file, paragraph or line.")]
-FieldOption = Annotated[str, typer.Option(help="Key of the text in JSON lines.")]
+FieldOption = Annotated[str, typer.Option(help="Key of the text in each object of a JSON lines file.")]
 
 
 @_tokenizer_app.callback()
@@ -40,13 +40,11 @@ def tokenizer_group() -> None:
 def train_command(
     files: FilesArgument,
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    kind: Annotated[str, typer.Option(help="bpe, unigram, wordpiece, byte or character.")] = "bpe",
+    kind: Annotated[str, typer.Option(help="Kind of tokenizer: bpe, unigram, wordpiece, byte or character.")] = "bpe",
     vocab_size: Annotated[
-        int | None, typer.Option(help="Number of tokens, for bpe, unigram and wordpiece only.")
+        int | None, typer.Option(help="Number of tokens; required for bpe, unigram and wordpiece, and only for them.")
     ] = None,
-    extra_token: Annotated[
-        list[str] | None, typer.Option(help="A special token to add; the option can be repeated.")
-    ] = None,
+    extra_token: Annotated[list[str] | None, typer.Option(help="Special token to add; may be repeated.")] = None,
     unit: UnitOption = "file",
     field: FieldOption = "text",
     overwrite: OverwriteOption = False,

@@ -24,7 +24,7 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
 
     Without a network, a small random model takes the place of SmolLM2.
     """
-    next_command = 'clearhead generate smollm2 "Once upon a time"   clearhead chat smollm2'
+    next_command = 'clearhead generate smollm2 "Once upon a time", clearhead chat smollm2'
     try:
         with bar("smollm2") as progress:
             get("smollm2", progress)
@@ -32,11 +32,11 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
     except DownloadError as error:
         print(f"SmolLM2 could not be downloaded ({error}); a small random model is used instead.\n")
         model, title = random_model(), "A small random model (its text is noise)"
-        next_command = "clearhead get smollm2 (once there is a network)"
+        next_command = "clearhead get smollm2 (when a network is available)"
     print(f"{title} continues a sentence with greedy decoding:\n")
     _stream_continuation(model)
     print_summary(summarize(model.config), title)
-    print(f"\nNext: {next_command}   clearhead show deepseek-v3   clearhead --help")
+    print(f"\nNext: {next_command}, clearhead show deepseek-v3, clearhead --help")
 
 
 def _stream_continuation(model: Model) -> None:

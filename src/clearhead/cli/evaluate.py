@@ -68,16 +68,18 @@ def evaluate(
     max_new_tokens: Annotated[
         int | None, typer.Option(help="Maximum number of tokens in an answer; by default 256.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Number of examples, from the first; by default all.")] = None,
-    batch_tokens: Annotated[int | None, typer.Option(help="Number of tokens to read at once; by default 8192.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Evaluate only this many examples; by default all.")] = None,
+    batch_tokens: Annotated[
+        int | None, typer.Option(help="Maximum number of tokens in a batch; by default 8192.")
+    ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure how good a model is.
+    """Evaluate a model on a task.
 
-    The task perplexity reads a text; arc-easy to winogrande are questions with known answers; translation reports BLEU
-    and chrF; pairs compares generated answers with targets.
+    perplexity scores a text. arc-challenge to winogrande are questions with known answers. translation reports BLEU
+    and chrF. pairs compares generated answers with targets.
     """
     given = {name: value for name, value in call.params.items() if name in _TASK_OPTIONS and value is not None}
     _check_options(task, given)
@@ -98,10 +100,10 @@ def _check_options(task: str, given: Mapping[str, Any]) -> None:
         raise unknown_name("task", task, OPTIONS)
     for name in given:
         if name not in (*_REQUIRED_OPTIONS.get(task, ()), *OPTIONS[task]):
-            raise ClearheadError(f"{_option_name(name)} has no effect on {task}; leave it out")
+            raise ClearheadError(f"{_option_name(name)} has no effect on the task {task}; leave it out")
     for name in _REQUIRED_OPTIONS.get(task, ()):
         if name not in given:
-            raise ClearheadError(f"{task} needs {_option_name(name)}, a file to read")
+            raise ClearheadError(f"the task {task} needs a file; add {_option_name(name)} FILE")
     for name in ("limit", "batch_tokens", "max_new_tokens", "beams"):
         if given.get(name, 1) < 1:
             raise ClearheadError(f"{_option_name(name)} is {given[name]}; it must be at least 1")

@@ -37,25 +37,29 @@ if TYPE_CHECKING:
     from clearhead.generation import Generation, Stream
 
 DtypeOption = Annotated[
-    str | None, typer.Option(help="float32, bfloat16, float16 or float64; by default that of the file.")
+    str | None,
+    typer.Option(help="Precision: float32, bfloat16, float16 or float64; by default that of the model's file."),
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="cpu, cuda or mps; by default cpu.")]
+DeviceOption = Annotated[str | None, typer.Option(help="Device to run on: cpu, cuda or mps; by default cpu.")]
 WeightsOption = Annotated[
     str,
     typer.Option(
-        help="full; int8 or int4 to pack them; stored to run a .gguf file from its own blocks.", rich_help_panel="Speed"
+        help="Format of the weights: full, int8 or int4 (quantized on loading), or stored (the blocks of a .gguf "
+        "file). All but full compute in bfloat16 unless --dtype is given.",
+        rich_help_panel="Speed",
     ),
 ]
 FastOption = Annotated[
     bool | None,
     typer.Option(
         "--fast/--no-fast",
-        help="Use the CPU kernels, and build them first if needed; by default they are used once they are built.",
+        help="Use the C++ kernels on a CPU, and compile them first if necessary; by default they are used if they are "
+        "already compiled.",
         rich_help_panel="Speed",
     ),
 ]
 _SEARCH = {"rich_help_panel": "Search"}
-PAST_CONTEXT = "the text is longer than the model's context of {context:,} tokens; its quality may degrade from there"
+PAST_CONTEXT = "the text is longer than the model's context of {context:,} tokens; its quality may degrade beyond that"
 WEIGHTS = ("full", "stored", "int8", "int4")  # those of clearhead.checkpoint, which imports torch
 _BEAM_DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(BeamOptions)}
 
@@ -66,15 +70,30 @@ def generate(
     model: ModelArgument,
     prompt: Annotated[str, typer.Argument(help="The text to continue or translate; - reads it from standard input.")],
     sampling: dict[str, Any],
-    n: Annotated[int, typer.Option("--n", help="Number of texts.", **_SEARCH)] = 1,
-    beams: Annotated[int | None, typer.Option(help="Number of beams of a beam search.", **_SEARCH)] = None,
-    length_penalty: Annotated[float | None, typer.Option(help=_BEAM_DESCRIPTIONS["length_penalty"], **_SEARCH)] = None,
+    n: Annotated[int, typer.Option("--n", help="Number of texts: samples, or the best beams.", **_SEARCH)] = 1,
+    beams: Annotated[
+        int | None,
+        typer.Option(help="Search with this number of beams; by default there is no beam search.", **_SEARCH),
+    ] = None,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(
+            help=f"{_BEAM_DESCRIPTIONS['length_penalty']} By default {BeamOptions.length_penalty}.", **_SEARCH
+        ),
+    ] = None,
     speculate: Annotated[
         str | None,
-        typer.Option(help="Draft tokens by `lookup` in the text, or with a smaller model of the same kind.", **_SEARCH),
+        typer.Option(
+            help="Decode speculatively: `lookup` drafts tokens by copying from the text; any other value is a smaller "
+            "model with the same vocabulary, which drafts them.",
+            **_SEARCH,
+        ),
     ] = None,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json: add log-probabilities, with this many alternatives per token.")
+        int | None,
+        typer.Option(
+            help="With --json: also print the log-probability of each token, and of this many most likely alternatives."
+        ),
     ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -82,12 +101,12 @@ def generate(
     fast: FastOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text and print it while it is generated; an encoder-decoder answers the text."""
+    """Continue a text, or translate it with an encoder-decoder, and print the result while it is generated."""
     _check_weights(weights)
     if beams is None:
         check_temperature_is_set(sampling, n)
     if logprobs is not None and not as_json:
-        raise ClearheadError("log-probabilities are only printed with --json")
+        raise ClearheadError("--logprobs needs --json, which prints the log-probabilities; add --json")
     from clearhead.api import RecurrentBaseline
 
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
@@ -127,16 +146,20 @@ def chat(
 def verify(
     model: ModelArgument,
     tokens: Annotated[
-        int | None, typer.Option(help="Number of tokens to generate; by default 256, or 32 for a large model.")
+        int | None,
+        typer.Option(help="Number of tokens to generate; by default 256, or 32 above a billion parameters."),
     ] = None,
     length: Annotated[
-        int | None, typer.Option(help="Number of tokens to read; by default enough to exceed sliding windows.")
+        int | None,
+        typer.Option(
+            help="Number of tokens of the longest text; by default 96, or more to exceed the model's sliding windows."
+        ),
     ] = None,
     compiles: Annotated[
         bool, typer.Option("--compile", help="Also check torch.compile, which takes a minute.")
     ] = False,
     dtype: Annotated[
-        str, typer.Option(help="float32 is the most sensitive; float64, bfloat16 and float16 also work.")
+        str, typer.Option(help="Precision: float32, float64, bfloat16 or float16. The last two hide small errors.")
     ] = "float32",
     device: DeviceOption = None,
     as_json: JsonOption = False,
@@ -144,7 +167,7 @@ def verify(
     """Verify that caches, batches, padding, speculation and kernels do not change this model's logits.
 
     Every check prints the largest difference from a plain forward pass and its tolerance. Packed weights are compared
-    too, and transformers if it is installed. Exit with 1 if a check fails.
+    too, and transformers if it is installed. The exit code is 1 if a check fails.
     """
     from clearhead.verification import print_results
     from clearhead.verification import verify as run_checks
@@ -197,7 +220,7 @@ def _load_speculation(name: str, dtype: str | None, device: str | None) -> "Mode
         return load_model(name, dtype, device)
     except ClearheadError:
         if get_close_matches(name, ["lookup"]):
-            raise unknown_name("way to speculate", name, ["lookup"]) from None
+            raise unknown_name("speculation", name, ["lookup"]) from None
         raise
 
 

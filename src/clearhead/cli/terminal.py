@@ -15,7 +15,10 @@ from rich.console import Console
 from clearhead.api import Chat
 from clearhead.errors import ClearheadError
 
-_HELP = "/reset starts again, /history shows the conversation, /quit quits, /help shows this; Ctrl-C stops an answer."
+_HELP = (
+    "/reset starts a new conversation, /history shows the conversation, /quit ends the chat, /help shows this line; "
+    "Ctrl-C stops an answer."
+)
 
 
 def run_chat(chat: Chat, options: dict[str, Any]) -> None:
@@ -33,7 +36,7 @@ def run_chat(chat: Chat, options: dict[str, Any]) -> None:
         except EOFError:
             return
         except KeyboardInterrupt:
-            console.print("\n/quit or Ctrl-D quits", style="dim")
+            console.print("\n/quit or Ctrl-D ends the chat", style="dim")
             continue
         match line:
             case "":
@@ -48,7 +51,7 @@ def run_chat(chat: Chat, options: dict[str, Any]) -> None:
             case "/help":
                 console.print(_HELP, style="dim")
             case _ if line.startswith("/"):
-                console.print(f"there is no command {line}; {_HELP}", style="dim", markup=False)
+                console.print(f"unknown command {line}; {_HELP}", style="dim", markup=False)
             case _:
                 _print_answer(chat, line, options, console)
 
@@ -83,9 +86,9 @@ def _describe_answer(chat: Chat, elapsed_seconds: float) -> str:
         f"{chat.num_prompt_tokens} prompt tokens read, {chat.cache.length} tokens in the cache"
     )
     if generation.num_past_context:
-        text += f"\nThe conversation is longer than the model's context of {context:,} tokens; /reset starts again."
+        text += f"\nThe conversation is longer than the model's context of {context:,} tokens; /reset starts a new one."
     elif generation.finish_reason == "context":
-        text += f"\nThe model's context of {context:,} tokens is full; /reset starts again."
+        text += f"\nThe model's context of {context:,} tokens is full; /reset starts a new conversation."
     elif generation.finish_reason == "length":
         text += "; cut off at --max-new-tokens"
     return text

@@ -54,15 +54,15 @@ def cost(
     context: Tokens per sequence; in decode, the tokens in the cache after the step. Default: the model's context.
     source: Tokens per source sequence of an encoder-decoder. Default: `context`.
     dtype: Precision of weights and activations: "bfloat16", "float16", "float32" or "float64".
-    quant: Format of quantised weights at inference: "int8", "int4", "q4_0", "q4_1" or "q8_0".
-    optimizer: "adamw" or "sgd", which keep two values or none per parameter.
-    recompute: Store only the input of each block in training and recompute its activations in the backward.
-    tokens: Tokens of a whole training run; its total FLOPs are reported.
+    quant: Format of quantized weights at inference: "int8", "int4", "q4_0", "q4_1" or "q8_0". Default: that of `dtype`.
+    optimizer: "adamw", which stores two values per parameter, or "sgd", which stores none.
+    recompute: Store only the input of each block in training, and recompute its activations in the backward pass.
+    tokens: Tokens of a whole training run, to report its total FLOPs.
     device: A GPU by name ("h200", "h100", "a100", "rtx-4090", "l40s"), or "cpu" or "cuda" for this machine, which
         `clearhead calibrate` must have measured. The report then has a `bound` on the time.
-    gpus: Number of GPUs. Operations and memory are then those of one of them.
-    parallel: What GPUs split: "ddp" the batch, "fsdp" also weights, gradients and optimizer states, "tp" heads and
-        feed-forward columns.
+    gpus: Number of GPUs. With several, operations and memory are those of one GPU.
+    parallel: What is split across GPUs: "ddp" splits the batch, "fsdp" also weights, gradients and optimizer states,
+        "tp" heads and feed-forward columns.
 
     Raise ClearheadError if an argument is invalid or does not fit the model.
     """
