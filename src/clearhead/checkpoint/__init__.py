@@ -1,24 +1,26 @@
-"""Load and save models. Each format has its own strict reader.
+"""Load and save models in all supported formats.
 
-loaded = open_model("smollm2", LoadOptions(weights="stored")); save_folder(loaded.network, folder)
+    loaded = open_model("smollm2", LoadOptions(weights="stored")); save_folder(loaded.network, folder)
 
-formats            which reader reads a path: open_model, read_config
-locations          from a path, name or hub id to a path
-interface          LoadOptions and ModelParts, the arguments and results of all loaders
-assembly           stored tensors to a network, by a table of names
-placement          one stored tensor to its place in a network: checked, converted, packed
-tensors            tensors by name, read when needed; safetensors files
-huggingface        Hugging Face folders
-native             Clearhead's own folders
-recurrent          recurrent networks in Clearhead's own folders
-gguf_model         models in GGUF files
-gguf               GGUF files: header and tensors
-gguf_header        the parser of their header
-gguf_blocks        their quantised block formats
-ctranslate2_model  Marian models in CTranslate2 folders
-ctranslate2        CTranslate2 files
-llama2c            llama2.c files
-folder_tokenizer   the tokenizer in a model folder
+Each format has its own strict reader, which rejects a damaged file in one sentence and runs no code from it.
+
+    formats            which reader reads a path: open_model, read_config
+    locations          from a path, a name or a hub id to a path
+    interface          LoadOptions and ModelParts, the arguments and results of all loaders
+    assembly           stored tensors to a network, by a table of names
+    placement          one stored tensor to its place in a network: checked, converted, packed
+    tensors            tensors by name, read when needed; safetensors files
+    folder_tokenizer   the tokenizer in a model folder
+    huggingface        Hugging Face folders
+    native             Clearhead's own folders
+    recurrent          recurrent networks in Clearhead's own folders
+    gguf_model         models in GGUF files
+    gguf               GGUF files: header and tensors
+    gguf_header        the parser of their header
+    gguf_blocks        their quantised block formats
+    ctranslate2_model  Marian models in CTranslate2 folders
+    ctranslate2        CTranslate2 files
+    llama2c            llama2.c files
 """
 
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer

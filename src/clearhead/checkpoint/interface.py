@@ -28,7 +28,7 @@ class LoadOptions:
     dtype: torch.dtype | None = None  # None: as stored
     device: torch.device | str | None = None  # None: PyTorch's default
     weights: Weights = "full"
-    progress: Progress | None = None
+    progress: Progress | None = None  # reports how many tensors have been placed
 
     @property
     def bits(self) -> Bits | None:
@@ -41,7 +41,7 @@ DEFAULT_OPTIONS = LoadOptions()
 
 @dataclass(frozen=True, eq=False)
 class ModelParts:
-    """Everything that a checkpoint says about a model."""
+    """The parts of a model that a checkpoint contains."""
 
     network: Transformer
     tokenizer: Tokenizer | None = None

@@ -87,11 +87,11 @@ class TensorPlacer:
         # The bias that selects experts keeps its precision.
         dtype = None if own_name.endswith("selection_bias") else self.dtype
         tensor = tensor.to(dtype=dtype or tensor.dtype, device=self.device).contiguous()
-        owner_name, _, attribute = own_name.rpartition(".")
-        owner = self.network.get_submodule(owner_name)
         if self.bits and isinstance(self.network, Transformer) and is_packable(self.network, own_name):
             set_packed_weight(self.network, own_name, pack(tensor, self.bits), tensor.dtype)
         else:
+            owner_name, _, attribute = own_name.rpartition(".")
+            owner = self.network.get_submodule(owner_name)
             setattr(owner, attribute, nn.Parameter(tensor) if attribute in owner._parameters else tensor)
         self.unplaced.remove(own_name)
 
@@ -134,7 +134,7 @@ class TensorPlacer:
         largest = _MAX_QUANT * packed.scales.float().abs().max()
         if packed.offsets is not None:
             largest += packed.offsets.float().abs().max()
-        if not largest <= torch.finfo(self.dtype or torch.float32).max:  # true for NaN, too
+        if not largest <= torch.finfo(self.dtype or torch.float32).max:  # also if it is NaN
             self.check_values(name, packed.unpack())
 
     def shape_error(self, name: str, stored_shape: tuple[int, ...], shapes: list[Size]) -> ClearheadError:
