@@ -11,8 +11,8 @@ import torch
 from clearhead.cache import KeyValueCache
 from clearhead.families import preset
 from clearhead.model import Transformer, fused_attention, reference_attention
-from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, redraw
+from tests.toy_presets import shrink
 
 NAMES = (
     "gpt1", "gpt2", "gpt3-175b", "gopher-280b", "palm-540b", "llama-3.1-8b", "mistral-7b", "smollm3-3b", "qwen3-0.6b",

@@ -23,8 +23,8 @@ from clearhead.backends import accelerate, pack_network
 from clearhead.cache import KeyValueCache
 from clearhead.catalog import find_installed
 from clearhead.model import Transformer, reference_attention
-from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, redraw
+from tests.toy_presets import shrink
 
 PROMPT_LENGTH = 12  # tokens read at once before the step-by-step part
 

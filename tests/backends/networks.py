@@ -8,8 +8,8 @@ from clearhead.architecture import LayerNorm, LearnedPositions, SinusoidalPositi
 from clearhead.cache import KeyValueCache
 from clearhead.families import preset
 from clearhead.model import Transformer
-from tests.book.shrink import shrink
 from tests.model.toys import CONTEXT, redraw
+from tests.toy_presets import shrink
 
 
 def toy_network(name: str, dtype: torch.dtype = torch.float32) -> Transformer:

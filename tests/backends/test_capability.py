@@ -12,7 +12,7 @@ from clearhead.architecture import DynamicScaling, Rope
 from clearhead.backends import pack_network, unsupported_network_reason, unsupported_reason
 from clearhead.families import preset
 from tests.backends.networks import graph_network, toy_network, with_attention
-from tests.book.shrink import shrink
+from tests.toy_presets import shrink
 
 PAGE = Path(__file__).parents[2] / "docs" / "fast-path.md"
 

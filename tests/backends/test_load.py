@@ -10,7 +10,7 @@ from clearhead.backends.modules import PackedLinear, PackedTable, is_packed
 from clearhead.checkpoint.gguf import open_gguf
 from clearhead.errors import ClearheadError
 from tests.backends.networks import logits_of, toy_network
-from tests.book.shrink import shrink
+from tests.toy_presets import shrink
 
 PROMPT = "The letter was posted in the morning, and"
 

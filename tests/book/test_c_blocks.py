@@ -28,7 +28,6 @@ from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
 from clearhead.model.masks import Mask
 from clearhead.model.positions import sinusoids
 from clearhead.model.transformer import Transformer
-from tests.book.shrink import shrink
 from tests.model.toys import (
     VOCAB,
     WIDTH,
@@ -43,6 +42,7 @@ from tests.model.toys import (
     toy,
     translator,
 )
+from tests.toy_presets import shrink
 
 
 def random_input(seed: int = 0, length: int = 6) -> Tensor:

@@ -18,8 +18,8 @@ from clearhead.architecture import (
     SinusoidalPositions,
 )
 from clearhead.families import preset, presets
-from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, assert_close, some_tokens, toy
+from tests.toy_presets import shrink
 
 LEARNED, SINUSOIDAL, RELATIVE = "learned absolute", "sinusoidal absolute", "learned relative"
 ROPE, DECOUPLED, INTERLEAVED = "RoPE", "decoupled RoPE", "iRoPE"

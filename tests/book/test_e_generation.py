@@ -18,8 +18,8 @@ from clearhead.model.masks import Mask, make_mask
 from clearhead.model.transformer import Transformer
 from clearhead.options import SamplingOptions
 from tests.book.golden import golden
-from tests.book.shrink import shrink
 from tests.model.toys import decoder, grouped, toy
+from tests.toy_presets import shrink
 
 
 def count_key_projections(network, run):

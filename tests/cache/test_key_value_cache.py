@@ -13,8 +13,8 @@ from clearhead.cache.key_value_cache import KeyValueCache
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, decoder, toy
+from tests.toy_presets import shrink
 
 MODELS = {
     name: shrink(preset(name))

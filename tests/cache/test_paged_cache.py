@@ -6,8 +6,8 @@ import torch
 from clearhead.cache.page_pool import OutOfPagesError, PagePool
 from clearhead.cache.paged_cache import PagedCache, PageStorage
 from clearhead.families import preset
-from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, decoder, toy
+from tests.toy_presets import shrink
 
 NAMES = ("gpt2", "llama-3.1-8b", "mistral-7b", "gemma-3-1b", "deepseek-v3", "llama-4-scout", "bloom-560m")
 

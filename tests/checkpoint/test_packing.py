@@ -9,8 +9,8 @@ from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.checkpoint.interface import LoadOptions
 from clearhead.checkpoint.native import load_native, save_native
 from clearhead.model.transformer import Transformer
-from tests.book.shrink import shrink
 from tests.model.toys import redraw
+from tests.toy_presets import shrink
 
 # Separate, fused and transposed projections, experts stored one by one, latent attention, a separate output matrix,
 # token tables shared by encoder, decoder and head, and a head with a layer of its own.

@@ -8,8 +8,8 @@ from dataclasses import replace
 from clearhead.architecture import Chunked, ModelConfig, RelativeSinusoid, SlidingWindow
 from clearhead.costs.formulas import Phase, Workload
 from clearhead.families import preset
-from tests.book.shrink import shrink
 from tests.model.toys import decoder, encoder, latent, stack, translator
+from tests.toy_presets import shrink
 
 # One preset of each kind of architecture; all other presets differ from one of these in sizes only.
 PRESETS = (

@@ -12,9 +12,9 @@ from clearhead.evaluation.likelihood import Request, encode_request, log_likelih
 from clearhead.families import preset
 from clearhead.tokenization.characters import byte_tokenizer
 from clearhead.tokenization.library_tokenizer import SpecialTokens
-from tests.book.shrink import shrink
 from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import decoder, encoder, toy, translator
+from tests.toy_presets import shrink
 
 DECODERS = ("gpt2", "llama-3.1-8b", "mistral-7b", "gemma-3-1b", "deepseek-v3", "llama-4-scout", "bloom-560m")
 SHARED_CONTEXTS = [

@@ -16,10 +16,10 @@ from clearhead.generation.scoring import score
 from clearhead.generation.sequences import TokenSequence
 from clearhead.options import SamplingOptions
 from clearhead.tokenization.characters import byte_tokenizer
-from tests.book.shrink import shrink
 from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import decoder, toy, translator
 from tests.parity.harness import load_network, randomize
+from tests.toy_presets import shrink
 
 DECODERS = (
     "gpt2",

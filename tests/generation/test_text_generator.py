@@ -20,10 +20,10 @@ from clearhead.generation.prompts import encode_sources, explain_out_of_memory
 from clearhead.generation.speculative import PromptLookup
 from clearhead.options import BeamOptions
 from clearhead.tokenization.characters import byte_tokenizer, character_tokenizer
-from tests.book.shrink import shrink
 from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import decoder, encoder, toy, translator
 from tests.parity.harness import float32_as_float64, load_network, randomize
+from tests.toy_presets import shrink
 
 PROMPTS = [[3, 7, 1, 9, 11], [4], [12, 6, 8]]
 

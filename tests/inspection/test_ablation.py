@@ -17,9 +17,9 @@ from clearhead.families import preset
 from clearhead.inspection import Effect, ablate, attribute_logit
 from clearhead.model import Transformer
 from clearhead.training.objective import recompute_blocks
-from tests.book.shrink import shrink
 from tests.inspection.toy_traces import SOURCE, TOKENS, trace_toy
 from tests.model.toys import assert_close, decoder, toy, translator
+from tests.toy_presets import shrink
 
 
 def last_logits(network, tokens=TOKENS):

@@ -29,8 +29,8 @@ from clearhead.model.masks import Mask
 from clearhead.model.mixture import RouterLayer
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer
-from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, RecordingKernel, assert_close, decoder, redraw, some_tokens, toy, translator
+from tests.toy_presets import shrink
 
 FAMILIES = (
     "gpt2", "gpt3-175b", "gopher-280b", "palm-540b", "llama-3.1-8b", "mistral-7b", "smollm3-3b", "qwen3-30b-a3b",

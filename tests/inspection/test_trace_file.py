@@ -11,8 +11,8 @@ from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.inspection.trace import Trace
-from tests.book.shrink import shrink
 from tests.model.toys import decoder, toy, translator
+from tests.toy_presets import shrink
 
 TOKENS, SOURCE = [3, 14, 15, 9, 2, 6, 5], [2, 7, 18, 28]
 

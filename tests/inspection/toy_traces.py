@@ -7,8 +7,8 @@ from clearhead.families import preset
 from clearhead.inspection import Trace
 from clearhead.inspection.attention_heads import AttentionHeads
 from clearhead.model import Mask, Scoring
-from tests.book.shrink import shrink
 from tests.model.toys import decoder, toy
+from tests.toy_presets import shrink
 
 TOKENS, OTHER, SOURCE = [3, 14, 15, 9, 2, 6, 5, 3], [3, 14, 15, 8, 2, 6, 5, 3], [2, 7, 18, 28, 1]
 

@@ -1,5 +1,7 @@
 """Test that every recipe in configs/ runs with --smoke and leaves a model that generates."""
 
+import json
+import shlex
 import subprocess
 import sys
 
@@ -45,14 +47,30 @@ def test_the_command_line_trains_and_the_model_generates(tmp_path):
     done = run_clearhead("train", "shakespeare-cpu", "--out", run, "--smoke", "--train.steps", "3", *data)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(run / "model")
-    shown = [line.split(maxsplit=2) for line in done.stderr.splitlines()]
-    assert ["train.batch_size", "12", "(recipe)"] in shown
-    assert ["train.schedule.warmup_steps", "2", "(smoke)"] in shown
-    assert ["train.steps", "3", "(command line)"] in shown
-    assert (done.stdout + done.stderr).count(str(run / "model")) == 1
+    shown = done.stderr.splitlines()
+    assert len(shown) < 20
+    assert shown[0].startswith("model  decoder_model: ")
+    assert any(line.startswith("changed") and "train.steps 3" in line for line in shown)
+    assert any(line.startswith("finished 3 steps: loss ") for line in shown)
+    command = next(line for line in shown if line.startswith(f"  clearhead generate {run / 'model'} "))
+    trace = next(line for line in shown if line.startswith(f"  clearhead trace {run / 'model'} "))
+    for printed in (command, trace):
+        done = run_clearhead(*shlex.split(printed)[1:])
+        assert done.returncode == 0, done.stderr
     generated = run_clearhead("generate", run / "model", "The ", "--max-new-tokens", "5")
     assert generated.returncode == 0, generated.stderr
     assert len(generated.stdout) > 1
+
+
+def test_print_config_prints_every_value_with_its_origin_and_does_not_train(tmp_path):
+    done = run_clearhead("train", "shakespeare-cpu", "--print-config", "--smoke", "--train.steps", "3")
+    shown = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert ["train.batch_size", "12", "(recipe)"] in shown
+    assert ["train.schedule.warmup_steps", "2", "(smoke)"] in shown
+    assert ["train.steps", "3", "(command line)"] in shown
+    as_json = json.loads(run_clearhead("train", "shakespeare-cpu", "--print-config", "--json").stdout)
+    assert as_json["recipe"]["train"]["steps"] == 2000
+    assert as_json["origins"]["train.clip"] == "default"
 
 
 @pytest.mark.slow

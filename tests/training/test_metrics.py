@@ -12,8 +12,9 @@ from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.training import metrics
 from clearhead.training.curve import draw_loss_curve
-from clearhead.training.display import Display, format_metrics
+from clearhead.training.display import Display, format_duration, format_metrics
 from clearhead.training.metrics import MetricsLog, ThroughputMeter, flops_per_token, read_metrics
+from clearhead.training.reporter import _count_due
 from tests.training.recipes import run
 
 
@@ -115,3 +116,56 @@ def test_a_damaged_line_of_metrics_is_rejected(tmp_path):
     (tmp_path / metrics.METRICS_FILE).write_text('{"step": 1}\n{"step" 2}\n{"step": 3')
     with pytest.raises(ClearheadError, match=r"a line of .* is not valid JSON"):
         read_metrics(tmp_path)
+
+
+def test_a_display_shows_one_time_left_and_the_progress_of_a_validation():
+    console = Console(file=StringIO(), force_terminal=True, width=150)
+    with Display(console, num_steps=10, first_step=0) as display:
+        display.show_metrics({"step": 4, "loss": 2.5, "seconds_left": 65.0})
+        display.show_validation(3, 7)
+        display.bar.refresh()
+        during = console.file.getvalue()
+        display.show_validation(7, 7)
+        console.file.truncate(0)
+        display.bar.refresh()
+        after = console.file.getvalue()
+    assert "1:05 left" in during
+    assert "3/7" in during
+    assert "0:00:" not in during
+    assert "7/7" not in after
+
+
+def test_the_bar_moves_with_every_step():
+    console = Console(file=StringIO(), force_terminal=True, width=150)
+    with Display(console, num_steps=10, first_step=0) as display:
+        display.show_step(3)
+        display.bar.refresh()
+    assert "3/10" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (65, "1:05"), (3600, "1:00:00"), (90061, "25:01:01")])
+def test_format_duration(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def test_the_time_left_includes_the_remaining_validations():
+    assert [_count_due(step, 10, 4) for step in (1, 4, 5, 8, 9, 10)] == [3, 3, 2, 2, 1, 1]
+    assert [_count_due(step, 8, 4) for step in (1, 4, 5, 8)] == [2, 2, 1, 1]
+
+
+def test_a_loss_curve_of_one_point_shows_it(tmp_path, monkeypatch):
+    """A line through one point has no length."""
+    axes_module = pytest.importorskip("matplotlib.axes")
+    markers = []
+    plot = axes_module.Axes.plot
+    monkeypatch.setattr(
+        axes_module.Axes,
+        "plot",
+        lambda self, *args, **kwargs: markers.append(kwargs["marker"]) or plot(self, *args, **kwargs),
+    )
+    log = MetricsLog(tmp_path, 0)
+    log.write({"step": 1, "loss": 2.0})
+    log.write({"step": 2, "loss": 1.0})
+    log.write({"step": 2, "validation_loss": 1.5})
+    draw_loss_curve(tmp_path)
+    assert markers == [None, "o"]

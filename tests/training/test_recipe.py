@@ -122,3 +122,43 @@ def test_check_same_recipe_names_a_different_kind_first(tmp_path):
     old, new = (to_dict(read_recipe(name).recipe) for name in ("shakespeare-cpu", "capitals"))
     with pytest.raises(ClearheadError, match=r"started with data\.kind 'text_data', but the recipe now has 'syn"):
         check_same_recipe(old, new, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "scaled"),
+    [
+        ({"kind": "linear", "warmup_steps": 50}, {"warmup_steps": 5}),
+        ({"kind": "constant", "warmup_steps": 200}, {"warmup_steps": 20}),
+        (
+            {"kind": "warmup_stable_decay", "warmup_steps": 20, "decay_steps": 100},
+            {"warmup_steps": 2, "decay_steps": 10},
+        ),
+        ({"kind": "warmup_stable_decay", "warmup_steps": 80, "decay_steps": 1}, {"warmup_steps": 8, "decay_steps": 1}),
+    ],
+)
+def test_fewer_steps_on_the_command_line_scale_a_longer_schedule(schedule, scaled):
+    layers = [("recipe", SMALL), ("recipe", {"train": {"steps": 400, "schedule": schedule}})]
+    resolved = resolve_recipe([*layers, ("command line", parse_overrides(["--train.steps", "40"]))])
+    assert {name: getattr(resolved.recipe.train.schedule, name) for name in scaled} == scaled
+    assert resolved.origins["train.schedule.warmup_steps"] == "scaled"
+    old, new = schedule["warmup_steps"], scaled["warmup_steps"]
+    assert resolved.scaled[0] == (
+        f"train.schedule.warmup_steps is {new} instead of {old}, because train.steps is 40 instead of 400"
+    )
+    assert resolved.notes[-1].startswith("note: train.schedule")
+
+
+def test_a_schedule_that_fits_or_that_the_user_set_is_not_scaled():
+    recipe = (
+        "recipe",
+        {**SMALL, "train": {**SMALL["train"], "steps": 400, "schedule": {"kind": "linear", "warmup_steps": 30}}},
+    )
+    fits = resolve_recipe([recipe, ("command line", parse_overrides(["--train.steps", "40"]))])
+    assert fits.recipe.train.schedule.warmup_steps == 30
+    assert fits.scaled == ()
+    with pytest.raises(ClearheadError, match=r"warmup_steps 50 is more than train\.steps 40"):
+        resolve_recipe(
+            [recipe, ("command line", parse_overrides(["--train.steps=40", "--train.schedule.warmup_steps=50"]))]
+        )
+    with pytest.raises(ClearheadError, match=r"recipe\.train\.steps must be int, not 'many'"):
+        resolve_recipe([recipe, ("command line", parse_overrides(["--train.steps=many"]))])

@@ -13,9 +13,9 @@ from clearhead.verification.backend_checks import int8_weights
 from clearhead.verification.case import VerificationCase
 from clearhead.verification.checks import CHECKS
 from clearhead.verification.results import Comparison, run_check
-from tests.book.shrink import shrink
 from tests.checkpoint.tiny import tiny_config
 from tests.model.toys import toy
+from tests.toy_presets import shrink
 from tests.verification.models import STYLES, kernels_available, toy_model
 
 USUALLY_SKIPPED = {

@@ -20,8 +20,8 @@ from clearhead.inspection.tracing import trace_generation
 from clearhead.model.transformer import Transformer
 from clearhead.training.lora import Lora, add_lora, merge_lora
 from tests.backends.networks import logits_of, toy_network, with_attention
-from tests.book.shrink import shrink
 from tests.model.toys import VOCAB, redraw
+from tests.toy_presets import shrink
 
 TOKENS = torch.randint(0, VOCAB, (2, 70), generator=torch.Generator().manual_seed(3))
 
