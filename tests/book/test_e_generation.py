@@ -35,7 +35,7 @@ def count_key_projections(network, run):
 
 @pytest.mark.parametrize("number", [1, 4, 16, 100])
 def test_e2_the_number_of_key_projections_with_and_without_a_cache(number):
-    """It is N(N+1)/2 without a cache and N with one (000, 11.3)."""
+    """It is N(N+1)/2 without a cache and N with one."""
     network = toy(decoder())
     options = SamplingOptions(max_new_tokens=number)
     index = golden("projections", "N").tolist().index(number)
@@ -76,7 +76,7 @@ def test_erratum_10_a_cache_reduces_projections_and_scores():
 
 
 def test_e2_the_worked_example_token_by_token():
-    """Every key, value and output equals the book's (003, 2.5.1), in one pass and with a cache."""
+    """Every key, value and output equals the worked example's, in one pass and with a cache."""
     attention = Attention(grouped(num_heads=1, num_kv_heads=1, head_width=2, input_bias=False), width=2).double()
     for projection, name in ((attention.query, "W_q"), (attention.key, "W_k"), (attention.value, "W_v")):
         projection.weight = nn.Parameter(golden("kv_cache", name).T.contiguous())

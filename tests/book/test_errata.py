@@ -152,7 +152,7 @@ def test_erratum_9_the_network_returns_logits_and_not_probabilities(tied):
 
 
 def test_erratum_7_a_matrix_product_writes_n_by_k_numbers():
-    """004 says n x m for the product of (n, m) and (m, k); what our projection reads and writes shows n x k."""
+    """The book says n x m for the product of (n, m) and (m, k); a projection writes n x k."""
     n, m, k = 5, 16, 24
     layer = FeedForwardLayer(FeedForward(width=k, activation="relu"), width=m)
     moved = []

@@ -1,0 +1,48 @@
+"""docs/book.md explains every number of the book that the code refers to, and its modules and tests exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from clearhead.inspection.book_examples import worked_examples
+from tests.rules.source import FILES, ROOT
+
+REPOSITORY = Path(__file__).parents[2]
+PAGE = (REPOSITORY / "docs" / "book.md").read_text(encoding="utf-8")
+STATEMENTS = dict(re.findall(r"^\| ([A-F]\d+) \| (.*) \|$", PAGE, re.MULTILINE))
+ERRATA = {int(number) for number in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE)}
+CITATION = re.compile(r"\bbook ((?:[A-F]\d+(?:, |-| and )?)+)")
+ERRATUM = re.compile(r"\berrat(?:um|a) ((?:\d+(?:, | and )?)+)", re.IGNORECASE)
+CODE = [*FILES, *(path for path in (REPOSITORY / "tests").rglob("*.py") if path != Path(__file__))]
+
+
+def cited_statements(text: str) -> set[str]:
+    return {number for group in CITATION.findall(text) for number in re.findall(r"[A-F]\d+", group)}
+
+
+def cited_errata(text: str) -> set[int]:
+    return {int(number) for group in ERRATUM.findall(text) for number in re.findall(r"\d+", group)}
+
+
+def test_citations_are_found_in_text():
+    assert cited_statements("(book A1-A10, C3)") == {"A1", "A10", "C3"}
+    assert cited_errata("errata 5 and 8 of the book, erratum 10") == {5, 8, 10}
+
+
+def test_every_cited_number_is_on_the_page():
+    texts = {path: path.read_text(encoding="utf-8") for path in CODE}
+    assert {path for path, text in texts.items() if not cited_statements(text) <= STATEMENTS.keys()} == set()
+    assert {path for path, text in texts.items() if not cited_errata(text) <= ERRATA} == set()
+
+
+def test_every_worked_example_is_on_the_page():
+    numbers = {number for example in worked_examples() for number in example.number.split(", ")}
+    assert numbers <= STATEMENTS.keys()
+
+
+@pytest.mark.parametrize("number", STATEMENTS)
+def test_the_module_and_the_test_of_a_statement_exist(number):
+    module, test = re.findall(r"`([\w/]+\.py)`", STATEMENTS[number])
+    assert (ROOT / module).is_file()
+    assert (REPOSITORY / test).is_file()
