@@ -139,7 +139,7 @@ def test_a_hub_id_without_a_network_raises(monkeypatch):
     monkeypatch.setattr(
         "huggingface_hub.constants.HF_HUB_OFFLINE", True
     )  # the environment variable is read only at import
-    with pytest.raises(ClearheadError, match="could not be fetched from the hub"):
+    with pytest.raises(ClearheadError, match="could not be fetched from the Hugging Face Hub"):
         load("someone/some-model-that-is-not-here")
 
 
@@ -240,15 +240,56 @@ def test_the_public_names_of_model():
     names = {name for name in dir(Model) if not name.startswith("_")}
     fields = {"family", "use_cuda_graph", "network", "special_ids", "tokenizer"}
     assert names - fields == {
+        "ask",
         "chat",
         "config",
+        "device",
+        "dtype",
         "embed",
         "encode",
+        "encode_chat",
         "generate",
         "generate_many",
+        "has_chat_template",
         "save",
         "score",
         "text_generator",
         "stream",
+        "to",
         "trace",
     }
+
+
+def test_to_moves_and_converts_in_place():
+    model = byte_model()
+    assert (model.device, model.dtype) == (torch.device("cpu"), torch.float32)
+    expected = model.generate("Hello", max_new_tokens=8).tokens
+    assert model.to(dtype="float64") is model
+    assert model.dtype == torch.float64
+    assert model.generate("Hello", max_new_tokens=8).tokens == expected
+    assert model.to("cpu", torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"device": "bfloat16"}, r"bfloat16 is a dtype; write to\(dtype='bfloat16'\)"),
+        ({"device": torch.float16}, r"write to\(dtype='float16'\)"),
+        ({"dtype": "float23"}, "unknown dtype"),
+        ({"device": "cuda:99"}, "not available on this machine"),
+    ],
+)
+def test_to_rejects_unknown_places(arguments, message):
+    with pytest.raises(ClearheadError, match=message):
+        byte_model().to(**arguments)
+
+
+def test_to_keeps_the_kernels_correct(kernels):
+    model = byte_model()
+    accelerate(model.network)
+    assert "CPU kernels" in repr(model)
+    expected = model.generate("Hello", max_new_tokens=8).tokens
+    assert model.to(dtype="bfloat16").to(dtype="float32").dtype == torch.float32
+    fresh = byte_model().to(dtype="bfloat16").to(dtype="float32")
+    assert model.generate("Hello", max_new_tokens=8).tokens == fresh.generate("Hello", max_new_tokens=8).tokens
+    assert len(expected) == 8

@@ -1,15 +1,17 @@
-"""The public Python interface: load or create a model, then generate, stream, chat, score, embed, trace and save.
+"""The public Python interface: load or create a model, then generate, ask, stream, chat, score, embed, trace and save.
 
     model = clearhead.load("smollm2"); print(model.generate("The capital of France is", max_new_tokens=8))
 
 model       Model: a network with its tokenizer and everything a user does with them
-loading     load and create: a model from a checkpoint or a config; dtypes and devices by name
+loading     load and create: a model from a checkpoint or a config
+devices     dtypes and devices by name
 recurrent   RecurrentBaseline: the recurrent encoder-decoder with the same interface
 chat        Chat: a conversation that keeps its cache between turns
 """
 
 from clearhead.api.chat import Chat
-from clearhead.api.loading import DTYPES, create, load, resolve_device
+from clearhead.api.devices import DTYPES, resolve_device
+from clearhead.api.loading import create, load
 from clearhead.api.model import Model, check_format
 from clearhead.api.recurrent import RecurrentBaseline
 

@@ -6,15 +6,15 @@ For each turn the model's chat template renders the whole conversation. The cach
 as before, and the network reads the rest.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from html import escape
 from typing import Unpack
 
 from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
-from clearhead.generation import Generation, TextGenerator, TextOutput, TokenSequence, require_tokenizer
+from clearhead.generation import Generation, TextGenerator, TextOutput, TokenSequence
 from clearhead.options import GENERATE_ARGUMENTS, SamplingKeywords, SamplingOptions, documents_options
-from clearhead.tokenization import render_chat
+from clearhead.tokenization import Tokenizer, render_chat
 
 
 class Chat:
@@ -26,15 +26,10 @@ class Chat:
     """
 
     def __init__(self, text_generator: TextGenerator, system: str | None = None):
-        config = text_generator.network.config
-        if config.decoder is None or config.is_encoder_decoder:
-            raise ClearheadError("chat needs a decoder-only model; this one has an encoder")
         if system is not None:
-            _check_message(system)
+            check_message(system)
         self.text_generator, self.system = text_generator, system
-        self.tokenizer = require_tokenizer(text_generator.tokenizer)
-        if self.tokenizer.chat_template is None:
-            raise ClearheadError("this model has no chat template; it was not trained to chat, so use generate")
+        self.tokenizer = require_chat_template(text_generator)
         self._answer: Generator[str, None, None] | None = None
         self.reset()
 
@@ -66,13 +61,13 @@ class Chat:
 
         If the generator is closed early, or the next message is sent before its end, the text so far is the answer.
         """
-        _check_message(text)
+        check_message(text)
         argument = next((name for name in GENERATE_ARGUMENTS if name in options), None)
         if argument is not None:
             raise ClearheadError(f"chat does not support {argument}; generate_many does")
         self._close_answer()
         messages = [*self.messages, {"role": "user", "content": text}]
-        ids = self.tokenizer.encode(render_chat(self.tokenizer, messages), add_special_tokens=False)
+        ids = encode_messages(self.tokenizer, messages)
         (conversation,) = self.text_generator.create_sequences(ids, 1, options)
         num_cached = self._keep_shared_prefix(ids)
         sequence = TokenSequence(ids[num_cached:], conversation.options, cached_tokens=ids[:num_cached])
@@ -123,7 +118,25 @@ class Chat:
         return num_shared
 
 
-def _check_message(message: object) -> None:
+def require_chat_template(text_generator: TextGenerator) -> Tokenizer:
+    """Return the tokenizer of a model that can chat; raise ClearheadError if the model cannot."""
+    config = text_generator.network.config
+    if config.decoder is None or config.is_encoder_decoder:
+        raise ClearheadError("chat needs a decoder-only model; this one has an encoder")
+    tokenizer = text_generator.tokenizer
+    if tokenizer is None:
+        raise ClearheadError("this model has no tokenizer, which chat needs; call generate with token ids")
+    if tokenizer.chat_template is None:
+        raise ClearheadError("this model has no chat template; it was not trained to chat, so use generate")
+    return tokenizer
+
+
+def encode_messages(tokenizer: Tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Return the token ids of a conversation in the chat template, up to the start of the next answer."""
+    return tokenizer.encode(render_chat(tokenizer, messages), add_special_tokens=False)
+
+
+def check_message(message: object) -> None:
     """Raise ClearheadError unless a message is a text."""
     if not isinstance(message, str):
         raise ClearheadError(f"the message is {message!r}; it must be a text")

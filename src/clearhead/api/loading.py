@@ -8,6 +8,7 @@ from typing import get_args
 
 import torch
 
+from clearhead.api.devices import resolve_device, resolve_dtype
 from clearhead.api.model import Model
 from clearhead.api.recurrent import RecurrentBaseline
 from clearhead.architecture import ModelConfig
@@ -31,8 +32,6 @@ from clearhead.families import preset
 from clearhead.home import expand_user
 from clearhead.model import Transformer
 from clearhead.tokenization import Tokenizer
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
 
 def load(
@@ -58,7 +57,7 @@ def load(
     """
     if weights not in get_args(Weights):
         raise unknown_name("weights", str(weights), get_args(Weights))
-    dtype = _resolve_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
+    dtype = resolve_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
     device = resolve_device(device, dtype)
     if is_recurrent(model):
         if fast or weights != "full":
@@ -103,31 +102,9 @@ def create(
     dtype: "float32", "bfloat16", "float16" or "float64". None means float32.
     device: "cpu", "cuda", "cuda:1", "mps", … None means the CPU.
     """
-    config, dtype = preset(config) if isinstance(config, str) else config, _resolve_dtype(dtype)
+    config, dtype = preset(config) if isinstance(config, str) else config, resolve_dtype(dtype)
     device = resolve_device(device, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed every GPU
         network = Transformer(config).eval()
     return Model(network.to(device=device, dtype=dtype), tokenizer)
-
-
-def resolve_device(device: torch.device | str | None, dtype: torch.dtype | None = None) -> torch.device | None:
-    """Return the device; raise ClearheadError if it does not exist here or does not support the dtype."""
-    if device is None:
-        return None
-    try:
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError):
-        raise ClearheadError(f"the device {str(device)!r} is not available on this machine; use cpu") from None
-    resolved = torch.device(device)
-    if resolved.type == "mps" and dtype == torch.float64:
-        raise ClearheadError("Apple's GPUs do not support float64; use float32, or the device cpu")
-    return resolved
-
-
-def _resolve_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return the torch dtype of a name; raise ClearheadError unless it is one of DTYPES."""
-    name = str(dtype).removeprefix("torch.")
-    if dtype is not None and name not in DTYPES:
-        raise unknown_name("dtype", name, DTYPES)
-    return DTYPES.get(name)

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Self, Unpack
 
 import torch
 
-from clearhead.api.chat import Chat
+from clearhead.api.chat import Chat, check_message, encode_messages, require_chat_template
+from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
 from clearhead.architecture import ModelConfig
 from clearhead.backends import AcceleratedStack, PackedMatrix, is_packed, triton_available, unsupported_network_reason
 from clearhead.checkpoint import ModelParts, check_save_folder, save_folder, save_native
@@ -43,7 +44,7 @@ FolderFormat = Literal["huggingface", "native"]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Model(ModelParts):
-    """A network with its tokenizer: generate, stream, chat, score, embed, trace, save."""
+    """A network with its tokenizer: generate, ask, stream, chat, score, embed, trace, save."""
 
     use_cuda_graph: bool = True  # decode in one CUDA graph on an NVIDIA GPU, if the graph supports the model
 
@@ -71,9 +72,9 @@ class Model(ModelParts):
 
     def _execution(self) -> str:
         """Name what runs a decode step: PyTorch, the CPU kernels or a CUDA graph."""
-        if isinstance(getattr(self.network, "decoder", None), AcceleratedStack):
+        device = self.device
+        if device.type == "cpu" and isinstance(getattr(self.network, "decoder", None), AcceleratedStack):
             return "CPU kernels"
-        device = next(self.network.parameters()).device
         if device.type == "cuda" and self.use_cuda_graph and triton_available(device):
             return "PyTorch" if unsupported_network_reason(self.network, "cuda") else "CUDA graph"
         return "PyTorch"
@@ -82,6 +83,28 @@ class Model(ModelParts):
     def config(self) -> ModelConfig:
         """The architecture of the network."""
         return self.network.config
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights."""
+        return next(self.network.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights; packed weights are computed with in this dtype."""
+        return next(self.network.parameters()).dtype
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None) -> Self:
+        """Move the weights to a device, convert them to a dtype, or both, in place; return this model.
+
+        device: "cpu", "cuda", "cuda:1", "mps", … None keeps the device.
+        dtype: "float32", "bfloat16", "float16" or "float64". None keeps the dtype.
+        """
+        if isinstance(device, torch.dtype) or device in DTYPES:
+            raise ClearheadError(f"{device} is a dtype; write to(dtype={str(device).removeprefix('torch.')!r})")
+        dtype = resolve_dtype(dtype)
+        self.network.to(device=resolve_device(device, dtype or self.dtype), dtype=dtype)
+        return self
 
     @property
     def text_generator(self) -> TextGenerator:
@@ -101,7 +124,8 @@ class Model(ModelParts):
     ) -> Generation:
         """Continue a text or a list of token ids, or translate it with an encoder-decoder.
 
-        str() of the result is the generated text.
+        The text is continued as it is, without the chat template. An instruction-tuned model may end a question at
+        once; `ask` applies the chat template, so that the model answers. str() of the result is the generated text.
 
         beams: number of beams. A beam search returns its best text instead of sampling; its options are
         max_new_tokens, stop_ids, length_penalty and stop_when. None does not search.
@@ -111,6 +135,43 @@ class Model(ModelParts):
         check_single(options)
         speculation = speculate.network if isinstance(speculate, Model) else speculate
         return self.text_generator.generate([prompt], 1, options, beams=beams, speculation=speculation)[0]
+
+    @documents_options(SamplingOptions, BeamOptions)
+    def ask(
+        self,
+        message: str,
+        system: str | None = None,
+        *,
+        beams: int | None = None,
+        speculate: "Speculation | Model | None" = None,
+        **options: Unpack[GenerateKeywords],
+    ) -> Generation:
+        """Answer a message with the model's chat template. str() of the result is the answer.
+
+        Raise ClearheadError if the model has no chat template; `generate` continues a text with any model.
+
+        system: the system message, instructions for the answer. None uses the template's own, if it has one.
+        beams, speculate: as for `generate`.
+        """
+        return self.generate(self.encode_chat(message, system), beams=beams, speculate=speculate, **options)
+
+    def encode_chat(self, message: str, system: str | None = None) -> list[int]:
+        """Return the token ids of a message in the chat template, as a prompt for `generate` or `stream`.
+
+        Raise ClearheadError if the model has no chat template.
+        """
+        tokenizer = require_chat_template(self.text_generator)
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        messages.append({"role": "user", "content": message})
+        for each in messages:
+            check_message(each["content"])
+        return encode_messages(tokenizer, messages)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether the model was trained to chat, so that `ask` and `chat` work."""
+        template = None if self.tokenizer is None else self.tokenizer.chat_template
+        return template is not None and self.config.decoder is not None and not self.config.is_encoder_decoder
 
     @documents_options(SamplingOptions, BeamOptions)
     def generate_many(

@@ -28,7 +28,14 @@ class RecurrentBaseline(Model):
 
     @property
     def text_generator(self) -> TextGenerator:
-        raise ClearheadError("this model is a recurrent network: use generate; it cannot stream, chat or be traced")
+        raise ClearheadError(
+            "this model is a recurrent network: use generate; it cannot ask, stream, chat or be traced"
+        )
+
+    @property
+    def has_chat_template(self) -> bool:
+        """False: a recurrent network translates, it does not chat."""
+        return False
 
     def generate(
         self,
