@@ -1,4 +1,4 @@
-"""What the rules look at: the source files of the package, and who imports what from where."""
+"""The source files of the package and their imports, for the tests in this folder."""
 
 import ast
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class Import:
 
     file: Path
     line: int
-    module: tuple[str, ...]  # ("cache", "pages") for clearhead.cache.pages
+    module: tuple[str, ...]  # ("cache", "page_pool") for clearhead.cache.page_pool
     name: str
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ def is_package(module: tuple[str, ...]) -> bool:
 
 
 def imports_of(path: Path) -> Iterator[Import]:
-    """Yield every import from clearhead, wherever in the file it stands."""
+    """Yield every import from clearhead, also those inside functions."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:

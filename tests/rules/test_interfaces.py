@@ -1,4 +1,4 @@
-"""What a package offers is documented; what a module keeps to itself is named so."""
+"""Exported names, commands and options are documented; functions that one module uses begin with an underscore."""
 
 import ast
 import inspect
@@ -20,13 +20,17 @@ PACKAGES = [package_of(path) for path in FILES if path.name == "__init__.py" and
 OUTSIDE = [*TESTS.rglob("*.py"), *(TESTS.parent / "benchmarks").glob("*.py")]
 
 
-def is_ours(value: object) -> bool:
+def is_from_clearhead(value: object) -> bool:
     return (getattr(value, "__module__", None) or "").startswith("clearhead")
 
 
 def undocumented(name: str, value: object) -> list[str]:
-    """Return what lacks a docstring: the function or class itself, and the public methods that the class defines."""
-    if isinstance(value, ModuleType) or not (inspect.isfunction(value) or inspect.isclass(value)) or not is_ours(value):
+    """Return the names without a docstring: the function or class itself, and public methods that the class defines."""
+    if (
+        isinstance(value, ModuleType)
+        or not (inspect.isfunction(value) or inspect.isclass(value))
+        or not is_from_clearhead(value)
+    ):
         return []
     missing = [] if own_docstring(value) else [name]
     if inspect.isclass(value):
@@ -41,7 +45,7 @@ def undocumented(name: str, value: object) -> list[str]:
 
 def own_docstring(value: object) -> bool:
     text = getattr(value, "__doc__", None)
-    return bool(text) and not re.match(r"\w+\(.*\)$", text)  # a dataclass without one is given its signature
+    return bool(text) and not re.match(r"\w+\(.*\)$", text)  # the default docstring of a dataclass is its signature
 
 
 def inherits_docstring(owner: type, attribute: str) -> bool:
@@ -51,16 +55,16 @@ def inherits_docstring(owner: type, attribute: str) -> bool:
 @pytest.mark.parametrize("package", PACKAGES, ids=".".join)
 def test_exported_functions_and_classes_have_docstrings(package):
     module = import_module(".".join(("clearhead", *package)))
-    missing = [one for name in sorted(exported(package)) for one in undocumented(name, getattr(module, name, None))]
-    assert missing == []
+    missing = {name: undocumented(name, getattr(module, name, None)) for name in sorted(exported(package))}
+    assert {name: names for name, names in missing.items() if names} == {}
 
 
 def test_the_public_api_has_docstrings():
-    missing = [one for name in clearhead.__all__ for one in undocumented(name, getattr(clearhead, name))]
-    assert missing == []
+    missing = {name: undocumented(name, getattr(clearhead, name)) for name in clearhead.__all__}
+    assert {name: names for name, names in missing.items() if names} == {}
 
 
-def test_the_rule_sees_a_missing_docstring():
+def test_missing_docstrings_are_detected():
     def bare() -> None: ...
 
     class Bare:
@@ -107,7 +111,7 @@ def names_in(path: Path) -> frozenset[str]:
 
 
 def functions_of(path: Path) -> list[str]:
-    """Return the functions of a module that carry no decorator: commands, say, are used by theirs."""
+    """Return the functions of a module without a decorator. Decorators use functions: for example, commands."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return [node.name for node in tree_of(path).body if isinstance(node, kinds) and not node.decorator_list]
 
@@ -115,9 +119,9 @@ def functions_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_functions_used_in_one_module_only_begin_with_an_underscore(path):
     others = [file for file in (*FILES, *OUTSIDE) if file != path]
-    alone = [
+    unused_elsewhere = [
         name
         for name in functions_of(path)
         if not name.startswith("_") and not any(name in names_in(file) for file in others)
     ]
-    assert alone == []
+    assert unused_elsewhere == []

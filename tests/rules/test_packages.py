@@ -1,4 +1,4 @@
-"""Packages are entered through their `__init__`, and depend on each other in one direction only."""
+"""Packages are imported through their `__init__`, and their imports form no cycle."""
 
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -9,8 +9,8 @@ from tests.rules.source import FILES, ROOT, Import, exported, imports_of, is_pac
 
 BASICS = {"config", "errors", "files", "home"}  # modules without dependencies that any package may import
 
-# What each package or module may import, besides itself and the basics. docs/architecture.md draws this table.
-ARROWS = {
+# What each package or module may import, besides itself and the basics. docs/architecture.md has the same table.
+ALLOWED_IMPORTS = {
     "architecture": set(),
     "model": {"architecture"},
     "families": {"architecture"},
@@ -41,66 +41,67 @@ ARROWS = {
 }
 
 
-def target_of(one: Import) -> str:
+def target_of(statement: Import) -> str:
     """Return the package or module directly below clearhead that is imported."""
-    return one.module[0] if one.module else one.name
+    return statement.module[0] if statement.module else statement.name
 
 
-def past_the_interface(one: Import, package: tuple[str, ...]) -> str | None:
-    """Say what is wrong with an import by a file of `package`, or None."""
-    if not one.module:  # from clearhead import name
+def private_import(statement: Import, package: tuple[str, ...]) -> str | None:
+    """Return an error message if a file of `package` imports a private module or name, else None."""
+    module = statement.module
+    if not module:  # from clearhead import name
         return None
-    home = one.module if is_package(one.module) else one.module[:-1]
-    if package[: len(home)] == home:  # the file's own package, or one around it
+    owner = module if is_package(module) else module[:-1]
+    if package[: len(owner)] == owner:  # the file's own package, or one around it
         return None
-    if not is_package(one.module) and len(one.module) > 1:
-        return f"{one}: import it from clearhead.{'.'.join(home)}"
-    if is_package(one.module) and one.name not in exported(one.module):
-        return f"{one}: {one.name} is not in its __all__"
+    if not is_package(module) and len(module) > 1:
+        return f"{statement}: import it from clearhead.{'.'.join(owner)}"
+    if is_package(module) and statement.name not in exported(module):
+        return f"{statement}: {statement.name} is not in its __all__"
     return None
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_other_packages_are_imported_through_their_init(path):
-    wrong = [past_the_interface(one, package_of(path)) for one in imports_of(path)]
-    assert [sentence for sentence in wrong if sentence] == []
+    messages = [private_import(statement, package_of(path)) for statement in imports_of(path)]
+    assert [message for message in messages if message] == []
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "package", "is_wrong"),
+    ("module", "name", "package", "is_private"),
     [
-        (("cache", "pages"), "PagePool", ("generation",), True),
+        (("cache", "page_pool"), "PagePool", ("generation",), True),
         (("cache",), "KeyValueCache", ("generation",), False),
         (("cache",), "not_exported", ("generation",), True),
-        (("cache", "pages"), "PagePool", ("cache",), False),
+        (("cache", "page_pool"), "PagePool", ("cache",), False),
         (("backends", "capability"), "anything", ("backends", "cpu"), False),
         (("errors",), "ClearheadError", ("cache",), False),
     ],
 )
-def test_the_rule_sees_an_import_past_the_interface(module, name, package, is_wrong):
-    found = past_the_interface(Import(ROOT / "x.py", 1, module, name), package)
-    assert (found is not None) == is_wrong
+def test_private_imports_are_detected(module, name, package, is_private):
+    message = private_import(Import(ROOT / "x.py", 1, module, name), package)
+    assert (message is not None) == is_private
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_follow_the_arrows(path):
+def test_packages_import_only_what_they_may(path):
     if top_level(path).startswith("__"):
         return
-    allowed = ARROWS[top_level(path)] | BASICS | {top_level(path)}
-    assert {target_of(one) for one in imports_of(path)} <= allowed
+    allowed = ALLOWED_IMPORTS[top_level(path)] | BASICS | {top_level(path)}
+    assert {target_of(statement) for statement in imports_of(path)} <= allowed
 
 
-def test_every_arrow_is_used():
+def test_every_allowed_import_is_used():
     used: dict[str, set[str]] = {}
     for path in FILES:
-        used.setdefault(top_level(path), set()).update(target_of(one) for one in imports_of(path))
-    assert {name: arrows - used[name] for name, arrows in ARROWS.items() if arrows - used[name]} == {}
+        used.setdefault(top_level(path), set()).update(target_of(statement) for statement in imports_of(path))
+    assert {name: allowed - used[name] for name, allowed in ALLOWED_IMPORTS.items() if allowed - used[name]} == {}
 
 
-def test_arrows_form_no_cycle():
-    assert list(TopologicalSorter(ARROWS).static_order())
+def test_imports_between_packages_form_no_cycle():
+    assert list(TopologicalSorter(ALLOWED_IMPORTS).static_order())
     with pytest.raises(CycleError):
-        list(TopologicalSorter(ARROWS | {"model": {"api"}}).static_order())
+        list(TopologicalSorter(ALLOWED_IMPORTS | {"model": {"api"}}).static_order())
 
 
 def sub_packages() -> list[Path]:
@@ -115,9 +116,10 @@ def test_modules_inside_a_package_form_no_cycle(folder):
         if path.is_relative_to(folder) and path.name != "__init__.py":
             part = path.relative_to(folder).parts[0].removesuffix(".py")
             targets = {
-                (*one.module, one.name)[1]
-                for one in imports_of(path)
-                if one.module[:1] == (folder.name,) and (len(one.module) > 1 or (folder / f"{one.name}.py").exists())
+                (*statement.module, statement.name)[1]
+                for statement in imports_of(path)
+                if statement.module[:1] == (folder.name,)
+                and (len(statement.module) > 1 or (folder / f"{statement.name}.py").exists())
             }
             graph.setdefault(part, set()).update(targets - {part})
     list(TopologicalSorter(graph).static_order())  # raises CycleError
@@ -133,5 +135,5 @@ def test_exported_names_are_sorted_and_differ_from_submodules(path):
 
 
 def defines(init: Path, name: str) -> bool:
-    """Tell whether an `__init__` binds this name to something other than the submodule itself."""
-    return any(one.name == name and one.module != package_of(init) for one in imports_of(init))
+    """Return whether an `__init__` binds this name to something other than the submodule itself."""
+    return any(found.name == name and found.module != package_of(init) for found in imports_of(init))

@@ -1,4 +1,4 @@
-"""The usage lines of modules: sound Python that calls what there is, with arguments it takes; or a command there is."""
+"""Usage examples in module docstrings call existing functions with valid arguments, or name an existing command."""
 
 import ast
 import builtins
@@ -22,12 +22,12 @@ from clearhead.errors import ClearheadError
 SOURCE = Path(clearhead.__file__).parent
 FILES = sorted(path for path in SOURCE.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))
 CODE = re.compile(r"\w+(, \w+)* = |[\w.]+\(|(with|for|from|import) |clearhead ")
-GIVEN = {"network", "norm", "block", "cross_entropy", "save"}  # called in usage lines, and made elsewhere
+ASSUMED = {"network", "norm", "block", "cross_entropy", "save"}  # objects that usage lines assume
 COMMANDS = typer.main.get_command(app).commands
 
 
 def usage_of(path: Path) -> str:
-    """The paragraph after the first line, where it is code: a family says instead where its sizes are from."""
+    """Return the paragraph after the first line of a module docstring if it is code, else an empty string."""
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")), clean=False)
     paragraph = dedent(text.partition("\n")[2].strip("\n").partition("\n\n")[0]).strip()
     return paragraph if CODE.match(paragraph) else ""
@@ -42,11 +42,11 @@ def module_of(path: Path) -> ModuleType:
 
 
 @cache
-def everything() -> dict[str, object]:
-    """All names of all modules; where several have one, any of them."""
+def all_names() -> dict[str, object]:
+    """Return the names of all modules. Of equal names, the last one counts."""
     known = {}
     for path in FILES:
-        with suppress(ImportError, ClearheadError):  # what needs a GPU's compiler, or a package that is not here
+        with suppress(ImportError, ClearheadError):  # needs a GPU compiler or an optional package
             known |= vars(module_of(path))
     return known
 
@@ -56,20 +56,20 @@ def assigned(tree: ast.AST) -> set[str]:
 
 
 def wrong_calls(tree: ast.AST, module: ModuleType) -> Iterator[str]:
-    """Calls by a plain name of what is not there, or with arguments that it does not take."""
+    """Yield a message for each call of an unknown function, or with arguments that it does not accept."""
     public = {name: getattr(clearhead, name) for name in clearhead.__all__}
-    known = everything() | vars(builtins) | public | vars(module)
-    free = assigned(tree) | GIVEN
+    known = all_names() | vars(builtins) | public | vars(module)
+    free = assigned(tree) | ASSUMED
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id in free:
             continue
         if node.func.id not in known:
-            yield f"there is no {node.func.id}"
-        elif node.func.id not in vars(builtins) and not takes(known[node.func.id], node):
-            yield f"{node.func.id} does not take {ast.unparse(node)}"
+            yield f"{node.func.id} does not exist"
+        elif node.func.id not in vars(builtins) and not accepts(known[node.func.id], node):
+            yield f"{node.func.id} does not accept {ast.unparse(node)}"
 
 
-def takes(called: object, node: ast.Call) -> bool:
+def accepts(called: object, node: ast.Call) -> bool:
     if any(isinstance(argument, ast.Starred) for argument in node.args) or any(k.arg is None for k in node.keywords):
         return True
     try:
@@ -79,12 +79,12 @@ def takes(called: object, node: ast.Call) -> bool:
     return True
 
 
-def test_most_modules_show_how_they_are_used():
+def test_most_modules_have_a_usage_example():
     assert len(USAGES) > 0.7 * len(FILES)
 
 
 @pytest.mark.parametrize("path", USAGES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_usage_line(path):
+def test_usage_example_is_valid(path):
     usage = USAGES[path]
     if usage.startswith("clearhead "):
         command = usage.split()[1]
@@ -98,13 +98,13 @@ def test_usage_line(path):
 
 
 @pytest.mark.parametrize(
-    ("line", "complaint"),
+    ("line", "messages"),
     [
         ("expand_table(table, config, own_names)", []),
-        ("expand_tabel(table)", ["there is no expand_tabel"]),
-        ("expand_table(table, cfg=config)", ["expand_table does not take expand_table(table, cfg=config)"]),
-        ("expand_table(table)", ["expand_table does not take expand_table(table)"]),
+        ("expand_tabel(table)", ["expand_tabel does not exist"]),
+        ("expand_table(table, cfg=config)", ["expand_table does not accept expand_table(table, cfg=config)"]),
+        ("expand_table(table)", ["expand_table does not accept expand_table(table)"]),
     ],
 )
-def test_a_stale_line_is_seen(line, complaint):
-    assert list(wrong_calls(ast.parse(line), module_of(SOURCE / "families" / "tensor_rules.py"))) == complaint
+def test_stale_examples_are_detected(line, messages):
+    assert list(wrong_calls(ast.parse(line), module_of(SOURCE / "families" / "tensor_rules.py"))) == messages
