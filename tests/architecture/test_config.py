@@ -206,7 +206,7 @@ INVALID = {
     ),
     "parallel placement with cross-attention": (
         lambda: layer(grouped(), cross_attention=CROSS_ATTENTION, placement="parallel"),
-        "placement 'parallel' cannot have cross-attention",
+        "placement 'parallel' does not support cross-attention",
     ),
     "causal cross-attention": (
         lambda: layer(grouped(), cross_attention=grouped(pattern=Causal())),
@@ -284,7 +284,7 @@ def test_config_classes_are_frozen_and_keyword_only(config):
 
 @pytest.mark.parametrize("config", CONFIG_CLASSES, ids=lambda config: config.__name__)
 def test_optional_fields_default_to_none(config):
-    """A serialised config omits None, so reading it back must restore None."""
+    """A serialized config omits None, so reading it back must restore None."""
     hints = get_type_hints(config)
     for item in fields(config):
         if NoneType in get_args(hints[item.name]):

@@ -133,7 +133,7 @@ def layer_variables(state: dict[str, Tensor], ours: str, theirs: str) -> dict[st
     return variables
 
 
-def quantise(variables: dict[str, Tensor]) -> dict[str, Tensor]:
+def quantize(variables: dict[str, Tensor]) -> dict[str, Tensor]:
     """Store matrices in 8 bits with a scale for each row, and the other tensors in 16 bits."""
     stored = {}
     for name, tensor in variables.items():
@@ -174,9 +174,9 @@ def test_logits_equal_those_of_transformers(tmp_path: Path, activation: int, sca
     assert loaded.network.config.context == CONTEXT
 
 
-def test_quantised_weights_are_loaded_in_one_dtype(tmp_path: Path) -> None:
+def test_quantized_weights_are_loaded_in_one_dtype(tmp_path: Path) -> None:
     content = folder_content(marian_model())
-    content.variables = quantise(content.variables)
+    content.variables = quantize(content.variables)
     loaded = load_ctranslate2(content.write(tmp_path))
     assert {tensor.dtype for tensor in loaded.network.parameters()} == {torch.float32}
     assert difference(loaded.network, marian_model()) < 0.3
@@ -256,9 +256,9 @@ NOT_MARIAN = [
         set_number("decoder/num_heads", math.nan, torch.float32),
         "a whole number as decoder/num_heads, not nan",
     ),
-    (set_number("decoder/num_heads", 0), "the width 16 cannot be split among 0 heads"),
-    (set_number("decoder/num_heads", -2), "the width 16 cannot be split among -2 heads"),
-    (set_number("decoder/num_heads", 3), "the width 16 cannot be split among 3 heads"),
+    (set_number("decoder/num_heads", 0), "the width 16 cannot be divided among 0 heads"),
+    (set_number("decoder/num_heads", -2), "the width 16 cannot be divided among -2 heads"),
+    (set_number("decoder/num_heads", 3), "the width 16 cannot be divided among 3 heads"),
     (set_number("decoder/scale_embeddings", 0), "embeddings are scaled by"),
     (set_number("decoder/scale_embeddings", 3.0, torch.float32), "embeddings are scaled by"),
     (set_number("decoder/scale_embeddings", math.nan, torch.float32), "embeddings are scaled by"),

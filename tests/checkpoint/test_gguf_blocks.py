@@ -80,7 +80,7 @@ def test_arbitrary_bytes_are_bit_equal_except_for_nan_payloads(name: str) -> Non
         ("Q4_0", 1 / 8),
     ],
 )
-def test_the_error_of_weights_quantised_by_the_gguf_package(name: str, largest_error: float) -> None:
+def test_the_error_of_weights_quantized_by_the_gguf_package(name: str, largest_error: float) -> None:
     weights = np.random.default_rng(1).uniform(-1, 1, (64, 512)).astype(np.float32)
     stored = gguf.quants.quantize(weights, gguf.GGMLQuantizationType[name])
     blocks = stored.view(np.uint8).reshape(-1, block_type(name).bytes_per_block)
@@ -244,8 +244,8 @@ def put_half(block: bytearray, byte: int, value: np.float16) -> None:
     block[byte : byte + 2] = np.array(value, dtype="<f2").tobytes()
 
 
-def quantise(name: str, weights: np.ndarray) -> tuple[bytes, np.ndarray]:
-    """Quantise 256 weights to a block; return it and the step between neighbouring values in each group.
+def quantize(name: str, weights: np.ndarray) -> tuple[bytes, np.ndarray]:
+    """Quantize 256 weights to a block; return it and the step between neighboring values in each group.
 
     The scale and minimum of each group are rounded up to values that the block can represent. They therefore cover the
     range of the group, and no weight is further than half a step from its value. If a format has signed scales, every
@@ -303,10 +303,10 @@ def test_k_formats_are_bit_equal_to_their_definition(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", K_FORMATS)
-def test_weights_quantised_to_a_k_format_are_within_half_a_step(name: str) -> None:
+def test_weights_quantized_to_a_k_format_are_within_half_a_step(name: str) -> None:
     generator = np.random.default_rng(3)
     weights = generator.standard_normal((16, 256)) * generator.lognormal(size=(16, 1)) + generator.normal(size=(16, 1))
-    stored, steps = zip(*(quantise(name, row) for row in weights), strict=True)
+    stored, steps = zip(*(quantize(name, row) for row in weights), strict=True)
     actual = ours(name, np.frombuffer(b"".join(stored), dtype=np.uint8).reshape(16, -1))
     errors = np.abs(actual - weights).reshape(16, K_FORMATS[name].num_groups, -1)
     bounds = 0.5 * np.stack(steps)[:, :, None]

@@ -132,8 +132,8 @@ def test_logits_equal_those_of_transformers(tmp_path, architecture, tied):
         assert (network(tokens) - theirs(tokens).logits).abs().max() <= 1e-5
 
 
-def neighbours(rows, num_heads):
-    """Reorder rotary halves as neighbouring pairs, as llama.cpp's converter does for weights and biases."""
+def neighbors(rows, num_heads):
+    """Reorder rotary halves as neighboring pairs, as llama.cpp's converter does for weights and biases."""
     return rows.reshape(num_heads, 2, -1, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
 
@@ -147,7 +147,7 @@ def test_a_llama_with_biases(tmp_path):
     for name, tensor in theirs.state_dict().items():
         tensor = tensor.copy_(random_tensor(name, tensor.shape))
         num_heads = {"q_proj": HEADS, "k_proj": KV_HEADS}.get(name.split(".")[-2])
-        tensors[names.get_name(name, (".weight", ".bias"))] = neighbours(tensor, num_heads) if num_heads else tensor
+        tensors[names.get_name(name, (".weight", ".bias"))] = neighbors(tensor, num_heads) if num_heads else tensor
     network = load_gguf(write_file(tmp_path / "model.gguf", "llama", extra=tensors)).network
     tokens = torch.randint(0, VOCAB, (2, 20))
     with torch.no_grad():
@@ -169,7 +169,7 @@ def test_a_gpt2_that_stores_the_token_table_also_as_output_matrix(tmp_path):
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16"])
 def test_every_block_type_can_be_loaded(tmp_path, kind):
-    """The weights equal those that the gguf package dequantises."""
+    """The weights equal those that the gguf package dequantizes."""
     path = write_file(tmp_path / "model.gguf", "qwen3", kind=gguf.GGMLQuantizationType[kind])
     network = load_gguf(path).network
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.1.ffn_up.weight"]
@@ -197,7 +197,7 @@ STORED_TYPES = ("Q4_0", "Q4_1", "Q8_0")  # block types that the kernels compute 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2"])
 @pytest.mark.parametrize("kind", STORED_TYPES)
-def test_stored_weights_are_never_dequantised(tmp_path, monkeypatch, architecture, kind):
+def test_stored_weights_are_never_dequantized(tmp_path, monkeypatch, architecture, kind):
     """Matrices keep the values of the file, also those whose rows are reordered (llama) or split (gpt2)."""
     path = write_file(tmp_path / "model.gguf", architecture, tied=False, kind=gguf.GGMLQuantizationType[kind])
     full = load_gguf(path).network
@@ -287,7 +287,7 @@ def test_concurrent_loads_restore_the_number_of_threads(tmp_path):
 
 
 def test_a_gguf_file_saved_as_a_hugging_face_folder(tmp_path):
-    """Rotary pairs are neighbouring rows in the file and halves in the folder."""
+    """Rotary pairs are neighboring rows in the file and halves in the folder."""
     loaded = load_gguf(write_file(tmp_path / "model.gguf", "llama", tied=False))
     save_folder(loaded.network, tmp_path / "folder", loaded.family)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder").eval()

@@ -75,12 +75,12 @@ def test_progress_counts_every_tensor(folder):
     assert reports == [(number, len(reports)) for number in range(1, len(reports) + 1)]
 
 
-def test_the_error_mentions_quantised_weights(folder):
+def test_the_error_mentions_quantized_weights(folder):
     edit_config(folder, quantization_config={"quant_method": "awq", "bits": 4})
     load_folder(folder)
     edit_weights(folder, lambda t: t.update({n + "x": t.pop(n) for n in list(t) if "_proj" in n}))
     with pytest.raises(
-        ClearheadError, match=r"lacks 14 tensors.* quantised \(awq\), which is not supported: .* or a \.gguf file"
+        ClearheadError, match=r"lacks 14 tensors.* quantized \(awq\), which is not supported: .* or a \.gguf file"
     ):
         load_folder(folder)
 
@@ -208,7 +208,7 @@ def test_a_tensor_in_two_shards_is_rejected(folder):
         ({"vocab_size": 10**9, "hidden_size": 10**9, "intermediate_size": 10**9}, r"\(31, 16\); the config needs"),
         (
             {"num_attention_heads": 10**9, "num_key_value_heads": 10**9, "head_dim": 10**9, "hidden_size": 10**9},
-            "a model of these sizes is impossible",
+            "a model of these sizes cannot be created",
         ),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_hugging_face_folder_takes_its_weights_and_one_tensor(tmp_path, dtype)
 @pytest.mark.parametrize(
     ("weights", "largest_bytes"),
     [
-        ("stored", BYTES_PER_VALUE["stored"] * LARGEST),  # the blocks of one tensor, which are never dequantised
+        ("stored", BYTES_PER_VALUE["stored"] * LARGEST),  # the blocks of one tensor, which are never dequantized
         ("int8", 4 * LARGEST),  # one tensor in float32
         ("int4", 4 * LARGEST),
         ("full", 4 * LARGEST),

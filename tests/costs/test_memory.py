@@ -238,7 +238,7 @@ def test_the_largest_size_is_zero_if_nothing_fits_and_at_most_the_learned_positi
     assert largest_context(make_workload(CASES["gpt2"], "prefill", 8), 1e9) == 32
 
 
-def test_bytes_of_quantised_weights_equal_those_of_their_blocks():
+def test_bytes_of_quantized_weights_equal_those_of_their_blocks():
     """GGUF's blocks of 32: 18, 20 and 34 bytes; int8 and int4 as they are packed."""
     plain = estimate_memory(make_workload(decoder(), "decode", 8)).weights
     block_bytes = {"q4_0": 18, "q4_1": 20, "q8_0": 34}

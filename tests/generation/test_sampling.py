@@ -234,7 +234,7 @@ def test_a_sequence_gives_the_same_bits_alone_and_in_any_batch(vocab_size, gener
 
 
 @pytest.mark.gpu
-def test_cuda_gives_the_tokens_of_the_cpu_in_any_batch_and_without_synchronisation(generator):
+def test_cuda_gives_the_tokens_of_the_cpu_in_any_batch_and_without_synchronization(generator):
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     logits = torch.randn(len(VARIED), 50_257, generator=generator) * 3

@@ -277,7 +277,7 @@ def test_draft_acceptance_and_token_use_independent_random_numbers():
     assert chi_square(counts, p) < chi_square_bound(3)
 
 
-# --- behaviour shared with decode
+# --- behavior shared with decode
 
 
 def test_log_probabilities_equal_those_of_decode():

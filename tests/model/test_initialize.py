@@ -75,7 +75,7 @@ def config_with_all_weights(initial: NormalInitial | XavierInitial) -> ModelConf
 
 
 def initial_parameters(initial: NormalInitial | XavierInitial) -> dict[str, torch.Tensor]:
-    """Return the freshly initialised parameters by name."""
+    """Return the freshly initialized parameters by name."""
     torch.manual_seed(0)
     return dict(Transformer(config_with_all_weights(initial)).named_parameters())
 

@@ -159,7 +159,7 @@ def test_ties_still_choose_distinct_experts(name):
 
 
 def test_a_mixture_of_equal_experts_equals_one_expert():
-    """This holds with renormalised weights."""
+    """This holds with renormalized weights."""
     module = mixture(CASES["renormalized"])
     with torch.no_grad():
         for part in (module.gate, module.up, module.down):

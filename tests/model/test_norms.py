@@ -31,8 +31,8 @@ def test_layer_norm_equals_its_formula(bias):
     ours = build_norm(LayerNorm(epsilon=EPSILON, bias=bias), WIDTH)
     redraw(ours)
     x = draw()
-    centred = x - x.mean(dim=-1, keepdim=True)
-    normed = centred / (centred.square().mean(dim=-1, keepdim=True) + EPSILON).sqrt()
+    centered = x - x.mean(dim=-1, keepdim=True)
+    normed = centered / (centered.square().mean(dim=-1, keepdim=True) + EPSILON).sqrt()
     ours.double()
     assert_close(ours(x), normed * ours.weight + (ours.bias if bias else 0.0))
     assert len(list(ours.parameters())) == 1 + bias
@@ -42,17 +42,17 @@ def test_deviation_norm_divides_by_the_unbiased_deviation_plus_epsilon():
     """It differs from layer norm in the Bessel correction and in the epsilon outside the root."""
     ours = build_norm(DeviationNorm(epsilon=EPSILON), WIDTH).double()
     x = draw()
-    centred = x - x.mean(dim=-1, keepdim=True)
-    deviation = (centred.square().sum(dim=-1, keepdim=True) / (WIDTH - 1)).sqrt()
-    assert_close(ours(x), centred / (deviation + EPSILON))
+    centered = x - x.mean(dim=-1, keepdim=True)
+    deviation = (centered.square().sum(dim=-1, keepdim=True) / (WIDTH - 1)).sqrt()
+    assert_close(ours(x), centered / (deviation + EPSILON))
     redraw(ours)
-    assert_close(ours(x), ours.weight * centred / (deviation + EPSILON) + ours.bias)
+    assert_close(ours(x), ours.weight * centered / (deviation + EPSILON) + ours.bias)
     assert (ours(x) - build_norm(LayerNorm(epsilon=EPSILON), WIDTH).double()(x)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_rms_norm_equals_llama_to_the_last_bit(dtype):
-    """Llama normalises in float32, rounds, then multiplies by the weight."""
+    """Llama normalizes in float32, rounds, then multiplies by the weight."""
     ours, theirs = build_norm(RmsNorm(epsilon=EPSILON), WIDTH), LlamaRMSNorm(WIDTH, EPSILON)
     redraw(ours)
     theirs.load_state_dict(ours.state_dict())

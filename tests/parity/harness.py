@@ -9,7 +9,7 @@ A family's test lists its reference models as `Case`s and runs four checks on ea
 
 Models without a class in transformers are compared with their published equations: see equations.py.
 
-The usual initialisation hides a tenth of all errors (a GELU variant, a scale, a bias that is zero). Therefore every
+The usual initialization hides a tenth of all errors (a GELU variant, a scale, a bias that is zero). Therefore every
 parameter is drawn anew with an effect of order one, and the cases' configs give norms a large epsilon.
 """
 

@@ -109,9 +109,9 @@ def test_logits_agree_with_torch_layers(placement, attention_bias):
 
 def deviation_norm(x, w):
     """Return a · (x - mean) / (std + ε) + b; the standard deviation divides by d - 1."""
-    centred = x - x.mean(-1, keepdim=True)
-    deviation = (centred.pow(2).sum(-1, keepdim=True) / (WIDTH - 1)).sqrt()
-    return w["weight"] * centred / (deviation + 1e-6) + w["bias"]
+    centered = x - x.mean(-1, keepdim=True)
+    deviation = (centered.pow(2).sum(-1, keepdim=True) / (WIDTH - 1)).sqrt()
+    return w["weight"] * centered / (deviation + 1e-6) + w["bias"]
 
 
 def linear(x, w, name):

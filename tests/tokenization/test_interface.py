@@ -60,7 +60,7 @@ def test_a_leading_space_is_dropped_only_at_the_start_of_a_text():
         assert tokenizer.decode(ids) == library.decode(ids) == "  A"
 
 
-def test_an_invalid_character_does_not_affect_its_neighbours():
+def test_an_invalid_character_does_not_affect_its_neighbors():
     tokenizer = TOKENIZERS["byte fallback"]
     byte = tokenizer._library.token_to_id
     valid = [byte(f"<0x{value:02X}>") for value in "你".encode()]

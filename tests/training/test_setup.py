@@ -126,7 +126,7 @@ def small_bert(vocab_size):
 
 
 def test_the_pooler_is_not_trained(tmp_path):
-    """Masked language modelling does not use it, and DDP fails if a trained weight gets no gradient."""
+    """Masked language modeling does not use it, and DDP fails if a trained weight gets no gradient."""
     config = small_bert(60)
     bert = {
         "model": {"kind": "whole_model", "config": to_dict(config)},

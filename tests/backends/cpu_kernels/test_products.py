@@ -76,11 +76,11 @@ def test_the_plain_loops_compute_the_same_as_avx512(tmp_path, monkeypatch):
     def products_of(stored):
         return torch.cat([multiply_in_kernel(x[:rows], stored) for rows in (1, 2, 5, 17, 50)])
 
-    vectorised = [products_of(stored) for stored in formats]
+    vectorized = [products_of(stored) for stored in formats]
     monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-mno-avx512f"))
     library.compile_library(tmp_path / "plain.so")
     monkeypatch.setattr(library, "_loaded", library.open_library(tmp_path / "plain.so"))
-    for stored, expected in zip(formats, vectorised, strict=True):
+    for stored, expected in zip(formats, vectorized, strict=True):
         torch.testing.assert_close(products_of(stored), expected, atol=1e-4, rtol=1e-4)
 
 
