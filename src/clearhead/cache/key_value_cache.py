@@ -50,18 +50,20 @@ class KeyValueCache:
     def __init__(self, config: ModelConfig, slack: int = 16, stores: list[Store] | None = None):
         assert config.decoder is not None
         require(slack >= 0, f"slack is {slack}; it must be 0 or more")
-        self.config, self.slack = config, slack
+        self.config = config
+        self.slack = slack
         self.stores = stores or [_build_store(layer, slack) for layer in config.decoder.layers]
         # Layers with the same pattern store the same tokens, so any of their stores will do.
         self.store_by_pattern: dict[AttentionPattern, Store] = {
             layer.attention.pattern: store for layer, store in zip(config.decoder.layers, self.stores, strict=True)
         }
         self.length = 0  # past tokens
-        self.peak_length = 0  # the most tokens ever written: a ring has overwritten those too far behind
+        self.peak_length = 0  # largest length ever reached; decides what a ring buffer has overwritten
         self.num_new = 0  # tokens written since the last `advance`
         self.attention_mask: Tensor | None = None  # (B, S) bool, of past and new tokens; None: no padding
         self.device: torch.device | None = None
-        self.last_writer: object = None  # set by a backend to recognise a cache that it wrote to last
+        # The plan of the CPU kernels that wrote last: if it is the same one again, it need not check the modules anew.
+        self.last_writer: object = None
 
     @property
     def batch_size(self) -> int | None:
@@ -77,7 +79,8 @@ class KeyValueCache:
                 f"the cache holds {self.batch_size} sequences, but the input has {len(tokens)}; "
                 "see KeyValueCache.select"
             )
-        self.num_new, self.device = tokens.shape[1], tokens.device
+        self.num_new = tokens.shape[1]
+        self.device = tokens.device
         self.peak_length = max(self.peak_length, self.length + self.num_new)
         if mask is None and self.attention_mask is None:
             return torch.arange(self.length, self.length + self.num_new, device=tokens.device)[None]
@@ -109,7 +112,8 @@ class KeyValueCache:
             query_index = torch.arange(self.length, self.length + self.num_new, device=self.device)[None]
             is_real = None if is_contiguous else (key_index != EMPTY)[None]
             return AttentionIndices(query_index, key_index[None], is_real, contiguous_keys=is_contiguous)
-        positions, slots = positions_from_mask(self.attention_mask, self.attention_mask), key_index.clamp(min=0)
+        positions = positions_from_mask(self.attention_mask, self.attention_mask)
+        slots = key_index.clamp(min=0)
         is_real = self.attention_mask[:, slots] & (key_index != EMPTY)
         return AttentionIndices(
             positions[:, self.length :], positions[:, slots], is_real, contiguous_keys=is_contiguous
@@ -125,11 +129,13 @@ class KeyValueCache:
         """Make the new tokens part of the past."""
         for store in self.stores:
             store.advance()
-        self.length, self.num_new = self.length + self.num_new, 0
+        self.length += self.num_new
+        self.num_new = 0
 
     def advance_by(self, num_new: int) -> None:
         """Record that a kernel wrote `num_new` tokens into the stores' buffers, and make them part of the past."""
-        self.num_new, self.peak_length = num_new, max(self.peak_length, self.length + num_new)
+        self.num_new = num_new
+        self.peak_length = max(self.peak_length, self.length + num_new)
         self.advance()
 
     def truncate(self, length: int) -> None:
@@ -141,12 +147,15 @@ class KeyValueCache:
             store.truncate(peak_length, length)
         self.attention_mask = None if self.attention_mask is None else self.attention_mask[:, :length]
         self.peak_length = self.peak_length if length else 0
-        self.length, self.num_new = length, 0
+        self.length = length
+        self.num_new = 0
 
     def select(self, indices: Tensor) -> "KeyValueCache":
         """Return a copy with the sequences at these batch indices, in this order. An index may be repeated."""
         other = KeyValueCache(self.config, self.slack, [store.select(indices) for store in self.stores])
-        other.length, other.peak_length, other.device = self.length, self.peak_length, self.device
+        other.length = self.length
+        other.peak_length = self.peak_length
+        other.device = self.device
         other.last_writer = self.last_writer
         other.attention_mask = None if self.attention_mask is None else self.attention_mask[indices, : self.length]
         return other
@@ -173,7 +182,8 @@ class KeyValueCache:
         tensors = (tensor for store in self.stores for tensor in store.tensors().values())
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    # --- saved caches: a safetensors file with "{layer}.key", "{layer}.value" and, with padding, "real"
+    # --- saved caches: a safetensors file with the tensors "{layer}.key", "{layer}.value" and, with padding, "real"
+    # (attention_mask), and the metadata "length", "slack" and "furthest" (peak_length)
 
     def save(self, path: str | Path) -> None:
         """Write the cache to a safetensors file."""
@@ -194,7 +204,8 @@ class KeyValueCache:
                 metadata: dict[str, str] = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
             cache = KeyValueCache(config, int(metadata["slack"]))
-            cache.length, cache.peak_length = int(metadata["length"]), int(metadata["furthest"])
+            cache.length = int(metadata["length"])
+            cache.peak_length = int(metadata["furthest"])
             cache.device = torch.device(device)
             cache.restore(tensors)
         except (SafetensorError, OSError, KeyError, ValueError) as error:

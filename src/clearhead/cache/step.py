@@ -17,7 +17,7 @@ def forward_step(
     network: Transformer,
     tokens: Tensor,
     cache: KeyValueCache | PagedCache,
-    mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     encoder_output: EncoderOutput | None = None,
     *,
     absorb: bool | None = None,
@@ -27,7 +27,7 @@ def forward_step(
 
     last_only=False returns the logits after every token (B, T, V). The other arguments are those of `forward_hidden`.
     """
-    hidden = forward_hidden(network, tokens, cache, mask, encoder_output, absorb=absorb)
+    hidden = forward_hidden(network, tokens, cache, attention_mask, encoder_output, absorb=absorb)
     return network.compute_logits(hidden[:, -1] if last_only else hidden)
 
 
@@ -35,7 +35,7 @@ def forward_hidden(
     network: Transformer,
     tokens: Tensor,
     cache: KeyValueCache | PagedCache,
-    mask: Tensor | None = None,
+    attention_mask: Tensor | None = None,
     encoder_output: EncoderOutput | None = None,
     *,
     absorb: bool | None = None,
@@ -43,14 +43,15 @@ def forward_hidden(
 ) -> Tensor:
     """Run new tokens (B, T), advance the cache and return the last hidden states (B, T, D).
 
-    mask (B, T): False marks padding. encoder_output: what the cross-attention of an encoder-decoder reads. absorb:
-    whether latent attention works on the cached latents themselves; None does so for a single token, for which that
+    attention_mask (B, T): False marks padding.
+    encoder_output: what the cross-attention of an encoder-decoder attends to.
+    absorb: latent attention attends to the cached latents themselves. None: it does for a single token, for which that
     is cheaper than unfolding the keys and values of all past tokens.
     """
     if absorb is None:
         absorb = tokens.shape[1] == 1
     hidden = network.hidden_states(
-        tokens, mask, encoder_output=encoder_output, cache=cache, absorb=absorb, kernel=kernel
+        tokens, attention_mask, encoder_output=encoder_output, cache=cache, absorb=absorb, kernel=kernel
     )
     cache.advance()
     return hidden

@@ -137,7 +137,7 @@ def _run_task(
 
     if task in MULTIPLE_CHOICE:
         return evaluate_multiple_choice(model, task, data, progress=progress, **options)
-    options = {name: value for name, value in options.items() if name != "limit"}  # read_data has applied it
+    options = {name: value for name, value in options.items() if name != "limit"}  # _read_data has applied it
     match task:
         case "perplexity":
             return evaluate_perplexity(model, data, progress=progress, **options)

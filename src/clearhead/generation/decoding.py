@@ -50,14 +50,14 @@ def decode_steps(
     encoder_output: EncoderOutput | None,
     cache: KeyValueCache,
 ) -> Iterator[None]:
-    """Yield after each new token per sequence; the arguments are those of `decode`, already checked."""
+    """Yield once per step, after adding a token to every unfinished sequence. `decode` has checked the arguments."""
     wanted = [index for index, sequence in enumerate(sequences) if sequence.options.max_new_tokens > 0]
     if not wanted:
         return
     if encoder_output is None and sequences[0].source:
         encoder_output = encode_sources(network, [sequence.source for sequence in sequences])
     active, cache, encoder_output = _select_sequences(sequences, wanted, cache, encoder_output)
-    sampler, device = BatchSampler.create(network, active), network.device
+    sampler = BatchSampler.create(network, active)
     prompts = [list(sequence.prompt) for sequence in active]
     if encoder_output is None and cache.length == 0:
         logits, cache = _prefill_unique(network, prompts, cache)
@@ -74,8 +74,9 @@ def decode_steps(
             return
         if len(unfinished) < len(active):
             active, cache, encoder_output = _select_sequences(active, unfinished, cache, encoder_output)
-            tokens, sampler = tokens[unfinished], BatchSampler.create(network, active)
-        logits = forward_step(network, tokens[:, None].to(device), cache, encoder_output=encoder_output)
+            tokens = tokens[unfinished]
+            sampler = BatchSampler.create(network, active)
+        logits = forward_step(network, tokens[:, None].to(network.device), cache, encoder_output=encoder_output)
 
 
 def _select_sequences(
@@ -84,7 +85,8 @@ def _select_sequences(
     """Return these sequences with their part of the cache and the encoder output. Nothing is copied if all stay."""
     if len(indices) < len(sequences):
         rows = torch.tensor(indices, device=cache.device)
-        cache, encoder_output = cache.select(rows), None if encoder_output is None else encoder_output.select(rows)
+        cache = cache.select(rows)
+        encoder_output = None if encoder_output is None else encoder_output.select(rows)
     return [sequences[index] for index in indices], cache, encoder_output
 
 
@@ -122,14 +124,16 @@ def _prefill_unique(
     return logits[rows], cache.select(rows)
 
 
-def prefill_chunk_size(stack: Stack, length: int, padding: Tensor | None) -> int:
+def prefill_chunk_size(stack: Stack, length: int, attention_mask: Tensor | None) -> int:
     """Return how many tokens of a prompt to read at a time.
 
     Plain causal attention needs no mask, so it reads the whole prompt. A mask for windows or padding grows with the
     square of the number of tokens.
     """
-    is_causal = padding is None and all(isinstance(layer.attention.pattern, Causal) for layer in stack.layers)
-    return length if is_causal or rotation_depends_on_length(stack) else PREFILL_CHUNK
+    needs_mask = attention_mask is not None or any(
+        not isinstance(layer.attention.pattern, Causal) for layer in stack.layers
+    )
+    return length if not needs_mask or rotation_depends_on_length(stack) else PREFILL_CHUNK
 
 
 def rotation_depends_on_length(stack: Stack) -> bool:
@@ -138,7 +142,7 @@ def rotation_depends_on_length(stack: Stack) -> bool:
     The cached keys of a chunk are then rotated for the length up to that chunk, so a text must be read as a whole.
     """
     positions = [layer.attention.position for layer in stack.layers]
-    return any(isinstance(one, Rope) and isinstance(one.scaling, DynamicScaling) for one in positions)
+    return any(isinstance(position, Rope) and isinstance(position.scaling, DynamicScaling) for position in positions)
 
 
 # --- choosing tokens
@@ -156,13 +160,15 @@ class BatchSampler:
     @staticmethod
     def create(network: Transformer, sequences: Sequence[TokenSequence]) -> "BatchSampler":
         """Collect the options of the sequences, and their token counts if a penalty needs them."""
-        device, vocab_size = sampling_device(network.device), network.config.vocab_size
-        parameters = SamplingParameters.from_options([each.options for each in sequences], vocab_size, device)
+        device = sampling_device(network.device)
+        vocab_size = network.config.vocab_size
+        parameters = SamplingParameters.from_options([sequence.options for sequence in sequences], vocab_size, device)
         counts = None
         if parameters.needs_counts:
-            prompts = [[*each.cached_tokens, *each.prompt] for each in sequences]
-            counts = TokenCounts.from_tokens(prompts, [each.tokens for each in sequences], vocab_size, device)
-        steps = torch.tensor([len(each.tokens) for each in sequences], device=device)
+            prompts = [[*sequence.cached_tokens, *sequence.prompt] for sequence in sequences]
+            new_tokens = [sequence.tokens for sequence in sequences]
+            counts = TokenCounts.from_tokens(prompts, new_tokens, vocab_size, device)
+        steps = torch.tensor([len(sequence.tokens) for sequence in sequences], device=device)
         return BatchSampler(sequences, parameters, counts, steps)
 
     def sample(self, logits: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from clearhead.model import EncoderOutput, Scoring, Transformer, fused_attention
 
 @dataclass(frozen=True)
 class StackInputs:
-    """The inputs of one stack for a single sequence, named as the arguments of `Transformer.hidden_states`."""
+    """The inputs of one stack for a single sequence (LayerStack.forward). Trace files save them by these names."""
 
     tokens: Tensor  # (1, T)
     mask: Tensor | None = None

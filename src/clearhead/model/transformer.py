@@ -10,7 +10,7 @@ positions anew, and the attention kernel and the cache are arguments.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, TypedDict, Unpack, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -58,8 +58,8 @@ class LayerStack(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         *,
         token_types: Tensor | None = None,
         documents: Tensor | None = None,
@@ -72,8 +72,8 @@ class LayerStack(nn.Module):
         """Return the last hidden states (B, T, D).
 
         tokens: token ids (B, T).
-        mask: True or 1 for real tokens, False or 0 for padding (B, T). None: no padding.
-        positions: position of each token (B or 1, T). None: its place among the real tokens of its sequence.
+        attention_mask: True or 1 for real tokens, False or 0 for padding (B, T). None: no padding.
+        position_ids: position of each token (B or 1, T). None: its place among the real tokens of its sequence.
         token_types: segment of each token (B, T). None: all 0.
         documents: document number of each token (B, T); tokens attend only within their document. None: one document.
         encoder_output: what the cross-attention of a decoder attends to.
@@ -82,9 +82,10 @@ class LayerStack(nn.Module):
         absorb: latent attention attends to the latent vectors without unfolding them.
         residuals: receives the residual stream (B, T, D) before each listed layer; number L is after the last layer.
         """
-        check_shapes(tokens, mask=mask, position_ids=positions, token_types=token_types, documents=documents)
+        inputs = {"position_ids": position_ids, "token_types": token_types, "documents": documents}
+        check_shapes(tokens, attention_mask=attention_mask, **inputs)
         self.check_encoder_output(encoder_output)
-        positions, indices_for = _locate_tokens(tokens, mask, positions, documents, cache)
+        positions, indices_for = _locate_tokens(tokens, attention_mask, position_ids, documents, cache)
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling():  # elsewhere it would force a device sync
             self.embedding.check_ranges(tokens, positions, token_types)
         x = self.embedding(tokens, positions, token_types)
@@ -118,18 +119,18 @@ class LayerStack(nn.Module):
 
 def _locate_tokens(
     tokens: Tensor,
-    mask: Tensor | None,
+    attention_mask: Tensor | None,
     position_ids: Tensor | None,
     documents: Tensor | None,
     cache: Cache | None,
 ) -> tuple[Tensor, Callable[[AttentionPattern], AttentionIndices]]:
     """Return the positions (B or 1, T) of the tokens, and the attention indices for each attention pattern."""
     if cache is None:
-        positions, indices = resolve_positions(tokens, mask, position_ids, documents)
+        positions, indices = resolve_positions(tokens, attention_mask, position_ids, documents)
         return positions, lambda pattern: indices
     if position_ids is not None or documents is not None:
         raise ClearheadError("with a cache, positions follow from it; leave out position_ids and documents")
-    return cache.prepare(tokens, mask), cache.attention_indices
+    return cache.prepare(tokens, attention_mask), cache.attention_indices
 
 
 def _build_relative_bias(stack: Stack) -> nn.Embedding | None:
@@ -158,16 +159,30 @@ class Transformer(nn.Module):
         """Device of the parameters."""
         return next(self.parameters()).device
 
+    @overload
+    def forward(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        **options: Unpack[DecoderOptions],
+    ) -> Tensor: ...
+
+    @overload
+    def forward(
+        self,
+        source: Tensor,
+        target: Tensor,
+        source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        cache: Cache | None = None,
+        **options: Unpack[StackOptions],
+    ) -> Tensor: ...
+
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
         """Return logits (B, T, V), or hidden states (B, T, D) if the model has no head.
 
-        A decoder or an encoder takes the arguments of `hidden_states`, an encoder-decoder those of `encode_and_decode`:
-
-            network(tokens, attention_mask=None, position_ids=None, *, token_types=None, documents=None, cache=None,
-                    kernel=fused_attention, absorb=False, residuals=None)
-            network(source, target, source_mask=None, target_mask=None, *, cache=None,
-                    kernel=fused_attention, absorb=False)
-
+        A decoder or an encoder takes tokens (the first signature), an encoder-decoder source and target (the second).
         LayerStack.forward describes the arguments.
         """
         if self.config.is_encoder_decoder:
@@ -208,9 +223,10 @@ class Transformer(nn.Module):
     def encode(
         self, source: Tensor, source_mask: Tensor | None = None, **options: Unpack[StackOptions]
     ) -> EncoderOutput:
-        """Run the encoder on source (B, S)."""
+        """Run the encoder on source (B, S). source_mask (B, S): False marks padding."""
         if self.encoder is None:
             raise ClearheadError("this model has no encoder; call network(tokens)")
+        check_shapes(source, source_mask=source_mask)
         return EncoderOutput(self.encoder(source, source_mask, **options), source_mask)
 
     def precompute_cross_attention(self, encoder_output: EncoderOutput) -> EncoderOutput:
@@ -219,7 +235,7 @@ class Transformer(nn.Module):
         context = AttentionContext(
             cross_attention_mask(encoder_output.mask),
             fused_attention,
-            torch.zeros(1, 1, device=encoder_output.states.device),
+            torch.zeros(1, 1, device=encoder_output.states.device),  # a placeholder: keys and values need no positions
         )
         layers = [cast(Attention, block.cross_attention) for block in self.decoder.layers]
         return replace(
@@ -238,6 +254,7 @@ class Transformer(nn.Module):
         """Return the logits (B, T, V) of target (B, T). Every layer attends to the last encoder states (book C3)."""
         if self.decoder is None or self.encoder is None:
             raise ClearheadError("decode needs an encoder-decoder model; call network(tokens)")
+        check_shapes(target, target_mask=target_mask)
         hidden = self.hidden_states(target, target_mask, encoder_output=encoder_output, cache=cache, **options)
         return self.compute_logits(hidden)
 

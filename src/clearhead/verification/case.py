@@ -174,7 +174,7 @@ def _choose_num_new_tokens(model: Model, num_new_tokens: int | None, prompt_leng
 
 
 def _max_positions(stack: Stack) -> int:
-    """Return the number of learned positions of a stack, or NO_LIMIT."""
+    """Return the number of learned positions of a stack, or `_NO_LIMIT`."""
     positions = stack.embedding.positions
     return positions.num_positions if isinstance(positions, LearnedPositions) else _NO_LIMIT
 

@@ -60,20 +60,23 @@ class AcceleratedStack(LayerStack):
     def forward(
         self,
         tokens: Tensor,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
         *,
         encoder_output: EncoderOutput | None = None,
         cache: Any = None,
         **options: Any,
     ) -> Tensor:
-        if positions is None and runs_in_cpu_kernels(self, tokens, encoder_output, cache, options):
+        """Return the last hidden states (B, T, D), from the kernels if they can compute this call."""
+        if position_ids is None and runs_in_cpu_kernels(self, tokens, encoder_output, cache, options):
             with _STEP_LOCK:
                 if plan := self.plan_for(tokens, cache):
-                    return self.run_plan(plan, tokens, mask, encoder_output, cache)
+                    return self.run_plan(plan, tokens, attention_mask, encoder_output, cache)
         if options.get("kernel", fused_attention) is fused_attention and kernels_support_prompts():
             options["kernel"] = cpu_attention
-        return super().forward(tokens, mask, positions, encoder_output=encoder_output, cache=cache, **options)
+        return super().forward(
+            tokens, attention_mask, position_ids, encoder_output=encoder_output, cache=cache, **options
+        )
 
     def plan_for(self, tokens: Tensor, cache: KeyValueCache) -> Plan | None:
         """Return the plan for a call.
@@ -98,13 +101,13 @@ class AcceleratedStack(LayerStack):
         self,
         plan: Plan,
         tokens: Tensor,
-        mask: Tensor | None,
+        attention_mask: Tensor | None,
         encoder_output: EncoderOutput | None,
         cache: KeyValueCache,
     ) -> Tensor:
         """Run new tokens (B, T) in the kernels and return hidden states (B, T, D) in float32."""
-        check_shapes(tokens, mask=mask)
-        positions = cache.prepare(tokens, mask)
+        check_shapes(tokens, attention_mask=attention_mask)
+        positions = cache.prepare(tokens, attention_mask)
         self.embedding.check_ranges(tokens, positions, None)
         x = self.embedding(tokens, positions, None).float().contiguous()
         plan.run(x, positions, encoder_output, cache)

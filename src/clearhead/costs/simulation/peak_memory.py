@@ -129,7 +129,7 @@ def largest_context(workload: Workload, memory_bytes: float) -> int:
 def largest_that_fits(peak: Callable[[int], int], start: int, memory_bytes: float, limit: int | None = None) -> int:
     """Return the largest size whose peak fits, to within 1 %, or 0: a secant search inside a bracket.
 
-    Buffers that grow in jumps can mislead the secant, so after MAX_SECANT_STEPS the bracket is bisected by logarithm.
+    Buffers that grow in jumps can mislead the secant, so after _MAX_SECANT_STEPS the bracket is bisected by logarithm.
     """
     low, high, size = 0, (limit or MAX_SIZE) + 1, start  # low fits, high does not
     previous: tuple[int, int] | None = None
