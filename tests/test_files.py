@@ -119,7 +119,7 @@ def test_check_output_path_requires_a_known_extension_and_an_existing_folder(tmp
     check_output_path(Path("page.png"), [".html", ".png"])
     with pytest.raises(ClearheadError, match=r"'page' has an unsupported extension; use \.html or \.png"):
         check_output_path(tmp_path / "page", [".html", ".png"])
-    with pytest.raises(ClearheadError, match=r"there is no folder '.*none' to write page\.html to"):
+    with pytest.raises(ClearheadError, match=r"the folder '.*none' does not exist; create it to write page\.html"):
         check_output_path(tmp_path / "none" / "page.html", [".html"])
 
 

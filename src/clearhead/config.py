@@ -205,7 +205,7 @@ def from_toml(part: type[T], text: str) -> T:
     try:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ClearheadError(f"not valid TOML: {error}") from None
+        raise ClearheadError(f"the text is not valid TOML: {error}") from None
     return from_dict(part, data)
 
 

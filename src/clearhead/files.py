@@ -36,7 +36,7 @@ def read_text(path: Path) -> str:
     try:
         return read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ClearheadError(f"{path} is not UTF-8 text") from None
+        raise ClearheadError(f"{path} is not UTF-8 text; convert it to UTF-8") from None
 
 
 def read_json(path: Path) -> Any:
@@ -54,7 +54,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def parse_json(text: str, subject: str = "") -> Any:
+def parse_json(text: str, subject: str = "the text is ") -> Any:
     """Parse JSON. `subject` is the start of the error message, such as "config.json is "."""
     try:
         return json.loads(text)
@@ -109,4 +109,4 @@ def check_output_path(path: Path, extensions: Iterable[str]) -> None:
     if path.suffix.lower() not in extensions:
         raise ClearheadError(f"{path.name!r} has an unsupported extension; use {' or '.join(extensions)}")
     if not path.parent.is_dir():
-        raise ClearheadError(f"there is no folder {str(path.parent)!r} to write {path.name} to")
+        raise ClearheadError(f"the folder {str(path.parent)!r} does not exist; create it to write {path.name}")

@@ -96,7 +96,7 @@ def test_a_missing_engine_prints_a_note(bench, monkeypatch):
         "decode", "--weights", "int8", "--against", "ctranslate2", "--tokens", "2", "--prompt", "3", "--rounds", "1"
     )
     assert result.exit_code == 0
-    assert result.stderr == "note: skipped ctranslate2 int8: it is not installed; pip install ctranslate2\n"
+    assert result.stderr == "note: skipped ctranslate2 int8: it is not installed; run: pip install ctranslate2\n"
     assert "clearhead" in result.stdout
 
 

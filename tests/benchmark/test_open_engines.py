@@ -43,13 +43,18 @@ def test_an_engine_that_is_not_installed_is_skipped(name, package, weights, targ
     notes = []
     engines = open_engines(target, weights.split(", "), [name], notes.append)
     assert {engine.name for engine in engines} == {"clearhead"}
-    assert notes == [f"skipped {name} {weights}: it is not installed; pip install {package}"]
+    assert notes == [f"skipped {name} {weights}: it is not installed; run: pip install {package}"]
 
 
 @pytest.mark.parametrize(
     ("style", "name", "weights", "message"),
     [
-        ("llama", "llama.cpp", "int8", "skipped llama.cpp int8: it needs a .gguf file, which this model is not"),
+        (
+            "llama",
+            "llama.cpp",
+            "int8",
+            "skipped llama.cpp int8: it needs a .gguf file, but this model has another format",
+        ),
         ("llama", "huggingface", "int4", "it supports none of the requested weights, only float32 and bfloat16"),
         ("gopher", "huggingface", "float32", "no Hugging Face model type can express this configuration"),
         (
@@ -72,7 +77,7 @@ def test_an_engine_that_does_not_support_the_model_is_skipped(style, name, weigh
 def test_stored_weights_need_a_gguf_file(target):
     notes = []
     (_,) = open_engines(target, ["float32", "stored"], [], notes.append)
-    assert notes == ["skipped clearhead stored: it needs a .gguf file, which this model is not"]
+    assert notes == ["skipped clearhead stored: it needs a .gguf file, but this model has another format"]
 
 
 def test_a_format_that_fails_does_not_affect_the_others(target, monkeypatch):
@@ -96,7 +101,7 @@ def test_models_with_an_encoder_raise(style, tmp_path):
 
 def test_a_capacity_beyond_the_learned_positions_raises(tmp_path):
     target = BenchmarkTarget(toy_model("gpt2"), None, 193, tmp_path)
-    with pytest.raises(ClearheadError, match="prompt and new tokens are 193 together; this model reads 192 tokens"):
+    with pytest.raises(ClearheadError, match="new tokens have 193 tokens together; this model reads at most 192"):
         target.check()
     replace(target, capacity=192).check()
 

@@ -30,7 +30,7 @@ def test_the_error_names_a_missing_tensor(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: d.update(format=2), "has format 2; this version reads 1"),
+        (lambda d: d.update(format=2), "has format 2; this version of Clearhead reads format 1"),
         (lambda d: d.pop("format"), "has no 'format'"),
         (lambda d: d["model"].update(widht=3), "unknown key in model: 'widht'; did you mean 'width'"),
         (lambda d: d.update(model=None), "model must be a table"),

@@ -193,7 +193,8 @@ def test_convert(clearhead, folder, tmp_path, kind):
         (("generate", "SPEAKER", "x", "--top-p", "0"), "--top-p is 0"),
         (
             ("generate", "SPEAKER", "x", "--top-p", "0.9"),
-            "--top-p has no effect at --temperature 0, which takes the most likely token; to sample, use --temperature 1",
+            "--top-p has no effect at --temperature 0, which takes the most likely token; "
+            "to sample, use --temperature 1",
         ),
         (
             ("generate", "SPEAKER", "x", "--n", "2"),
@@ -452,7 +453,7 @@ def test_a_score_of_special_tokens_alone_is_refused(clearhead, text_generator, t
         "special_tokens": {name: {"id": name, "ids": [end["id"]], "tokens": [name]}},
     }
     (folder / "tokenizer.json").write_text(json.dumps(described), encoding="utf-8")
-    assert "nothing of this text is scored" in clearhead("score", folder, "a").stderr
+    assert "all tokens after the first are special tokens" in clearhead("score", folder, "a").stderr
 
 
 def test_embeddings_are_those_of_the_model(clearhead, text_generator):

@@ -154,7 +154,7 @@ def test_a_calibration_is_saved_and_loaded():
     save_calibration(MACHINE)
     assert load_calibration("cpu") == MACHINE
     assert find_device("cpu").peak("float32") == 1e11
-    with pytest.raises(ClearheadError, match="no peak in bfloat16 is known for cpu; use one of: float32"):
+    with pytest.raises(ClearheadError, match="the peak rate of cpu in bfloat16 is not known; use one of: float32"):
         find_device("cpu").peak("bfloat16")
 
 

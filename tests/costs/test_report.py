@@ -34,6 +34,11 @@ def run_command(*arguments):
     [
         (("llama-3.1-8b", "--phase", "decode", "--context", 128), ("8,030,261,248 parameters", "131,072 bytes")),
         (("deepseek-v3", "--phase", "decode", "--context", 2), ("KV cache: 70,272 bytes per token", "peak memory: ")),
+        (("gpt3-175b", "--device", "h100"), ("does not fit in memory with any batch at this context; use more GPUs",)),
+        (
+            ("llama-3.1-8b", "--context", 10**7, "--device", "h100"),
+            ("does not fit in memory", "; use context ", " or less"),
+        ),
         (("gpt2", "--tokens", "1e9", "--context", 64), ("PaLM: 6·P + 12·L·N·H·T", "1,000,000,000 tokens: 746.6 PFLOP")),
     ],
 )
@@ -152,12 +157,12 @@ def test_a_ring_of_gpus_sends_all_but_one_part():
         ({"dtype": "bf16"}, "unknown dtype 'bf16'"),
         ({"context": 2000}, "context 2000 exceeds the 1024 learned positions of this model; use 1024 or fewer"),
         ({"dtype": torch.float16}, "unknown dtype 'torch.float16'; did you mean 'float16'"),
-        ({"batch": 10**16}, "10,000,000,000,000,000 sequences of 1,024 tokens exceed the largest tensor"),
+        ({"batch": 10**16}, "10,000,000,000,000,000 sequences of 1,024 tokens need a tensor that is too large"),
         ({"batch": 0}, "batch is 0; it must be 1 or more"),
         ({"context": 0}, "context is 0; it must be 1 or more"),
-        ({"gpus": 2}, "ddp splits the batch: 1 sequences do not divide among 2 GPUs; use a batch that is a multiple"),
-        ({"gpus": 5, "parallel": "tp"}, "tensor parallelism splits heads: 12 do not divide among 5 GPUs"),
-        ({"gpus": 24, "parallel": "tp"}, "tensor parallelism splits heads: 12 do not divide among 24 GPUs"),
+        ({"gpus": 2}, "ddp cannot divide a batch of 1 sequences among 2 GPUs; use a batch that is a multiple"),
+        ({"gpus": 5, "parallel": "tp"}, "tensor parallelism cannot divide 12 heads among 5 GPUs"),
+        ({"gpus": 24, "parallel": "tp"}, "tensor parallelism cannot divide 12 heads among 24 GPUs"),
         ({"phase": "train", "quant": "int8"}, "quant 'int8' is for inference; leave it out"),
         ({"phase": "decode", "recompute": True}, "recompute has no effect in phase 'decode'; leave it out"),
         ({"source": 9}, "source is for an encoder-decoder; leave it out"),

@@ -286,7 +286,7 @@ def test_data_tables_survive_toml_and_dict_round_trips():
         (lambda: SyntheticData(task="cpy"), "did you mean 'copy'"),
         (
             lambda: SyntheticData(task="copy", min_length=9, max_length=3),
-            r"data\.min_length 9 is above data\.max_length 3",
+            r"data\.min_length is 9; it must not exceed data\.max_length, 3",
         ),
         (lambda: TextData(path="a", context=1, objective=SpanCorruption()), "a context of at least 2 tokens"),
         (lambda: SpanCorruption(sentinel="<x>"), "needs a sentinel that contains {}"),

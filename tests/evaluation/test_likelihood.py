@@ -135,7 +135,7 @@ def test_an_empty_context_is_replaced_by_a_start_token():
     assert encode_request("", "c", with_bos) == Request((with_bos.bos_id,), (99,))
     with pytest.raises(ClearheadError, match="this tokenizer has neither"):
         encode_request("", "c", byte_tokenizer(SpecialTokens(unknown="?!")))
-    with pytest.raises(ClearheadError, match="no tokens of its own"):
+    with pytest.raises(ClearheadError, match="adds no tokens to its context"):
         encode_request("ab", "", byte_tokenizer())
 
 

@@ -93,7 +93,7 @@ def test_unsupported_settings_are_rejected(name, setting):
     read(family, data)
     ((key, value),) = setting.items()
     setting_name = next(iter(value)) if isinstance(value, dict) else key
-    messages = {"n_head": "cannot be split among", "activation_function": "unknown activation"}
+    messages = {"n_head": "cannot be divided among", "activation_function": "unknown activation"}
     with pytest.raises(ClearheadError, match=messages.get(setting_name, setting_name)):
         read(family, data, **setting)
 

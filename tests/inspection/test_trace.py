@@ -395,7 +395,7 @@ WRONG = {
     "no cross-attention": lambda traced: traced.cross_attention(0),
     "unknown stack 'encoder'": lambda traced: traced.attention(0, stack="encoder"),
     "'trace.bin' has an unsupported extension; use .safetensors": lambda traced: traced.save("trace.bin"),
-    "there is no folder 'none'": lambda traced: traced.save("none/trace.safetensors"),
+    "the folder 'none' does not exist": lambda traced: traced.save("none/trace.safetensors"),
 }
 
 

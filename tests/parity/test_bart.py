@@ -171,8 +171,8 @@ def test_unsupported_settings_are_rejected(name, wrong):
         ({"d_model": 0}, "head_width is 0"),
         ({"decoder_layers": 0}, "a stack needs at least one layer"),
         ({"encoder_layers": 10**8}, "'encoder_layers' is 100000000"),
-        ({"encoder_attention_heads": 0}, "cannot be split among 0 heads"),
-        ({"encoder_attention_heads": 5}, "cannot be split among 5 heads"),
+        ({"encoder_attention_heads": 0}, "cannot be divided among 0 heads"),
+        ({"encoder_attention_heads": 5}, "cannot be divided among 5 heads"),
     ],
     ids=json.dumps,
 )

@@ -146,7 +146,7 @@ def test_tokens_added_by_the_settings_follow_those_of_the_model(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(
         f'{{"added_tokens_decoder": {added.replace(str(size + 1), "9999")}}}'
     )
-    with pytest.raises(ClearheadError, match="'<think>' cannot have the id 9999"):
+    with pytest.raises(ClearheadError, match="'<think>' has the id 9999, which does not follow the vocabulary"):
         load_tokenizer(tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_a_damaged_model_is_rejected_or_read(data):
     ("change", "message"),
     [
         ({"model_type": 3}, "of type word or char"),
-        ({"treat_whitespace_as_suffix": True}, "must write the space before a word as ▁"),
+        ({"treat_whitespace_as_suffix": True}, "does not write the space before a word as ▁"),
         ({"twice": True}, "occurs 2 times"),
         ({"empty": True}, "is empty"),
         ({"long": True}, "has 600 characters"),

@@ -44,7 +44,7 @@ def test_encodes_as_tiktoken_does(name, monkeypatch):
 
 def test_the_file_name_selects_the_encoding(tmp_path):
     (tmp_path / "r50k_base.tiktoken").write_bytes(rank_file({**RANKS, b"filler": 49_000}))
-    with pytest.raises(ClearheadError, match="but an id of 50256"):
+    with pytest.raises(ClearheadError, match="but its largest id is 50256"):
         load_tokenizer(tmp_path)  # its <|endoftext|> is far beyond these few ranks
     (tmp_path / "r50k_base.tiktoken").rename(tmp_path / "mine.tiktoken")
     with pytest.raises(ClearheadError, match=r"mine\.tiktoken cannot be loaded: unknown tiktoken encoding 'mine'"):

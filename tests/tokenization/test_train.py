@@ -92,7 +92,7 @@ def test_the_character_vocabulary_comes_from_all_texts():
         (("one text", "character"), "the texts are a single string"),
         ((TEXTS, "bpee", 300), "unknown kind of tokenizer 'bpee'; did you mean 'bpe'"),
         ((TEXTS, "bpe"), "a bpe tokenizer needs a vocab_size"),
-        ((TEXTS, "byte", 300), "a byte tokenizer accepts no vocab_size"),
+        ((TEXTS, "byte", 300), "a byte tokenizer; leave out vocab_size"),
         ((TEXTS, "bpe", 100), "vocab_size is 100; it must be 257 or more"),
         ((TEXTS, "bpe", 0), "vocab_size is 0; it must be from 1 to 4194304"),
         ((TEXTS, "bpe", 2**32), "vocab_size is 4294967296; it must be from 1 to"),

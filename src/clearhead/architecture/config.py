@@ -33,7 +33,10 @@ class Layer(CheckedConfig):
         super().__post_init__()
         cross = self.cross_attention
         if cross is not None:
-            require(self.placement != "parallel", "a layer with placement 'parallel' cannot have cross-attention")
+            require(
+                self.placement != "parallel",
+                "placement 'parallel' does not support cross-attention; use 'pre', 'post' or 'sandwich'",
+            )
             require(
                 isinstance(cross.position, NoPosition) and isinstance(cross.pattern, Bidirectional),
                 "cross-attention must have position NoPosition and pattern Bidirectional",

@@ -37,7 +37,10 @@ def print_speeds(results: Sequence[SpeedResult], num_tokens: int, console: Conso
         f"reads {bandwidth:,.1f} GB/s in PyTorch's matrix-vector product."
     )
     if decodes:
-        explanation += " Same tokens: equal to Clearhead's with the same weights, up to the first that differs."
+        explanation += (
+            " MB/token: weights and cache that a token reads. Of bandwidth: their rate as a share of these GB/s. Same "
+            "tokens: equal to Clearhead's with the same weights, up to the first that differs."
+        )
     console.print(explanation)
 
 

@@ -56,7 +56,8 @@ class BenchmarkTarget:
         positions = config.decoder.embedding.positions
         if isinstance(positions, LearnedPositions) and self.capacity > positions.num_positions:
             raise ClearheadError(
-                f"prompt and new tokens are {self.capacity} together; this model reads {positions.num_positions} tokens"
+                f"the prompt and the new tokens have {self.capacity} tokens together; this model reads at most "
+                f"{positions.num_positions}"
             )
 
     def prompt(self, length: int) -> list[int]:
@@ -70,7 +71,7 @@ class BenchmarkTarget:
     def gguf_file(self) -> Path:
         """Return the .gguf file of the model. Raise ClearheadError if there is none."""
         if self.path is None or self.path.suffix != ".gguf":
-            raise ClearheadError("it needs a .gguf file, which this model is not")
+            raise ClearheadError("it needs a .gguf file, but this model has another format")
         return self.path
 
     def huggingface_folder(self) -> Path:
@@ -108,4 +109,4 @@ def import_package(module: str, package: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise ClearheadError(f"it is not installed; pip install {package}") from None
+        raise ClearheadError(f"it is not installed; run: pip install {package}") from None

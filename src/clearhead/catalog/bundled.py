@@ -31,9 +31,7 @@ class BundledModel:
 BUNDLED_MODELS = {
     model.name: model
     for model in (
-        BundledModel(name="capitals", description="`<U> I am` to `I AM`, `<L> I am` to `i am`, letter by letter"),
-        BundledModel(
-            name="g2p", description="an English word in lower case to its pronunciation in IPA, trained on CMUdict"
-        ),
+        BundledModel(name="capitals", description="turns `<U> I am` into `I AM` and `<L> I am` into `i am`"),
+        BundledModel(name="g2p", description="turns an English word in lower case into its pronunciation in IPA"),
     )
 }

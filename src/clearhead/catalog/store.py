@@ -106,7 +106,7 @@ def _download(package: Package, work: Path, report: Progress) -> Path:
             requirement = f"{package.distribution}@{package.version}"
             run_client(package, [*command, "--cache", str(work / "npm-cache"), requirement], work, report)
     if not archive.is_file():
-        raise _download_error(package, f"{package.archive} was not delivered")
+        raise _download_error(package, f"{package.archive} was not downloaded")
     with archive.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     _check_digest(package, package.archive, digest, package.archive_sha256)
@@ -125,7 +125,7 @@ def _pip(package: Package) -> list[str]:
 def _npm(package: Package) -> str:
     client = shutil.which("npm")
     if client is None:
-        raise DownloadError(f"fetching {package.name!r} needs npm, which is part of Node.js and is not installed")
+        raise DownloadError(f"fetching {package.name!r} needs npm, which is not installed; install Node.js")
     return client
 
 

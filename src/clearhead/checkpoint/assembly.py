@@ -49,7 +49,9 @@ def assemble_network(
     """
     num_layers = sum(len(stack.layers) for stack in (config.encoder, config.decoder) if stack is not None)
     if num_layers > len(tensors):  # checked first, because a layer takes 50 kB even on the meta device
-        raise ClearheadError(f"{where} holds {len(tensors)} tensors, too few for the {num_layers} layers of the config")
+        raise ClearheadError(
+            f"{where} holds {len(tensors)} tensors, too few for the {num_layers} layers of the config; it is incomplete"
+        )
     network = _build_empty_network(config, where)
     own_names = list(stored_tensors(network))
     entries = expand_table(naming.table or {name: name for name in own_names}, config, set(own_names))
@@ -78,7 +80,7 @@ def _build_empty_network(config: ModelConfig, where: str) -> Transformer:
         with torch.device("meta"):
             return Transformer(config)
     except RuntimeError as error:  # a product of sizes that exceeds what a tensor can have
-        raise ClearheadError(f"{where}: a model of these sizes is impossible: {error}") from None
+        raise ClearheadError(f"{where}: a model of these sizes cannot be created: {error}") from None
 
 
 def _token_table_dtype(
@@ -131,7 +133,7 @@ def check_names(
     """
     missing = sorted(expected - stored)
     if missing:
-        raise ClearheadError(f"{where} lacks {_list_tensors(missing)}")
+        raise ClearheadError(f"{where} lacks {_list_tensors(missing)}; it is incomplete or has another architecture")
     patterns, originals = [re.compile(pattern) for pattern in ignored], duplicates or {}
     unexpected = [
         name
@@ -157,4 +159,4 @@ def _check_duplicate(
     assert isinstance(tensor, Tensor)
     assert isinstance(original, Tensor)
     if not torch.equal(tensor, original):
-        raise ClearheadError(f"{where}: {name} differs from {original_name}, though the config says they are shared")
+        raise ClearheadError(f"{where}: {name} differs from {original_name}, but the config says that they are shared")

@@ -75,7 +75,7 @@ def _explain_quantization(settings: Settings) -> Iterator[None]:
         if method is None:
             raise
         raise ClearheadError(
-            f"{error}; config.json says that the weights are quantised ({method}), which is not supported: "
+            f"{error}; config.json says that the weights are quantized ({method}), which is not supported: "
             "use a version of the model with full weights, or a .gguf file"
         ) from None
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from clearhead.catalog import find_installed, model_names
 from clearhead.checkpoint.huggingface import CONFIG_FILE, INDEX_FILE
+from clearhead.checkpoint.replacement import restore_previous
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import presets
 from clearhead.home import expand_user
@@ -24,6 +25,7 @@ def resolve_path(model: str | Path, *, config_only: bool = False) -> Path:
     With `config_only`, only the files that `read_config` needs are fetched from the hub.
     """
     path, name = expand_user(model), str(model)
+    restore_previous(path.absolute())
     if path.exists():
         return path
     if name.lower() in model_names():
@@ -35,10 +37,11 @@ def resolve_path(model: str | Path, *, config_only: bool = False) -> Path:
         return fetch_from_hub(name, _CONFIG_PATTERNS if config_only else _MODEL_PATTERNS)
     if name in presets():
         raise ClearheadError(
-            f"{name} is a preset, an architecture without weights; it can be shown or created, not loaded"
+            f"{name} is a preset, an architecture without weights; it can be shown, or created with random weights, "
+            "but not loaded"
         )
     if len(path.parts) > 1 or path.suffix in (".gguf", ".bin", ".safetensors", ".json"):
-        raise ClearheadError(f"{name} does not exist")
+        raise ClearheadError(f"{name} does not exist; check the path")
     suggestions = model_names() | set(presets() if config_only else ())
     raise unknown_name("model", name, suggestions, _WHERE_MODELS_ARE_LISTED)
 
@@ -51,13 +54,13 @@ def fetch_from_hub(hub_id: str, patterns: tuple[str, ...]) -> Path:
     except ImportError:
         raise ClearheadError(
             f"{hub_id} is neither a path nor the name of a model; "
-            'to load it from the Hugging Face hub: pip install "clearhead[hub]"'
+            'to load it from the Hugging Face Hub, run: pip install "clearhead[hub]"'
         ) from None
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=list(_IGNORED_PATTERNS)))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ClearheadError(
-            f"{hub_id} does not exist here and could not be fetched from the hub ({reason}); "
+            f"{hub_id} does not exist here and could not be fetched from the Hugging Face Hub ({reason}); "
             "download it on a machine with network access and give the path of its folder"
         ) from None

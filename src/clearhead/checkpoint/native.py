@@ -69,7 +69,9 @@ def read_description(folder: Path) -> Settings:
     description = Settings(read_json(folder / DESCRIPTION_FILE), str(folder / DESCRIPTION_FILE))
     version = description.integer("format")
     if version != _FORMAT_VERSION:
-        raise ClearheadError(f"{description.where} has format {version}; this version reads {_FORMAT_VERSION}")
+        raise ClearheadError(
+            f"{description.where} has format {version}; this version of Clearhead reads format {_FORMAT_VERSION}"
+        )
     return description
 
 

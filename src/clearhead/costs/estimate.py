@@ -106,7 +106,7 @@ def check_size(workload: Workload) -> None:
     num_elements = workload.batch * length * max(config.vocab_size, num_heads * length)
     if num_elements * workload.bytes_per_activation > _MAX_TENSOR_BYTES:
         sizes = f"{workload.batch:,} sequences of {length:,} tokens"
-        raise ClearheadError(f"{sizes} exceed the largest tensor that can be addressed; use fewer")
+        raise ClearheadError(f"{sizes} need a tensor that is too large to be addressed; lower batch or context")
 
 
 def _make_report(workload: Workload, device: Device | None, training_tokens: int | None) -> Report:

@@ -170,7 +170,7 @@ def _print_training(report: Report, console: Console) -> None:
     if report.training_flops is not None and report.training_tokens is not None:
         console.print(
             f"training on {report.training_tokens:,} tokens: {format_amount(report.training_flops, 'FLOP')}, "
-            f"6 per token and each of {report.active_parameters:,} parameters"
+            f"6 per token and active parameter, of which there are {report.active_parameters:,}"
         )
 
 
@@ -194,6 +194,10 @@ def _print_bound(bound: Bound, workload: Workload, console: Console) -> None:
     else:
         console.print(f"predicted from measured rates: {format_seconds(bound.predicted_seconds)}, {rate}")
     length = "source" if workload.encodes_source else "context"
+    if bound.largest_batch == 0:
+        advice = f"use {length} {bound.largest_context:,} or less" if bound.largest_context else "use more GPUs with tp"
+        console.print(f"does not fit in memory with any batch at this {length}; {advice}")
+        return
     console.print(
         f"fits in memory: batch {bound.largest_batch:,} at this {length}, or {length} {bound.largest_context:,} "
         "at this batch"

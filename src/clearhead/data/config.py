@@ -154,7 +154,7 @@ class SyntheticData(CheckedConfig):
         super().__post_init__()
         require(
             self.min_length <= self.max_length,
-            f"data.min_length {self.min_length} is above data.max_length {self.max_length}; lower it",
+            f"data.min_length is {self.min_length}; it must not exceed data.max_length, {self.max_length}",
         )
 
 

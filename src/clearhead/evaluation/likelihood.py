@@ -76,7 +76,7 @@ def encode_request(context: str, continuation: str, tokenizer: Tokenizer) -> Req
     context_ids = tokenizer.encode(context.rstrip())
     continuation_ids = tokenizer.encode(context + continuation)[len(context_ids) :]
     if not continuation_ids:
-        raise ClearheadError(f"the continuation {continuation!r} has no tokens of its own")
+        raise ClearheadError(f"the continuation {continuation!r} adds no tokens to its context; give a longer one")
     return Request(tuple(context_ids) or (start_token(tokenizer),), tuple(continuation_ids))
 
 

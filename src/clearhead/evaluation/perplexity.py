@@ -103,5 +103,7 @@ def _count_scored_bytes(text: str, ids: Sequence[int], windows: Sequence[Window]
             previous_id = ids[position - 1] if position else None
             num_bytes -= len(tokenizer.token_bytes(token, previous_id=previous_id))
     if num_bytes == 0:
-        raise ClearheadError("nothing of this text is scored: all tokens after the first are special tokens")
+        raise ClearheadError(
+            "all tokens after the first are special tokens, which are not scored; give a text with other tokens"
+        )
     return num_bytes

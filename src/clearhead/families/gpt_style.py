@@ -17,7 +17,9 @@ def multi_head_attention(
 ) -> GroupedAttention:
     """Return attention whose heads divide the width among them; `options` go to GroupedAttention."""
     if num_heads < 1 or width % num_heads:
-        raise ClearheadError(f"the width {width} cannot be split among {num_heads} heads; it must be a multiple")
+        raise ClearheadError(
+            f"the width {width} cannot be divided among {num_heads} heads; use a number that divides it"
+        )
     return GroupedAttention(
         num_heads=num_heads,
         num_kv_heads=num_heads,

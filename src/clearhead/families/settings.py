@@ -74,7 +74,7 @@ class Settings:
         try:
             return float(value)
         except OverflowError:
-            raise ClearheadError(f"{self.where}: {name!r} is too large a number") from None
+            raise ClearheadError(f"{self.where}: {name!r} is too large; it must fit in a 64-bit float") from None
 
     def boolean(self, name: str, default: bool) -> bool:
         """Return true or false."""

@@ -48,7 +48,9 @@ def _encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
         characters = dict.fromkeys(text)
         missing = [each for each in characters if unknown in tokenizer.encode(each, add_special_tokens=False)]
         if missing and tokenizer.special_ids.issuperset(ids):
-            raise ClearheadError(f"this model has no token for any character of {text[:40]!r}; give it other text")
+            raise ClearheadError(
+                f"this model has no token for any character of {text[:40]!r}; give it a text with other characters"
+            )
         if missing:
             names = ", ".join(map(repr, missing[:_MAX_CHARACTERS_LISTED]))
             names += ", …" * (len(missing) > _MAX_CHARACTERS_LISTED)

@@ -51,8 +51,8 @@ def check_finite(logits: Tensor, tokens: Tensor) -> None:
     """
     if not math.isfinite(logits.gather(1, tokens[:, None]).sum()):
         raise ClearheadError(
-            "the network's logits are not finite; its weights are damaged or its dtype is too narrow for them, and "
-            "float32 is wide enough"
+            "the network's logits are not finite, because its weights are damaged or its dtype is too narrow for them; "
+            "load the model in float32"
         )
 
 

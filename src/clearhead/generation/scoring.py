@@ -51,7 +51,9 @@ def score(network: Transformer, ids: Sequence[int], chunk: int = _CHUNK) -> Scor
     """Return the log-probability of every token after the first, reading `chunk` tokens at a time."""
     check_tokens(ids, network.config.output_stack)
     if len(ids) < 2:
-        raise ClearheadError("a text of fewer than two tokens cannot be scored, since the first one has no score")
+        raise ClearheadError(
+            "a text of fewer than two tokens cannot be scored, since the first token has no score; give a longer text"
+        )
     if rotation_depends_on_length(network.config.output_stack):
         chunk = len(ids)
     tokens = torch.tensor([list(ids)], device=network.device)

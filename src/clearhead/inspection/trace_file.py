@@ -104,7 +104,7 @@ class _TraceReader:
             raise ClearheadError(f"there is no file {path}")
         try:
             with safe_open(path, framework="pt", device=device) as file:
-                metadata = parse_json((file.metadata() or {}).get(_METADATA_KEY, "null"))
+                metadata = parse_json((file.metadata() or {}).get(_METADATA_KEY, "null"), "its metadata is ")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, ValueError) as error:
             raise ClearheadError(f"{path} is not a saved trace: {error}") from None

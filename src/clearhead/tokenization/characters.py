@@ -38,7 +38,9 @@ def character_tokenizer(characters: Iterable[str], special: SpecialTokens | None
         raise ClearheadError("a character tokenizer needs an unknown token for characters it has not seen")
     sorted_characters = sorted(set(characters))
     if any(len(character) != 1 for character in sorted_characters):
-        raise ClearheadError("a character tokenizer needs single characters, and one of these is longer or empty")
+        raise ClearheadError(
+            "each token of a character tokenizer must be a single character; one of these is longer or empty"
+        )
     vocabulary = _assign_ids([*sorted_characters, *special.present()])
     # The library rejects unpaired surrogates.
     with convert_library_errors("the characters cannot form a vocabulary"):
@@ -51,5 +53,5 @@ def character_tokenizer(characters: Iterable[str], special: SpecialTokens | None
 def _assign_ids(tokens: list[str]) -> dict[str, int]:
     ids = {token: token_id for token_id, token in enumerate(tokens)}
     if len(ids) < len(tokens):
-        raise ClearheadError("a special token is also a character of the vocabulary")
+        raise ClearheadError("a special token is also a character of the vocabulary; choose another special token")
     return ids

@@ -70,7 +70,9 @@ class LibraryTokenizer:
         normalizer: TextNormalizer | None = None,
     ) -> None:
         if isinstance(library.decoder, decoders.CTC):
-            raise ClearheadError("the tokenizer has a CTC decoder, which is for speech and not for text")
+            raise ClearheadError(
+                "the tokenizer has a CTC decoder, which is for speech; only tokenizers of text are supported"
+            )
         mark_special(library, special.present())
         # A file may ask for truncation or padding; here a text is always encoded in full.
         library.no_truncation()
@@ -192,7 +194,9 @@ def _vocab_size(library: tokenizers.Tokenizer) -> int:
     size = 1 + max(ids, default=-1)
     # Real vocabularies have few unused ids; a model's tables will be as large as the largest id.
     if size > 2 * len(ids) + 1024:
-        raise ClearheadError(f"the vocabulary has {len(ids)} tokens, but an id of {size - 1}: too many are unused")
+        raise ClearheadError(
+            f"the vocabulary has {len(ids)} tokens, but its largest id is {size - 1}; too many ids are unused"
+        )
     return size
 
 

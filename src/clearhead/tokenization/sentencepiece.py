@@ -108,7 +108,9 @@ def build_sentencepiece_tokenizer(
     for token_id, token in (added or {}).items():
         library.add_tokens([token])
         if library.token_to_id(token.content) != token_id:
-            raise ClearheadError(f"the added token {token.content!r} cannot have the id {token_id}")
+            raise ClearheadError(
+                f"the added token {token.content!r} has the id {token_id}, which does not follow the vocabulary"
+            )
     set_framing_tokens(library, special.bos if adds_bos else None, special.eos if adds_eos else None)
     return LibraryTokenizer(library, special, chat_template, _exact_normalizer(vocabulary))
 

@@ -31,7 +31,7 @@ def read_sentencepiece_model(content: bytes) -> tuple[SentencePieceVocabulary, S
     if algorithm is None:
         raise ClearheadError("the SentencePiece model is of type word or char; only unigram and bpe are supported")
     if _integer(trainer, 24, default=0) or not _integer(normalizer, 5, default=1):
-        raise ClearheadError("the SentencePiece model must write the space before a word as ▁, and it does not")
+        raise ClearheadError("the SentencePiece model does not write the space before a word as ▁, which is required")
     vocabulary = SentencePieceVocabulary(
         pieces=pieces,
         algorithm=algorithm,

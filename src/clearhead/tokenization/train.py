@@ -59,7 +59,7 @@ def train_tokenizer(
     if kind in ("byte", "character"):
         if vocab_size is not None or extra_tokens:
             raise ClearheadError(
-                f"a {kind} tokenizer accepts no vocab_size and no extra tokens; its {kind}s determine the vocabulary"
+                f"the {kind}s determine the vocabulary of a {kind} tokenizer; leave out vocab_size and extra tokens"
             )
         return byte_tokenizer(special) if kind == "byte" else character_tokenizer(chain.from_iterable(texts), special)
     if vocab_size is None:

@@ -24,7 +24,7 @@ from clearhead.cache import (
 from clearhead.generation import prefill
 from clearhead.model import EncoderOutput
 from clearhead.verification.case import VerificationCase, list_lengths
-from clearhead.verification.results import CheckSkipped, Comparison, LogitPair
+from clearhead.verification.results import CheckSkipped, LogitComparison, LogitPair
 
 _MAX_STEPS = 32  # tokens read one by one
 _NUM_OTHER_TOKENS = 5  # tokens read that do not belong to the text
@@ -33,7 +33,7 @@ _PREFILL_CHUNKS = (5, 16, 40)
 _PAGE_SIZE = 16
 
 
-def token_by_token(case: VerificationCase) -> Comparison:
+def token_by_token(case: VerificationCase) -> LogitComparison:
     """Check a text continued token by token, and a short one read token by token from the start."""
     num_steps = min(_MAX_STEPS, len(case.sequences[0]) // 2)
     start = len(case.sequences[0]) - num_steps
@@ -42,10 +42,10 @@ def token_by_token(case: VerificationCase) -> Comparison:
     continued = _read_chunks(case, _new_cache(case), case.tokens(), cross_attention(case), chunks)
     from_start = _read_chunks(case, _new_cache(case), case.tokens(last), cross_attention(case, last), [1])
     pairs = [(continued, case.expected[0]), (from_start, case.expected[last])]
-    return Comparison(pairs, f"{num_steps} single tokens after {start}")
+    return LogitComparison(pairs, f"{num_steps} single tokens after the first {start}")
 
 
-def chunked_prefill(case: VerificationCase) -> Comparison:
+def chunked_prefill(case: VerificationCase) -> LogitComparison:
     """Check one sequence at all its tokens, and a batch of different lengths, as decoding prefills it, at the last."""
     pairs = []
     for size in _PREFILL_CHUNKS:
@@ -54,18 +54,18 @@ def chunked_prefill(case: VerificationCase) -> Comparison:
         prompts = [list(sequence) for sequence in case.sequences]
         last_logits = prefill(case.network, prompts, _new_cache(case), cross_attention(case, None), chunk=size)
         pairs += [(last_logits[index], expected[0, -1]) for index, expected in enumerate(case.expected)]
-    return Comparison(pairs, f"chunks of {', '.join(map(str, _PREFILL_CHUNKS))} tokens")
+    return LogitComparison(pairs, f"chunks of {', '.join(map(str, _PREFILL_CHUNKS))} tokens")
 
 
-def contiguous_cache(case: VerificationCase) -> Comparison:
+def contiguous_cache(case: VerificationCase) -> LogitComparison:
     """Check contiguous stores in every layer; in layers with a window, only the mask excludes earlier tokens then."""
     num_layers = len(case.config.output_stack.layers)
     cache = _new_cache(case, stores=[ContiguousStore() for _ in range(num_layers)])
     logits = _read_chunks(case, cache, case.tokens(), cross_attention(case))
-    return Comparison([(logits, case.expected[0])], f"{len(case.sequences[0])} tokens in uneven chunks")
+    return LogitComparison([(logits, case.expected[0])], f"{len(case.sequences[0])} tokens in uneven chunks")
 
 
-def sliding_window_cache(case: VerificationCase) -> Comparison:
+def sliding_window_cache(case: VerificationCase) -> LogitComparison:
     """Check stores that keep only a window of tokens, with a text that is longer than the window."""
     if case.config.decoder is None or case.window is None:
         raise CheckSkipped("no layer has a sliding window")
@@ -83,10 +83,10 @@ def sliding_window_cache(case: VerificationCase) -> Comparison:
         )
         for slack, chunks in ((0, single_tokens), (0, _UNEVEN_CHUNKS), (16, _UNEVEN_CHUNKS))
     ]
-    return Comparison(pairs, f"{length} tokens, windows of up to {case.window}")
+    return LogitComparison(pairs, f"{length} tokens, windows of up to {case.window}")
 
 
-def paged_cache(case: VerificationCase) -> Comparison:
+def paged_cache(case: VerificationCase) -> LogitComparison:
     """Check sequences of different lengths, a fork of the first, and the first one again on pages it shares."""
     require_decoder(case)
     pool = PagePool(sum(len(sequence) // _PAGE_SIZE + 4 for sequence in case.sequences), _PAGE_SIZE)
@@ -106,7 +106,7 @@ def paged_cache(case: VerificationCase) -> Comparison:
     new_tokens = case.tokens()[:, num_shared:]
     logits = _read_chunks(case, PagedCache(storage, [table]), new_tokens, cross_attention(case))
     pairs.append((logits, case.expected[0][:, num_shared:]))
-    return Comparison(pairs, f"pages of {_PAGE_SIZE} tokens, {num_shared} tokens shared")
+    return LogitComparison(pairs, f"pages of {_PAGE_SIZE} tokens, {num_shared} tokens shared")
 
 
 def _forked_pages(case: VerificationCase, storage: PageStorage, table: PageTable) -> LogitPair:
@@ -120,7 +120,7 @@ def _forked_pages(case: VerificationCase, storage: PageStorage, table: PageTable
     return logits, expected[:, -_NUM_OTHER_TOKENS:]
 
 
-def forked_cache(case: VerificationCase) -> Comparison:
+def forked_cache(case: VerificationCase) -> LogitComparison:
     """Check that a fork and its original can be continued with different texts."""
     encoder_output = cross_attention(case)
     prompt, rest, cache = _start_cache(case)
@@ -129,10 +129,10 @@ def forked_cache(case: VerificationCase) -> Comparison:
     original_logits = _read_chunks(case, cache, rest, encoder_output)
     expected = case.compute_logits(torch.cat((prompt, other), dim=1), encoder_output=case.encoder_output())
     pairs = [(fork_logits, expected[:, start:]), (original_logits, case.expected[0][:, start:])]
-    return Comparison(pairs, f"two continuations of {start} tokens")
+    return LogitComparison(pairs, f"two continuations of {start} tokens")
 
 
-def truncated_cache(case: VerificationCase) -> Comparison:
+def truncated_cache(case: VerificationCase) -> LogitComparison:
     """Read other tokens and remove them, twice, so that they are overwritten too; then continue the text."""
     encoder_output = cross_attention(case)
     prompt, rest, cache = _start_cache(case)
@@ -141,10 +141,10 @@ def truncated_cache(case: VerificationCase) -> Comparison:
         cache.truncate(prompt.shape[1])
     logits = _read_chunks(case, cache, rest, encoder_output)
     expected = case.expected[0][:, prompt.shape[1] :]
-    return Comparison([(logits, expected)], f"{_NUM_OTHER_TOKENS} tokens removed, twice")
+    return LogitComparison([(logits, expected)], f"{_NUM_OTHER_TOKENS} tokens removed, twice")
 
 
-def saved_cache(case: VerificationCase) -> Comparison:
+def saved_cache(case: VerificationCase) -> LogitComparison:
     """Save a cache to a file, load it and continue the text."""
     prompt, rest, cache = _start_cache(case)
     with TemporaryDirectory() as folder:
@@ -153,10 +153,10 @@ def saved_cache(case: VerificationCase) -> Comparison:
         num_bytes = path.stat().st_size
         loaded = KeyValueCache.load(path, case.config, case.device)
     logits = _read_chunks(case, loaded, rest, cross_attention(case))
-    return Comparison([(logits, case.expected[0][:, prompt.shape[1] :])], f"{num_bytes:,} bytes on disk")
+    return LogitComparison([(logits, case.expected[0][:, prompt.shape[1] :])], f"{num_bytes:,} bytes on disk")
 
 
-def reordered_cache(case: VerificationCase) -> Comparison:
+def reordered_cache(case: VerificationCase) -> LogitComparison:
     """Select, reorder and repeat sequences of a padded batch, as decoding does when some of them end."""
     prompts = [sequence[:-_NUM_OTHER_TOKENS] for sequence in case.sequences]
     cache, encoder_output, order = _new_cache(case), cross_attention(case, None), [2, 0, 0]
@@ -166,7 +166,7 @@ def reordered_cache(case: VerificationCase) -> Comparison:
     selected_output = None if encoder_output is None else encoder_output.select(indices)
     logits = _read_chunks(case, cache.select(indices), rest, selected_output)
     pairs = [(logits[i], case.expected[index][0, -_NUM_OTHER_TOKENS:]) for i, index in enumerate(order)]
-    return Comparison(pairs, f"sequences 2, 0 and 0 of a batch of {list_lengths(prompts)} tokens")
+    return LogitComparison(pairs, f"sequences 2, 0 and 0 of a batch of {list_lengths(prompts)} tokens")
 
 
 # --- helpers

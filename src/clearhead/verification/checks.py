@@ -19,7 +19,7 @@ CHECKS: Mapping[str, Check] = {
     "left padding == no padding": forward_checks.left_padding,
     "right padding == no padding": forward_checks.right_padding,
     "fused attention == reference attention": forward_checks.fused_attention_kernel,
-    "absorbed latent attention == expanded": forward_checks.absorbed_latent_attention,
+    "absorbed latent attention == unfolded": forward_checks.absorbed_latent_attention,
     "precomputed cross-attention == computed": forward_checks.precomputed_cross_attention,
     "cached decoding == full forward": cache_checks.token_by_token,
     "contiguous cache == full forward": cache_checks.contiguous_cache,
@@ -44,7 +44,7 @@ CHECKS: Mapping[str, Check] = {
 def verify(
     model: Model, *, length: int | None = None, num_new_tokens: int | None = None, compiles: bool = False
 ) -> Iterator[CheckResult]:
-    """Run all checks in the dtype of the model, of which float32 is the most telling; yield one result after another.
+    """Run all checks in the dtype of the model and yield one result after another; 16-bit dtypes hide small errors.
 
     length: number of tokens of the longest text; None takes enough to exceed sliding windows. num_new_tokens: number
     of tokens that each decoding loop generates; None takes 256, or 32 for a large model. compiles: also check

@@ -34,6 +34,7 @@ def print_results(results: Sequence[CheckResult], model: Model, console: Console
     dtype = network_dtype(model.network)
     tolerance = f"{TOLERANCES[dtype]:g}"
     console.print(
-        f"{summary}, in {str(dtype).removeprefix('torch.')}. The difference is the largest between two logits. The "
-        f"tolerance is {tolerance} times the logit of the most likely token, and at least {tolerance}."
+        f"{summary}, in {str(dtype).removeprefix('torch.')}. The difference is the largest absolute difference "
+        f"between two logits. The tolerance is {tolerance} times the logit of the most likely token, and at least "
+        f"{tolerance}; for packed weights, both are relative errors."
     )

@@ -106,7 +106,9 @@ def compile_library(path: Path) -> None:
     """Compile the kernels to `path` and delete older builds; raise ClearheadError if there is no working compiler."""
     compiler = shlex.split(os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++") or "")
     if not compiler:
-        raise ClearheadError("the CPU kernels need a C++ compiler, and none was found; install g++ or use fast=False")
+        raise ClearheadError(
+            "the CPU kernels need a C++ compiler, and none was found; install g++, or load the model without fast"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -120,7 +120,8 @@ class GraphDecoder:
         length = cache.length + tokens.shape[1]
         if length >= self.capacity:
             raise ClearheadError(
-                f"the sequence has {length} tokens and needs room for one more, but this decoder holds {self.capacity}"
+                f"the sequence has {length} tokens, but this decoder has a capacity of {self.capacity} including the "
+                "next one; create it with a larger capacity"
             )
         for chunk in tokens.split(chunk_size or tokens.shape[1], dim=1):
             hidden = forward_hidden(self.network, chunk, cache, absorb=False)

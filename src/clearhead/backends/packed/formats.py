@@ -110,7 +110,7 @@ def _empty_packed_weight(num_rows: int, columns: int, bits: Bits, device: torch.
 
 def _pack_rows(weight: Tensor, bits: Bits) -> PackedWeight:
     if not weight.isfinite().all():
-        raise ClearheadError("a weight is NaN or infinite and cannot be quantised; the checkpoint is damaged")
+        raise ClearheadError("a weight is NaN or infinite and cannot be quantized; the checkpoint is damaged")
     groups = functional.pad(weight.float(), (0, -weight.shape[1] % (2 * _GROUP_SIZE))).unflatten(-1, (-1, _GROUP_SIZE))
     if bits == "int8":
         scales = _to_float16(groups.abs().amax(dim=-1) / 127)
@@ -130,7 +130,9 @@ def _pack_nibbles(quants: Tensor) -> Tensor:
 
 def _to_float16(scales: Tensor) -> Tensor:
     if scales.abs().max() > torch.finfo(torch.float16).max:
-        raise ClearheadError("the weights are too large to be quantised: a scale exceeds the range of float16")
+        raise ClearheadError(
+            "the weights are too large to be quantized, because a scale exceeds the range of float16; use full weights"
+        )
     return scales.to(torch.float16)
 
 

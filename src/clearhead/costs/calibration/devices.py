@@ -28,7 +28,7 @@ class Device:
         """Return the peak FLOPs per second in a precision. Raise ClearheadError if it is not known."""
         if dtype not in self.flops_per_second:
             raise ClearheadError(
-                f"no peak in {dtype} is known for {self.name}; use one of: {', '.join(self.flops_per_second)}"
+                f"the peak rate of {self.name} in {dtype} is not known; use one of: {', '.join(self.flops_per_second)}"
             )
         return self.flops_per_second[dtype]
 

@@ -59,7 +59,6 @@ def shard_feed_forward(config: FeedForward, num_gpus: int) -> FeedForward:
 def divide(count: int, num_gpus: int, what: str) -> int:
     require(
         count % num_gpus == 0,
-        f"tensor parallelism splits {what}: {count} do not divide among {num_gpus} GPUs; "
-        "use a number of GPUs that divides them",
+        f"tensor parallelism cannot divide {count} {what} among {num_gpus} GPUs; use a number that divides them",
     )
     return count // num_gpus

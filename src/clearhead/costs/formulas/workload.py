@@ -95,7 +95,7 @@ class Workload:
             shard_config(self.config, self.gpus)  # raises if heads or columns do not divide
         elif self.batch % self.gpus:
             raise ClearheadError(
-                f"{self.parallel} splits the batch: {self.batch} sequences do not divide among {self.gpus} GPUs; "
+                f"{self.parallel} cannot divide a batch of {self.batch} sequences among {self.gpus} GPUs; "
                 f"use a batch that is a multiple of {self.gpus}"
             )
 
