@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 if not any(Path("/dev").glob("nvidia[0-9]*")):
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: its own functions look at it too
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported, which reads it
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from clearhead.errors import ClearheadError
 
 
 def pytest_configure() -> None:
-    torch.set_num_threads(1)  # one worker for each core: more threads only wait for each other
+    torch.set_num_threads(1)  # pytest-xdist starts one worker per core, so more threads would only compete
 
 
 def installed(name: str) -> Path:
@@ -33,7 +33,7 @@ def smollm2_gguf() -> Path:
 
 @pytest.fixture(scope="session")
 def stories15m() -> Path:
-    """The file stories15M.bin; its tokenizer.bin lies beside it."""
+    """The file stories15M.bin; tokenizer.bin is in the same folder."""
     return installed("stories15m")
 
 
@@ -56,7 +56,7 @@ def generator() -> torch.Generator:
 
 @pytest.fixture(scope="session")
 def kernels() -> None:
-    """The processor's kernels, built where they are not yet."""
+    """The CPU kernels, compiled if necessary."""
     try:
         cpu.load_kernel_library(build=True)
     except ClearheadError as error:

@@ -1,10 +1,11 @@
-"""Try the first hour of a new user: run every command and snippet of the README and the docs from a bare clone.
+"""Run every command and snippet of the README and the docs from a bare clone.
 
     python -m tests.first_hour.run                # clone, `make demo`, then all pages, in order
     python -m tests.first_hour.run --here         # use this checkout and its .venv, and skip `make demo`
 
 Commands run in a pseudo-terminal, in the order of the pages and in one working folder, so that a page may use a file
-that an earlier line made. The script prints the time and the exit code of each command, and exits with 1 if one failed.
+that an earlier command wrote. The script prints the time and the exit code of each command, and exits with 1 if one
+failed.
 """
 
 import argparse
@@ -29,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/training.md", "docs/evaluation.md", "docs/cost.md")
 BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 ROWS, COLUMNS = 30, 100
-LONGEST_SECONDS = 600  # of one command
-TYPED = {"clearhead chat": "Hello\n\x04"}  # what a user types into an interactive command; Ctrl-D leaves it
+TIMEOUT_SECONDS = 600  # per command
+INPUT = {"clearhead chat": "Hello\n\x04"}  # input of interactive commands; Ctrl-D exits
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command did."""
+    """The result of a command."""
 
     step: Step
     seconds: float
@@ -73,9 +74,9 @@ def run(step: Step, folder: Path, environment: dict[str, str]) -> Outcome:
         os.chdir(folder)
         os.execvpe("bash", ["bash", "-c", step.command], environment)
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    typed = next((text for start, text in TYPED.items() if step.command.startswith(start)), "")
+    typed = next((text for start, text in INPUT.items() if step.command.startswith(start)), "")
     output = b""
-    while time.monotonic() - started < LONGEST_SECONDS:
+    while time.monotonic() - started < TIMEOUT_SECONDS:
         ready, _, _ = select.select([terminal], [], [], 1.0)
         try:
             chunk = os.read(terminal, 65536) if ready else b""
@@ -84,7 +85,7 @@ def run(step: Step, folder: Path, environment: dict[str, str]) -> Outcome:
         if ready and not chunk:
             break
         output += chunk
-        if typed and (b">" in output or b"you" in output.lower()):  # the prompt is there
+        if typed and (b">" in output or b"you" in output.lower()):  # the prompt has appeared
             os.write(terminal, typed.encode())
             typed = ""
     else:
@@ -135,7 +136,7 @@ def main() -> int:
     total = time.monotonic() - started
     print(f"{len(outcomes)} commands, {failed} failed, {total / 60:.1f} minutes")
     if arguments.json:
-        rows = [{**vars(one.step), "seconds": one.seconds, "code": one.code} for one in outcomes]
+        rows = [{**vars(outcome.step), "seconds": outcome.seconds, "code": outcome.code} for outcome in outcomes]
         arguments.json.write_text(json.dumps({"seconds": total, "commands": rows}, indent=1), encoding="utf-8")
     return 1 if failed else 0
 

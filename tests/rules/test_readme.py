@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from clearhead.cli.app import app
+from clearhead.families import presets
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -44,6 +45,11 @@ def test_command_parses(line):
         command = command.commands[arguments.pop(0)]
     command.make_context(command.name, list(arguments))
     assert all((ROOT / argument).is_file() for argument in arguments if argument.startswith("configs/"))
+
+
+def test_the_table_of_families_counts_every_preset():
+    table = PAGES[ROOT / "README.md"].split("| presets |")[1].split("\n\n")[0]
+    assert sum(int(count) for count in re.findall(r"\| (\d+) \|", table)) == len(presets())
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
