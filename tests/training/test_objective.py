@@ -124,7 +124,7 @@ def test_causal_attention_on_a_cpu_runs_in_bfloat16(monkeypatch):
     monkeypatch.setattr(objective, "fused_attention", None)
     torch.manual_seed(0)
     inputs, output_gradient = random_heads(length=12), torch.randn(2, 4, 12, 8)
-    output = objective.cpu_attention(*inputs, Scoring(mask=Mask(causal=True), scale=0.3))
+    output = objective.cpu_training_attention(*inputs, Scoring(mask=Mask(causal=True), scale=0.3))
     assert output.dtype == torch.bfloat16
     precise = [part.detach().double().requires_grad_() for part in inputs]
     expected = scaled_dot_product_attention(*precise, is_causal=True, scale=0.3)
@@ -150,7 +150,7 @@ def test_other_attention_on_a_cpu_runs_in_float32(length, num_key_heads, changes
     scoring = Scoring(**{"mask": Mask(causal=True), "scale": 0.3} | changes)
     inputs = [random_heads(length)[0], *random_heads(length, num_key_heads)[1:]]
     expected = reference_attention(*(part.float() for part in inputs), scoring).bfloat16()
-    torch.testing.assert_close(objective.cpu_attention(*inputs, scoring), expected, rtol=0.01, atol=1e-3)
+    torch.testing.assert_close(objective.cpu_training_attention(*inputs, scoring), expected, rtol=0.01, atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method`:DeprecationWarning")

@@ -12,7 +12,7 @@ from clearhead.verification import CheckResult, forward_checks, verify
 from clearhead.verification.backend_checks import int8_weights
 from clearhead.verification.case import VerificationCase
 from clearhead.verification.checks import CHECKS
-from clearhead.verification.results import Comparison, run_check
+from clearhead.verification.results import LogitComparison, run_check
 from tests.checkpoint.tiny import tiny_config
 from tests.model.toys import toy
 from tests.toy_presets import shrink
@@ -20,7 +20,7 @@ from tests.verification.models import STYLES, kernels_available, toy_model
 
 USUALLY_SKIPPED = {
     "torch.compile == eager",
-    "absorbed latent attention == expanded",
+    "absorbed latent attention == unfolded",
     "precomputed cross-attention == computed",
 }
 WINDOWED = {"mistral", "gemma3", "llama4", "gpt3"}
@@ -50,7 +50,7 @@ def expected_skips(style):
     if style in NOT_IN_KERNELS or not kernels_available():
         skipped |= {KERNELS}
     return skipped - {
-        "deepseek": {"absorbed latent attention == expanded"},
+        "deepseek": {"absorbed latent attention == unfolded"},
         "t5": {"precomputed cross-attention == computed"},
         "bart": {"precomputed cross-attention == computed"},
     }.get(style, set())
@@ -163,7 +163,7 @@ def model_with_tokenizer():
 
 def result_of(actual, expected):
     """Return the result of a check that compares two lists of logits."""
-    comparison = Comparison([(torch.tensor(actual), torch.tensor(expected))], "detail")
+    comparison = LogitComparison([(torch.tensor(actual), torch.tensor(expected))], "detail")
     return run_check("check", lambda case: comparison, VerificationCase.create(toy_model("llama")))
 
 
@@ -210,7 +210,7 @@ def test_the_largest_difference_of_all_pairs_counts():
     good, bad = (torch.zeros(2), torch.zeros(2)), (torch.zeros(2), torch.tensor([0.0, float("nan")]))
     for pairs in ([good, bad], [bad, good]):
         result = run_check(
-            "check", lambda case, pairs=pairs: Comparison(pairs, ""), VerificationCase.create(toy_model("llama"))
+            "check", lambda case, pairs=pairs: LogitComparison(pairs, ""), VerificationCase.create(toy_model("llama"))
         )
         assert result.verdict == "fail"
     assert result_of([0.0, 0.0], [0.0]).verdict == "fail"

@@ -215,7 +215,7 @@ CONTROLS = [
         Control(replaced(attend, "scaled_dot_product_attention", scales_scores_differently), CACHED),
     ),
     (
-        "absorbed latent attention == expanded",
+        "absorbed latent attention == unfolded",
         Control(replaced(LatentAttentionLayer, "attend_absorbed", forgets_the_rotation), PREFIX, "deepseek"),
     ),
     (

@@ -81,7 +81,7 @@ class GroupedAttention(CheckedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention(CheckedConfig):
-    """Multi-head latent attention (DeepSeek-V2): keys and values are projected up from one small vector per token.
+    """Multi-head latent attention (DeepSeek-V2): keys and values are unfolded from one small vector per token.
 
     Positions are rotated into a few separate entries of queries and keys.
     """

@@ -126,7 +126,7 @@ class RecurrentTranslator(nn.Module):
 
     def encode(self, source: Tensor, source_mask: Tensor | None = None) -> RecurrentEncoderOutput:
         """Run the encoder on source (B, S)."""
-        check_tokens("source", source, source_mask, self.config.source_vocab_size)
+        _check_inputs("source", source, source_mask, self.config.source_vocab_size)
         x = self.dropout(self.source_embedding(source))
         if source_mask is None:
             states, final = self.encoder(x)
@@ -160,7 +160,7 @@ class RecurrentTranslator(nn.Module):
 
         Padding comes last in each sequence, so it does not affect the states of real tokens.
         """
-        check_tokens("target", target, target_mask, self.config.target_vocab_size)
+        _check_inputs("target", target, target_mask, self.config.target_vocab_size)
         _check_batch_size(target, encoder_output)
         states = [self.initial_state(encoder_output)]
         for tokens in target.unbind(dim=1):
@@ -177,7 +177,7 @@ class RecurrentTranslator(nn.Module):
         """Read one token per sequence (B,) and return the logits for the next (B, V) and the new state."""
         if tokens.ndim != 1:
             raise ClearheadError(f"a step takes one token per sequence, (batch,), not {tuple(tokens.shape)}")
-        check_tokens("target", tokens[:, None], None, self.config.target_vocab_size)
+        _check_inputs("target", tokens[:, None], None, self.config.target_vocab_size)
         _check_batch_size(tokens, encoder_output)
         state = self.next_state(tokens, state, encoder_output)
         return self.compute_logits(state.last_layer), state
@@ -221,7 +221,7 @@ def attend(queries: Tensor, encoder_output: RecurrentEncoderOutput) -> Attention
     )
 
 
-def check_tokens(name: str, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
+def _check_inputs(name: str, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
     """Raise ClearheadError if tokens or their mask are invalid.
 
     Token ids are checked on the CPU only, where it costs no synchronisation; masks everywhere, since packing the

@@ -27,8 +27,6 @@ from clearhead.training.heap import reuse_freed_memory
 from clearhead.training.objective import Network, build_objective, faster_precision
 from clearhead.training.optimizer import build_optimizers
 
-Weights = dict[str, Tensor]
-
 
 class Learner:
     """A network with its objective and optimizers, on the device of this process."""
@@ -36,16 +34,18 @@ class Learner:
     def __init__(self, network: Network, config: TrainConfig, world: World):
         if config.precision == "auto":
             config = replace(config, precision=faster_precision(world.device))
-        self.network, self.config, self.world = network.to(world.device).train(), config, world
+        self.network = network.to(world.device).train()
+        self.config = config
+        self.world = world
         if world.device.type == "cpu":
             reuse_freed_memory()
         self.routing = None if config.balance is None else RoutingMonitor(network, config.balance)
         sharded = world.size > 1 and world.strategy == "fsdp"
         dtype = torch.bfloat16 if config.precision == "bfloat16" else None
-        self.objective = world.wrap(build_objective(network, config, self.routing, cast=not sharded), dtype)
+        self.objective = world.wrap(build_objective(network, config, self.routing, to_bfloat16=not sharded), dtype)
         self.optimizers = build_optimizers(network, config.optimizer)
         self.average = _clone_weights(self.weights) if config.average is not None else {}
-        self.best: Weights = {}
+        self.best: dict[str, Tensor] = {}
         self.best_loss = float("inf")
 
     @property
@@ -54,7 +54,7 @@ class Learner:
         return float(self.optimizers[0].param_groups[0]["lr"])
 
     @property
-    def weights(self) -> Weights:
+    def weights(self) -> dict[str, Tensor]:
         """The tensors that training changes: parameters that are not frozen, and the routers' biases."""
         trained = {name: weight for name, weight in self.network.named_parameters() if weight.requires_grad}
         return trained | dict(self.network.named_buffers())
@@ -67,10 +67,10 @@ class Learner:
         if self.routing is not None and isinstance(self.config.balance, BalanceBias):
             self.routing.update_biases(self.config.balance.speed, self.world.sum)
         if self.config.average is not None:
-            # The initial weights are noise, so the decay is lower at first: the average covers the steps so far.
-            pull = 1 - min(self.config.average, (1 + step) / (10 + step))
+            # A lower decay at first, since the initial weights are noise (as TensorFlow's ExponentialMovingAverage).
+            decay = min(self.config.average, (1 + step) / (10 + step))
             for name, weight in self.weights.items():
-                self.average[name].lerp_(weight.detach(), pull)
+                self.average[name].lerp_(weight.detach(), 1 - decay)
 
     @contextmanager
     def evaluation_weights(self) -> Iterator[None]:
@@ -88,7 +88,8 @@ class Learner:
     def keep_if_best(self, validation_loss: float) -> None:
         """Store the current weights if their validation loss is the lowest. Call it inside `evaluation_weights`."""
         if self.config.keep == "best" and validation_loss < self.best_loss:
-            self.best, self.best_loss = _clone_weights(self.weights), validation_loss
+            self.best = _clone_weights(self.weights)
+            self.best_loss = validation_loss
 
     def load_final_weights(self) -> None:
         """Put the weights of the trained model into the network: the best, the average or the last."""
@@ -113,11 +114,12 @@ class Learner:
         if self.average:
             restore_weights(self.average, saved.tensors("average", weights))
         if saved.state["best_loss"] is not None:
-            self.best, self.best_loss = saved.tensors("best", weights), saved.state["best_loss"]
+            self.best = saved.tensors("best", weights)
+            self.best_loss = saved.state["best_loss"]
         random_state = saved.tensors("randomness")
         if random_state:
             restore_random_state(random_state)
 
 
-def _clone_weights(weights: Weights) -> Weights:
+def _clone_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in weights.items()}

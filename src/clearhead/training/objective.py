@@ -37,7 +37,9 @@ class Objective(nn.Module):
 
     def __init__(self, network: Network, config: TrainConfig, routing: RoutingMonitor | None = None):
         super().__init__()
-        self.network, self.config, self.routing = network, config, routing
+        self.network = network
+        self.config = config
+        self.routing = routing
         self.fuses_head = can_fuse_head(network)
 
     def forward(self, batch: Batch) -> Losses:
@@ -45,19 +47,20 @@ class Objective(nn.Module):
 
         In training, the balance loss is multiplied by the number of targets, so that it is a sum too.
         """
-        config, network = self.config, self.network
-        losses = self.compute_losses(hidden_states(network, batch), batch.targets)
+        losses = self.compute_losses(hidden_states(self.network, batch), batch.targets)
         if not self.training or self.routing is None:
             return losses
-        if not isinstance(config.balance, BalanceLoss):
+        balance = self.config.balance
+        if not isinstance(balance, BalanceLoss):
             self.routing.count_loads(batch.real_tokens, batch.source_mask)
             return losses
-        penalty = config.balance.weight * self.routing.loss(batch.real_tokens, batch.source_mask)
+        penalty = balance.weight * self.routing.loss(batch.real_tokens, batch.source_mask)
         return losses._replace(total=losses.total + penalty * (batch.targets != IGNORED).sum())
 
     def compute_losses(self, hidden: Tensor, targets: Tensor) -> Losses:
         """Return the losses of hidden states (B, T, D). Smoothing and z-loss apply in training only."""
-        network, chunk_tokens = self.network, self.config.chunk_tokens
+        network = self.network
+        chunk_tokens = self.config.chunk_tokens
         weights = (self.config.smoothing, self.config.z_weight) if self.training else (0.0, 0.0)
         if self.fuses_head:
             head = cast(LogitHead, network.head)
@@ -71,7 +74,7 @@ class Objective(nn.Module):
 
 def hidden_states(network: Network, batch: Batch) -> Tensor:
     """Return the hidden states (B, T, D) that the head reads."""
-    kernel = cpu_attention if batch.tokens.device.type == "cpu" else fused_attention
+    kernel = cpu_training_attention if batch.tokens.device.type == "cpu" else fused_attention
     if batch.source is None:
         assert isinstance(network, Transformer)
         return network.hidden_states(
@@ -83,12 +86,12 @@ def hidden_states(network: Network, batch: Batch) -> Tensor:
     return network.hidden_states(batch.tokens, batch.mask, encoder_output=encoder_output, kernel=kernel)
 
 
-def cpu_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
-    """Compute attention on a CPU, where the backward pass of PyTorch's kernel is five times slower in bfloat16 than in
-    float32 (2.13, AVX-512).
+def cpu_training_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """Compute attention for training on a CPU.
 
-    In bfloat16, causal attention of moderate length is two matrix products and a softmax. Everything else uses the
-    kernel in float32.
+    In bfloat16, causal attention of moderate length is two matrix products and a softmax; everything else uses
+    PyTorch's kernel in float32. The backward pass of that kernel is five times slower in bfloat16 than in float32
+    (PyTorch 2.13, AVX-512).
     """
     has_extras = any(extra is not None for extra in (scoring.bias, scoring.softcap, scoring.temperature))
     only_causal = scoring.mask.causal and not has_extras
@@ -120,6 +123,7 @@ class Bfloat16Module(nn.Module):
         self.module = module
 
     def forward(self, *inputs: Any) -> Any:
+        """Return the output of the module, computed with bfloat16 copies of its weights."""
         weights = self.module.named_parameters()
         copies = {name: weight if ".router." in name else weight.bfloat16() for name, weight in weights}
         # Tied weights need no handling: the modules that share a weight are one module under several names.
@@ -142,9 +146,9 @@ def _swapped_parameters(module: nn.Module, weights: Mapping[str, Tensor]) -> Ite
 
 
 def _bind_current_weights(module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that uses the module's current weights whenever it is called.
+    """Return `function` bound to the weights that the module has now, whenever it is called later.
 
-    Recomputation in the backward pass needs the bfloat16 copies that the module had in the forward pass.
+    Recomputation in the backward pass then uses the same bfloat16 copies as the forward pass.
     """
     if torch.compiler.is_compiling():  # the compiler handles recomputation itself
         return function
@@ -158,13 +162,13 @@ def _bind_current_weights(module: nn.Module, function: Callable[..., Any]) -> Ca
 
 
 def build_objective(
-    network: Network, config: TrainConfig, routing: RoutingMonitor | None = None, cast: bool = True
+    network: Network, config: TrainConfig, routing: RoutingMonitor | None = None, to_bfloat16: bool = True
 ) -> nn.Module:
-    """Return the objective of a network. With `cast` False, the caller converts it to half precision (FSDP)."""
+    """Return the objective of a network. With `to_bfloat16` False, the caller casts it to half precision (FSDP)."""
     if config.checkpoint_activations:
         recompute_blocks(network)
     objective: nn.Module = Objective(network, config, routing)
-    if config.precision == "bfloat16" and cast:
+    if config.precision == "bfloat16" and to_bfloat16:
         objective = Bfloat16Module(objective)
     if config.compile:
         objective.compile()

@@ -19,13 +19,13 @@ from clearhead.errors import ClearheadError
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.verification.case import VerificationCase
 from clearhead.verification.generation_checks import require_decoder
-from clearhead.verification.results import CheckSkipped, Comparison
+from clearhead.verification.results import CheckSkipped, LogitComparison
 
 _MAX_RELATIVE_ERROR: dict[Bits, float] = {"int8": 0.1, "int4": 0.8}
 _EXCLUDED_BELOW_MAXIMUM = 1000  # logits this far below the largest exclude a token: -10000 for padding in Marian
 
 
-def cpu_kernels(case: VerificationCase) -> Comparison:
+def cpu_kernels(case: VerificationCase) -> LogitComparison:
     """Check one sequence from its second token on, and the second half of a padded batch."""
     require_decoder(case)
     accelerated = _with_network(case, _accelerate_copy(case.network))
@@ -37,7 +37,7 @@ def cpu_kernels(case: VerificationCase) -> Comparison:
     pairs = [(single, case.expected[0][:, 1:])]
     for logits, is_real, expected in zip(batched, mask[:, half:], case.expected, strict=True):
         pairs.append((logits[is_real][None], expected[:, -int(is_real.sum()) :]))
-    return Comparison(pairs, f"{single.shape[1]} steps alone, {batched.shape[1]} in a padded batch")
+    return LogitComparison(pairs, f"{single.shape[1]} steps alone, {batched.shape[1]} in a padded batch")
 
 
 def _accelerate_copy(network: Transformer) -> Transformer:
@@ -68,15 +68,17 @@ def decode_steps(
     return torch.cat(logits[1:], dim=1)
 
 
-def int8_weights(case: VerificationCase) -> Comparison:
+def int8_weights(case: VerificationCase) -> LogitComparison:
+    """Check weights packed in 8 bits."""
     return _packed_weights(case, "int8")
 
 
-def int4_weights(case: VerificationCase) -> Comparison:
+def int4_weights(case: VerificationCase) -> LogitComparison:
+    """Check weights packed in 4 bits."""
     return _packed_weights(case, "int4")
 
 
-def _packed_weights(case: VerificationCase, bits: Bits) -> Comparison:
+def _packed_weights(case: VerificationCase, bits: Bits) -> LogitComparison:
     """Check that the median relative error of the logits with packed weights is within bounds."""
     if case.config.head is None:
         raise CheckSkipped("the model has no vocabulary head")
@@ -92,7 +94,7 @@ def _packed_weights(case: VerificationCase, bits: Bits) -> Comparison:
     median_error = (error.norm(dim=-1) / centered.norm(dim=-1)).median().item()
     agreement = (actual.argmax(-1) == full.argmax(-1)).float().mean().item()
     detail = f"median error of the logits; the same most likely token at {agreement:.0%} of {full.shape[1]} positions"
-    return Comparison([(torch.tensor([median_error]), torch.zeros(1))], detail, _MAX_RELATIVE_ERROR[bits])
+    return LogitComparison([(torch.tensor([median_error]), torch.zeros(1))], detail, _MAX_RELATIVE_ERROR[bits])
 
 
 def _with_network(case: VerificationCase, network: Transformer) -> VerificationCase:

@@ -19,10 +19,10 @@ from clearhead.architecture import LatentAttention, SinusoidalPositions
 from clearhead.errors import ClearheadError
 from clearhead.model import AttentionKernel, fused_attention, reference_attention
 from clearhead.verification.case import Side, VerificationCase, list_lengths
-from clearhead.verification.results import CheckSkipped, Comparison
+from clearhead.verification.results import CheckSkipped, LogitComparison
 
 
-def prefixes(case: VerificationCase) -> Comparison:
+def prefixes(case: VerificationCase) -> LogitComparison:
     """Check causality: later tokens do not change earlier logits, so one forward pass gives those of all prefixes."""
     if case.config.decoder is None:
         raise CheckSkipped("an encoder attends to later tokens too")
@@ -32,10 +32,10 @@ def prefixes(case: VerificationCase) -> Comparison:
         (case.compute_logits(tokens[:, :length], encoder_output=case.encoder_output()), expected[:, :length])
         for length in lengths
     ]
-    return Comparison(pairs, f"the first {', '.join(map(str, lengths))} of {tokens.shape[1]} tokens")
+    return LogitComparison(pairs, f"the first {', '.join(map(str, lengths))} of {tokens.shape[1]} tokens")
 
 
-def batch(case: VerificationCase) -> Comparison:
+def batch(case: VerificationCase) -> LogitComparison:
     """Check a batch of equal lengths; the sources of an encoder-decoder differ in length and are padded right."""
     length = min(map(len, case.sequences))
     tokens = torch.cat([case.tokens(index)[:, :length] for index in range(len(case.sequences))])
@@ -44,21 +44,23 @@ def batch(case: VerificationCase) -> Comparison:
         (batched[index, None], case.compute_logits(tokens[index, None], encoder_output=case.encoder_output(index)))
         for index in range(len(tokens))
     ]
-    return Comparison(pairs, f"{len(tokens)} sequences of {length} tokens")
+    return LogitComparison(pairs, f"{len(tokens)} sequences of {length} tokens")
 
 
-def left_padding(case: VerificationCase) -> Comparison:
+def left_padding(case: VerificationCase) -> LogitComparison:
+    """Check a batch of different lengths, padded on the left."""
     return padding(case, "left")
 
 
-def right_padding(case: VerificationCase) -> Comparison:
+def right_padding(case: VerificationCase) -> LogitComparison:
+    """Check a batch of different lengths, padded on the right."""
     return padding(case, "right")
 
 
-def padding(case: VerificationCase, side: Side) -> Comparison:
+def padding(case: VerificationCase, side: Side) -> LogitComparison:
     """Check a batch of different lengths, padded on one side."""
     pairs = list(zip(_padded_logits(case, side), case.expected, strict=True))
-    return Comparison(pairs, f"sequences of {list_lengths(case.sequences)} tokens")
+    return LogitComparison(pairs, f"sequences of {list_lengths(case.sequences)} tokens")
 
 
 def _padded_logits(case: VerificationCase, side: Side, **options: Any) -> list[Tensor]:
@@ -68,7 +70,7 @@ def _padded_logits(case: VerificationCase, side: Side, **options: Any) -> list[T
     return [logits[is_real][None] for logits, is_real in zip(batched, mask, strict=True)]
 
 
-def fused_attention_kernel(case: VerificationCase) -> Comparison:
+def fused_attention_kernel(case: VerificationCase) -> LogitComparison:
     """Check the fused kernel with its own causal mask (one sequence) and with an explicit mask (a padded batch)."""
 
     def logits(kernel: AttentionKernel) -> list[Tensor]:
@@ -77,28 +79,28 @@ def fused_attention_kernel(case: VerificationCase) -> Comparison:
         return [single, *_padded_logits(case, "left", kernel=kernel)]
 
     pairs = list(zip(logits(fused_attention), logits(reference_attention), strict=True))
-    return Comparison(pairs, "without and with padding")
+    return LogitComparison(pairs, "without and with padding")
 
 
-def absorbed_latent_attention(case: VerificationCase) -> Comparison:
-    """Check latent attention that works on the cached latents instead of expanding keys and values."""
+def absorbed_latent_attention(case: VerificationCase) -> LogitComparison:
+    """Check latent attention that works on the cached latents instead of unfolding keys and values."""
     if not any(isinstance(layer.attention, LatentAttention) for layer in case.config.output_stack.layers):
         raise CheckSkipped("no layer has latent attention")
     actual = case.compute_logits(case.tokens(), absorb=True)
-    return Comparison([(actual, case.expected[0])], "queries projected to the latent space")
+    return LogitComparison([(actual, case.expected[0])], "queries projected to the latent space")
 
 
-def precomputed_cross_attention(case: VerificationCase) -> Comparison:
+def precomputed_cross_attention(case: VerificationCase) -> LogitComparison:
     """Check keys and values of cross-attention that are computed once for all decoding steps."""
     encoder_output = case.encoder_output()
     if encoder_output is None:
         raise CheckSkipped("the model has no cross-attention")
     precomputed = case.network.precompute_cross_attention(encoder_output)
     actual = case.compute_logits(case.tokens(), encoder_output=precomputed)
-    return Comparison([(actual, case.expected[0])], f"a source of {len(case.sources[0])} tokens")
+    return LogitComparison([(actual, case.expected[0])], f"a source of {len(case.sources[0])} tokens")
 
 
-def compiled(case: VerificationCase) -> Comparison:
+def compiled(case: VerificationCase) -> LogitComparison:
     """Check the network compiled by torch.compile."""
     if not case.compiles:
         raise CheckSkipped("takes a minute; enable it with --compile")
@@ -106,10 +108,10 @@ def compiled(case: VerificationCase) -> Comparison:
     inputs = [case.tokens()]
     if case.sources:
         inputs.insert(0, torch.tensor([case.sources[0]], device=case.device))
-    return Comparison([(network(*inputs), case.expected[0])], "with the inductor backend")
+    return LogitComparison([(network(*inputs), case.expected[0])], "with the inductor backend")
 
 
-def transformers(case: VerificationCase) -> Comparison:
+def transformers(case: VerificationCase) -> LogitComparison:
     """Check that transformers computes the same logits: save a Hugging Face folder and load it there."""
     if find_spec("transformers") is None:
         raise CheckSkipped("transformers is not installed; pip install transformers")
@@ -124,7 +126,7 @@ def transformers(case: VerificationCase) -> Comparison:
         except ClearheadError as reason:
             raise CheckSkipped(str(reason)) from None
         name, logits = _transformers_logits(case, Path(folder))
-    return Comparison([(case.expected[0], logits)], name)
+    return LogitComparison([(case.expected[0], logits)], name)
 
 
 def _transformers_logits(case: VerificationCase, folder: Path) -> tuple[str, Tensor]:

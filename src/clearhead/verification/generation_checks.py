@@ -15,16 +15,16 @@ import torch
 
 from clearhead.generation import Draft, SpeculationStats, TokenSequence, decode, decode_speculatively
 from clearhead.verification.case import VerificationCase
-from clearhead.verification.results import CheckSkipped, Comparison, LogitPair
+from clearhead.verification.results import CheckSkipped, LogitComparison, LogitPair
 
 
-def greedy(case: VerificationCase) -> Comparison:
+def greedy(case: VerificationCase) -> LogitComparison:
     """Check greedy decoding of one sequence."""
     require_decoder(case)
     return _compare_with_argmax(case, [case.continuation])
 
 
-def batched_greedy(case: VerificationCase) -> Comparison:
+def batched_greedy(case: VerificationCase) -> LogitComparison:
     """Check prompts of different lengths in one batch, which end at different steps."""
     require_decoder(case)
     indices = range(len(case.sequences))
@@ -34,7 +34,7 @@ def batched_greedy(case: VerificationCase) -> Comparison:
     return _compare_with_argmax(case, sequences)
 
 
-def speculative(case: VerificationCase) -> Comparison:
+def speculative(case: VerificationCase) -> LogitComparison:
     """Check speculative decoding with drafts that are partly right."""
     require_decoder(case)
     sequence, stats = case.prompt(0, case.num_new_tokens), SpeculationStats()
@@ -44,7 +44,7 @@ def speculative(case: VerificationCase) -> Comparison:
         pass
     comparison = _compare_with_argmax(case, [sequence])
     accepted = f"{stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
-    return Comparison(comparison.pairs, f"{comparison.detail}, {accepted}")
+    return LogitComparison(comparison.pairs, f"{comparison.detail}, {accepted}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def require_decoder(case: VerificationCase) -> None:
         raise CheckSkipped("an encoder-only model generates no tokens")
 
 
-def _compare_with_argmax(case: VerificationCase, sequences: Sequence[TokenSequence]) -> Comparison:
+def _compare_with_argmax(case: VerificationCase, sequences: Sequence[TokenSequence]) -> LogitComparison:
     """Compare the logits of generated tokens with the largest logits of a full pass, and with those of the loop."""
     with_largest: list[LogitPair] = []
     with_loop: list[LogitPair] = []
@@ -82,4 +82,4 @@ def _compare_with_argmax(case: VerificationCase, sequences: Sequence[TokenSequen
         with_loop.append((loop_logprobs + logits.logsumexp(dim=1), chosen))
     equal = torch.cat([chosen == largest for chosen, largest in with_largest])
     comparable = case.dtype != torch.float64  # a loop keeps log-probabilities in float32
-    return Comparison(with_largest + with_loop * comparable, f"{int(equal.sum())} of {len(equal)} tokens equal")
+    return LogitComparison(with_largest + with_loop * comparable, f"{int(equal.sum())} of {len(equal)} tokens equal")

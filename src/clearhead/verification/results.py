@@ -29,7 +29,7 @@ LogitPair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Comparison:
+class LogitComparison:
     """Logits computed in two ways: each pair has the logits of the checked method and the expected ones."""
 
     pairs: Sequence[LogitPair]
@@ -58,7 +58,7 @@ def largest_difference(actual: Tensor, expected: Tensor) -> float:
     return (actual - expected).abs().masked_fill(excluded_in_both, 0.0).max().item()
 
 
-Check = Callable[[VerificationCase], Comparison]
+Check = Callable[[VerificationCase], LogitComparison]
 
 
 @dataclass(frozen=True)

@@ -210,8 +210,8 @@ def _latent_operations(attention: LatentAttention, workload: Workload, size: Att
         yield linear_operation("absorb value", all_heads, Size("R", rank), Size("v", value_width), num_heads)
     else:
         latents = Size("B·S", workload.batch * size.num_keys)
-        expanded = Size("N·(p + v)", num_heads * (plain_width + value_width))
-        yield linear_operation("expand latent", latents, Size("R", rank), expanded)
+        unfolded = Size("N·(p + v)", num_heads * (plain_width + value_width))
+        yield linear_operation("unfold latent", latents, Size("R", rank), unfolded)
         heads = _ScoreHeads(num_heads, *score_widths, num_heads * (plain_width + rotary_width + value_width))
         yield from _score_operations(heads, workload, size, fused)
     yield linear_operation("output", tokens, Size("N·v", num_heads * value_width), width)
