@@ -18,7 +18,8 @@ from clearhead.errors import ClearheadError, unknown_name
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
 StopWhen = Literal["full", "unlikely", "impossible"]
-_SMALLEST, LARGEST = 1e-6, 1e9  # of a factor or summand: products and quotients with logits stay finite in float32
+# Bounds of temperatures, penalties and biases: products and quotients with logits stay finite in float32.
+_SMALLEST, LARGEST = 1e-6, 1e9
 _MAX_LENGTH_PENALTY = 10.0  # length ** 10 is finite for any length
 
 
@@ -78,6 +79,7 @@ class SamplingOptions:
 
     @property
     def is_greedy(self) -> bool:
+        """Whether every step takes the most likely token."""
         return self.temperature == 0
 
     def with_seed(self) -> "SamplingOptions":

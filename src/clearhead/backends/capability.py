@@ -1,4 +1,4 @@
-"""Decide from a config whether a backend can compute a model. Nothing is built: the answer follows from plain data.
+"""Decide from a config alone, without building a network, whether a backend can compute a model.
 
     reason = unsupported_reason(preset("gpt2"), "cuda")      # None: supported
 

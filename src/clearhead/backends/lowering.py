@@ -7,7 +7,7 @@ Weights that multiply the same input are merged into one matrix, so that a kerne
     x -> norm -> query_key_value -> attention -> attention_output -> branch norm -> + x
     x -> norm -> gate_and_up -> activation(gate) · up -> down -> branch norm -> + x
 
-Merging copies no weight twice: the modules then hold views of the merged matrix, and their parameters stay the same
+No weight is stored twice: after merging, the modules hold views of the merged matrix. Their parameters stay the same
 objects, so that an optimizer created earlier still trains them.
 """
 

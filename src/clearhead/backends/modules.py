@@ -73,6 +73,7 @@ class PackedLinear(PackedMatrix):
         return self.packed.unpack(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x (..., in) -> (..., out)."""
         return multiply(x, self.packed, self.bias)
 
 
@@ -85,6 +86,7 @@ class PackedTable(PackedMatrix):
         return self
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Look up token ids (...) and return their rows (..., D)."""
         return unpack(self.packed.rows(tokens.flatten()), self.dtype).unflatten(0, tokens.shape)
 
 
@@ -104,6 +106,7 @@ class PackedMixture(MixtureLayer):
         setattr(self, name, PackedMatrix(packed, dtype))
 
     def multiply(self, x: Tensor, experts: PackedMatrix, expert: int) -> Tensor:  # type: ignore[override]
+        """Multiply x (tokens, in) with the weight of one expert: (tokens, out)."""
         rows_per_expert = len(experts.quants) // self.config.num_experts
         return multiply(x, experts.packed.rows(slice(expert * rows_per_expert, (expert + 1) * rows_per_expert)))
 
@@ -121,6 +124,7 @@ class AcceleratedHead(nn.Module):
         self.training = head.training
 
     def forward(self, x: Tensor, table: Tensor | PackedMatrix) -> Tensor:
+        """Return the logits (..., V) of hidden states (..., D). A tied head multiplies with `table`."""
         x = self.transform(x)
         if self.config.scale != 1.0:
             x = x * self.config.scale

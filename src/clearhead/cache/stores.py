@@ -4,7 +4,9 @@
 
 `length` is the number of tokens before the new ones. `token_indices` names the token in each slot that `write` returns,
 so that the mask matches them. Writing twice at the same length overwrites; only `KeyValueCache.advance` moves on.
-Latent attention stores its latent as the key and its rotary key as the value. Widths are those of the first tensors.
+
+Latent attention stores its latent (B, 1, T, R) as the key and its rotary key (B, 1, T, H_r) as the value, so keys and
+values may have different widths. The first write sets them.
 """
 
 from typing import NamedTuple, Protocol
@@ -114,7 +116,9 @@ class ContiguousStore(KeyValueBuffers):
         capacity = self.capacity
         while capacity < end:
             capacity *= 2
-        self.key, self.value = grow(self.key, key, length, capacity), grow(self.value, value, length, capacity)
+        larger_key = grow(self.key, key, length, capacity)
+        larger_value = grow(self.value, value, length, capacity)
+        self.key, self.value = larger_key, larger_value
         self.capacity = capacity
         return self.key, self.value
 
@@ -143,7 +147,9 @@ class ContiguousStore(KeyValueBuffers):
         """Use buffers that were saved with `length` tokens. Raise ValueError if they do not fit."""
         if key.ndim != 4 or value.ndim != 4 or not length <= key.shape[2] == value.shape[2]:
             raise ValueError(f"keys {tuple(key.shape)} and values {tuple(value.shape)} do not fit {length} tokens")
-        self.key, self.value, self.capacity = key, value, max(key.shape[2], 1)
+        self.key = key
+        self.value = value
+        self.capacity = max(key.shape[2], 1)
 
     def num_bytes(self, length: int) -> int:
         """Return the bytes that `length` tokens occupy; the buffers may be larger."""
@@ -166,7 +172,8 @@ class SlidingStore(KeyValueBuffers):
     """
 
     def __init__(self, window: int, slack: int = 16):
-        self.window, self.slack = window, slack
+        self.window = window
+        self.slack = slack
         self.size = window + slack
         self.pending: tuple[Tensor, Tensor] | None = None  # what `advance` makes the ring, after a long write
 
@@ -178,7 +185,8 @@ class SlidingStore(KeyValueBuffers):
         num_new = key.shape[2]
         if self.fits_in_place(num_new):
             slots = torch.arange(length, length + num_new, device=key.device) % self.size
-            self.key[:, :, slots], self.value[:, :, slots] = key, value
+            self.key[:, :, slots] = key
+            self.value[:, :, slots] = value
             self.pending = None
             return self.key, self.value
         attended = torch.cat((self.key, key), dim=2), torch.cat((self.value, value), dim=2)

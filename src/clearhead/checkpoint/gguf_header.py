@@ -107,12 +107,12 @@ class HeaderReader:
         if version not in (2, 3):
             swapped = int.from_bytes(version.to_bytes(4, "big"), "little")
             found = f"big-endian version {swapped}" if swapped in (1, 2, 3) else f"version {version}"
-            raise self.error(f"GGUF {found}; only little-endian versions 2 and 3 can be read")
+            raise self.error(f"the file has GGUF {found}; only little-endian versions 2 and 3 can be read")
         num_tensors = self.integer(8, "number of tensors")
         num_pairs = self.integer(8, "number of metadata pairs")
         counts = f"{num_tensors} tensors and {num_pairs} metadata pairs"
         if max(num_tensors, num_pairs) > MAX_COUNT:
-            raise self.error(f"{counts}; at most {MAX_COUNT} of each are allowed")
+            raise self.error(f"the file has {counts}; at most {MAX_COUNT} of each are allowed")
         self.require(num_tensors * _MIN_TENSOR_BYTES + num_pairs * _MIN_PAIR_BYTES, counts)
         return version, num_tensors, num_pairs
 
@@ -155,18 +155,21 @@ class HeaderReader:
             raise self.error(f"{what}: at least {num_bytes} bytes expected, {num_left} left in the file")
 
     def take(self, num_bytes: int, what: str) -> bytes:
+        """Read bytes; `what` names them in errors."""
         self.item_start = self.position
         self.require(num_bytes, what)
         self.position += num_bytes
         return self.file.read(num_bytes)
 
     def integer(self, num_bytes: int, what: str) -> int:
+        """Read an unsigned little-endian integer."""
         return int.from_bytes(self.take(num_bytes, what), "little")
 
     def string(self) -> str:
+        """Read a string: its length in 8 bytes, then UTF-8."""
         length = self.integer(8, "length of a string")
         if length > _MAX_STRING_BYTES:
-            raise self.error(f"a string of {length} bytes; at most {_MAX_STRING_BYTES} are allowed")
+            raise self.error(f"a string has {length} bytes; at most {_MAX_STRING_BYTES} are allowed")
         try:
             return self.take(length, "string").decode()
         except UnicodeDecodeError as error:
@@ -178,7 +181,7 @@ class HeaderReader:
         text = self.string()
         self.num_text_bytes += self.position - self.item_start
         if self.num_text_bytes > _MAX_TEXT_BYTES:
-            raise self.error(f"keys, names and single strings have more than {_MAX_TEXT_BYTES} bytes together")
+            raise self.error(f"keys, names and single strings together may have at most {_MAX_TEXT_BYTES} bytes")
         return text
 
     def name(self, kind: str, index: int, earlier: Container[str]) -> str:
@@ -194,12 +197,14 @@ class HeaderReader:
         return name
 
     def value_type(self) -> str:
+        """Read the type of a metadata value: "string", "array" or a numpy dtype."""
         type_id = self.integer(4, "value type")
         if type_id >= len(_VALUE_TYPES):
             raise self.error(f"unknown value type {type_id}; types are 0 to {len(_VALUE_TYPES) - 1}")
         return _VALUE_TYPES[type_id]
 
     def value(self) -> GgufValue:
+        """Read a metadata value with its type."""
         match self.value_type():
             case "string":
                 return self.text()
@@ -209,6 +214,7 @@ class HeaderReader:
                 return self.numbers(number_type, 1).item()
 
     def array(self, depth: int) -> GgufValue:
+        """Read an array at this depth of nesting: element type, number of elements, elements."""
         self.num_arrays += 1
         if depth > _MAX_ARRAY_DEPTH or self.num_arrays > MAX_COUNT:
             raise self.error(f"at most {MAX_COUNT} arrays, nested at most {_MAX_ARRAY_DEPTH} deep, are allowed")
@@ -223,13 +229,15 @@ class HeaderReader:
                 return self.numbers(number_type, count)
 
     def numbers(self, number_type: str, count: int) -> NDArray[Any]:
+        """Read numbers of one numpy dtype."""
         dtype = np.dtype(number_type)
         stored = np.frombuffer(self.take(count * dtype.itemsize, f"{count} values of {dtype}"), np.uint8)
         if number_type == "?" and stored.max(initial=0) > 1:
-            raise self.error(f"a bool stored as {stored.max()}; only 0 and 1 are allowed")
+            raise self.error(f"a bool is stored as {stored.max()}; only 0 and 1 are allowed")
         return stored.view(dtype)
 
     def strings(self, count: int) -> StringArray:
+        """Read strings without decoding them."""
         self.require(count * _MIN_STRING_BYTES, f"{count} strings")
         origin = self.position
         starts = np.empty(count + 1, dtype=np.int64)
@@ -244,7 +252,7 @@ class HeaderReader:
         """Return the description of a tensor; its offset counts from the first block."""
         num_dims = self.integer(4, "number of dimensions")
         if not 1 <= num_dims <= _MAX_DIMS:
-            raise self.error(f"{num_dims} dimensions; 1 to {_MAX_DIMS} are allowed")
+            raise self.error(f"the tensor has {num_dims} dimensions; 1 to {_MAX_DIMS} are allowed")
         shape = tuple(self.integer(8, "dimension") for _ in range(num_dims))[::-1]
         type_id = self.integer(4, "block type")
         if type_id not in BLOCK_TYPES:
@@ -253,7 +261,7 @@ class HeaderReader:
         block_type = BLOCK_TYPES[type_id]
         if 0 in shape or shape[-1] % block_type.values_per_block:
             size = f"{block_type.values_per_block}, the size of a {block_type.name} block"
-            raise self.error(f"shape {shape}; no dimension may be 0, and the last must be a multiple of {size}")
+            raise self.error(f"the shape is {shape}; no dimension may be 0, and the last must be a multiple of {size}")
         offset = self.integer(8, "offset")
         if offset % self.alignment:
             raise self.error(f"offset {offset} is not a multiple of the alignment, {self.alignment}")

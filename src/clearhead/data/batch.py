@@ -33,7 +33,7 @@ class Batch:
     def real_tokens(self) -> Tensor | None:
         """(B, T) mask of the tokens that come from a text; None if all do.
 
-        In packed rows every token has a target except the filler at the end, so the targets tell which are real.
+        In packed rows every token has a target except the filler at the end, so the targets show which are real.
         """
         return self.mask if self.documents is None else self.targets != IGNORED
 

@@ -1,4 +1,4 @@
-"""Load batches from a dataset without end: shuffled, divided among ranks, and resumable at any batch.
+"""Load an endless stream of batches from a dataset: shuffled, divided among ranks, and resumable at any batch.
 
     loader = Loader(dataset, batch_size=64, seed=1, num_workers=2)
     for batch, state in loader: ...                 # later: Loader(dataset, 64, seed=1).resume(state)

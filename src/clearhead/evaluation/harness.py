@@ -4,7 +4,7 @@
     lm_eval.simple_evaluate(model=ClearheadLM(clearhead.load("smollm2")), tasks=["sciq"], limit=50)
 
 Texts are tokenized, truncated to the context and split into windows as the harness's own `hf` model does. This is the
-only module that imports the harness; without it, importing this module raises an error that tells how to install it.
+only module that imports the harness; without it, importing this module raises an error that says how to install it.
 """
 
 import math

@@ -38,7 +38,7 @@ class Family:
     legacy_suffixes: Mapping[str, str] = field(default_factory=dict)  # end of a name in old checkpoints -> end today
     duplicates: Mapping[str, str] = field(default_factory=dict)  # tensor that may repeat another -> that other one
     ignored_tensors: tuple[str, ...] = ()  # regular expressions of tensors that are not loaded, each with its reason
-    adjust_config: Callable[[ModelConfig, set[str]], ModelConfig] = _keep_config  # corrects what only tensor names tell
+    adjust_config: Callable[[ModelConfig, set[str]], ModelConfig] = _keep_config  # to what the tensor names show
 
 
 # --- helpers for read_config and write_config

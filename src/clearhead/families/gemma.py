@@ -125,6 +125,7 @@ def read_config(settings: Settings) -> ModelConfig:
 
 
 def read_attentions(settings: Settings, num_layers: int, context: int, norm: RmsNorm) -> list[GroupedAttention]:
+    """Return the attention of each layer: full, or in a sliding window."""
     bias = settings.boolean("attention_bias", False)
     full = GroupedAttention(
         num_heads=settings.integer("num_attention_heads", 8),

@@ -118,6 +118,7 @@ def read_config(settings: Settings) -> ModelConfig:
 
 
 def read_attentions(settings: Settings, num_layers: int, context: int, epsilon: float) -> list[GroupedAttention]:
+    """Return the attention of each layer: with rotary positions, or without positions and with a query temperature."""
     bias = settings.boolean("attention_bias", False)
     heads = GroupedAttention(
         num_heads=settings.integer("num_attention_heads", 40),
@@ -164,6 +165,7 @@ def read_rotated(settings: Settings, num_layers: int) -> list[bool]:
 
 
 def read_feed_forwards(settings: Settings, num_layers: int) -> list[FeedForward | Experts]:
+    """Return the feed-forward of each layer: dense or a mixture of experts."""
     activation = settings.activation("hidden_act", "silu")
     step = settings.integer("interleave_moe_layer_step", 1, at_least=1)
     is_listed = "moe_layers" in settings

@@ -61,7 +61,7 @@ class Settings:
         return value
 
     def integer(self, name: str, default: int | None = None, at_least: int = 0) -> int:
-        """Return a whole number from `at_least` to MAX_SIZE, or to MAX_LAYERS if the name speaks of layers."""
+        """Return a whole number from `at_least` to MAX_SIZE, or to MAX_LAYERS if the name contains 'layer'."""
         value: int = self._value(name, default, int, "a whole number")
         largest = MAX_LAYERS if "layer" in name else MAX_SIZE
         if not at_least <= value <= largest:

@@ -1,9 +1,9 @@
-"""Rules for the ways in which a tensor of a foreign checkpoint holds one or several of ours.
+"""Convert tensors between the layout of a checkpoint and that of our network, in both directions.
 
     NAMES = {"h.{layer}.attn.c_attn.weight": Fused(("…query.weight", "…key.weight", "…value.weight"), transposed=True)}
 
-A name table maps each foreign name to one of our names, or to a rule. Each rule works in both directions, so one
-table serves loading (`split`) and saving (`join`). `{layer}` and `{expert}` stand for numbers, and `name[{expert}]` is
+A name table maps each foreign name, the name in the checkpoint, to one of our names, or to a rule. One table serves
+loading (`split`) and saving (`join`). `{layer}` and `{expert}` stand for numbers, and `name[{expert}]` is
 one expert's slice of our stacked tensor. An entry applies if the network has the tensors it names.
 """
 

@@ -40,7 +40,7 @@ class Hypothesis(NamedTuple):
 
     tokens: tuple[int, ...]
     logprob: float  # of all its tokens
-    row: int  # of the batch that has read all of its tokens but the last
+    row: int  # batch row whose cache holds all of its tokens but the last
 
 
 class Search:
@@ -60,9 +60,11 @@ class Search:
         self.running = [beam for beam in ordered if not self.ends(beam)][:num_beams]
 
     def ends(self, beam: Hypothesis) -> bool:
+        """Return whether a beam ends with a stop token or has the maximum length."""
         return beam.tokens[-1] in self.options.stop_ids or len(beam.tokens) >= self.max_tokens
 
     def score(self, beam: Hypothesis, length: int | None = None) -> float:
+        """Return log p / length ** length_penalty; without `length`, for the beam's own length."""
         return beam.logprob / (length or len(beam.tokens)) ** self.options.length_penalty
 
     @property

@@ -4,7 +4,8 @@
 
 The random state of a sequence is its seed and the number of tokens it has drawn. The numbers come from SplitMix64
 (Steele, Lea & Flood 2014). Its n-th number is a hash of seed + n · GOLDEN, so any of them can be computed directly:
-number `step` of the sequence's seed is itself a seed, whose number `token` is the one for that token.
+
+    u(seed, step, token) = splitmix(splitmix(seed, step), token), scaled to (0, 1)
 
 Tokens are drawn by the Gumbel-max trick: argmax of logits + g with g = -log(-log(u)), u uniform in (0, 1), is
 distributed as softmax(logits). It sums nothing over the vocabulary, so no result depends on an order of summation.

@@ -47,7 +47,7 @@ def sampling_device(device: torch.device) -> torch.device:
 def check_finite(logits: Tensor, tokens: Tensor) -> None:
     """Raise ClearheadError if logits (B, V) are NaN or infinite at the chosen tokens (B,).
 
-    argmax takes NaN and infinity for the largest value, so they are always among the chosen ones.
+    argmax treats NaN and infinity as the largest values, so checking the chosen tokens finds any of them.
     """
     if not math.isfinite(logits.gather(1, tokens[:, None]).sum()):
         raise ClearheadError(

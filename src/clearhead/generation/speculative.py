@@ -31,8 +31,8 @@ from clearhead.generation.sequences import TokenSequence, check_sequences, remai
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.options import check_positive_integer
 
-# A step draws three random numbers, which must be independent. The token uses number `step` of the sequence's seed, as
-# in `decode`. The draft and its acceptance use seeds derived from numbers of that seed that no step uses.
+# A step draws three random numbers, which must be independent. The token uses splitmix(seed, step), as in `decode`. The
+# seeds of the draft and of its acceptance are splitmix(seed, -1) and splitmix(seed, -2), which no step uses.
 _DRAFT_SEED, _ACCEPTANCE_SEED = -1, -2
 
 

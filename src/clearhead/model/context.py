@@ -130,7 +130,7 @@ def make_context(
     forward: ForwardContext,
     relative_bias: nn.Embedding | None,
 ) -> AttentionContext:
-    """Return the context of one attention config."""
+    """Turn positions into the form that one attention config uses, and return its context."""
     rotation, bias, relative = None, None, None
     match attention.position:
         case Rope() as rope:

@@ -29,8 +29,8 @@ def initialize(network: nn.Module, config: ModelConfig) -> None:
     for name, parameter in network.named_parameters():
         if parameter.is_meta:
             continue
-        if parameter.ndim < 2 or name.endswith("_bias"):
-            if name.endswith("bias"):
+        if parameter.ndim < 2 or name.endswith("_bias"):  # vectors, and biases of experts or heads with two dimensions
+            if name.endswith("bias"):  # the other vectors are weights of norms, which set their own
                 parameter.zero_()
         elif id(parameter) in embeddings or name == "head.weight":
             deviation = config.initial.deviation if isinstance(config.initial, NormalInitial) else config.width**-0.5

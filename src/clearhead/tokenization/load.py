@@ -67,7 +67,7 @@ def _load_json(path: Path) -> LibraryTokenizer:
 def _load_sentencepiece(path: Path) -> LibraryTokenizer:
     """Load a SentencePiece model.
 
-    If no file tells which special tokens are added to a text, it is bos if the model has one, else eos, as for T5.
+    If no file says which special tokens are added to a text, it is bos if the model has one, else eos, as for T5.
     """
     vocabulary, model_special = read_sentencepiece_model(read_bytes(path))
     settings = TokenizerSettings.read(path.parent)

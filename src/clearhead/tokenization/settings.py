@@ -54,7 +54,7 @@ class TokenizerSettings:
         return SpecialTokens(**roles, stops=(*stops, *listed))
 
     def adds_token(self, role: str) -> bool | None:
-        """Return whether encoding adds the "bos" or "eos" token to a text; None if no file tells.
+        """Return whether encoding adds the "bos" or "eos" token to a text; None if no file says so.
 
         Only for SentencePiece models; a tokenizer.json contains this information itself and takes precedence.
         """

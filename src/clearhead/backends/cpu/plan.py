@@ -3,7 +3,7 @@
     plan = Plan(stack); plan.run(x, positions, encoder_output, cache)
 
 A plan is built once: weights are merged by lowering.py, norms and biases are copied to float32. Every call then sets
-only what changes (attention_inputs.py). `detector` tells whether the plan still matches the modules.
+only what changes (attention_inputs.py). `detector` checks whether the plan still matches the modules.
 """
 
 from ctypes import byref
@@ -45,7 +45,7 @@ class Plan:
             next(stack.layers.parameters()).dtype,
         )
         self.detector = ChangeDetector(stack)
-        self.writer = object()  # identifies this plan on the caches it wrote, without keeping the plan alive
+        self.writer = object()  # becomes last_writer of the caches it writes; does not keep the plan alive
 
     def run(self, x: Tensor, positions: Tensor, encoder_output: EncoderOutput | None, cache: KeyValueCache) -> None:
         """Run x (B, T, D) through all layers and the final norm, in place; write keys and values to the cache.
@@ -76,11 +76,13 @@ class Plan:
     # --- structures
 
     def layer_struct(self, block: LoweredBlock) -> LayerStruct:
+        """Return the structure of a block, which points to its weights."""
         layer = LayerStruct(PLACEMENT_CODES[block.placement], ACTIVATION_CODES[block.activation], block.gated)
         layer.heads = self.heads(block.attention)
         layer.query_key_value = self.matrix_struct(block.query_key_value)
         layer.attention_output = self.matrix_struct(block.attention_output)
-        layer.gate_and_up, layer.down = self.matrix_struct(block.gate_and_up), self.matrix_struct(block.down)
+        layer.gate_and_up = self.matrix_struct(block.gate_and_up)
+        layer.down = self.matrix_struct(block.down)
         residuals = {_ATTENTION: block.attention_residual, FEED_FORWARD: block.feed_forward_residual}
         if block.cross_attention is not None:
             layer.has_cross_attention = 1
@@ -94,6 +96,7 @@ class Plan:
         return layer
 
     def heads(self, attention: LoweredAttention) -> Heads:
+        """Return the structure of an attention layer: the sizes of its heads, its rotation and its norms."""
         config = attention.config
         return Heads(
             config.num_heads,
@@ -107,6 +110,7 @@ class Plan:
         )
 
     def norm_struct(self, module: nn.Module) -> NormStruct:
+        """Return the structure of a norm, with float32 copies of its weight and bias; NO_NORM for an identity."""
         norm = lower_norm(module)
         if norm is None:
             return NormStruct()
@@ -116,6 +120,7 @@ class Plan:
         return NormStruct(NORM_CODES[norm.kind], norm.epsilon, weight_address, bias_address)
 
     def matrix_struct(self, projection: Projection) -> MatrixStruct:
+        """Return the structure of a weight matrix and its bias, and keep both alive."""
         bias = None if projection.bias is None else projection.bias.float()
         self.referenced += [bias, projection.weight]
         return describe_matrix(projection.weight, bias)

@@ -90,7 +90,7 @@ class GraphDecoder:
 
     # --- prompts
 
-    @torch.inference_mode()  # as generation/decoding.py, which may have created the cache
+    @torch.inference_mode()  # a cache that decoding.py created in inference mode can only be written in this mode
     def prefill(self, prompts: Sequence[Sequence[int]], chunk_size: int | None = None) -> Tensor:
         """Process the prompts, write their keys and values to the cache, and return logits after the last token (B, V).
 

@@ -1,4 +1,4 @@
-"""How long a workload takes on a measured machine.
+"""Predict how long a workload takes on a machine that has been measured.
 
 seconds = predict_seconds(workload, load_calibration("cpu"))
 """

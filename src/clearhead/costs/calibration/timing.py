@@ -1,4 +1,4 @@
-"""How long something takes: short kernels many times over, or a step that takes longer.
+"""Measure seconds: of short kernels, repeated many times, or of one longer step.
 
     time_runs([lambda: torch.mm(a, b)], "cpu"); time_step(step, "cuda")
 

@@ -2,7 +2,7 @@
 
     costs = operation_costs(Workload(config=config, phase="decode", context=4096, source=4096))
 
-workload         the question: a model, a phase, sizes, precision and GPUs
+workload         what is to be costed: a model, a phase, sizes, precision and GPUs
 parameters       number of parameters of every part of a model
 matrix_products  one matrix product: its FLOPs, its operands and its formula
 attention        the matrix products of attention, and how many keys a query attends to

@@ -101,6 +101,7 @@ def distinct_layers(stack: Stack) -> list[tuple[Layer, int]]:
 
 
 def labeled(operations: Iterable[Operation], stack: str, num_layers: int) -> list[Operation]:
+    """Return the operations with the stack that runs them and the number of its layers that do."""
     return [replace(operation, stack=stack, num_layers=num_layers) for operation in operations]
 
 

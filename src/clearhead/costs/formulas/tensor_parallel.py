@@ -53,10 +53,12 @@ def shard_heads(attention: GroupedAttention, num_gpus: int) -> GroupedAttention:
 
 
 def shard_feed_forward(config: FeedForward, num_gpus: int) -> FeedForward:
+    """Return the feed-forward that one GPU computes: its part of the inner columns."""
     return replace(config, width=divide(config.width, num_gpus, "feed-forward columns"))
 
 
 def divide(count: int, num_gpus: int, what: str) -> int:
+    """Return count / num_gpus; raise ClearheadError if it is not a whole number."""
     require(
         count % num_gpus == 0,
         f"tensor parallelism cannot divide {count} {what} among {num_gpus} GPUs; use a number that divides them",

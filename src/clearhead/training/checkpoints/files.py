@@ -39,12 +39,15 @@ class FileSystem:
     """The operations that a save performs on the disk."""
 
     def write(self, file: BinaryIO, chunk: bytes | memoryview) -> None:
+        """Append a chunk to an open file."""
         file.write(chunk)
 
     def fsync(self, descriptor: int) -> None:
+        """Wait until the file or folder is on the disk."""
         os.fsync(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
+        """Rename a file or folder atomically."""
         os.rename(old, new)
 
 
