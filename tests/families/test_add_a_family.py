@@ -16,7 +16,7 @@ from tests.parity.harness import check_float64, check_logits, check_mutants, che
 
 PAGE = Path(__file__).parents[2] / "docs" / "add-a-family.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-LISTING, FAMILY, PARITY_TEST, COUNT_TEST = BLOCKS
+LISTING, FAMILY, NETWORK_LISTING, PARITY_TEST, COUNT_TEST = BLOCKS
 
 
 def run_block(block: str, name: str) -> ModuleType:
@@ -41,6 +41,11 @@ PARITY = run_block(PARITY_TEST, "tests.parity.test_phi3")
 def test_the_listing_shows_the_fused_matrices(capsys):
     run_block(LISTING, "listing")
     assert "model.layers.0.self_attn.qkv_proj.weight (96, 48)" in capsys.readouterr().out
+
+
+def test_the_second_listing_shows_the_names_in_the_network(capsys):
+    run_block(NETWORK_LISTING, "network_listing")
+    assert "decoder.embedding.tokens.weight (32000, 4096)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("case", PARITY.CASES, ids=str)
