@@ -1,4 +1,4 @@
-"""The demo: download a real model, let it continue a sentence, and show its architecture.
+"""The demo: download a real model, let it answer a question and continue a sentence, and show its architecture.
 
 run(clearhead.cli.app.download_bar)
 """
@@ -12,9 +12,11 @@ from clearhead.api import Model, create, load
 from clearhead.architecture import Rope
 from clearhead.catalog import DownloadError, get
 from clearhead.families import llama_config
+from clearhead.generation import Stream
 from clearhead.summary import print_summary, summarize
 from clearhead.tokenization import byte_tokenizer
 
+QUESTION = "What is the capital of France?"
 PROMPT = "The three primary colors are red, yellow, and"
 NUM_TOKENS = 32
 
@@ -33,16 +35,19 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
         print(f"SmolLM2 could not be downloaded ({error}); a small random model is used instead.\n")
         model, title = random_model(), "A small random model (its text is noise)"
         next_command = "clearhead get smollm2 (when a network is available)"
-    print(f"{title} continues a sentence with greedy decoding:\n")
-    _stream_continuation(model)
+    if model.has_chat_template:
+        print(f"{title} answers a question with its chat template:\n\n{QUESTION}")
+        _print_stream(model.stream(model.encode_chat(QUESTION), max_new_tokens=NUM_TOKENS))
+    print(f"{title} continues a sentence:\n")
+    sys.stdout.write(PROMPT)
+    _print_stream(model.stream(PROMPT, max_new_tokens=NUM_TOKENS))
     print_summary(summarize(model.config), title)
     print(f"\nNext: {next_command}, clearhead show deepseek-v3, clearhead --help")
 
 
-def _stream_continuation(model: Model) -> None:
-    sys.stdout.write(PROMPT)
+def _print_stream(stream: Stream) -> None:
+    """Print a text while it is generated, then the time it took."""
     started = time.perf_counter()
-    stream = model.stream(PROMPT, max_new_tokens=NUM_TOKENS)
     for piece in stream:
         sys.stdout.write(piece)
         sys.stdout.flush()

@@ -4,7 +4,6 @@ clearhead generate smollm2 "The capital of France is"
 """
 
 import sys
-from dataclasses import asdict
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,10 +17,10 @@ from clearhead.cli.app import (
     errors,
     loading_bar,
     print_json,
-    print_message,
     table_console,
 )
 from clearhead.cli.sampling import takes_sampling
+from clearhead.cli.texts import prepare_prompt, print_generations, print_generations_as_json, print_notes, print_stream
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.options import (
     CHAT_DEFAULTS,
@@ -34,7 +33,6 @@ from clearhead.options import (
 
 if TYPE_CHECKING:
     from clearhead.api import Model
-    from clearhead.generation import Generation, Stream
 
 DtypeOption = Annotated[
     str | None,
@@ -59,17 +57,27 @@ FastOption = Annotated[
     ),
 ]
 _SEARCH = {"rich_help_panel": "Search"}
-PAST_CONTEXT = "the text is longer than the model's context of {context:,} tokens; its quality may degrade beyond that"
 WEIGHTS = ("full", "stored", "int8", "int4")  # those of clearhead.checkpoint, which imports torch
 _BEAM_DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(BeamOptions)}
 
 
-@app.command(epilog='Example: `clearhead generate smollm2 "The capital of France is" --max-new-tokens 20`')
+@app.command(
+    epilog='Examples: `clearhead generate smollm2 "What is the capital of France?"`, '
+    '`clearhead generate smollm2 "The capital of France is" --raw --max-new-tokens 20`'
+)
 @takes_sampling(SamplingOptions())
 def generate(
     model: ModelArgument,
-    prompt: Annotated[str, typer.Argument(help="The text to continue or translate; - reads it from standard input.")],
+    prompt: Annotated[
+        str, typer.Argument(help="The text to answer, continue or translate; - reads it from standard input.")
+    ],
     sampling: dict[str, Any],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the text, even if the model has a chat template to answer with.")
+    ] = False,
+    system: Annotated[
+        str | None, typer.Option(help="System message: instructions for the answer, for models with a chat template.")
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="Number of texts: samples, or the best beams.", **_SEARCH)] = 1,
     beams: Annotated[
         int | None,
@@ -101,12 +109,18 @@ def generate(
     fast: FastOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Continue a text, or translate it with an encoder-decoder, and print the result while it is generated."""
+    """Answer a question, continue a text or translate it, and print the result while it is generated.
+
+    A model with a chat template answers the prompt; --raw continues it instead. A model without one continues the
+    prompt, and an encoder-decoder translates it. On a terminal, a prompt that is continued is shown dim.
+    """
     _check_weights(weights)
     if beams is None:
         check_temperature_is_set(sampling, n)
     if logprobs is not None and not as_json:
         raise ClearheadError("--logprobs needs --json, which prints the log-probabilities; add --json")
+    if raw and system is not None:
+        raise ClearheadError("--system is part of the chat template, which --raw leaves out; give only one of them")
     from clearhead.api import RecurrentBaseline
 
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
@@ -115,12 +129,13 @@ def generate(
     options = sampling | {name: value for name, value in given.items() if value is not None}
     if speculate is not None:
         options["speculate"] = _load_speculation(speculate, dtype, device)
+    prepared = prepare_prompt(loaded, text, raw, system)
     if beams is None and n == 1 and not as_json and not isinstance(loaded, RecurrentBaseline):
-        generations = [_print_stream(loaded.stream(text, **options))]
+        generations = [print_stream(prepared, loaded.stream(prepared.input, **options))]
     else:
-        generations = loaded.generate_many([text], n, **options)
-        _print_generations(text, generations, as_json)
-    _warn_about_context(generations, loaded.network.config.context)
+        generations = loaded.generate_many([prepared.input], n, **options)
+        (print_generations_as_json if as_json else print_generations)(prepared, generations)
+    print_notes(loaded, prepared, generations)
 
 
 @app.command(epilog="Example: `clearhead chat smollm2`")
@@ -188,7 +203,7 @@ def verify(
 
 @app.command(epilog="Example: `clearhead demo`")
 def demo() -> None:
-    """Download SmolLM2, continue a sentence and show the model's architecture, in less than two minutes."""
+    """Download SmolLM2, let it answer a question, and show its architecture, in less than two minutes."""
     from clearhead.cli.demo import run
 
     run(download_bar)
@@ -222,30 +237,3 @@ def _load_speculation(name: str, dtype: str | None, device: str | None) -> "Mode
         if get_close_matches(name, ["lookup"]):
             raise unknown_name("speculation", name, ["lookup"]) from None
         raise
-
-
-def _print_stream(stream: "Stream") -> "Generation":
-    """Print a text while it is generated."""
-    for piece in stream:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
-    return stream.generation
-
-
-def _print_generations(prompt: str, generations: "list[Generation]", as_json: bool) -> None:
-    """Print one text, or several with numbers; as JSON one object, or a list of them."""
-    if as_json:
-        data = [{"prompt": prompt} | asdict(generation) for generation in generations]
-        print_json(data[0] if len(data) == 1 else data)
-        return
-    for number, generation in enumerate(generations, start=1):
-        typer.echo(generation.text if len(generations) == 1 else f"[{number}] {generation.text}")
-
-
-def _warn_about_context(generations: "list[Generation]", context: int) -> None:
-    """Print a note if a text is longer than the model's context, or ended because the context is full."""
-    if any(generation.num_past_context for generation in generations):
-        print_message("note", PAST_CONTEXT.format(context=context))
-    elif any(generation.finish_reason == "context" for generation in generations):
-        print_message("note", f"the text ends because the model's context of {context:,} tokens is full")

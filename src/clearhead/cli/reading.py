@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import JsonOption, ModelArgument, app, print_json, print_message
-from clearhead.cli.generate import PAST_CONTEXT, DeviceOption, DtypeOption, load_model
+from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
+from clearhead.cli.texts import PAST_CONTEXT
 from clearhead.errors import ClearheadError
 
 
