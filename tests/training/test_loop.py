@@ -207,7 +207,7 @@ def test_recurrent_networks_train_in_the_same_loop(tmp_path):
         ({"model": {"kind": "loaded_model", "name": "x"}}, r"remove \[tokenizer\]"),
         ({"lora": {"rank": 2}}, "needs a model of kind loaded_model"),
         ({"train": {"balance": {"kind": "balance_loss"}}}, "no experts to balance"),
-        ({"train": {"accumulation": 3}}, r"train\.batch_size 8 is not a multiple of train\.accumulation 3"),
+        ({"train": {"accumulation": 3}}, r"train\.batch_size is 8; it must be a multiple of train\.accumulation, 3"),
         ({"train": {"stesp": 3}}, "did you mean 'steps'"),
         ({"train": {"num_workers": 10**6}}, r"train\.num_workers is 1000000; it must be at most 256"),
         ({"train": {"optimizer": {"kind": "adam"}}}, "adam_w"),

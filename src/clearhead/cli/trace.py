@@ -18,24 +18,27 @@ def trace(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(help="The text to read; - reads it from standard input.")],
     source: Annotated[
-        str | None, typer.Option(help="The text that an encoder-decoder reads; TEXT is the answer to it.")
+        str | None, typer.Option(help="Input of the encoder of an encoder-decoder; TEXT is the input of its decoder.")
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(help="Layer, from 0, or from the end if negative; by default the last.")
+        int | None, typer.Option(help="Layer to show, from 0, or from the end if negative; by default the last.")
     ] = None,
-    head: Annotated[int | None, typer.Option(help="Head, from 0; by default all heads of the layer.")] = None,
-    lens: Annotated[bool, typer.Option("--lens", help="Also show what each layer would predict next.")] = False,
+    head: Annotated[int | None, typer.Option(help="Head to show, from 0; by default all heads of the layer.")] = None,
+    lens: Annotated[
+        bool, typer.Option("--lens", help="Also show the logit lens: the next token that each layer would predict.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Output file: .html (every head), .png, or .safetensors (all numbers).")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Precision: float32, float64, bfloat16 or float16.")] = "float32",
     device: DeviceOption = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show which tokens a model attends to.
 
-    The result is a heatmap in the terminal, or with --out an HTML page with every head, a picture, or all numbers.
+    Print a heatmap of the attention weights, averaged over heads unless --head is given. With --out, write an HTML page
+    with every head, a PNG picture, or a safetensors file with all numbers instead.
     """
     from rich.console import Console
 
@@ -77,7 +80,7 @@ def book(
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show attention, masks, positions and the cache worked out on small numbers, computed on the spot."""
+    """Show worked examples with small numbers: attention, masks, positions and the cache."""
     from rich.console import Console
 
     from clearhead.files import check_output_path, write_text

@@ -101,7 +101,7 @@ class Trace(TraceRecord):
 
     @inference
     def values(self, layer: int, head: int, stack: str | None = None) -> Tensor:
-        """Return the value vectors (S, H of values) that a head averages."""
+        """Return the value vectors of one head, (S, H), where H is the width of a value."""
         heads = self.self_heads(layer, stack)
         return heads.values[0, heads.key_value_head(check_index("head", head, heads.num_heads))]
 

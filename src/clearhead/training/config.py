@@ -53,7 +53,7 @@ class TrainConfig(CheckedConfig):
         require(self.average is None or self.average < 1, f"train.average is {self.average}; it must be below 1")
         require(
             self.batch_size % self.accumulation == 0,
-            f"train.batch_size {self.batch_size} is not a multiple of train.accumulation {self.accumulation}",
+            f"train.batch_size is {self.batch_size}; it must be a multiple of train.accumulation, {self.accumulation}",
         )
         require(
             self.strategy != "tp" or not isinstance(self.optimizer, Muon),

@@ -128,7 +128,7 @@ def build_model_config(model: ModelChoice, vocab_size: int) -> ModelConfig | Rec
 def _decoder_config(model: DecoderModel, vocab_size: int) -> ModelConfig:
     require(
         model.width % model.num_heads == 0,
-        f"model.width {model.width} is not a multiple of model.num_heads {model.num_heads}; change one of them",
+        f"model.width is {model.width}; it must be a multiple of model.num_heads, {model.num_heads}",
     )
     attention = GroupedAttention(
         num_heads=model.num_heads,
