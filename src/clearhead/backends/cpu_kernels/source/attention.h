@@ -38,7 +38,7 @@ struct RotationAngles {
   int64_t row_stride;          // 0 if all sequences share them
 };
 
-// Normalise and rotate one head of token t of sequence b; y may be x.
+// Normalize and rotate one head of token t of sequence b; y may be x.
 inline void norm_and_rotate(float* y, const float* x, const Heads& heads, const Norm& norm,
                             const RotationAngles& angles, int64_t b, int64_t t) {
   normalize(y, x, heads.H, norm);

@@ -1,6 +1,6 @@
 // The inputs of a product: W as it is stored, a norm, and rows of x in the number format of W.
 //
-// A quantised W consists of groups of 32 values along K that share a float16 scale (and offset): value = scale * q +
+// A quantized W consists of groups of 32 values along K that share a float16 scale (and offset): value = scale * q +
 // offset. x is rounded to int8 with a scale for each of the same groups, so that 64 products are one instruction
 // (vpdpbusd: 16 sums of four u8 * s8). One side must be unsigned; this is W, with its zero point moved to 0:
 //
@@ -38,7 +38,7 @@ inline int64_t row_bytes(const Matrix& w) {
   return w.kind == FLOAT32 ? w.K * 4 : w.kind == BFLOAT16 ? w.K * 2 : w.num_groups * (w.kind == INT8 ? 32 : 16);
 }
 
-// A row of x for a quantised W.
+// A row of x for a quantized W.
 struct QuantizedRow {
   std::vector<float> values;
   std::vector<int8_t> quants;       // in the order of W's values in a vector register
@@ -61,7 +61,7 @@ inline void normalize(float* y, const float* x, int64_t K, const Norm& norm) {
   for (int64_t k = 0; k < K; k++) y[k] = (x[k] - mean) * scale * norm.weight[k] + (norm.bias ? norm.bias[k] : 0);
 }
 
-// Return where value k of a row stands in the vector registers. With 4 bits, a byte holds values j and j + 16 of its
+// Return where value k of a row is in the vector registers. With 4 bits, a byte holds values j and j + 16 of its
 // group, and a register holds two groups a and b as a0-15 b0-15 a16-31 b16-31.
 inline int64_t register_position(int64_t k, WeightKind kind) {
   if (kind == INT8) return k;
@@ -74,8 +74,8 @@ struct QuantizedGroup {
   int sum;  // of the quants
 };
 
-// Quantise 32 values to int8. Without their sign, floats compare like their bits, with infinity and NaN above all
-// others. The scale is NaN if there is one of these, since integers cannot represent them.
+// Quantize 32 values to int8. Without their sign, floats compare like their bits, with infinity and NaN above all
+// others. If a value is infinite or NaN, which integers cannot represent, the scale is NaN.
 inline QuantizedGroup quantize_group(int8_t* quants, const float* values) {
   int32_t bits[32], largest_bits = 0, sum = 0;
   std::memcpy(bits, values, sizeof(bits));
@@ -132,7 +132,7 @@ struct InputRows {
     sums.resize(initial_sums.size());
   }
 
-  // Normalise row m of x and convert it to the format of W.
+  // Normalize row m of x and convert it to the format of W.
   void set_row(int64_t m, const float* x, const Matrix& w, const Norm& norm) {
     thread_local std::vector<float> values;
     values.assign(words_per_row(w) * (w.kind == FLOAT32 ? 1 : w.kind == BFLOAT16 ? 2 : 4), 0);

@@ -2,15 +2,28 @@
 // loop and waits at barriers for the others. The functions at the end are called from Python, and structures.py mirrors
 // the structures.
 //
-//     vectors.h     number formats, dot products of quantised groups
+//     vectors.h     number formats, dot products of quantized groups
 //     inputs.h      W, norms, rows of x in the format of W
 //     tiles.h       products of a few rows that stay in registers
 //     linear.h      y = W norm(x) for few rows of x           prompt.h     the same for many rows, and their attention
 //     attention.h   attention of one new token per sequence
+//
+// Words for pieces of data, from small to large:
+//
+//     word          32 bits along K: one float, two bfloat16 or four 8-bit integers
+//     group         32 quantized values along K that share a scale (and an offset)
+//     vector        16 words, one AVX-512 register
+//     tile          a few rows of x times a few rows of W, whose sums all stay in registers
+//     band, panel   BAND rows of x; PANEL rows of W, transposed, so that a vector holds one word of 16 rows
+//     share         the rows of W that a thread takes at a time
+//     span, state   a range of cache slots; the softmax maximum, sum and output of a span
 #include "prompt.h"
 
+// Where a branch f has its norms n and n': x + f(n x), n(x + f x) or x + n'(f(n x)).
+enum Placement : int32_t { PRE, POST, SANDWICH };
+
 struct Layer {
-  int32_t placement;  // 0 pre: x + f(n x); 1 post: n(x + f x); 2 sandwich: x + n'(f(n x))
+  Placement placement;
   Activation activation;
   int32_t gated, has_cross_attention;
   Heads heads, cross_heads;
@@ -25,7 +38,7 @@ struct Workspace {
   FloatKeysValues& floats;
 };
 
-// Dequantise row n of W.
+// Dequantize row n of W. Byte j of an int4 group holds values j and j + 16.
 template <class Element>
 static void unpack(Element* y, const Matrix& w, int64_t n) {
   const uint8_t* values = (const uint8_t*)w.values + n * w.num_groups * (w.kind == INT8 ? 32 : 16);
@@ -62,13 +75,13 @@ static void linear(const Thread& thread, float* y, const float* x, int64_t M, co
 // Add the last product of a branch, W `from`, to the residual stream x, with the norms of the layer's placement.
 static void add_branch(const Thread& thread, const Layer& layer, int branch, const Workspace& space, const float* from,
                        const Matrix& w, int64_t M) {
-  if (layer.placement == 0)
+  if (layer.placement == PRE)
     return linear(thread, space.x, from, M, w, UNNORMALIZED, IDENTITY, false, space.x, space.rows);
-  const float* residual = layer.placement == 1 ? space.x : nullptr;
+  const float* residual = layer.placement == POST ? space.x : nullptr;
   linear(thread, space.branch, from, M, w, UNNORMALIZED, IDENTITY, false, residual, space.rows);
   for (int64_t m = thread.first(M); m < thread.last(M); m++) {
     float *x = space.x + m * w.N, *y = space.branch + m * w.N;
-    if (layer.placement == 1) {
+    if (layer.placement == POST) {
       normalize(x, y, w.N, layer.norms[branch]);
     } else {
       normalize(y, y, w.N, layer.branch_norms[branch]);
@@ -94,7 +107,7 @@ static void run_layer(const Thread& thread, const Layer& layer, const KeyValueVi
                       int64_t T) {
   const int64_t M = B * T;
   auto norm_before = [&](int branch) -> const Norm& {
-    return layer.placement == 1 ? UNNORMALIZED : layer.norms[branch];
+    return layer.placement == POST ? UNNORMALIZED : layer.norms[branch];
   };
   linear(thread, space.projected, space.x, M, layer.query_key_value, norm_before(0), IDENTITY, false, nullptr,
          space.rows);
@@ -214,7 +227,7 @@ int32_t clearhead_attend_prompt(float* y, const float* q, int64_t B, int64_t T, 
   return 1;
 }
 
-// Dequantise W to y (N, K), for the token table and for gradients.
+// Dequantize W to y (N, K), for the token table and for gradients.
 int32_t clearhead_unpack(void* y, const Matrix* w, int32_t as_bfloat16) {
 #pragma omp parallel
   {

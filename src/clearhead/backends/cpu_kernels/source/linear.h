@@ -14,8 +14,11 @@ struct Thread {
   int64_t last(int64_t total) const { return total * (number + 1) / count; }
 };
 
-// Numbers of rows of x up to which W is multiplied as it is stored: a quantised W row by row, a plain W in tiles. More
-// rows use panels (prompt.h).
+// `linear` in kernels.cpp chooses by the kind of W and the number of rows of x:
+//
+//     rows of x                      quantized W                   plain W
+//     up to max_stored_rows(w)       linear_packed, row by row     linear_plain, in tiles
+//     more                           linear_panels (prompt.h)      linear_panels
 #ifdef CLEARHEAD_AVX512
 constexpr int64_t MAX_INT8_ROWS = 4, MAX_INT4_ROWS = 4, MAX_PLAIN_ROWS = 48;
 #else
@@ -73,7 +76,7 @@ inline float dot(const Matrix& w, int64_t n, const QuantizedRow& x) {
 // 15 ms on a busy one; reading one row after another, with it, takes 9 and 10 ms.
 constexpr int64_t PREFETCH_DISTANCE = 5120;
 
-// Multiply rows [first, last) of a quantised W with all rows of x.
+// Multiply rows [first, last) of a quantized W with all rows of x.
 inline void multiply(const Output& to, const Matrix& w, int64_t first, int64_t last, const QuantizedRow* x, int64_t M) {
   const int64_t bytes = row_bytes(w);
   for (int64_t n = first; n < last; n++) {
@@ -146,7 +149,7 @@ inline void project(const Thread& thread, float* y, const PreparedRows& x, int64
   if (gated) multiply({y, N, nullptr, true}, skip_rows(w, N), first, last, x, M);
 }
 
-// Compute y for a quantised W.
+// Compute y for a quantized W.
 inline void linear_packed(const Thread& thread, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
                           Activation activation, bool gated, const float* residual) {
   thread_local std::vector<QuantizedRow> rows;

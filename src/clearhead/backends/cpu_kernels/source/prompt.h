@@ -1,6 +1,6 @@
 // Products and attention for many rows at once, as in a prompt or a large batch. The time is that of the
 // multiplications, not that of reading W. W is transposed 32 rows at a time into a panel, which stays in the
-// processor's cache while all rows of x are multiplied with it; keys and values likewise. References and shapes as in
+// processor's cache while all rows of x are multiplied with it; keys form panels too. References and shapes as in
 // linear.h and attention.h; T tokens of each of B sequences.
 #pragma once
 #include "attention.h"
@@ -172,7 +172,7 @@ struct FloatKeysValues {
   }
 };
 
-// Turn scores (rows, S) into unnormalised softmax weights, and compute their sums. Row r attends to slots below
+// Turn scores (rows, S) into unnormalized softmax weights, and compute their sums. Row r attends to slots below
 // ends[r].
 inline void exponentiate_scores(float* scores, float* sums, const int64_t* ends, int64_t rows, int64_t S,
                                 const uint8_t* allowed, int64_t num_slots) {

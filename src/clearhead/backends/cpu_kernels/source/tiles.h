@@ -120,7 +120,7 @@ inline void multiply_stored(float* y, const uint32_t* x, int64_t stride, const c
   asm volatile("" : : "r"(y) : "memory");
 }
 #else
-constexpr int TILE_X = 1, TILE_W = 1;  // smaller registers hold no tile of sums; the compiler vectorises the plain loop
+constexpr int TILE_X = 1, TILE_W = 1;  // smaller registers hold no tile of sums; the compiler vectorizes the plain loop
 
 template <int rows, int columns, class WordFormat>
 inline void multiply_stored(float* y, const uint32_t* x, int64_t, const char* const (&w)[columns], int64_t bytes,
@@ -214,7 +214,7 @@ inline Vector to_floats(Words signed_sums) {
   return __builtin_convertvector((Integers)signed_sums, Vector);
 }
 
-// The same for quantised groups.
+// The same for quantized groups.
 template <int rows>
 inline void multiply_packed_panel(float* y, const uint32_t* x, const BandScales& band, const uint32_t* w,
                                   const PanelScales& panel, int64_t num_groups) {

@@ -1,4 +1,4 @@
-// Number formats, and dot products of quantised groups: with AVX-512 instructions, or plain loops for other processors.
+// Number formats, and dot products of quantized groups: with AVX-512 instructions, or plain loops for other processors.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -38,9 +38,9 @@ inline float from_float16(uint16_t x) {
   return float_from_bits(bits);
 }
 
-// Return e^x in plain arithmetic, so that the compiler can vectorise a loop of it: 2^n times a Taylor polynomial on
+// Return e^x in plain arithmetic, so that the compiler can vectorize a loop of it: 2^n times a Taylor polynomial on
 // [-ln 2 / 2, ln 2 / 2], with an error of 2e-7.
-// It must be inlined: a loop that calls it is not vectorised, and attention over 8,000 slots took a third longer.
+// It must be inlined: a loop that calls it is not vectorized, and attention over 8,000 slots took a third longer.
 [[gnu::always_inline]] inline float exponential(float x) {
   x = x < -87 ? -87 : x > 88 ? 88 : x;
   const float n = __builtin_rintf(x * 1.44269504f), r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -48,7 +48,7 @@ inline float from_float16(uint16_t x) {
   return p * float_from_bits(uint32_t(int32_t(n) + 127) << 23);
 }
 
-// Return the largest of `count` values. The compiler vectorises the loop over 16 lanes; it could not vectorise one over
+// Return the largest of `count` values. The compiler vectorizes the loop over 16 lanes; it could not vectorize one over
 // `count` alone, because a maximum must not be reordered if there may be NaN.
 inline float max_of(const float* x, int64_t count) {
   float lanes[16];
@@ -60,7 +60,7 @@ inline float max_of(const float* x, int64_t count) {
   return lanes[0];
 }
 
-// A row of x, quantised in groups of 32 values.
+// A row of x, quantized in groups of 32 values.
 struct QuantizedGroups {
   const int8_t* quants;
   const float *scales, *sums;  // padded to whole vectors; a sum is scale * sum of quants
