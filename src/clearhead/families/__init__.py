@@ -73,12 +73,12 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def presets() -> tuple[str, ...]:
-    """Return the names of all released sizes."""
+    """Return the names of all presets, one for each released model size."""
     return tuple(name for family in FAMILIES for name in family.presets)
 
 
 def preset(name: str) -> ModelConfig:
-    """Return the configuration of a released model."""
+    """Return the config of a released model; `presets()` lists the names."""
     for family in FAMILIES:
         if name in family.presets:
             return family.presets[name]()

@@ -101,7 +101,7 @@ class _TraceReader:
     def open(path: Path, device: str) -> "_TraceReader":
         """Read the tensors and the metadata of a file."""
         if not path.is_file():
-            raise ClearheadError(f"there is no file {path}")
+            raise ClearheadError(f"{path} does not exist; trace.save(path) writes a trace")
         try:
             with safe_open(path, framework="pt", device=device) as file:
                 metadata = parse_json((file.metadata() or {}).get(_METADATA_KEY, "null"), "its metadata is ")
