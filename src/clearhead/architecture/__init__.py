@@ -3,7 +3,7 @@
     config        a model, its stacks and layers, embedding, output head, dropout, initial weights
     attention     grouped and latent attention
     feed_forward  dense feed-forward layers and mixtures of experts
-    norms         normalisation layers
+    norms         normalization layers
     positions     position encodings
     patterns      which keys a query may attend to
 

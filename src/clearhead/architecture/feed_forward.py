@@ -48,7 +48,7 @@ class Router(CheckedConfig):
     softcap: float | None = None
     selection_bias: bool = False  # added to the scores for the choice only, never for the weights (DeepSeek-V3)
     groups: ExpertGroups | None = None
-    renormalize_epsilon: float | None = None  # weights / (their sum + epsilon); None: no renormalisation
+    renormalize_epsilon: float | None = None  # weights / (their sum + epsilon); None: no renormalization
     scale: float = 1.0
     weighs: Literal["output", "input"] = "output"  # Llama 4 multiplies the expert's input
 

@@ -1,4 +1,4 @@
-"""Configs of the normalisation layers. Their formulas are computed in model/norms.py.
+"""Configs of the normalization layers. Their formulas are computed in model/norms.py.
 
 RmsNorm(epsilon=1e-5)
 """

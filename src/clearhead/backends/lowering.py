@@ -75,7 +75,7 @@ class LoweredAttention:
 
     config: GroupedAttention
     scale: float
-    query_norm: nn.Module  # nn.Identity if queries are not normalised
+    query_norm: nn.Module  # nn.Identity if queries are not normalized
     key_norm: nn.Module
     rotary_pairs: int  # pairs of entries that are rotated in each head; 0 without rotary positions
     interleaved: bool  # pairs are (2j, 2j + 1); otherwise (j, j + rotary_pairs)

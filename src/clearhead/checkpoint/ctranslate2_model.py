@@ -47,7 +47,7 @@ def is_ctranslate2(folder: Path) -> bool:
 
 
 def load_ctranslate2(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
-    """Load a Marian model. The default dtype is that of the matrices, or float32 if they are quantised."""
+    """Load a Marian model. The default dtype is that of the matrices, or float32 if they are quantized."""
     checkpoint, where = open_ctranslate2(folder), str(folder / WEIGHTS_FILE)
     config = config_of(folder, checkpoint)
     tensors = _with_start_token(checkpoint, where)
@@ -98,7 +98,7 @@ def config_of(folder: Path, checkpoint: CTranslate2Checkpoint) -> ModelConfig:
 
 
 def _matrix_dtype(checkpoint: CTranslate2Checkpoint) -> torch.dtype:
-    """Return the dtype of the matrices, or float32 if they are quantised."""
+    """Return the dtype of the matrices, or float32 if they are quantized."""
     matrix = checkpoint.tensors.get("encoder/layer_0/ffn/linear_0/weight")
     return torch.float32 if matrix is None or not matrix.is_floating_point() else matrix.dtype
 

@@ -2,7 +2,7 @@
 
     file = open_gguf("model.gguf"); file.metadata["general.architecture"], file.read("token_embd.weight").shape
 
-`read` returns plain numbers as they are stored, and quantised tensors as float32, which takes at most 13 times their
+`read` returns plain numbers as they are stored, and quantized tensors as float32, which takes at most 13 times their
 bytes. Tensors may not overlap, so the file size bounds the memory of all of them together.
 """
 
@@ -40,7 +40,7 @@ class GgufFile:
         return stored.reshape(-1, tensor.block_type.bytes_per_block)
 
     def read(self, name: str) -> Tensor:
-        """Return the values of a tensor: quantised blocks as float32, plain numbers in their own dtype."""
+        """Return the values of a tensor: quantized blocks as float32, plain numbers in their own dtype."""
         blocks, tensor = self.read_blocks(name), self.tensors[name]
         return dequantize(blocks, tensor.block_type).reshape(tensor.shape)
 

@@ -1,8 +1,8 @@
-"""Dequantise the block formats of GGUF tensors: bytes to quants, scales and offsets, and these to float32.
+"""Dequantize the block formats of GGUF tensors: bytes to quants, scales and offsets, and these to float32.
 
     values = dequantize(blocks, BLOCK_TYPES[3])   # Q4_1: (num_blocks, 20) uint8 -> (num_blocks, 32) float32
 
-A row of a quantised matrix consists of blocks, and a block of G groups. All values of a group share one scale and one
+A row of a quantized matrix consists of blocks, and a block of G groups. All values of a group share one scale and one
 offset:
 
     value = scale * quant + offset        (the offset is 0 if the format has none)

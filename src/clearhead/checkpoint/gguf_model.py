@@ -3,7 +3,7 @@
     loaded = load_gguf(Path("model.gguf"), LoadOptions(weights="stored"))
 
 The header is parsed once, for config, weights and tokenizer. With stored weights, matrices whose blocks the kernels can
-use (Q4_0, Q4_1, Q8_0) go from the file to the network as they are and are never dequantised.
+use (Q4_0, Q4_1, Q8_0) go from the file to the network as they are and are never dequantized.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ _SPECIAL_ID_KEYS = {
 
 
 def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
-    """Load a GGUF file. Without a dtype in `options`, that of the token table is used: float32 if it is quantised."""
+    """Load a GGUF file. Without a dtype in `options`, that of the token table is used: float32 if it is quantized."""
     file = open_gguf(path)
     architecture, table = gguf_architecture(file.metadata), file.tensors.get(TOKEN_TABLE)
     if options.dtype is None and table is not None:
@@ -57,7 +57,7 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
 
 
 def _read_stored(file: GgufFile, name: str) -> Tensor | PackedWeight:
-    """Return a matrix with its quantised blocks if the kernels support their type, and any other tensor as numbers."""
+    """Return a matrix with its quantized blocks if the kernels support their type, and any other tensor as numbers."""
     tensor = file.tensors[name]
     if len(tensor.shape) != 2 or tensor.block_type.name not in NATIVE_BLOCK_TYPES:
         return file.read(name)

@@ -64,9 +64,9 @@ def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
 
 @contextmanager
 def _explain_quantization(settings: Settings) -> Iterator[None]:
-    """Add to an error that config.json declares quantised weights.
+    """Add to an error that config.json declares quantized weights.
 
-    The declaration alone is not an error, because a config may keep it after the weights were dequantised.
+    The declaration alone is not an error, because a config may keep it after the weights were dequantized.
     """
     try:
         yield

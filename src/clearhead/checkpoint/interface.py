@@ -18,7 +18,7 @@ Progress = Callable[[str, int, int], None]
 """Called as progress(tensor_name, num_done, num_total) after each tensor."""
 
 Weights = Literal["full", "stored", "int8", "int4"]
-"""full: numbers. stored: the quantised blocks of a GGUF file. int8, int4: quantised while loading."""
+"""full: numbers. stored: the quantized blocks of a GGUF file. int8, int4: quantized while loading."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class LoadOptions:
 
     @property
     def bits(self) -> Bits | None:
-        """The format to quantise to, if any."""
+        """The format to quantize to, if any."""
         return self.weights if self.weights in ("int8", "int4") else None
 
 

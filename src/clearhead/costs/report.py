@@ -36,7 +36,7 @@ _MEMORY_PARTS = {
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """FLOPs per training token by the two conventions of model FLOPs utilisation (MFU).
+    """FLOPs per training token by the two conventions of model FLOPs utilization (MFU).
 
     P is the number of weights that a token is multiplied by. `palm`: 6·P + 12·L·N·H·T, which counts all pairs of
     queries and keys (Chowdhery et al. 2022, appendix B). `causal`: only the pairs that the mask allows, which is half

@@ -35,7 +35,7 @@ def continuation(source: Sequence[int], target: Sequence[int], start: int, end: 
 def masked(
     ids: Ids, keys: Keys, mask_id: int, vocab_size: int, special_ids: Collection[int], share: float = 0.15
 ) -> tuple[Ids, Ids]:
-    """Return inputs and targets of masked language modelling (Devlin et al. 2018, §3.1): (B, T) -> (B, T) each.
+    """Return inputs and targets of masked language modeling (Devlin et al. 2018, §3.1): (B, T) -> (B, T) each.
 
     A `share` of the tokens are targets. Of these, 80 % are replaced by the mask, 10 % by a random token, and 10 % stay.
     Special tokens are never targets. Every row gets at least one target if it has an ordinary token.

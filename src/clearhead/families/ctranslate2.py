@@ -47,7 +47,7 @@ WITHOUT_EFFECT = (
     r"decoder/alignment_(layer|heads)",  # selects the attention weights to display
     r"decoder/(alibi_use_positive_positions|scale_alibi)",  # Marian models do not use ALiBi
     r"encoder/embeddings_merge",  # there is only one embedding
-    r".*/keep_in_float32",  # concerns quantisation
+    r".*/keep_in_float32",  # concerns quantization
 )
 
 

@@ -180,7 +180,7 @@ def _read_experts(settings: Settings, is_v3: bool) -> Experts:
         router = _router_v3(_read_groups(settings, "top2_sum"), scale, settings.boolean("norm_topk_prob", True))
     else:
         settings.allow_only("scoring_func", "softmax")
-        settings.allow_only("norm_topk_prob", False)  # if True, DeepSeek's code renormalises, transformers' does not
+        settings.allow_only("norm_topk_prob", False)  # if True, DeepSeek's code renormalizes, transformers' does not
         method, known = settings.string("topk_method", "greedy"), ("greedy", "group_limited_greedy")
         if method not in known:
             raise unknown_name(f"topk_method in {settings.where}:", method, known)

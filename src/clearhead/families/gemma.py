@@ -1,6 +1,6 @@
 """Gemma 3, language part: five layers with sliding-window attention for each layer with full attention.
 
-Norms before and after each branch, whose weights are stored minus 1; normalised queries and keys; GeGLU; embeddings
+Norms before and after each branch, whose weights are stored minus 1; normalized queries and keys; GeGLU; embeddings
 multiplied by √width. Windowed layers have their own rotary base. Sources: Gemma 3 (2025, Table 1), the config.json of
 each release. `attn_logit_softcapping` belongs to Gemma 2; transformers' Gemma 3 ignores it, and so do we.
 """

@@ -3,7 +3,7 @@
     settings = gguf_settings(metadata, shapes, where="model.gguf"); names = gguf_architecture(metadata).tensor_names
 
 The keys are llama.cpp's (`gguf` package, constants.py). Its converter stores the rotary pairs of the `llama`
-architecture as neighbouring rows, adds 1 to Gemma's norm weights, and transposes GPT-2's matrices.
+architecture as neighboring rows, adds 1 to Gemma's norm weights, and transposes GPT-2's matrices.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Grok 1 and 2: norms before and after each branch, capped scores, two of eight large experts without renormalisation.
+"""Grok 1 and 2: norms before and after each branch, capped scores, two of eight large experts without renormalization.
 
 Sources: xAI's model.py and run.py (2024) for Grok 1; the config.json of Grok 2 (2025) and the `grok.py` of sglang,
 which xAI recommends for serving it. Grok 2 adds a dense feed-forward beside the experts, also caps the router and the

@@ -212,7 +212,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     return require_round_trip(data, config, read_config)
 
 
-# The names in Meta's own checkpoints and in llama2.c files, whose rotary pairs are neighbouring rows
+# The names in Meta's own checkpoints and in llama2.c files, whose rotary pairs are neighboring rows
 META_LLAMA_NAMES: NameTable = {
     "tok_embeddings.weight": "decoder.embedding.tokens.weight",
     "layers.{layer}.attention.wq.weight": Interleaved((f"{LAYER}.attention.query.weight",)),

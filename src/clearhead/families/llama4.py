@@ -1,6 +1,6 @@
 """Llama 4, language part: chunked attention with rotary positions; every fourth layer has full attention without them.
 
-The router's sigmoid multiplies the input of each expert; a shared expert is added. Layers with positions normalise
+The router's sigmoid multiplies the input of each expert; a shared expert is added. Layers with positions normalize
 their heads after the rotation (Scout); layers without positions scale queries by a factor that grows with the index.
 Sources: the config.json of the releases and Meta's model cards (2025); Scout's rope and context are those of the
 Instruct release.

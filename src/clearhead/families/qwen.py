@@ -1,4 +1,4 @@
-"""Qwen 2 and Qwen 3: LLaMA with biases on query, key and value (2), or with normalised heads and experts (3).
+"""Qwen 2 and Qwen 3: LLaMA with biases on query, key and value (2), or with normalized heads and experts (3).
 
 Sources: Qwen2 (2024, §2.2), Qwen3 (2025, Tables 1 and 2), the config.json of each release. The router computes a
 softmax over all experts, keeps the best few, and divides their weights by the sum.

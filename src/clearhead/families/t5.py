@@ -145,7 +145,7 @@ def _read_feed_forward(settings: Settings) -> FeedForward:
 def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
     """Untie the head of a v1.1 checkpoint that holds `lm_head.weight`.
 
-    transformers writes `tie_word_embeddings: true` even for v1.1. v1.0, recognised by the scale of its head, is always
+    transformers writes `tie_word_embeddings: true` even for v1.1. v1.0, recognized by the scale of its head, is always
     tied; a `lm_head.weight` there is a copy.
     """
     assert config.head is not None

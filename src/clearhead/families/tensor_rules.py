@@ -93,7 +93,7 @@ class FusedPerHead(TensorRule):
 
 @dataclass(frozen=True)
 class Interleaved(TensorRule):
-    """The rotary pairs of a query or key matrix are neighbouring rows (2j, 2j + 1); ours are rows (j, j + half)."""
+    """The rotary pairs of a query or key matrix are neighboring rows (2j, 2j + 1); ours are rows (j, j + half)."""
 
     def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         pairs = foreign.reshape(-1, head_width(config) // 2, 2, *foreign.shape[1:])

@@ -133,7 +133,7 @@ def accept_draft(network: Transformer, sequence: TokenSequence, draft: Draft, lo
     """Return the accepted tokens of a draft and one more token; logits (n + 1, V).
 
     A token x drawn from q is accepted with probability min(1, p(x) / q(x)). In place of the first rejected token
-    another one is drawn from max(0, p - q), normalised; either way the token is distributed as p (Leviathan et al.
+    another one is drawn from max(0, p - q), normalized; either way the token is distributed as p (Leviathan et al.
     2023, appendix A.1). If all are accepted, the next token is drawn from p, which is the same rule with q = 0.
     """
     check_finite(logits, logits.argmax(dim=-1))

@@ -97,7 +97,7 @@ class Attention(nn.Module):
         return split_heads(projected, num_heads)
 
     def norm_and_rotate(self, heads: Tensor, norm: nn.Module, context: AttentionContext) -> Tensor:
-        """Normalise and rotate queries or keys (B, N or K, T, H)."""
+        """Normalize and rotate queries or keys (B, N or K, T, H)."""
         heads = norm(heads)
         if context.rotation is not None:
             heads = context.rotation.rotate(heads)

@@ -21,9 +21,9 @@ from clearhead.model.positions import sinusoids
 
 
 def empty_embedding(num_rows: int, width: int) -> nn.Embedding:
-    """Return an uninitialised table (num_rows, width), to be filled by initialize.py or from a checkpoint.
+    """Return an uninitialized table (num_rows, width), to be filled by initialize.py or from a checkpoint.
 
-    nn.Embedding's own initialisation on the meta device imports PyTorch's compiler, which takes 3 s.
+    nn.Embedding's own initialization on the meta device imports PyTorch's compiler, which takes 3 s.
     """
     return nn.Embedding.from_pretrained(torch.empty(num_rows, width), freeze=False)
 

@@ -1,4 +1,4 @@
-"""Normalisation layers. Their formulas are in architecture/norms.py.
+"""Normalization layers. Their formulas are in architecture/norms.py.
 
 norm = build_norm(RmsNorm(epsilon=1e-5), width=64); y = norm(x)   # (..., D) -> (..., D)
 """
@@ -10,7 +10,7 @@ from clearhead.architecture import DeviationNorm, LayerNorm, Norm, RmsNorm
 
 
 def build_norm(config: Norm, width: int) -> nn.Module:
-    """Return the normalisation layer of a config."""
+    """Return the normalization layer of a config."""
     match config:
         case RmsNorm():
             return RmsNormLayer(config, width)
@@ -54,5 +54,5 @@ class DeviationNormLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) -> (..., D)."""
-        centred = x - x.mean(-1, keepdim=True)
-        return self.weight * centred / (x.std(-1, keepdim=True) + self.epsilon) + self.bias
+        centered = x - x.mean(-1, keepdim=True)
+        return self.weight * centered / (x.std(-1, keepdim=True) + self.epsilon) + self.bias

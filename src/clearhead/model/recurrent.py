@@ -224,7 +224,7 @@ def attend(queries: Tensor, encoder_output: RecurrentEncoderOutput) -> Attention
 def _check_inputs(name: str, tokens: Tensor, mask: Tensor | None, vocab_size: int) -> None:
     """Raise ClearheadError if tokens or their mask are invalid.
 
-    Token ids are checked on the CPU only, where it costs no synchronisation; masks everywhere, since packing the
+    Token ids are checked on the CPU only, where it costs no synchronization; masks everywhere, since packing the
     sequences reads them anyway.
     """
     if tokens.ndim != 2 or tokens.numel() == 0:

@@ -9,7 +9,7 @@
     marian                     the tokenizer of Marian models, from Hugging Face's or CTranslate2's files
     llama2c, tiktoken          tokenizers from tokenizer.bin and from rank files
     sentencepiece, sentencepiece_file, sentencepiece_normalizer, character_map
-                               SentencePiece vocabularies: building, reading, normalising text
+                               SentencePiece vocabularies: building, reading, normalizing text
     byte_level, pre_tokenization
                                byte-level vocabularies, and the patterns that split text before merging
     settings                   tokenizer_config.json and the other small files beside a tokenizer

@@ -63,7 +63,7 @@ def byte_level_bpe(
 def merges_by_rank(tokens: Sequence[str]) -> list[tuple[str, str]]:
     """Return every way to build each token from two others, for tokens in order of their rank.
 
-    BPE by rank merges the neighbours whose concatenation has the lowest rank, however it is split; a list of merges
+    BPE by rank merges the neighbors whose concatenation has the lowest rank, however it is split; a list of merges
     in this order gives the same result.
     """
     known = set(tokens)

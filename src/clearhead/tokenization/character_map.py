@@ -6,7 +6,7 @@ The blob holds a trie of prefixes as a double array (darts-clone) and the replac
 
     uint32 trie bytes | trie units, uint32 each | replacements, each ended by a zero byte
 
-The library's own `Precompiled` normaliser matches graphemes instead of prefixes, and loses characters.
+The library's own `Precompiled` normalizer matches graphemes instead of prefixes, and loses characters.
 """
 
 import struct

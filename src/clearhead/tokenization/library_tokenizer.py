@@ -47,13 +47,13 @@ class SpecialTokens:
 
 
 class TextNormalizer(Protocol):
-    """A normaliser written in Python, for text that the library's own normalisers get wrong."""
+    """A normalizer written in Python, for text that the library's own normalizers get wrong."""
 
     def normalize(self, normalized: NormalizedString) -> None:
         """Change the text in place; the library calls this for each text between added tokens."""
 
     def settings(self) -> dict[str, object]:
-        """Return what tokenizer_config.json must hold for the same normaliser to be loaded again."""
+        """Return what tokenizer_config.json must hold for the same normalizer to be loaded again."""
 
 
 class LibraryTokenizer:
@@ -148,7 +148,7 @@ class LibraryTokenizer:
             (folder / name).unlink(missing_ok=True)
 
     def _portable_json(self) -> str:
-        """Return tokenizer.json with the library's own normaliser, since one in Python cannot be serialised."""
+        """Return tokenizer.json with the library's own normalizer, since one in Python cannot be serialized."""
         current = self._library.normalizer
         self._library.normalizer = self._portable_normalizer
         try:

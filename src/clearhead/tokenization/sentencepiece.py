@@ -3,7 +3,7 @@
     vocabulary = SentencePieceVocabulary(pieces=[...], algorithm="bpe")
     tokenizer = build_sentencepiece_tokenizer(vocabulary, SpecialTokens(bos="<s>"), adds_bos=True)
 
-Encoding equals the sentencepiece package's, except that control tokens such as `</s>` are recognised in a text, as
+Encoding equals the sentencepiece package's, except that control tokens such as `</s>` are recognized in a text, as
 chat templates need; sentencepiece itself never does that.
 """
 
@@ -56,7 +56,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SentencePieceVocabulary:
-    """A vocabulary, and how text is normalised for it. The id of a piece is its index in `pieces`."""
+    """A vocabulary, and how text is normalized for it. The id of a piece is its index in `pieces`."""
 
     pieces: Sequence[Piece]
     algorithm: Literal["bpe", "unigram"]
@@ -126,7 +126,7 @@ def _isolate(texts: list[str]) -> pre_tokenizers.PreTokenizer:
 
 
 def _bpe(vocabulary: SentencePieceVocabulary) -> models.BPE:
-    """Return BPE that merges the neighbours with the best-scoring piece; `_isolate` handles user-defined pieces."""
+    """Return BPE that merges the neighbors with the best-scoring piece; `_isolate` handles user-defined pieces."""
     normal = [(-piece.score, index) for index, piece in enumerate(vocabulary.pieces) if piece.type == PieceType.NORMAL]
     unknown = vocabulary.texts(PieceType.UNKNOWN)
     return models.BPE(

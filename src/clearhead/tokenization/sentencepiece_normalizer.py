@@ -1,8 +1,8 @@
-"""Normalise text as SentencePiece does if its model has a character map.
+"""Normalize text as SentencePiece does if its model has a character map.
 
     normalizer.apply("ﬁne  day")   # '▁fine▁day'
 
-For models without a map, the library's own normalisers suffice.
+For models without a map, the library's own normalizers suffice.
 """
 
 import base64
@@ -30,7 +30,7 @@ class SentencePieceNormalizer:
 
     @classmethod
     def from_saved(cls, settings: object, tokenizer_json: bytes) -> "SentencePieceNormalizer":
-        """Return the normaliser saved as `settings` in tokenizer_config.json and as the map in tokenizer.json."""
+        """Return the normalizer saved as `settings` in tokenizer_config.json and as the map in tokenizer.json."""
         match settings, parse_json(tokenizer_json.decode(), "tokenizer.json is "):
             case (
                 {
@@ -49,7 +49,7 @@ class SentencePieceNormalizer:
         raise ClearheadError("text_normalizer in tokenizer_config.json does not match tokenizer.json")
 
     def settings(self) -> dict[str, object]:
-        """Return what tokenizer_config.json must hold, besides the map, to load this normaliser again."""
+        """Return what tokenizer_config.json must hold, besides the map, to load this normalizer again."""
         return {
             "add_dummy_prefix": self.add_dummy_prefix,
             "remove_extra_whitespaces": self.remove_extra_whitespaces,
@@ -57,13 +57,13 @@ class SentencePieceNormalizer:
         }
 
     def normalize(self, normalized: NormalizedString) -> None:
-        """Normalise the library's text in place."""
+        """Normalize the library's text in place."""
         text = self.apply(normalized.normalized)
         normalized.clear()
         normalized.append(text)
 
     def apply(self, text: str) -> str:
-        """Return the normalised text."""
+        """Return the normalized text."""
         if not text:
             return ""
         parts = self._user_defined_pattern.split(text)  # every second part is a user-defined piece

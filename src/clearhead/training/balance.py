@@ -92,7 +92,7 @@ class RoutingMonitor:
 
 
 def balance_loss(scores: Tensor, chosen: Tensor) -> Tensor:
-    """Return the balance loss of M tokens: scores (M, E), chosen (M, num_chosen). Scores are normalised to sum to 1."""
+    """Return the balance loss of M tokens: scores (M, E), chosen (M, num_chosen). Scores are normalized to sum to 1."""
     num_experts = scores.shape[-1]
     probability = (scores / scores.sum(dim=-1, keepdim=True)).mean(dim=0)  # (E,)
     share = torch.bincount(chosen.flatten(), minlength=num_experts).to(scores.dtype) / len(chosen)

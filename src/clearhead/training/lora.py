@@ -38,7 +38,7 @@ class LoraLinear(nn.Module):
         self.dropout = nn.Dropout(config.dropout or 0.0)
         self.reduce = nn.Parameter(base.weight.new_empty(config.rank, base.in_features))  # A (R, in)
         self.expand = nn.Parameter(base.weight.new_zeros(base.out_features, config.rank))  # B (out, R)
-        nn.init.kaiming_uniform_(self.reduce, a=math.sqrt(5))  # the initialisation of torch.nn.Linear
+        nn.init.kaiming_uniform_(self.reduce, a=math.sqrt(5))  # the initialization of torch.nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
         reduced = nn.functional.linear(self.dropout(x), self.reduce)  # (..., R)

@@ -25,7 +25,7 @@ from clearhead.data import IGNORED
 class Losses(NamedTuple):
     """Sums over the targets."""
 
-    total: Tensor  # to minimise
+    total: Tensor  # to minimize
     cross_entropy: Tensor  # without smoothing and z-loss: to report
 
 

@@ -22,7 +22,7 @@ def cross_entropy_kernel(
     logits += row * V
     target = tl.load(targets + row)
     has_target = target != IGNORED
-    # Read before the first reduction, which synchronises all threads: the loop at the end overwrites this logit.
+    # Read before the first reduction, which synchronizes all threads: the loop at the end overwrites this logit.
     target_logit = tl.load(logits + target, has_target, 0.0).to(tl.float32)
     offsets = tl.arange(0, BLOCK)
     highest, denominator, logit_sum = -3e38, 0.0, 0.0  # not -inf: if a block is all -inf, -inf minus -inf is NaN

@@ -29,7 +29,7 @@ _SOURCES = [
     Path(__file__).parent / "source" / name
     for name in ("kernels.cpp", "prompt.h", "attention.h", "linear.h", "inputs.h", "tiles.h", "vectors.h")
 ]
-# The compiler may reorder sums, or it could not vectorise any loop; infinities and NaN keep their meaning.
+# The compiler may reorder sums, or it could not vectorize any loop; infinities and NaN keep their meaning.
 FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros", "-fassociative-math"),

@@ -44,7 +44,7 @@ def multiply_in_kernel(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | 
 
 
 def unpack(packed: PackedWeight, dtype: torch.dtype) -> Tensor:
-    """Dequantise to (N, K), in the kernel if it can."""
+    """Dequantize to (N, K), in the kernel if it can."""
     kernel_may_run = packed.quants.device.type == "cpu" and not torch.compiler.is_compiling()
     kernels = load_kernel_library() if kernel_may_run else None
     if kernels is None or dtype not in (torch.float32, torch.bfloat16):

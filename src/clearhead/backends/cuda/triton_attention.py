@@ -15,7 +15,7 @@ def norm_and_rotate(
     heads, norm, epsilon, cosine, sine, position,
     PAIRS: tl.constexpr, H: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
 ):  # fmt: skip
-    """Load, normalise and rotate heads: pointers (rows, 1) -> values (rows, H), entry · cos ± partner · sin."""
+    """Load, normalize and rotate heads: pointers (rows, 1) -> values (rows, H), entry · cos ± partner · sin."""
     h = tl.arange(0, H)
     own = tl.load(heads + h[None, :]).to(tl.float32)
     if NORMED:

@@ -1,6 +1,6 @@
 """Storage formats for weights in 8 or 4 bits. This package imports no other part of backends/.
 
-formats   groups of 32 weights with a shared scale: quantise, store, dequantise; GGUF's blocks without a change
+formats   groups of 32 weights with a shared scale: quantize, store, dequantize; GGUF's blocks without a change
 """
 
 from clearhead.backends.packed.formats import (

@@ -1,4 +1,4 @@
-"""Quantise weights to 8 or 4 bits: groups of 32 values along a row share a scale and, in some formats, an offset.
+"""Quantize weights to 8 or 4 bits: groups of 32 values along a row share a scale and, in some formats, an offset.
 
     packed = pack(weight, "int4"); y = functional.linear(x, packed.unpack(x.dtype))
 
@@ -26,7 +26,7 @@ NATIVE_BLOCK_TYPES = ("Q4_0", "Q4_1", "Q8_0")
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A quantised matrix (N, K)."""
+    """A quantized matrix (N, K)."""
 
     quants: Tensor  # (N, K) int8, or (N, K / 2) uint8: byte j of a group holds its values j and j + 16
     scales: Tensor  # (N, K / 32) float16
@@ -55,7 +55,7 @@ class PackedWeight:
         return PackedWeight(self.quants.to(device), self.scales.to(device), offsets, self.columns)
 
     def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Dequantise to (N, K), a chunk of rows at a time to keep temporary memory small."""
+        """Dequantize to (N, K), a chunk of rows at a time to keep temporary memory small."""
         weight = torch.empty(self.shape, dtype=dtype, device=self.quants.device)
         for rows in _row_chunks(weight):
             weight[rows] = self.rows(rows).dequantize()
@@ -69,7 +69,7 @@ class PackedWeight:
         return values.flatten(-2)[..., : self.columns]
 
     def integers(self) -> Tensor:
-        """Return the quants as (N, K) int8, centred on zero if there are no offsets."""
+        """Return the quants as (N, K) int8, centered on zero if there are no offsets."""
         if self.quants.dtype == torch.int8:
             return self.quants
         groups = self.quants.unflatten(-1, (-1, _GROUP_SIZE // 2))
@@ -84,7 +84,7 @@ def _row_chunks(matrix: Tensor, max_elements: int | None = None) -> list[slice]:
 
 
 def pack(weight: Tensor, bits: Bits) -> PackedWeight:
-    """Quantise a matrix (N, K), or experts (E, N, K) as E · N rows, to the nearest of 255 or 16 levels per group."""
+    """Quantize a matrix (N, K), or experts (E, N, K) as E · N rows, to the nearest of 255 or 16 levels per group."""
     rows = weight.flatten(0, -2)
     # The result is allocated first: temporary tensors below it would leave holes in the heap when they are freed.
     packed = _empty_packed_weight(len(rows), weight.shape[-1], bits, weight.device)

@@ -147,15 +147,15 @@ def interpolate(table: list[Rate], shape: tuple[int, ...]) -> float:
     rates = {point.shape: point.per_second for point in table}
     corners: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     for axis, size in enumerate(shape):
-        neighbours = _grid_neighbours(sorted({point.shape[axis] for point in table}), size)
-        corners = [((*corner, point), weight * part) for corner, weight in corners for point, part in neighbours]
+        neighbors = _grid_neighbors(sorted({point.shape[axis] for point in table}), size)
+        corners = [((*corner, point), weight * part) for corner, weight in corners for point, part in neighbors]
     known = [(rates[corner], weight) for corner, weight in corners if corner in rates]
     if not known:
         raise ClearheadError(f"no rate near shape {shape} was measured on this machine; run clearhead calibrate again")
     return math.exp(sum(weight * math.log(rate) for rate, weight in known) / sum(weight for _, weight in known))
 
 
-def _grid_neighbours(points: list[int], size: int) -> list[tuple[int, float]]:
+def _grid_neighbors(points: list[int], size: int) -> list[tuple[int, float]]:
     """Return the measured sizes on either side, each with its weight."""
     size = min(max(size, points[0]), points[-1])
     above = bisect_left(points, size)

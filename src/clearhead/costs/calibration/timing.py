@@ -17,7 +17,7 @@ _GRAPH_SECONDS = 1e-3
 POINT_SECONDS = {"cpu": 0.02, "cuda": 0.01}  # of one pass
 # A GPU at its power limit lowers its clock after a while, so products from this size on are timed for longer.
 _LARGE_FLOPS, _SUSTAINED_SECONDS = 10**10, 0.2
-_ROUND_SECONDS = 0.02  # steps on a GPU between two synchronisations
+_ROUND_SECONDS = 0.02  # steps on a GPU between two synchronizations
 
 Run = Callable[[], object]
 Result = TypeVar("Result")
@@ -60,7 +60,7 @@ def _cpu_seconds(runs: list[Run]) -> float:
 
 def graph_seconds(runs: list[Run], seconds: float) -> float:
     """Time runs in a CUDA graph, short ones repeatedly, so that the start of the graph does not count."""
-    for run in runs[:2]:  # libraries must initialise outside the graph
+    for run in runs[:2]:  # libraries must initialize outside the graph
         run()
     torch.cuda.synchronize()
     repeats = max(1, min(32, int(_GRAPH_SECONDS / _event_seconds(runs[:32]))) // len(runs))
@@ -89,7 +89,7 @@ def _event_seconds(runs: list[Run], seconds: float = 0.0) -> float:
 def time_step(step: Run, device: str, seconds: float = 2.0, min_rounds: int = 5) -> float:
     """Return the median seconds of a step, after two warm-up steps.
 
-    Short steps on a GPU are not synchronised one by one.
+    Short steps on a GPU are not synchronized one by one.
     """
     time_repeats(step, device, 2)
     per_round = 1 if device == "cpu" else max(1, int(_ROUND_SECONDS / time_repeats(step, device, 1)))

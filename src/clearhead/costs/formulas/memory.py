@@ -15,7 +15,7 @@ from clearhead.costs.formulas.workload import Workload
 def weight_bytes(workload: Workload) -> int:
     """Return the bytes of all weights, at the size of a matrix weight.
 
-    Norms and biases are never quantised, but they are only about a thousandth of the weights.
+    Norms and biases are never quantized, but they are only about a thousandth of the weights.
     """
     return round(total_parameters(workload.config) * workload.bytes_per_weight)
 

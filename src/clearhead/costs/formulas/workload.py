@@ -106,7 +106,7 @@ class Workload:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Bytes of one weight of a matrix, with its part of the scale and offset of a quantised block."""
+        """Bytes of one weight of a matrix, with its part of the scale and offset of a quantized block."""
         return self.bytes_per_activation if self.quant is None else _QUANT_BITS[self.quant] / 8
 
     @cached_property
