@@ -8,6 +8,7 @@ load, create              load a model from a checkpoint, or create one with ran
 Model                     a network with its tokenizer: generate, stream, chat, score, embed, trace, save
 Generation, Trace         what Model.generate and Model.trace return
 get                       download a model by name
+train                     train a model from a recipe
 preset, presets           the architecture of a released model by name; all names
 ModelConfig, Transformer  an architecture as data, and the network that it describes
 summarize, cost           an architecture as a table; what it costs in FLOPs, bytes, memory and time
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from clearhead.inspection import Trace
     from clearhead.model import Transformer
     from clearhead.summary import summarize
+    from clearhead.training import train
 
     __version__: str
 
@@ -53,6 +55,7 @@ MODULES = {  # the module that defines each public name
     "summarize": "summary",
     "to_json": "config",
     "to_toml": "config",
+    "train": "training",
 }
 
 __all__ = [
@@ -73,6 +76,7 @@ __all__ = [
     "summarize",
     "to_json",
     "to_toml",
+    "train",
 ]
 
 

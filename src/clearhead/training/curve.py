@@ -23,8 +23,8 @@ def draw_loss_curve(folder: Path) -> Path:
     axes = figure.add_subplot(xlabel="step", ylabel="loss (nats per token)")
     for name, label in (("loss", "training"), ("validation_loss", "validation")):
         points = [(row["step"], row[name]) for row in rows if name in row]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=label)
+        if points:  # a line through one point would be invisible
+            axes.plot(*zip(*points, strict=True), label=label, marker="o" if len(points) == 1 else None)
     axes.grid(alpha=0.3)
     axes.legend()
     path = folder / "loss.png"

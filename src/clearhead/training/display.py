@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 
 class Display:
@@ -15,14 +15,10 @@ class Display:
 
     def __init__(self, console: Console, num_steps: int, first_step: int, silent: bool = False):
         self.console, self.num_steps, self.silent = console, num_steps, silent
-        columns = (
-            MofNCompleteColumn(),
-            BarColumn(bar_width=20),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-        )
+        columns = (MofNCompleteColumn(), BarColumn(bar_width=20), TextColumn("{task.description}"))
         self.bar = Progress(*columns, console=console, disable=silent or not console.is_terminal)
         self.task = self.bar.add_task("", total=num_steps, completed=first_step)
+        self.validation_task = self.bar.add_task("batches of the validation", total=None, visible=False)
         self.validation_loss: float | None = None
 
     def __enter__(self) -> Self:
@@ -31,6 +27,14 @@ class Display:
 
     def __exit__(self, *error: object) -> None:
         self.bar.stop()
+
+    def show_step(self, step: int) -> None:
+        """Move the bar; the numbers next to it change only when they are logged."""
+        self.bar.update(self.task, completed=step)
+
+    def show_validation(self, num_batches: int, total: int) -> None:
+        """Show a second bar while a validation runs."""
+        self.bar.update(self.validation_task, completed=num_batches, total=total, visible=num_batches < total)
 
     def show_metrics(self, row: Mapping[str, float]) -> None:
         """Show a row of metrics.jsonl."""
@@ -65,6 +69,12 @@ def format_metrics(row: Mapping[str, float]) -> str:
     if "memory_bytes" in row:
         words.append(f"{row['memory_bytes'] / 1e9:.1f} GB")
     if "seconds_left" in row:
-        minutes, seconds = divmod(round(row["seconds_left"]), 60)
-        words.append(f"{minutes}:{seconds:02d} left")
+        words.append(f"{format_duration(row['seconds_left'])} left")
     return "  ".join(words)
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as 1:05, or as 2:01:05 from an hour on."""
+    minutes, whole_seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{whole_seconds:02d}" if hours else f"{minutes}:{whole_seconds:02d}"

@@ -1,10 +1,10 @@
 """End a run: save the model, a loss curve and samples; or abort if the loss is not finite.
 
-finish_run(recipe, setup, learner, Path("runs/x"), reporter)
+finished = finish_run(recipe, setup, learner, Path("runs/x"), reporter); finished.samples
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,12 +51,28 @@ def abort_if_not_finite(
     )
 
 
-def finish_run(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, reporter: Reporter) -> None:
-    """Save the model, samples and the loss curve. All processes must call it; the main process writes."""
+@dataclass(frozen=True)
+class Sample:
+    """A text that the trained model generated, and the prompt that `clearhead generate` needs for another."""
+
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """The trained model and its samples."""
+
+    model: Model
+    samples: list[Sample]
+
+
+def finish_run(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, reporter: Reporter) -> FinishedRun | None:
+    """Save the model, samples and the loss curve. All processes must call it; only the main one gets a result."""
     learner.load_final_weights()
     network = _gather_network(recipe, learner)
     if not learner.world.is_main:
-        return
+        return None
     assert network is not None
     details = (setup.tokenizer, setup.family, setup.special_ids)
     if isinstance(network, RecurrentTranslator):
@@ -64,11 +80,13 @@ def finish_run(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, rep
     else:
         model = Model(network.eval(), *details)
     model.save(folder / "model")
-    write_text(folder / "sample.txt", "\n\n".join(_generate_samples(model, recipe, setup)) + "\n")
+    samples = _generate_samples(model, recipe, setup)
+    write_text(folder / "sample.txt", "\n\n".join(sample.text for sample in samples) + "\n")
     try:
         draw_loss_curve(folder)
     except ClearheadError as error:
         reporter.print(f"loss.png was not written: {error}")
+    return FinishedRun(model, samples)
 
 
 def _gather_network(recipe: Recipe, learner: Learner) -> Network | None:
@@ -99,11 +117,11 @@ def unpadded_sources(batch: Batch) -> list[list[int]]:
     return [row[row_mask.bool()].tolist() for row, row_mask in zip(batch.source, mask, strict=True)]
 
 
-def _generate_samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
+def _generate_samples(model: Model, recipe: Recipe, setup: Setup) -> list[Sample]:
     """Return the model's outputs for the recipe's prompts, or for the first rows of the validation data."""
     kind = network_kind(setup.network.config)
     if kind == "an encoder":
-        return ["an encoder-only model does not generate"]
+        return [Sample("", "an encoder-only model does not generate")]
     translates, context = kind == "an encoder-decoder", setup.network.config.context
     prompts: list[str | list[int]] = [*recipe.train.samples]
     if not prompts:
@@ -118,14 +136,17 @@ def _generate_samples(model: Model, recipe: Recipe, setup: Setup) -> list[str]:
             reason = (
                 f"it exceeds the model's context of {context} tokens" if ids else "it has no token of the vocabulary"
             )
-            samples.append(f"{prompt!r} was skipped: {reason}")
+            samples.append(Sample("", f"{prompt!r} was skipped: {reason}"))
             continue
         max_new_tokens = max(min(_MAX_SAMPLE_TOKENS, context - (0 if translates else len(ids))), 1)
         text = setup.tokenizer.decode(ids)
+        # Pairs in one row need the token that separates source and target, which is a special one.
+        in_one_row = getattr(recipe.data, "form", None) == "continuation"
+        typed = setup.tokenizer.decode(ids, skip_special_tokens=not in_one_row)
         if translates:
             generation = model.generate(ids, max_new_tokens=max_new_tokens, temperature=0.0)
-            samples.append(f"{text} => {generation.text}")
+            samples.append(Sample(typed, f"{text} => {generation.text}"))
         else:
             generation = model.generate(ids, max_new_tokens=max_new_tokens, temperature=0.8, seed=recipe.train.seed)
-            samples.append(text + generation.text)
+            samples.append(Sample(typed, text + generation.text))
     return samples

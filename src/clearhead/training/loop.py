@@ -1,14 +1,14 @@
 """Train a model: the training loop, from the learning rate to the saved checkpoint.
 
-    train(read_recipe("capitals").recipe, Path("runs/capitals"))
+    train("capitals", "runs/capitals", train={"steps": 1000})
 
 The steps of the loop are numbered as in docs/training.md. An interrupted run resumes from its last checkpoint and
 computes the same numbers as a run without interruption.
 """
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -16,13 +16,17 @@ from torch import Tensor
 
 from clearhead.config import to_dict
 from clearhead.data import Batch
+from clearhead.home import expand_user
 from clearhead.training.checkpoints import RunFolder
+from clearhead.training.closing import closing_lines
 from clearhead.training.distributed import World
 from clearhead.training.finish import abort_if_not_finite, finish_run
 from clearhead.training.learner import Learner
+from clearhead.training.opening import summarize_run
 from clearhead.training.optimizer import set_learning_rates
-from clearhead.training.recipe import Recipe
+from clearhead.training.recipe import Recipe, ResolvedRecipe, resolve
 from clearhead.training.reporter import Reporter
+from clearhead.training.result import TrainingResult
 from clearhead.training.schedule import learning_rate_factor
 from clearhead.training.setup import Setup
 from clearhead.training.signals import StopSignals
@@ -30,36 +34,35 @@ from clearhead.training.start import start_run
 from clearhead.training.validation import validate
 
 
-@dataclass(frozen=True)
-class TrainingResult:
-    """What a run produced."""
-
-    folder: Path  # the model is in its subfolder `model`
-    num_steps: int
-    loss: float | None  # of the last step; None if the run was already complete
-    validation_loss: float | None  # of the last weights, or of the best if the recipe keeps those
-
-
-def train(recipe: Recipe, out: Path, console: Console | None = None, opening: str = "") -> TrainingResult:
+def train(
+    recipe: str | Path | Recipe | ResolvedRecipe,
+    out: str | Path,
+    console: Console | None = None,
+    *,
+    smoke: bool = False,
+    **overrides: Any,
+) -> TrainingResult:
     """Train a model and return the result of the run.
 
-    recipe   What to train; see `read_recipe`.
-    out      The folder of the run. If it contains a checkpoint, the run resumes from it.
-    console  Where to print progress; stderr by default.
-    opening  A text to print after the recipe and the data have been validated.
+    recipe     The name of a recipe (see `clearhead train --list`), a TOML file, or a recipe that has been read.
+    out        The folder of the run. If it contains a checkpoint, the run resumes from it.
+    console    Where to print progress; stderr by default.
+    smoke      Apply the recipe's [smoke] table, which gives a very small version of it.
+    overrides  Tables with values that replace those of the recipe: train={"steps": 100}, data={"path": "my.txt"}.
 
     Raise ClearheadError if the recipe or the data cannot be used, or if the loss is not finite. Raise SystemExit after
     SIGTERM or Ctrl-C, when a checkpoint has been saved.
     """
-    config, console = recipe.train, console or Console(stderr=True, highlight=False, emoji=False)
-    loss = validation_loss = None
+    resolved, out = resolve(recipe, overrides, smoke), expand_user(out)
+    recipe, console = resolved.recipe, console or Console(stderr=True, highlight=False, emoji=False)
+    config, loss, validation_loss = recipe.train, None, None
     with World.start(config.strategy, config.device) as world:
         run = RunFolder(out, world=world)
         with run.lock():
             with console.status("preparing") if world.is_main else nullcontext():
                 setup, learner, loader, first_step = start_run(recipe, run, world)
             with StopSignals() as stop, Reporter(console, out, learner, first_step) as reporter:
-                _print_opening(reporter, opening, recipe, setup, learner, first_step)
+                _print_opening(reporter, resolved, setup, learner, first_step)
                 for step, (batch, loader_state) in zip(range(first_step, config.steps), loader, strict=False):
                     # 1. Learning rate.
                     width = setup.network.config.width
@@ -82,7 +85,7 @@ def train(recipe: Recipe, out: Path, console: Console | None = None, opening: st
                     reporter.log_step(completed, loss, gradient_norm, int(num_targets), batch.tokens.shape[1])
                     # 9. Validate.
                     if config.is_due(completed, config.validate_every):
-                        validation_loss = validate(learner, setup.validation_data)
+                        validation_loss = validate(learner, setup.validation_data, reporter.show_validation)
                         reporter.log_validation(completed, validation_loss)
                     # 10. Save.
                     must_stop = world.any(stop.requested)
@@ -92,23 +95,24 @@ def train(recipe: Recipe, out: Path, console: Console | None = None, opening: st
                     if must_stop:
                         reporter.print(f"stopped and saved at step {completed}; run the same command again to resume")
                         raise SystemExit(stop.exit_code)
-                finish_run(recipe, setup, learner, out, reporter)
-    return TrainingResult(out, config.steps, loss, learner.best_loss if learner.best else validation_loss)
+                finished = finish_run(recipe, setup, learner, out, reporter)
+            final_loss = learner.best_loss if learner.best else validation_loss
+            if finished is None:  # not the main process
+                return TrainingResult(out, config.steps, loss, final_loss)
+            result = TrainingResult(out, config.steps, loss, final_loss, finished.samples[0].text)
+            for line in closing_lines(result, finished.model, finished.samples):
+                reporter.print(line)
+    return result
 
 
 def _print_opening(
-    reporter: Reporter, opening: str, recipe: Recipe, setup: Setup, learner: Learner, first_step: int
+    reporter: Reporter, resolved: ResolvedRecipe, setup: Setup, learner: Learner, first_step: int
 ) -> None:
-    """Print the opening and what the user should know before the first step."""
-    config = recipe.train
-    if opening:
-        reporter.print(opening)
-    if config.precision == "auto":
-        reporter.print(f"precision: {learner.config.precision}")
-    if setup.num_too_long:
-        reporter.print(f"dropped {setup.num_too_long} examples that are longer than data.context")
+    """Print a summary of the run and what the user should know before the first step."""
+    for line in (*summarize_run(resolved.recipe, setup, learner), *resolved.notes):
+        reporter.print(line)
     if first_step:
-        reporter.print(f"resuming after {first_step} of {config.steps} steps")
+        reporter.print(f"resuming after {first_step} of {learner.config.steps} steps")
 
 
 def accumulate_gradients(learner: Learner, batch: Batch, num_targets: Tensor) -> Tensor:

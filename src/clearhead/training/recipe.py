@@ -13,7 +13,6 @@ resolved = read_recipe("capitals", ["--train.steps", "100"]); train(resolved.rec
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from datetime import date, time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +22,9 @@ from clearhead.errors import ClearheadError, require
 from clearhead.training.config import TrainConfig
 from clearhead.training.lora import Lora
 from clearhead.training.models import LoadedModel, ModelChoice
+from clearhead.training.overrides import expand_keywords, flatten, merge_tables, parse_overrides
 from clearhead.training.recipe_catalog import find_recipe
+from clearhead.training.schedule import scale_phases
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,7 @@ _DEFAULT_KINDS = {
         if item.default_factory is not MISSING
     }
 }
+_CHANGES = ("smoke", "command line", "keyword")  # origins of values that replace those of the recipe
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,15 @@ class ResolvedRecipe:
     """A recipe and the origin of each of its values."""
 
     recipe: Recipe
-    origins: dict[str, str]  # dotted name -> recipe, smoke, command line or default
+    origins: dict[str, str]  # dotted name -> recipe, smoke, command line, keyword, scaled or default
+    scaled: tuple[str, ...] = ()  # sentences about values that were adapted to a smaller number of steps
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines about values that differ from the recipe: changed by the user, or scaled."""
+        values = flatten(to_dict(self.recipe))
+        changed = [f"{name} {values[name]!r}" for name, origin in self.origins.items() if origin in _CHANGES]
+        return [*([f"changed  {', '.join(changed)}"] if changed else []), *(f"note: {text}" for text in self.scaled)]
 
     def describe(self) -> list[str]:
         """Return a line for each value with its name and origin."""
@@ -105,6 +115,11 @@ def read_recipe(name: str | Path, overrides: Sequence[str] = (), smoke: bool = F
     `overrides` are command-line arguments such as ["--train.steps", "100", "--train.compile"]. With `smoke`, the
     recipe's [smoke] table is applied first.
     """
+    return resolve_recipe([*_read_layers(name, smoke), ("command line", parse_overrides(overrides))])
+
+
+def _read_layers(name: str | Path, smoke: bool) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the tables of a recipe file and, if requested, its [smoke] table."""
     path = find_recipe(name)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
@@ -115,8 +130,22 @@ def read_recipe(name: str | Path, overrides: Sequence[str] = (), smoke: bool = F
         raise ClearheadError(f"smoke must be a table in {path}")
     if smoke and smoke_table is None:
         raise ClearheadError(f"{path} has no [smoke] table; run it without --smoke")
-    smoke_layer = smoke_table if smoke and smoke_table else {}
-    return resolve_recipe([("recipe", table), ("smoke", smoke_layer), ("command line", parse_overrides(overrides))])
+    return [("recipe", table), ("smoke", smoke_table if smoke and smoke_table else {})]
+
+
+def resolve(
+    recipe: "str | Path | Recipe | ResolvedRecipe", overrides: Mapping[str, Any], smoke: bool = False
+) -> ResolvedRecipe:
+    """Return a recipe, given in any form, with these values replaced: {"train": {"steps": 100}}."""
+    if isinstance(recipe, str | Path):
+        return resolve_recipe([*_read_layers(recipe, smoke), ("keyword", expand_keywords(overrides))])
+    if smoke:
+        raise ClearheadError("smoke applies the [smoke] table of a file; give the recipe's name or path")
+    if isinstance(recipe, ResolvedRecipe):
+        if not overrides:
+            return recipe
+        recipe = recipe.recipe
+    return resolve_recipe([("recipe", to_dict(recipe)), ("keyword", expand_keywords(overrides))])
 
 
 def resolve_recipe(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedRecipe:
@@ -127,62 +156,34 @@ def resolve_recipe(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> ResolvedR
         table = merge_tables(table, layer)
         names = flatten(table)  # without the values of a table that this layer replaced
         origins = {name: old for name, old in origins.items() if name in names} | dict.fromkeys(flatten(layer), origin)
+    table, scaled = _scale_schedule(table, layers, origins)
     recipe = from_dict(Recipe, table)
-    return ResolvedRecipe(recipe, {name: origins.get(name, "default") for name in flatten(to_dict(recipe))})
+    origins |= dict.fromkeys(scaled, "scaled")
+    origins = {name: origins.get(name, "default") for name in flatten(to_dict(recipe))}
+    return ResolvedRecipe(recipe, origins, tuple(scaled.values()))
 
 
-def merge_tables(table: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `table` overridden by `layer`. Tables of the same kind are merged; everything else is replaced."""
-    merged = dict(table)
-    for name, value in layer.items():
-        old = merged.get(name)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            same_kind = value.get("kind", old.get("kind")) == old.get("kind")
-            value = merge_tables(old, value) if same_kind else value
-        merged[name] = value
-    return merged
+def _scale_schedule(
+    table: dict[str, Any], layers: Sequence[tuple[str, Mapping[str, Any]]], origins: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Shorten warm-up and decay if a later layer than theirs lowers train.steps below their sum.
 
-
-def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a table with dotted names: {"train": {"steps": 100}} -> {"train.steps": 100}."""
-    values: dict[str, Any] = {}
-    for name, value in table.items():
-        is_table = isinstance(value, Mapping)
-        values |= flatten(value, f"{prefix}{name}.") if is_table else {f"{prefix}{name}": value}
-    return values
-
-
-def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
-    """Parse ["--train.steps", "100", "--train.compile"] into {"train": {"steps": 100, "compile": True}}."""
-    overrides: list[tuple[str, str]] = []
-    remaining = list(arguments)
-    while remaining:
-        argument = remaining.pop(0)
-        name, equals, text = argument.removeprefix("--").partition("=")
-        if not argument.startswith("--") or "." not in name:
-            raise ClearheadError(
-                f"{argument!r} is not an option; to change a value of the recipe, write for example --train.steps 100"
-            )
-        if not equals:
-            has_value = remaining and not remaining[0].startswith("--")
-            text = remaining.pop(0) if has_value else "true"
-        overrides.append((name, text))
-    table: dict[str, Any] = {}
-    # Outer tables come first, and in each table its kind, because a table of another kind replaces the previous one.
-    for name, text in sorted(overrides, key=lambda pair: (pair[0].count("."), not pair[0].endswith(".kind"))):
-        value: Any = _parse_value(text)
-        for part in reversed(name.split(".")):
-            value = {part: value}
-        table = merge_tables(table, value)
-    return table
-
-
-def _parse_value(text: str) -> Any:
-    """Parse a TOML value. Return the text itself if it is not one, so that strings need no quotes."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError):
-        return text
-    return (
-        text if isinstance(value, date | time) else value
-    )  # no setting is a date, but the name of a folder may look like one
+    Return the table, and a sentence for each value that was scaled. Invalid values stay, for `from_dict` to reject.
+    """
+    values = flatten(table)
+    names = [f"train.schedule.{key}" for key in ("warmup_steps", "decay_steps")]
+    phases = {name: values[name] for name in names if name in values}
+    origin = {origins[name] for name in phases}
+    if len(origin) != 1 or origin == {origins.get("train.steps")} or values.get("train.schedule.kind") == "noam":
+        return table, {}
+    before: Any = [flatten(layer).get("train.steps") for name, layer in layers if {name} == origin][-1]
+    steps: Any = values.get("train.steps")
+    if not all(type(number) is int and number >= 0 for number in (before, steps, *phases.values())):
+        return table, {}
+    sentences = {}
+    for name, scaled in zip(phases, scale_phases([*phases.values()], before, steps), strict=False):
+        table = merge_tables(table, expand_keywords({name: scaled}))
+        sentences[name] = (
+            f"{name} is {scaled} instead of {phases[name]}, because train.steps is {steps} instead of {before}"
+        )
+    return table, sentences

@@ -3,6 +3,7 @@
 with Reporter(console, folder, learner, first_step=0) as reporter: reporter.log_validation(10, 2.5)
 """
 
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ class Reporter:
         self._meter = ThroughputMeter(learner.network, learner.world.device)
         self._log = MetricsLog(folder, first_step, config.tensorboard) if is_main else None
         self._display = Display(console, config.steps, first_step, silent=not is_main)
+        self._validation_started, self._validation_seconds = 0.0, 0.0
 
     def __enter__(self) -> Self:
         self._display.__enter__()
@@ -42,10 +44,19 @@ class Reporter:
         """
         config = self._learner.config
         self._meter.count_step(num_targets)
+        self._display.show_step(step)
         if config.is_due(step, config.log_every):
             row = {"step": step, "loss": loss, "learning_rate": self._learner.learning_rate}
             row |= {"gradient_norm": gradient_norm} | self._meter.read(length, num_steps_left=config.steps - step)
+            row["seconds_left"] += self._validation_seconds * _count_due(step, config.steps, config.validate_every)
             self._write(row)
+
+    def show_validation(self, num_batches: int, total: int) -> None:
+        """Show the progress of a validation, from its first batch to its last."""
+        self._display.show_validation(num_batches, total)
+        if num_batches == 0:
+            self._validation_started = time.perf_counter()
+        self._validation_seconds = time.perf_counter() - self._validation_started
 
     def log_validation(self, step: int, loss: float) -> None:
         """Log a validation loss. The time of the validation does not count towards the throughput."""
@@ -60,3 +71,8 @@ class Reporter:
         self._display.show_metrics(row)
         if self._log is not None:
             self._log.write(row)
+
+
+def _count_due(step: int, num_steps: int, every: int) -> int:
+    """Return how often work of every `every` steps and of the last step is still due, from `step` on."""
+    return num_steps // every - (step - 1) // every + (num_steps % every > 0)

@@ -87,6 +87,17 @@ def progress(step: int, start: int, num_steps: int) -> float:
     return max(0.0, (step - start) / (num_steps - start)) if step < num_steps else 1.0
 
 
+def scale_phases(phases: list[int], old_steps: int, new_steps: int) -> list[int]:
+    """Return warm-up and decay steps of a run of `old_steps`, scaled to `new_steps` if they are longer than that.
+
+    Return an empty list if they fit. A decay keeps at least one step.
+    """
+    if not phases or sum(phases) <= new_steps or sum(phases) > old_steps:
+        return []
+    warmup, *decay = (phase * new_steps // old_steps for phase in phases)
+    return [warmup, *(max(steps, 1) for steps in decay)]
+
+
 def check_schedule(schedule: Schedule, num_steps: int) -> None:
     """Raise ClearheadError if warm-up and decay together are longer than the run."""
     phases = {"warmup_steps": schedule.warmup_steps}

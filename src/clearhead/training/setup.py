@@ -33,13 +33,13 @@ from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 from clearhead.tokenization import SpecialTokens, Tokenizer, byte_tokenizer, load_tokenizer, train_tokenizer
 from clearhead.training.models import LoadedModel, build_model_config
 from clearhead.training.objective import Network
+from clearhead.training.overrides import flatten
 from clearhead.training.recipe import (
     ByteTokenizer,
     CharacterTokenizer,
     LearnedTokenizer,
     Recipe,
     TokenizerFile,
-    flatten,
 )
 
 NetworkKind = Literal["a decoder", "an encoder", "an encoder-decoder"]

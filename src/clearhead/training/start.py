@@ -16,7 +16,8 @@ from clearhead.training.checkpoints import RunFolder
 from clearhead.training.distributed import World
 from clearhead.training.learner import Learner
 from clearhead.training.lora import add_lora
-from clearhead.training.recipe import Recipe, flatten
+from clearhead.training.overrides import flatten
+from clearhead.training.recipe import Recipe
 from clearhead.training.setup import Setup, prepare
 
 # A resumed run may change these settings of [train]. Only `steps` affects the numbers: it stretches the schedule.
