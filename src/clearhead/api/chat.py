@@ -28,7 +28,8 @@ class Chat:
     def __init__(self, text_generator: TextGenerator, system: str | None = None):
         if system is not None:
             check_message(system)
-        self.text_generator, self.system = text_generator, system
+        self.text_generator = text_generator
+        self.system = system
         self.tokenizer = require_chat_template(text_generator)
         self._answer: Generator[str, None, None] | None = None
         self.reset()

@@ -102,7 +102,9 @@ def create(
     dtype: "float32", "bfloat16", "float16" or "float64". None means float32.
     device: "cpu", "cuda", "cuda:1", "mps", … None means the CPU.
     """
-    config, dtype = preset(config) if isinstance(config, str) else config, resolve_dtype(dtype)
+    if isinstance(config, str):
+        config = preset(config)
+    dtype = resolve_dtype(dtype)
     device = resolve_device(device, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed every GPU

@@ -68,7 +68,8 @@ class RecurrentBaseline(Model):
                 "a recurrent network always takes the most likely token; its only option is max_new_tokens"
             )
         sources = [self.encode(prompt) for prompt in prompts]
-        start_id, stop_id = self.special_ids["decoder_start_token_id"], self.special_ids["eos_token_id"]
+        start_id = self.special_ids["decoder_start_token_id"]
+        stop_id = self.special_ids["eos_token_id"]
         answers = translate(self.network, sources, start_id=start_id, stop_ids={stop_id}, max_new_tokens=max_new_tokens)
         return [self._generation(*pair, stop_id) for pair in zip(sources, answers, strict=True)]
 

@@ -188,7 +188,9 @@ class PageTable:
         """Return a second table with the same tokens. A shared page is copied when one of the two writes to it."""
         other = PageTable(self.pool)
         other.root_hash = self.root_hash
-        other.pages, other.tokens, other.hashes = [*self.pages], [*self.tokens], [*self.hashes]
+        other.pages = [*self.pages]
+        other.tokens = [*self.tokens]
+        other.hashes = [*self.hashes]
         for page in other.pages:
             self.pool.acquire(page)
         return other

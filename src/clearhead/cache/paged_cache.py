@@ -51,7 +51,8 @@ class PagedCache:
     """Cache of the sequences that run as one batch. Each keeps its page table when the batch changes."""
 
     def __init__(self, storage: PageStorage, tables: Sequence[PageTable]):
-        self.storage, self.tables = storage, list(tables)
+        self.storage = storage
+        self.tables = list(tables)
         self.lengths = [table.num_tokens for table in tables]
 
     # --- the protocol of model/context.py
@@ -69,7 +70,8 @@ class PagedCache:
             self.truncate(self.lengths)
             raise
         starts = torch.tensor(self.lengths, device=tokens.device)[:, None]
-        self.new_is_real, self.positions = is_real, (starts + is_real.long().cumsum(dim=1) - 1).clamp(min=0)
+        self.new_is_real = is_real
+        self.positions = (starts + is_real.long().cumsum(dim=1) - 1).clamp(min=0)
         self.new_slots = self.slots_from(self.lengths, tokens.device)
         self.key_slots, self.key_is_real = self.all_slots(tokens.device)
         return self.positions

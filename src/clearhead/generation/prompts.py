@@ -43,7 +43,8 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def _encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
-    ids, unknown = tokenizer.encode(text), tokenizer.unknown_id
+    ids = tokenizer.encode(text)
+    unknown = tokenizer.unknown_id
     if unknown in ids:
         characters = dict.fromkeys(text)
         missing = [each for each in characters if unknown in tokenizer.encode(each, add_special_tokens=False)]
@@ -69,7 +70,8 @@ def check_tokens(ids: Sequence[int], stack: Stack, num_before: int = 0) -> None:
     """Raise ClearheadError unless a stack can read these tokens after `num_before` others."""
     if not ids:
         raise ClearheadError("the text is empty; give at least one token")
-    vocab_size, positions = stack.embedding.vocab_size, stack.embedding.positions
+    vocab_size = stack.embedding.vocab_size
+    positions = stack.embedding.positions
     invalid = next((token for token in ids if not 0 <= token < vocab_size), None)
     if invalid is not None:
         raise ClearheadError(f"token id {invalid} is out of range; this model has the ids 0 to {vocab_size - 1}")

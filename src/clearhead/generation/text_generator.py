@@ -84,7 +84,10 @@ class TextGenerator:
             return self.search(prompts, n, beams, options)
         sequences = [sequence for prompt in prompts for sequence in self.create_sequences(prompt, n, options)]
         outputs = [TextOutput(self.tokenizer, sequence) for sequence in sequences]
-        batches = [[output] for output in outputs] if speculation is not None else [outputs] if outputs else []
+        if speculation is not None:
+            batches = [[output] for output in outputs]
+        else:
+            batches = [outputs] if outputs else []
         loops = [
             self.start_decoding([output.sequence for output in batch], speculation=speculation) for batch in batches
         ]
@@ -144,7 +147,8 @@ class TextGenerator:
 
     def create_sequence(self, prompt: Prompt, options: SamplingOptions) -> TokenSequence:
         """Return the sequence of a prompt; for an encoder-decoder the prompt is its source."""
-        config, ids = self.network.config, encode_prompt(prompt, self.tokenizer)
+        config = self.network.config
+        ids = encode_prompt(prompt, self.tokenizer)
         if config.decoder is None:
             raise ClearheadError("this model has only an encoder, so it cannot generate texts; it can embed them")
         if config.head is None:
@@ -160,7 +164,9 @@ class TextGenerator:
         cache: KeyValueCache | None = None,
         speculation: Speculation | None = None,
     ) -> Iterator[None]:
-        """Check the sequences and return the fastest loop that supports them; iterating over it adds the tokens.
+        """Check the sequences and choose the fastest decode loop for them.
+
+        Return its iterator: each iteration adds tokens to the sequences. With speculation it may add several.
 
         cache: as for `decode`. With speculation there must be exactly one sequence.
         """

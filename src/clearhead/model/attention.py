@@ -45,7 +45,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: GroupedAttention, width: int, dropout: float = 0.0):
         super().__init__()
-        self.config, self.dropout = config, dropout
+        self.config = config
+        self.dropout = dropout
         num_heads, num_kv_heads, head_width = config.num_heads, config.num_kv_heads, config.head_width
         value_width = config.value_width or head_width
         self.scale = head_width**-0.5 if config.scale is None else config.scale

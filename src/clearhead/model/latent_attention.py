@@ -26,7 +26,8 @@ class LatentAttentionLayer(nn.Module):
 
     def __init__(self, config: LatentAttention, width: int, dropout: float = 0.0):
         super().__init__()
-        self.config, self.dropout = config, dropout
+        self.config = config
+        self.dropout = dropout
         num_heads, value_width = config.num_heads, config.value_width
         plain_width, rotary_width = config.plain_width, config.rotary_width
         norm = RmsNorm(epsilon=config.latent_epsilon)

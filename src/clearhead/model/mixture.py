@@ -27,7 +27,8 @@ class RouterLayer(nn.Module):
 
     def __init__(self, config: Experts, width: int):
         super().__init__()
-        self.config, self.num_chosen = config.router, config.num_chosen
+        self.config = config.router
+        self.num_chosen = config.num_chosen
         self.weight = nn.Parameter(torch.empty(config.num_experts, width))
         bias = torch.zeros(config.num_experts) if config.router.selection_bias else None
         self.register_buffer("selection_bias", bias)  # updated by load balancing, not by gradients

@@ -132,7 +132,8 @@ def relative_position_bucket(distance: Tensor, config: RelativeBuckets) -> Tenso
 
     Half of the buckets hold one small distance each, the other half grows logarithmically up to max_distance.
     """
-    num_buckets, offset = config.num_buckets, torch.zeros_like(distance)
+    num_buckets = config.num_buckets
+    offset = torch.zeros_like(distance)
     if config.bidirectional:
         num_buckets //= 2
         offset = (distance < 0) * num_buckets  # keys after the query

@@ -49,7 +49,8 @@ class LayerStack(nn.Module):
 
     def __init__(self, stack: Stack, config: ModelConfig, table: nn.Embedding | None = None):
         super().__init__()
-        self.stack, self.width = stack, config.width
+        self.stack = stack
+        self.width = config.width
         self.embedding = TokenEmbedding(stack.embedding, config.width, config.dropout.embedding, table)
         self.layers = nn.ModuleList(Block(layer, config.width, config.dropout) for layer in stack.layers)
         self.final_norm = build_norm(stack.final_norm, config.width) if stack.final_norm else nn.Identity()
