@@ -119,13 +119,14 @@ def write_gguf_blocks(folder: Path) -> tuple[Path, int]:
 
 
 def write_safetensors(folder: Path) -> tuple[Path, int]:
-    """Write a model; spaces after the header leave room for longer numbers in it."""
+    """Write a model; spaces after the header leave space for longer numbers in it."""
     save_folder(tiny_network(**SIZES).bfloat16(), folder)
-    path, room = folder / "model.safetensors", 64
+    path = folder / "model.safetensors"
+    padding = 64
     content = path.read_bytes()
     length = int.from_bytes(content[:8], "little")
-    path.write_bytes(u64(length + room) + content[8 : 8 + length] + b" " * room + content[8 + length :])
-    return path, 8 + length + room
+    path.write_bytes(u64(length + padding) + content[8 : 8 + length] + b" " * padding + content[8 + length :])
+    return path, 8 + length + padding
 
 
 # --- reading

@@ -39,7 +39,7 @@ def test_answers_are_in_the_order_of_the_sources(model, beams):
     assert generate_answers(model, SENTENCES, beams, max_new_tokens=9) == (expected, 0)
 
 
-def test_empty_sources_and_unknown_characters_are_answered(model):
+def test_empty_sources_and_unknown_characters_get_answers(model):
     """Test sets source empty lines, and characters for which the vocabulary has no token."""
     (empty, unknown, plain), _ = generate_answers(model, ["", "ÖÖ", "cab"], max_new_tokens=9)
     assert (empty, plain) == ("", model.generate("cab", max_new_tokens=9).text)

@@ -184,7 +184,7 @@ def test_a_draft_model_equal_to_the_network_is_always_accepted(temperature):
     assert stats == SpeculationStats(num_calls=1 + 30 // 5, num_drafted=24, num_accepted=24)
 
 
-def test_the_network_reads_each_token_once_and_each_rejected_one_besides():
+def test_the_network_reads_each_accepted_and_each_rejected_token_once():
     network, stats = tiny_network(), SpeculationStats()
     lengths = []
     network.decoder.register_forward_pre_hook(lambda module, inputs: lengths.append(inputs[0].shape[1]))

@@ -84,7 +84,7 @@ def mutate_value(name: str, value: Any, hint: Any, path: str) -> Iterator[tuple[
 
 
 def other_choices(value: Any, hint: Any) -> Iterator[Any]:
-    """Yield parts of another type that could stand in the same place and need no further numbers."""
+    """Yield values of other types that fit the field and need no further numbers."""
     match value:
         case Rope() | RelativeBuckets() | RelativeSinusoid() | Alibi() if NoPosition in dataclass_choices(hint)[0]:
             yield NoPosition()

@@ -264,7 +264,7 @@ def test_the_initial_capacity_does_not_grow_with_max_new_tokens(capacities):
     assert capacities == [5 + cuda_graph.INITIAL_NEW_TOKENS + 2]
 
 
-def test_a_finished_sequence_has_room_until_the_last_one_finishes(capacities):
+def test_finished_sequences_have_slots_until_the_last_one_finishes(capacities):
     """A long prompt with one new token beside a short prompt with many: both take the same number of steps."""
     sequences = [
         TokenSequence([1] * 50, SamplingOptions(max_new_tokens=1)),

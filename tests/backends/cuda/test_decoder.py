@@ -94,7 +94,7 @@ def test_layers_share_rotation_tables_and_num_bytes_counts_them_once(name):
 
 
 @torch.no_grad()
-def test_a_prompt_that_leaves_no_room_for_a_token_is_refused():
+def test_a_prompt_that_fills_the_whole_cache_is_an_error():
     decoder = GraphDecoder(graph_network("llama-3.2-1b", DEVICE), 1, 4, choose_greedily)
     with pytest.raises(ClearheadError, match="has 4 tokens, but this decoder has a capacity of 4 including the next"):
         decoder.prefill([[1, 2, 3, 4]])

@@ -31,7 +31,7 @@ NUM_KILLS = 200
 
 
 def tensors_of(step):
-    """Return tensors that contain the step, so that tensors of two saves can be told apart."""
+    """Return tensors that contain the step, so that two saves can be distinguished."""
     weights = {"a.weight": torch.full((4, 8), float(step)), "a.bias": torch.full((4,), float(step))}
     return {"weights": weights, "optimizer": {"a.weight/step": torch.tensor(float(step))}}
 
