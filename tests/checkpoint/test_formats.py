@@ -117,7 +117,7 @@ def test_a_home_folder_of_an_unknown_user():
 
 
 def test_a_missing_gguf_file_is_not_requested_from_the_hub():
-    with pytest.raises(ClearheadError, match=r"^models/lama\.gguf does not exist$"):
+    with pytest.raises(ClearheadError, match=r"^models/lama\.gguf does not exist; check the path$"):
         open_model("models/lama.gguf")
 
 

@@ -95,7 +95,7 @@ def test_operations_that_need_a_transformer_are_rejected(folder):
     for options in ({"beams": 2}, {"temperature": 0.5}, {"n": 2}, {"top_k": 3}):
         with pytest.raises(ClearheadError, match="takes the most likely token"):
             model.generate_many([[3]], **options)
-    with pytest.raises(ClearheadError, match="save it as native"):
+    with pytest.raises(ClearheadError, match="save it with format 'native'"):
         model.save(folder, "huggingface")
     for options in ({"fast": True}, {"weights": "int8"}):
         with pytest.raises(ClearheadError, match="recurrent network"):

@@ -17,7 +17,7 @@ from clearhead.api.chat import Chat, check_message, encode_messages, require_cha
 from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
 from clearhead.architecture import ModelConfig
 from clearhead.backends import AcceleratedStack, PackedMatrix, is_packed, triton_available, unsupported_network_reason
-from clearhead.checkpoint import ModelParts, check_save_folder, save_folder, save_native
+from clearhead.checkpoint import ModelParts, check_save_folder, replace_folder, save_folder, save_native
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.generation import (
     Generation,
@@ -257,18 +257,23 @@ class Model(ModelParts):
     # --- saving
 
     def save(self, folder: str | Path, format: FolderFormat = "native") -> Path:
-        """Save to a folder that `clearhead.load` reads; transformers also reads it if the format is "huggingface"."""
+        """Save to a folder that `clearhead.load` reads; transformers also reads it if the format is "huggingface".
+
+        The new model replaces an old one in one step: an interrupted save leaves the old one. Other files in the folder
+        stay.
+        """
         check_format(format)
         folder = expand_user(folder)
         if is_packed(self.network):
             raise ClearheadError("packed weights cannot be saved; load the model with full weights to save it")
         check_save_folder(folder, format, self.tokenizer)
-        if format == "huggingface":
-            save_folder(self.network, folder, self.family, self.special_ids)
-        else:
-            save_native(self.network, folder, self.family.name if self.family else None, self.special_ids)
-        if self.tokenizer is not None:
-            self.tokenizer.save(folder)
+        with replace_folder(folder) as staged:
+            if format == "huggingface":
+                save_folder(self.network, staged, self.family, self.special_ids)
+            else:
+                save_native(self.network, staged, self.family.name if self.family else None, self.special_ids)
+            if self.tokenizer is not None:
+                self.tokenizer.save(staged)
         return folder
 
 

@@ -11,13 +11,14 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     placement          one stored tensor to its place in a network: checked, converted, packed
     tensors            tensors by name, read when needed; safetensors files
     folder_tokenizer   the tokenizer in a model folder
+    replacement        a saved folder replaces the old one in one step
     huggingface        Hugging Face folders
     native             Clearhead's own folders
     recurrent          recurrent networks in Clearhead's own folders
     gguf_model         models in GGUF files
     gguf               GGUF files: header and tensors
     gguf_header        the parser of their header
-    gguf_blocks        their quantised block formats
+    gguf_blocks        their quantized block formats
     ctranslate2_model  Marian models in CTranslate2 folders
     ctranslate2        CTranslate2 files
     llama2c            llama2.c files
@@ -30,6 +31,7 @@ from clearhead.checkpoint.interface import LoadOptions, ModelParts, Progress, We
 from clearhead.checkpoint.locations import resolve_path
 from clearhead.checkpoint.native import save_native
 from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent
+from clearhead.checkpoint.replacement import replace_folder
 
 __all__ = [
     "CONFIG_FILE",
@@ -43,6 +45,7 @@ __all__ = [
     "load_recurrent",
     "open_model",
     "read_config",
+    "replace_folder",
     "resolve_path",
     "save_folder",
     "save_native",

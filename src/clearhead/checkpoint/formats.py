@@ -1,4 +1,4 @@
-"""Recognise the format of a checkpoint, and load it with the reader of that format.
+"""Recognize the format of a checkpoint, and load it with the reader of that format.
 
     loaded = open_model("smollm2"); loaded.network, loaded.tokenizer
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from clearhead.architecture import ModelConfig
+from clearhead.catalog import not_a_model
 from clearhead.checkpoint.ctranslate2_model import is_ctranslate2, load_ctranslate2, read_ctranslate2_config
 from clearhead.checkpoint.folder_tokenizer import has_tokenizer
 from clearhead.checkpoint.gguf_model import load_gguf, read_gguf_config
@@ -20,6 +21,7 @@ from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelPa
 from clearhead.checkpoint.llama2c import is_llama2c, load_llama2c, read_llama2c_config
 from clearhead.checkpoint.locations import resolve_path
 from clearhead.checkpoint.native import DESCRIPTION_FILE, load_native, read_native_config
+from clearhead.checkpoint.replacement import check_complete, restore_previous
 from clearhead.errors import ClearheadError
 from clearhead.tokenization import Tokenizer
 
@@ -53,7 +55,20 @@ def open_model(model: str | Path, options: LoadOptions = DEFAULT_OPTIONS) -> Mod
         raise ClearheadError(
             f"{model} has no stored blocks, only .gguf files do; weights='int8' or 'int4' work for every model"
         )
-    return format.load(path, options)
+    identity = _identity(path)
+    loaded = format.load(path, options)
+    if _identity(path) != identity:
+        raise ClearheadError(f"{path} was replaced by another model while it was loaded; load it again")
+    return loaded
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file or folder from another one with the same name."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def read_config(model: str | Path) -> ModelConfig:
@@ -64,14 +79,11 @@ def read_config(model: str | Path) -> ModelConfig:
 
 def format_of(path: Path) -> Format:
     """Return the format of a file or folder; raise ClearheadError if it is not a model."""
+    check_complete(path)
     for format in FORMATS:
         if format.matches(path):
             return format
-    if path.is_file():
-        raise ClearheadError(f"{path} is not a model file that can be loaded; give a folder or a .gguf file")
-    if (path / "model" / DESCRIPTION_FILE).is_file():
-        raise ClearheadError(f"{path} is the folder of a training run; its model is {path / 'model'}")
-    raise ClearheadError(f"{path} is not a model folder: it contains neither {CONFIG_FILE} nor {DESCRIPTION_FILE}")
+    raise not_a_model(path)
 
 
 def check_save_folder(folder: Path, format: Literal["huggingface", "native"], tokenizer: Tokenizer | None) -> None:
@@ -80,6 +92,7 @@ def check_save_folder(folder: Path, format: Literal["huggingface", "native"], to
     The folder must not contain a model of another format, or a tokenizer if the model has none: both would be loaded
     instead of, or together with, the saved model.
     """
+    restore_previous(folder.absolute())
     if folder.exists() and not folder.is_dir():
         raise ClearheadError(f"{folder} is a file; give a folder")
     existing = next((known for known in FORMATS if known.matches(folder)), None)

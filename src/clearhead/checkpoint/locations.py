@@ -5,10 +5,10 @@ path = resolve_path("smollm2")
 
 from pathlib import Path
 
-from clearhead.catalog import find_installed, model_names
+from clearhead.catalog import locate_model
 from clearhead.checkpoint.huggingface import CONFIG_FILE, INDEX_FILE
 from clearhead.checkpoint.replacement import restore_previous
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.errors import ClearheadError
 from clearhead.families import presets
 from clearhead.home import expand_user
 
@@ -16,7 +16,6 @@ from clearhead.home import expand_user
 _MODEL_PATTERNS = ("*.json", "*.safetensors", "*.model", "*.spm", "*.jinja")
 _CONFIG_PATTERNS = (CONFIG_FILE, INDEX_FILE)
 _IGNORED_PATTERNS = ("*/*", "consolidated*")  # the same weights in other formats, which would double the download
-_WHERE_MODELS_ARE_LISTED = "`clearhead get` lists models with weights, `clearhead presets` architectures without"
 
 
 def resolve_path(model: str | Path, *, config_only: bool = False) -> Path:
@@ -24,26 +23,9 @@ def resolve_path(model: str | Path, *, config_only: bool = False) -> Path:
 
     With `config_only`, only the files that `read_config` needs are fetched from the hub.
     """
-    path, name = expand_user(model), str(model)
-    restore_previous(path.absolute())
-    if path.exists():
-        return path
-    if name.lower() in model_names():
-        installed = find_installed(name)
-        if installed is None:
-            raise ClearheadError(f"{name} is not installed yet; fetch it with: clearhead get {name}")
-        return installed
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")) and not name.endswith(".gguf"):
-        return fetch_from_hub(name, _CONFIG_PATTERNS if config_only else _MODEL_PATTERNS)
-    if name in presets():
-        raise ClearheadError(
-            f"{name} is a preset, an architecture without weights; it can be shown, or created with random weights, "
-            "but not loaded"
-        )
-    if len(path.parts) > 1 or path.suffix in (".gguf", ".bin", ".safetensors", ".json"):
-        raise ClearheadError(f"{name} does not exist; check the path")
-    suggestions = model_names() | set(presets() if config_only else ())
-    raise unknown_name("model", name, suggestions, _WHERE_MODELS_ARE_LISTED)
+    restore_previous(expand_user(model).absolute())
+    path = locate_model(model, presets(), config_only=config_only)
+    return path or fetch_from_hub(str(model), _CONFIG_PATTERNS if config_only else _MODEL_PATTERNS)
 
 
 def fetch_from_hub(hub_id: str, patterns: tuple[str, ...]) -> Path:
