@@ -1,4 +1,4 @@
-"""Does everything run here? Every family at toy size on this device: equal to the CPU, cached equal to uncached.
+"""Check every family at toy size on a device: logits as on the CPU, with and without a cache, finite in bfloat16.
 
 python benchmarks/check_device.py cuda
 """
@@ -27,22 +27,26 @@ def check(name: str, device: str) -> dict[str, object]:
     redraw(network)
     tokens = torch.randint(0, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
     inputs = (tokens, tokens[:, :9]) if network.config.is_encoder_decoder else (tokens,)
-    here = network(*inputs)
+    cpu_logits = network(*inputs)
     network.to(device)
-    there = network(*(part.to(device) for part in inputs))
-    found: dict[str, object] = {"model": name, "device_against_cpu": (there.cpu() - here).abs().max().item()}
-    twin = network(*(part.to(device) for part in inputs), kernel=reference_attention)
-    found["fused_against_reference"] = (there - twin).abs().max().item()
+    device_inputs = tuple(tensor.to(device) for tensor in inputs)
+    device_logits = network(*device_inputs)
+    reference_logits = network(*device_inputs, kernel=reference_attention)
+    result: dict[str, object] = {
+        "model": name,
+        "device_against_cpu": (device_logits.cpu() - cpu_logits).abs().max().item(),
+        "fused_against_reference": (device_logits - reference_logits).abs().max().item(),
+    }
     if network.config.decoder is not None and not network.config.is_encoder_decoder:
         cache = KeyValueCache(network.config)
-        pieces = []
+        chunks = []
         for start in range(0, 24, 4):
-            pieces.append(network(tokens[:, start : start + 4].to(device), cache=cache))
+            chunks.append(network(tokens[:, start : start + 4].to(device), cache=cache))
             cache.advance()
-        found["cached_against_uncached"] = (torch.cat(pieces, 1) - there).abs().max().item()
-    half = network.to(torch.bfloat16)(*(part.to(device) for part in inputs), kernel=fused_attention)
-    found["bfloat16_is_finite"] = bool(half.isfinite().all())
-    return found
+        result["cached_against_uncached"] = (torch.cat(chunks, 1) - device_logits).abs().max().item()
+    bfloat16_logits = network.to(torch.bfloat16)(*device_inputs, kernel=fused_attention)
+    result["bfloat16_is_finite"] = bool(bfloat16_logits.isfinite().all())
+    return result
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Decoding in a CUDA graph: tokens per second and peak memory, one row and many, in bfloat16, int8 and four bits.
+"""Measure decoding in a CUDA graph: tokens per second and peak memory, for one and many sequences and packed weights.
 
     python benchmarks/decode_cuda.py llama-3.2-1b llama-3-8b
 
-Random weights of the named shape: the speed does not depend on them. One JSON line for each measurement, which has a
-process of its own. Peak memory stands beside what is stated for it, once until the prompt is read and once while
-decoding: weights, cache, the kernels' workspace and cuBLAS' own, and what is there for a while. Before, that is the
-larger of a second copy of a matrix whose parts are merged, and what the cost model says of reading a prompt, with the
-largest packed matrix as numbers and those on their way there; then it is the logits in both precisions.
+The weights are random, since the speed does not depend on them. Every measurement runs in its own process and prints
+one JSON line, with the measured and the predicted peak memory of prefill and of decoding. The prediction is the sum of
+weights, cache, the workspaces of the kernels and of cuBLAS, and temporary buffers:
+
+- prefill: the larger of one merged weight matrix, and the activations of the cost model with the largest unpacked
+  matrix
+- decoding: the logits in bfloat16 and in float32
 """
 
 import itertools
@@ -26,11 +28,11 @@ from clearhead.families import preset
 from clearhead.model import Transformer
 
 PROMPT, CAPACITY, NUM_TOKENS, ROUNDS = 128, 512, 100, 5
-CASES: tuple[tuple[int, Bits | None], ...] = ((1, None), (64, None), (1, "int8"), (1, "int4"))  # rows, bits
-CUBLAS_BYTES = 1 << 25  # that PyTorch keeps for each stream on Hopper
+CASES: tuple[tuple[int, Bits | None], ...] = ((1, None), (64, None), (1, "int8"), (1, "int4"))  # sequences, bits
+CUBLAS_BYTES = 1 << 25  # workspace of cuBLAS per stream in PyTorch on Hopper
 
 
-def draw(name: str) -> Transformer:
+def random_network(name: str) -> Transformer:
     torch.manual_seed(0)
     with torch.device("meta"):
         network = Transformer(preset(name)).to(torch.bfloat16)
@@ -45,7 +47,7 @@ def measure(network: Transformer, batch: int) -> dict[str, float]:
     torch.cuda.reset_peak_memory_stats()
     decoder = GraphDecoder(network, batch, CAPACITY, lambda logits, steps: logits.argmax(-1))
     first = decoder.prefill(torch.randint(0, 1000, (batch, PROMPT)).tolist()).argmax(-1)
-    reading_peak = torch.cuda.max_memory_allocated()
+    prefill_peak = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     decoder.start(first)
     seconds = []
@@ -57,32 +59,35 @@ def measure(network: Transformer, batch: int) -> dict[str, float]:
             decoder.replay_step()
         torch.cuda.synchronize()
         seconds.append((time.perf_counter() - start) / NUM_TOKENS)
-    held = weight_bytes + decoder.num_bytes
-    num_streams = 1 if batch <= decoder.max_kernel_rows else 3  # the prompt's; that of the warm-up, and the graph's
+    permanent_bytes = weight_bytes + decoder.num_bytes
+    num_streams = 1 if batch <= decoder.max_kernel_rows else 3  # prefill; warm-up and graph have their own
     return {
         "tokens_per_second": batch / statistics.median(seconds),
-        "reading_bytes": reading_peak,
-        "stated_reading_bytes": held + reading_bytes(decoder, batch),
-        "decoding_bytes": torch.cuda.max_memory_allocated(),
-        "stated_decoding_bytes": held + batch * network.config.vocab_size * (2 + 4) + num_streams * CUBLAS_BYTES,
+        "prefill_peak_bytes": prefill_peak,
+        "predicted_prefill_peak_bytes": permanent_bytes + temporary_prefill_bytes(decoder, batch),
+        "decoding_peak_bytes": torch.cuda.max_memory_allocated(),
+        "predicted_decoding_peak_bytes": permanent_bytes
+        + batch * network.config.vocab_size * (2 + 4)
+        + num_streams * CUBLAS_BYTES,
     }
 
 
-def reading_bytes(decoder: GraphDecoder, batch: int) -> int:
+def temporary_prefill_bytes(decoder: GraphDecoder, batch: int) -> int:
+    """Return the predicted bytes of temporary buffers while the prompts are read."""
     merging = max(projection.num_bytes for layer in decoder.layers for projection in layer.block.projections)
     network = decoder.network
     workload = Workload(
         config=network.config, phase="prefill", batch=batch, context=PROMPT, source=PROMPT, device_type="cuda"
     )
-    reading = estimate_memory(workload)
+    prefill = estimate_memory(workload)
     packed = [module.packed for module in network.modules() if isinstance(module, PackedLinear)]
     unpacked = max((2 * math.prod(matrix.shape) for matrix in packed), default=0)
     unpacked += 2 * 4 * ELEMENTS_PER_CHUNK if packed else 0
-    return max(merging, reading.peak - reading.weights - reading.cache + unpacked + CUBLAS_BYTES)
+    return max(merging, prefill.peak - prefill.weights - prefill.cache + unpacked + CUBLAS_BYTES)
 
 
 def case(name: str, batch: int, bits: Bits | None) -> dict[str, float]:
-    network = draw(name) if bits is None else pack_network(draw(name), bits)
+    network = random_network(name) if bits is None else pack_network(random_network(name), bits)
     torch.cuda.empty_cache()
     return measure(network, batch)
 
@@ -90,8 +95,8 @@ def case(name: str, batch: int, bits: Bits | None) -> dict[str, float]:
 def main(names: list[str]) -> None:
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         for name, (batch, bits) in itertools.product(names, CASES):
-            found = pool.apply(case, (name, batch, bits))
-            print(json.dumps({"model": name, "batch": batch, "bits": bits} | found), flush=True)
+            result = pool.apply(case, (name, batch, bits))
+            print(json.dumps({"model": name, "batch": batch, "bits": bits} | result), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time and memory predicted from the config beside what this machine does, as one table of all runs.
+"""Compare time and memory predicted from the config with measurements on this machine, in one table of all runs.
 
     python benchmarks/predict.py cuda results              # writes results/predict-cuda.json and .md, in three minutes
     for phase in decode prefill train; do python benchmarks/predict.py cpu results $phase; done
