@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead demo
-	@echo "Before these, once in a shell: source $(BIN)/activate"
+	@echo "To use the command clearhead in this shell: source $(BIN)/activate"
 
 test: lint
 	$(BIN)/pytest -m "not slow and not gpu"
