@@ -15,7 +15,7 @@
     settings                   tokenizer_config.json and the other small files beside a tokenizer
     characters, train          tokenizers of bytes or characters; learning a vocabulary from texts
     chat_template              render_chat: from messages to a prompt
-    template_sandbox, template_filters, template_limits
+    template_sandbox, template_compiler, template_filters, template_text, template_limits
                                run an untrusted chat template within limits
 
 Names are imported on first use, so that the protocol can be imported without the `tokenizers` library.
