@@ -181,9 +181,9 @@ def test_an_unknown_device_raises(tmp_path):
 def test_repr_shows_family_size_dtype_device_and_what_runs_it():
     network = tiny_network()
     count = sum(parameter.numel() for parameter in network.parameters())
-    assert repr(Model(network)) == f"Model(own, {count:,} parameters, float32, cpu, PyTorch)"
+    assert repr(Model(network)) == f"Model(custom, {count:,} parameters, float32, cpu, PyTorch)"
     packed = repr(Model(pack_network(tiny_network(), "int4")))
-    assert packed == f"Model(own, {count:,} parameters, float32 with packed weights, cpu, PyTorch)"
+    assert packed == f"Model(custom, {count:,} parameters, float32 with packed weights, cpu, PyTorch)"
     html = Model(network)._repr_html_()
     assert f"<tr><th>parameters</th><td>{count:,} parameters</td></tr>" in html
 
@@ -199,7 +199,7 @@ def test_repr_names_the_cpu_kernels():
 
 def test_repr_of_a_recurrent_network():
     network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="none", **RECURRENT_SIZES)).eval()
-    assert repr(RecurrentBaseline(network)).startswith("RecurrentBaseline(own, ")
+    assert repr(RecurrentBaseline(network)).startswith("RecurrentBaseline(custom, ")
 
 
 def test_repr_of_a_generation_and_a_stream():

@@ -63,7 +63,7 @@ class Model(ModelParts):
         count += sum(rows * columns for rows, columns in (matrix.shape for matrix in packed))
         dtype = str(parameter.dtype).removeprefix("torch.") + (" with packed weights" if packed else "")
         return {
-            "family": self.family.name if self.family else "own",
+            "family": self.family.name if self.family else "custom",
             "parameters": f"{count:,} parameters",
             "dtype": dtype,
             "device": str(parameter.device),

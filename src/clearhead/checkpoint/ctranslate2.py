@@ -53,6 +53,7 @@ class _Variable:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the values in the file."""
         return prod(self.shape) * self.dtype.itemsize
 
 
@@ -94,6 +95,7 @@ class _Reader:
         self.left_bytes = path.stat().st_size
 
     def error(self, problem: str) -> ClearheadError:
+        """Return the error for a file with this problem."""
         return ClearheadError(f"{str(self.path)!r} is not a valid CTranslate2 model: {problem}")
 
     def numbers(self, layout: str) -> tuple[int, ...]:
@@ -103,6 +105,7 @@ class _Reader:
         return packed.unpack(self.file.read(packed.size))
 
     def string(self) -> str:
+        """Read a string: its length in 2 bytes, then ASCII with a zero byte at the end."""
         (num_bytes,) = self.numbers("H")
         self._consume(num_bytes)
         text = self.file.read(num_bytes)

@@ -45,6 +45,7 @@ class Llama2cHeader:
 
     @property
     def head_width(self) -> int:
+        """Width of one attention head."""
         return self.width // self.num_heads
 
 

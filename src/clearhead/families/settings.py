@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from clearhead.architecture import Activation
+from clearhead.config import MAX_LAYERS
 from clearhead.errors import ClearheadError, unknown_name
 
 # transformers' activation names; `gelu_fast` and `gelu_pytorch_tanh` differ from `gelu_new` in rounding only
@@ -32,7 +33,6 @@ NAMES_BY_ACTIVATION: dict[Activation, str] = {
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 MAX_SIZE = 10**9  # far above any width, vocabulary or context; only a corrupt file exceeds it
-MAX_LAYERS = 1000  # bounds the work of building them; the deepest released model has 126
 
 
 class Settings:

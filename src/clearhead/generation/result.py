@@ -90,4 +90,5 @@ class Stream(Iterator[str]):
 
 
 def shorten(text: str) -> str:
+    """Return the text, cut to one line of output if it is long."""
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"

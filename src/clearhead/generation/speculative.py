@@ -210,10 +210,13 @@ class DraftModel:
 
     def __init__(self, network: Transformer, num_tokens: int = 4, encoder_output: EncoderOutput | None = None):
         check_positive_integer("num_tokens", num_tokens)
-        self.network, self.num_tokens, self.encoder_output = network, num_tokens, encoder_output
+        self.network = network
+        self.num_tokens = num_tokens
+        self.encoder_output = encoder_output
         self.clear_cache()
 
     def clear_cache(self) -> None:
+        """Forget all tokens."""
         self.cache = KeyValueCache(self.network.config, slack=self.num_tokens)
         self.cached_tokens: list[int] = []
 

@@ -54,6 +54,7 @@ def inputs(example: str) -> dict[str, Any]:
 
 
 def tensor(rows: Any) -> Tensor:
+    """Return a float64 tensor."""
     return torch.tensor(rows, dtype=torch.float64)
 
 
@@ -75,6 +76,7 @@ def attend_with_scores(scores: Tensor, mask: Mask = NO_MASK, scale: float = 1.0)
 
 
 def causal_context(num_tokens: int) -> AttentionContext:
+    """Return the context of causal attention without positions."""
     return AttentionContext(Mask(causal=True), fused_attention, torch.arange(num_tokens)[None])
 
 

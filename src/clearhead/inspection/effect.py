@@ -43,5 +43,6 @@ class Effect:
 
 
 def most_likely(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
+    """Return the `count` most likely tokens with their probabilities, for log-probabilities (V,)."""
     best = logprobs.exp().topk(min(count, len(logprobs)))
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))

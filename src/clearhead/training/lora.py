@@ -41,6 +41,7 @@ class LoraLinear(nn.Module):
         nn.init.kaiming_uniform_(self.reduce, a=math.sqrt(5))  # the initialization of torch.nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return W x + scale · B A dropout(x): (..., in) -> (..., out)."""
         reduced = nn.functional.linear(self.dropout(x), self.reduce)  # (..., R)
         return self.base(x) + self.scale * nn.functional.linear(reduced, self.expand)
 

@@ -36,6 +36,8 @@ class TensorParallelRank:
 
 
 class _CopyToRanks(torch.autograd.Function):
+    """Identity in the forward pass; the backward pass sums the gradients of all ranks."""
+
     @staticmethod
     def forward(context: Any, x: Tensor, all_reduce: AllReduce) -> Tensor:
         context.all_reduce = all_reduce
@@ -47,6 +49,8 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 class _ReduceFromRanks(torch.autograd.Function):
+    """Sum over all ranks in the forward pass; identity in the backward pass."""
+
     @staticmethod
     def forward(context: Any, x: Tensor, all_reduce: AllReduce) -> Tensor:
         return all_reduce(x.clone(memory_format=torch.contiguous_format))

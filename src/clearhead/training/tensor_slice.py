@@ -17,6 +17,7 @@ class TensorSlice:
 
     @property
     def is_full(self) -> bool:
+        """Whether the slice covers the whole tensor."""
         return self.shape == self.full_shape
 
     @classmethod
