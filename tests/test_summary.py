@@ -1,4 +1,4 @@
-"""The summary against the network, and every difference of configs in its words."""
+"""The summary against the network; two configs that differ have different summaries."""
 
 import io
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """Two thousand damaged files of 9 MB: each is read or rejected within seconds, using at most twice its size of memory.
 
 They are read in another process (`python -m tests.checkpoint.test_damaged_files KIND FOLDER`), which resets the
-kernel's record of its peak memory before every file. Damage number n of a kind is always the same.
+kernel's record of its peak memory before every file. The damage is deterministic.
 """
 
 import gc

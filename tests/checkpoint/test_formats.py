@@ -1,4 +1,4 @@
-"""Recognising formats and resolving names: what is read and fetched, and the errors if nothing is found."""
+"""Recognizing formats and resolving names: what is read and fetched, and the errors if nothing is found."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""KernelCounter against torch's own counter where that one counts, and against arithmetic elsewhere."""
+"""KernelCounter against torch's own counter for the operations that torch counts, and against arithmetic for others."""
 
 import pytest
 import torch

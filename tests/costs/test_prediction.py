@@ -1,4 +1,4 @@
-"""Predicted seconds, predictions beside measurements, and the curves over the length."""
+"""Predicted seconds, comparisons with measurements, and the curves over the length."""
 
 from dataclasses import replace
 

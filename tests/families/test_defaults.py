@@ -1,4 +1,4 @@
-"""A setting that is absent from config.json means what it means to transformers."""
+"""Settings that are absent from config.json have the defaults of transformers."""
 
 import pytest
 import transformers

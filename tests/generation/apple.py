@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-ABOUT_DEVICES = (torch.device, torch._C._nn._parse_to)  # they name a device and create nothing on it
-GUARDED = (  # they look for a real device before they dispatch
+DEVICE_FUNCTIONS = (torch.device, torch._C._nn._parse_to)  # they name a device and create no tensor
+CHECKED_FUNCTIONS = (  # they check that the device exists before they dispatch
     Tensor.__getitem__,
     Tensor.__setitem__,
     Tensor.__float__,
@@ -26,12 +26,12 @@ class AppleTensor(Tensor):
     """A tensor whose data is on the CPU."""
 
     @staticmethod
-    def __new__(cls, numbers):
-        if numbers.dtype == torch.float64:
+    def __new__(cls, data):
+        if data.dtype == torch.float64:
             raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
-        layout = numbers.shape, numbers.stride(), numbers.storage_offset()
-        tensor = Tensor._make_wrapper_subclass(cls, *layout, dtype=numbers.dtype, device=torch.device("mps", 0))
-        tensor.numbers = numbers
+        layout = data.shape, data.stride(), data.storage_offset()
+        tensor = Tensor._make_wrapper_subclass(cls, *layout, dtype=data.dtype, device=torch.device("mps", 0))
+        tensor.cpu_data = data
         return tensor
 
     @classmethod
@@ -43,9 +43,8 @@ class AppleGpu(TorchFunctionMode):
     """Within this context, device="mps" creates AppleTensors."""
 
     def __enter__(self):
-        torch.__future__.set_overwrite_module_params_on_conversion(
-            True
-        )  # so that module.to("mps") accepts such tensors
+        # so that module.to("mps") accepts such tensors
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
         return super().__enter__()
 
     def __exit__(self, *error):
@@ -54,9 +53,9 @@ class AppleGpu(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if function in ABOUT_DEVICES:
+        if function in DEVICE_FUNCTIONS:
             return function(*args, **kwargs)
-        if function in GUARDED or any(is_apple(leaf) for leaf in tree_leaves((args, kwargs))):
+        if function in CHECKED_FUNCTIONS or any(is_apple(leaf) for leaf in tree_leaves((args, kwargs))):
             return compute_on_cpu(function, args, kwargs)
         return function(*args, **kwargs)
 
@@ -82,5 +81,5 @@ def is_apple(leaf):
 
 def to_cpu_tensor(leaf):
     if isinstance(leaf, AppleTensor):
-        return leaf.numbers
+        return leaf.cpu_data
     return torch.device("cpu") if is_apple(leaf) else leaf

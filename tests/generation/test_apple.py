@@ -90,7 +90,7 @@ def test_scores_embeddings_and_streams():
     check_same_on_apple(byte_model(), run)
 
 
-def test_create_and_load_place_a_model_there(tmp_path):
+def test_create_and_load_place_a_model_on_an_apple_gpu(tmp_path):
     saved = create(tiny_config()).save(tmp_path / "saved")
     expected = load(saved).generate([1, 2, 3], max_new_tokens=5).tokens
     with AppleGpu():
@@ -99,7 +99,7 @@ def test_create_and_load_place_a_model_there(tmp_path):
             assert model.generate([1, 2, 3], max_new_tokens=5).tokens == expected
 
 
-def test_float64_raises_there(tmp_path):
+def test_float64_raises_on_an_apple_gpu(tmp_path):
     saved = create(tiny_config()).save(tmp_path / "saved")
     with AppleGpu():
         for call in (lambda: load(saved, "float64", "mps"), lambda: create(tiny_config(), None, 0, "float64", "mps")):
@@ -107,7 +107,7 @@ def test_float64_raises_there(tmp_path):
                 call()
 
 
-def test_a_gguf_file_runs_there_from_its_stored_blocks(smollm2_gguf):
+def test_a_gguf_file_runs_on_an_apple_gpu_from_its_stored_blocks(smollm2_gguf):
     expected = load(smollm2_gguf, weights="stored", fast=False).generate("The sea", max_new_tokens=3).tokens
     with AppleGpu():
         model = load(smollm2_gguf, weights="stored", device="mps")

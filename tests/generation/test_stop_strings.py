@@ -74,7 +74,7 @@ def test_of_overlapping_stop_strings_the_first_complete_one_ends_the_text():
     assert StopStringMatcher(["b", "ab"]).push("xab") == ("x", True)
 
 
-def test_a_stop_string_that_may_not_stop_is_text_but_its_end_may_begin_another():
+def test_with_may_stop_false_a_stop_string_is_text():
     matcher = StopStringMatcher(["END", "N"])
     assert matcher.push("END EN", may_stop=False) == ("END ", False)
     assert matcher.push("D", may_stop=True) == ("", True)

@@ -1,4 +1,4 @@
-"""Mutation testing of the parity tests: all configs that differ from the right one in a single field.
+"""Mutation testing of the parity tests: all configs that differ from the correct one in a single field.
 
 for path, wrong_config in mutants(config): ...   # path is the field, such as decoder.layers[0].attention.scale
 

@@ -1,4 +1,4 @@
-"""transformers computes what we compute from every config.json that we write; all configs one field away are tried."""
+"""Every config.json that we write gives the same logits in transformers, also for configs that differ in one field."""
 
 import json
 from dataclasses import replace

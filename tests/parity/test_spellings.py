@@ -1,6 +1,6 @@
 """Different config.json files of the same model: older and newer settings, absent and repeated ones.
 
-Each must mean what it means to transformers, which builds its model from the same file; only its weights are saved.
+Each must give the logits of transformers, which builds its model from the same file; only its weights are saved.
 """
 
 import json
@@ -84,7 +84,7 @@ def compare(model, settings, folder, **save_options):
 
 
 @pytest.mark.parametrize("settings", FILES.values(), ids=FILES)
-def test_a_config_file_means_what_it_means_to_transformers(settings, tmp_path):
+def test_a_config_file_gives_the_logits_of_transformers(settings, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(settings))
     torch.manual_seed(0)
     config = transformers.AutoConfig.from_pretrained(tmp_path, attn_implementation="eager")

@@ -68,7 +68,7 @@ def test_byte_level_encodes_as_the_library_does():
     assert tokenizer.special_ids == {0, 1, 2}
 
 
-def test_byte_level_adds_bos_and_eos_as_the_keys_tell():
+def test_byte_level_bos_and_eos_follow_the_metadata_keys():
     plain = byte_level().encode("fox").ids
     assert tokenizer_from_gguf(byte_level_metadata(add_bos_token=True)).encode("fox") == [1, *plain]
     assert tokenizer_from_gguf(byte_level_metadata(add_bos_token=True, add_eos_token=True)).encode("fox") == [

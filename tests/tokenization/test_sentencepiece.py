@@ -120,7 +120,7 @@ def test_merges_follow_scores_and_not_the_order_of_pieces():
     assert all(ours.encode(text) == theirs.encode(text) for text in STRINGS)
 
 
-def test_bos_and_eos_are_added_as_the_model_or_its_settings_tell(tmp_path):
+def test_bos_and_eos_follow_the_model_or_its_settings(tmp_path):
     model = tmp_path / "tokenizer.model"
     model.write_bytes(sentencepiece_model(**OPTIONS["bpe as Llama"]))
     plain = load_tokenizer(model).encode("fox", add_special_tokens=False)

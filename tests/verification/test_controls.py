@@ -42,7 +42,7 @@ def replaced(owner, name, change):
 
 
 def attends_everywhere(original):
-    return lambda pattern, grid: Mask()
+    return lambda pattern, indices: Mask()
 
 
 def reads_keys_of_another_sequence(original):
@@ -173,7 +173,7 @@ def rotates_too_far(original):
 
 
 def ignores_the_window(original):
-    return lambda pattern, grid: Mask(torch.ones_like(original(pattern, grid).allowed))
+    return lambda pattern, indices: Mask(torch.ones_like(original(pattern, indices).allowed))
 
 
 def ignores_the_source_mask(original):

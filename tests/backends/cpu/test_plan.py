@@ -1,4 +1,4 @@
-"""A plan of the kernels must not outlive what it was built from: weights, modules, hooks, caches, threads."""
+"""A plan of the CPU kernels is rebuilt when weights, modules, hooks, caches or threads change."""
 
 import math
 from copy import deepcopy
