@@ -1,5 +1,7 @@
 """The kernel library: compiling and loading it, calling kernels directly, and what happens without memory."""
 
+import os
+import shutil
 from ctypes import byref
 
 import pytest
@@ -35,6 +37,8 @@ def unloaded(tmp_path, monkeypatch):
 
 
 def test_the_library_is_compiled_once_and_loaded_afterwards(unloaded, monkeypatch):
+    unloaded.parent.mkdir(mode=0o700)
+    unloaded.write_bytes(b"\x7fELF and no more, as after a crash")
     assert library.load_kernel_library() is None
     try:
         assert library.load_kernel_library(build=True) is not None
@@ -44,13 +48,61 @@ def test_the_library_is_compiled_once_and_loaded_afterwards(unloaded, monkeypatc
     monkeypatch.setattr(library, "_loaded", None)
     assert library.load_kernel_library() is not None
     assert unloaded.stat().st_mtime_ns == written
-    assert list(unloaded.parent.iterdir()) == [unloaded]
+    assert sorted(path.name for path in unloaded.parent.iterdir()) == ["built.so", "built.so.sha256"]
 
 
 def test_a_library_of_another_system_is_ignored(unloaded):
     unloaded.parent.mkdir()
     unloaded.write_bytes(b"not a shared library of this system")
     assert library.load_kernel_library() is None
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:5000])
+
+
+def replace_library_and_forget_digest(path):
+    path.with_name(path.name + ".sha256").unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate,
+        replace_library_and_forget_digest,
+        lambda path: path.chmod(0o720),
+        lambda path: path.parent.chmod(0o777),
+        lambda path: path.write_bytes(path.read_bytes() + b"x"),
+    ],
+)
+def test_a_damaged_or_untrusted_library_is_not_loaded(kernels, unloaded, damage):
+    built = next((library.home() / "kernels").glob("cpu-*.so"))
+    unloaded.parent.mkdir()
+    shutil.copy(built, unloaded)
+    shutil.copy(f"{built}.sha256", f"{unloaded}.sha256")
+    damage(unloaded)
+    assert library.load_kernel_library() is None
+
+
+def test_a_library_of_another_user_is_not_loaded(kernels, unloaded, monkeypatch):
+    built = next((library.home() / "kernels").glob("cpu-*.so"))
+    monkeypatch.setattr(library.os, "getuid", lambda: built.stat().st_uid + 1)
+    if built.stat().st_uid != 0:  # files of root are trusted
+        assert library.open_library(built) is None
+
+
+def test_kernels_are_not_compiled_to_a_folder_that_others_can_write_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "_is_private", lambda path: False)
+    with pytest.raises(ClearheadError, match="because other users can write there; set CLEARHEAD_HOME"):
+        library.compile_library(tmp_path / "kernels.so")
+
+
+def test_an_unclosed_quote_in_the_compiler_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", 'g++ "')
+    with pytest.raises(
+        ClearheadError, match=r"CXX is 'g\+\+ \"', which is not a valid command \(No closing quotation\)"
+    ):
+        library.compile_library(tmp_path / "kernels.so")
 
 
 def test_a_missing_compiler_is_reported(tmp_path, monkeypatch):
@@ -77,11 +129,15 @@ def test_the_compiler_variable_may_contain_arguments_and_may_name_a_missing_prog
 
 
 def test_older_builds_for_the_same_processor_are_deleted(tmp_path):
-    names = ["cpu-a-1.so", "cpu-a-2.so", "cpu-b-1.so", "other.so"]
-    for name in names:
+    kept = {"cpu-a-2.so", "cpu-a-2.so.sha256", "cpu-b-1.so", "other.so"}
+    for name in kept | {"cpu-a-1.so", "cpu-a-1.so.sha256", "step-0123.so"}:
         (tmp_path / name).touch()
+    leftover, current = tmp_path / ".compiling-a", tmp_path / ".compiling-b"
+    leftover.mkdir()
+    current.mkdir()
+    os.utime(leftover, (0, 0))
     library.remove_older_builds(tmp_path / "cpu-a-2.so")
-    assert {path.name for path in tmp_path.iterdir()} == {"cpu-a-2.so", "cpu-b-1.so", "other.so"}
+    assert {path.name for path in tmp_path.iterdir()} == kept | {current.name}
 
 
 # --- calling kernels
