@@ -22,17 +22,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clearhead.api import Model, create, load
+    from clearhead.api import Model, cost, create, load, summarize
     from clearhead.architecture import ModelConfig
     from clearhead.catalog import get
     from clearhead.config import from_json, from_toml, to_json, to_toml
-    from clearhead.costs import cost
     from clearhead.errors import ClearheadError
     from clearhead.families import preset, presets
     from clearhead.generation import Generation
     from clearhead.inspection import Trace
     from clearhead.model import Transformer
-    from clearhead.summary import summarize
     from clearhead.training import train
 
     __version__: str
@@ -44,7 +42,7 @@ MODULES = {  # the module that defines each public name
     "ModelConfig": "architecture",
     "Trace": "inspection",
     "Transformer": "model",
-    "cost": "costs",
+    "cost": "api",
     "create": "api",
     "from_json": "config",
     "from_toml": "config",
@@ -52,7 +50,7 @@ MODULES = {  # the module that defines each public name
     "load": "api",
     "preset": "families",
     "presets": "families",
-    "summarize": "summary",
+    "summarize": "api",
     "to_json": "config",
     "to_toml": "config",
     "train": "training",

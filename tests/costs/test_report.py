@@ -2,19 +2,24 @@
 
 import json
 import math
+import pydoc
 import re
 import subprocess
 import sys
+from io import StringIO
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 import clearhead
 from clearhead.cli.app import app
 from clearhead.costs.calibration.devices import DEVICES
 from clearhead.costs.estimate import cost
+from clearhead.costs.report import print_report, report_to_dict
 from clearhead.costs.tables import legend
+from clearhead.costs.units import format_seconds
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from tests.costs.cases import CASES
@@ -33,11 +38,11 @@ def run_command(*arguments):
     ("arguments", "expected"),
     [
         (("llama-3.1-8b", "--phase", "decode", "--context", 128), ("8,030,261,248 parameters", "131,072 bytes")),
-        (("deepseek-v3", "--phase", "decode", "--context", 2), ("KV cache: 70,272 bytes per token", "peak memory: ")),
-        (("gpt3-175b", "--device", "h100"), ("does not fit in memory with any batch at this context; use more GPUs",)),
+        (("deepseek-v3", "--phase", "decode", "--context", 2), ("70,272 bytes per token", " peak: weights ")),
+        (("gpt3-175b", "--device", "h100"), ("no: h100 has 80 GB; no batch or context does; use more GPUs with tp",)),
         (
             ("llama-3.1-8b", "--context", 10**7, "--device", "h100"),
-            ("does not fit in memory", "; use context ", " or less"),
+            ("(beyond the model's own context of 131,072)", "no: h100 has 80 GB; at most context "),
         ),
         (("gpt2", "--tokens", "1e9", "--context", 64), ("PaLM: 6·P + 12·L·N·H·T", "1,000,000,000 tokens: 746.6 PFLOP")),
     ],
@@ -194,7 +199,73 @@ def test_measuring_another_machine_raises_an_error(device, monkeypatch):
     assert str(done.exception) == f"a measurement runs on this machine; use --device cpu instead of {device}"
 
 
+# --- the answer
+
+
+def printed(report, width=100):
+    console = Console(file=StringIO(), width=width, highlight=False)
+    print_report(report, "a model", console)
+    return console.file.getvalue()
+
+
+def test_the_answer_comes_before_formulas_and_tables():
+    text = printed(cost(preset("llama-3.1-8b"), phase="decode", context=8192, device="h200"))
+    beginning = text[: text.index("FLOPs of one layer")]
+    for words in ("at least 3.352 ms on h200", "at most 298.3 tokens/s", "17.14 GB peak", "yes: h200 has 141 GB"):
+        assert words in beginning
+    assert "compute-bound above 206 FLOPs/byte" in " ".join(text[len(beginning) :].split())
+
+
+def test_the_answer_says_how_to_get_a_time():
+    assert "time      not computed; give a device: h200" in printed(cost(preset("gpt2"), context=8))
+
+
+def test_contexts_beyond_the_models_own_are_marked():
+    config = preset("smollm2-135m")
+    assert "beyond" not in printed(cost(config, context=config.context))
+    text = printed(cost(config, context=config.context + 1, phase="decode", device="h100"), width=400)
+    assert f"context {config.context + 1:,} (beyond the model's own context of {config.context:,})" in text
+    assert re.search(rf"or context [\d,]+ \(beyond the model's own context of {config.context:,}\) at this batch", text)
+
+
+def test_the_data_says_whether_the_workload_fits():
+    small = report_to_dict(cost(preset("gpt2"), context=8, device="h200"))
+    large = report_to_dict(cost(preset("gpt3-175b"), context=8, device="h200"))
+    assert (small["fits"], large["fits"]) == (True, False)
+    assert small["bound"]["memory_bytes"] == 141e9
+    assert small["model_context"] == 1024
+    assert report_to_dict(cost(preset("gpt2"), context=8))["fits"] is None
+
+
+def test_a_training_run_has_a_time():
+    report = cost(preset("gpt2"), tokens=300e9, context=1024, batch=32, device="h100")
+    days = 300e9 / report.bound.tokens_per_second / 86_400
+    assert f"at least {days:.4g} days at this speed" in printed(report)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.1e-3, "3.1 ms"), (90, "90 s"), (150, "2.5 minutes"), (10**9, "31.69 years")]
+)
+def test_long_durations_are_not_printed_in_seconds(seconds, text):
+    assert format_seconds(seconds) == text
+
+
 # --- interface
+
+
+def test_cost_and_summarize_take_the_name_of_a_model(tmp_path):
+    assert clearhead.cost("gpt2", context=8) == clearhead.cost(preset("gpt2"), context=8)
+    assert clearhead.summarize("gpt2") == clearhead.summarize(preset("gpt2"))
+    clearhead.create(CASES["gpt2"]).save(tmp_path / "model")
+    assert clearhead.cost(str(tmp_path / "model"), context=8) == clearhead.cost(CASES["gpt2"], context=8)
+    with pytest.raises(ClearheadError, match="gpt22"):
+        clearhead.cost("gpt22")
+
+
+def test_help_shows_the_arguments_of_cost():
+    text = pydoc.plain(pydoc.render_doc(clearhead.cost))
+    assert "config: clearhead.architecture.config.ModelConfig | str" in text
+    assert all(f"{name}: " in text for name in ("phase", "quant", "parallel"))
 
 
 def test_clearhead_cost_is_callable_after_its_package_is_imported():

@@ -23,8 +23,8 @@ ALLOWED_IMPORTS = {
     "generation": {"architecture", "backends", "cache", "model", "options", "tokenization"},
     "inspection": {"architecture", "cache", "data", "generation", "model", "options", "tokenization"},
     "api": {
-        *("architecture", "backends", "cache", "checkpoint", "families", "generation", "inspection", "model"),
-        *("options", "tokenization"),
+        *("architecture", "backends", "cache", "checkpoint", "costs", "families", "generation", "inspection"),
+        *("model", "options", "summary", "tokenization"),
     },
     "summary": {"architecture", "costs"},
     "costs": {"architecture", "backends", "cache", "model"},

@@ -2,13 +2,15 @@
 
     model = clearhead.load("smollm2"); print(model.generate("The capital of France is", max_new_tokens=8))
 
-model       Model: a network with its tokenizer and everything a user does with them
-loading     load and create: a model from a checkpoint or a config
-devices     dtypes and devices by name
-recurrent   RecurrentBaseline: the recurrent encoder-decoder with the same interface
-chat        Chat: a conversation that keeps its cache between turns
+model           Model: a network with its tokenizer and everything a user does with them
+loading         load and create: a model from a checkpoint or a config
+architectures   cost, summarize: functions about an architecture, by name or config
+devices         dtypes and devices by name
+recurrent       RecurrentBaseline: the recurrent encoder-decoder with the same interface
+chat            Chat: a conversation that keeps its cache between turns
 """
 
+from clearhead.api.architectures import cost, find_config, summarize
 from clearhead.api.chat import Chat
 from clearhead.api.devices import DTYPES, resolve_device
 from clearhead.api.loading import create, load
@@ -21,7 +23,10 @@ __all__ = [
     "Model",
     "RecurrentBaseline",
     "check_format",
+    "cost",
     "create",
+    "find_config",
     "load",
     "resolve_device",
+    "summarize",
 ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, errors, print_json, table_console
+from clearhead.cli.checks import check_model, check_precision
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -68,17 +69,20 @@ def cost(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute parameters, FLOPs, bytes, memory and time of a model from its config alone."""
-    from clearhead.checkpoint import read_config
+    """Compute time, tokens per second, memory, FLOPs and parameters of a model from its config alone.
+
+    The answer comes first: how long it takes and whether it fits the --device. Formulas and tables follow. A context
+    beyond the model's own is marked.
+    """
+    check_precision(dtype)
+    check_model(model, presets_allowed=True)
+    from clearhead.api import find_config
     from clearhead.costs import cost as compute_cost
     from clearhead.costs import print_comparisons, print_report, report_to_dict
-    from clearhead.families import preset
-    from clearhead.families import presets as names
 
     measured_device = _require_this_machine(device) if measure else None
-    config = preset(model) if model in names() and not Path(model).exists() else read_config(model)
     report = compute_cost(
-        config,
+        find_config(model),
         phase=phase,  # type: ignore[arg-type]  # validated by Workload, which suggests the nearest name
         batch=batch,
         context=context,

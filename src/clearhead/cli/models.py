@@ -19,7 +19,10 @@ from clearhead.cli.app import (
     loading_bar,
     print_json,
 )
-from clearhead.errors import ClearheadError
+from clearhead.cli.checks import check_model, check_model_options
+from clearhead.errors import ClearheadError, unknown_name
+
+_FOLDER_FORMATS = ("huggingface", "native")
 
 
 @app.command(epilog="Example: `clearhead presets --json`")
@@ -40,13 +43,12 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show the architecture of a model and the number of parameters in each part, without reading weights."""
-    from clearhead.checkpoint import read_config
+    check_model(model, presets_allowed=True)
+    from clearhead.api import find_config
     from clearhead.config import to_dict
-    from clearhead.families import preset
-    from clearhead.families import presets as names
     from clearhead.summary import print_summary, summarize
 
-    config = preset(model) if model in names() and not Path(model).exists() else read_config(model)
+    config = find_config(model)
     summary = summarize(config)
     if as_json:
         print_json(asdict(summary) | {"config": to_dict(config)})
@@ -109,12 +111,14 @@ def convert(
     as_json: JsonOption = False,
 ) -> None:
     """Save a model as a folder that transformers (huggingface) or only Clearhead (native) can load."""
-    from clearhead.api import check_format, load
-
-    check_format(to)
+    check_model_options(source, dtype)
+    if to not in _FOLDER_FORMATS:
+        raise unknown_name("format", to, _FOLDER_FORMATS)
     if folder.is_file():
         raise ClearheadError(f"{folder} is a file; give a folder to write to")
     check_absent(folder, overwrite)
+    from clearhead.api import load
+
     with loading_bar(source) as progress:
         model = load(source, dtype=dtype, progress=progress)
     model.save(folder, format=to)  # type: ignore[arg-type]

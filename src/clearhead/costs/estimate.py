@@ -48,7 +48,7 @@ def cost(
 ) -> Report:
     """Compute parameters, FLOPs, bytes, memory and time of a model from its config. Nothing is loaded or run.
 
-    config: The model: `clearhead.preset(name)`, or `model.config`.
+    config: The model. `clearhead.cost` takes a name, such as "llama-3.1-8b", or a ModelConfig, such as `model.config`.
     phase: "train", "prefill" or "decode". Default: "train" if `tokens` is given, else "prefill".
     batch: Number of sequences, over all GPUs.
     context: Tokens per sequence; in decode, the tokens in the cache after the step. Default: the model's context.
@@ -160,6 +160,7 @@ def _compute_bound(
         predicted = predict_seconds(workload, device.calibration)
     return Bound(
         device=device.name,
+        memory_bytes=device.memory_bytes,
         source=device.source,
         seconds=seconds,
         communication_seconds=communication_seconds,

@@ -2,21 +2,24 @@
 
     print_report(cost(preset("gpt2"), phase="decode"), "gpt2")
 
-The text has the book's tables F2 (a whole sequence) and F3 (one token) with all constants, then memory and time.
+The text begins with the answer: time, tokens per second, memory and whether it fits the device. The book's tables F2 (a
+whole sequence) and F3 (one token) follow with all constants.
 """
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from io import StringIO
 from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from clearhead.config import to_dict
-from clearhead.costs.formulas import Communication, OperationCost, Workload
+from clearhead.costs.formulas import Communication, OperationCost, Workload, default_context
 from clearhead.costs.simulation import MemoryEstimate
 from clearhead.costs.tables import formula_table, legend, number_table
-from clearhead.costs.units import format_amount, format_seconds
+from clearhead.costs.units import format_amount, format_rate, format_seconds
 
 _TITLES = {
     "train": "one training step, forward and backward",
@@ -53,6 +56,7 @@ class Bound:
     """The roofline bound: the minimum time on a device, if every operation runs at the peak rate that limits it."""
 
     device: str
+    memory_bytes: float  # of the device
     source: str  # of the peak rates
     seconds: float
     communication_seconds: float  # included in `seconds`: added to it (tp), or overlapped with the computation
@@ -120,15 +124,16 @@ class Report:
 
 
 def print_report(report: Report, title: str, console: Console | None = None) -> None:
-    """Print a report: parameters, operations, memory, communication and the bound on the time."""
+    """Print the answer first (time, tokens per second, memory, whether it fits), then formulas and tables."""
     console = console or Console()
     workload = report.workload
+    console.print(f"[bold]{escape(title)}[/bold]: {_TITLES[workload.phase]}\n{_describe_workload(workload)}")
+    console.print(_answer_table(report))
     has_two_stacks = workload.config.is_encoder_decoder
     limited_by = None if report.bound is None else report.bound.limited_by
-    active = "" if report.active_parameters == report.total_parameters else f", {report.active_parameters:,} active"
-    console.print(f"[bold]{escape(title)}[/bold]: {report.total_parameters:,} parameters{active}")
-    console.print("by part: " + "; ".join(f"{part} {count:,}" for part, count in report.parameters.items()))
-    console.print(f"\n[bold]{_TITLES[workload.phase]}[/bold]\n{_describe_workload(workload)}")
+    console.print("\n[bold]parameters[/bold]")
+    console.print("; ".join(f"{part} {count:,}" for part, count in report.parameters.items()))
+    console.print(f"\n[bold]operations[/bold]{' of one GPU' if workload.gpus > 1 else ''}")
     console.print(formula_table(report.operations, has_two_stacks))
     console.print(legend(report.operations), style="dim")
     console.print()
@@ -138,25 +143,99 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
         "query and key that the mask allows. Bytes: every operand read and every result written, once.",
         style="dim",
     )
-    console.print()
     if workload.phase == "train":
         _print_training(report, console)
-    _print_memory(report, console)
-    if report.communication is not None:
-        sent = format_amount(report.communication.bytes_each_way, "B")
-        seconds = f", {format_seconds(report.bound.communication_seconds)}" if report.bound else ""
-        console.print(
-            f"communication of {workload.gpus} GPUs: {report.communication.description}, {sent} each way{seconds}"
-        )
     if report.bound is not None:
-        _print_bound(report.bound, report.workload, console)
+        console.print(
+            f"Limit: on {report.bound.device} ({escape(report.bound.source)}) an operation is compute-bound above "
+            f"{report.bound.balance:.3g} FLOPs/byte and memory-bound below.",
+            style="dim",
+        )
 
 
 def _describe_workload(workload: Workload) -> str:
     source = f", source {workload.source:,}" if workload.config.is_encoder_decoder else ""
     quant = f", weights in {workload.quant}" if workload.quant else ""
-    gpus = f", {workload.gpus} GPUs with {workload.parallel}, per GPU:" if workload.gpus > 1 else ""
-    return f"batch {workload.batch:,}, context {workload.context:,}{source}, {workload.dtype}{quant}{gpus}"
+    gpus = f", {workload.gpus} GPUs with {workload.parallel}" if workload.gpus > 1 else ""
+    context = f"context {workload.context:,}{_beyond_context(workload, workload.context)}"
+    return f"batch {workload.batch:,}, {context}{source}, {workload.dtype}{quant}{gpus}"
+
+
+def _beyond_context(workload: Workload, length: int) -> str:
+    """Return a remark if a length exceeds the context that the model was designed for, else an empty text."""
+    own = default_context(workload.config)
+    return f" (beyond the model's own context of {own:,})" if length > own else ""
+
+
+def _answer_table(report: Report) -> Table:
+    """Return the answer as a table of two columns: what is asked, and the number."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _answer(report):
+        table.add_row(name, escape(value))
+    return table
+
+
+def _answer(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield time, speed, memory, whether it fits, the sizes behind them and what several GPUs send."""
+    bound, workload = report.bound, report.workload
+    each = " per GPU" if workload.gpus > 1 else ""
+    if bound is None:
+        yield "time", "not computed; give a device: h200, h100, a100, rtx-4090, l40s, or cpu or cuda for this machine"
+    elif bound.predicted_seconds is None:
+        yield "time", f"at least {format_seconds(bound.seconds)} on {bound.device}"
+        yield "speed", f"at most {format_rate(bound.tokens_per_second)} tokens/s"
+    else:
+        limit = f"at least {format_seconds(bound.seconds)}"
+        yield "time", f"{format_seconds(bound.predicted_seconds)} on {bound.device}, predicted from its rates; {limit}"
+        yield "speed", f"{format_rate(bound.tokens_per_second)} tokens/s"
+    yield "memory", f"{format_amount(report.memory.peak, 'B')} peak{each}: {_memory_parts(report)}"
+    if bound is not None:
+        yield "fits", _describe_fit(report, bound)
+    yield from _training_answer(report)
+    active = "" if report.active_parameters == report.total_parameters else f", {report.active_parameters:,} active"
+    yield "model", f"{report.total_parameters:,} parameters{active}"
+    yield "work", f"{format_amount(report.flops, 'FLOP')}, {format_amount(report.num_bytes, 'B')} moved{each}"
+    if report.cache_bytes_per_token and workload.phase != "train":
+        yield "KV cache", f"{report.cache_bytes_per_token:,} bytes per token{each}"
+    if report.communication is not None:
+        sent = format_amount(report.communication.bytes_each_way, "B")
+        seconds = f", {format_seconds(bound.communication_seconds)}" if bound else ""
+        yield "sent", f"{sent} each way{seconds}: {report.communication.description}"
+
+
+def _memory_parts(report: Report) -> str:
+    sizes = {name: getattr(report.memory, part) for part, name in _MEMORY_PARTS.items()}
+    return ", ".join(f"{name} {format_amount(size, 'B')}" for name, size in sizes.items() if size)
+
+
+def _describe_fit(report: Report, bound: Bound) -> str:
+    """Say whether the workload fits into the memory of the device, and what is the most that does."""
+    workload, has = report.workload, format_amount(bound.memory_bytes, "B")
+    length = "source" if workload.encodes_source else "context"
+    longest = f"{length} {bound.largest_context:,}{_beyond_context(workload, bound.largest_context)}"
+    if report.memory.peak > bound.memory_bytes:
+        advice = [f"batch {bound.largest_batch:,}"] if bound.largest_batch else []
+        advice += [longest] if bound.largest_context else []
+        most = f"at most {' or '.join(advice)} does" if advice else "no batch or context does; use more GPUs with tp"
+        return f"no: {bound.device} has {has}; {most}"
+    return (
+        f"yes: {bound.device} has {has}, enough for batch {bound.largest_batch:,} at this {length} or {longest} "
+        "at this batch"
+    )
+
+
+def _training_answer(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield what a whole training run takes, if its number of tokens is given."""
+    if report.training_flops is None or report.training_tokens is None:
+        return
+    total = format_amount(report.training_flops, "FLOP")
+    yield "training", f"{report.training_tokens:,} tokens: {total}, 6 per token and active parameter"
+    if report.bound is not None:
+        seconds = format_seconds(report.training_tokens / report.bound.tokens_per_second)
+        limit = "at least " if report.bound.predicted_seconds is None else ""
+        yield "", f"{limit}{seconds} at this speed"
 
 
 def _print_training(report: Report, console: Console) -> None:
@@ -166,41 +245,6 @@ def _print_training(report: Report, console: Console) -> None:
         f"FLOPs per token for MFU: {format_amount(flops.palm_flops_per_token, '')} (PaLM: 6·P + 12·L·N·H·T, L layers), "
         f"{format_amount(flops.causal_flops_per_token, '')} (attention without masked pairs); "
         f"P = {flops.matrix_parameters:,} weights that multiply a token"
-    )
-    if report.training_flops is not None and report.training_tokens is not None:
-        console.print(
-            f"training on {report.training_tokens:,} tokens: {format_amount(report.training_flops, 'FLOP')}, "
-            f"6 per token and active parameter, of which there are {report.active_parameters:,}"
-        )
-
-
-def _print_memory(report: Report, console: Console) -> None:
-    sizes = {name: getattr(report.memory, part) for part, name in _MEMORY_PARTS.items()}
-    console.print("memory: " + ", ".join(f"{name} {format_amount(size, 'B')}" for name, size in sizes.items() if size))
-    console.print(f"peak memory: {format_amount(report.memory.peak, 'B')}")
-    if report.cache_bytes_per_token and report.workload.phase != "train":
-        console.print(f"KV cache: {report.cache_bytes_per_token:,} bytes per token")
-
-
-def _print_bound(bound: Bound, workload: Workload, console: Console) -> None:
-    console.print(
-        f"\non {bound.device} ({escape(bound.source)})\n"
-        f"at least {format_seconds(bound.seconds)}: operations are compute-bound above {bound.balance:.3g} FLOPs/byte "
-        "and memory-bound below"
-    )
-    rate = f"{bound.tokens_per_second:,.4g} tokens/s"
-    if bound.predicted_seconds is None:
-        console.print(f"at most {rate}")
-    else:
-        console.print(f"predicted from measured rates: {format_seconds(bound.predicted_seconds)}, {rate}")
-    length = "source" if workload.encodes_source else "context"
-    if bound.largest_batch == 0:
-        advice = f"use {length} {bound.largest_context:,} or less" if bound.largest_context else "use more GPUs with tp"
-        console.print(f"does not fit in memory with any batch at this {length}; {advice}")
-        return
-    console.print(
-        f"fits in memory: batch {bound.largest_batch:,} at this {length}, or {length} {bound.largest_context:,} "
-        "at this batch"
     )
 
 
@@ -212,6 +256,8 @@ def report_to_dict(report: Report) -> dict[str, Any]:
         "allowed_flops": report.allowed_flops,
         "num_bytes": report.num_bytes,
         "intensity": report.intensity,
+        "model_context": default_context(report.workload.config),
+        "fits": None if report.bound is None else report.memory.peak <= report.bound.memory_bytes,
     }
     data["workload"]["config"] = to_dict(report.workload.config)
     for operation, operation_data in zip(report.operations, data["operations"], strict=True):

@@ -1,0 +1,44 @@
+"""Functions about an architecture that also take the name of a model: cost and summarize.
+
+    clearhead.cost("llama-3.1-8b", phase="decode", context=8192, device="h200")
+
+`costs` and `summary` compute from a ModelConfig; here a name becomes one first.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from clearhead import costs, summary
+from clearhead.architecture import ModelConfig
+from clearhead.checkpoint import read_config
+from clearhead.families import preset, presets
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def find_config(model: str | Path) -> ModelConfig:
+    """Return the architecture of a preset, an installed model, a model folder, a .gguf file or a Hub id."""
+    is_preset = isinstance(model, str) and model in presets() and not Path(model).exists()
+    return preset(str(model)) if is_preset else read_config(model)
+
+
+def _accept_names(function: Callable[Concatenate[ModelConfig, P], R]) -> Callable[Concatenate[ModelConfig | str, P], R]:
+    """Return a function of a config that also takes the name of a model, with the same help."""
+
+    @wraps(function)
+    def call(config: ModelConfig | str, *arguments: P.args, **options: P.kwargs) -> R:
+        return function(find_config(config) if isinstance(config, (str, Path)) else config, *arguments, **options)
+
+    signature = inspect.signature(function)
+    first, *others = signature.parameters.values()
+    parameters = [first.replace(annotation=ModelConfig | str), *others]
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # shown by help()
+    return call
+
+
+cost = _accept_names(costs.cost)
+summarize = _accept_names(summary.summarize)
