@@ -102,7 +102,7 @@ def test_only_read_json_object_accepts_a_missing_file(tmp_path):
 )
 def test_an_invalid_file_raises_one_sentence(tmp_path, monkeypatch, content, message):
     if b" " in content:
-        monkeypatch.setattr(files, "MAX_BYTES", 100)
+        monkeypatch.setattr(files, "MAX_JSON_BYTES", 100)
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(ClearheadError, match=f"a.json {message}") as caught:
         read_json_object(tmp_path / "a.json")
@@ -110,7 +110,7 @@ def test_an_invalid_file_raises_one_sentence(tmp_path, monkeypatch, content, mes
 
 
 def test_a_folder_cannot_be_read_as_a_file(tmp_path):
-    with pytest.raises(ClearheadError, match="cannot be read: Is a directory"):
+    with pytest.raises(ClearheadError, match="is not a regular file but a folder"):
         read_json_object(tmp_path)
 
 
@@ -124,5 +124,5 @@ def test_check_output_path_requires_a_known_extension_and_an_existing_folder(tmp
 
 
 def test_parse_json_without_a_subject():
-    with pytest.raises(ClearheadError, match=r"^not valid JSON"):
+    with pytest.raises(ClearheadError, match=r"^the text is not valid JSON"):
         parse_json("nul")

@@ -7,6 +7,8 @@ Only `write_safetensors` needs torch, so tokenizers can be read and written with
 
 import json
 import os
+import re
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,30 +20,78 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_BYTES = 1 << 27  # Gemma 3's tokenizer.json, the largest of the common ones, has 33 million
+MAX_JSON_BYTES = 1 << 22  # a config.json has a few thousand; Python needs up to 25 times the bytes of JSON as memory
+MAX_JSON_TABLE_BYTES = 1 << 25  # a table of many names: DeepSeek-V3's index of shards has 9 million
+_MAX_PATH_BYTES, _MAX_NAME_BYTES = 4000, 255  # of Linux, which allows 4095: the names of files come after the path
+_UNPAIRED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # a first look; a pair of them is one valid character
 
 
-def read_bytes(path: Path) -> bytes:
-    """Return the content of a file of at most MAX_BYTES."""
+def check_path_length(path: str | Path) -> None:
+    """Raise ClearheadError if a text is too long for a path, such as a prompt in the place of a model."""
+    parts = [len(part.encode(errors="replace")) for part in Path(path).parts]
+    if sum(parts) + len(parts) > _MAX_PATH_BYTES or max(parts, default=0) > _MAX_NAME_BYTES:
+        text = str(path)
+        raise ClearheadError(f"{text[:40]!r}… has {len(text)} characters, too many for a path or the name of a model")
+
+
+def check_regular(path: Path) -> None:
+    """Raise ClearheadError for an existing pipe, device or folder, which must not be opened as a file of a model."""
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ClearheadError(f"{path} has {size} bytes; at most {MAX_BYTES} can be read")
-        return path.read_bytes()
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return  # opening it gives the error
+    if not stat.S_ISREG(mode):
+        raise ClearheadError(f"{path} is not a regular file but {_describe_kind(mode)}; replace it by a file")
+
+
+def _describe_kind(mode: int) -> str:
+    kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+    return next((name for is_kind, name in kinds.items() if is_kind(mode)), "a device")
+
+
+def read_bytes(path: Path, max_bytes: int | None = None) -> bytes:
+    """Return the content of a regular file of at most `max_bytes`, by default MAX_BYTES."""
+    check_regular(path)
+    return _read_bounded(path, MAX_BYTES if max_bytes is None else max_bytes)
+
+
+def _read_bounded(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a file, pipe or device; never read more than one byte beyond the limit."""
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            size = status.st_size if stat.S_ISREG(status.st_mode) else 0
+            content = b"" if size > max_bytes else file.read(max_bytes + 1)
     except OSError as error:
         raise ClearheadError(f"{path} cannot be read: {error.strerror}") from None
+    if max(size, len(content)) > max_bytes:
+        found = f"{size} bytes" if size else f"more than {max_bytes} bytes"
+        raise ClearheadError(f"{path} has {found}; at most {max_bytes} can be read")
+    return content
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file, without the byte order mark that some editors write."""
+    """Return the text of a UTF-8 file, without the byte order mark that some editors write; a pipe is allowed."""
+    return _decode(path, _read_bounded(path, MAX_BYTES))
+
+
+def _decode(path: Path, content: bytes) -> str:
     try:
-        return read_bytes(path).decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise ClearheadError(f"{path} is not UTF-8 text; convert it to UTF-8") from None
 
 
-def read_json(path: Path) -> Any:
-    """Return the JSON value in a file."""
-    return parse_json(read_text(path), f"{path} is ")
+def read_json(path: Path, max_bytes: int | None = None) -> Any:
+    """Return the JSON value in a regular file of at most `max_bytes`, by default MAX_JSON_BYTES."""
+    text = _decode(path, read_bytes(path, MAX_JSON_BYTES if max_bytes is None else max_bytes))
+    content = parse_json(text, f"{path} is ")
+    if _UNPAIRED_SURROGATE.search(text):
+        try:
+            json.dumps(content, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError):
+            raise ClearheadError(f"{path} has an unpaired surrogate (\\ud800 to \\udfff); remove it") from None
+    return content
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -210,7 +210,7 @@ def test_special_tokens_may_have_other_names(tmp_path: Path, write) -> None:
         ('{"</s>": 0, "<unk>": 2}', "must give its 2 tokens the ids from 0 on"),
         ('{"</s>": 0, "<unk>": 0}', "must give its 2 tokens the ids from 0 on"),
         ('{"</s>": -1, "<unk>": 0}', "must give its 2 tokens the ids from 0 on"),
-        (r'["</s>", "\ud83d"]', "an incomplete character"),
+        (r'["</s>", "\ud83d"]', "an unpaired surrogate"),
         ('["</s>", "<unk>", "a", "b", "a", "<pad>"]', "'a' occurs more than once"),
         ('["</s>", "<unk>"]', "lacks '<pad>', which Marian needs as pad_token"),
         ('["<unk>", "<pad>"]', "lacks '</s>'"),

@@ -7,9 +7,10 @@ checkpoint must be used once or be listed as ignored, and every tensor of the ne
 """
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from clearhead.model import Transformer
 LANGUAGE_MODEL = "language_model."  # in each name of the language part of a model that also reads images
 _MAX_LISTED_NAMES = 4
 
+Config, Network = TypeVar("Config"), TypeVar("Network")
 StoredTensors = Mapping[str, Tensor | PackedWeight]
 
 
@@ -48,11 +50,8 @@ def assemble_network(
     token table.
     """
     num_layers = sum(len(stack.layers) for stack in (config.encoder, config.decoder) if stack is not None)
-    if num_layers > len(tensors):  # checked first, because a layer takes 50 kB even on the meta device
-        raise ClearheadError(
-            f"{where} holds {len(tensors)} tensors, too few for the {num_layers} layers of the config; it is incomplete"
-        )
-    network = _build_empty_network(config, where)
+    check_num_layers(num_layers, len(tensors), where)
+    network = build_empty_network(Transformer, config, where)
     own_names = list(stored_tensors(network))
     entries = expand_table(naming.table or {name: name for name in own_names}, config, set(own_names))
     # One entry more than the file has tensors is enough to see that tensors are missing, and bounds the work.
@@ -74,11 +73,19 @@ def assemble_network(
     return network
 
 
-def _build_empty_network(config: ModelConfig, where: str) -> Transformer:
+def check_num_layers(num_layers: int, num_tensors: int, where: str) -> None:
+    """Raise ClearheadError if there are fewer tensors than layers; each layer takes 50 kB even on the meta device."""
+    if num_layers > num_tensors:
+        raise ClearheadError(
+            f"{where} holds {num_tensors} tensors, too few for the {num_layers} layers of the config; it is incomplete"
+        )
+
+
+def build_empty_network(network_class: Callable[[Config], Network], config: Config, where: str) -> Network:
     """Build a network on the meta device: its tensors have shapes but no memory."""
     try:
         with torch.device("meta"):
-            return Transformer(config)
+            return network_class(config)
     except RuntimeError as error:  # a product of sizes that exceeds what a tensor can have
         raise ClearheadError(f"{where}: a model of these sizes cannot be created: {error}") from None
 

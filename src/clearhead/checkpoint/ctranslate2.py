@@ -24,7 +24,7 @@ from torch import Tensor
 
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
-from clearhead.files import read_json_object
+from clearhead.files import check_regular, read_json_object
 
 _VERSION = 6
 _MAX_RANK = 8  # models use up to 3; NumPy supports up to 32
@@ -61,6 +61,7 @@ def open_ctranslate2(path: str | PathLike[str]) -> CTranslate2Checkpoint:
     """Check a `model.bin`, or the one in a folder, from beginning to end; its tensors are read later, one at a time."""
     path = Path(path)
     path = path / "model.bin" if path.is_dir() else path
+    check_regular(path)
     try:
         with path.open("rb") as file:
             reader = _Reader(path, file)

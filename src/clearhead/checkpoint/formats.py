@@ -23,6 +23,7 @@ from clearhead.checkpoint.locations import resolve_path
 from clearhead.checkpoint.native import DESCRIPTION_FILE, load_native, read_native_config
 from clearhead.checkpoint.replacement import check_complete, restore_previous
 from clearhead.errors import ClearheadError
+from clearhead.files import check_path_length
 from clearhead.tokenization import Tokenizer
 
 
@@ -92,6 +93,7 @@ def check_save_folder(folder: Path, format: Literal["huggingface", "native"], to
     The folder must not contain a model of another format, or a tokenizer if the model has none: both would be loaded
     instead of, or together with, the saved model.
     """
+    check_path_length(folder)
     restore_previous(folder.absolute())
     if folder.exists() and not folder.is_dir():
         raise ClearheadError(f"{folder} is a file; give a folder")

@@ -31,7 +31,7 @@ from clearhead.families import (
     family_of_type,
     split_expert_index,
 )
-from clearhead.files import read_json, read_json_object, write_safetensors, write_text
+from clearhead.files import MAX_JSON_TABLE_BYTES, read_json, read_json_object, write_safetensors, write_text
 from clearhead.model import Transformer
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -123,7 +123,8 @@ def _config_from(family: Family, settings: Settings, tensor_names: set[str] | No
 
 def read_index(folder: Path) -> dict[str, str]:
     """Return a dict from tensor name to file name, from the index of a sharded checkpoint."""
-    weight_map = Settings(read_json(folder / INDEX_FILE), str(folder / INDEX_FILE)).object("weight_map").data
+    index = read_json(folder / INDEX_FILE, MAX_JSON_TABLE_BYTES)
+    weight_map = Settings(index, str(folder / INDEX_FILE)).object("weight_map").data
     for name in sorted({str(name) for name in weight_map.values()}):
         if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # excludes path separators
             raise ClearheadError(
@@ -136,7 +137,7 @@ def _shard_names(folder: Path) -> list[str]:
     """Return the names of the safetensors files in a folder, from its index if it has one."""
     if (folder / INDEX_FILE).exists():
         names = sorted(set(read_index(folder).values()))
-        missing = next((name for name in names if not (folder / name).is_file()), None)
+        missing = next((name for name in names if not (folder / name).exists()), None)
         if missing:
             raise ClearheadError(f"{folder} lacks {missing}, which its index names")
         return names

@@ -23,6 +23,7 @@ from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelPa
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
 from clearhead.families import META_LLAMA_NAMES, family_of_type, llama_config
+from clearhead.files import check_regular
 from clearhead.tokenization import load_tokenizer
 
 HEADER = struct.Struct("<7i")
@@ -60,6 +61,7 @@ class Llama2cCheckpoint:
 def open_llama2c(path: str | PathLike[str]) -> Llama2cCheckpoint:
     """Compare the file's header with its length; the tensors are read later, one at a time."""
     path = Path(path)
+    check_regular(path)
     try:
         with path.open("rb") as file:
             start = file.read(HEADER.size)

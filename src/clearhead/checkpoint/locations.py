@@ -10,6 +10,7 @@ from clearhead.checkpoint.huggingface import CONFIG_FILE, INDEX_FILE
 from clearhead.checkpoint.replacement import restore_previous
 from clearhead.errors import ClearheadError
 from clearhead.families import presets
+from clearhead.files import check_path_length
 from clearhead.home import expand_user
 
 # Patterns of files on the hub. Pickle files and code are not fetched.
@@ -23,6 +24,7 @@ def resolve_path(model: str | Path, *, config_only: bool = False) -> Path:
 
     With `config_only`, only the files that `read_config` needs are fetched from the hub.
     """
+    check_path_length(model)
     restore_previous(expand_user(model).absolute())
     path = locate_model(model, presets(), config_only=config_only)
     return path or fetch_from_hub(str(model), _CONFIG_PATTERNS if config_only else _MODEL_PATTERNS)

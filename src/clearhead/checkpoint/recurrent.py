@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from clearhead.checkpoint.assembly import check_names
+from clearhead.checkpoint.assembly import build_empty_network, check_names, check_num_layers
 from clearhead.checkpoint.interface import LoadOptions
 from clearhead.checkpoint.native import (
     DESCRIPTION_FILE,
@@ -18,8 +18,10 @@ from clearhead.checkpoint.native import (
     read_description,
 )
 from clearhead.checkpoint.placement import TensorPlacer
+from clearhead.checkpoint.replacement import check_complete
 from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.config import from_dict
+from clearhead.files import check_path_length
 from clearhead.home import expand_user
 from clearhead.model import RecurrentConfig, RecurrentTranslator
 
@@ -27,6 +29,7 @@ from clearhead.model import RecurrentConfig, RecurrentTranslator
 def is_recurrent(folder: str | Path) -> bool:
     """Return whether a path is a native folder with a recurrent network."""
     path = expand_user(folder)
+    check_path_length(path)
     return (path / DESCRIPTION_FILE).is_file() and network_kind(read_description(path)) == RECURRENT
 
 
@@ -34,12 +37,13 @@ def load_recurrent(
     folder: Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> tuple[RecurrentTranslator, dict[str, Any]]:
     """Return the network in a native folder and its special ids; without `dtype` the stored precision is kept."""
+    check_complete(folder)
     description = read_description(folder)
     config = from_dict(RecurrentConfig, description.data.get("model"), "model")
-    with torch.device("meta"):
-        network = RecurrentTranslator(config)
     where = str(folder / WEIGHTS_FILE)
     tensors = open_safetensors([folder / WEIGHTS_FILE], where)
+    check_num_layers(config.num_layers, len(tensors), where)
+    network = build_empty_network(RecurrentTranslator, config, where)
     placer = TensorPlacer(network, where, LoadOptions(dtype=dtype, device=device))
     check_names(placer.shapes.keys(), tensors.keys(), where)
     for name in placer.shapes:

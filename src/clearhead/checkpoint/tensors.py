@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.files import check_regular
 
 _FLOAT8_BLOCK = 128  # rows and columns that share a scale
 _SCALE_SUFFIX = "_scale_inv"  # name of the scales = name of the float8 tensor + this
@@ -57,6 +58,7 @@ def open_safetensors(paths: Iterable[Path], where: str) -> LazyTensors[Tensor]:
 
 
 def _open_file(path: Path) -> Any:
+    check_regular(path)
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tokenizers import models
 
 from clearhead.errors import ClearheadError
-from clearhead.files import read_bytes, read_json, read_json_object, write_bytes, write_text
+from clearhead.files import MAX_JSON_TABLE_BYTES, read_bytes, read_json, read_json_object, write_bytes, write_text
 from clearhead.tokenization.character_map import CharacterMap
 from clearhead.tokenization.interface import StreamDecoder
 from clearhead.tokenization.library_tokenizer import SpecialTokens, convert_library_errors
@@ -24,6 +24,7 @@ from clearhead.tokenization.sentencepiece import PieceType
 from clearhead.tokenization.sentencepiece_file import read_sentencepiece_model
 from clearhead.tokenization.sentencepiece_normalizer import META_SPACE, SentencePieceNormalizer
 from clearhead.tokenization.settings import TokenizerSettings
+from clearhead.tokenization.tokenizer_limits import check_vocabulary
 
 _SOURCE_MODEL, _TARGET_MODEL, _VOCABULARY = "source.spm", "target.spm", "vocab.json"
 _CTRANSLATE2_MODEL, CTRANSLATE2_VOCABULARY = "sentencepiece.model", "shared_vocabulary.json"
@@ -137,6 +138,7 @@ class _Segmenter:
         scored = [
             (piece.text if piece.type == PieceType.NORMAL else f" {piece.text}", piece.score) for piece in model.pieces
         ]
+        check_vocabulary((text for text, _ in scored), is_unigram=True)
         self._model = models.Unigram(scored, unk_id=unknown[0])
         self._normalizer = SentencePieceNormalizer(
             character_map=CharacterMap(model.character_map or _NO_RULES),
@@ -199,7 +201,7 @@ def read_marian_vocabulary(path: Path) -> list[str]:
 
     vocab.json maps each token to its id; shared_vocabulary.json lists the tokens in order.
     """
-    content = read_json(path)
+    content = read_json(path, MAX_JSON_TABLE_BYTES)
     tokens = content
     if isinstance(content, dict):
         tokens = sorted(content, key=lambda token: _checked_id(token, content[token], path))
