@@ -204,14 +204,15 @@ def test_repr_of_a_recurrent_network():
 
 def test_repr_of_a_generation_and_a_stream():
     generation = Generation([5, 6], "a < b\n", [1, 2, 3], "stop", score=-0.25)
-    assert repr(generation) == "Generation('a < b\\n', 2 new tokens after 3, stop, score -0.2500)"
+    assert repr(generation) == "Generation('a < b\\n', 2 new tokens after 3 prompt tokens, stop, score -0.2500)"
     assert "a &lt; b" in generation._repr_html_()
     long = replace(generation, text="x" * 100, num_past_context=4, score=None)
-    assert repr(long) == f"Generation('{'x' * 59}…', 2 new tokens after 3, stop, 4 tokens past the context)"
+    summary = "2 new tokens after 3 prompt tokens, stop, 4 tokens past the context"
+    assert repr(long) == f"Generation('{'x' * 59}…', {summary})"
     stream = byte_model().stream("Hello", max_new_tokens=2)
     next(stream)
     assert repr(stream).startswith("Stream('")
-    assert repr(stream).endswith(", 1 new tokens after 5, unfinished)")
+    assert repr(stream).endswith(", 1 new tokens after 5 prompt tokens, unfinished)")
 
 
 @pytest.mark.parametrize(

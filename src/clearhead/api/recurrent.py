@@ -18,7 +18,10 @@ from clearhead.options import GenerateKeywords, SamplingOptions
 
 @dataclass(frozen=True, repr=False)
 class RecurrentBaseline(Model):
-    """A recurrent encoder-decoder. It generates greedily and can be saved; everything else raises ClearheadError."""
+    """A recurrent encoder-decoder. It generates greedily and can be saved; everything else raises ClearheadError.
+
+    It is a Model only so that `clearhead.load` can return it and tools can tell the user what it does not support.
+    """
 
     network: RecurrentTranslator  # type: ignore[assignment]  # its config is network.config
 

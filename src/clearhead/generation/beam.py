@@ -47,7 +47,9 @@ class Search:
     """The running and finished beams of one prompt. It uses no tensors."""
 
     def __init__(self, options: BeamOptions, max_tokens: int, prompt: int):
-        self.options, self.max_tokens, self.prompt = options, max_tokens, prompt
+        self.options = options
+        self.max_tokens = max_tokens
+        self.prompt = prompt
         self.running = [Hypothesis((), 0.0, prompt)]
         self.finished: list[Beam] = []
 
@@ -99,9 +101,11 @@ def beam_search(
     ]
     if encoder_output is not None and encoder_output.cross_keys_values is None:
         encoder_output = network.precompute_cross_attention(encoder_output)
-    cache, sources = KeyValueCache(network.config), encoder_output
+    cache = KeyValueCache(network.config)
+    sources = encoder_output
     logits = prefill(network, [list(prompt) for prompt in prompts], cache, encoder_output)
-    active, source_of_row = searches, list(range(len(prompts)))
+    active = searches
+    source_of_row = list(range(len(prompts)))
     while True:
         _extend_beams(active, logits)
         active = [search for search in active if not search.is_done]
@@ -113,7 +117,8 @@ def beam_search(
             cache = cache.select(torch.tensor(rows, device=logits.device))
         elif rows != list(range(len(rows))):
             cache.reorder(torch.tensor(rows, device=logits.device))
-        previous, source_of_row = source_of_row, [search.prompt for search in active for _ in search.running]
+        previous = source_of_row
+        source_of_row = [search.prompt for search in active for _ in search.running]
         if sources is not None and source_of_row != previous:
             encoder_output = sources.select(torch.tensor(source_of_row, device=logits.device))
         newest = torch.tensor([[beam.tokens[-1]] for beam in beams], device=logits.device)

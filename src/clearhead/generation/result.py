@@ -44,7 +44,7 @@ class Generation:
     @property
     def summary(self) -> str:
         """One line: the number of tokens, the finish reason, the score of a beam."""
-        parts = [f"{len(self.tokens)} new tokens after {len(self.prompt_tokens)}", self.finish_reason]
+        parts = [f"{len(self.tokens)} new tokens after {len(self.prompt_tokens)} prompt tokens", self.finish_reason]
         if self.score is not None:
             parts.append(f"score {self.score:.4f}")
         if self.num_past_context:
@@ -75,7 +75,9 @@ class Stream(Iterator[str]):
     """An iterator over a text that is being generated, in pieces of whole characters."""
 
     def __init__(self, output: TextOutput, steps: Iterator[None], config: ModelConfig):
-        self._output, self._config, self._pieces = output, config, output.pieces(steps)
+        self._output = output
+        self._config = config
+        self._pieces = output.pieces(steps)
 
     def __next__(self) -> str:
         return next(self._pieces)

@@ -60,7 +60,8 @@ def score(network: Transformer, ids: Sequence[int], chunk: int = _CHUNK) -> Scor
     cache = KeyValueCache(network.config)
     logprobs: list[float] = []
     for start in range(0, len(ids) - 1, chunk):
-        inputs, targets = tokens[:, start : start + chunk], tokens[0, start + 1 : start + chunk + 1]
+        inputs = tokens[:, start : start + chunk]
+        targets = tokens[0, start + 1 : start + chunk + 1]
         logits = forward_step(network, inputs, cache, absorb=False, last_only=False)[0, : len(targets)]
         logprobs += logits.float().log_softmax(dim=-1).gather(1, targets[:, None])[:, 0].tolist()
     return Score(list(ids), logprobs)

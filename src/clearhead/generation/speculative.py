@@ -107,7 +107,8 @@ def _speculative_steps(
         encoder_output = encode_sources(network, [sequence.source])
     drafter = _make_drafter(speculation, sequence)
     cache = KeyValueCache(network.config, slack=drafter.num_tokens)
-    draft, logits = Draft([]), prefill(network, [list(sequence.prompt)], cache, encoder_output)
+    draft = Draft([])
+    logits = prefill(network, [list(sequence.prompt)], cache, encoder_output)
     while True:
         tokens = accept_draft(network, sequence, draft, logits)
         cache.truncate(cache.length - len(draft.tokens) + len(tokens) - 1)

@@ -32,7 +32,7 @@ _MAX_PACKED_ROWS = 16  # sequences up to which packed weights run in the Triton 
 class GraphDecoder:
     """Decode a batch of sequences with a captured step; `prefill`, then `start`, then `replay_step` for each token."""
 
-    fused_linear = staticmethod(fused_linear)
+    fused_linear = staticmethod(fused_linear)  # a class attribute, so that the cost model can replace it
 
     def __init__(
         self, network: Transformer, batch: int, capacity: int, choose: ChooseTokens, cache: KeyValueCache | None = None
