@@ -6,9 +6,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from clearhead.benchmark import measurement, memory_traffic
+from clearhead.benchmark import engines, inference_engine, measurement, memory_traffic
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.cli.app import app, main
+from clearhead.cli.bench import ENGINES, WEIGHTS
 from tests.checkpoint.tiny import tiny_network
 
 EXPECTED_KEYS = {
@@ -123,3 +124,8 @@ def test_wrong_input_prints_one_sentence(options, message, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_the_names_known_without_torch_are_those_of_the_benchmark():
+    assert inference_engine.WEIGHTS == WEIGHTS
+    assert engines._OTHER_ENGINES.keys() == set(ENGINES)

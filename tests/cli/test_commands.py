@@ -183,7 +183,7 @@ def test_convert(clearhead, folder, tmp_path, kind):
     ("arguments", "sentence"),
     [
         (("show", "llama-3.1-8bb"), "unknown model 'llama-3.1-8bb'; did you mean 'llama-3.1-8b' or "),
-        (("generate", "llama-3.1-8bb", "x"), "'llama-3.1-8bb'; `clearhead get` lists models with weights"),
+        (("generate", "llama-3.1-8bb", "x"), "'llama-3.1-8bb'; `clearhead list` lists models with weights"),
         (("show", "no/such/folder"), "no/such/folder does not exist"),
         (("get", "smolm2"), "did you mean 'smollm2'"),
         (("generate", "gpt2", "hello"), "gpt2 is a preset, an architecture without weights"),

@@ -27,7 +27,7 @@ def run(clearhead, monkeypatch):  # noqa: F811
 
     def run_with(model, *arguments, **options):
         monkeypatch.setattr("clearhead.cli.generate.load_model", lambda *names: model)
-        monkeypatch.setattr("clearhead.cli.generate.check_model", lambda name: None, raising=False)
+        monkeypatch.setattr("clearhead.cli.generate.check_model_options", lambda *names: None)
         return clearhead("generate", "any", *arguments, **options)
 
     return run_with

@@ -7,10 +7,30 @@ Everything is pinned by its SHA-256, and an installed package is found without a
     packages   what can be fetched from package registries, with sizes and checksums
     bundled    small models that are part of this package
     store      fetching, checking and finding installed packages
+    verified   which installed files have been verified
+    installed  what is installed, where it came from; remove
+    locations  from a path or a name to the files of a model
 """
 
 from clearhead.catalog.bundled import BundledModel
+from clearhead.catalog.installed import CatalogEntry, describe_entry, has_chat_template, list_entries, remove
+from clearhead.catalog.locations import check_model_files, locate_model, not_a_model
 from clearhead.catalog.packages import catalog_entries, model_names
 from clearhead.catalog.store import DownloadError, find_installed, get
 
-__all__ = ["BundledModel", "DownloadError", "catalog_entries", "find_installed", "get", "model_names"]
+__all__ = [
+    "BundledModel",
+    "CatalogEntry",
+    "DownloadError",
+    "catalog_entries",
+    "check_model_files",
+    "describe_entry",
+    "find_installed",
+    "get",
+    "has_chat_template",
+    "list_entries",
+    "locate_model",
+    "model_names",
+    "not_a_model",
+    "remove",
+]

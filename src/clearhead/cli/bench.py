@@ -24,6 +24,7 @@ from clearhead.cli.app import (
     progress_bar,
     table_console,
 )
+from clearhead.cli.checks import check_architecture, check_device
 from clearhead.errors import ClearheadError, unknown_name
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 _PROMPT_LENGTHS = {"decode": 128, "prefill": 512}
 NUM_TOKENS = 128
+WEIGHTS = ("float32", "bfloat16", "int8", "int4", "stored")  # those of clearhead.benchmark, which imports torch
+ENGINES = ("huggingface", "llama.cpp", "ctranslate2")
 _DEFAULT_WEIGHTS = {"cpu": "float32,bfloat16,int8,int4", "cuda": "bfloat16,int8"}
 
 
@@ -66,6 +69,17 @@ def bench(
     as_json: JsonOption = False,
 ) -> None:
     """Measure the speed of Clearhead and other engines, and compare it with this machine's memory bandwidth."""
+    lengths = _prompt_lengths(phase, prompt, tokens, contexts)
+    num_tokens = 1 if phase == "prefill" else NUM_TOKENS if tokens is None else tokens
+    if num_tokens < (1 if phase == "prefill" else 2) or min(lengths) < 1 or rounds < 1:
+        raise ClearheadError("a benchmark needs a prompt of at least 1 token, at least 2 new tokens, and 1 round")
+    formats = _split_names(_DEFAULT_WEIGHTS.get(device, _DEFAULT_WEIGHTS["cuda"]) if weights is None else weights)
+    for kind, names, known in (("weight format", formats, WEIGHTS), ("engine", _split_names(against), ENGINES)):
+        if unknown := [name for name in names if name not in known]:
+            raise unknown_name(kind, unknown[0], known)
+    check_device(device)
+    if formats:
+        check_architecture(model)
     from clearhead.benchmark import (
         check_engine_names,
         measure_growth,
@@ -76,11 +90,6 @@ def bench(
         print_speeds,
     )
 
-    lengths = _prompt_lengths(phase, prompt, tokens, contexts)
-    num_tokens = 1 if phase == "prefill" else NUM_TOKENS if tokens is None else tokens
-    if num_tokens < (1 if phase == "prefill" else 2) or min(lengths) < 1 or rounds < 1:
-        raise ClearheadError("a benchmark needs a prompt of at least 1 token, at least 2 new tokens, and 1 round")
-    formats = _split_names(_DEFAULT_WEIGHTS.get(device, _DEFAULT_WEIGHTS["cuda"]) if weights is None else weights)
     check_engine_names(formats, _split_names(against))
     with tempfile.TemporaryDirectory() as folder:
         target = _open_target(model, device, formats, max(lengths) + num_tokens, Path(folder))

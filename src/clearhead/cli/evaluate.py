@@ -14,6 +14,7 @@ from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
 from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, print_json, progress_bar
+from clearhead.cli.checks import check_files, check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
 from clearhead.errors import ClearheadError, unknown_name
 
@@ -83,6 +84,8 @@ def evaluate(
     """
     given = {name: value for name, value in call.params.items() if name in _TASK_OPTIONS and value is not None}
     _check_options(task, given)
+    check_files(given[name] for name in _FILE_OPTIONS if name in given)
+    check_model_options(model, dtype, device)
     data = _read_data(task, given)
     loaded = load_model(model, dtype, device)
     options = {name: value for name, value in given.items() if name not in _FILE_OPTIONS}

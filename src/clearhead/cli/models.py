@@ -19,7 +19,7 @@ from clearhead.cli.app import (
     loading_bar,
     print_json,
 )
-from clearhead.cli.checks import check_model, check_model_options
+from clearhead.cli.checks import check_architecture, check_model_options
 from clearhead.errors import ClearheadError, unknown_name
 
 _FOLDER_FORMATS = ("huggingface", "native")
@@ -43,7 +43,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show the architecture of a model and the number of parameters in each part, without reading weights."""
-    check_model(model, presets_allowed=True)
+    check_architecture(model)
     from clearhead.api import find_config
     from clearhead.config import to_dict
     from clearhead.summary import print_summary, summarize

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import JsonOption, ModelArgument, app, print_json, print_message
+from clearhead.cli.checks import check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
 from clearhead.cli.texts import PAST_CONTEXT
 from clearhead.errors import ClearheadError
@@ -25,14 +26,16 @@ def score(
     as_json: JsonOption = False,
 ) -> None:
     """Print how likely a text is: perplexity and bits per byte, and with --json the log-probability of every token."""
-    from clearhead.evaluation import bits_per_byte
-    from clearhead.files import read_text
-    from clearhead.generation import require_tokenizer
-
     if (text is None) == (file is None):
         raise ClearheadError("score needs either a text or --file; give one of the two")
+    from clearhead.files import read_text
+
+    check_model_options(model, dtype, device)
     text = read_text(file) if file is not None else sys.stdin.read() if text == "-" else str(text)
     loaded = load_model(model, dtype, device)
+    from clearhead.evaluation import bits_per_byte  # after the checks of load_model, because it imports torch
+    from clearhead.generation import require_tokenizer
+
     tokenizer, scored = require_tokenizer(loaded.tokenizer), loaded.score(text)
     bits = bits_per_byte(text, scored, tokenizer)
     if as_json:

@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import JsonOption, ModelArgument, OverwriteOption, app, check_absent, print_json
+from clearhead.cli.checks import check_layer, check_model_options
 from clearhead.cli.generate import DeviceOption, load_model
+from clearhead.files import check_output_path
 
 
 @app.command(epilog='Example: `clearhead trace smollm2 "The cat sat on the mat" --lens --out page.html`')
@@ -42,6 +44,10 @@ def trace(
     """
     from rich.console import Console
 
+    check_layer(check_model_options(model, dtype, device), layer, head)
+    if out is not None:
+        check_output_path(out, [".html", ".png", ".safetensors"])
+        check_absent(out, overwrite, "name")
     from clearhead.inspection import (
         HeadSelection,
         check_export_path,
@@ -56,7 +62,6 @@ def trace(
     selection = HeadSelection(layer, head)
     if out is not None:
         check_export_path(out, selection, lens)
-        check_absent(out, overwrite, "name")
     text = sys.stdin.read() if text == "-" else text
     loaded = load_model(model, dtype, device)
     traced = loaded.trace(text, source)
@@ -83,7 +88,7 @@ def book(
     """Show worked examples with small numbers: attention, masks, positions and the cache."""
     from rich.console import Console
 
-    from clearhead.files import check_output_path, write_text
+    from clearhead.files import write_text
     from clearhead.inspection import book_data, book_page, print_book
 
     if out is not None:

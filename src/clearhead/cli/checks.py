@@ -1,0 +1,99 @@
+"""Checks of what the user gave, before torch is imported and anything is loaded, so that a typo is answered at once.
+
+check_model_options("smollm2", "bfloat16", "cuda:1"); check_architecture("gpt2")
+
+Only what is certainly wrong is rejected here. The functions that do the work check everything.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from clearhead.errors import ClearheadError, unknown_name
+from clearhead.home import expand_user
+
+DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")  # those of clearhead.api, which imports torch
+WEIGHTS = ("full", "stored", "int8", "int4")  # those of clearhead.checkpoint, which imports torch
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+_GGUF_BYTES = 1 << 16  # the architecture is described at the start of a file
+
+
+def check_model(name: str, *, presets_allowed: bool = False) -> Path | None:
+    """Raise ClearheadError unless `name` is an installed model, a path that looks like a model, or a Hub id.
+
+    Return the path, or None if it is not known yet or there is none.
+    """
+    from clearhead.catalog import check_model_files, locate_model
+    from clearhead.families import presets
+
+    path = expand_user(name)
+    if not os.path.exists(path):  # Path.exists raises OSError if the name is too long for a file
+        if presets_allowed and name in presets():
+            return None
+        if path.parent.is_dir() and any(each.name.startswith(f".{path.name[:100]}.") for each in path.parent.iterdir()):
+            return None  # an interrupted save, which loading repairs
+    located = locate_model(name, presets(), config_only=presets_allowed)
+    if located is not None:
+        check_model_files(located)
+    return located
+
+
+def check_model_options(
+    model: str, dtype: str | None = None, device: str | None = None, weights: str = "full"
+) -> Path | None:
+    """Check a model and how it is loaded; return what `check_model` returns."""
+    _check_weights(weights)
+    _check_precision(dtype)
+    check_device(device)
+    path = check_model(model)
+    if weights == "stored" and path is not None and path.suffix.lower() != ".gguf":
+        raise ClearheadError(
+            f"{model} has no stored blocks, only .gguf files do; --weights int8 or int4 work for every model"
+        )
+    return path
+
+
+def check_architecture(model: str, dtype: str | None = None) -> None:
+    """Check a model of which only the config is needed, so that it may be a preset, and a dtype."""
+    _check_precision(dtype)
+    check_model(model, presets_allowed=True)
+
+
+def _check_precision(name: str | None) -> None:
+    """Raise ClearheadError unless this is the name of a dtype, or None."""
+    if name is not None and name not in DTYPE_NAMES:
+        raise unknown_name("dtype", name, DTYPE_NAMES)
+
+
+def check_device(name: str | None) -> None:
+    """Raise ClearheadError unless this may be the name of a device, or None. Whether it exists here is not checked."""
+    if name is not None and re.sub(r":\d+$", "", name) not in _DEVICES:
+        raise unknown_name("device", name, _DEVICES)
+
+
+def _check_weights(name: str) -> None:
+    """Raise ClearheadError unless this is a format of weights."""
+    if name not in WEIGHTS:
+        raise unknown_name("weights", name, WEIGHTS)
+
+
+def check_files(paths: Iterable[Path | None]) -> None:
+    """Raise ClearheadError if one of these input files does not exist."""
+    for path in paths:
+        if path is not None and not path.is_file():
+            reason = "it is a folder; give a file" if path.is_dir() else "there is no such file; check the path"
+            raise ClearheadError(f"{path} cannot be read: {reason}")
+
+
+def check_layer(path: Path | None, layer: int | None, head: int | None) -> None:
+    """Raise ClearheadError if a GGUF file has no such layer or head."""
+    if path is None or path.suffix.lower() != ".gguf":
+        return
+    with path.open("rb") as file:
+        start = file.read(_GGUF_BYTES)
+    for kind, number, key in (("layer", layer, rb"\.block_count"), ("head", head, rb"\.attention\.head_count")):
+        found = re.search(key + rb"\x04\0\0\0(.{4})", start, re.DOTALL)  # 4: an unsigned number of 32 bits
+        count = int.from_bytes(found[1], "little") if found else None
+        if count is not None and number is not None and not -count <= number < count:
+            raise ClearheadError(f"{kind} {number} is out of range: there are {count}, from 0 to {count - 1}")

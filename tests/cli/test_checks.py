@@ -1,0 +1,104 @@
+"""A wrong name, file or option is answered before torch is imported, by every command that takes one."""
+
+import subprocess
+import sys
+
+import pytest
+
+from clearhead.cli.checks import check_layer, check_model
+from clearhead.errors import ClearheadError
+
+# Import torch as an empty module that raises when anything is taken from it, and say so.
+PROGRAM = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            print("torch was imported", file=sys.stderr)
+            raise SystemExit(3)
+sys.meta_path.insert(0, Refuse())
+from clearhead.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("generate smolm2 hello", "did you mean 'smollm2'"),
+        ("generate no/such/folder hello", "does not exist"),
+        ("generate gpt2 hello", "gpt2 is a preset"),
+        ("generate capitals hello --dtype float23", "unknown dtype 'float23'"),
+        ("generate capitals hello --device gpu", "unknown device 'gpu'"),
+        ("generate capitals hello --weights int5", "unknown weights 'int5'"),
+        ("generate capitals hello --weights stored", "only .gguf files do"),
+        ("generate capitals hello --speculate lokup", "did you mean 'lookup'"),
+        ("generate capitals hello --temperature -1", "--temperature is -1"),
+        ("generate capitals hello --raw --system x", "give only one of them"),
+        ("chat smolm2", "did you mean 'smollm2'"),
+        ("verify smolm2", "did you mean 'smollm2'"),
+        ("verify capitals --tokens 0", "--tokens is 0"),
+        ("trace smolm2 hello", "did you mean 'smollm2'"),
+        ("trace capitals hello --out page.pdf", "unsupported extension"),
+        ("score smolm2 hello", "did you mean 'smollm2'"),
+        ("score capitals --file missing.txt", "missing.txt"),
+        ("embed smolm2 hello", "did you mean 'smollm2'"),
+        ("eval smolm2 --task arc-easy", "did you mean 'smollm2'"),
+        ("eval capitals --task arc-eazy", "did you mean 'arc-easy'"),
+        ("eval capitals --task perplexity --text missing.txt", "missing.txt cannot be read: there is no such file"),
+        ("bench decode smolm2", "did you mean"),
+        ("bench decod smollm2", "did you mean 'decode'"),
+        ("cost gpt2x", "did you mean"),
+        ("cost gpt2 --dtype float23", "unknown dtype 'float23'"),
+        ("show gtp2", "did you mean"),
+        ("convert smolm2 folder", "did you mean 'smollm2'"),
+        ("convert capitals folder --to onnx", "unknown format 'onnx'"),
+        ("get smolm2", "did you mean 'smollm2'"),
+        ("info smolm2", "did you mean 'smollm2'"),
+        ("remove smolm2", "did you mean 'smollm2'"),
+        ("train capitls --out run", "capitals"),
+    ],
+)
+def test_a_mistake_is_answered_before_torch_is_imported(command, words, tmp_path):
+    arguments = [sys.executable, "-c", PROGRAM, *command.split()]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_that_is_no_model_is_rejected(tmp_path):
+    with pytest.raises(ClearheadError, match=r"neither config\.json nor clearhead\.json"):
+        check_model(str(tmp_path))
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(ClearheadError, match="not a model file"):
+        check_model(str(tmp_path / "notes.txt"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "clearhead.json").write_text("{}")
+    with pytest.raises(ClearheadError, match="the folder of a training run"):
+        check_model(str(tmp_path))
+
+
+def test_a_name_too_long_for_a_file_is_an_unknown_model():
+    with pytest.raises(ClearheadError, match="unknown model"):
+        check_model("x" * 5000)
+
+
+def test_an_interrupted_save_is_left_to_loading(tmp_path):
+    (tmp_path / ".mine.12345678.previous").mkdir()
+    assert check_model(str(tmp_path / "mine")) is None
+
+
+def test_hub_ids_and_presets():
+    assert check_model("someone/some-model") is None
+    assert check_model("gpt2", presets_allowed=True) is None
+    with pytest.raises(ClearheadError, match="preset"):
+        check_model("gpt2")
+
+
+@pytest.mark.parametrize(("layer", "head", "words"), [(30, None, "layer 30"), (0, 9, "head 9"), (-31, 0, "layer -31")])
+def test_a_layer_or_head_that_a_file_lacks(smollm2_gguf, layer, head, words):
+    check_layer(smollm2_gguf, 29, -9)
+    check_layer(None, layer, head)
+    with pytest.raises(ClearheadError, match=f"{words} is out of range: there are"):
+        check_layer(smollm2_gguf, layer, head)
