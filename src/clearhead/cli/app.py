@@ -98,7 +98,7 @@ def _with_option_names(message: str, arguments: list[str]) -> str:
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
     for parameter in command.params:
-        ending = r"\b" if "_" in parameter.name else r"(?= -?\d)"
+        ending = r"\b" if "_" in parameter.name else r"(?=(?: is)? -?\d)"
         message = re.sub(rf"(?<!-)\b{parameter.name}{ending}", parameter.opts[0], message)
     return message
 

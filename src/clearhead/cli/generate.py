@@ -19,6 +19,7 @@ from clearhead.cli.app import (
     print_json,
     table_console,
 )
+from clearhead.cli.checks import check_model, check_model_options
 from clearhead.cli.sampling import takes_sampling
 from clearhead.cli.texts import prepare_prompt, print_generations, print_generations_as_json, print_notes, print_stream
 from clearhead.errors import ClearheadError, unknown_name
@@ -26,6 +27,7 @@ from clearhead.options import (
     CHAT_DEFAULTS,
     BeamOptions,
     SamplingOptions,
+    check_positive_integer,
     check_temperature_is_set,
     description_of,
     option_fields,
@@ -57,7 +59,6 @@ FastOption = Annotated[
     ),
 ]
 _SEARCH = {"rich_help_panel": "Search"}
-WEIGHTS = ("full", "stored", "int8", "int4")  # those of clearhead.checkpoint, which imports torch
 _BEAM_DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(BeamOptions)}
 
 
@@ -114,7 +115,9 @@ def generate(
     A model with a chat template answers the prompt; --raw continues it instead. A model without one continues the
     prompt, and an encoder-decoder translates it. On a terminal, a prompt that is continued is shown dim.
     """
-    _check_weights(weights)
+    check_model_options(model, dtype, device, weights)
+    if speculate not in (None, "lookup"):
+        _check_speculation(speculate)
     if beams is None:
         check_temperature_is_set(sampling, n)
     if logprobs is not None and not as_json:
@@ -150,7 +153,7 @@ def chat(
     fast: FastOption = None,
 ) -> None:
     """Chat with a model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D quits."""
-    _check_weights(weights)
+    check_model_options(model, dtype, device, weights)
     check_temperature_is_set(sampling)
     from clearhead.cli.terminal import run_chat
 
@@ -184,6 +187,10 @@ def verify(
     Every check prints the largest difference from a plain forward pass and its tolerance. Packed weights are compared
     too, and transformers if it is installed. The exit code is 1 if a check fails.
     """
+    check_model_options(model, dtype, device)
+    for name, number in (("tokens", tokens), ("length", length)):
+        if number is not None:
+            check_positive_integer(name, number)
     from clearhead.verification import print_results
     from clearhead.verification import verify as run_checks
 
@@ -212,15 +219,11 @@ def demo() -> None:
 # --- shared parts
 
 
-def _check_weights(name: str) -> None:
-    if name not in WEIGHTS:
-        raise unknown_name("weights", name, WEIGHTS)
-
-
 def load_model(
     name: str, dtype: str | None, device: str | None, weights: str = "full", fast: bool | None = None
 ) -> "Model":
-    """Load a model and show the progress on a terminal."""
+    """Load a model and show the progress on a terminal. The arguments are checked before torch is imported."""
+    check_model_options(name, dtype, device, weights)
     from clearhead.api import load
 
     with loading_bar(name) as progress:
@@ -229,10 +232,13 @@ def load_model(
 
 def _load_speculation(name: str, dtype: str | None, device: str | None) -> "Model | str":
     """Return "lookup", or load the draft model of this name."""
-    if name == "lookup":
-        return name
+    return name if name == "lookup" else load_model(name, dtype, device)
+
+
+def _check_speculation(name: str) -> None:
+    """Raise ClearheadError unless this is a model."""
     try:
-        return load_model(name, dtype, device)
+        check_model(name)
     except ClearheadError:
         if get_close_matches(name, ["lookup"]):
             raise unknown_name("speculation", name, ["lookup"]) from None
