@@ -23,7 +23,8 @@ from clearhead.errors import ClearheadError, require, unknown_name
 from clearhead.files import parse_json
 
 T = TypeVar("T")
-MAX_LAYERS = 1000  # the deepest released model has 126
+MAX_LAYERS = 1000  # bounds the work of building a network; the deepest released model has 126
+MAX_NESTING = 32  # levels of tables and lists; a whole model in a recipe has 8
 
 _type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # a model has hundreds of parts of a dozen types
 
@@ -85,6 +86,17 @@ def _describe_type(hint: Any) -> str:
         return f"a tuple of {_describe_type(get_args(hint)[0])}"
     names = [option.__name__ for option in get_args(hint) or (hint,)]
     return " or ".join("None" if name == "NoneType" else name for name in names)
+
+
+def check_nesting(data: Any, where: str) -> None:
+    """Raise ClearheadError if tables and lists are nested deeper than any config, before a recursion meets them."""
+    level = [data]
+    for _ in range(MAX_NESTING):
+        parts = (item.values() if isinstance(item, Mapping) else item for item in level)
+        level = [item for part in parts for item in part if isinstance(item, (Mapping, list))]
+        if not level:
+            return
+    raise ClearheadError(f"{where} has tables or lists nested more than {MAX_NESTING} deep, which no setting needs")
 
 
 # --- to plain data
@@ -197,7 +209,9 @@ def to_json(part: Any) -> str:
 
 def from_json(part: type[T], text: str) -> T:
     """Create a config dataclass from JSON: from_json(ModelConfig, text)."""
-    return from_dict(part, parse_json(text))
+    data = parse_json(text)
+    check_nesting([data], "the JSON")
+    return from_dict(part, data)
 
 
 def from_toml(part: type[T], text: str) -> T:
@@ -206,6 +220,7 @@ def from_toml(part: type[T], text: str) -> T:
         data = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ClearheadError(f"the text is not valid TOML: {error}") from None
+    check_nesting(data, "the TOML")
     return from_dict(part, data)
 
 

@@ -199,6 +199,7 @@ def option_fields(options: type) -> list[Field[Any]]:
 
 
 def description_of(option: Field[Any]) -> str:
+    """Return the one-line description of an option."""
     return str(option.metadata["description"])
 
 
@@ -237,10 +238,12 @@ _REQUIREMENTS: dict[str, tuple[Callable[[object], bool], str]] = {
 _OPTIONAL = {each.name for each in fields(SamplingOptions) if each.default is None}
 
 
-def check_positive_integer(name: str, value: object) -> None:
-    """Raise ClearheadError unless the value of this option is an integer of at least 1."""
+def check_positive_integer(name: str, value: object, at_most: int | None = None) -> None:
+    """Raise ClearheadError unless the value of this option is an integer from 1 to `at_most`."""
     if not _is_integer(value, minimum=1):
         raise ClearheadError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+    if at_most is not None and int(str(value)) > at_most:
+        raise ClearheadError(f"{name} is {value}; it must be at most {at_most}")
 
 
 def _as_tuple(values: Any, name: str) -> tuple[Any, ...]:

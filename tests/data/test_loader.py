@@ -180,3 +180,12 @@ def test_an_indivisible_batch_size_and_an_empty_dataset_are_rejected():
         Loader(NumberedRows(10), 5, world_size=2)
     with pytest.raises(ClearheadError, match="no rows"):
         Loader(NumberedRows(0), 5)
+
+
+@pytest.mark.parametrize("damage", [{"epoch": "1"}, {"row": -1}, {"row": 10**9}, {"epoch": None}])
+def test_resume_rejects_a_state_that_no_run_reaches(damage):
+    dataset = NumberedRows(10)
+    loader = Loader(dataset, 2, seed=1)
+    state = next(iter(loader))[1]
+    with pytest.raises(ClearheadError, match="which is not possible"):
+        loader.resume(state | damage)

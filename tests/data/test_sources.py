@@ -3,9 +3,11 @@
 import gzip
 import json
 import os
+import tracemalloc
 
 import pytest
 
+from clearhead.data import sources
 from clearhead.data.sources import read_chats, read_lines, read_parallel, read_table, read_text, read_texts
 from clearhead.errors import ClearheadError
 
@@ -129,3 +131,32 @@ def test_upper_case_suffixes_and_surrogate_pairs_are_read(tmp_path):
     (tmp_path / "A.JSONL").write_text('{"text": "\\ud83d\\ude42"}\n')
     (tmp_path / "B.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "b"}\n'))
     assert list(read_texts(tmp_path)) == ["\N{SLIGHTLY SMILING FACE}", "b"]
+
+
+@pytest.mark.parametrize("unit", ["file", "line", "paragraph"])
+def test_a_gzip_file_that_expands_too_much_is_rejected_with_bounded_memory(tmp_path, monkeypatch, unit):
+    """Zeros shrink to a thousandth, so that 20 MB could expand to 20 GB."""
+    monkeypatch.setattr(sources, "FREE_EXPANSION_BYTES", 1 << 20)
+    path = tmp_path / "bomb.txt.gz"
+    with gzip.open(path, "wb", compresslevel=9) as file:
+        for _ in range(64):
+            file.write(bytes(1 << 20))
+    tracemalloc.start()
+    with pytest.raises(ClearheadError, match=r"expands to more than .* over 32 times its size; .* decompress it"):
+        list(read_texts(path, unit))
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+
+
+def test_a_gzip_file_of_ordinary_text_is_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "FREE_EXPANSION_BYTES", 0)
+    lines = [f"line {number * 7919 % 10007}" for number in range(20_000)]
+    with gzip.open(tmp_path / "text.txt.gz", "wt") as file:
+        file.write("\n".join(lines))
+    assert list(read_texts(tmp_path / "text.txt.gz", "line")) == lines
+    assert list(read_texts(tmp_path / "text.txt.gz")) == ["\n".join(lines)]
+
+
+def test_a_device_is_rejected():
+    with pytest.raises(ClearheadError, match=r"/dev/zero is a device and may never end"):
+        list(read_texts("/dev/zero"))

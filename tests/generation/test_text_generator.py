@@ -390,3 +390,10 @@ def test_a_warning_names_each_character_without_a_token_once():
 def test_a_text_without_any_known_character_raises():
     with pytest.raises(ClearheadError, match="has no token for any character of 'HALT'"):
         letter_model().generate("HALT")
+
+
+@pytest.mark.parametrize("options", [{"n": 10**9, "temperature": 1.0}, {"beams": 10**9}])
+def test_a_billion_texts_are_rejected_at_once(options):
+    model = Model(toy(decoder()))
+    with pytest.raises(ClearheadError, match=r"(n|beams) is 1000000000; it must be at most 65536"):
+        model.generate_many([[1, 2]], **options)

@@ -112,10 +112,19 @@ def test_a_run_without_matplotlib_writes_no_loss_curve(tmp_path, monkeypatch):
     assert not (tmp_path / "loss.png").exists()
 
 
-def test_a_damaged_line_of_metrics_is_rejected(tmp_path):
-    (tmp_path / metrics.METRICS_FILE).write_text('{"step": 1}\n{"step" 2}\n{"step": 3')
-    with pytest.raises(ClearheadError, match=r"a line of .* is not valid JSON"):
-        read_metrics(tmp_path)
+def test_damaged_lines_of_metrics_are_skipped(tmp_path):
+    lines = (b'{"step": 1}', b'{"step" 2}', b'{"step": 3, "loss": 1.0\xff}', b"[" * 2000, b"[1]", b'{"loss": 1.0}')
+    more = (b'{"step": "4"}', b'{"step": 5, "loss": "high"}', b"", b'{"step": 6, "loss": 0.5}', b'{"step": 7')
+    (tmp_path / metrics.METRICS_FILE).write_bytes(b"\n".join((*lines, *more)))
+    assert read_metrics(tmp_path) == [{"step": 1}, {"step": 6, "loss": 0.5}]
+
+
+def test_a_bad_byte_in_the_metrics_does_not_stop_a_resume(tmp_path):
+    run(tmp_path, {"train": {"steps": 2}})
+    path = tmp_path / metrics.METRICS_FILE
+    path.write_bytes(path.read_bytes().replace(b'"loss"', b'"lo\xffs"', 1))
+    run(tmp_path, {"train": {"steps": 4}})
+    assert [row["step"] for row in read_metrics(tmp_path) if "loss" in row] == [2, 3, 4]
 
 
 def test_a_display_shows_one_time_left_and_the_progress_of_a_validation():

@@ -147,7 +147,7 @@ def test_the_pooler_is_not_trained(tmp_path):
 def test_the_number_of_dropped_examples_is_printed(tmp_path):
     output = StringIO()
     train(recipe({"train": {"steps": 1}, "data": {"context": 7}}), tmp_path, Console(file=output, width=120))
-    assert "examples that are longer than data.context" in output.getvalue()
+    assert "examples longer than data.context were dropped" in output.getvalue()
 
 
 def test_a_recurrent_network_is_trained_saved_and_sampled(tmp_path):

@@ -19,6 +19,9 @@ from clearhead.errors import require
 # translation: an encoder reads the source and a decoder writes the target.
 # continuation: a decoder-only model reads the source and writes the target after it.
 Form = Literal["translation", "continuation"]
+# Limits of generated data, which is kept in memory.
+_MAX_EXAMPLES, _MAX_LENGTH = 10_000_000, 1_000_000
+_MAX_DIGITS = 4000  # of a number in addition; Python converts at most 4,300
 
 
 # --- objectives for long texts
@@ -156,6 +159,11 @@ class SyntheticData(CheckedConfig):
             self.min_length <= self.max_length,
             f"data.min_length is {self.min_length}; it must not exceed data.max_length, {self.max_length}",
         )
+        longest = _MAX_DIGITS if self.task == "addition" else _MAX_LENGTH
+        require(self.max_length <= longest, f"data.max_length is {self.max_length}; it must be at most {longest}")
+        for name in ("num_examples", "num_validation"):
+            number = getattr(self, name)
+            require(number <= _MAX_EXAMPLES, f"data.{name} is {number}; it must be at most {_MAX_EXAMPLES}")
 
 
 Data = TextData | ShardData | PairData | ChatData | SyntheticData

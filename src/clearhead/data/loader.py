@@ -93,7 +93,10 @@ class Loader:
                     f"the run to resume had {name} {state.get(name)} in its data, but this one has {value};"
                     " use the same data or start a new run"
                 )
-        self._next = (state["epoch"] * self._num_rows + state["row"]) // self._batch_size
+        epoch, row = state.get("epoch"), state.get("row")
+        if not (isinstance(epoch, int) and isinstance(row, int) and epoch >= 0 and 0 <= row < self._num_rows):
+            raise ClearheadError(f"the run to resume has read epoch {epoch!r} up to row {row!r}, which is not possible")
+        self._next = (epoch * self._num_rows + row) // self._batch_size
         return self
 
     def _state(self, num_batches: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import numpy as np
 from clearhead.config import from_json, to_json
 from clearhead.data.tokens import StoredIds, Tokens
 from clearhead.errors import ClearheadError
-from clearhead.files import write_bytes, write_text
+from clearhead.files import read_text, write_bytes, write_text
 from clearhead.tokenization import Tokenizer
 
 INDEX_FILE = "index.json"
@@ -117,7 +117,7 @@ def open_shards(folder: str | Path, tokenizer: Tokenizer | None = None) -> Token
                 f"the lengths in {lengths_path} do not add up to the {shard.num_tokens} tokens of its shard;"
                 " write the shards again"
             )
-    return Tokens(parts, np.cumsum(np.concatenate([[0], *lengths]))[:-1])
+    return Tokens(parts, np.cumsum(np.concatenate([[0], *lengths]))[:-1], vocab_size=index.vocab_size)
 
 
 def verify_shards(folder: str | Path) -> ShardIndex:
@@ -143,8 +143,8 @@ def read_index(folder: Path) -> ShardIndex:
             f"{folder} has no {INDEX_FILE}: it contains no token shards, or writing them was interrupted"
         )
     try:
-        index = from_json(ShardIndex, path.read_text(encoding="utf-8"))
-    except ValueError as error:  # a ClearheadError, or bytes that are not UTF-8
+        index = from_json(ShardIndex, read_text(path))
+    except ClearheadError as error:
         raise ClearheadError(f"{path} cannot be read: {error}") from None
     valid = index.shards and all(shard.name.isdecimal() and shard.num_tokens > 0 for shard in index.shards)
     if index.format != FORMAT or index.bytes_per_token not in DTYPES or not valid:

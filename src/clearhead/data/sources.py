@@ -12,16 +12,21 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from io import BufferedIOBase
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.files import parse_json
 
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer as Buffer
+
 _SUFFIXES = (".txt", ".jsonl")  # files that are read from a folder, with or without .gz
 _BYTE_ORDER_MARK = "\ufeff"  # some editors write it at the start of a file
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain an unpaired one, but no tokenizer can encode it
+MAX_EXPANSION = 32  # of a gzip file; text shrinks to a third or a tenth
+FREE_EXPANSION_BYTES = 1 << 26  # small files may expand more
 T = TypeVar("T")
 Unit = Literal["file", "paragraph", "line"]
 Pair = tuple[str, str]
@@ -154,7 +159,37 @@ def _readable(path: str | Path) -> Iterator[BufferedIOBase]:
 
 
 def _open(path: Path) -> AbstractContextManager[BufferedIOBase]:
-    return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb")
+    if path.is_char_device() or path.is_block_device():
+        raise ClearheadError(f"{path} is a device and may never end; give a file or a pipe")
+    return BufferedReader(_BoundedGzip(path)) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+class _BoundedGzip(RawIOBase):
+    """The content of a gzip file, up to a limit: a small file can expand to a thousand times its size."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._num_bytes = path, 0
+        self._file = gzip.open(path, "rb")  # noqa: SIM115  (closed by `close`)
+        self._max_bytes = MAX_EXPANSION * path.stat().st_size + FREE_EXPANSION_BYTES
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "Buffer") -> int:
+        view = memoryview(buffer)
+        chunk = self._file.read(len(view))
+        view[: len(chunk)] = chunk
+        self._num_bytes += len(chunk)
+        if self._num_bytes > self._max_bytes:
+            raise ClearheadError(
+                f"{self._path} expands to more than {self._max_bytes:,} bytes, over {MAX_EXPANSION} times its size;"
+                " if that is intended, decompress it and give the file without .gz"
+            )
+        return len(chunk)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _suffix(path: Path) -> str:

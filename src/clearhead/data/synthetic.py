@@ -10,16 +10,16 @@ Validation examples never occur in training: a hash of the source decides which 
 import string
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import count
 from typing import Literal
 
 import numpy as np
 
 from clearhead.data.counter_random import Keys, random_integers
-from clearhead.errors import unknown_name
+from clearhead.errors import ClearheadError, unknown_name
 
 Task = Literal["copy", "reverse", "sort", "addition", "induction", "capitals"]
 _HELD_OUT_EVERY = 10  # one source in this many is held out for validation
+_MAX_ATTEMPTS = 2000  # at one chance in ten, fewer than one in 10^90 examples would need more
 _SENTENCE = string.ascii_letters * 2 + string.digits + ".,;:!?'-" + " " * 20
 
 
@@ -43,16 +43,19 @@ class KeyedRandom:
 
 
 def copy(random: KeyedRandom, length: int) -> tuple[str, str]:
+    """Return a random word, and the same word."""
     text = random.text(string.ascii_lowercase, length)
     return text, text
 
 
 def reverse(random: KeyedRandom, length: int) -> tuple[str, str]:
+    """Return a random word, and its letters in reverse order."""
     text = random.text(string.ascii_lowercase, length)
     return text, text[::-1]
 
 
 def sort(random: KeyedRandom, length: int) -> tuple[str, str]:
+    """Return a random word, and its letters in alphabetical order."""
     text = random.text(string.ascii_lowercase, length)
     return text, "".join(sorted(text))
 
@@ -96,8 +99,16 @@ def make_examples(
     """Yield examples whose sources are all held out for validation, or none of them."""
     for number in range(num_examples):
         key = random_integers(random_integers(seed, int(held_out)), number)
-        attempts = (make_example(task, random_integers(key, index), min_length, max_length) for index in count(0))
-        yield next(pair for pair in attempts if is_held_out(pair[0]) == held_out)
+        attempts = (
+            make_example(task, random_integers(key, index), min_length, max_length) for index in range(_MAX_ATTEMPTS)
+        )
+        pair = next((pair for pair in attempts if is_held_out(pair[0]) == held_out), None)
+        if pair is None:  # a task with only a few sources, all of them on one side
+            raise ClearheadError(
+                f"the task {task!r} with lengths {min_length} to {max_length} has too few sources to hold some out"
+                " for validation; raise data.max_length"
+            )
+        yield pair
 
 
 def is_held_out(source: str) -> bool:

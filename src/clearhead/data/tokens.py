@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clearhead.data.counter_random import Ids
+from clearhead.errors import ClearheadError
 from clearhead.tokenization import Tokenizer
 
 StoredIds = NDArray[np.unsignedinteger[Any]]
@@ -20,12 +21,18 @@ class Tokens:
     """The ids from index `first` up to `last` of several concatenated arrays. Memory-mapped arrays stay on disk."""
 
     def __init__(
-        self, parts: Sequence[StoredIds], document_starts: Ids, first: int = 0, last: int | None = None
+        self,
+        parts: Sequence[StoredIds],
+        document_starts: Ids,
+        first: int = 0,
+        last: int | None = None,
+        vocab_size: int | None = None,
     ) -> None:
+        """`vocab_size` is given for ids from files, which are compared with it when they are read."""
         self._parts = list(parts)
         self._part_starts = np.cumsum([0, *(len(part) for part in parts)])
         self._document_starts = document_starts
-        self._first = first
+        self._first, self._vocab_size = first, vocab_size
         self._last = int(self._part_starts[-1]) if last is None else last
 
     @staticmethod
@@ -50,7 +57,13 @@ class Tokens:
             piece = self._parts[part][offset : offset + count]
             pieces.append(piece)
             start, count, part = start + len(piece), count - len(piece), part + 1
-        return np.concatenate([np.empty(0, np.int64), *pieces], dtype=np.int64)
+        ids = np.concatenate([np.empty(0, np.int64), *pieces], dtype=np.int64)
+        if self._vocab_size is not None and ids.size and ids.max() >= self._vocab_size:
+            raise ClearheadError(
+                f"the token shards contain the id {ids.max()}, but their vocabulary has {self._vocab_size} tokens;"
+                " `clearhead shards verify` names the damaged file"
+            )
+        return ids
 
     def documents(self) -> tuple[Ids, Ids]:
         """Return the start and the length of each document. `split` may have cut the first and the last one."""
@@ -62,8 +75,8 @@ class Tokens:
         """Return two ranges: all ids except the last `share` of them, and these last ids."""
         border = self._first + int(len(self) * (1 - share))
         return (
-            Tokens(self._parts, self._document_starts, self._first, border),
-            Tokens(self._parts, self._document_starts, border, self._last),
+            Tokens(self._parts, self._document_starts, self._first, border, self._vocab_size),
+            Tokens(self._parts, self._document_starts, border, self._last, self._vocab_size),
         )
 
     def __getstate__(self) -> dict[str, Any]:

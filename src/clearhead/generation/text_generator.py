@@ -39,6 +39,8 @@ from clearhead.options import (
 )
 from clearhead.tokenization import Tokenizer
 
+_MAX_SEQUENCES = 2**16  # of one batch; the decode loop keeps a Python object for each
+
 
 @dataclass(frozen=True)
 class TextGenerator:
@@ -108,7 +110,7 @@ class TextGenerator:
     ) -> list[Generation]:
         """Return the n best texts per prompt of a beam search."""
         check_names(options, beams=True)
-        check_positive_integer("beams", num_beams)
+        check_positive_integer("beams", num_beams, at_most=_MAX_SEQUENCES)
         check_positive_integer("n", n)
         if n > num_beams:
             raise ClearheadError(f"n is {n}; it must not exceed the number of beams, {num_beams}")
@@ -135,7 +137,7 @@ class TextGenerator:
     def create_sequences(self, prompt: Prompt, n: int, options: Mapping[str, object]) -> list[TokenSequence]:
         """Check the sampling options and return n sequences of one prompt, each with its own seed."""
         check_names(options, beams=False)
-        check_positive_integer("n", n)
+        check_positive_integer("n", n, at_most=_MAX_SEQUENCES)
         sampling = SamplingOptions(**cast(SamplingKeywords, options)).with_seed()
         check_temperature_is_set(options, n)
         if sampling.stop:

@@ -13,6 +13,7 @@ from clearhead.training.optimizer import AdamW, Muon
 from clearhead.training.schedule import Constant, Cosine, Linear, Noam, WarmupStableDecay, check_schedule
 
 _MAX_WORKERS = 256  # each worker is a process
+_MAX_BATCH_SIZE = 2**20  # the largest published batches have 2**16 rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,10 @@ class TrainConfig(CheckedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.batch_size <= _MAX_BATCH_SIZE,
+            f"train.batch_size is {self.batch_size}; it must be at most {_MAX_BATCH_SIZE}",
+        )
         require(self.smoothing < 1, f"train.smoothing is {self.smoothing}; it must be below 1")
         require(self.average is None or self.average < 1, f"train.average is {self.average}; it must be below 1")
         require(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.errors import ClearheadError
 from clearhead.training.balance import BalanceBias, RoutingMonitor
 from clearhead.training.checkpoints import (
     RunFolder,
@@ -105,7 +106,15 @@ class Learner:
         run.save(step, groups | extra, state | {"best_loss": self.best_loss if self.best else None})
 
     def restore(self, saved: SavedCheckpoint) -> None:
-        """Restore everything that `save` stored."""
+        """Restore everything that `save` stored. Raise ClearheadError if the checkpoint does not fit or is damaged."""
+        try:
+            self._restore(saved)
+        except ClearheadError as error:
+            raise ClearheadError(
+                f"{saved.folder} cannot be resumed: {error}; delete it to resume from an earlier checkpoint"
+            ) from None
+
+    def _restore(self, saved: SavedCheckpoint) -> None:
         weights = self.weights
         restore_weights(weights, saved.tensors("weights", weights))
         moments = saved.tensors("optimizer", weights)
@@ -113,9 +122,10 @@ class Learner:
             restore_optimizer(optimizer, weights, moments)
         if self.average:
             restore_weights(self.average, saved.tensors("average", weights))
-        if saved.state["best_loss"] is not None:
+        best_loss = saved.state.get("best_loss")
+        if isinstance(best_loss, int | float):
             self.best = saved.tensors("best", weights)
-            self.best_loss = saved.state["best_loss"]
+            self.best_loss = float(best_loss)
         random_state = saved.tensors("randomness")
         if random_state:
             restore_random_state(random_state)

@@ -16,7 +16,7 @@ import torch
 from clearhead.architecture import ModelConfig
 from clearhead.costs import Workload, device_for_gpu, model_flops
 from clearhead.errors import ClearheadError
-from clearhead.files import parse_json, write_text
+from clearhead.files import write_text
 from clearhead.model import Transformer
 
 METRICS_FILE = "metrics.jsonl"
@@ -87,17 +87,28 @@ class MetricsLog:
                     self.board.add_scalar(name, value, row["step"])
 
     def close(self) -> None:
+        """Close the TensorBoard writer, if there is one."""
         if self.board is not None:
             self.board.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the complete rows of metrics.jsonl. A killed run may have left an incomplete one at the end."""
+    """Return the rows of metrics.jsonl. Damaged lines and one that a killed run left incomplete are skipped."""
     path = folder / METRICS_FILE
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [parse_json(line, f"a line of {path} is ") for line in lines if line.endswith("}")]
+    rows = [_parse_row(line) for line in path.read_bytes().split(b"\n")]
+    return [row for row in rows if row is not None]
+
+
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    """Return a row: an object of numbers with a `step`. Return None if the line is anything else."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):  # ValueError also for bytes that are not UTF-8
+        return None
+    is_row = isinstance(row, dict) and type(row.get("step")) is int
+    return row if is_row and all(type(value) in (int, float) for value in row.values()) else None
 
 
 def _open_tensorboard(folder: Path, first_step: int) -> Any:

@@ -22,12 +22,17 @@ from clearhead.architecture import (
     Rope,
     Stack,
 )
-from clearhead.config import CheckedConfig
+from clearhead.config import MAX_LAYERS, CheckedConfig
 from clearhead.errors import ClearheadError, require
 from clearhead.families import preset, transformer_config
 from clearhead.model import RecurrentConfig
 
 NORM = RmsNorm(epsilon=1e-6)
+
+
+def _check_num_layers(num_layers: int) -> None:
+    """Raise ClearheadError if building the layers one by one would take forever."""
+    require(num_layers <= MAX_LAYERS, f"model.num_layers is {num_layers}; it must be at most {MAX_LAYERS}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +69,10 @@ class DecoderModel(CheckedConfig):
     dropout: float = 0.0  # of embeddings, branches and attention weights
     deviation: float = 0.02  # standard deviation of the initial weights
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_num_layers(self.num_layers)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TranslatorModel(CheckedConfig):
@@ -79,6 +88,10 @@ class TranslatorModel(CheckedConfig):
     dropout: float = 0.0  # of embeddings and branches
     weight_dropout: float = 0.0  # of attention weights and inside the feed-forward
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_num_layers(self.num_layers)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentModel(CheckedConfig):
@@ -91,6 +104,10 @@ class RecurrentModel(CheckedConfig):
     context: int
     attends: bool = True  # to the encoder output, by dot-product attention
     dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_num_layers(self.num_layers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ def _data_line(recipe: Recipe, setup: Setup) -> str:
     origin = getattr(data, "path", None) or getattr(data, "task", None)
     kind = kind_of(type(data)) + (f" {origin}" if origin else "")
     rows = f"{len(setup.train_data):,} training and {len(setup.validation_data):,} validation rows"
-    dropped = f"; {setup.num_too_long:,} longer examples were dropped" if setup.num_too_long else ""
+    dropped = f"; {setup.num_too_long:,} examples longer than data.context were dropped" if setup.num_too_long else ""
     return f"data   {kind}: {rows} of at most {data.context:,} tokens{dropped}"
 
 

@@ -9,7 +9,8 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import ClearheadError
+from clearhead.config import MAX_NESTING, check_nesting
+from clearhead.errors import ClearheadError, require
 
 
 def merge_tables(table: Mapping[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,10 +53,17 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     # Outer tables come first, and in each table its kind, because a table of another kind replaces the previous one.
     for name, text in sorted(overrides, key=lambda pair: (pair[0].count("."), not pair[0].endswith(".kind"))):
         value: Any = _parse_value(text)
-        for part in reversed(name.split(".")):
-            value = {part: value}
-        table = merge_tables(table, value)
+        table = merge_tables(table, _nest(name, value))
     return table
+
+
+def _nest(name: str, value: Any) -> dict[str, Any]:
+    """Return {"train": {"steps": 100}} for "train.steps" and 100."""
+    parts = name.split(".")
+    require(len(parts) <= MAX_NESTING, f"{name[:40]!r}… has {len(parts)} parts, more than any setting")
+    for part in reversed(parts):
+        value = {part: value}
+    return value
 
 
 def _parse_value(text: str) -> Any:
@@ -64,18 +72,17 @@ def _parse_value(text: str) -> Any:
         value = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):
         return text
-    return (
-        text if isinstance(value, date | time) else value
-    )  # no setting is a date, but the name of a folder may look like one
+    check_nesting([value], f"the value {text[:20]}…")
+    # No setting is a date, but the name of a folder may look like one.
+    return text if isinstance(value, date | time) else value
 
 
 def expand_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return {"train": {"steps": 100}, "data.path": Path("x")} as a nested table of plain values."""
+    check_nesting(keywords, "the table of changes")
     table: dict[str, Any] = {}
     for name, value in keywords.items():
         value = expand_keywords(value) if isinstance(value, Mapping) else value
         value = str(value) if isinstance(value, Path) else value
-        for part in reversed(name.split(".")):
-            value = {part: value}
-        table = merge_tables(table, value)
+        table = merge_tables(table, _nest(name, value))
     return table

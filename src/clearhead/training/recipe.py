@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from clearhead.config import CheckedConfig, from_dict, kind_of, to_dict
+from clearhead.config import CheckedConfig, check_nesting, from_dict, kind_of, to_dict
 from clearhead.data import Data
 from clearhead.errors import ClearheadError, require
 from clearhead.training.config import TrainConfig
@@ -84,6 +84,7 @@ _DEFAULT_KINDS = {
         if item.default_factory is not MISSING
     }
 }
+_MAX_BYTES = 1 << 20
 _CHANGES = ("smoke", "command line", "keyword")  # origins of values that replace those of the recipe
 
 
@@ -121,10 +122,12 @@ def read_recipe(name: str | Path, overrides: Sequence[str] = (), smoke: bool = F
 def _read_layers(name: str | Path, smoke: bool) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the tables of a recipe file and, if requested, its [smoke] table."""
     path = find_recipe(name)
+    require(path.stat().st_size <= _MAX_BYTES, f"{path} is not a recipe: it has more than {_MAX_BYTES:,} bytes")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except (ValueError, RecursionError) as error:
         raise ClearheadError(f"{path} is not valid TOML: {error}") from None
+    check_nesting(table, str(path))
     smoke_table = table.pop("smoke", None)
     if not isinstance(smoke_table, dict | None):
         raise ClearheadError(f"smoke must be a table in {path}")

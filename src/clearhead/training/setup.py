@@ -3,6 +3,7 @@
 setup = prepare(recipe, Path("runs/x"), resumed=False); setup.network, setup.train_data, setup.validation_data
 """
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -96,13 +97,34 @@ def _prepare_new_model(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     config = build_model_config(recipe.model, tokenizer.vocab_size)
     _check_network_kind(recipe.data, config)
     _check_context(recipe.data, config.context)
+    _check_memory(config)
     train_data, validation_data = open_data(recipe.data, tokenizer)
     torch.manual_seed(recipe.train.seed)
-    network = RecurrentTranslator(config) if isinstance(config, RecurrentConfig) else Transformer(config)
+    network = _build_network(config)
     special_ids = {} if tokenizer.eos_id is None else {"eos_token_id": tokenizer.eos_id}
     if isinstance(config, RecurrentConfig) or config.is_encoder_decoder:
         special_ids["decoder_start_token_id"] = decoder_start_id(tokenizer)
     return Setup(network, tokenizer, train_data, validation_data, None, special_ids)
+
+
+def _build_network(config: ModelConfig | RecurrentConfig) -> Network:
+    return RecurrentTranslator(config) if isinstance(config, RecurrentConfig) else Transformer(config)
+
+
+def _check_memory(config: ModelConfig | RecurrentConfig) -> None:
+    """Raise ClearheadError if the weights of a new network are larger than the memory of this machine."""
+    try:
+        with torch.device("meta"):
+            network = _build_network(config)
+    except (RuntimeError, OverflowError):  # torch cannot count the elements of such a tensor
+        raise ClearheadError("the model is too large; lower model.width, model.context or the vocabulary") from None
+    num_bytes = sum(weight.nbytes for weight in (*network.parameters(), *network.buffers()))
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if num_bytes > memory_bytes:
+        raise ClearheadError(
+            f"the weights of the model take {num_bytes / 1e9:,.0f} GB, but this machine has {memory_bytes / 1e9:,.0f}"
+            " GB of memory; lower model.width or model.num_layers"
+        )
 
 
 def _prepare_loaded_model(recipe: Recipe, choice: LoadedModel) -> Setup:

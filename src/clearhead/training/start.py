@@ -22,7 +22,8 @@ from clearhead.training.setup import Setup, prepare
 
 # A resumed run may change these settings of [train]. Only `steps` affects the numbers: it stretches the schedule.
 _CHANGEABLE = (
-    "steps log_every validate_every validate_batches save_every tensorboard samples num_workers device strategy compile"
+    *("steps", "log_every", "validate_every", "validate_batches", "save_every", "tensorboard", "samples"),
+    *("num_workers", "device", "strategy", "compile"),
 )
 
 
@@ -33,7 +34,7 @@ def start_run(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Lear
     """
     config, saved = recipe.train, run.latest()
     if saved is not None:
-        check_same_recipe(saved.state["recipe"], to_dict(recipe), run.path)
+        check_same_recipe(saved.state_table("recipe"), to_dict(recipe), run.path)
         require(
             saved.step <= config.steps,
             f"the run in {run.path} has completed {saved.step} steps, more than train.steps {config.steps}; "
@@ -59,7 +60,7 @@ def start_run(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Lear
     if saved is None:
         return setup, learner, loader, 0
     learner.restore(saved)
-    return setup, learner, loader.resume(saved.state["loader"]), saved.step
+    return setup, learner, loader.resume(saved.state_table("loader")), saved.step
 
 
 def check_same_recipe(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
@@ -68,7 +69,7 @@ def check_same_recipe(before: dict[str, Any], now: dict[str, Any], folder: Path)
     If several values differ, the error names a `kind` rather than another value.
     """
     old, new = flatten(before), flatten(now)
-    changeable = {f"train.{name}" for name in _CHANGEABLE.split()}
+    changeable = {f"train.{name}" for name in _CHANGEABLE}
     for name in sorted(old.keys() | new.keys(), key=lambda name: (not name.endswith(".kind"), name)):
         if old.get(name) != new.get(name) and name not in changeable:
             raise ClearheadError(

@@ -231,3 +231,56 @@ def test_sigterm_saves_and_the_run_resumes_from_there(tmp_path):
     assert 3 <= saved.step < 30
     assert exit_code(fork_child(lambda: run_recipe(tmp_path / "run"))) == 0
     losses(tmp_path / "run")
+
+
+def damaged_states():
+    state = capture_random_state()
+    words = state["python"]
+    return {
+        "torch is missing": ({name: tensor for name, tensor in state.items() if name != "torch"}, "has no 'torch'"),
+        "torch is cut": (state | {"torch": state["torch"][:100]}, "of torch is damaged"),
+        "torch has another type": (state | {"torch": state["torch"].float()}, "of torch is damaged"),
+        "python is cut": (state | {"python": words[:10]}, "of python is damaged"),
+        "python is negative": (state | {"python": -words}, "of python is damaged"),
+        "python position": (state | {"python": torch.cat([words[:-1], torch.tensor([10**6])])}, "of python is damaged"),
+        "numpy is too large": (state | {"numpy": words * 0 + 2**40}, "of numpy is damaged"),
+        "numpy has another type": (state | {"numpy": words.double()}, "of numpy is damaged"),
+        "gauss": (state | {"numpy_gauss": torch.zeros(7, dtype=torch.float64)}, "damaged 'numpy_gauss'"),
+    }
+
+
+@pytest.mark.parametrize("damage", damaged_states())
+def test_a_damaged_random_state_is_rejected_and_changes_no_generator(damage):
+    state, message = damaged_states()[damage]
+    before = random.getstate()
+    with pytest.raises(ClearheadError, match=message):
+        restore_random_state(state)
+    assert random.getstate() == before
+
+
+def test_a_run_with_a_damaged_random_state_names_the_checkpoint_to_delete(tmp_path, monkeypatch):
+    recipe = read_recipe("capitals", ["--train.steps", "2", "--train.device", "cpu"], smoke=True).recipe
+    with monkeypatch.context() as patch:
+        patch.setattr("clearhead.training.learner.capture_random_state", lambda: {"torch": torch.zeros(3)})
+        train(recipe, tmp_path)
+    with pytest.raises(ClearheadError, match=r"step-00000002 cannot be resumed: .*; delete it to resume from"):
+        train(recipe, tmp_path)
+
+
+@pytest.mark.parametrize("state", [{}, [], {"recipe": 3}])
+def test_a_state_without_its_tables_is_rejected(tmp_path, state):
+    saved = RunFolder(tmp_path)
+    saved.save(1, {"weights": {"a": torch.zeros(1)}}, state)
+    with pytest.raises(ClearheadError, match=r"state\.json is damaged"):
+        saved.latest().state_table("recipe")
+
+
+def test_an_optimizer_state_of_another_shape_is_rejected():
+    network = layers(seed=0)
+    weights = dict(network.named_parameters())
+    optimizer = torch.optim.AdamW(weights.values())
+    take_step(network, optimizer)
+    state = flatten_optimizer(optimizer, weights)
+    name = next(name for name in state if name.endswith("exp_avg"))
+    with pytest.raises(ClearheadError, match=r"exp_avg' has shape \(5,\), but its weight has shape"):
+        restore_optimizer(optimizer, weights, state | {name: torch.zeros(5)})

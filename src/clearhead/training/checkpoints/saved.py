@@ -67,7 +67,17 @@ class SavedCheckpoint:
     @cached_property
     def state(self) -> dict[str, Any]:
         """The JSON state that was saved with the tensors."""
-        return read_json(self.folder / STATE_FILE)
+        state = read_json(self.folder / STATE_FILE)
+        if not isinstance(state, dict):
+            raise ClearheadError(f"{self.folder / STATE_FILE} is damaged: it must contain a JSON object")
+        return state
+
+    def state_table(self, name: str) -> dict[str, Any]:
+        """Return a table of the state. Raise ClearheadError if it is missing."""
+        table = self.state.get(name)
+        if not isinstance(table, dict):
+            raise ClearheadError(f"{self.folder / STATE_FILE} is damaged: it has no table {name!r}")
+        return table
 
     @property
     def num_data_ranks(self) -> int:
@@ -147,8 +157,11 @@ def find_pieces(files: list[Any]) -> dict[str, list[StoredPiece]]:
         places = parse_json((file.metadata() or {}).get("places", "{}"), "the metadata of a saved tensor is ")
         for name in file.keys():  # noqa: SIM118 (not a dict)
             shape = tuple(file.get_slice(name).get_shape())
-            place = places.get(name, {"start": (0,) * len(shape), "whole": shape})
-            part = TensorSlice(tuple(place["start"]), shape, tuple(place["whole"]))
+            try:
+                place = places.get(name, {"start": (0,) * len(shape), "whole": shape})
+                part = TensorSlice(tuple(place["start"]), shape, tuple(place["whole"]))
+            except (AttributeError, KeyError, TypeError):
+                raise ClearheadError(f"the saved tensor {name!r} has damaged metadata") from None
             stored.setdefault(name, []).append(StoredPiece(file, name, part))
     return stored
 

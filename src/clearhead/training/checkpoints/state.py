@@ -16,6 +16,8 @@ from torch import Tensor
 
 from clearhead.errors import ClearheadError
 
+_MERSENNE_WORDS = 624
+
 
 def flatten_optimizer(optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the state of an optimizer by name. It is empty before the first step."""
@@ -36,6 +38,11 @@ def restore_optimizer(
         name, _, key = full_name.rpartition("/")
         if name not in weights:
             raise ClearheadError(f"the checkpoint has optimizer state for {name!r}, which this model does not have")
+        if tensor.ndim and tensor.shape != weights[name].shape:
+            raise ClearheadError(
+                f"the optimizer state {full_name!r} has shape {tuple(tensor.shape)}, but its weight has shape"
+                f" {tuple(weights[name].shape)}"
+            )
         states.setdefault(name, {})[key] = tensor
     names = {id(weight): name for name, weight in weights.items()}
     own_names = [names[id(weight)] for group in optimizer.param_groups for weight in group["params"]]
@@ -80,8 +87,12 @@ def capture_random_state() -> dict[str, Tensor]:
 
 
 def restore_random_state(tensors: Mapping[str, Tensor]) -> None:
-    """Restore what `capture_random_state` returned."""
-    torch.set_rng_state(tensors["torch"])
+    """Restore what `capture_random_state` returned. Raise ClearheadError if it is damaged."""
+    _check_random_state(tensors)
+    try:
+        torch.set_rng_state(tensors["torch"])
+    except (RuntimeError, TypeError):  # torch checks the content of its own state
+        raise ClearheadError("the saved random state of torch is damaged") from None
     if "cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["cuda"])
     gauss = tensors["python_gauss"].tolist()
@@ -90,3 +101,22 @@ def restore_random_state(tensors: Mapping[str, Tensor]) -> None:
     numpy_gauss = tensors["numpy_gauss"].tolist()
     words = np.array(keys, dtype=np.uint32)
     np.random.set_state(("MT19937", words, position, len(numpy_gauss), numpy_gauss[0] if numpy_gauss else 0.0))
+
+
+def _check_random_state(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ClearheadError unless the generators can be set to this state."""
+    for name in ("torch", "python", "python_gauss", "numpy", "numpy_gauss"):
+        if name not in tensors:
+            raise ClearheadError(f"the saved random state has no {name!r}")
+    for name in ("python", "numpy"):  # the words of a Mersenne Twister and the position in them
+        words, length = tensors[name], _MERSENNE_WORDS + 1
+        if words.dtype != torch.int64 or words.shape != (length,) or not _are_words(words):
+            raise ClearheadError(f"the saved random state of {name} is damaged")
+    for name in ("python_gauss", "numpy_gauss"):
+        if tensors[name].dtype != torch.float64 or tensors[name].shape not in ((0,), (1,)):
+            raise ClearheadError(f"the saved random state has a damaged {name!r}")
+
+
+def _are_words(words: Tensor) -> bool:
+    """Return whether all words have 32 bits and the last one is a position among the others."""
+    return bool((words >= 0).all() and (words < 2**32).all() and words[-1] <= _MERSENNE_WORDS)
