@@ -5,7 +5,7 @@
     print(model.generate("The capital of France is", max_new_tokens=8))
 
 load, create              load a model from a checkpoint, or create one with random weights
-Model                     a network with its tokenizer: generate, stream, chat, score, embed, trace, save
+Model                     a network with its tokenizer: generate, ask, stream, chat, score, embed, trace, save
 Generation, Trace         what Model.generate and Model.trace return
 get                       download a model by name
 train                     train a model from a recipe
