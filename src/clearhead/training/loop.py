@@ -53,9 +53,12 @@ def train(
     Raise ClearheadError if the recipe or the data cannot be used, or if the loss is not finite. Raise SystemExit after
     SIGTERM or Ctrl-C, when a checkpoint has been saved.
     """
-    resolved, out = resolve(recipe, overrides, smoke), expand_user(out)
-    recipe, console = resolved.recipe, console or Console(stderr=True, highlight=False, emoji=False)
-    config, loss, validation_loss = recipe.train, None, None
+    resolved = resolve(recipe, overrides, smoke)
+    recipe = resolved.recipe
+    config = recipe.train
+    out = expand_user(out)
+    console = console or Console(stderr=True, highlight=False, emoji=False)
+    loss = validation_loss = None
     with World.start(config.strategy, config.device) as world:
         run = RunFolder(out, world=world)
         with run.lock():
@@ -63,9 +66,10 @@ def train(
                 setup, learner, loader, first_step = start_run(recipe, run, world)
             with StopSignals() as stop, Reporter(console, out, learner, first_step) as reporter:
                 _print_opening(reporter, resolved, setup, learner, first_step)
+                width = setup.network.config.width
+                # The loader is endless, so the range of steps ends the loop.
                 for step, (batch, loader_state) in zip(range(first_step, config.steps), loader, strict=False):
                     # 1. Learning rate.
-                    width = setup.network.config.width
                     factor = learning_rate_factor(config.schedule, step, num_steps=config.steps, width=width)
                     set_learning_rates(learner.optimizers, factor)
                     # 2. Batch: this process's rows, and the number of targets of all processes.
