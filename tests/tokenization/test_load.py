@@ -96,9 +96,9 @@ def test_the_folder_of_a_bert_model(minilm):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer": "[]"}, "does not accept it"),
-        ({"tokenizer": ""}, "does not accept it"),
-        ({"tokenizer": byte_level().to_str()[:-500]}, "does not accept it"),
+        ({"tokenizer": "[]"}, "it contains a list; it must contain a JSON object"),
+        ({"tokenizer": ""}, "it is not valid JSON"),
+        ({"tokenizer": byte_level().to_str()[:-500]}, "it is not valid JSON"),
         ({"tokenizer": '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}'}, "does not accept it"),
         ({"tokenizer": '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": 0}}'}, "does not accept it"),
         ({"tokenizer_config": "[1]"}, "tokenizer_config.json contains a list; it must contain a JSON object"),

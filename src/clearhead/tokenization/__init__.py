@@ -12,6 +12,7 @@
                                SentencePiece vocabularies: building, reading, normalizing text
     byte_level, pre_tokenization
                                byte-level vocabularies, and the patterns that split text before merging
+    tokenizer_limits           what a tokenizer file may ask of the library
     settings                   tokenizer_config.json and the other small files beside a tokenizer
     characters, train          tokenizers of bytes or characters; learning a vocabulary from texts
     chat_template              render_chat: from messages to a prompt
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from clearhead.tokenization.load import load_tokenizer
     from clearhead.tokenization.marian import (
         CTRANSLATE2_VOCABULARY,
+        encode_target,
         find_marian_files,
         load_marian_tokenizer,
         read_marian_vocabulary,
@@ -45,6 +47,7 @@ MODULES = {
     "StreamDecoder": "interface",
     "Tokenizer": "interface",
     "byte_tokenizer": "characters",
+    "encode_target": "marian",
     "find_marian_files": "marian",
     "load_marian_tokenizer": "marian",
     "load_tokenizer": "load",
@@ -60,6 +63,7 @@ __all__ = [
     "StreamDecoder",
     "Tokenizer",
     "byte_tokenizer",
+    "encode_target",
     "find_marian_files",
     "load_marian_tokenizer",
     "load_tokenizer",

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
+from clearhead.tokenization.tokenizer_limits import check_vocabulary
+
 
 def _byte_alphabet() -> list[str]:
     """Return the character of each byte: printable Latin-1 as it is, the other bytes as 256 upwards, in order.
@@ -66,6 +68,7 @@ def merges_by_rank(tokens: Sequence[str]) -> list[tuple[str, str]]:
     BPE by rank merges the neighbors whose concatenation has the lowest rank, however it is split; a list of merges
     in this order gives the same result.
     """
+    check_vocabulary(tokens, is_unigram=False)
     known = set(tokens)
     return [
         (token[:cut], token[cut:])

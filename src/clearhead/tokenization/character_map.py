@@ -13,6 +13,7 @@ import struct
 from itertools import pairwise
 
 from clearhead.errors import ClearheadError
+from clearhead.tokenization.tokenizer_limits import check_character_map
 
 
 class CharacterMap:
@@ -21,6 +22,7 @@ class CharacterMap:
     def __init__(self, blob: bytes) -> None:
         if len(blob) < 4:
             raise ClearheadError(f"the character map has {len(blob)} bytes; it must have more than 4")
+        check_character_map(blob)
         (trie_bytes,) = struct.unpack_from("<I", blob)
         if trie_bytes < 4 or trie_bytes % 4 or 4 + trie_bytes > len(blob):
             raise ClearheadError(

@@ -29,6 +29,7 @@ from clearhead.tokenization.sentencepiece import (
     build_sentencepiece_tokenizer,
 )
 from clearhead.tokenization.sentencepiece_normalizer import META_SPACE
+from clearhead.tokenization.tokenizer_limits import check_vocabulary
 
 T = TypeVar("T")
 
@@ -120,6 +121,7 @@ def _vocabulary(metadata: Mapping[str, object]) -> tuple[list[str], list[PieceTy
     tokens = _array(metadata, "tokens", str)
     if not tokens:
         raise ClearheadError(f"the GGUF file has no vocabulary: the key {PREFIX}tokens is missing")
+    check_vocabulary(tokens, is_unigram=False)
     for token, count in Counter(tokens).most_common(1):
         if count > 1:
             raise ClearheadError(f"the token {token!r} occurs {count} times in the GGUF file's vocabulary")

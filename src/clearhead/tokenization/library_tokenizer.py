@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -95,9 +96,6 @@ class LibraryTokenizer:
         self.unknown_id = self._id(special.unknown)
         self.stop_ids = self._stop_ids({token_id: token.content for token_id, token in added.items()})
 
-        self._is_byte_level = self._decode_tokens(["Ġ"]) == " "
-        self._has_byte_tokens = self._decode_tokens([_ANY_TEXT, "<0x41>"]) == _ANY_TEXT + "A"
-
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`, by default with the special tokens that the model expects around it."""
         with convert_library_errors(f"the text {text[:40]!r} cannot be encoded"):
@@ -168,9 +166,20 @@ class LibraryTokenizer:
             return None
         return self._library.id_to_token(token_id)
 
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return self._decode_tokens(["Ġ"]) == " "
+
+    @cached_property
+    def _has_byte_tokens(self) -> bool:
+        return self._decode_tokens([_ANY_TEXT, "<0x41>"]) == _ANY_TEXT + "A"
+
     def _decode_tokens(self, tokens: list[str]) -> str:
         decoder = self._library.decoder
-        return " ".join(tokens) if decoder is None else decoder.decode(tokens)
+        if decoder is None:
+            return " ".join(tokens)
+        with convert_library_errors(f"the tokens {str(tokens)[:80]} cannot be decoded"):
+            return decoder.decode(tokens)
 
     def _bytes_after(self, token: str, previous: str | None) -> bytes:
         """Return what `token` adds after `previous`: the decoded text of both minus the decoded text of the first.

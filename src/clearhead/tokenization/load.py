@@ -18,6 +18,7 @@ from clearhead.tokenization.sentencepiece_file import read_sentencepiece_model
 from clearhead.tokenization.sentencepiece_normalizer import SentencePieceNormalizer
 from clearhead.tokenization.settings import TokenizerSettings
 from clearhead.tokenization.tiktoken import read_rank_file
+from clearhead.tokenization.tokenizer_limits import parse_tokenizer_json
 
 # The first of these that a folder contains is loaded; * stands for any name.
 FILES = ("tokenizer.json", "tokenizer.model", "*.model", "*.tiktoken", "tokenizer.bin")
@@ -55,12 +56,13 @@ def _load_file(path: Path) -> LibraryTokenizer:
 
 def _load_json(path: Path) -> LibraryTokenizer:
     content = read_bytes(path)
+    parsed = parse_tokenizer_json(content)
     with convert_library_errors("the tokenizers library does not accept it"):
         library = tokenizers.Tokenizer.from_buffer(content)
     settings = TokenizerSettings.read(path.parent)
     special = settings.special_tokens(library.id_to_token, SpecialTokens())
     saved = settings.tokenizer_config.get("text_normalizer")
-    normalizer = None if saved is None else SentencePieceNormalizer.from_saved(saved, content)
+    normalizer = None if saved is None else SentencePieceNormalizer.from_saved(saved, parsed)
     return LibraryTokenizer(library, special, settings.chat_template(), normalizer)
 
 

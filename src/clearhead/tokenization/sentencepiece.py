@@ -28,6 +28,7 @@ from clearhead.tokenization.library_tokenizer import (
     set_framing_tokens,
 )
 from clearhead.tokenization.sentencepiece_normalizer import META_SPACE, SentencePieceNormalizer
+from clearhead.tokenization.tokenizer_limits import check_vocabulary
 
 # SentencePiece trains pieces of at most 16 characters by default; every split of each piece is tried for merges.
 _MAX_PIECE_CHARACTERS = 512
@@ -148,6 +149,7 @@ def _unigram(vocabulary: SentencePieceVocabulary) -> models.Unigram:
     unknown = [index for index, piece in enumerate(vocabulary.pieces) if piece.type == PieceType.UNKNOWN]
     if not unknown:
         raise ClearheadError("the Unigram vocabulary has no piece for unknown text")
+    check_vocabulary((piece.text for piece in vocabulary.pieces), is_unigram=True)
     return models.Unigram(
         [(piece.text, _unigram_score(piece)) for piece in vocabulary.pieces],
         unk_id=unknown[0],

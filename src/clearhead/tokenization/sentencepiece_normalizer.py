@@ -13,7 +13,6 @@ from functools import cached_property
 from tokenizers import NormalizedString
 
 from clearhead.errors import ClearheadError
-from clearhead.files import parse_json
 from clearhead.tokenization.character_map import CharacterMap
 
 META_SPACE = "▁"  # what SentencePiece writes instead of a space
@@ -29,9 +28,9 @@ class SentencePieceNormalizer:
     user_defined: tuple[str, ...]
 
     @classmethod
-    def from_saved(cls, settings: object, tokenizer_json: bytes) -> "SentencePieceNormalizer":
+    def from_saved(cls, settings: object, tokenizer_json: object) -> "SentencePieceNormalizer":
         """Return the normalizer saved as `settings` in tokenizer_config.json and as the map in tokenizer.json."""
-        match settings, parse_json(tokenizer_json.decode(), "tokenizer.json is "):
+        match settings, tokenizer_json:
             case (
                 {
                     "add_dummy_prefix": bool(add_dummy_prefix),
