@@ -251,11 +251,18 @@ def test_trace_of_an_encoder_decoder_shows_cross_attention(opus_mt, tmp_path):
     assert len(PageReader((tmp_path / "page.html").read_text(encoding="utf-8")).data["views"]) == 3
 
 
+def test_the_decoder_reads_tokens_of_the_target_language(opus_mt):
+    """The tokenizer segments a source text for the source language, which would spell "love" as three tokens."""
+    traced = clearhead.load(opus_mt, dtype="float32").trace("I love you very much.", source="我非常爱你。")
+    assert traced.token_texts == ["<pad>", " I", " love", " you", " very", " much", "."]
+    assert "".join(traced.source_texts) == " 我非常爱你。</s>"
+
+
 def test_the_decoder_reads_the_answer_without_its_end_token(opus_mt):
     """The tokenizer adds an end token to a text; it is what the model predicts after the whole answer."""
     model = clearhead.load(opus_mt, dtype="float32")
     traced = model.trace("I love you.", source="我爱你")
-    assert [*traced.tokens[1:], traced.logits_at(-1).argmax()] == model.encode("I love you.")
+    assert [*traced.tokens[1:], traced.logits_at(-1).argmax()] == model.tokenizer.encode_target("I love you.")
     assert model.trace("", source="我爱你").tokens == [model.text_generator.start_id]
 
 

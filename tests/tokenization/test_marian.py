@@ -19,6 +19,7 @@ from clearhead.tokenization.interface import StreamDecoder
 from clearhead.tokenization.library_tokenizer import SpecialTokens
 from clearhead.tokenization.marian import (
     MarianTokenizer,
+    encode_target,
     find_marian_files,
     load_marian_tokenizer,
     read_marian_vocabulary,
@@ -301,3 +302,18 @@ def test_saving_replaces_the_tokenizer_in_a_folder(tmp_path: Path) -> None:
         found = load_folder_tokenizer(tmp_path)
         assert found is not None
         assert (found.vocab_size, found.pad_id, found.chat_template) == (saved.vocab_size, saved.pad_id, None)
+
+
+def test_ids_of_the_target_language_equal_those_of_transformers(tmp_path: Path) -> None:
+    ours, theirs = load_marian_tokenizer(write_folder(tmp_path)), TheirTokenizer.from_pretrained(tmp_path)
+    texts = [*SENTENCES, "the target language"]
+    assert [ours.encode_target(text) for text in texts] == [theirs(text_target=text).input_ids for text in texts]
+    assert [encode_target(text, ours) for text in texts] == [ours.encode_target(text) for text in texts]
+
+
+def test_without_a_target_model_the_fewest_tokens_of_the_vocabulary_are_taken(opus_mt: Path) -> None:
+    tokenizer = load_marian_tokenizer(opus_mt)
+    ids = tokenizer.encode_target("I love you very much.", add_special_tokens=False)
+    assert [tokenizer.token_text(token) for token in ids] == [" I", " love", " you", " very", " much", "."]
+    assert len(tokenizer.encode("I love you very much.", add_special_tokens=False)) > len(ids)
+    assert tokenizer.decode(tokenizer.encode_target("Hello </s> world")) == "Hello world"

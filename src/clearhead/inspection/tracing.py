@@ -19,7 +19,7 @@ from clearhead.inspection.token_labels import token_text
 from clearhead.inspection.trace import Trace
 from clearhead.model import Transformer
 from clearhead.options import SamplingKeywords
-from clearhead.tokenization import Tokenizer
+from clearhead.tokenization import Tokenizer, encode_target
 
 MAX_TOKENS = 32_768  # the weights of one head would be 4 GiB in float32
 
@@ -37,9 +37,10 @@ def trace_text(
         if source is None:
             raise ClearheadError("an encoder-decoder needs a source to read; the text is the answer to it")
         raise ClearheadError("this model has no encoder and reads the text only; leave out the source")
-    tokens = encode_prompt(text, tokenizer)
-    if source is not None and isinstance(text, str):
-        tokens = _decoder_input(generator, tokens)
+    if source is not None and isinstance(text, str) and tokenizer is not None:
+        tokens = _decoder_input(generator, encode_target(text, tokenizer))
+    else:
+        tokens = encode_prompt(text, tokenizer)
     inputs = _checked_inputs(tokens, network, config.output_stack)
     source_inputs = None
     if source is not None:

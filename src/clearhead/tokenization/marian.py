@@ -11,6 +11,8 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import models
@@ -18,7 +20,7 @@ from tokenizers import models
 from clearhead.errors import ClearheadError
 from clearhead.files import MAX_JSON_TABLE_BYTES, read_bytes, read_json, read_json_object, write_bytes, write_text
 from clearhead.tokenization.character_map import CharacterMap
-from clearhead.tokenization.interface import StreamDecoder
+from clearhead.tokenization.interface import StreamDecoder, Tokenizer
 from clearhead.tokenization.library_tokenizer import SpecialTokens, convert_library_errors
 from clearhead.tokenization.sentencepiece import PieceType
 from clearhead.tokenization.sentencepiece_file import read_sentencepiece_model
@@ -37,7 +39,7 @@ class MarianTokenizer:
     """The tokenizer of a Marian model.
 
     `tokens` are in the order of their ids; `source_model` and `target_model` are the contents of SentencePiece files.
-    Decoding only needs the vocabulary, so the target's file is only kept for saving. A decoded text may start or end
+    Decoding only needs the vocabulary; the target's file encodes what a decoder reads. A decoded text may start or end
     with a space, which transformers strips; a stream cannot withdraw a space once it is written.
     """
 
@@ -50,6 +52,7 @@ class MarianTokenizer:
         self._segmenter = _Segmenter(source_model)
         self._source_model = source_model
         self._target_model = target_model or source_model
+        self._has_target_model = bool(target_model)
         self._tokens = tuple(tokens)
         self._ids = {token: token_id for token_id, token in enumerate(tokens)}
         if len(self._ids) < len(self._tokens):
@@ -64,10 +67,31 @@ class MarianTokenizer:
         self._special_pattern = re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`, by default followed by eos."""
+        """Return the ids of `text` in the source language, by default followed by eos."""
+        return self._encode(text, self._segmenter, add_special_tokens)
+
+    def encode_target(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of `text` in the target language, by default followed by eos.
+
+        Without a SentencePiece model of the target, as in CTranslate2's folders, the fewest tokens of the vocabulary
+        that spell the text are taken.
+        """
+        return self._encode(text, self._target_segmenter, add_special_tokens)
+
+    def _encode(self, text: str, segmenter: "_Segmenter", add_special_tokens: bool) -> list[int]:
         with convert_library_errors(f"the text {text[:40]!r} cannot be encoded"):
-            ids = [self._ids.get(piece, self.unknown_id) for piece in self._pieces(text)]
+            ids = [self._ids.get(piece, self.unknown_id) for piece in self._pieces(text, segmenter)]
         return [*ids, self.eos_id] if add_special_tokens else ids
+
+    @cached_property
+    def _target_segmenter(self) -> "_Segmenter":
+        if self._has_target_model:
+            return _Segmenter(self._target_model)
+        special = self.special_ids
+        return self._segmenter.with_vocabulary(
+            [f" {token}" if token_id in special else token for token_id, token in enumerate(self._tokens)],
+            self.unknown_id,
+        )
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`."""
@@ -111,7 +135,7 @@ class MarianTokenizer:
             raise ClearheadError(f"the vocabulary lacks {token!r}, which Marian needs as {role}_token")
         return self._ids[token]
 
-    def _pieces(self, text: str) -> Iterator[str]:
+    def _pieces(self, text: str, segmenter: "_Segmenter") -> Iterator[str]:
         for index, part in enumerate(self._special_pattern.split(text)):
             if index % 2:
                 yield part  # a special token
@@ -119,7 +143,7 @@ class MarianTokenizer:
             if code := _LANGUAGE_CODE.match(part):
                 yield code.group()
                 part = part[code.end() :]
-            yield from self._segmenter.pieces(part)
+            yield from segmenter.pieces(part)
 
 
 class _Segmenter:
@@ -147,9 +171,20 @@ class _Segmenter:
             user_defined=(),
         )
 
+    def with_vocabulary(self, tokens: Sequence[str], unknown_id: int) -> "_Segmenter":
+        """Return a segmenter with the same normalisation that spells a text with the fewest of these tokens."""
+        segmenter = copy(self)
+        segmenter._model = models.Unigram([(token, -1.0) for token in tokens], unk_id=unknown_id)
+        return segmenter
+
     def pieces(self, text: str) -> list[str]:
         """Return the pieces of a text."""
         return [token.value for token in self._model.tokenize(self._normalizer.apply(text))]
+
+
+def encode_target(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of a text that a decoder reads; Marian's tokenizer segments the two languages differently."""
+    return tokenizer.encode_target(text) if isinstance(tokenizer, MarianTokenizer) else tokenizer.encode(text)
 
 
 def find_marian_files(folder: Path) -> tuple[Path, Path] | None:
