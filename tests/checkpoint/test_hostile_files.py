@@ -14,7 +14,7 @@ from clearhead.checkpoint.recurrent import load_recurrent
 from clearhead.errors import ClearheadError
 from clearhead.model import RecurrentConfig, RecurrentTranslator
 from clearhead.tokenization.characters import byte_tokenizer
-from tests.checkpoint.tiny import tiny_network
+from tests.checkpoint.tiny import same_network, tiny_network
 
 FILES = {
     "huggingface": ["config.json", "model.safetensors", "tokenizer_config.json", "generation_config.json"],
@@ -84,3 +84,23 @@ def test_a_recurrent_network_of_impossible_size_is_rejected_at_once(tmp_path, ch
     (tmp_path / DESCRIPTION_FILE).write_text(json.dumps(description))
     with pytest.raises(ClearheadError, match=message):
         load_recurrent(tmp_path)
+
+
+@pytest.mark.parametrize("format", ["native", "huggingface"])
+def test_a_file_that_is_cut_short_after_loading_does_not_affect_the_model(tmp_path, format):
+    """Mapped weights would kill the process with SIGBUS."""
+    Model(tiny_network(width=64)).save(tmp_path, format)
+    model = clearhead.load(tmp_path, fast=False)
+    for path in tmp_path.glob("*.safetensors"):
+        os.truncate(path, 100)
+    assert same_network(model.network, tiny_network(width=64))
+
+
+def test_a_file_that_is_cut_short_while_loading_is_reported(tmp_path):
+    Model(tiny_network(width=64)).save(tmp_path)
+
+    def cut(name, num_done, num_total):
+        os.truncate(tmp_path / "weights.safetensors", 9000)
+
+    with pytest.raises(ClearheadError, match="the file has become shorter since its header was read"):
+        clearhead.load(tmp_path, progress=cut)

@@ -26,7 +26,8 @@ from clearhead.model import Transformer
 LANGUAGE_MODEL = "language_model."  # in each name of the language part of a model that also reads images
 _MAX_LISTED_NAMES = 4
 
-Config, Network = TypeVar("Config"), TypeVar("Network")
+Config = TypeVar("Config")
+Network = TypeVar("Network")
 StoredTensors = Mapping[str, Tensor | PackedWeight]
 
 
