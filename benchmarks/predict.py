@@ -135,7 +135,7 @@ def measure_in_rounds(device: str, planned: list[tuple[Row, Workload]]) -> tuple
     times: list[list[float]] = [[] for _ in trials]
     started = time.perf_counter()
     while time.perf_counter() - started < TOTAL_SECONDS:
-        passes.append(measure_once(device, lambda part: None, [DTYPES[device]]))
+        passes.append(measure_once(device, [DTYPES[device]]))
         for trial, trial_times in zip(trials, times, strict=True):
             run_started = time.perf_counter()
             while time.perf_counter() - run_started < RUN_SECONDS:

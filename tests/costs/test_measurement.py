@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
+from clearhead.cli.app import app
 from clearhead.costs.calibration import gpu_rates, measurement, toy_networks
 from clearhead.costs.calibration.comparison import compare_with_measurement
+from clearhead.costs.calibration.progress import MeasuredParts
 from clearhead.costs.calibration.rates import Rate, load_calibration, save_calibration
 from clearhead.costs.calibration.timing import collect_points
 from clearhead.costs.calibration.toy_networks import (
@@ -30,7 +33,9 @@ def test_a_point_that_fails_is_skipped_with_a_warning():
     assert [rate.shape for rate in rates] == [(1, 1), (4, 4)]
 
 
-def test_a_measured_machine_has_positive_rates(monkeypatch):
+@pytest.fixture
+def few_points(monkeypatch):
+    """Measure few and small points."""
     for name, value in {
         "DTYPES": {"cpu": ("float32",)},
         "GRIDS": {"cpu": ((1, 16), (64,), (64, 128))},
@@ -42,6 +47,9 @@ def test_a_measured_machine_has_positive_rates(monkeypatch):
     monkeypatch.setattr("clearhead.costs.calibration.timing.POINT_SECONDS", {"cpu": 0.001})
     monkeypatch.setattr(toy_networks, "STEP_SECONDS", {"cpu": 0.01})
     monkeypatch.setattr(measurement, "measure_packed", lambda quant: {"layer_seconds": 1e-5})
+
+
+def test_a_measured_machine_has_positive_rates(few_points):
     machine = measurement.measure_machine("cpu")
     tables = (machine.products, machine.attention, machine.attention_backward)
     assert all(rate.per_second > 0 for table in tables for rate in table["float32"])
@@ -51,6 +59,60 @@ def test_a_measured_machine_has_positive_rates(monkeypatch):
     assert load_calibration("cpu") == machine
     with pytest.raises(ClearheadError, match="unknown device to measure 'gpu'"):
         measurement.measure_machine("gpu")
+
+
+def test_an_interrupted_measurement_continues_with_the_next_part(few_points, monkeypatch):
+    calls = []
+
+    def stop_in_the_second_pass(part, done, total):
+        calls.append((part, done, total))
+        if part == "attention, pass 2":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measurement.measure_machine("cpu", stop_in_the_second_pass)
+    num_parts = calls[-1][2]
+    assert [done for _, done, _ in calls] == list(range(len(calls)))
+    assert load_calibration("cpu") is None
+    measured = []
+    for name in ("_measure_traffic", "_measure_products"):
+        original = getattr(measurement, name)
+        monkeypatch.setattr(
+            measurement, name, lambda *shape, original=original, name=name: measured.append(name) or original(*shape)
+        )
+    progress = []
+    machine = measurement.measure_machine("cpu", lambda *step: progress.append(step))
+    assert progress[0][1:] == (0, num_parts)
+    assert measured == ["_measure_traffic"] * 2 + ["_measure_products"]  # those of the third pass
+    assert machine.products["float32"]
+    assert MeasuredParts("cpu", ["float32"], 1).finished == {}  # a complete measurement leaves nothing behind
+
+
+def test_a_slow_machine_is_measured_once(few_points, monkeypatch):
+    monkeypatch.setattr(measurement, "_MAX_SECONDS", 0.0)
+    progress = []
+    measurement.measure_machine("cpu", lambda *step: progress.append(step))
+    assert not any("pass 2" in part for part, _, _ in progress)
+    assert progress[-1][1] == progress[-1][2] - 1
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"key": 1, "parts": {"bandwidth, pass 1": {}}}'])
+def test_a_damaged_file_of_an_unfinished_measurement_is_ignored(content):
+    path = MeasuredParts("cpu", ["float32"], 1).path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    assert MeasuredParts("cpu", ["float32"], 1).finished == {}
+
+
+def test_ctrl_c_during_calibrate_says_what_is_kept(monkeypatch):
+    def stop(device, show_progress):
+        show_progress("attention", 3, 20)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("clearhead.costs.measure_machine", stop)
+    done = CliRunner().invoke(app, ["calibrate"])
+    assert done.exit_code == 130
+    assert "3 of 20 measurements are kept; the same command continues" in " ".join(done.stderr.split())
 
 
 def test_measurements_for_gpus_run_on_a_cpu(monkeypatch):

@@ -62,3 +62,16 @@ def test_help_has_an_example_and_the_options():
     assert result.exit_code == 0
     assert "clearhead verify smollm2" in result.stdout
     assert "--json" in result.stdout
+
+
+def test_ctrl_c_prints_the_checks_that_have_run(verify, monkeypatch):
+    def interrupt(case):
+        raise KeyboardInterrupt
+
+    checks = list(CHECKS)
+    monkeypatch.setitem(CHECKS, checks[2], interrupt)
+    done = verify()
+    assert done.exit_code == 130
+    assert checks[1] in done.stdout
+    assert checks[2] not in done.stdout
+    assert f"stopped after 2 of {len(checks)} checks" in " ".join(done.stderr.split())

@@ -37,7 +37,7 @@ def _accept_names(function: Callable[Concatenate[ModelConfig, P], R]) -> Callabl
     first, *others = signature.parameters.values()
     parameters = [first.replace(annotation=ModelConfig | str), *others]
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # shown by help()
-    return call
+    return call  # type: ignore[return-value]  # Concatenate has no name for its parameter; this one does
 
 
 cost = _accept_names(costs.cost)

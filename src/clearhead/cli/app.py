@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,9 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
     TextColumn,
+    TimeElapsedColumn,
     TransferSpeedColumn,
 )
 
@@ -175,3 +178,26 @@ def download_bar(name: str) -> Iterator[Callable[[str, int, int], None]]:
         yield lambda stage, done, total: bar.update(
             task, description=f"{stage} {name}", completed=done, total=total or None
         )
+
+
+@dataclass
+class StepProgress:
+    """How far a long command is, and the callback that updates its bar: the next step, finished steps, all steps."""
+
+    bar: Progress
+    task: TaskID
+    verb: str
+    done: int = 0
+    total: int = 0
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        self.done = done
+        self.total = total
+        self.bar.update(self.task, description=f"{self.verb} {step}", completed=done, total=total)
+
+
+@contextmanager
+def step_bar(verb: str) -> Iterator[StepProgress]:
+    """Show a bar with the step that is running; yields a callback that takes the step and the numbers of steps."""
+    with progress_bar(MofNCompleteColumn(), TimeElapsedColumn()) as bar:
+        yield StepProgress(bar, bar.add_task(verb, total=None), verb)

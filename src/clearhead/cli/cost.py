@@ -9,14 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, errors, print_json, table_console
-from clearhead.cli.checks import check_model, check_precision
+from clearhead.cli.app import (
+    JsonOption,
+    OverwriteOption,
+    app,
+    check_absent,
+    errors,
+    print_json,
+    print_message,
+    step_bar,
+    table_console,
+)
+from clearhead.cli.checks import check_architecture
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
     from clearhead.costs import Comparison, Workload
 
 DeviceOption = Annotated[str, typer.Option(help="The device to measure: cpu or cuda.")]
+MeasureOption = Annotated[
+    bool, typer.Option("--measure", help="Run the workload on this machine and compare with the prediction.")
+]
 
 
 @app.command(epilog="Example: `clearhead cost llama-3.1-8b --phase decode --context 8192 --device h200`")
@@ -64,9 +77,7 @@ def cost(
             help="What is split across GPUs: ddp splits the batch, fsdp also the weights, tp heads and feed-forwards."
         ),
     ] = "ddp",
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Run the workload on this machine and compare with the prediction.")
-    ] = False,
+    measure: MeasureOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compute time, tokens per second, memory, FLOPs and parameters of a model from its config alone.
@@ -74,8 +85,7 @@ def cost(
     The answer comes first: how long it takes and whether it fits the --device. Formulas and tables follow. A context
     beyond the model's own is marked.
     """
-    check_precision(dtype)
-    check_model(model, presets_allowed=True)
+    check_architecture(model, dtype)
     from clearhead.api import find_config
     from clearhead.costs import cost as compute_cost
     from clearhead.costs import print_comparisons, print_report, report_to_dict
@@ -132,11 +142,20 @@ def calibrate(
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure this machine in under a minute, so that `cost --device cpu|cuda` can predict times."""
+    """Measure this machine, so that `cost --device cpu|cuda` can predict times.
+
+    It takes about a minute, and longer if other processes keep the machine busy. Ctrl-C stops it; the same command then
+    continues with what is not yet measured.
+    """
     from clearhead.costs import measure_machine, save_calibration
 
-    with errors.status("measuring") as status:
-        calibration = measure_machine(device, lambda part: status.update(f"measuring {part}"))
+    with step_bar("measuring") as progress:
+        try:
+            calibration = measure_machine(device, progress)
+        except KeyboardInterrupt:
+            kept = f"{progress.done} of {progress.total} measurements are kept"
+            print_message("note", f"stopped: {kept}; the same command continues with the others")
+            raise typer.Exit(130) from None
     path = save_calibration(calibration)
     if as_json:
         print_json(asdict(calibration) | {"path": str(path)})

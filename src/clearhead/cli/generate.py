@@ -14,9 +14,10 @@ from clearhead.cli.app import (
     ModelArgument,
     app,
     download_bar,
-    errors,
     loading_bar,
     print_json,
+    print_message,
+    step_bar,
     table_console,
 )
 from clearhead.cli.checks import check_model, check_model_options
@@ -182,10 +183,16 @@ def verify(
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify that caches, batches, padding, speculation and kernels do not change this model's logits.
+    """Verify on your model that no optimization changes what it computes.
 
-    Every check prints the largest difference from a plain forward pass and its tolerance. Packed weights are compared
-    too, and transformers if it is installed. The exit code is 1 if a check fails.
+    The reference is a plain forward pass: one text, read at once, without a cache. Each check computes the same logits
+    in another way (caches, batches, padding, chunked prefill, greedy and speculative decoding, fused attention, C++
+    kernels) and prints the largest difference and its tolerance. If all pass, generation gives what the plain network
+    gives, up to rounding. Packed weights are compared within the error of their format, and transformers if it is
+    installed.
+
+    It does not prove that the weights are good, or that the reference is right: that is what the comparison with
+    transformers is for. Ctrl-C prints the checks that have run. The exit code is 1 if a check fails.
     """
     check_model_options(model, dtype, device)
     for name, number in (("tokens", tokens), ("length", length)):
@@ -196,16 +203,25 @@ def verify(
 
     loaded = load_model(model, dtype, device, fast=False)
     results = []
-    with errors.status("verifying") as status:
-        for result in run_checks(loaded, length=length, num_new_tokens=tokens, compiles=compiles):
-            results.append(result)
-            status.update(f"verified {result.check}")
+    stopped = False
+    with step_bar("checking") as progress:
+        try:
+            for result in run_checks(
+                loaded, length=length, num_new_tokens=tokens, compiles=compiles, progress=progress
+            ):
+                results.append(result)
+        except KeyboardInterrupt:
+            stopped = True
     if as_json:
         print_json([result.as_data() for result in results])
     else:
         print_results(results, loaded, table_console())
+    if stopped:
+        print_message("note", f"stopped after {len(results)} of {progress.total} checks; the others have not run")
     if any(result.verdict == "fail" for result in results):
         raise typer.Exit(1)
+    if stopped:
+        raise typer.Exit(130)
 
 
 @app.command(epilog="Example: `clearhead demo`")

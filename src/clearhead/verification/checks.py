@@ -6,7 +6,7 @@ Each name has the two things that are compared: `==` means equal within the prec
 method. A "full forward" reads a whole text at once, alone and without a cache.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from clearhead.api import Model
 from clearhead.verification import backend_checks, cache_checks, forward_checks, generation_checks
@@ -42,13 +42,25 @@ CHECKS: Mapping[str, Check] = {
 
 
 def verify(
-    model: Model, *, length: int | None = None, num_new_tokens: int | None = None, compiles: bool = False
+    model: Model,
+    *,
+    length: int | None = None,
+    num_new_tokens: int | None = None,
+    compiles: bool = False,
+    progress: Callable[[str, int, int], object] = lambda check, done, total: None,
 ) -> Iterator[CheckResult]:
     """Run all checks in the dtype of the model and yield one result after another; 16-bit dtypes hide small errors.
 
     length: number of tokens of the longest text; None takes enough to exceed sliding windows. num_new_tokens: number
     of tokens that each decoding loop generates; None takes 256, or 32 for a large model. compiles: also check
-    torch.compile, which takes a minute.
+    torch.compile, which takes a minute. progress: called before each check with its name, the number of finished checks
+    and the number of all.
     """
     case = VerificationCase.create(model, length=length, num_new_tokens=num_new_tokens, compiles=compiles)
-    return (run_check(name, check, case) for name, check in CHECKS.items())
+
+    def run_checks() -> Iterator[CheckResult]:
+        for done, (name, check) in enumerate(CHECKS.items()):
+            progress(name, done, len(CHECKS))
+            yield run_check(name, check, case)
+
+    return run_checks()

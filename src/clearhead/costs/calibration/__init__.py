@@ -4,6 +4,7 @@
 
 rates          Calibration: the measured rates, saved in a file, and the time of a kernel from them
 timing         how long a function takes on a CPU or a GPU
+progress       parts of a measurement: progress, and continuing after an interruption
 measurement    measure_machine: bandwidth, matrix products, attention, optimizer, host overhead
 gpu_rates      kernels that are slower than their size says, and those of a CUDA graph
 toy_networks   host time per operation, and packed weights on a CPU, measured with toy networks

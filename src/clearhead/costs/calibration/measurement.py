@@ -9,10 +9,11 @@ times: products on a shared one were seen to take 1.4 times as long for seconds 
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +29,15 @@ from clearhead.costs.calibration.gpu_rates import (
     measure_scattered,
     measure_uneven,
 )
-from clearhead.costs.calibration.rates import Calibration, Rate, Traffic, best_of, machine_name
+from clearhead.costs.calibration.progress import Fields, MeasuredParts, ShowProgress
+from clearhead.costs.calibration.rates import (
+    Calibration,
+    Rate,
+    Traffic,
+    best_of,
+    calibration_from_dict,
+    machine_name,
+)
 from clearhead.costs.calibration.timing import POINT_SECONDS, Run, collect_points, time_runs, time_step
 from clearhead.costs.calibration.toy_networks import PACKED_FORMATS, measure_host_seconds, measure_packed
 from clearhead.costs.formulas import Phase
@@ -52,74 +61,106 @@ MAX_SCORES = {"cpu": 1 << 22, "cuda": 1 << 29}
 COLD_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}  # more than any cache holds
 _OPTIMIZER_MATRICES = {"cpu": (16, 1024), "cuda": (64, 2048)}  # number of square matrices, and their side
 
-ShowProgress = Callable[[str], object]
+_MAX_SECONDS = 60.0  # a further pass starts only if it ends within this time, judged by the first one
+_PACKED_SECONDS = 15.0  # for the packed weights that follow the passes, with the toy networks they are measured on
+Parts = dict[str, Callable[[], Fields]]  # the functions that measure fields of a calibration, by what they measure
 
 
 def measure_machine(
-    device: str, show_progress: ShowProgress = lambda message: None, dtypes: Sequence[str] | None = None
+    device: str, show_progress: ShowProgress = lambda *progress: None, dtypes: Sequence[str] | None = None
 ) -> Calibration:
-    """Measure "cpu" or "cuda" in about a minute and return the calibration.
+    """Measure "cpu" or "cuda" and return the calibration. It takes about a minute, and longer on a busy machine.
 
-    show_progress: receives the name of each part before it is measured. dtypes: precisions; by default DTYPES.
+    Parts that an interrupted call has finished are not measured again. A CPU is measured up to three times, as far as a
+    minute allows. show_progress: receives the name of each part before it is measured, and the numbers of finished and
+    of all parts. dtypes: precisions; by default DTYPES.
     """
     if device not in ("cpu", "cuda"):
         raise unknown_name("device to measure", device, ["cpu", "cuda"])
     if device == "cuda" and not torch.cuda.is_available():
         raise ClearheadError("this machine has no CUDA device; run: clearhead calibrate --device cpu")
     dtypes = DTYPES[device] if dtypes is None else dtypes
-    calibration = best_of([measure_once(device, show_progress, dtypes) for _ in range(_NUM_PASSES[device])])
-    if device == "cuda":
-        return calibration
-    show_progress("packed weights")
-    return replace(calibration, packed={quant: measure_packed(quant) for quant in PACKED_FORMATS})
+    pass_parts = _list_parts(device, dtypes)
+    packed_parts = {f"{quant} weights": partial(measure_packed, quant) for quant in PACKED_FORMATS}
+    num_packed = len(packed_parts) if device == "cpu" else 0
+    parts = MeasuredParts(device, dtypes, _NUM_PASSES[device] * len(pass_parts) + num_packed, show_progress)
+    passes: list[Calibration] = []
+    started = time.perf_counter()
+    for number in range(1, _NUM_PASSES[device] + 1):
+        elapsed = time.perf_counter() - started
+        if passes and elapsed + elapsed / len(passes) + _PACKED_SECONDS > _MAX_SECONDS:
+            parts.num_parts = len(passes) * len(pass_parts) + num_packed
+            break
+        passes.append(_measure_pass(device, parts, pass_parts, f"pass {number}"))
+    packed: dict[str, dict[str, float]] = {}
+    if device == "cpu":
+        packed = {quant: parts.measure(*part) for quant, part in zip(PACKED_FORMATS, packed_parts.items(), strict=True)}
+    parts.finish()
+    return replace(best_of(passes), packed=packed)
 
 
-def measure_once(device: str, show_progress: ShowProgress, dtypes: Sequence[str]) -> Calibration:
+def measure_once(device: str, dtypes: Sequence[str]) -> Calibration:
     """Measure everything but packed weights, in one pass."""
-    with torch.no_grad():
-        show_progress("bandwidth")
-        traffic = [_measure_traffic(device, num_bytes) for num_bytes in TRAFFIC_BYTES]
-        show_progress("matrix products")
-        products = {dtype: _measure_products(device, dtype) for dtype in dtypes}
-        show_progress("attention")
-        attention = {dtype: _measure_attention(device, dtype, backward=False) for dtype in dtypes}
-    attention_backward = {dtype: _measure_attention(device, dtype, backward=True) for dtype in dtypes}
-    gpu_rates = _measure_gpu(show_progress, dtypes) if device == "cuda" else {}
-    show_progress("time per operation")
-    return Calibration(
-        device=device,
-        machine=machine_name(device),
-        torch=torch.__version__,
-        memory_bytes=device_memory_bytes(device),
-        traffic=traffic,
-        products=products,
-        attention=attention,
-        attention_backward=attention_backward,
-        optimizer={dtype: _measure_optimizer(device, dtype) for dtype in dtypes},
-        kernel_seconds=_measure_shortest_kernel(device),
-        host_seconds={phase: measure_host_seconds(device, phase) for phase in get_args(Phase)},
-        **gpu_rates,
-    )
+    fields: Fields = {}
+    for measure in _list_parts(device, dtypes).values():
+        fields |= measure()
+    return Calibration(**_identify(device), **fields)
+
+
+def _measure_pass(device: str, parts: MeasuredParts, measures: Parts, title: str) -> Calibration:
+    fields: Fields = _identify(device)
+    for name, measure in measures.items():
+        fields |= parts.measure(f"{name}, {title}", measure)
+    return calibration_from_dict(fields)
+
+
+def _identify(device: str) -> Fields:
+    """Return the fields of a calibration that say what is measured."""
+    return {
+        "device": device,
+        "machine": machine_name(device),
+        "torch": torch.__version__,
+        "memory_bytes": device_memory_bytes(device),
+    }
+
+
+def _list_parts(device: str, dtypes: Sequence[str]) -> Parts:
+    """Return the parts of one pass, in the order in which they are measured."""
+    return {
+        "bandwidth": lambda: {"traffic": [_measure_traffic(device, num_bytes) for num_bytes in TRAFFIC_BYTES]},
+        "matrix products": lambda: {"products": {dtype: _measure_products(device, dtype) for dtype in dtypes}},
+        "attention": lambda: {"attention": {dtype: _measure_attention(device, dtype, False) for dtype in dtypes}},
+        "attention backward": lambda: {
+            "attention_backward": {dtype: _measure_attention(device, dtype, True) for dtype in dtypes}
+        },
+        **({"kernels of a GPU": partial(_measure_gpu, dtypes)} if device == "cuda" else {}),
+        "optimizer": lambda: {
+            "optimizer": {dtype: _measure_optimizer(device, dtype) for dtype in dtypes},
+            "kernel_seconds": _measure_shortest_kernel(device),
+        },
+        "time per operation": lambda: {
+            "host_seconds": {phase: measure_host_seconds(device, phase) for phase in get_args(Phase)}
+        },
+    }
 
 
 @torch.no_grad()
-def _measure_gpu(show_progress: ShowProgress, dtypes: Sequence[str]) -> dict[str, Any]:
+def _measure_gpu(dtypes: Sequence[str]) -> Fields:
     """Return the fields of a calibration that matter on a GPU only."""
-    show_progress("unaligned and scattered operands")
-    fields: dict[str, Any] = {
+    fields: Fields = {
         "uneven": {dtype: measure_uneven("cuda", dtype) for dtype in dtypes},
         "scattered_per_second": next(iter(collect_points([partial(measure_scattered, "cuda")])), None),
         "chosen_per_second": measure_argmax("cuda"),
+        "graph_seconds": measure_graph_start(),
+        "passes": measure_reductions("cuda") | {"moments": measure_moments(dtypes[0])},
+        "row_products": {dtype: measure_row_products(dtype) for dtype in dtypes},
+        "row_attention": {dtype: measure_row_attention(dtype) for dtype in dtypes},
     }
-    show_progress("kernels of a decode step")
-    fields["graph_seconds"] = measure_graph_start()
-    fields["passes"] = measure_reductions("cuda") | {"moments": measure_moments(dtypes[0])}
-    fields["row_products"] = {dtype: measure_row_products(dtype) for dtype in dtypes}
-    fields["row_attention"] = {dtype: measure_row_attention(dtype) for dtype in dtypes}
     torch.cuda.empty_cache()
     return fields
 
 
+@torch.no_grad()
 def _measure_traffic(device: str, num_bytes: int) -> Traffic:
     """Measure an elementwise kernel that reads as much as it writes; on a CPU, without its fixed time per operation."""
     copies = max(1, min(MAX_COPIES, COLD_BYTES[device] // num_bytes))
@@ -147,6 +188,7 @@ def _measure_optimizer(device: str, dtype: str) -> float:
     return sum(parameter.numel() * parameter.element_size() for parameter in parameters) / seconds
 
 
+@torch.no_grad()
 def _measure_products(device: str, dtype: str) -> list[Rate]:
     torch_dtype = getattr(torch, dtype)
     values = torch.randn(1 << 18, device=device, dtype=torch_dtype)

@@ -171,7 +171,7 @@ def _grid_neighbors(points: list[int], size: int) -> list[tuple[int, float]]:
 
 def best_of(passes: Sequence[Calibration]) -> Calibration:
     """Return the best of each number over several passes: other load on a shared machine only slows it down."""
-    return _calibration_from_dict(_best_value([asdict(one) for one in passes], "highest"))
+    return calibration_from_dict(_best_value([asdict(one) for one in passes], "highest"))
 
 
 def _best_value(values: Sequence[Any], best: Literal["highest", "lowest"]) -> Any:
@@ -214,7 +214,7 @@ def load_calibration(device: str) -> Calibration | None:
     if not path.is_file():
         return None
     try:
-        calibration = _calibration_from_dict(read_json_object(path))
+        calibration = calibration_from_dict(read_json_object(path))
     except (TypeError, ValueError, KeyError, AttributeError):
         raise ClearheadError(f"{path} is not a calibration of this version; run clearhead calibrate again") from None
     if device == "cpu" or torch.cuda.is_available():
@@ -242,12 +242,12 @@ def machine_name(device: str) -> str:
     return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
-def _calibration_from_dict(data: dict[str, Any]) -> Calibration:
+def calibration_from_dict(data: dict[str, Any]) -> Calibration:
     """Return the calibration whose `asdict` is given."""
     for table in _RATE_TABLES:
         data[table] = {
             name: [Rate(tuple(point["shape"]), point["per_second"]) for point in points]
-            for name, points in data[table].items()
+            for name, points in data.get(table, {}).items()
         }
     data["traffic"] = [Traffic(**point) for point in data["traffic"]]
     return Calibration(**data)
