@@ -248,7 +248,9 @@ def test_trace_of_an_encoder_decoder_shows_cross_attention(opus_mt, tmp_path):
     shown = run_command("trace", opus_mt, "I love you", "--source", "我爱你").stdout
     assert all(f"{number} {printable(text)}" in shown for number, text in enumerate(data["keys"]))
     run_command("trace", opus_mt, "I love you", "--source", "我爱你", "--out", tmp_path / "page.html")
-    assert len(PageReader((tmp_path / "page.html").read_text(encoding="utf-8")).data["views"]) == 3
+    page = PageReader((tmp_path / "page.html").read_text(encoding="utf-8")).data
+    assert len(page["views"]) == 3
+    assert page["subtitle"].startswith(f"{opus_mt}: ")
 
 
 def test_the_decoder_reads_tokens_of_the_target_language(opus_mt):

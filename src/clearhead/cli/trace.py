@@ -67,7 +67,7 @@ def trace(
     traced = loaded.trace(text, source)
     lens_table = make_lens_table(traced, loaded.tokenizer, num_lens_tokens(out)) if lens else None
     if out is not None:
-        export_trace(traced, out, selection, lens_table)
+        export_trace(traced, out, selection, lens_table, model)
     if as_json:
         print_json(trace_data(traced, selection, lens_table))
     elif out is not None:

@@ -53,10 +53,15 @@ def _select_layer(trace: Trace, selection: HeadSelection) -> _SelectedLayer:
 # --- files
 
 
-def export_trace(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None = None) -> None:
-    """Write an .html page, a .png picture or a .safetensors file, depending on the extension of the path."""
+def export_trace(
+    trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None = None, model_name: str = ""
+) -> None:
+    """Write an .html page, a .png picture or a .safetensors file, depending on the extension of the path.
+
+    model_name: shown in the page.
+    """
     check_export_path(path, selection, lens is not None)
-    _WRITERS[path.suffix.lower()](trace, path, selection, lens)
+    _WRITERS[path.suffix.lower()](trace, path, selection, lens, model_name)
 
 
 def check_export_path(path: Path, selection: HeadSelection, with_lens: bool) -> None:
@@ -69,12 +74,13 @@ def check_export_path(path: Path, selection: HeadSelection, with_lens: bool) -> 
         raise ClearheadError("a .safetensors file contains every layer and head; leave out layer and head")
 
 
-def _write_page(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
+def _write_page(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None, model_name: str) -> None:
     selection = _check_selection(trace, selection)
-    write_text(path, render_page(trace.attention_views(), trace.heading, trace.size, lens, selection))
+    subtitle = f"{model_name}: {trace.size}" if model_name else trace.size
+    write_text(path, render_page(trace.attention_views(), trace.heading, subtitle, lens, selection))
 
 
-def _write_picture(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
+def _write_picture(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None, model_name: str) -> None:
     selected = _select_layer(trace, selection)
     matrices = {f"layer {selected.layer}, head {head}": matrix for head, matrix in enumerate(selected.weights)}
     if selected.head is not None:
@@ -82,7 +88,7 @@ def _write_picture(trace: Trace, path: Path, selection: HeadSelection, lens: Len
     save_png(path, matrices, selected.view.rows, selected.view.columns)
 
 
-def _write_trace(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None) -> None:
+def _write_trace(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None, model_name: str) -> None:
     trace.save(path)
 
 

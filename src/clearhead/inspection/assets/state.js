@@ -34,7 +34,7 @@ function currentMatrices() {
 function formatNumber(value) {
   if (value === -Infinity) return "−∞";
   if (value === 0) return "0";
-  return Math.abs(value) < 1e-3 ? value.toExponential(5) : value.toPrecision(6);
+  return Math.abs(value) < 1e-3 ? value.toExponential(1) : value.toPrecision(3);
 }
 
 function createElement(name, text, attributes = {}) {
