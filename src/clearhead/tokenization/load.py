@@ -56,13 +56,13 @@ def _load_file(path: Path) -> LibraryTokenizer:
 
 def _load_json(path: Path) -> LibraryTokenizer:
     content = read_bytes(path)
-    parsed = parse_tokenizer_json(content)
+    saved_normalizer = parse_tokenizer_json(content).get("normalizer")  # the rest takes ten times the file's memory
     with convert_library_errors("the tokenizers library does not accept it"):
         library = tokenizers.Tokenizer.from_buffer(content)
     settings = TokenizerSettings.read(path.parent)
     special = settings.special_tokens(library.id_to_token, SpecialTokens())
     saved = settings.tokenizer_config.get("text_normalizer")
-    normalizer = None if saved is None else SentencePieceNormalizer.from_saved(saved, parsed)
+    normalizer = None if saved is None else SentencePieceNormalizer.from_saved(saved, saved_normalizer)
     return LibraryTokenizer(library, special, settings.chat_template(), normalizer)
 
 

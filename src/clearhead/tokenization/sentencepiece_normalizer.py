@@ -28,16 +28,16 @@ class SentencePieceNormalizer:
     user_defined: tuple[str, ...]
 
     @classmethod
-    def from_saved(cls, settings: object, tokenizer_json: object) -> "SentencePieceNormalizer":
+    def from_saved(cls, settings: object, library_normalizer: object) -> "SentencePieceNormalizer":
         """Return the normalizer saved as `settings` in tokenizer_config.json and as the map in tokenizer.json."""
-        match settings, tokenizer_json:
+        match settings, library_normalizer:
             case (
                 {
                     "add_dummy_prefix": bool(add_dummy_prefix),
                     "remove_extra_whitespaces": bool(remove_extra_whitespaces),
                     "user_defined": list(user_defined),
                 },
-                {"normalizer": {"normalizers": [{"precompiled_charsmap": str(encoded)}, *_]}},
+                {"normalizers": [{"precompiled_charsmap": str(encoded)}, *_]},
             ) if all(isinstance(piece, str) for piece in user_defined):
                 return cls(
                     character_map=CharacterMap(base64.b64decode(encoded)),
