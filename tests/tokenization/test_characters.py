@@ -68,7 +68,7 @@ def test_a_saved_tokenizer_loads_here_and_in_transformers(tokenizer, tmp_path):
     ("make", "message"),
     [
         (lambda: character_tokenizer("abc", SpecialTokens(eos="<eos>")), "needs an unknown token"),
-        (lambda: character_tokenizer(["ab", "c"]), "single characters"),
+        (lambda: character_tokenizer(["ab", "c"]), "must be a single character"),
         (lambda: character_tokenizer("abc", SpecialTokens(unknown="a")), "also a character"),
     ],
 )
