@@ -70,6 +70,8 @@ TEMPLATES = {
     "repr of text": "{{ ['\U000e0001' * 8000000] | string | length }}",
     "tojson escapes": "{{ ['\U000e0001' * 8000000] | tojson(ensure_ascii=true) | length }}",
     "tojson separators": "{{ range(99999) | list | tojson(separators=('x' * 1000000, 'y' * 1000000)) | length }}",
+    "format": "{{ ('{0}' * 2000000).format('x' * 1000000) }}",
+    "format nothing": LOOP + "{{ ('{}{{' * 1000000).format('') }}" + END,
     # numbers
     "power": "{{ 9 ** 9 ** 9 }}",
     "negative power": "{{ 2 ** -(10 ** 9) }}{{ 10 ** 10 ** 10 }}",

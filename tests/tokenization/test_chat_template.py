@@ -76,6 +76,7 @@ TEMPLATES = {
 {{ '%s' }}{{ 7 // 2 }}{{ 2 ** 10 }}{{ 'ab' * 3 }}{{ [1] + [2] }}{{ 'a' in 'abc' }}{{ ' - '.join(['p', 'q']) }}
 {{ 'a.b.c'.replace('.', '/') }}{{ (1, 2)[0] }}{{ range(3) | list }}{{ none is none }}{{ nothing | default('d') }}
 {% set text %}{% for i in range(10) %}{% if i == 3 %}{% break %}{% endif %}{{ i }}{% endfor %}{% endset %}{{ text }}
+{{ '{} {1} {x}{{}}'.replace('1', '').format('a', none, x=[1]) }}{{ '{1}{0}'.format('a', 2) }}
 {% filter upper %}{{ messages[0].content }}{% endfilter %}{{ strftime_now('%%') }}{{ loop_missing }}""",
 }
 MESSAGES = [
@@ -227,6 +228,11 @@ FORBIDDEN = [
     "{{ messages.append(1) }}",
     "{{ messages[0].update(role='x') }}",
     "{{ '{0.__class__}'.format(messages) }}",
+    "{{ '{0[0]}'.format(messages) }}",
+    "{{ '{0!r}'.format(messages) }}",
+    "{{ '{:{}}'.format('a', 10 ** 9) }}",
+    "{{ '{5}'.format('a') }}",
+    "{{ ['{0.__class__}'.format][0](messages) }}",
     "{{ '%s' % messages }}",
     "{{ '{:1000000000}'.format(1) }}",
     "{{ '%1000000000d' % 1 }}",

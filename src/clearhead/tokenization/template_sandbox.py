@@ -8,7 +8,7 @@ calls, operators, items and attributes through the methods below; filters, tests
 listed in `template_filters` and `template_text`. Each one checks the time before it starts and the size of its result:
 before creating it, if the result could be larger than its input, and the product of both sizes for a search. So no
 single step takes more than a fraction of a second or a few hundred megabytes, and a check follows it. What could take
-longer (`center`, `format`, `%` on strings, widths in `strftime_now`) is not available.
+longer (`center`, `%` on strings, widths in `format` and `strftime_now`) is not available.
 
 A child process with resource limits would need no such list, but it takes 0.1 to 0.5 seconds to start, has to survive
 threads, forked workers and interrupts, and has no memory limit on Windows and macOS; a template renders here in less
@@ -102,4 +102,4 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> None:
-        """Leave `str.format` to `is_safe_attribute`, which forbids it because its widths may be any number."""
+        """Leave `str.format` to `call`, since Jinja's own version accepts any number as a width."""

@@ -9,8 +9,10 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from string import Formatter
 from typing import Any
 
+from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS, do_indent
 
 from clearhead.tokenization.template_limits import (
@@ -25,6 +27,7 @@ from clearhead.tokenization.template_limits import (
 _LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 _MAX_JSON_INDENT = 16
 _MAX_DIGITS = 5000
+_MAX_FIELD_DIGITS = 9
 # Jinja's `title` splits a text into its words, and each costs more memory than its characters.
 _MAX_TITLE_CHARACTERS = 1 << 20
 # A directive of strftime without a width: C libraries accept any number there.
@@ -49,6 +52,24 @@ def replace(limits: Limits, text: str, old: str, new: str, count: int | None = N
     check_search(text, old)
     check_size(len(text) + text.count(old) * max(0, len(new) - len(old)))
     return text.replace(old, new, -1 if count is None else count)
+
+
+def _format(limits: Limits, text: str, /, *args: Any, **kwargs: Any) -> str:
+    """Fill in `{}`, `{0}` and `{name}`; raise SecurityError for attributes, conversions, widths and other formats."""
+    pieces: list[Any] = []
+    num_unnumbered = 0
+    for literal, field, width_and_type, conversion in limits.iterate(Formatter().parse(text)):
+        pieces.append(literal)
+        if field is None:
+            continue
+        if width_and_type or conversion or not (field == "" or field.isidentifier() or field.isdecimal()):
+            raise SecurityError("format supports only plain fields such as {} and {name}")
+        if field.isidentifier():
+            pieces.append(kwargs[field])
+        else:
+            pieces.append(args[int(field[:_MAX_FIELD_DIGITS] or num_unnumbered)])
+            num_unnumbered += 1
+    return join(limits, "", pieces)
 
 
 def split(limits: Limits, text: str, sep: str | None = None, maxsplit: int = -1) -> list[str]:
@@ -168,6 +189,7 @@ _SEARCHING_METHODS = (
 # Methods of strings whose time or result can grow faster than the text
 LIMITED_METHODS: dict[str, Callable[..., Any]] = {
     **{name: _searching(name) for name in _SEARCHING_METHODS},
+    "format": _format,
     "join": join,
     "replace": replace,
     "rsplit": rsplit,
