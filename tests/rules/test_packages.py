@@ -31,7 +31,10 @@ ALLOWED_IMPORTS = {
     "data": {"tokenization"},
     "evaluation": {"api", "architecture", "cache", "data", "generation", "model", "tokenization"},
     "verification": {"api", "architecture", "backends", "cache", "generation", "model", "options"},
-    "training": {"api", "architecture", "backends", "costs", "data", "families", "model", "tokenization"},
+    "training": {
+        *("api", "architecture", "backends", "catalog", "checkpoint", "costs", "data", "families", "model"),
+        "tokenization",
+    },
     "benchmark": {"api", "architecture", "backends", "cache", "checkpoint", "generation", "model", "options"},
     "cli": {
         *("api", "architecture", "benchmark", "catalog", "checkpoint", "costs", "data", "evaluation", "families"),

@@ -3,9 +3,14 @@
 import pytest
 import torch
 
+import clearhead
+from clearhead.checkpoint import read_adapter
 from clearhead.errors import ClearheadError
+from clearhead.training.loop import train
 from clearhead.training.lora import Lora, LoraLinear, add_lora, merge_lora
+from clearhead.training.recipe import resolve_recipe
 from tests.model.toys import assert_close, decoder, some_tokens, toy
+from tests.training.recipes import LANGUAGE_MODEL, SMALL, quiet_console, run
 
 
 def adapted(**changes):
@@ -65,3 +70,26 @@ def test_dropout_affects_the_adapter_only():
 def test_a_target_that_no_layer_has_is_rejected(targets, message):
     with pytest.raises(ClearheadError, match=f"unknown linear layer of this model: {message}"):
         adapted(targets=targets)
+
+
+def test_a_run_saves_the_adapter_alone_and_it_loads_as_the_merged_model(tmp_path):
+    text = {"data": {"path": str(tmp_path / "text.txt")}}
+    (tmp_path / "text.txt").write_text("to be or not to be, that is the question: " * 20)
+    base = run(tmp_path / "base", LANGUAGE_MODEL, text, {"train": {"steps": 2}}).folder / "model"
+    console = quiet_console()
+    layers = [("recipe", layer) for layer in (SMALL, LANGUAGE_MODEL, text)]
+    tuned = {"model": {"kind": "loaded_model", "name": str(base)}, "tokenizer": None, "lora": {"rank": 2, "alpha": 4.0}}
+    recipe = resolve_recipe([*layers, ("recipe", {**tuned, "train": {"steps": 3}})])
+    result = train(recipe, tmp_path / "tuned", console)
+    trained = sum(a.numel() + b.numel() for a, b in read_adapter(result.folder / "adapter").matrices.values())
+    assert f"{trained:,} of them trained" in console.file.getvalue()
+    assert "in adapters of rank 2" in console.file.getvalue()
+    assert "adapter alone" in console.file.getvalue()
+    merged, loaded = (clearhead.load(result.folder / name, fast=False) for name in ("model", "adapter"))
+    before = dict(clearhead.load(base, fast=False).network.named_parameters())
+    changed = 0
+    for (name, one), other in zip(merged.network.named_parameters(), loaded.network.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+        changed += not torch.equal(one, before[name])
+    assert changed
+    assert loaded.generate("to be", max_new_tokens=3).tokens == merged.generate("to be", max_new_tokens=3).tokens

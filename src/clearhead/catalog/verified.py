@@ -11,7 +11,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from clearhead.catalog.packages import Package
+from clearhead.catalog.archives import Package
 from clearhead.errors import ClearheadError
 from clearhead.files import read_json, write_text
 from clearhead.home import home

@@ -22,8 +22,10 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     ctranslate2_model  Marian models in CTranslate2 folders
     ctranslate2        CTranslate2 files
     llama2c            llama2.c files
+    adapter            LoRA adapters without their model
 """
 
+from clearhead.checkpoint.adapter import Adapter, is_adapter, merge_adapter, read_adapter, save_adapter
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.checkpoint.formats import check_save_folder, open_model, read_config
 from clearhead.checkpoint.huggingface import CONFIG_FILE, save_folder
@@ -35,18 +37,23 @@ from clearhead.checkpoint.replacement import replace_folder
 
 __all__ = [
     "CONFIG_FILE",
+    "Adapter",
     "LoadOptions",
     "ModelParts",
     "Progress",
     "Weights",
     "check_save_folder",
+    "is_adapter",
     "is_recurrent",
     "load_folder_tokenizer",
     "load_recurrent",
+    "merge_adapter",
     "open_model",
+    "read_adapter",
     "read_config",
     "replace_folder",
     "resolve_path",
+    "save_adapter",
     "save_folder",
     "save_native",
 ]

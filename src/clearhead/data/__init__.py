@@ -5,6 +5,7 @@ Start with `batch.py`, the type that training consumes, and `open.py`, which tur
     batch           inputs and targets of one batch
     config          the [data] table: which files, how rows are cut, which objective
     sources         read texts, pairs and chats from files
+    chats           the usual formats of instruction data
     synthetic       generate examples of small tasks
     tokens          a long token sequence in memory
     shards          the same on disk, for corpora larger than memory

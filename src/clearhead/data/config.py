@@ -108,13 +108,14 @@ class ParallelFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class PairTable(CheckedConfig):
-    """A tab-separated file. Columns are numbered from 0."""
+    """A .csv file or a tab-separated file. Columns are numbered from 0."""
 
     MAY_BE_ZERO = ("source_column", "target_column")
 
     path: str
     source_column: int = 0
     target_column: int = 1
+    header: bool = False  # whether the first line names the columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ class PairData(CheckedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ChatData(CheckedConfig):
-    """JSON lines of chats. Only the assistant's messages are targets."""
+    """JSON lines or CSV of chats or of questions and answers. Only the assistant's messages are targets."""
 
     path: str
     context: int  # in tokens; longer chats are dropped

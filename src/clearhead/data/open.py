@@ -8,6 +8,7 @@ All files are read and checked here, before training starts.
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 
+from clearhead.data.chats import Chat
 from clearhead.data.config import (
     Causal,
     ChatData,
@@ -27,7 +28,7 @@ from clearhead.data.loader import Dataset
 from clearhead.data.objectives import continuation, count_noise, supervised_chat, translation
 from clearhead.data.readers import CausalReader, MaskedReader, Reader, SpanReader
 from clearhead.data.shards import open_shards
-from clearhead.data.sources import Chat, Pair, read_chats, read_parallel, read_table, read_texts
+from clearhead.data.sources import Pair, read_chats, read_parallel, read_table, read_texts
 from clearhead.data.synthetic import make_examples
 from clearhead.data.tokens import Tokens, document_ids
 from clearhead.errors import ClearheadError
@@ -172,7 +173,7 @@ def open_pairs(data: PairData | SyntheticData) -> tuple[list[Pair], list[Pair]]:
 def _read_pairs(files: ParallelFiles | PairTable) -> list[Pair]:
     if isinstance(files, ParallelFiles):
         return read_parallel(files.source, files.target)
-    return read_table(files.path, files.source_column, files.target_column)
+    return read_table(files.path, files.source_column, files.target_column, files.header)
 
 
 def _pair_examples(

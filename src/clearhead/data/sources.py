@@ -1,4 +1,4 @@
-"""Read texts from files: plain text, JSON lines, two parallel files and tab-separated tables, also as .gz.
+"""Read texts from files: plain text, JSON lines, CSV, two parallel files and tab-separated tables, also as .gz.
 
     for text in read_texts("books", unit="file"): ...
     pairs = read_parallel("train.en.gz", "train.de.gz")
@@ -6,6 +6,7 @@
 A file that cannot be read raises a ClearheadError with its name and the line or byte.
 """
 
+import csv
 import gzip
 import json
 import re
@@ -16,6 +17,7 @@ from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from clearhead.data.chats import Chat, to_messages
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.files import parse_json
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer as Buffer
 
 _SUFFIXES = (".txt", ".jsonl")  # files that are read from a folder, with or without .gz
+_CHAT_SUFFIXES = (".jsonl", ".csv")
 _BYTE_ORDER_MARK = "\ufeff"  # some editors write it at the start of a file
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can contain an unpaired one, but no tokenizer can encode it
 MAX_EXPANSION = 32  # of a gzip file; text shrinks to a third or a tenth
@@ -30,19 +33,18 @@ FREE_EXPANSION_BYTES = 1 << 26  # small files may expand more
 T = TypeVar("T")
 Unit = Literal["file", "paragraph", "line"]
 Pair = tuple[str, str]
-Chat = Sequence[Mapping[str, object]]
 
 
-def _find_files(path: str | Path) -> list[Path]:
+def _find_files(path: str | Path, suffixes: Sequence[str] = _SUFFIXES) -> list[Path]:
     """Return the file itself, or all text files below a folder, sorted by name."""
     path = Path(path)
     if not path.exists():
         raise ClearheadError(f"{path} does not exist; give a text file or a folder of text files")
     if not path.is_dir():  # a file or a pipe
         return [path]
-    files = sorted(file for file in path.rglob("*") if file.is_file() and _suffix(file) in _SUFFIXES)
+    files = sorted(file for file in path.rglob("*") if file.is_file() and _suffix(file) in suffixes)
     if not files:
-        raise ClearheadError(f"{path} contains no {' or '.join(_SUFFIXES)} file, with or without .gz")
+        raise ClearheadError(f"{path} contains no {' or '.join(suffixes)} file, with or without .gz")
     return files
 
 
@@ -78,34 +80,57 @@ def read_parallel(source: str | Path, target: str | Path) -> list[Pair]:
     return _require_rows(list(zip(sources, targets, strict=True)), source)
 
 
-def read_table(path: str | Path, source_column: int = 0, target_column: int = 1) -> list[Pair]:
-    """Return two columns of a tab-separated file, numbered from 0. Empty lines are skipped."""
+def read_table(path: str | Path, source_column: int = 0, target_column: int = 1, header: bool = False) -> list[Pair]:
+    """Return two columns of a .csv file or of a tab-separated file, numbered from 0. Empty lines are skipped.
+
+    With `header`, the first line names the columns and is not a pair.
+    """
+    if _suffix(Path(path)) == ".csv":
+        rows, separated = _read_csv(path), "comma-separated"
+    else:
+        separated = "tab-separated"
+        rows = ((number, line.split("\t")) for number, line in enumerate(read_lines(path), start=1) if line)
     pairs = []
-    for number, line in enumerate(read_lines(path), start=1):
-        if not line:
-            continue
-        cells = line.split("\t")
+    for number, cells in rows:
         if len(cells) <= max(source_column, target_column):
             raise ClearheadError(
-                f"line {number} of {path} has {len(cells)} tab-separated columns, but columns {source_column} and"
+                f"line {number} of {path} has {len(cells)} {separated} columns, but columns {source_column} and"
                 f" {target_column}, numbered from 0, were requested"
             )
         pairs.append((cells[source_column], cells[target_column]))
-    return _require_rows(pairs, path)
+    return _require_rows(pairs[1:] if header else pairs, path)
 
 
 def read_chats(path: str | Path) -> list[Chat]:
-    """Return the chats of JSON lines: each line has `messages`, a list of objects with a `role` and a `content`."""
+    """Return the chats of a JSON lines or CSV file, or of a folder of them; see `chats.to_messages` for the formats."""
     chats: list[Chat] = []
-    for file in _find_files(path):
-        for number, entry in read_json_lines(file):
-            messages = entry.get("messages")
-            if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
-                raise ClearheadError(
-                    f'line {number} of {file} needs "messages": a list of objects with a role and a content'
-                )
-            chats.append(messages)
+    for file in _find_files(path, _CHAT_SUFFIXES):
+        entries = _read_csv_entries(file) if _suffix(file) == ".csv" else read_json_lines(file)
+        chats += [to_messages(entry, f"line {number} of {file}") for number, entry in entries]
     return _require_rows(chats, path)
+
+
+def _read_csv_entries(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of a CSV file as objects, with the numbers of their last lines. The first line names the keys."""
+    names: list[str] | None = None
+    for number, cells in _read_csv(path):
+        if names is None:
+            names = [cell.strip() for cell in cells]
+        elif len(cells) != len(names):
+            raise ClearheadError(f"line {number} of {path} has {len(cells)} cells, but the first line {len(names)}")
+        else:
+            yield number, dict(zip(names, cells, strict=True))
+
+
+def _read_csv(path: str | Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a CSV file with the numbers of their last lines. Empty lines are skipped."""
+    rows = csv.reader((f"{line}\n" for line in read_lines(path)), strict=True)
+    try:
+        for cells in rows:
+            if cells:
+                yield rows.line_num, cells
+    except csv.Error as error:
+        raise ClearheadError(f"line {rows.line_num} of {path} is not valid CSV: {error}") from None
 
 
 def read_json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -214,10 +239,6 @@ def _text_field(entry: Mapping[str, Any], field: str, where: str) -> str:
     if not isinstance(text, str):
         raise ClearheadError(f"{where} has no text under the key {field!r}; its keys are: {', '.join(entry)}")
     return text
-
-
-def _is_message(message: object) -> bool:
-    return isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
 
 
 def _require_rows(rows: list[T], path: str | Path) -> list[T]:

@@ -9,7 +9,7 @@ Start with `loop.py`, which contains the training loop. It uses, in this order:
     objective                 a batch to its loss (loss, head_loss, triton_loss, balance)
     distributed               several processes (tensor_parallel, tensor_slice)
     learner                   weights, optimizers and averages (optimizer, lora, heap)
-    reporter                  log metrics (display, metrics)
+    reporter                  log metrics (display, metrics, trackers)
     validation                the validation loss
     checkpoints               save and restore
     signals                   stop on SIGTERM and Ctrl-C

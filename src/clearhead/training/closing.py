@@ -23,6 +23,8 @@ def closing_lines(result: TrainingResult, model: Model, samples: Sequence[Sample
         text = samples[0].text.strip()
         cut = " …" if len(text) > _SAMPLE_CHARACTERS else ""
         lines += [f"sample ({result.folder / 'sample.txt'}):", _indent(text[:_SAMPLE_CHARACTERS] + cut)]
+    if (result.folder / "adapter").is_dir():
+        lines.append(f"adapter alone: {result.folder / 'adapter'} (clearhead.load reads it together with its model)")
     commands = list(next_commands(model, samples, result.folder / "model"))
     return [*lines, "next:", *(f"  {command}" for command in commands)] if commands else lines
 

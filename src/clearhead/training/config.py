@@ -45,7 +45,8 @@ class TrainConfig(CheckedConfig):
     validate_every: int = 250
     validate_batches: int = 20
     save_every: int = 500
-    tensorboard: bool = False
+    tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where to log, besides metrics.jsonl
+    project: str = "clearhead"  # of the tracker
     samples: tuple[str, ...] = ()  # prompts from which the trained model generates sample.txt
 
     def __post_init__(self) -> None:

@@ -11,15 +11,18 @@ import numpy as np
 import torch
 
 from clearhead.api import Model, RecurrentBaseline
+from clearhead.checkpoint import Adapter, save_adapter
 from clearhead.data import Batch
 from clearhead.errors import ClearheadError
 from clearhead.files import write_text
+from clearhead.home import expand_user
 from clearhead.model import RecurrentTranslator
 from clearhead.tokenization import Tokenizer
 from clearhead.training.checkpoints import restore_weights
 from clearhead.training.curve import draw_loss_curve
 from clearhead.training.learner import Learner
-from clearhead.training.lora import add_lora, merge_lora
+from clearhead.training.lora import add_lora, lora_matrices, merge_lora
+from clearhead.training.models import LoadedModel
 from clearhead.training.objective import Network
 from clearhead.training.recipe import Recipe
 from clearhead.training.reporter import Reporter
@@ -74,6 +77,9 @@ def finish_run(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, rep
     if not learner.world.is_main:
         return None
     assert network is not None
+    if recipe.lora is not None:
+        save_adapter(folder / "adapter", _extract_adapter(network, recipe))
+        merge_lora(network)
     details = (setup.tokenizer, setup.family, setup.special_ids)
     if isinstance(network, RecurrentTranslator):
         model: Model = RecurrentBaseline(network.eval(), *details)
@@ -90,7 +96,7 @@ def finish_run(recipe: Recipe, setup: Setup, learner: Learner, folder: Path, rep
 
 
 def _gather_network(recipe: Recipe, learner: Learner) -> Network | None:
-    """Return the trained network on the CPU with all shards gathered and adapters merged; None in other processes."""
+    """Return the trained network on the CPU with all shards gathered; None in other processes."""
     network = learner.network
     weights = learner.world.gather_weights(dict(network.named_parameters()) | dict(network.named_buffers()))
     if not learner.world.is_main:
@@ -99,8 +105,16 @@ def _gather_network(recipe: Recipe, learner: Learner) -> Network | None:
     if recipe.lora is not None:
         add_lora(gathered, replace(recipe.lora, dropout=None))
     restore_weights(dict(gathered.named_parameters()) | dict(gathered.named_buffers()), weights)
-    merge_lora(gathered)
     return gathered
+
+
+def _extract_adapter(network: Network, recipe: Recipe) -> Adapter:
+    """Return the adapters of a network, with the model that they were trained for."""
+    assert isinstance(recipe.model, LoadedModel)
+    assert recipe.lora is not None
+    path = expand_user(recipe.model.name)
+    base = str(path.absolute()) if path.exists() else recipe.model.name
+    return Adapter(base, recipe.lora.alpha / recipe.lora.rank, lora_matrices(network))
 
 
 def sample_prompt(batch: Batch) -> list[int]:

@@ -64,7 +64,7 @@ def train(
         with run.lock():
             with console.status("preparing") if world.is_main else nullcontext():
                 setup, learner, loader, first_step = start_run(recipe, run, world)
-            with StopSignals() as stop, Reporter(console, out, learner, first_step) as reporter:
+            with StopSignals() as stop, Reporter(console, out, learner, first_step, to_dict(recipe)) as reporter:
                 _print_opening(reporter, resolved, setup, learner, first_step)
                 width = setup.network.config.width
                 # The loader is endless, so the range of steps ends the loop.

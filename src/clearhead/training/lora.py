@@ -67,6 +67,12 @@ def add_lora(network: nn.Module, config: Lora) -> None:
         network.set_submodule(name, LoraLinear(linears[name], config))
 
 
+def lora_matrices(network: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return A and B of each adapter by the name of its linear layer."""
+    adapters = ((name, module) for name, module in network.named_modules() if isinstance(module, LoraLinear))
+    return {name: (module.reduce, module.expand) for name, module in adapters}
+
+
 def merge_lora(network: nn.Module) -> None:
     """Merge all adapters into the weights, and unfreeze the network."""
     for name, module in list(network.named_modules()):

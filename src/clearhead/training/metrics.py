@@ -15,9 +15,9 @@ import torch
 
 from clearhead.architecture import ModelConfig
 from clearhead.costs import Workload, device_for_gpu, model_flops
-from clearhead.errors import ClearheadError
 from clearhead.files import write_text
 from clearhead.model import Transformer
+from clearhead.training.trackers import Tracker
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -66,14 +66,13 @@ class ThroughputMeter:
 
 
 class MetricsLog:
-    """Appends rows to metrics.jsonl and, if requested, to TensorBoard.
+    """Appends rows to metrics.jsonl and, if there is one, to a tracker.
 
     A resumed run deletes the rows of the steps that it repeats.
     """
 
-    def __init__(self, folder: Path, first_step: int, tensorboard: bool = False):
-        self.board = _open_tensorboard(folder, first_step) if tensorboard else None
-        self.path = folder / METRICS_FILE
+    def __init__(self, folder: Path, first_step: int, tracker: Tracker | None = None):
+        self.path, self.tracker = folder / METRICS_FILE, tracker
         rows = [row for row in read_metrics(folder) if row["step"] <= first_step]
         write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in rows))
 
@@ -81,15 +80,13 @@ class MetricsLog:
         """Append a row, which has a `step` and any other numbers."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-        if self.board is not None:
-            for name, value in row.items():
-                if name != "step":
-                    self.board.add_scalar(name, value, row["step"])
+        if self.tracker is not None:
+            self.tracker.log({name: value for name, value in row.items() if name != "step"}, row["step"])
 
     def close(self) -> None:
-        """Close the TensorBoard writer, if there is one."""
-        if self.board is not None:
-            self.board.close()
+        """Close the tracker."""
+        if self.tracker is not None:
+            self.tracker.close()
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -109,11 +106,3 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
         return None
     is_row = isinstance(row, dict) and type(row.get("step")) is int
     return row if is_row and all(type(value) in (int, float) for value in row.values()) else None
-
-
-def _open_tensorboard(folder: Path, first_step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ClearheadError('TensorBoard is not installed; run pip install "clearhead[train]"') from None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)

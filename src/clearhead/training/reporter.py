@@ -1,6 +1,6 @@
 """Report a run: print progress, write metrics.jsonl, and measure the throughput.
 
-with Reporter(console, folder, learner, first_step=0) as reporter: reporter.log_validation(10, 2.5)
+with Reporter(console, folder, learner, 0, to_dict(recipe)) as reporter: reporter.log_validation(10, 2.5)
 """
 
 import time
@@ -12,15 +12,19 @@ from rich.console import Console
 from clearhead.training.display import Display
 from clearhead.training.learner import Learner
 from clearhead.training.metrics import MetricsLog, ThroughputMeter
+from clearhead.training.trackers import open_tracker
 
 
 class Reporter:
     """The display, the metrics log and the throughput meter of a run. Only the main process prints and writes."""
 
-    def __init__(self, console: Console, folder: Path, learner: Learner, first_step: int):
+    def __init__(self, console: Console, folder: Path, learner: Learner, first_step: int, recipe: dict[str, Any]):
         is_main, self._learner, config = learner.world.is_main, learner, learner.config
         self._meter = ThroughputMeter(learner.network, learner.world.device)
-        self._log = MetricsLog(folder, first_step, config.tensorboard) if is_main else None
+        self._log = None
+        if is_main:
+            tracker = open_tracker(config.tracker, folder, config.project, recipe, first_step)
+            self._log = MetricsLog(folder, first_step, tracker)
         self._display = Display(console, config.steps, first_step, silent=not is_main)
         self._validation_started, self._validation_seconds = 0.0, 0.0
 

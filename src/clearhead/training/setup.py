@@ -12,7 +12,8 @@ import torch
 
 from clearhead.api import load
 from clearhead.architecture import ModelConfig
-from clearhead.config import kind_of, to_dict
+from clearhead.catalog import dataset_names, find_installed
+from clearhead.config import from_dict, kind_of, to_dict
 from clearhead.data import (
     Data,
     Dataset,
@@ -34,7 +35,7 @@ from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 from clearhead.tokenization import SpecialTokens, Tokenizer, byte_tokenizer, load_tokenizer, train_tokenizer
 from clearhead.training.models import LoadedModel, build_model_config
 from clearhead.training.objective import Network
-from clearhead.training.overrides import flatten
+from clearhead.training.overrides import expand_keywords, flatten, merge_tables
 from clearhead.training.recipe import (
     ByteTokenizer,
     CharacterTokenizer,
@@ -68,7 +69,7 @@ class Setup:
 
 def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     """Build the network and open the data. Raise ClearheadError if the recipe or its files cannot be used."""
-    _check_files(recipe, resumed)
+    recipe = _locate_files(recipe, resumed)
     if isinstance(recipe.model, LoadedModel):
         setup = _prepare_loaded_model(recipe, recipe.model)
     else:
@@ -79,16 +80,29 @@ def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
     return setup
 
 
-def _check_files(recipe: Recipe, resumed: bool) -> None:
-    """Raise ClearheadError if a file is missing. The readers could not name the key of the recipe."""
+def _locate_files(recipe: Recipe, resumed: bool) -> Recipe:
+    """Return the recipe with the paths of installed data sets in place of their names.
+
+    Raise ClearheadError if a file is missing. The readers could not name the key of the recipe.
+    """
+    table = to_dict(recipe)
     tables = {"data"} if resumed else {"data", "tokenizer"}  # a resumed run loads the tokenizer from its own folder
-    checked = {name: value for name, value in to_dict(recipe).items() if name in tables}
-    for name, value in flatten(checked).items():
+    for name, value in flatten({key: value for key, value in table.items() if key in tables}).items():
         if name.rpartition(".")[2] in _PATH_KEYS and not Path(value).exists():
-            raise ClearheadError(
-                f"{name} {value} does not exist; set --{name}, or see which files each recipe needs: "
-                "clearhead train --list"
-            )
+            table = merge_tables(table, expand_keywords({name: _find_data(name, value)}))
+    return from_dict(Recipe, table)
+
+
+def _find_data(key: str, name: str) -> Path:
+    """Return the path of an installed data set. Raise ClearheadError if there is none of this name."""
+    if name not in dataset_names():
+        raise ClearheadError(
+            f"{key} {name} does not exist; set --{key}, or see which files each recipe needs: clearhead train --list"
+        )
+    path = find_installed(name)
+    if path is None:
+        raise ClearheadError(f"{key} {name} is a data set that is not installed; run `clearhead get {name}` first")
+    return path
 
 
 def _prepare_new_model(recipe: Recipe, folder: Path, resumed: bool) -> Setup:

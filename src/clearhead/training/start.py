@@ -22,8 +22,8 @@ from clearhead.training.setup import Setup, prepare
 
 # A resumed run may change these settings of [train]. Only `steps` affects the numbers: it stretches the schedule.
 _CHANGEABLE = (
-    *("steps", "log_every", "validate_every", "validate_batches", "save_every", "tensorboard", "samples"),
-    *("num_workers", "device", "strategy", "compile"),
+    *("steps", "log_every", "validate_every", "validate_batches", "save_every", "tracker", "project", "samples"),
+    *("tensorboard", "num_workers", "device", "strategy", "compile"),
 )
 
 
