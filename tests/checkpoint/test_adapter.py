@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import clearhead
+from clearhead.catalog import check_model_files
 from clearhead.checkpoint.adapter import Adapter, is_adapter, merge_adapter, read_adapter, save_adapter
 from clearhead.errors import ClearheadError
 from clearhead.training.lora import Lora, LoraLinear, add_lora, lora_matrices
@@ -92,3 +93,8 @@ def test_a_damaged_adapter_is_rejected(tmp_path, description, message):
 
 def test_a_name_that_is_too_long_is_not_an_adapter():
     assert not is_adapter("x" * 5000)
+
+
+def test_the_commands_accept_an_adapter_folder(tmp_path):
+    save_adapter(tmp_path, Adapter("base", 1.0, {NAME: (torch.ones(2, 4), torch.ones(4, 2))}))
+    check_model_files(tmp_path)
