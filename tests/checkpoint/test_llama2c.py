@@ -93,9 +93,10 @@ def test_invalid_files_are_rejected(
 
 
 def test_unreadable_and_truncated_files_are_rejected(tmp_path: Path, generator: torch.Generator) -> None:
-    for path in (tmp_path, tmp_path / "missing.bin"):
-        with pytest.raises(ClearheadError, match="cannot read"):
-            open_llama2c(path)
+    with pytest.raises(ClearheadError, match="is not a regular file but a folder"):
+        open_llama2c(tmp_path)
+    with pytest.raises(ClearheadError, match="cannot read"):
+        open_llama2c(tmp_path / "missing.bin")
     path = tmp_path / "model.bin"
     path.write_bytes(checkpoint_bytes(generator)[0])
     tensors = open_llama2c(path).tensors
