@@ -270,14 +270,14 @@ def test_the_decoder_reads_the_answer_without_its_end_token(opus_mt):
 
 def test_a_wrong_extension_raises_before_the_model_is_loaded(tmp_path):
     with pytest.raises(ClearheadError, match=r"page\.doc"):
-        run_command("trace", "no-such-model", "text", "--out", tmp_path / "page.doc")
+        run_command("trace", "capitals", "text", "--out", tmp_path / "page.doc")
     with pytest.raises(ClearheadError, match=r"the folder .* does not exist"):
-        run_command("trace", "no-such-model", "text", "--out", tmp_path / "none" / "page.html")
+        run_command("trace", "capitals", "text", "--out", tmp_path / "none" / "page.html")
 
 
 def test_book_command_writes_html_and_prints_json(tmp_path):
     assert run_command("book", "--out", tmp_path / "book.html").stdout.strip() == str(tmp_path / "book.html")
-    for command in (("book",), ("trace", "no-such-model", "text")):
+    for command in (("book",), ("trace", "capitals", "text")):
         with pytest.raises(ClearheadError, match=r"book\.html already exists; choose another name or add --overwrite"):
             run_command(*command, "--out", tmp_path / "book.html")
     assert run_command("book", "--out", tmp_path / "book.html", "--overwrite").stdout

@@ -111,7 +111,7 @@ def test_auto_precision_is_the_faster_one_of_the_cpu(tmp_path, monkeypatch, has_
     learner.objective(BATCH)
     assert seen == [getattr(torch, expected)]
     train(recipe({"train": {"steps": 1, "precision": "auto"}}), tmp_path, console)
-    assert f"precision: {expected}\n" in console.file.getvalue()
+    assert f"; {expected} on cpu\n" in console.file.getvalue()
 
 
 def random_heads(length, num_heads=4):
