@@ -59,7 +59,7 @@ class Chunks:
 
 
 class Packed:
-    """Several documents in each row, for a causal model. None attends to another, and positions restart in each.
+    """Pack several documents into each row. Attention stays within a document, and positions restart in each.
 
     The filler at the end of a row is a document of its own without targets, so that no padding mask is needed.
     """
@@ -114,7 +114,7 @@ class Example:
 
     @property
     def length(self) -> int:
-        """Length of the longer side. Grouping by it fills batches of Multi30k to 91 %, by the sum of both to 80 %."""
+        """Length of the longer side. Grouping by it fills batches of Multi30k to 91 %; grouping by the sum, to 80 %."""
         return max(len(self.tokens), len(self.source or ()))
 
 

@@ -199,7 +199,7 @@ class PromptLookup:
 
 
 def _last_period(text: list[int], size: int) -> int | None:
-    """Return how many tokens before its end the last `size` tokens most recently occurred; None if they did not."""
+    """Return the distance from the last `size` tokens back to their most recent earlier occurrence, or None."""
     for start in range(len(text) - size - 1, -1, -1):
         if text[start : start + size] == text[-size:]:
             return len(text) - size - start

@@ -34,7 +34,7 @@ class AdamW(CheckedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Muon(CheckedConfig):
-    """Momentum orthogonalised by Newton-Schulz steps (Jordan et al. 2024).
+    """Muon: orthogonalize the momentum with Newton-Schulz iterations (Jordan et al. 2024).
 
     Updates are scaled by 0.2 · √max(rows, columns), which gives them the size of AdamW's (Liu et al. 2025, §2.2), so
     that a learning rate for AdamW suits Muon too.

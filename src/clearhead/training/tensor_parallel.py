@@ -28,7 +28,7 @@ AllReduce = Callable[[Tensor], Tensor]  # sums over all processes, in place
 
 @dataclass(frozen=True)
 class TensorParallelRank:
-    """The index of this process among `size` processes, and the function that sums over them."""
+    """The rank of this process among `size` processes, and the function that sums a tensor over all of them."""
 
     rank: int
     size: int
