@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 
-from clearhead.cli.checks import check_layer, check_model
+from clearhead.cli.checks import COST_OPTIONS, MEASURABLE_DEVICES, check_layer, check_model
+from clearhead.costs.calibration.devices import DEVICES
+from clearhead.costs.formulas import Phase, workload
 from clearhead.errors import ClearheadError
 
 # Import torch as an empty module that raises when anything is taken from it, and say so.
@@ -50,6 +53,19 @@ main()
         ("bench decod smollm2", "did you mean 'decode'"),
         ("cost gpt2x", "did you mean"),
         ("cost gpt2 --dtype float23", "unknown dtype 'float23'"),
+        ("cost gpt2 --phase decoding", "did you mean 'decode'"),
+        ("cost gpt2 --quant q4_2", "unknown quant 'q4_2'; did you mean 'q4_"),
+        ("cost gpt2 --device h20", "did you mean 'h200'"),
+        ("cost gpt2 --optimizer adam", "did you mean 'adamw'"),
+        ("cost gpt2 --parallel ddd", "did you mean 'ddp'"),
+        ("cost gpt2 --batch 0", "--batch is 0; it must be 1 or more"),
+        ("calibrate --device gpu", "unknown device to measure 'gpu'"),
+        ("curves curves.png --device gpu", "unknown device to measure 'gpu'"),
+        ("curves curves.pdf", "unsupported extension"),
+        ("tokenizer train missing.txt --vocab-size 300 --out folder", "missing.txt does not exist"),
+        ("shards write missing.txt --tokenizer missing --out folder", "missing.txt does not exist"),
+        ("shards write . --tokenizer missing --out folder", "give a folder with a tokenizer"),
+        ("shards verify missing", "missing does not exist"),
         ("show gtp2", "did you mean"),
         ("convert smolm2 folder", "did you mean 'smollm2'"),
         ("convert capitals folder --to onnx", "unknown format 'onnx'"),
@@ -65,6 +81,20 @@ def test_a_mistake_is_answered_before_torch_is_imported(command, words, tmp_path
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_the_names_known_without_torch_are_those_of_costs():
+    choices = {
+        "phase": get_args(Phase),
+        "dtype": workload._DTYPE_BYTES,
+        "quant": workload._QUANT_BITS,
+        "optimizer": workload.OPTIMIZER_STATES,
+        "parallel": get_args(workload.Parallel),
+        "device": [*(device.name for device in DEVICES), *MEASURABLE_DEVICES],
+    }
+    assert {option: set(names) for option, names in COST_OPTIONS.items()} == {
+        option: set(names) for option, names in choices.items()
+    }
 
 
 def test_a_folder_that_is_no_model_is_rejected(tmp_path):

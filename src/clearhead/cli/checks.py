@@ -7,7 +7,7 @@ Only what is certainly wrong is rejected here. The functions that do the work ch
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from clearhead.errors import ClearheadError, unknown_name
@@ -16,6 +16,15 @@ from clearhead.home import expand_user
 DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")  # those of clearhead.api, which imports torch
 WEIGHTS = ("full", "stored", "int8", "int4")  # those of clearhead.checkpoint, which imports torch
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
+COST_OPTIONS = {  # the names that clearhead.costs accepts, which imports torch
+    "phase": ("train", "prefill", "decode"),
+    "dtype": DTYPE_NAMES,
+    "quant": ("int8", "int4", "q4_0", "q4_1", "q8_0"),
+    "optimizer": ("adamw", "sgd"),
+    "parallel": ("ddp", "fsdp", "tp"),
+    "device": ("h200", "h100", "a100", "rtx-4090", "l40s", "cpu", "cuda"),
+}
+MEASURABLE_DEVICES = ("cpu", "cuda")  # those of `clearhead calibrate`
 _GGUF_BYTES = 1 << 16  # the architecture is described at the start of a file
 
 
@@ -60,6 +69,23 @@ def check_architecture(model: str, dtype: str | None = None) -> None:
     check_model(model, presets_allowed=True)
 
 
+def check_cost_options(model: str, names: Mapping[str, str | None], counts: Mapping[str, float | None]) -> None:
+    """Check the arguments of `clearhead cost`: the model, names by option (COST_OPTIONS), and positive numbers."""
+    for option, name in names.items():
+        if name is not None and name not in COST_OPTIONS[option]:
+            raise unknown_name(option, name, COST_OPTIONS[option])
+    for option, count in counts.items():
+        if count is not None and count < 1:
+            raise ClearheadError(f"{option} is {count}; it must be 1 or more")
+    check_architecture(model)
+
+
+def check_measurable(device: str) -> None:
+    """Raise ClearheadError unless `clearhead calibrate` can measure a device of this name."""
+    if device not in MEASURABLE_DEVICES:
+        raise unknown_name("device to measure", device, MEASURABLE_DEVICES)
+
+
 def _check_precision(name: str | None) -> None:
     """Raise ClearheadError unless this is the name of a dtype, or None."""
     if name is not None and name not in DTYPE_NAMES:
@@ -84,6 +110,13 @@ def check_files(paths: Iterable[Path | None]) -> None:
         if path is not None and not path.is_file():
             reason = "it is a folder; give a file" if path.is_dir() else "there is no such file; check the path"
             raise ClearheadError(f"{path} cannot be read: {reason}")
+
+
+def check_exists(paths: Iterable[Path], instead: str) -> None:
+    """Raise ClearheadError if one of these files or folders does not exist; `instead` says what would work."""
+    for path in paths:
+        if not path.exists():
+            raise ClearheadError(f"{path} does not exist; give {instead}")
 
 
 def check_layer(path: Path | None, layer: int | None, head: int | None) -> None:

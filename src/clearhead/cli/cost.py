@@ -20,7 +20,7 @@ from clearhead.cli.app import (
     step_bar,
     table_console,
 )
-from clearhead.cli.checks import check_architecture
+from clearhead.cli.checks import check_cost_options, check_measurable
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -85,7 +85,18 @@ def cost(
     The answer comes first: how long it takes and whether it fits the --device. Formulas and tables follow. A context
     beyond the model's own is marked.
     """
-    check_architecture(model, dtype)
+    check_cost_options(
+        model,
+        {
+            "phase": phase,
+            "dtype": dtype,
+            "quant": quant,
+            "optimizer": optimizer,
+            "parallel": parallel,
+            "device": device,
+        },
+        {"batch": batch, "context": context, "source": source, "tokens": tokens, "gpus": gpus},
+    )
     from clearhead.api import find_config
     from clearhead.costs import cost as compute_cost
     from clearhead.costs import print_comparisons, print_report, report_to_dict
@@ -147,6 +158,7 @@ def calibrate(
     It takes about a minute, and longer if other processes keep the machine busy. Ctrl-C stops it; the same command then
     continues with what is not yet measured.
     """
+    check_measurable(device)
     from clearhead.costs import measure_machine, save_calibration
 
     with step_bar("measuring") as progress:
@@ -174,11 +186,13 @@ def curves(
     as_json: JsonOption = False,
 ) -> None:
     """Plot how FLOPs and time grow with length n: O(n²) for a sequence, O(n) for a cached token and for an RNN."""
-    from clearhead.costs import draw_curves, find_device, measure_curves
     from clearhead.files import check_output_path
 
+    check_measurable(device)
     check_output_path(path, [".png", ".svg"])
     check_absent(path, overwrite, "name")
+    from clearhead.costs import draw_curves, find_device, measure_curves
+
     calibration = find_device(_require_this_machine(device)).calibration
     assert calibration is not None
     with errors.status("measuring"):

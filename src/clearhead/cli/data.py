@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, print_json, print_message
+from clearhead.cli.checks import check_exists
 
 if TYPE_CHECKING:
     from clearhead.data import ShardIndex
 
 _TRAIN_EXAMPLE = "Example: `clearhead tokenizer train corpus.txt --kind bpe --vocab-size 8000 --out my-tokenizer`"
 _WRITE_EXAMPLE = "Example: `clearhead shards write books --tokenizer my-tokenizer --out corpus`"
+_TEXTS = "a text file or a folder of text files"
 
 _tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.", epilog=_TRAIN_EXAMPLE)
 _shards_app = typer.Typer(
@@ -51,9 +53,10 @@ def train_command(
     as_json: JsonOption = False,
 ) -> None:
     """Learn a vocabulary from texts and write it as tokenizer.json."""
+    check_exists(files, _TEXTS)
+    check_absent(out / "tokenizer.json", overwrite)
     from clearhead.tokenization import train_tokenizer
 
-    check_absent(out / "tokenizer.json", overwrite)
     texts = _read_all(files, unit, field)
     tokenizer = train_tokenizer(texts, kind, vocab_size, extra_tokens=extra_token or ())  # type: ignore[arg-type]
     tokenizer.save(out)
@@ -76,6 +79,8 @@ def write_command(
     as_json: JsonOption = False,
 ) -> None:
     """Tokenize texts into shards, which training reads from disk."""
+    check_exists(files, _TEXTS)
+    check_exists([tokenizer], "a folder with a tokenizer, or a tokenizer file")
     from clearhead.data import INDEX_FILE, document_ids, write_shards
     from clearhead.tokenization import load_tokenizer
 
@@ -90,6 +95,7 @@ def verify_command(
     folder: Annotated[Path, typer.Argument(help="Folder of token shards.")], as_json: JsonOption = False
 ) -> None:
     """Read every byte of token shards and compare it with the checksums of the index."""
+    check_exists([folder], "a folder that `clearhead shards write` made")
     from clearhead.data import verify_shards
 
     _print_index(folder, verify_shards(folder), as_json)
