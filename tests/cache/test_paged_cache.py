@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from clearhead.cache.page_pool import OutOfPagesError, PagePool
-from clearhead.cache.paged_cache import PagedCache, PageStorage
+from clearhead.cache.page_storage import PageStorage
+from clearhead.cache.paged_cache import PagedCache
 from clearhead.families import preset
 from tests.model.toys import VOCAB, decoder, toy
 from tests.toy_presets import shrink

@@ -9,7 +9,7 @@ import torch
 from clearhead.backends import lowering, modules
 from clearhead.backends.cpu import attention_inputs
 from clearhead.cache.key_value_cache import KeyValueCache
-from clearhead.cache.paged_cache import PageStorage
+from clearhead.cache.page_storage import PageStorage
 from clearhead.cache.stores import ContiguousStore, SlidingStore
 from clearhead.generation import decoding, speculative
 from clearhead.model import attend, context, masks, positions, transformer

@@ -3,21 +3,29 @@
     key_value_cache  a cache of sequences that share their slots
     stores           where one layer keeps its keys and values: contiguous, or a ring of the last tokens
     page_pool        allocation, sharing and eviction of pages; no torch
-    paged_cache      a cache of sequences that keep their keys and values in pages
+    page_storage     the keys and values of all pages
+    paged_cache      a cache of padded sequences that keep their keys and values in pages
+    packed_cache     the same for packed tokens: sequences of any length in one row without padding
     step             run new tokens through the network and advance the cache
 
 model/context.py defines the protocol through which the network uses a cache.
 """
 
 from clearhead.cache.key_value_cache import KeyValueCache, key_value_shape
-from clearhead.cache.page_pool import PagePool, PageTable
-from clearhead.cache.paged_cache import PagedCache, PageStorage
+from clearhead.cache.packed_cache import PackedCache, PackedLayout
+from clearhead.cache.page_pool import OutOfPagesError, PageCopy, PagePool, PageTable
+from clearhead.cache.page_storage import PageStorage
+from clearhead.cache.paged_cache import PagedCache
 from clearhead.cache.step import forward_hidden, forward_step
 from clearhead.cache.stores import ContiguousStore, ReservedSlot
 
 __all__ = [
     "ContiguousStore",
     "KeyValueCache",
+    "OutOfPagesError",
+    "PackedCache",
+    "PackedLayout",
+    "PageCopy",
     "PagePool",
     "PageStorage",
     "PageTable",

@@ -3,48 +3,19 @@
     storage = PageStorage(PagePool(num_pages=64, page_size=16))
     cache = PagedCache(storage, [storage.pool.create_table(prompt)])
 
-page_pool.py decides where tokens go; this module stores their keys and values, (num_slots, K, H) per layer. What a
-sequence attends to is gathered from the slots of its table, so this is also the reference for a kernel that reads pages
-in place.
+page_pool.py decides where tokens go, and page_storage.py stores their keys and values. What a sequence attends to is
+gathered from the slots of its table, so this is also the reference for a kernel that reads pages in place.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from clearhead.architecture import AttentionPattern
-from clearhead.cache.page_pool import OutOfPagesError, PagePool, PageTable
+from clearhead.cache.page_pool import OutOfPagesError, PageTable
+from clearhead.cache.page_storage import PageStorage
 from clearhead.model import AttentionIndices
-
-
-@dataclass
-class PageStorage:
-    """Keys and values of a page pool: for each layer two tensors (num_pages · page_size, K, H)."""
-
-    pool: PagePool
-    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-
-    def layer_tensors(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tensors of a layer, allocated on first use for keys and values like these (B, K, T, H)."""
-        if layer not in self.layers:
-            num_slots = self.pool.num_pages * self.pool.page_size
-            keys, values = (new.new_zeros(num_slots, new.shape[1], new.shape[3]) for new in (key, value))
-            self.layers[layer] = keys, values
-        return self.layers[layer]
-
-    def copy_page(self, source: int, destination: int) -> None:
-        """Copy one page to another in all layers (`PageCopy`)."""
-        size = self.pool.page_size
-        for tensors in self.layers.values():
-            for tensor in tensors:
-                tensor[destination * size : (destination + 1) * size] = tensor[source * size : (source + 1) * size]
-
-    @property
-    def allocated_bytes(self) -> int:
-        """Bytes of all pages, whether they are used or not."""
-        return sum(tensor.numel() * tensor.element_size() for pair in self.layers.values() for tensor in pair)
 
 
 class PagedCache:
@@ -83,11 +54,11 @@ class PagedCache:
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values (B, K, T, H) of real tokens and return those of all tokens (B, K, S, H)."""
-        tensors = self.storage.layer_tensors(layer, key, value)
-        for tensor, new in zip(tensors, (key, value), strict=True):
-            tensor[self.new_slots] = new.transpose(1, 2)[self.new_is_real]  # (real tokens, K, H)
-        keys, values = (tensor[self.key_slots].transpose(1, 2) for tensor in tensors)  # (B, K, S, H)
-        return keys, values
+        self.storage.layer_tensors(layer, key, value)
+        new_key, new_value = (new.transpose(1, 2)[self.new_is_real] for new in (key, value))  # (real tokens, K, H)
+        self.storage.write(layer, self.new_slots, new_key, new_value)
+        keys, values = self.storage.read(layer, self.key_slots)  # (B, S, K, H)
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
     # --- for the decoding loop
 

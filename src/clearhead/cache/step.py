@@ -9,6 +9,7 @@ verifies does both through these two functions.
 from torch import Tensor
 
 from clearhead.cache.key_value_cache import KeyValueCache
+from clearhead.cache.packed_cache import PackedCache
 from clearhead.cache.paged_cache import PagedCache
 from clearhead.model import AttentionKernel, EncoderOutput, Transformer, fused_attention
 
@@ -16,7 +17,7 @@ from clearhead.model import AttentionKernel, EncoderOutput, Transformer, fused_a
 def forward_step(
     network: Transformer,
     tokens: Tensor,
-    cache: KeyValueCache | PagedCache,
+    cache: KeyValueCache | PagedCache | PackedCache,
     attention_mask: Tensor | None = None,
     encoder_output: EncoderOutput | None = None,
     *,
@@ -34,7 +35,7 @@ def forward_step(
 def forward_hidden(
     network: Transformer,
     tokens: Tensor,
-    cache: KeyValueCache | PagedCache,
+    cache: KeyValueCache | PagedCache | PackedCache,
     attention_mask: Tensor | None = None,
     encoder_output: EncoderOutput | None = None,
     *,

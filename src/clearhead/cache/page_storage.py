@@ -1,0 +1,67 @@
+"""Keys and values of a page pool, (num_pages, K, page_size, H) per layer: the slots of one head in a page are adjacent.
+
+    storage = PageStorage(PagePool(num_pages=64, page_size=16)); storage.write(layer, slots, key, value)
+
+A slot is page · page_size + offset in the page. page_pool.py decides which token has which slot.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clearhead.architecture import Stack
+from clearhead.cache.key_value_cache import key_value_shape
+from clearhead.cache.page_pool import PagePool
+
+
+@dataclass
+class PageStorage:
+    """For each layer the keys and the values of all pages."""
+
+    pool: PagePool
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @staticmethod
+    def for_stack(stack: Stack, pool: PagePool, dtype: torch.dtype, device: torch.device) -> "PageStorage":
+        """Allocate the keys and values of every layer of a decoder."""
+        storage = PageStorage(pool)
+        for number, layer in enumerate(stack.layers):
+            heads, *widths = key_value_shape(layer.attention)
+            keys, values = (
+                torch.zeros(pool.num_pages, heads, pool.page_size, width, dtype=dtype, device=device)
+                for width in widths
+            )
+            storage.layers[number] = keys, values
+        return storage
+
+    def layer_tensors(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the tensors of a layer, allocated on first use for keys and values like these (B, K, T, H)."""
+        if layer not in self.layers:
+            pages, size = self.pool.num_pages, self.pool.page_size
+            keys, values = (new.new_zeros(pages, new.shape[1], size, new.shape[3]) for new in (key, value))
+            self.layers[layer] = keys, values
+        return self.layers[layer]
+
+    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store keys and values (T, K, H) in the slots (T,)."""
+        size = self.pool.page_size
+        for tensor, new in zip(self.layers[layer], (key, value), strict=True):
+            tensor[slots // size, :, slots % size] = new
+
+    def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values (..., K, H) of the slots (...)."""
+        size = self.pool.page_size
+        keys, values = self.layers[layer]
+        return keys[slots // size, :, slots % size], values[slots // size, :, slots % size]
+
+    def copy_page(self, source: int, destination: int) -> None:
+        """Copy one page to another in all layers (`PageCopy`)."""
+        for tensors in self.layers.values():
+            for tensor in tensors:
+                tensor[destination] = tensor[source]
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all pages, whether they are used or not."""
+        return sum(tensor.numel() * tensor.element_size() for pair in self.layers.values() for tensor in pair)
