@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from clearhead.cli.checks import COST_OPTIONS, MEASURABLE_DEVICES, check_layer, check_model
+from clearhead.cli.checks import COST_OPTIONS, MEASURABLE_DEVICES, check_layer, check_model, find_texts
 from clearhead.costs.calibration.devices import DEVICES
 from clearhead.costs.formulas import Phase, workload
 from clearhead.errors import ClearheadError
@@ -107,6 +108,19 @@ def test_a_folder_that_is_no_model_is_rejected(tmp_path):
     (tmp_path / "model" / "clearhead.json").write_text("{}")
     with pytest.raises(ClearheadError, match="the folder of a training run"):
         check_model(str(tmp_path))
+
+
+def test_texts_are_files_folders_or_installed_data_sets(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("text")
+    assert find_texts([Path("mine.txt"), tmp_path]) == [Path("mine.txt"), tmp_path]
+    with pytest.raises(ClearheadError, match="run `clearhead get books` first"):
+        find_texts([Path("books")])
+    (tmp_path / "books").mkdir()
+    assert find_texts([Path("books")]) == [Path("books")]  # what exists here comes before the data set
+    with pytest.raises(ClearheadError, match="bookz does not exist"):
+        find_texts([Path("bookz")])
 
 
 def test_a_name_too_long_for_a_file_is_an_unknown_model():

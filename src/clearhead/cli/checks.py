@@ -119,6 +119,26 @@ def check_exists(paths: Iterable[Path], instead: str) -> None:
             raise ClearheadError(f"{path} does not exist; give {instead}")
 
 
+def find_texts(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths, with the name of an installed data set replaced by its folder.
+
+    Raise ClearheadError if one is neither a file nor a folder nor a data set.
+    """
+    from clearhead.catalog import dataset_names, find_installed
+
+    found = []
+    for path in paths:
+        name = str(path)
+        if path.exists() or name not in dataset_names():
+            check_exists([path], "a text file, a folder of text files, or a data set from `clearhead get`")
+            found.append(path)
+        elif (folder := find_installed(name)) is not None:
+            found.append(folder)
+        else:
+            raise ClearheadError(f"{name} is a data set that is not installed; run `clearhead get {name}` first")
+    return found
+
+
 def check_layer(path: Path | None, layer: int | None, head: int | None) -> None:
     """Raise ClearheadError if a GGUF file has no such layer or head."""
     if path is None or path.suffix.lower() != ".gguf":

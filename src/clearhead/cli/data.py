@@ -1,6 +1,6 @@
 """Define the commands that prepare data: tokenizer train, shards write, shards verify.
 
-clearhead tokenizer train corpus.txt --kind bpe --vocab-size 8000 --out my-tokenizer
+clearhead tokenizer train books --kind bpe --vocab-size 8000 --out my-tokenizer
 """
 
 from collections.abc import Iterator
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, print_json, print_message
-from clearhead.cli.checks import check_exists
+from clearhead.cli.checks import check_exists, find_texts
 
 if TYPE_CHECKING:
     from clearhead.data import ShardIndex
 
-_TRAIN_EXAMPLE = "Example: `clearhead tokenizer train corpus.txt --kind bpe --vocab-size 8000 --out my-tokenizer`"
+_TRAIN_EXAMPLE = "Example: `clearhead tokenizer train books --kind bpe --vocab-size 8000 --out my-tokenizer`"
 _WRITE_EXAMPLE = "Example: `clearhead shards write books --tokenizer my-tokenizer --out corpus`"
-_TEXTS = "a text file or a folder of text files"
 
 _tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.", epilog=_TRAIN_EXAMPLE)
 _shards_app = typer.Typer(
@@ -27,7 +26,7 @@ app.add_typer(_tokenizer_app, name="tokenizer")
 app.add_typer(_shards_app, name="shards")
 
 FilesArgument = Annotated[
-    list[Path], typer.Argument(help="Text or JSON lines files, also as .gz, or folders that contain them.")
+    list[Path], typer.Argument(help="Text or JSON lines files, also as .gz, folders that contain them, or data sets.")
 ]
 UnitOption = Annotated[str, typer.Option(help="What counts as one document in a text file: file, paragraph or line.")]
 FieldOption = Annotated[str, typer.Option(help="Key of the text in each object of a JSON lines file.")]
@@ -53,11 +52,11 @@ def train_command(
     as_json: JsonOption = False,
 ) -> None:
     """Learn a vocabulary from texts and write it as tokenizer.json."""
-    check_exists(files, _TEXTS)
+    paths = find_texts(files)
     check_absent(out / "tokenizer.json", overwrite)
     from clearhead.tokenization import train_tokenizer
 
-    texts = _read_all(files, unit, field)
+    texts = _read_all(paths, unit, field)
     tokenizer = train_tokenizer(texts, kind, vocab_size, extra_tokens=extra_token or ())  # type: ignore[arg-type]
     tokenizer.save(out)
     if vocab_size is not None and tokenizer.vocab_size < vocab_size:
@@ -79,14 +78,14 @@ def write_command(
     as_json: JsonOption = False,
 ) -> None:
     """Tokenize texts into shards, which training reads from disk."""
-    check_exists(files, _TEXTS)
+    paths = find_texts(files)
     check_exists([tokenizer], "a folder with a tokenizer, or a tokenizer file")
     from clearhead.data import INDEX_FILE, document_ids, write_shards
     from clearhead.tokenization import load_tokenizer
 
     check_absent(out / INDEX_FILE, overwrite)
     loaded = load_tokenizer(tokenizer)
-    documents = (document_ids(text, loaded) for text in _read_all(files, unit, field))
+    documents = (document_ids(text, loaded) for text in _read_all(paths, unit, field))
     _print_index(out, write_shards(out, documents, loaded, overwrite=overwrite), as_json)
 
 
