@@ -16,6 +16,7 @@
     settings                   tokenizer_config.json and the other small files beside a tokenizer
     characters, train          tokenizers of bytes or characters; learning a vocabulary from texts
     chat_template              render_chat: from messages to a prompt
+    conversation               messages from and to a file
     template_sandbox, template_compiler, template_filters, template_text, template_limits
                                run an untrusted chat template within limits
 
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from clearhead.tokenization.characters import byte_tokenizer
     from clearhead.tokenization.chat_template import render_chat
+    from clearhead.tokenization.conversation import read_conversation, write_conversation
     from clearhead.tokenization.gguf_vocabulary import tokenizer_from_gguf
     from clearhead.tokenization.interface import StreamDecoder, Tokenizer
     from clearhead.tokenization.library_tokenizer import SpecialTokens
@@ -51,10 +53,12 @@ MODULES = {
     "find_marian_files": "marian",
     "load_marian_tokenizer": "marian",
     "load_tokenizer": "load",
+    "read_conversation": "conversation",
     "read_marian_vocabulary": "marian",
     "render_chat": "chat_template",
     "tokenizer_from_gguf": "gguf_vocabulary",
     "train_tokenizer": "train",
+    "write_conversation": "conversation",
 }
 
 __all__ = [
@@ -67,10 +71,12 @@ __all__ = [
     "find_marian_files",
     "load_marian_tokenizer",
     "load_tokenizer",
+    "read_conversation",
     "read_marian_vocabulary",
     "render_chat",
     "tokenizer_from_gguf",
     "train_tokenizer",
+    "write_conversation",
 ]
 
 
