@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from clearhead.data.counter_random import permutation, random_integers, row_keys, uniform
-from clearhead.generation.randomness import splitmix
+from clearhead.sampling.randomness import splitmix
 
 
 def test_random_integers_equal_the_splitmix64_test_vectors():

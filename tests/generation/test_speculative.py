@@ -22,7 +22,7 @@ from clearhead.generation.speculative import (
 )
 from clearhead.options import SamplingOptions
 from tests.checkpoint.tiny import tiny_network
-from tests.generation.test_randomness import chi_square, chi_square_bound
+from tests.sampling.test_randomness import chi_square, chi_square_bound
 from tests.model.toys import CONTEXT, WIDTH, decoder, latent, stack, toy, translator
 from tests.parity import test_deepseek, test_llama, test_llama4
 from tests.parity.harness import build_reference, load_network

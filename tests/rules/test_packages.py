@@ -7,7 +7,8 @@ import pytest
 
 from tests.rules.source import FILES, ROOT, Import, exported, imports_of, is_package, package_of, top_level
 
-BASICS = {"config", "errors", "files", "home"}  # modules without dependencies that any package may import
+# Modules without dependencies that any package may import.
+BASICS = {"config", "errors", "files", "home", "tensor_files", "terminal"}
 
 # What each package or module may import, besides itself and the basics. docs/architecture.md has the same table.
 ALLOWED_IMPORTS = {
@@ -20,7 +21,8 @@ ALLOWED_IMPORTS = {
     "cache": {"architecture", "model"},
     "backends": {"architecture", "cache", "model"},
     "checkpoint": {"architecture", "backends", "catalog", "families", "model", "tokenization"},
-    "generation": {"architecture", "backends", "cache", "model", "options", "tokenization"},
+    "sampling": {"options"},
+    "generation": {"architecture", "backends", "cache", "model", "options", "sampling", "tokenization"},
     "inspection": {"architecture", "cache", "data", "generation", "model", "options", "tokenization"},
     "api": {
         *("architecture", "backends", "cache", "checkpoint", "costs", "families", "generation", "inspection"),

@@ -6,6 +6,7 @@
     norms         normalization layers
     positions     position encodings
     patterns      which keys a query may attend to
+    token_limits  whether a stack can read given tokens
 
 model/ builds a network from a `ModelConfig`; families/ holds the configs of released models.
 """
@@ -45,6 +46,7 @@ from clearhead.architecture.positions import (
     SinusoidalPositions,
     YarnScaling,
 )
+from clearhead.architecture.token_limits import check_tokens, remaining_positions
 
 __all__ = [
     "Activation",
@@ -87,4 +89,6 @@ __all__ = [
     "Stack",
     "XavierInitial",
     "YarnScaling",
+    "check_tokens",
+    "remaining_positions",
 ]

@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from clearhead.architecture import check_tokens
 from clearhead.cache import KeyValueCache, forward_hidden
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.result import Progress
-from clearhead.generation import check_can_score, check_tokens, explain_out_of_memory, pad_left, pad_right
+from clearhead.generation import check_can_score, explain_out_of_memory, pad_left, pad_right
 from clearhead.model import Transformer
 from clearhead.tokenization import Tokenizer
 

@@ -3,14 +3,13 @@
     sequences = [TokenSequence(prompt_ids, SamplingOptions(max_new_tokens=64))]; list(decode(network, sequences))
 
 text_generator        TextGenerator: prompts and options in, generated texts out
-prompts               encode, check and pad prompts; run the encoder; explain out-of-memory errors
+prompts               encode and pad prompts; run the encoder; explain out-of-memory errors
 sequences             TokenSequence: one sequence of a batch
 decoding              decode: the readable loop with a cache
 plain                 the same without a cache; tests compare every other loop with it
 cuda_graph            the same loop on an NVIDIA GPU, each step in one CUDA graph
 speculative           the same text from drafts that the network checks several tokens at a time
 beam                  beam search
-sampling              from logits to tokens, with sampling_parameters, penalties and randomness
 text_output           from tokens to text; stop_strings ends it
 result                Generation and Stream
 scoring               log-probabilities of a given text
@@ -21,7 +20,6 @@ from clearhead.generation.beam import beam_search
 from clearhead.generation.decoding import decode, prefill
 from clearhead.generation.prompts import (
     Prompt,
-    check_tokens,
     encode_prompt,
     encode_sources,
     explain_out_of_memory,
@@ -50,7 +48,6 @@ __all__ = [
     "TokenSequence",
     "beam_search",
     "check_can_score",
-    "check_tokens",
     "decode",
     "decode_speculatively",
     "encode_prompt",

@@ -20,12 +20,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from clearhead.architecture import remaining_positions
 from clearhead.cache import KeyValueCache, forward_step
 from clearhead.generation.decoding import prefill
-from clearhead.generation.sampling import check_finite, sampling_device
-from clearhead.generation.sequences import TokenSequence, check_sequences, remaining_positions
+from clearhead.generation.sequences import TokenSequence, check_sequences
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.options import BeamOptions, SamplingOptions
+from clearhead.sampling import check_finite, sampling_device
 
 
 class Beam(NamedTuple):
@@ -96,7 +97,9 @@ def beam_search(
     limits = SamplingOptions(max_new_tokens=options.max_new_tokens, stop_ids=options.stop_ids)
     check_sequences([TokenSequence(prompt, limits) for prompt in prompts], network)
     searches = [
-        Search(options, min(options.max_new_tokens, remaining_positions(network, len(prompt))), index)
+        Search(
+            options, min(options.max_new_tokens, remaining_positions(network.config.output_stack, len(prompt))), index
+        )
         for index, prompt in enumerate(prompts)
     ]
     if encoder_output is not None and encoder_output.cross_keys_values is None:

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from clearhead.architecture import remaining_positions
 from clearhead.backends import AsyncTokens, GraphDecoder, triton_available, unsupported_network_reason
 from clearhead.cache import ContiguousStore, KeyValueCache
 from clearhead.generation.decoding import prefill_chunk_size
-from clearhead.generation.sampling import check_finite, next_tokens
-from clearhead.generation.sampling_parameters import SamplingParameters
-from clearhead.generation.sequences import TokenSequence, check_sequences, remaining_positions
+from clearhead.generation.sequences import TokenSequence, check_sequences
 from clearhead.model import Transformer
+from clearhead.sampling import SamplingParameters, check_finite, next_tokens
 
 INITIAL_NEW_TOKENS = 1024  # most longer requests end before; if not, the capacity of the cache doubles
 
@@ -76,7 +76,7 @@ def _graph_steps(
         return next_tokens(logits, parameters, steps)
 
     lengths = [len(sequence.cached_tokens) + len(sequence.prompt) for sequence in sequences]
-    limits = [remaining_positions(network, length) for length in lengths]
+    limits = [remaining_positions(network.config.output_stack, length) for length in lengths]
     num_new = max(min(each.max_new_tokens, limit) for each, limit in zip(options, limits, strict=True))
     # A finished sequence continues until the last one finishes, and two more steps are started meanwhile.
     length = max(lengths)

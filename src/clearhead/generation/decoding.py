@@ -15,14 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.architecture import Causal, DynamicScaling, Rope, Stack
+from clearhead.architecture import Causal, DynamicScaling, Rope, Stack, remaining_positions
 from clearhead.cache import KeyValueCache, forward_step
-from clearhead.generation.penalties import TokenCounts
 from clearhead.generation.prompts import encode_sources, pad_left
-from clearhead.generation.sampling import check_finite, next_tokens, sampling_device, token_logprobs
-from clearhead.generation.sampling_parameters import SamplingParameters
-from clearhead.generation.sequences import TokenSequence, check_sequences, remaining_positions
+from clearhead.generation.sequences import TokenSequence, check_sequences
 from clearhead.model import EncoderOutput, Transformer
+from clearhead.sampling import (
+    SamplingParameters,
+    TokenCounts,
+    check_finite,
+    next_tokens,
+    sampling_device,
+    token_logprobs,
+)
 
 PREFILL_CHUNK = 2048  # tokens; 8,192 through windows of 512 take a sixth of the memory of all at once
 
@@ -67,7 +72,7 @@ def decode_steps(
         tokens = sampler.sample(logits)
         for sequence, token in zip(active, tokens.tolist(), strict=True):
             num_read = len(sequence.cached_tokens) + len(sequence.prompt)
-            sequence.append(token, remaining_positions(network, num_read))
+            sequence.append(token, remaining_positions(network.config.output_stack, num_read))
         yield
         unfinished = [index for index, sequence in enumerate(active) if not sequence.finished]
         if not unfinished:

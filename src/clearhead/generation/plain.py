@@ -9,11 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from clearhead.generation.penalties import TokenCounts
-from clearhead.generation.sampling import next_tokens, sampling_device
-from clearhead.generation.sampling_parameters import SamplingParameters
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.options import SamplingOptions
+from clearhead.sampling import SamplingParameters, TokenCounts, next_tokens, sampling_device
 
 
 @torch.inference_mode()

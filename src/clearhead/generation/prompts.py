@@ -1,8 +1,6 @@
-"""Prepare prompts: encode them, check their tokens, pad them to one length and run the encoder.
+"""Prepare prompts: encode them, pad them to one length and run the encoder.
 
-    ids = encode_prompt("Hello", tokenizer); check_tokens(ids, network.config.output_stack)
-
-Prompts are checked here as plain lists, because the network does not inspect token values on an accelerator.
+tokens, mask = pad_left([encode_prompt("Hello", tokenizer)], network.device)
 """
 
 import re
@@ -14,7 +12,6 @@ from operator import index
 import torch
 from torch import Tensor
 
-from clearhead.architecture import LearnedPositions, Stack
 from clearhead.errors import ClearheadError
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.tokenization import Tokenizer
@@ -64,20 +61,6 @@ def require_tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     if tokenizer is None:
         raise ClearheadError("this model has no tokenizer; give it token ids instead of text")
     return tokenizer
-
-
-def check_tokens(ids: Sequence[int], stack: Stack, num_before: int = 0) -> None:
-    """Raise ClearheadError unless a stack can read these tokens after `num_before` others."""
-    if not ids:
-        raise ClearheadError("the text is empty; give at least one token")
-    vocab_size = stack.embedding.vocab_size
-    positions = stack.embedding.positions
-    invalid = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if invalid is not None:
-        raise ClearheadError(f"token id {invalid} is out of range; this model has the ids 0 to {vocab_size - 1}")
-    length = num_before + len(ids)
-    if isinstance(positions, LearnedPositions) and length > positions.num_positions:
-        raise ClearheadError(f"the text has {length} tokens; this model reads at most {positions.num_positions}")
 
 
 def pad_left(sequences: Sequence[list[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
-from clearhead.architecture import ModelConfig
+from clearhead.architecture import ModelConfig, check_tokens
 from clearhead.cache import KeyValueCache, forward_step
 from clearhead.errors import ClearheadError
 from clearhead.generation.decoding import rotation_depends_on_length
-from clearhead.generation.prompts import check_tokens
 from clearhead.model import Transformer
 
 _CHUNK = 512  # tokens read at a time, so that the logits of a long text never exist all at once

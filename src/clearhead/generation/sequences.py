@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from clearhead.architecture import LearnedPositions
+from clearhead.architecture import check_tokens
 from clearhead.errors import ClearheadError
-from clearhead.generation.prompts import check_tokens
-from clearhead.generation.sampling import TokenLogprobs
-from clearhead.generation.sampling_parameters import check_vocabulary
 from clearhead.model import Transformer
 from clearhead.options import SamplingOptions
+from clearhead.sampling import TokenLogprobs, check_vocabulary
 
 FinishReason = Literal["stop", "length", "context", "unfinished"]
-_UNLIMITED = 2**62
 
 
 @dataclass
@@ -58,14 +55,3 @@ def check_sequences(sequences: Sequence[TokenSequence], network: Transformer) ->
     for sequence in sequences:
         check_tokens(sequence.prompt, network.config.output_stack, len(sequence.cached_tokens))
         check_vocabulary(sequence.options, network.config.vocab_size)
-
-
-def remaining_positions(network: Transformer, length: int) -> int:
-    """Return how many tokens a model with learned positions can add to `length` tokens; others have no limit.
-
-    The last of them needs no position, since it is not read again.
-    """
-    positions = network.config.output_stack.embedding.positions
-    if not isinstance(positions, LearnedPositions):
-        return _UNLIMITED
-    return positions.num_positions - length + 1

@@ -20,16 +20,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from clearhead.architecture import ModelConfig
+from clearhead.architecture import ModelConfig, remaining_positions
 from clearhead.cache import KeyValueCache, forward_hidden, forward_step
 from clearhead.errors import ClearheadError
 from clearhead.generation.decoding import BatchSampler, prefill
 from clearhead.generation.prompts import encode_sources
-from clearhead.generation.randomness import draw_tokens, splitmix, uniforms
-from clearhead.generation.sampling import adjust_logits, check_finite, filter_logits, token_logprobs
-from clearhead.generation.sequences import TokenSequence, check_sequences, remaining_positions
+from clearhead.generation.sequences import TokenSequence, check_sequences
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.options import check_positive_integer
+from clearhead.sampling import (
+    adjust_logits,
+    check_finite,
+    draw_tokens,
+    filter_logits,
+    splitmix,
+    token_logprobs,
+    uniforms,
+)
 
 # A step draws three random numbers, which must be independent. The token uses splitmix(seed, step), as in `decode`. The
 # seeds of the draft and of its acceptance are splitmix(seed, -1) and splitmix(seed, -2), which no step uses.
@@ -100,7 +107,9 @@ def _speculative_steps(
     encoder_output: EncoderOutput | None,
     stats: SpeculationStats,
 ) -> Iterator[None]:
-    max_tokens = min(sequence.options.max_new_tokens, remaining_positions(network, len(sequence.prompt)))
+    max_tokens = min(
+        sequence.options.max_new_tokens, remaining_positions(network.config.output_stack, len(sequence.prompt))
+    )
     if max_tokens == 0:
         return
     if encoder_output is None and sequence.source:
@@ -225,7 +234,9 @@ class DraftModel:
         """Sample up to `count` tokens, fewer if this network runs out of learned positions."""
         tokens: list[int] = []
         probabilities: list[Tensor] = []
-        num_possible = remaining_positions(self.network, len(sequence.prompt)) - len(sequence.tokens)
+        num_possible = remaining_positions(self.network.config.output_stack, len(sequence.prompt)) - len(
+            sequence.tokens
+        )
         for _ in range(min(count, num_possible)):
             extended = replace(sequence, tokens=[*sequence.tokens, *tokens])
             sampler = BatchSampler.create(self.network, [extended])

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from clearhead.architecture import check_tokens
 from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.generation.beam import Beam, beam_search
@@ -17,13 +18,11 @@ from clearhead.generation.cuda_graph import can_decode_in_graph, decode_in_graph
 from clearhead.generation.decoding import decode
 from clearhead.generation.prompts import (
     Prompt,
-    check_tokens,
     encode_prompt,
     encode_sources,
     explain_out_of_memory,
     require_tokenizer,
 )
-from clearhead.generation.randomness import wrap_int64
 from clearhead.generation.result import Generation, Stream
 from clearhead.generation.sequences import TokenSequence
 from clearhead.generation.speculative import Speculation, decode_speculatively
@@ -37,6 +36,7 @@ from clearhead.options import (
     check_positive_integer,
     check_temperature_is_set,
 )
+from clearhead.sampling import wrap_int64
 from clearhead.tokenization import Tokenizer
 
 _MAX_SEQUENCES = 2**16  # of one batch; the decode loop keeps a Python object for each

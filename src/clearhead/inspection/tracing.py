@@ -9,10 +9,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from clearhead.architecture import Stack
+from clearhead.architecture import Stack, check_tokens
 from clearhead.data import Batch
 from clearhead.errors import ClearheadError
-from clearhead.generation import Prompt, TextGenerator, check_tokens, encode_prompt
+from clearhead.generation import Prompt, TextGenerator, encode_prompt
 from clearhead.inspection.attention_heads import check_index
 from clearhead.inspection.recording import RecordingTransformer, StackInputs, evaluation_mode, run_network
 from clearhead.inspection.token_labels import token_text

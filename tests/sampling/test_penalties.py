@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from clearhead.generation.penalties import TokenCounts, penalize_frequency, penalize_presence, penalize_repetition
+from clearhead.sampling.penalties import TokenCounts, penalize_frequency, penalize_presence, penalize_repetition
 
 V = 11
 PROMPTS = [[1, 2, 2, 5], [7, 7, 7, 7], [0, 3, 4, 10]]

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from clearhead.generation.randomness import draw_tokens, shift_right, splitmix, uniforms
+from clearhead.sampling.randomness import draw_tokens, shift_right, splitmix, uniforms
 
 
 def chi_square_bound(degrees: int, deviations: float = 4.0) -> float:
@@ -64,7 +64,7 @@ def test_adjacent_seeds_and_steps_share_no_number():
 
 def test_uniforms_are_never_0_or_1(monkeypatch):
     extremes = torch.tensor([[0, -1, 2**63 - 1, -(2**63)]])
-    monkeypatch.setattr("clearhead.generation.randomness.splitmix", lambda seeds, index: extremes)
+    monkeypatch.setattr("clearhead.sampling.randomness.splitmix", lambda seeds, index: extremes)
     numbers = uniforms(torch.tensor([0]), torch.tensor([0]), 4)[0]
     assert float(numbers.min()) == 2.0**-53
     assert float(numbers.max()) == 1 - 2.0**-53

@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from clearhead.errors import ClearheadError
-from clearhead.generation.penalties import TokenCounts
-from clearhead.generation.sampling import adjust_logits, filter_logits, next_tokens, token_logprobs
-from clearhead.generation.sampling_parameters import SamplingParameters, check_vocabulary
 from clearhead.options import SamplingOptions
+from clearhead.sampling.choose import adjust_logits, filter_logits, next_tokens, token_logprobs
+from clearhead.sampling.parameters import SamplingParameters, check_vocabulary
+from clearhead.sampling.penalties import TokenCounts
 
 V = 97
 B = 6

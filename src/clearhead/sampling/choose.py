@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.generation.penalties import TokenCounts, penalize_frequency, penalize_presence, penalize_repetition
-from clearhead.generation.randomness import draw_tokens
-from clearhead.generation.sampling_parameters import SamplingParameters, SparseValues
+from clearhead.sampling.parameters import SamplingParameters, SparseValues
+from clearhead.sampling.penalties import TokenCounts, penalize_frequency, penalize_presence, penalize_repetition
+from clearhead.sampling.randomness import draw_tokens
 
 
 def next_tokens(
