@@ -15,7 +15,7 @@ import torch
 
 from clearhead.api.chat import Chat, check_message, encode_messages, require_chat_template
 from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
-from clearhead.architecture import ModelConfig
+from clearhead.architecture import ModelConfig, check_tokens
 from clearhead.backends import AcceleratedStack, PackedMatrix, is_packed, triton_available, unsupported_network_reason
 from clearhead.checkpoint import ModelParts, check_save_folder, replace_folder, save_folder, save_native
 from clearhead.errors import ClearheadError, unknown_name
@@ -27,7 +27,6 @@ from clearhead.generation import (
     Stream,
     TextGenerator,
     check_can_score,
-    check_tokens,
     encode_prompt,
     explain_out_of_memory,
     pad_right,
