@@ -1,144 +1,121 @@
-"""Run every command and snippet of the README and the docs from a bare clone.
+"""Run every command and snippet of the README and the docs from a bare clone, as a newcomer would type them.
 
-    python -m tests.first_hour.run                # clone, `make demo`, then all pages, in order
-    python -m tests.first_hour.run --here         # use this checkout and its .venv, and skip `make demo`
+    python -m tests.first_hour.run                       # clone HEAD, then all pages in order; about 15 minutes
+    python -m tests.first_hour.run --pages README.md     # one page, after `make demo`
+    python -m tests.first_hour.run --here                # in this checkout, with its .venv, for a quick look
 
-Commands run in a pseudo-terminal, in the order of the pages and in one working folder, so that a page may use a file
-that an earlier command wrote. The script prints the time and the exit code of each command, and exits with 1 if one
-failed.
+The clone is in a temporary folder and the home folder is empty, so nothing is installed or downloaded beforehand. The
+commands are typed into one shell in a pseudo-terminal, so a page may use what an earlier command wrote. The script
+prints the time and the exit code of each command. It exits with 1 if a command fails or shows a traceback, or if all
+together take longer than MAX_MINUTES. --out FOLDER keeps what the commands printed.
 """
 
 import argparse
 import json
 import os
-import pty
 import re
-import select
-import shutil
-import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import time
-from dataclasses import dataclass
-from fcntl import ioctl
+from collections.abc import Sequence
 from pathlib import Path
 
+from tests.first_hour.pages import Step, read_steps
+from tests.first_hour.terminal import Answer, Outcome, Terminal
+
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/training.md", "docs/evaluation.md", "docs/cost.md")
-BLOCK = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
-ROWS, COLUMNS = 30, 100
-TIMEOUT_SECONDS = 600  # per command
-INPUT = {"clearhead chat": "Hello\n\x04"}  # input of interactive commands; Ctrl-D exits
-
-
-@dataclass(frozen=True)
-class Step:
-    """One command of a page; a Python snippet is a command that runs a file."""
-
-    page: str
-    command: str
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a command."""
-
-    step: Step
-    seconds: float
-    code: int
-    output: str
-
-
-def steps_of(page: str, folder: Path, scripts: Path) -> list[Step]:
-    """Return the commands and snippets of a page in order. Lines of blocks without a language are commands."""
-    steps = []
-    for number, (language, text) in enumerate(BLOCK.findall((folder / page).read_text(encoding="utf-8"))):
-        if language == "python":
-            script = scripts / f"{Path(page).stem}-{number}.py"
-            script.write_text(text, encoding="utf-8")
-            steps.append(Step(page, f"python {script}"))
-        elif not language:
-            lines = [line.partition("  #")[0].strip() for line in text.splitlines()]
-            steps += [Step(page, line) for line in lines if re.match(r"(clearhead|printf|python -m clearhead) ", line)]
-    return steps
-
-
-def run(step: Step, folder: Path, environment: dict[str, str]) -> Outcome:
-    """Run a command in a pseudo-terminal and return its outcome; a command that takes too long is killed."""
-    started = time.monotonic()
-    process, terminal = pty.fork()
-    if process == 0:
-        os.chdir(folder)
-        os.execvpe("bash", ["bash", "-c", step.command], environment)
-    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    typed = next((text for start, text in INPUT.items() if step.command.startswith(start)), "")
-    output = b""
-    while time.monotonic() - started < TIMEOUT_SECONDS:
-        ready, _, _ = select.select([terminal], [], [], 1.0)
-        try:
-            chunk = os.read(terminal, 65536) if ready else b""
-        except OSError:  # Linux reports the end of the child like this
-            break
-        if ready and not chunk:
-            break
-        output += chunk
-        if typed and (b">" in output or b"you" in output.lower()):  # the prompt has appeared
-            os.write(terminal, typed.encode())
-            typed = ""
-    else:
-        os.kill(process, signal.SIGKILL)
-    _, status = os.waitpid(process, 0)
-    os.close(terminal)
-    text = output.decode(errors="replace")
-    return Outcome(step, time.monotonic() - started, os.waitstatus_to_exitcode(status), text)
+PAGES = ("README.md", "docs/guide.md", "docs/training.md", "docs/evaluation.md", "docs/cost.md", "docs/fast-path.md")
+MAX_MINUTES = 20
+_PROMPT = r"(?m)^(>|you).{0,3}$"
+_ANSWERS = {"clearhead chat": [Answer(_PROMPT, "What is the capital of France?\r"), Answer(_PROMPT, "\x04")]}
+_PROBLEMS = re.compile(r"Traceback \(most recent call last\)|Segmentation fault|command not found")
 
 
 def clone(target: Path) -> None:
-    """Clone this repository and run `make demo` in the clone, as the README says."""
+    """Clone what is committed in this repository."""
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(target)], check=True)
-    started = time.monotonic()
-    subprocess.run(["make", "demo"], cwd=target, check=True)
-    print(f"make demo: {time.monotonic() - started:.0f} s", flush=True)
+
+
+def newcomer_environment(home: Path) -> dict[str, str]:
+    """Return the environment of a user with an empty home folder, who has set up only pip and npm."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "NPM_", "npm_", "SSL_"))}
+    settings = {
+        "PIP_CONFIG_FILE": Path("~/.config/pip/pip.conf").expanduser(),
+        "NPM_CONFIG_USERCONFIG": Path("~/.npmrc").expanduser(),
+    }
+    kept = {name: str(path) for name, path in settings.items() if path.is_file()} | kept
+    path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if ".venv" not in part)
+    return kept | {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8", "USER": "newcomer"}
+
+
+def run_step(terminal: Terminal, step: Step) -> Outcome:
+    """Run a step, with answers if it asks questions, and print one line about it."""
+    answers = next((answers for start, answers in _ANSWERS.items() if step.command.startswith(start)), ())
+    outcome = terminal.run(step.command, answers)
+    mark = "ok  " if succeeded(outcome) else f"FAIL {outcome.code}"
+    first_line = step.command.partition("\n")[0]
+    print(f"{mark} {outcome.seconds:6.1f} s  {step.page}: {first_line[:110]}", flush=True)
+    if not succeeded(outcome):
+        print(outcome.output[-3000:], flush=True)
+    return outcome
+
+
+def succeeded(outcome: Outcome) -> bool:
+    """Return whether a command ended with 0 and printed no traceback."""
+    return outcome.code == 0 and not _PROBLEMS.search(outcome.output)
+
+
+def run_pages(pages: Sequence[str], checkout: Path, environment: dict[str, str], scripts: Path) -> dict[Step, Outcome]:
+    """Run the steps of all pages in one shell in the checkout."""
+    outcomes = {}
+    with Terminal(checkout, environment) as terminal:
+        for page in pages:
+            for step in read_steps(checkout / page, scripts):
+                if step not in outcomes:
+                    outcomes[step] = run_step(terminal, step)
+    return outcomes
+
+
+def write_record(folder: Path, outcomes: dict[Step, Outcome], seconds: float) -> None:
+    """Write times and exit codes as JSON, and what the commands printed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{**vars(step), "seconds": outcome.seconds, "code": outcome.code} for step, outcome in outcomes.items()]
+    record = {"seconds": seconds, "commands": rows}
+    (folder / "times.json").write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+    texts = [f"### {step.page}: {step.command}\n{outcome.output}\n" for step, outcome in outcomes.items()]
+    (folder / "transcript.txt").write_text("".join(texts), encoding="utf-8")
 
 
 def main() -> int:
-    """Run all pages and print a table; return the exit code."""
+    """Run the pages and print the result; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--here", action="store_true", help="use this checkout and its .venv")
-    parser.add_argument("--json", type=Path, help="also write the outcomes to this file")
+    parser.add_argument("--here", action="store_true", help="use this checkout, its .venv and your home folder")
+    parser.add_argument("--out", type=Path, help="folder for the times and the output of all commands")
     parser.add_argument("--pages", nargs="*", default=PAGES, help="pages to run")
     arguments = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        work, scripts = Path(temporary) / "work", Path(temporary) / "scripts"
-        work.mkdir()
-        scripts.mkdir()
-        source = ROOT
-        if not arguments.here:
-            source = Path(temporary) / "clearhead"
-            clone(source)
-        bin_folder = source / ".venv" / "bin"
-        environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "TERM": "xterm-256color"}
-        shutil.copytree(source / "configs", work / "configs")
-        outcomes = []
-        for page in arguments.pages:
-            for step in steps_of(page, source, scripts):
-                outcome = run(step, work, environment)
-                outcomes.append(outcome)
-                mark = "ok  " if outcome.code == 0 else f"FAIL {outcome.code}"
-                print(f"{mark} {outcome.seconds:6.1f} s  {step.page}: {step.command[:90]}", flush=True)
-                if outcome.code:
-                    print(outcome.output[-1500:], flush=True)
-    failed = sum(outcome.code != 0 for outcome in outcomes)
-    total = time.monotonic() - started
-    print(f"{len(outcomes)} commands, {failed} failed, {total / 60:.1f} minutes")
-    if arguments.json:
-        rows = [{**vars(outcome.step), "seconds": outcome.seconds, "code": outcome.code} for outcome in outcomes]
-        arguments.json.write_text(json.dumps({"seconds": total, "commands": rows}, indent=1), encoding="utf-8")
-    return 1 if failed else 0
+        folder = Path(temporary)
+        (folder / "home").mkdir()
+        (folder / "scripts").mkdir()
+        checkout = folder / "clearhead"
+        if arguments.here:
+            checkout = ROOT
+            path = f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+            environment = {**os.environ, "PATH": path, "LANG": "C.UTF-8"}
+        else:
+            clone(checkout)
+            environment = newcomer_environment(folder / "home")
+        outcomes = run_pages(arguments.pages, checkout, environment, folder / "scripts")
+    seconds = time.monotonic() - started
+    num_failed = sum(not succeeded(outcome) for outcome in outcomes.values())
+    print(f"{len(outcomes)} commands, {num_failed} failed, {seconds / 60:.1f} minutes")
+    if seconds > MAX_MINUTES * 60:
+        print(f"this is more than {MAX_MINUTES} minutes")
+    if arguments.out is not None:
+        write_record(arguments.out, outcomes, seconds)
+    return 1 if num_failed or seconds > MAX_MINUTES * 60 else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,22 @@ from clearhead.families import presets
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+COMMAND = re.compile(r"`(clearhead [^`|]+)`")  # in the cell of a table
 SNIPPETS = {
     f"{path.stem} {number}": snippet
     for path, text in PAGES.items()
     for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
 }
-COMMANDS = sorted({line for text in PAGES.values() for line in re.findall(r"^clearhead .*", text, re.MULTILINE)})
+BLOCKS = [  # page, language and text of each block
+    (path.name, language, text)
+    for path, page in PAGES.items()
+    for language, text in re.findall(r"^```(\w*)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+]
+TABLE_ROWS = [row for text in PAGES.values() for row in re.findall(r"^\|.*", text, re.MULTILINE)]
+COMMANDS = sorted(
+    {line for text in PAGES.values() for line in re.findall(r"^clearhead .*", text, re.MULTILINE)}
+    | {command for row in TABLE_ROWS for command in COMMAND.findall(row)}
+)
 FIXTURES = {"smollm2": "smollm2_gguf", "minilm": "minilm", "opus-mt-zh-en": "opus_mt"}
 
 
@@ -43,8 +54,24 @@ def test_command_parses(line):
     command, arguments = typer.main.get_command(app), shlex.split(line, comments=True)[1:]
     while hasattr(command, "commands"):
         command = command.commands[arguments.pop(0)]
-    command.make_context(command.name, list(arguments))
+    with suppress(typer.Exit):  # --help exits
+        command.make_context(command.name, list(arguments))
     assert all((ROOT / argument).is_file() for argument in arguments if argument.startswith("configs/"))
+
+
+def test_commands_are_in_bash_blocks():
+    """tests/first_hour types the lines of bash blocks, so a command elsewhere would never be run."""
+    other = [(page, text) for page, language, text in BLOCKS if language != "bash"]
+    assert not [page for page, text in other if re.search(r"^(clearhead|make|pip install) ", text, re.MULTILINE)]
+    assert len(BLOCKS) - len(other) >= 10
+
+
+def test_every_command_is_in_the_readme():
+    """The table of the README has an example of each command, except for those that other commands include."""
+    table = PAGES[ROOT / "README.md"].partition("## Commands")[2].partition("## ")[0]
+    shown = {command.split()[1] for command in COMMAND.findall(table)}
+    commands = set(typer.main.get_command(app).commands)
+    assert commands - shown == {"demo", "presets", "curves"}
 
 
 def test_the_table_of_families_counts_every_preset():

@@ -1,0 +1,104 @@
+"""Test the script that runs the pages: it finds their commands, types them into a shell and sees how they end."""
+
+import os
+
+import pytest
+
+from tests.first_hour.pages import Step, read_steps, split_commands
+from tests.first_hour.run import ROOT, newcomer_environment, succeeded
+from tests.first_hour.terminal import Answer, Outcome, Terminal
+
+PAGE = """
+# Title
+
+```bash
+make demo    # sets up everything
+cat <<END > file.txt
+clearhead
+END
+```
+
+| command | example |
+|---|---|
+| get | `clearhead get smollm2` and `not a command` |
+
+```
+clearhead is a word in a block without a language
+```
+
+```python
+print("hello")
+```
+
+```bash
+make test
+clearhead train capitals \\
+    --out run
+```
+"""
+
+
+def test_steps_of_a_page_come_in_order(tmp_path):
+    (tmp_path / "page.md").write_text(PAGE)
+    steps = read_steps(tmp_path / "page.md", tmp_path)
+    script = tmp_path / next(path.name for path in tmp_path.glob("page-*.py"))
+    assert script.read_text() == 'print("hello")\n'
+    assert [step.command for step in steps] == [
+        "make demo    # sets up everything",
+        "cat <<END > file.txt\nclearhead\nEND",
+        "clearhead get smollm2",
+        f"python {script}",
+        "clearhead train capitals \\\n    --out run",
+    ]
+    assert steps[0].page == "page.md"
+
+
+def test_a_command_that_does_not_end_is_an_error():
+    with pytest.raises(ValueError, match="does not end: echo"):
+        list(split_commands('echo "never closed'))
+
+
+def test_the_shell_keeps_its_state_and_reports_exit_codes(tmp_path):
+    with Terminal(tmp_path, {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}) as terminal:
+        assert terminal.run("x=42; cd /").code == 0
+        outcome = terminal.run('echo "x is $x" in $PWD 今天')
+        assert (outcome.code, "x is 42 in / 今天" in outcome.output) == (0, True)
+        assert terminal.run("false").code == 1
+        assert "lines: 3" in terminal.run("echo lines: $(printf 'a\nb\nc\n' | wc -l)").output
+        assert terminal.run("no_such_command").code == 127
+        outcome = terminal.run("tput cols; test -t 0 -a -t 1 -a -t 2")
+        assert (outcome.code, "100" in outcome.output) == (0, True)
+
+
+def test_an_interactive_command_gets_its_answers_and_a_slow_one_is_stopped(tmp_path):
+    with Terminal(tmp_path, {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}) as terminal:
+        command = "read -p 'name> ' name; read -p \"$name> \" rest || echo end"
+        outcome = terminal.run(command, [Answer("name> $", "Ada\r"), Answer("Ada> $", "\x04")])
+        assert outcome.output.count("Ada> ") == 1
+        assert "\nend" in outcome.output or "Ada> end" in outcome.output
+        outcome = terminal.run("sleep 60", timeout_seconds=1.5)
+        assert outcome.code == 124
+        assert outcome.seconds < 10
+        assert terminal.run("true").code == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "expected"),
+    [(0, "fine", True), (1, "fine", False), (0, "Traceback (most recent call last):", False)],
+)
+def test_success(code, output, expected):
+    assert succeeded(Outcome(code, 0.0, output)) is expected
+
+
+def test_a_newcomer_has_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_HOME", "somewhere")
+    monkeypatch.setenv("PATH", f"/work/.venv/bin{os.pathsep}/usr/bin")
+    environment = newcomer_environment(tmp_path)
+    assert environment["HOME"] == str(tmp_path)
+    assert environment["PATH"] == "/usr/bin"
+    assert "CLEARHEAD_HOME" not in environment
+
+
+def test_the_pages_of_this_repository_have_steps(tmp_path):
+    steps = read_steps(ROOT / "README.md", tmp_path)
+    assert Step("README.md", "source .venv/bin/activate") in steps
