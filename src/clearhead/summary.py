@@ -26,6 +26,7 @@ from clearhead.architecture import (
 )
 from clearhead.config import kind_of
 from clearhead.costs import active_parameters, layer_parameters, parameters_by_part
+from clearhead.terminal import TerminalConsole
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,7 @@ def format_ranges(numbers: list[int]) -> str:
 
 def print_summary(summary: Summary, title: str, console: Console | None = None) -> None:
     """Print a summary as a table."""
-    console = console or Console()
+    console = console or TerminalConsole()
     num_active = summary.active_parameters
     active = f" ({num_active:,} active per token)" if num_active != summary.parameters else ""
     console.print(f"[bold]{escape(title)}[/bold]: {summary.kind}, {summary.parameters:,} parameters{active}")

@@ -124,7 +124,7 @@ def test_a_continued_prompt_is_shown_dim_on_a_terminal(run, monkeypatch):
     model = byte_model()
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setattr("clearhead.cli.word_wrap.is_terminal", lambda stream: True)
     monkeypatch.setattr("rich.console.Console.color_system", "standard", raising=False)
     done = run(model, "Hello", "--max-new-tokens", 5)
     assert done.stdout == f"\x1b[2mHello\x1b[0m{model.generate('Hello', max_new_tokens=5).text}\n"

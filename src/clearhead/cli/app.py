@@ -12,15 +12,16 @@ import math
 import os
 import re
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -34,6 +35,7 @@ from rich.progress import (
 )
 
 from clearhead.errors import ClearheadError
+from clearhead.terminal import TerminalConsole, escape_controls, escape_in_json, is_terminal, one_line
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,7 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Every Transformer works, in the clear. Start with `clearhead get smollm2`.",
 )
-errors = Console(stderr=True, highlight=False, emoji=False)
+errors = TerminalConsole(stderr=True)
 _PIPE_WIDTH = 120  # characters
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # it has no public name in typer
 
@@ -63,7 +65,7 @@ def main() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, io.TextIOWrapper):  # the tokenizer refuses bytes that are not UTF-8
         sys.stdin.reconfigure(errors="surrogateescape")
-    warnings.formatwarning = lambda message, *place, **line: f"note: {message}\n"
+    warnings.formatwarning = lambda message, *place, **line: f"note: {one_line(str(message))}\n"
     try:
         sys.exit(app(arguments, prog_name="clearhead", standalone_mode=False))
     except UsageError as error:
@@ -74,10 +76,12 @@ def main() -> None:
     except (ClearheadError, OSError) as error:  # OSError: a full disk, a missing permission
         if len(arguments) < len(sys.argv) - 1:
             raise
-        print_message("error", _with_option_names(str(error), arguments))
+        print_message("error", _with_option_names(one_line(str(error)), arguments))
         sys.exit(1)
     except typer.Abort:  # a question that nobody can answer: stdin is not a terminal
         sys.exit(1)
+    finally:
+        sys.excepthook = _print_traceback  # typer has set its own
 
 
 def _open_streams() -> None:
@@ -88,8 +92,22 @@ def _open_streams() -> None:
 
 
 def print_message(kind: str, message: str) -> None:
-    """Print one line to stderr; `kind` is "error" or "note"."""
-    errors.print(f"{kind}: {message}", markup=False, soft_wrap=True)
+    """Print one line to stderr; `kind` is "error" or "note".
+
+    Control characters and line breaks, which may come from a file, are escaped, and a very long message is cut.
+    """
+    errors.print(f"{kind}: {one_line(message)}", markup=False, soft_wrap=True)
+
+
+def echo(text: str) -> None:
+    """Print a line of data to stdout; on a terminal, control characters are escaped."""
+    print(escape_controls(text) if is_terminal(sys.stdout) else text, flush=True)
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback as Python does, but with the texts of errors made safe for a terminal."""
+    for line in "".join(traceback.format_exception(kind, error, trace)).removesuffix("\n").split("\n"):
+        sys.stderr.write(f"{one_line(line)}\n")
 
 
 def _with_option_names(message: str, arguments: list[str]) -> str:
@@ -110,7 +128,7 @@ def _print_version(requested: bool) -> None:
     if requested:
         from importlib.metadata import version
 
-        typer.echo(version("clearhead"))
+        echo(version("clearhead"))
         raise typer.Exit
 
 
@@ -133,7 +151,7 @@ def check_absent(path: Path, overwrite: bool, kind: str = "folder") -> None:
 
 def print_json(data: Any) -> None:
     """Print data as JSON on stdout."""
-    typer.echo(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+    echo(escape_in_json(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False)))
 
 
 def finite(data: Any) -> Any:
@@ -148,9 +166,9 @@ def finite(data: Any) -> Any:
     return data
 
 
-def table_console() -> Console:
+def table_console() -> TerminalConsole:
     """Return a console for tables; in a pipe it is wide enough not to fold rows."""
-    console = Console(highlight=False, emoji=False)
+    console = TerminalConsole()
     if not console.is_terminal:  # rich assumes 80 characters in a pipe
         console.width = max(console.width, _PIPE_WIDTH)
     return console
@@ -158,7 +176,7 @@ def table_console() -> Console:
 
 def progress_bar(*columns: ProgressColumn) -> Progress:
     """Return a progress bar on stderr that is shown only on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), *columns)
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns)
     return Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
 
 

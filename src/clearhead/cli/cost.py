@@ -14,6 +14,7 @@ from clearhead.cli.app import (
     OverwriteOption,
     app,
     check_absent,
+    echo,
     errors,
     print_json,
     print_message,
@@ -172,10 +173,10 @@ def calibrate(
     if as_json:
         print_json(asdict(calibration) | {"path": str(path)})
         return
-    typer.echo(f"{calibration.machine}: memory bandwidth {calibration.bytes_per_second / 1e9:.1f} GB/s")
+    echo(f"{calibration.machine}: memory bandwidth {calibration.bytes_per_second / 1e9:.1f} GB/s")
     for dtype, rates in calibration.products.items():
-        typer.echo(f"{dtype}: up to {max(rate.per_second for rate in rates) / 1e12:.3g} TFLOP/s")
-    typer.echo(f"saved to {path}")
+        echo(f"{dtype}: up to {max(rate.per_second for rate in rates) / 1e12:.3g} TFLOP/s")
+    echo(f"saved to {path}")
 
 
 @app.command(epilog="Example: `clearhead curves curves.png`")
@@ -201,4 +202,4 @@ def curves(
     if as_json:
         print_json({"path": str(path), "curves": [asdict(curve) for curve in measured]})
     else:
-        typer.echo(str(path))
+        echo(str(path))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, print_json, print_message
+from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, echo, print_json, print_message
 from clearhead.cli.checks import check_exists, find_texts
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def train_command(
     if as_json:
         print_json({"folder": str(out), "kind": kind, "vocab_size": tokenizer.vocab_size})
     else:
-        typer.echo(f"{out}: {tokenizer.vocab_size:,} tokens")
+        echo(f"{out}: {tokenizer.vocab_size:,} tokens")
 
 
 @_shards_app.command("write", epilog=_WRITE_EXAMPLE)
@@ -110,7 +110,7 @@ def _print_index(folder: Path, index: "ShardIndex", as_json: bool) -> None:
     if as_json:
         print_json(summary)
     else:
-        typer.echo(f"{folder}: {summary['tokens']:,} tokens in {summary['documents']:,} documents")
+        echo(f"{folder}: {summary['tokens']:,} tokens in {summary['documents']:,} documents")
 
 
 def _read_all(files: list[Path], unit: str, field: str) -> Iterator[str]:

@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from clearhead.api import Model, create, load
 from clearhead.architecture import Rope
 from clearhead.catalog import DownloadError, get
+from clearhead.cli.app import echo
+from clearhead.cli.word_wrap import TextPrinter
 from clearhead.families import llama_config
 from clearhead.generation import Stream
 from clearhead.summary import print_summary, summarize
@@ -32,27 +34,28 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
             get("smollm2", progress)
         model, title = load("smollm2"), "SmolLM2-135M-Instruct"
     except DownloadError as error:
-        print(f"SmolLM2 could not be downloaded ({error}); a small random model is used instead.\n")
+        echo(f"SmolLM2 could not be downloaded ({error}); a small random model is used instead.\n")
         model, title = random_model(), "A small random model (its text is noise)"
         next_command = "clearhead get smollm2 (when a network is available)"
     if model.has_chat_template:
         print(f"{title} answers a question with its chat template:\n\n{QUESTION}")
-        _print_stream(model.stream(model.encode_chat(QUESTION), max_new_tokens=NUM_TOKENS))
+        _print_stream("", model.stream(model.encode_chat(QUESTION), max_new_tokens=NUM_TOKENS))
     print(f"{title} continues a sentence:\n")
-    sys.stdout.write(PROMPT)
-    _print_stream(model.stream(PROMPT, max_new_tokens=NUM_TOKENS))
+    _print_stream(PROMPT, model.stream(PROMPT, max_new_tokens=NUM_TOKENS))
     print_summary(summarize(model.config), title)
     print(f"\nNext: {next_command}, clearhead show deepseek-v3, clearhead --help")
 
 
-def _print_stream(stream: Stream) -> None:
-    """Print a text while it is generated, then the time it took."""
+def _print_stream(prompt: str, stream: Stream) -> None:
+    """Print a prompt and its continuation while it is generated, then the time it took."""
     started = time.perf_counter()
+    printer = TextPrinter(sys.stdout)
+    printer.write(prompt)
     for piece in stream:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        printer.write(piece)
+    printer.finish()
     elapsed_seconds = time.perf_counter() - started
-    print(f"\n\n({len(stream.generation.tokens)} tokens in {elapsed_seconds:.1f} s)\n")
+    print(f"\n({len(stream.generation.tokens)} tokens in {elapsed_seconds:.1f} s)\n")
 
 
 def random_model() -> Model:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import MofNCompleteColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, prin
 from clearhead.cli.checks import check_files, check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
 from clearhead.errors import ClearheadError, unknown_name
+from clearhead.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -167,7 +167,7 @@ def _print_result(result: "EvaluationResult", model: str) -> None:
     for metric in result.metrics:
         error = "" if metric.standard_error is None else f"{metric.standard_error:,.4f}"
         table.add_row(metric.name.replace("_", " "), f"{metric.value:,.4f}", error)
-    console = Console(highlight=False, soft_wrap=True, emoji=False)
+    console = TerminalConsole(soft_wrap=True)
     console.print(table)
     for name, value in result.settings.items():
         console.print(f"{name.replace('_', ' ')}: {value}", markup=False)

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.cli.app import JsonOption, app, print_json, table_console
+from clearhead.cli.app import JsonOption, app, echo, print_json, table_console
 from clearhead.cli.checks import check_model
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def remove(name: _NameArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"name": removed.name, "bytes": removed.disk_bytes})
     else:
-        typer.echo(f"removed {removed.name} ({_format_bytes(removed.disk_bytes)})")
+        echo(f"removed {removed.name} ({_format_bytes(removed.disk_bytes)})")
 
 
 # --- data and how it is printed

@@ -16,6 +16,7 @@ from clearhead.cli.app import (
     app,
     check_absent,
     download_bar,
+    echo,
     loading_bar,
     print_json,
 )
@@ -34,7 +35,7 @@ def presets(as_json: JsonOption = False) -> None:
         print_json({family.name: list(family.presets) for family in FAMILIES})
         return
     for family in FAMILIES:
-        typer.echo(f"{family.name}: {' '.join(family.presets)}")
+        echo(f"{family.name}: {' '.join(family.presets)}")
 
 
 @app.command(epilog="Examples: `clearhead show gpt2`, `clearhead show smollm2 --json`")
@@ -72,7 +73,7 @@ def get(
     if as_json:
         print_json({"name": name, "path": str(path)})
     else:
-        typer.echo(str(path))
+        echo(str(path))
 
 
 def _list_catalog(as_json: bool) -> None:
@@ -95,7 +96,7 @@ def _list_catalog(as_json: bool) -> None:
         return
     for entry in catalog_entries():
         where = ", part of this package" if isinstance(entry, BundledModel) else ""
-        typer.echo(f"{entry.name}: {entry.description} ({entry.licence}{where})")
+        echo(f"{entry.name}: {entry.description} ({entry.licence}{where})")
 
 
 @app.command(epilog="Example: `clearhead convert smollm2 my-folder --to huggingface`")
@@ -125,4 +126,4 @@ def convert(
     if as_json:
         print_json({"folder": str(folder), "format": to, "files": sorted(path.name for path in folder.iterdir())})
     else:
-        typer.echo(str(folder))
+        echo(str(folder))

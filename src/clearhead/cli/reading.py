@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, app, print_json, print_message
+from clearhead.cli.app import JsonOption, ModelArgument, app, echo, print_json, print_message
 from clearhead.cli.checks import check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
 from clearhead.cli.texts import PAST_CONTEXT
@@ -43,7 +43,7 @@ def score(
         tokens = [{"id": token, "text": tokenizer.token_text(token), "logprob": logprob} for token, logprob in logprobs]
         print_json({"perplexity": scored.perplexity, "bits_per_byte": bits, "tokens": tokens})
     else:
-        typer.echo(f"perplexity: {scored.perplexity:,.4f}\nbits per byte: {bits:.4f}")
+        echo(f"perplexity: {scored.perplexity:,.4f}\nbits per byte: {bits:.4f}")
     if len(scored.tokens) > loaded.config.context:
         print_message("note", PAST_CONTEXT.format(context=loaded.config.context))
 
@@ -61,4 +61,4 @@ def embed(
     if as_json:
         print_json([{"text": text, "embedding": vector} for text, vector in zip(texts, vectors, strict=True)])
     for vector in () if as_json else vectors:
-        typer.echo(" ".join(f"{number:.7g}" for number in vector))
+        echo(" ".join(f"{number:.7g}" for number in vector))

@@ -6,21 +6,22 @@ generation = print_stream(prompt, model.stream(prompt.input))
 An instruction-tuned model answers a plain text with its chat template. Any other prompt is continued as it is.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
 from clearhead.cli.app import print_json, print_message
+from clearhead.cli.word_wrap import TextPrinter
 from clearhead.errors import ClearheadError
+from clearhead.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from clearhead.api import Model
     from clearhead.generation import Generation, Prompt, Stream
     from clearhead.tokenization import Tokenizer
 
+_DIM = "\x1b[2m"
 PAST_CONTEXT = "the text is longer than the model's context of {context:,} tokens; its quality may degrade beyond that"
 
 
@@ -67,29 +68,32 @@ def _has_special_tokens(tokenizer: "Tokenizer", text: str) -> bool:
 
 def print_stream(prompt: PreparedPrompt, stream: "Stream") -> "Generation":
     """Print a text while it is generated."""
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
-    _echo(prompt, console)
-    for piece in stream:
-        console.file.write(piece)
-        console.file.flush()
-    console.file.write("\n")
+    printer = TextPrinter(sys.stdout)
+    _echo(prompt, printer)
+    try:
+        for piece in stream:
+            printer.write(piece)
+    finally:
+        printer.finish()
     return stream.generation
 
 
 def print_generations(prompt: PreparedPrompt, generations: "Sequence[Generation]") -> None:
     """Print one text, or several with numbers."""
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    printer = TextPrinter(sys.stdout)
     for number, generation in enumerate(generations, start=1):
         if len(generations) > 1:
-            console.file.write(f"[{number}] ")
-        _echo(prompt, console)
-        console.file.write(f"{generation.text}\n")
+            printer.write(f"[{number}] ")
+        _echo(prompt, printer)
+        printer.write(generation.text)
+        printer.finish()
 
 
-def _echo(prompt: PreparedPrompt, console: Console) -> None:
+def _echo(prompt: PreparedPrompt, printer: TextPrinter) -> None:
     """Print a prompt that is continued, dim, on a terminal. In a pipe, only the generated text is printed."""
-    if prompt.is_continued and console.is_terminal:
-        console.print(Text(prompt.text, style="dim"), end="")
+    if prompt.is_continued and printer.is_terminal:
+        has_styles = TerminalConsole().color_system is not None  # a dumb terminal has none
+        printer.write(prompt.text, style=_DIM if has_styles else "")
 
 
 def print_generations_as_json(prompt: PreparedPrompt, generations: "Sequence[Generation]") -> None:

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, OverwriteOption, app, check_absent, print_json
+from clearhead.cli.app import JsonOption, ModelArgument, OverwriteOption, app, check_absent, echo, print_json
 from clearhead.cli.checks import check_layer, check_model_options
 from clearhead.cli.generate import DeviceOption, load_model
 from clearhead.files import check_output_path
+from clearhead.terminal import TerminalConsole
 
 
 @app.command(epilog='Example: `clearhead trace smollm2 "The cat sat on the mat" --lens --out page.html`')
@@ -42,8 +43,6 @@ def trace(
     Print a heatmap of the attention weights, averaged over heads unless --head is given. With --out, write an HTML page
     with every head, a PNG picture, or a safetensors file with all numbers instead.
     """
-    from rich.console import Console
-
     check_layer(check_model_options(model, dtype, device), layer, head)
     if out is not None:
         check_output_path(out, [".html", ".png", ".safetensors"])
@@ -71,9 +70,9 @@ def trace(
     if as_json:
         print_json(trace_data(traced, selection, lens_table))
     elif out is not None:
-        typer.echo(str(out))
+        echo(str(out))
     else:
-        console = Console()
+        console = TerminalConsole()
         print_heatmap(traced, selection, console)
         if lens_table is not None:
             print_lens(lens_table, console)
@@ -86,8 +85,6 @@ def book(
     as_json: JsonOption = False,
 ) -> None:
     """Show worked examples with small numbers: attention, masks, positions and the cache."""
-    from rich.console import Console
-
     from clearhead.files import write_text
     from clearhead.inspection import book_data, book_page, print_book
 
@@ -98,6 +95,6 @@ def book(
     if as_json:
         print_json(book_data())
     elif out is not None:
-        typer.echo(str(out))
+        echo(str(out))
     else:
-        print_book(Console())
+        print_book(TerminalConsole())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from clearhead.cli.app import JsonOption, UsageError, app, errors, print_json, table_console
+from clearhead.cli.app import JsonOption, UsageError, app, echo, errors, print_json, table_console
 
 if TYPE_CHECKING:
     from clearhead.training import ResolvedRecipe
@@ -26,7 +26,7 @@ def _print_recipes(as_json: bool) -> None:
         print_json(rows)
         return
     for name, path in recipes.items():
-        typer.echo("\n    ".join([name, *describe_recipe(path)]))
+        echo("\n    ".join([name, *describe_recipe(path)]))
 
 
 @app.command(
@@ -80,7 +80,7 @@ def train(
     if as_json:
         print_json(asdict(result) | {"folder": str(result.folder)})
     else:
-        typer.echo(str(result.folder / "model"))
+        echo(str(result.folder / "model"))
 
 
 def _print_config(resolved: "ResolvedRecipe", as_json: bool) -> None:
@@ -90,7 +90,7 @@ def _print_config(resolved: "ResolvedRecipe", as_json: bool) -> None:
         print_json({"recipe": to_dict(resolved.recipe), "origins": resolved.origins})
         return
     for line in resolved.describe():
-        typer.echo(line)
+        echo(line)
 
 
 def _print_help(context: typer.Context, recipe: str | None, smoke: bool) -> None:
@@ -106,7 +106,7 @@ def _print_help(context: typer.Context, recipe: str | None, smoke: bool) -> None
     from clearhead.training import read_recipe, recipe_keys
 
     keys = recipe_keys(read_recipe(recipe, context.args, smoke))
-    typer.echo(f"Keys of {recipe}: change one with --KEY VALUE")
+    echo(f"Keys of {recipe}: change one with --KEY VALUE")
     table = Table("key", "value", "type: meaning", box=None)
     table.columns[0].no_wrap = True
     for key in keys:

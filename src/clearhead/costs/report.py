@@ -20,6 +20,7 @@ from clearhead.costs.formulas import Communication, OperationCost, Workload, def
 from clearhead.costs.simulation import MemoryEstimate
 from clearhead.costs.tables import formula_table, legend, number_table
 from clearhead.costs.units import format_amount, format_rate, format_seconds
+from clearhead.terminal import TerminalConsole
 
 _TITLES = {
     "train": "one training step, forward and backward",
@@ -118,14 +119,14 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Show the printed report in a notebook."""
-        console = Console(record=True, file=StringIO(), width=120, highlight=False)
+        console = TerminalConsole(record=True, file=StringIO(), width=120)
         print_report(self, "cost", console)
         return console.export_html(inline_styles=True, code_format='<pre style="line-height: 1.2">{code}</pre>')
 
 
 def print_report(report: Report, title: str, console: Console | None = None) -> None:
     """Print the answer first (time, tokens per second, memory, whether it fits), then formulas and tables."""
-    console = console or Console()
+    console = console or TerminalConsole()
     workload = report.workload
     console.print(f"[bold]{escape(title)}[/bold]: {_TITLES[workload.phase]}\n{_describe_workload(workload)}")
     console.print(_answer_table(report))

@@ -13,6 +13,7 @@ from rich.table import Table
 from clearhead.costs.calibration import Comparison
 from clearhead.costs.formulas import OperationCost
 from clearhead.costs.units import format_amount, format_seconds
+from clearhead.terminal import TerminalConsole
 
 # The shape alphabet of model/__init__.py and the additions of matrix_products.py.
 SYMBOLS = {
@@ -94,7 +95,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
 
 def print_comparisons(comparisons: Sequence[Comparison], device: str, console: Console | None = None) -> None:
     """Print predictions and measurements of this machine with their ratios."""
-    console = console or Console()
+    console = console or TerminalConsole()
     table = _plain_table(f"on this machine's {device}", "predicted", "measured", "ratio")
     for comparison in comparisons:
         show = FORMATS[comparison.quantity]

@@ -15,7 +15,7 @@ class Display:
 
     def __init__(self, console: Console, num_steps: int, first_step: int, silent: bool = False):
         self.console, self.num_steps, self.silent = console, num_steps, silent
-        columns = (MofNCompleteColumn(), BarColumn(bar_width=20), TextColumn("{task.description}"))
+        columns = (MofNCompleteColumn(), BarColumn(bar_width=20), TextColumn("{task.description}", markup=False))
         self.bar = Progress(*columns, console=console, disable=silent or not console.is_terminal)
         self.task = self.bar.add_task("", total=num_steps, completed=first_step)
         self.validation_task = self.bar.add_task("batches of the validation", total=None, visible=False)

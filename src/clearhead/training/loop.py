@@ -17,6 +17,7 @@ from torch import Tensor
 from clearhead.config import to_dict
 from clearhead.data import Batch
 from clearhead.home import expand_user
+from clearhead.terminal import TerminalConsole
 from clearhead.training.checkpoints import RunFolder
 from clearhead.training.closing import closing_lines
 from clearhead.training.distributed import World
@@ -57,7 +58,7 @@ def train(
     recipe = resolved.recipe
     config = recipe.train
     out = expand_user(out)
-    console = console or Console(stderr=True, highlight=False, emoji=False)
+    console = console or TerminalConsole(stderr=True)
     loss = validation_loss = None
     with World.start(config.strategy, config.device) as world:
         run = RunFolder(out, world=world)
