@@ -194,6 +194,63 @@ def test_memory_of_a_sliding_window_does_not_grow():
     assert cache.num_bytes == cache.allocated_bytes
 
 
+def test_a_large_ring_grows_with_the_text():
+    network = toy(decoder(pattern=SlidingWindow(size=10**7)))
+    cache = KeyValueCache(network.config)
+    with torch.no_grad():
+        run_cached(network, torch.zeros(1, 30, dtype=torch.long), [1, 29], cache)
+        assert cache.stores[0].key.shape[2] == stores._FIRST_RING_SLOTS
+        network(torch.zeros(1, 2100, dtype=torch.long), cache=cache)
+        cache.advance()
+    assert cache.stores[0].key.shape[2] == 2 * stores._FIRST_RING_SLOTS
+
+
+@pytest.mark.parametrize("step_lengths", STEP_LENGTHS.values(), ids=STEP_LENGTHS)
+@pytest.mark.parametrize("name", ["mistral-7b", "gemma-3-1b", "llama-4-scout"])
+@torch.no_grad()
+def test_rings_that_grow_give_the_results_of_rings_that_do_not(name, tokens, step_lengths, monkeypatch, tmp_path):
+    network, rows = toy(MODELS[name]), torch.tensor([1, 0])
+    mask = torch.ones_like(tokens)
+    mask[1, :5] = 0
+    results = []
+    for first_slots in (1, 2, 2048):
+        monkeypatch.setattr(stores, "_FIRST_RING_SLOTS", first_slots)
+        cache = KeyValueCache(network.config, slack=3)
+        found = [run_cached(network, tokens, step_lengths, cache, mask)]
+        cache.truncate(22)
+        cache.reorder(rows)
+        cache.save(tmp_path / "past.safetensors")
+        caches = [cache.select(rows), KeyValueCache.load(tmp_path / "past.safetensors", network.config), cache]
+        found += [run_cached(network, tokens, [1, 1, 9, 1], each) for each in caches]
+        results.append(torch.cat(found, dim=1))
+    assert (results[0] - results[2]).abs().max() <= 1e-12
+    assert (results[1] - results[2]).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_a_ring_is_usable_after_memory_ran_out_in_one_layer(tokens, monkeypatch):
+    """The layers then have rings of different sizes, but one mask."""
+    monkeypatch.setattr(stores, "_FIRST_RING_SLOTS", 4)
+    network = toy(decoder(pattern=SlidingWindow(size=20)))
+    cache = KeyValueCache(network.config)
+    run_cached(network, tokens[:, :4], [4], cache)
+    grow, calls = stores.grow, []
+
+    def fails_in_the_second_layer(*arguments):
+        calls.append(arguments)
+        if len(calls) > 2:
+            raise RuntimeError("not enough memory")
+        return grow(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stores, "grow", fails_in_the_second_layer)
+        with pytest.raises(RuntimeError, match="not enough memory"):
+            network(tokens[:, 4:6], cache=cache)
+    cache.truncate(2)
+    found = run_cached(network, tokens[:, 2:], [1, 1, 1, 5, 14], cache)
+    assert (found - network(tokens)[:, 2:]).abs().max() <= 1e-12
+
+
 def test_a_sliding_window_can_be_truncated_by_its_slack_only():
     network = toy(decoder(pattern=SlidingWindow(size=4)))
     cache = KeyValueCache(network.config, slack=2)
@@ -217,7 +274,7 @@ def test_loading_a_damaged_file_or_one_of_another_model_raises(tmp_path):
     network = toy(decoder())
     path = tmp_path / "past.safetensors"
     path.write_bytes(b"not a cache")
-    with pytest.raises(ClearheadError, match="is not a cache of this model"):
+    with pytest.raises(ClearheadError, match="is not a complete safetensors file"):
         KeyValueCache.load(path, network.config)
     cache = KeyValueCache(network.config)
     with torch.no_grad():

@@ -17,6 +17,7 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 
 EMPTY = -1  # token index of a slot without a token
+_FIRST_RING_SLOTS = 2048  # a larger ring begins with these slots and doubles when they are full
 
 
 class ReservedSlot(NamedTuple):
@@ -165,10 +166,10 @@ def grow(buffer: Tensor | None, like: Tensor, length: int, capacity: int) -> Ten
 
 
 class SlidingStore(KeyValueBuffers):
-    """The last `window` tokens in a ring buffer: token t is in slot t mod size. Memory does not grow with the text.
+    """The last `window` tokens in a ring buffer: token t is in slot t mod size.
 
     The ring has window + slack slots. It can be truncated by up to `slack` tokens, and up to slack + 1 new tokens are
-    written in place.
+    written in place. A large ring is allocated in steps: as long as the text is shorter, it has only the first slots.
     """
 
     def __init__(self, window: int, slack: int = 16):
@@ -179,20 +180,23 @@ class SlidingStore(KeyValueBuffers):
 
     def write(self, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values (B, K, T, H) and return the ring, followed by the new ones if they are many."""
-        if self.key is None or self.value is None:
-            self.key = key.new_zeros(*key.shape[:2], self.size, key.shape[3])
-            self.value = value.new_zeros(*value.shape[:2], self.size, value.shape[3])
         num_new = key.shape[2]
         if self.fits_in_place(num_new):
+            num_slots = self.num_slots(length + num_new)
+            self.key, self.value = self.grown(length, num_slots, key, value)
             slots = torch.arange(length, length + num_new, device=key.device) % self.size
             self.key[:, :, slots] = key
             self.value[:, :, slots] = value
             self.pending = None
-            return self.key, self.value
-        attended = torch.cat((self.key, key), dim=2), torch.cat((self.value, value), dim=2)
+            return self.key[:, :, :num_slots], self.value[:, :, :num_slots]
+        num_slots = self.num_slots(length)
+        self.key, self.value = self.grown(length, num_slots, key, value)
+        past = self.key[:, :, :num_slots], self.value[:, :, :num_slots]
+        attended = torch.cat((past[0], key), dim=2), torch.cat((past[1], value), dim=2)
         num_kept = min(num_new, self.size)
         slots = torch.arange(length + num_new - num_kept, length + num_new, device=key.device) % self.size
-        self.pending = self.key.clone(), self.value.clone()
+        capacity = max(self.num_slots(length + num_new), self.key.shape[2])
+        self.pending = grow(self.key, key, length, capacity), grow(self.value, value, length, capacity)
         self.pending[0][:, :, slots] = key[:, :, -num_kept:]
         self.pending[1][:, :, slots] = value[:, :, -num_kept:]
         return attended
@@ -201,11 +205,27 @@ class SlidingStore(KeyValueBuffers):
         self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
     ) -> ReservedSlot:
         """Make room for one token of `shape` (B, K, H) that a kernel will write."""
-        if self.key is None or self.value is None:
-            self.key = torch.zeros(*shape[:2], self.size, shape[2], dtype=dtype, device=device)
-            self.value = torch.zeros_like(self.key)
+        like = torch.empty(*shape[:2], 0, shape[2], dtype=dtype, device=device)
+        num_slots = self.num_slots(length + 1)
+        self.key, self.value = self.grown(length, num_slots, like, like)
         self.pending = None
-        return ReservedSlot(self.key, self.value, length % self.size, self.size)
+        return ReservedSlot(self.key, self.value, length % self.size, num_slots)
+
+    def num_slots(self, length: int) -> int:
+        """Return how many slots the first `length` tokens need: a power of two, or all of the ring.
+
+        This depends on `length` alone, so that a mask can be made before the write, also after a write that failed.
+        """
+        num_slots = _FIRST_RING_SLOTS
+        while num_slots < min(length, self.size):
+            num_slots *= 2
+        return min(num_slots, self.size)
+
+    def grown(self, length: int, num_slots: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return buffers like key and value with at least `num_slots` slots and the first `length` tokens."""
+        if self.key is not None and self.value is not None and num_slots <= self.key.shape[2]:
+            return self.key, self.value
+        return grow(self.key, key, length, num_slots), grow(self.value, value, length, num_slots)
 
     def advance(self) -> None:
         """Make the tokens written last part of the past."""
@@ -224,7 +244,7 @@ class SlidingStore(KeyValueBuffers):
 
     def ring_indices(self, length: int) -> Tensor:
         """Return the token in each slot after `length` tokens: the latest t < length with t mod size = slot."""
-        slot = torch.arange(self.size)
+        slot = torch.arange(self.num_slots(length))
         latest = length - 1 - (length - 1 - slot) % self.size
         return torch.where(latest >= 0, latest, EMPTY)
 
@@ -246,9 +266,11 @@ class SlidingStore(KeyValueBuffers):
 
     def restore(self, key: Tensor, value: Tensor, length: int) -> None:
         """Use buffers that were saved with `length` tokens. Raise ValueError if they do not fit."""
-        if key.ndim != 4 or value.ndim != 4 or not key.shape[2] == value.shape[2] == self.size:
+        fits = key.ndim == value.ndim == 4 and key.shape[2] == value.shape[2]
+        if not fits or not self.num_slots(length) <= key.shape[2] <= self.size:
             raise ValueError(
-                f"keys {tuple(key.shape)} and values {tuple(value.shape)} do not fit a ring of {self.size} slots"
+                f"keys {tuple(key.shape)} and values {tuple(value.shape)} do not fit {length} tokens in a ring of "
+                f"{self.size} slots"
             )
         self.key, self.value = key, value
 

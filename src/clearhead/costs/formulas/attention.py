@@ -2,8 +2,8 @@
 
     for operation in attention_operations(layer, workload, length=1, is_decoder=True): ...
 
-The kernel receives all keys that the cache returns: a sliding store returns all of its slots, including those outside
-the window.
+The kernel receives all keys that the cache returns: a sliding store returns all slots that it has allocated, including
+those outside the window.
 """
 
 from collections.abc import Iterator
