@@ -1,12 +1,16 @@
 """Packed weights and the fast path as users request them: load, generate, save, and which requests are refused."""
 
+import shutil
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 import clearhead
 from clearhead.backends.cpu.stack import AcceleratedStack
-from clearhead.backends.cpu_kernels import library
+from clearhead.backends.cpu_kernels import compiling, library
 from clearhead.backends.modules import PackedLinear, PackedTable, is_packed
+from clearhead.cache import KeyValueCache
 from clearhead.checkpoint.gguf import open_gguf
 from clearhead.errors import ClearheadError
 from tests.backends.networks import logits_of, toy_network
@@ -53,19 +57,54 @@ def test_an_accelerated_model_can_be_saved_and_loaded(llama_folder, tmp_path):
     assert again.generate([1, 2, 3], max_new_tokens=6).tokens == before
 
 
-def test_loading_without_fast_compiles_nothing(llama_folder, tmp_path, monkeypatch):
+@pytest.fixture
+def missing_library(tmp_path, monkeypatch):
+    """Let the kernels be missing; return the path where they are searched."""
     monkeypatch.setattr(library, "_loaded", None)
-    monkeypatch.setattr(library, "library_path", lambda: tmp_path / "missing.so")
-    monkeypatch.setattr(library, "compile_library", lambda path: pytest.fail("the compiler was called"))
-    model = clearhead.load(llama_folder, weights="int4")
+    monkeypatch.setattr(library, "_missing", None)
+    monkeypatch.setattr(library, "_builder", None)
+    monkeypatch.setattr(library, "library_path", lambda: tmp_path / "kernels.so")
+    return tmp_path / "kernels.so"
+
+
+@pytest.mark.parametrize("fast", [None, False])
+def test_loading_compiles_nothing_if_that_is_forbidden(llama_folder, missing_library, monkeypatch, fast):
+    monkeypatch.setenv("CLEARHEAD_COMPILE", "0" if fast is None else "1")
+    monkeypatch.setattr(library, "start_build", lambda path: pytest.fail("the compiler was called"))
+    model = clearhead.load(llama_folder, weights="int4", fast=fast)
     assert not isinstance(model.network.decoder, AcceleratedStack)
     assert len(model.generate([1, 2], max_new_tokens=2).tokens) == 2
 
 
-def test_a_library_of_another_system_is_not_used(llama_folder, tmp_path, monkeypatch):
-    (tmp_path / "other.so").write_bytes(b"not a shared library of this system")
-    monkeypatch.setattr(library, "_loaded", None)
-    monkeypatch.setattr(library, "library_path", lambda: tmp_path / "other.so")
+@pytest.mark.parametrize("weights", ["full", "int4"])
+def test_kernels_that_are_built_after_loading_are_used_by_the_next_text(
+    kernels, llama_folder, missing_library, monkeypatch, weights
+):
+    monkeypatch.delenv("CLEARHEAD_COMPILE", raising=False)
+    monkeypatch.setattr(library, "start_build", lambda path: Mock(poll=lambda: 0))
+    plain = clearhead.load(llama_folder, weights=weights, fast=False)
+    with pytest.warns(UserWarning, match="the CPU kernels are being compiled in the background, once"):
+        model = clearhead.load(llama_folder, weights=weights)
+    assert "PyTorch" in repr(model)
+    tokens = torch.tensor([[1, 2, 3]])
+    with torch.no_grad():
+        assert torch.equal(model.network(tokens), plain.network(tokens))
+        cache = KeyValueCache(model.config)
+        model.network(tokens, cache=cache)
+        cache.advance()
+        built = compiling.library_path()
+        shutil.copy(built, missing_library)
+        shutil.copy(f"{built}.sha256", f"{missing_library}.sha256")
+        model.network(tokens[:, :1], cache=cache)
+        assert cache.last_writer is None  # a sequence that PyTorch began
+        cache = KeyValueCache(model.config)
+        model.network(tokens[:, :1], cache=cache)
+        assert cache.last_writer is not None
+    assert "CPU kernels" in repr(model)
+
+
+def test_a_library_of_another_system_is_not_used(llama_folder, missing_library):
+    missing_library.write_bytes(b"not a shared library of this system")
     assert not isinstance(clearhead.load(llama_folder).network.decoder, AcceleratedStack)
 
 

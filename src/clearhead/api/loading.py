@@ -3,6 +3,7 @@
 model = load("smollm2", dtype="bfloat16"); untrained = create("llama-3.2-1b", seed=1)
 """
 
+import warnings
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +15,7 @@ from clearhead.api.recurrent import RecurrentBaseline
 from clearhead.architecture import ModelConfig
 from clearhead.backends import (
     accelerate,
+    build_in_background,
     is_packed,
     load_kernel_library,
     unsupported_network_reason,
@@ -56,8 +58,9 @@ def load(
     progress: called as progress(name, done, total) for each tensor.
     weights: "full"; "int8" or "int4", which quantize the matrices on loading; "stored", which computes with the
     quantized blocks of a .gguf file. All but "full" use bfloat16 for everything else unless `dtype` is given.
-    fast: None uses the C++ kernels on a CPU if they are already compiled. True compiles them first if necessary, which
-    takes a few seconds once, and raises ClearheadError if they do not support the model. False uses PyTorch only.
+    fast: None uses the C++ kernels on a CPU. If they are missing, another process compiles them once, and texts that
+    begin after that use them; PyTorch computes until then, and a warning says so. True waits until they are compiled,
+    and raises ClearheadError if that fails or they do not support the model. False uses PyTorch only.
     """
     if weights not in get_args(Weights):
         raise unknown_name("weights", str(weights), get_args(Weights))
@@ -91,11 +94,19 @@ def _use_fast_path(network: Transformer, fast: bool | None) -> str | None:
     """Accelerate the network where possible, unless `fast` is False; return the reason if it is not possible."""
     if network.device.type == "cuda":
         return unsupported_network_reason(network, "cuda")  # the graph needs no preparation
-    if fast is False or accelerate(network, build=bool(fast)):
+    if fast is False:
         return None
-    if fast and is_packed(network) and load_kernel_library(build=True) is not None:
-        return None  # its matrix products still run in the kernels, one by one
-    return unsupported_network_reason(network, "cpu")
+    reason = unsupported_network_reason(network, "cpu")
+    if reason and not is_packed(network):
+        return reason
+    note = None if fast else build_in_background()
+    if note:
+        warnings.warn(note, stacklevel=3)
+    if accelerate(network, build=bool(fast), later=note is not None):
+        return None
+    if fast and load_kernel_library(build=True) is not None:
+        return None  # packed: its matrix products still run in the kernels, one by one
+    return reason
 
 
 def create(

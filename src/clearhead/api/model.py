@@ -16,7 +16,14 @@ import torch
 from clearhead.api.chat import Chat, check_message, encode_messages, require_chat_template
 from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
 from clearhead.architecture import ModelConfig, check_tokens
-from clearhead.backends import AcceleratedStack, PackedMatrix, is_packed, triton_available, unsupported_network_reason
+from clearhead.backends import (
+    AcceleratedStack,
+    PackedMatrix,
+    find_new_kernels,
+    is_packed,
+    triton_available,
+    unsupported_network_reason,
+)
 from clearhead.checkpoint import ModelParts, check_save_folder, replace_folder, save_folder, save_native
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.generation import (
@@ -73,7 +80,7 @@ class Model(ModelParts):
         """Name what runs a decode step: PyTorch, the CPU kernels or a CUDA graph."""
         device = self.device
         if device.type == "cpu" and isinstance(getattr(self.network, "decoder", None), AcceleratedStack):
-            return "CPU kernels"
+            return "PyTorch" if find_new_kernels() is None else "CPU kernels"  # None: they are still being compiled
         if device.type == "cuda" and self.use_cuda_graph and triton_available(device):
             return "PyTorch" if unsupported_network_reason(self.network, "cuda") else "CUDA graph"
         return "PyTorch"

@@ -16,7 +16,7 @@ docs/fast-path.md explains how they work and how they are verified.
 
 from clearhead.backends.capability import unsupported_reason
 from clearhead.backends.cpu import AcceleratedStack, accelerate
-from clearhead.backends.cpu_kernels import load_kernel_library
+from clearhead.backends.cpu_kernels import build_in_background, find_new_kernels, load_kernel_library
 from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, fused_linear
 from clearhead.backends.live_checks import triton_available, unsupported_network_reason
 from clearhead.backends.lowering import NormModule, Projection
@@ -53,6 +53,8 @@ __all__ = [
     "PackedWeight",
     "Projection",
     "accelerate",
+    "build_in_background",
+    "find_new_kernels",
     "fused_linear",
     "is_packable",
     "is_packed",

@@ -7,10 +7,10 @@ import torch
 
 from clearhead.backends.cpu.plan import Plan
 from clearhead.backends.cpu.stack import AcceleratedStack, accelerate
-from clearhead.backends.cpu_kernels import library
+from clearhead.backends.cpu_kernels import compiling, library
 from clearhead.backends.live_checks import unsupported_network_reason
 from clearhead.backends.modules import pack_network
-from clearhead.cache import KeyValueCache
+from clearhead.cache import KeyValueCache, stores
 from clearhead.cache.stores import SlidingStore
 from clearhead.generation import TokenSequence, decode
 from clearhead.options import SamplingOptions
@@ -24,8 +24,8 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no AVX-512 to leave out")
 def test_without_avx512_prompts_run_in_the_modules(tmp_path, monkeypatch):
-    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-mno-avx512f"))
-    library.compile_library(tmp_path / "plain.so")
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-mno-avx512f"))
+    compiling.compile_library(tmp_path / "plain.so")
     monkeypatch.setattr(library, "_loaded", library.open_library(tmp_path / "plain.so"))
     network, tokens = toy_network("llama-3.1-8b"), torch.randint(0, VOCAB, (3, 14))
     expected, _ = logits_of(network, tokens)
@@ -96,6 +96,16 @@ def test_sliding_windows_keep_their_ring_buffers():
     accelerate(network)
     _, cache = logits_of(network, torch.randint(0, VOCAB, (1, 30)))
     assert isinstance(cache.stores[0], SlidingStore)
+
+
+@pytest.mark.parametrize("name", ["mistral-7b", "gemma-3-1b"])
+def test_rings_grow_under_the_kernels(name, monkeypatch):
+    monkeypatch.setattr(stores, "_FIRST_RING_SLOTS", 2)
+    network, tokens = toy_network(name), torch.randint(0, VOCAB, (2, 40))
+    expected, _ = logits_of(network, tokens, prompt_length=1)
+    assert accelerate(network)
+    found, _ = logits_of(network, tokens, prompt_length=1)
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["marian", "bart-base", "transformer-base"])

@@ -2,14 +2,18 @@
 
 import os
 import shutil
+import subprocess
+import sys
+import time
 from ctypes import byref
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
 from clearhead.architecture import Rope
-from clearhead.backends.cpu_kernels import library
+from clearhead.backends.cpu_kernels import compiling, library
 from clearhead.backends.cpu_kernels.attention import cpu_attention
 from clearhead.backends.cpu_kernels.products import multiply_in_kernel
 from clearhead.backends.cpu_kernels.structures import (
@@ -33,6 +37,8 @@ def unloaded(tmp_path, monkeypatch):
     path = tmp_path / "kernels" / "built.so"
     monkeypatch.setattr(library, "library_path", lambda: path)
     monkeypatch.setattr(library, "_loaded", None)
+    monkeypatch.setattr(library, "_missing", None)
+    monkeypatch.setattr(library, "_builder", None)
     return path
 
 
@@ -76,7 +82,7 @@ def replace_library_and_forget_digest(path):
     ],
 )
 def test_a_damaged_or_untrusted_library_is_not_loaded(kernels, unloaded, damage):
-    built = next((library.home() / "kernels").glob("cpu-*.so"))
+    built = compiling.library_path()
     unloaded.parent.mkdir()
     shutil.copy(built, unloaded)
     shutil.copy(f"{built}.sha256", f"{unloaded}.sha256")
@@ -85,16 +91,16 @@ def test_a_damaged_or_untrusted_library_is_not_loaded(kernels, unloaded, damage)
 
 
 def test_a_library_of_another_user_is_not_loaded(kernels, unloaded, monkeypatch):
-    built = next((library.home() / "kernels").glob("cpu-*.so"))
-    monkeypatch.setattr(library.os, "getuid", lambda: built.stat().st_uid + 1)
+    built = compiling.library_path()
+    monkeypatch.setattr(compiling.os, "getuid", lambda: built.stat().st_uid + 1)
     if built.stat().st_uid != 0:  # files of root are trusted
         assert library.open_library(built) is None
 
 
 def test_kernels_are_not_compiled_to_a_folder_that_others_can_write_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(library, "_is_private", lambda path: False)
+    monkeypatch.setattr(compiling, "_is_private", lambda path: False)
     with pytest.raises(ClearheadError, match="because other users can write there; set CLEARHEAD_HOME"):
-        library.compile_library(tmp_path / "kernels.so")
+        compiling.compile_library(tmp_path / "kernels.so")
 
 
 def test_an_unclosed_quote_in_the_compiler_variable(tmp_path, monkeypatch):
@@ -102,42 +108,124 @@ def test_an_unclosed_quote_in_the_compiler_variable(tmp_path, monkeypatch):
     with pytest.raises(
         ClearheadError, match=r"CXX is 'g\+\+ \"', which is not a valid command \(No closing quotation\)"
     ):
-        library.compile_library(tmp_path / "kernels.so")
+        compiling.compile_library(tmp_path / "kernels.so")
 
 
 def test_a_missing_compiler_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(library.shutil, "which", lambda name: None)
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ClearheadError, match="need a C\\+\\+ compiler, and none was found; install g\\+\\+"):
-        library.compile_library(tmp_path / "kernels.so")
+        compiling.compile_library(tmp_path / "kernels.so")
 
 
 def test_a_failing_compiler_is_named_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(ClearheadError, match="false cannot compile the CPU kernels"):
-        library.compile_library(tmp_path / "kernels.so")
+        compiling.compile_library(tmp_path / "kernels.so")
     assert not list(tmp_path.glob("*.so"))
 
 
 def test_the_compiler_variable_may_contain_arguments_and_may_name_a_missing_program(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", "false -x")
     with pytest.raises(ClearheadError, match="false cannot compile"):
-        library.compile_library(tmp_path / "kernels.so")
+        compiling.compile_library(tmp_path / "kernels.so")
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(ClearheadError, match=r"the CPU kernels cannot be compiled: .*no-such-compiler"):
-        library.compile_library(tmp_path / "kernels.so")
+        compiling.compile_library(tmp_path / "kernels.so")
 
 
-def test_older_builds_for_the_same_processor_are_deleted(tmp_path):
-    kept = {"cpu-a-2.so", "cpu-a-2.so.sha256", "cpu-b-1.so", "other.so"}
-    for name in kept | {"cpu-a-1.so", "cpu-a-1.so.sha256", "step-0123.so"}:
+def test_all_but_the_latest_builds_for_the_same_processor_are_deleted(tmp_path):
+    """Two versions of Clearhead that are used in turn do not delete each other's kernels."""
+    latest = [f"cpu-a-{number}.so" for number in range(3, 6)]
+    kept = {"cpu-a-2.so", "cpu-a-2.so.sha256", "cpu-b-1.so", "other.so", *latest, f"{latest[0]}.sha256"}
+    for name in kept | {"cpu-a-1.so", "cpu-a-1.so.sha256", "cpu-a-1.so.failed", "step-0123.so"}:
         (tmp_path / name).touch()
+    os.utime(tmp_path / "cpu-a-1.so", (1, 1))
     leftover, current = tmp_path / ".compiling-a", tmp_path / ".compiling-b"
     leftover.mkdir()
     current.mkdir()
     os.utime(leftover, (0, 0))
-    library.remove_older_builds(tmp_path / "cpu-a-2.so")
+    compiling.remove_older_builds(tmp_path / "cpu-a-2.so")
     assert {path.name for path in tmp_path.iterdir()} == kept | {current.name}
+
+
+# --- building in the background
+
+COMPILER = """#!/bin/sh
+echo once >> {log}
+sleep 1
+while [ "$1" != -o ]; do shift; done
+cp {built} "$2"
+"""
+
+
+@pytest.fixture
+def slow_compiler(kernels, tmp_path, monkeypatch):
+    """A compiler that takes a second and copies the kernels that are already built; return the log of its calls."""
+    program, log = tmp_path / "compiler", tmp_path / "log"
+    program.write_text(COMPILER.format(log=log, built=compiling.library_path()))
+    program.chmod(0o700)
+    monkeypatch.setenv("CXX", str(program))
+    monkeypatch.delenv("CLEARHEAD_COMPILE", raising=False)
+    return log
+
+
+def test_a_background_build_is_announced_and_its_kernels_are_found_when_a_sequence_begins(slow_compiler, unloaded):
+    note = library.build_in_background()
+    assert note.startswith("the CPU kernels are being compiled in the background, once; until they are ready, PyTorch")
+    assert library.build_in_background() == note  # and no second process is started
+    assert library.find_new_kernels() is None
+    library._builder.wait(60)
+    assert library.load_kernel_library() is None  # in the middle of a sequence nothing changes
+    assert library.find_new_kernels() is not None
+    assert library.load_kernel_library() is not None
+    assert library.build_in_background() is None
+    assert slow_compiler.read_text() == "once\n"
+
+
+def test_waiting_for_a_background_build_does_not_compile_again(slow_compiler, unloaded):
+    library.build_in_background()
+    deadline = time.monotonic() + 60
+    while not slow_compiler.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert library.load_kernel_library(build=True) is not None
+    assert library._builder.wait(60) == 0
+    assert slow_compiler.read_text() == "once\n"
+
+
+def test_several_processes_that_build_at_once_compile_once(slow_compiler, unloaded):
+    command = [sys.executable, "-P", compiling.__file__, str(unloaded)]
+    environment = os.environ | {"PYTHONPATH": str(Path(compiling.__file__).parents[3])}
+    for process in [subprocess.Popen(command, env=environment) for _ in range(4)]:
+        assert process.wait(120) == 0
+    assert slow_compiler.read_text() == "once\n"
+    assert library.open_library(unloaded) is not None
+
+
+def test_a_failed_background_build_is_not_repeated_until_it_is_asked_for(unloaded, slow_compiler, monkeypatch):
+    working = os.environ["CXX"]
+    monkeypatch.setenv("CXX", "false")
+    assert "in the background" in library.build_in_background()
+    assert library._builder.wait(60) != 0
+    note = library.build_in_background()
+    assert note.startswith("false cannot compile the CPU kernels")
+    assert "PyTorch computes instead" in note
+    monkeypatch.setenv("CXX", working)
+    assert library.load_kernel_library(build=True) is not None
+    assert not list(unloaded.parent.glob("*.failed"))
+
+
+def test_without_a_compiler_the_note_says_what_to_install(unloaded, slow_compiler, monkeypatch):
+    monkeypatch.delenv("CXX")
+    monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
+    assert "none was found; install g++" in library.build_in_background()
+    assert library._builder is None
+
+
+def test_compiling_unasked_can_be_forbidden(unloaded, slow_compiler, monkeypatch):
+    monkeypatch.setenv("CLEARHEAD_COMPILE", "0")
+    assert library.build_in_background() is None
+    assert library._builder is None
 
 
 # --- calling kernels

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from clearhead.backends.cpu_kernels import library
+from clearhead.backends.cpu_kernels import compiling, library
 from clearhead.backends.cpu_kernels.products import multiply_in_kernel, unpack
 from clearhead.backends.packed import pack, pack_gguf_blocks
 
@@ -77,8 +77,8 @@ def test_the_plain_loops_compute_the_same_as_avx512(tmp_path, monkeypatch):
         return torch.cat([multiply_in_kernel(x[:rows], stored) for rows in (1, 2, 5, 17, 50)])
 
     vectorized = [products_of(stored) for stored in formats]
-    monkeypatch.setattr(library, "FLAGS", (*library.FLAGS, "-mno-avx512f"))
-    library.compile_library(tmp_path / "plain.so")
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-mno-avx512f"))
+    compiling.compile_library(tmp_path / "plain.so")
     monkeypatch.setattr(library, "_loaded", library.open_library(tmp_path / "plain.so"))
     for stored, expected in zip(formats, vectorized, strict=True):
         torch.testing.assert_close(products_of(stored), expected, atol=1e-4, rtol=1e-4)

@@ -3,8 +3,9 @@
     accelerate(network)      # in place; network(...), decode(network, ...) and beam search need no change
 
 Calls that the kernels do not support (without a cache, or a prompt into a sliding cache) run in the modules, which are
-also the reference that the kernels are tested against. Changes of weights, modules or hooks take effect when a sequence
-begins or several tokens are processed at once, not between two single tokens of one sequence.
+also the reference that the kernels are tested against. Changes of weights, modules or hooks, and kernels whose
+compilation has finished, take effect when a sequence begins or several tokens are processed at once, not between two
+single tokens of one sequence.
 """
 
 from threading import Lock
@@ -14,7 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.backends.cpu.plan import Plan
-from clearhead.backends.cpu_kernels import cpu_attention, kernels_support_prompts, load_kernel_library
+from clearhead.backends.cpu_kernels import (
+    cpu_attention,
+    find_new_kernels,
+    kernels_support_prompts,
+    load_kernel_library,
+)
 from clearhead.backends.live_checks import can_be_planned, runs_in_cpu_kernels, unsupported_network_reason
 from clearhead.backends.modules import AcceleratedHead
 from clearhead.cache import KeyValueCache
@@ -23,13 +29,16 @@ from clearhead.model import EncoderOutput, LayerStack, LogitHead, Transformer, c
 _STEP_LOCK = Lock()  # a plan's structures are overwritten for every token, and a step uses all cores anyway
 
 
-def accelerate(network: Transformer, build: bool = True) -> bool:
-    """Let the decoder run in the C++ kernels, in place, and return whether it does.
+def accelerate(network: Transformer, build: bool = True, *, later: bool = False) -> bool:
+    """Let the decoder run in the C++ kernels, in place, and return whether the kernels support it.
 
-    An unsupported network stays unchanged. With `build`, compile the kernels if they are not on disk.
+    An unsupported network stays unchanged. With `build`, compile the kernels if they are not on disk. With `later`,
+    they may still be missing: the modules compute until they are there.
     """
     stack = network.decoder
-    if stack is None or unsupported_network_reason(network, "cpu") or load_kernel_library(build=build) is None:
+    if stack is None or unsupported_network_reason(network, "cpu"):
+        return False
+    if (load_kernel_library(build=True) if build else find_new_kernels()) is None and not later:
         return False
     if not isinstance(stack, AcceleratedStack):
         network.decoder = AcceleratedStack(stack)
@@ -68,7 +77,10 @@ class AcceleratedStack(LayerStack):
         **options: Any,
     ) -> Tensor:
         """Return the last hidden states (B, T, D), from the kernels if they can compute this call."""
-        if position_ids is None and runs_in_cpu_kernels(self, tokens, encoder_output, cache, options):
+        continues = tokens.shape[-1] == 1 and isinstance(cache, KeyValueCache) and cache.length > 0
+        kernels = load_kernel_library() if continues else find_new_kernels()
+        supported = kernels is not None and position_ids is None
+        if supported and runs_in_cpu_kernels(self, tokens, encoder_output, cache, options):
             with _STEP_LOCK:
                 if plan := self.plan_for(tokens, cache):
                     return self.run_plan(plan, tokens, attention_mask, encoder_output, cache)

@@ -1,6 +1,7 @@
 """C++ kernels for CPUs, and their binding to Python. This package imports only the storage formats of packed/.
 
-library      compile the kernels once per machine, load them with ctypes
+library      load the compiled kernels with ctypes
+compiling    compile them once per machine, here or in another process
 structures   ctypes mirrors of the C++ structures
 products     y = W x + bias for a plain or a packed weight
 attention    attention over a whole prompt
@@ -8,7 +9,13 @@ source/      the C++ code: kernels.cpp and its headers
 """
 
 from clearhead.backends.cpu_kernels.attention import cpu_attention
-from clearhead.backends.cpu_kernels.library import is_inference, kernels_support_prompts, load_kernel_library
+from clearhead.backends.cpu_kernels.library import (
+    build_in_background,
+    find_new_kernels,
+    is_inference,
+    kernels_support_prompts,
+    load_kernel_library,
+)
 from clearhead.backends.cpu_kernels.products import multiply, unpack
 from clearhead.backends.cpu_kernels.structures import (
     ACTIVATION_CODES,
@@ -33,8 +40,10 @@ __all__ = [
     "MatrixStruct",
     "NormStruct",
     "RotationAngles",
+    "build_in_background",
     "cpu_attention",
     "describe_matrix",
+    "find_new_kernels",
     "is_inference",
     "kernels_support_prompts",
     "load_kernel_library",
