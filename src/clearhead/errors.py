@@ -5,11 +5,14 @@
 A defect in Clearhead itself raises an ordinary exception and shows its traceback.
 """
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
 _MAX_LISTED_WITH_SUGGESTION = 8
 _MAX_LISTED = 12
+# Messages of CUDA and Apple's GPUs, of the CPU, and for a buffer too large for Apple's GPUs. Only CUDA has a type.
+_OUT_OF_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
 
 
 class ClearheadError(ValueError):
@@ -43,3 +46,13 @@ def unknown_name(kind: str, name: str, choices: Iterable[str], where_listed: str
     elif 1 < len(names) <= _MAX_LISTED_WITH_SUGGESTION:
         parts.append(f"Available: {', '.join(names)}")
     return ClearheadError(f"unknown {kind} {name!r}; {' '.join(parts)}")
+
+
+def out_of_memory_message(error: BaseException) -> str | None:
+    """Return one sentence for the user if an error means that memory ran out while generating, else None."""
+    if not isinstance(error, MemoryError) and not re.search(_OUT_OF_MEMORY, str(error)):
+        return None
+    return (
+        "there is not enough memory for this many tokens; use a shorter prompt, fewer prompts at once or a lower "
+        "max_new_tokens"
+    )

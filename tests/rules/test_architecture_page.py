@@ -11,7 +11,7 @@ from tests.rules.test_readme import PAGES
 from tests.rules.test_readme import ROOT as REPOSITORY
 
 PAGE = PAGES[REPOSITORY / "docs" / "architecture.md"]
-LAYERS = {name: int(layer) for layer, name in re.findall(r"^(\d)  (\w+) ", PAGE.split("```")[1], re.MULTILINE)}
+LAYERS = {name: int(layer) for layer, name in re.findall(r"^(\d+) +(\w+) ", PAGE.split("```")[1], re.MULTILINE)}
 
 
 def section(title: str) -> str:

@@ -8,7 +8,7 @@ import pytest
 from tests.rules.source import FILES, ROOT, Import, exported, imports_of, is_package, package_of, top_level
 
 # Modules without dependencies that any package may import.
-BASICS = {"config", "errors", "files", "home", "tensor_files", "terminal"}
+BASICS = {"config", "errors", "files", "home", "tensor_files", "terminal", "threads"}
 
 # What each package or module may import, besides itself and the basics. docs/architecture.md has the same table.
 ALLOWED_IMPORTS = {
@@ -22,7 +22,8 @@ ALLOWED_IMPORTS = {
     "backends": {"architecture", "cache", "model"},
     "checkpoint": {"architecture", "backends", "catalog", "families", "model", "tokenization"},
     "sampling": {"options"},
-    "generation": {"architecture", "backends", "cache", "model", "options", "sampling", "tokenization"},
+    "engine": {"architecture", "backends", "cache", "model", "options", "sampling"},
+    "generation": {"architecture", "backends", "cache", "engine", "model", "options", "sampling", "tokenization"},
     "inspection": {"architecture", "cache", "data", "generation", "model", "options", "tokenization"},
     "api": {
         *("architecture", "backends", "cache", "checkpoint", "costs", "families", "generation", "inspection"),

@@ -3,7 +3,6 @@
 tokens, mask = pad_left([encode_prompt("Hello", tokenizer)], network.device)
 """
 
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +11,11 @@ from operator import index
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, out_of_memory_message
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.tokenization import Tokenizer
 
 Prompt = str | Sequence[int]
-# Messages of CUDA and Apple's GPUs, of the CPU, and for a buffer too large for Apple's GPUs. Only CUDA has a type.
-_OUT_OF_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
 _MAX_CHARACTERS_LISTED = 8
 
 
@@ -97,9 +94,7 @@ def explain_out_of_memory() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not re.search(_OUT_OF_MEMORY, str(error)):
+        message = out_of_memory_message(error)
+        if message is None:
             raise
-        raise ClearheadError(
-            "there is not enough memory for this many tokens; use a shorter prompt, fewer prompts at once or a lower "
-            "max_new_tokens"
-        ) from None
+        raise ClearheadError(message) from None

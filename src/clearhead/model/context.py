@@ -54,6 +54,8 @@ class EncoderOutput:
     states: Tensor  # hidden states (B, S, D)
     mask: Tensor | None = None  # (B, S), False for padding; None: no padding
     cross_keys_values: tuple[KeyValue, ...] | None = None  # of each decoder layer (precompute_cross_attention)
+    target_documents: Tensor | None = None  # (B, T): packed targets attend only to the source with the same number
+    source_documents: Tensor | None = None  # (B, S)
 
     def for_layer(self, layer: int) -> Tensor | KeyValue:
         """Return what the cross-attention of a layer takes: its keys and values if precomputed, else the states."""

@@ -106,9 +106,18 @@ def pattern_mask(pattern: AttentionPattern, indices: AttentionIndices) -> Tensor
             return (key <= query) & (query_chunk == key_chunk)
 
 
-def cross_attention_mask(source_mask: Tensor | None) -> Mask:
-    """Return the mask of cross-attention: every query attends to every real source token (B, S)."""
-    return Mask(None if source_mask is None else source_mask.bool()[:, None, None, :])
+def cross_attention_mask(
+    source_mask: Tensor | None, target_documents: Tensor | None = None, source_documents: Tensor | None = None
+) -> Mask:
+    """Return the mask of cross-attention: every query attends to every real source token (B, S).
+
+    With documents (B, T) and (B, S), a query attends only to the source with the number of its own document.
+    """
+    allowed = None if source_mask is None else source_mask.bool()[:, None, None, :]
+    if target_documents is not None and source_documents is not None:
+        same = (target_documents[:, :, None] == source_documents[:, None, :])[:, None]  # (B, 1, T, S)
+        allowed = same if allowed is None else allowed & same
+    return Mask(allowed)
 
 
 def resolve_positions(

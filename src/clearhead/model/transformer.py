@@ -94,7 +94,10 @@ class LayerStack(nn.Module):
         contexts = make_contexts(self.stack.layers, forward, self.relative_bias)
         cross_context = None
         if encoder_output is not None:
-            cross_context = AttentionContext(cross_attention_mask(encoder_output.mask), kernel, positions)
+            cross_mask = cross_attention_mask(
+                encoder_output.mask, encoder_output.target_documents, encoder_output.source_documents
+            )
+            cross_context = AttentionContext(cross_mask, kernel, positions)
         residuals = residuals or {}
         for number, (layer, block) in enumerate(zip(self.stack.layers, self.layers, strict=True)):
             if number in residuals:

@@ -1,0 +1,74 @@
+"""Lay a schedule out as tensors: the tokens of all sequences in one row, and where each is stored.
+
+    batch = PackedBatch.from_schedule(schedule.items, device)
+
+packed_cache.py in cache/ shows such a layout.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.cache import PackedLayout, PageTable
+from clearhead.engine.scheduler import ScheduledTokens
+from clearhead.engine.sequence import EngineSequence
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """The tokens of one step, and the sequences that get a new token from it."""
+
+    tokens: Tensor  # (T,)
+    layout: PackedLayout
+    source_layout: PackedLayout | None  # the pages that the cross-attention of each sequence reads
+    sampled_rows: Tensor  # (L,) the packed tokens after which a token is chosen
+    sampled: list[EngineSequence]  # (L,)
+    has_prompts: bool  # whether a sequence has more than one new token
+
+    @staticmethod
+    def from_schedule(items: Sequence[ScheduledTokens], device: torch.device) -> "PackedBatch":
+        """Lay out the tokens of a schedule in its order."""
+        tokens = [token for item in items for token in item.sequence.tokens(item.start, item.stop)]
+        ends = torch.tensor([item.stop - item.start for item in items]).cumsum(0)
+        sampled = [number for number, item in enumerate(items) if item.is_sampled]
+        tables = [_require(item.sequence.table) for item in items]
+        sources = [item.sequence.source_table for item in items]
+        return PackedBatch(
+            tokens=torch.tensor(tokens, device=device),
+            layout=_layout(tables, [item.start for item in items], device),
+            source_layout=None if sources[0] is None else source_layout([_require(each) for each in sources], device),
+            sampled_rows=(ends[sampled] - 1).to(device),
+            sampled=[items[number].sequence for number in sampled],
+            has_prompts=len(tokens) > len(items),
+        )
+
+
+def source_layout(tables: Sequence[PageTable], device: torch.device) -> PackedLayout:
+    """Return the layout of complete sources, which are written once and then only read."""
+    return _layout(tables, [0] * len(tables), device)
+
+
+def _layout(tables: Sequence[PageTable], starts: Sequence[int], device: torch.device) -> PackedLayout:
+    """Return the layout of the tokens of each table from its start on."""
+    pairs = list(zip(tables, starts, strict=True))
+    counts = [table.num_tokens - start for table, start in pairs]
+    most_pages = max(len(table.pages) for table in tables)
+    pages = [table.pages + [0] * (most_pages - len(table.pages)) for table in tables]
+    return PackedLayout(
+        positions=torch.tensor(
+            [token for table, start in pairs for token in range(start, table.num_tokens)], device=device
+        ),
+        slots=torch.tensor(
+            [slot for table, start in pairs for slot in table.slots(start, table.num_tokens)], device=device
+        ),
+        sequence_starts=torch.tensor([0, *counts]).cumsum(0).to(device, torch.int32),
+        lengths=torch.tensor([table.num_tokens for table in tables], dtype=torch.int32, device=device),
+        page_tables=torch.tensor(pages, dtype=torch.int32, device=device),
+    )
+
+
+def _require(table: PageTable | None) -> PageTable:
+    assert table is not None, "a scheduled sequence has its page tables"
+    return table

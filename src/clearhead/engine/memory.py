@@ -1,0 +1,51 @@
+"""Decide how many pages an engine gets from the memory that is free.
+
+    num_pages = pages_for_memory(config.output_stack, dtype, device, page_size=32, memory=None)
+
+On the CPU, a page occupies memory only once it has been written to, because the system provides zeroed memory lazily.
+"""
+
+import os
+
+import torch
+
+from clearhead.architecture import Stack
+from clearhead.cache import key_value_shape
+from clearhead.errors import ClearheadError
+
+_CPU_SHARE, _CPU_LIMIT = 0.25, 2 * 2**30  # of the free memory, and in bytes: a laptop runs other programs too
+_GPU_SHARE = 0.8  # the rest is for activations, graphs and logits
+
+
+def bytes_per_token(stack: Stack, dtype: torch.dtype) -> int:
+    """Return the bytes of the keys and values of one token in all layers."""
+    widths = [
+        (heads, key + value) for heads, key, value in (key_value_shape(layer.attention) for layer in stack.layers)
+    ]
+    return sum(heads * width for heads, width in widths) * dtype.itemsize
+
+
+def pages_for_memory(
+    stack: Stack, dtype: torch.dtype, device: torch.device, page_size: int, memory: int | None = None
+) -> int:
+    """Return the number of pages that fit into `memory` bytes; None: into a share of the memory that is free."""
+    page_bytes = bytes_per_token(stack, dtype) * page_size
+    available = _free_bytes(device) if memory is None else memory
+    if available < page_bytes:
+        raise ClearheadError(
+            f"the keys and values of {page_size} tokens take {page_bytes:,} bytes, but the engine may use "
+            f"{available:,}; give it more memory"
+        )
+    return available // page_bytes
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Return the bytes that an engine may use by default."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _GPU_SHARE)
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):  # not every system reports it
+        return _CPU_LIMIT
+    return min(int(free * _CPU_SHARE), _CPU_LIMIT)

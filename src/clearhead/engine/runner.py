@@ -1,0 +1,80 @@
+"""Run a packed batch through the network. The runner knows tensors and pages, but no requests.
+
+    runner = Runner(network, storage, source_storage); logits = runner.run(batch)      # (L, V)
+
+The network's modules, or the CPU kernels in their place, write the keys and values of the new tokens to their pages and
+read the pages of each sequence.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.cache import PackedCache, PackedLayout, PageCopy, PageStorage, PageTable, forward_hidden
+from clearhead.engine.batch import PackedBatch, source_layout
+from clearhead.model import EncoderOutput, Transformer
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A network with the pages of its keys and values."""
+
+    network: Transformer
+    storage: PageStorage
+    source_storage: PageStorage | None = None  # keys and values of cross-attention
+
+    @torch.inference_mode()
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages before they are written to (`PageCopy`)."""
+        for copy in copies:
+            self.storage.copy_page(*copy)
+
+    @torch.inference_mode()
+    def run(self, batch: PackedBatch) -> Tensor:
+        """Read the tokens of a batch and return the logits after those that are sampled (L, V)."""
+        cache = PackedCache(self.storage, batch.layout)
+        hidden = forward_hidden(
+            self.network,
+            batch.tokens[None],
+            cache,
+            encoder_output=self.encoder_output(batch),
+            absorb=not batch.has_prompts,  # unfolding the latents pays off for many new tokens
+        )
+        return self.network.compute_logits(hidden[0, batch.sampled_rows])
+
+    # --- encoder-decoders
+
+    @torch.inference_mode()
+    def encode(self, sources: Sequence[Sequence[int]], tables: Sequence[PageTable]) -> None:
+        """Run the encoder on packed sources, and write the keys and values of cross-attention to their pages."""
+        assert self.source_storage is not None
+        device = self.network.device
+        layout = source_layout(tables, device)
+        tokens = torch.tensor([[token for source in sources for token in source]], device=device)
+        encoder_output = self.network.encode(tokens, documents=layout.documents[None])
+        keys_values = self.network.precompute_cross_attention(encoder_output).cross_keys_values
+        assert keys_values is not None
+        for layer, (key, value) in enumerate(keys_values):  # (1, K, S, H)
+            self.source_storage.layer_tensors(layer, key, value)
+            self.source_storage.write(layer, layout.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+
+    def encoder_output(self, batch: PackedBatch) -> EncoderOutput | None:
+        """Return the keys and values of all sources, with the sequence that each belongs to."""
+        if self.source_storage is None or batch.source_layout is None:
+            return None
+        return packed_encoder_output(self.source_storage, batch.source_layout, batch.layout.documents)
+
+
+def packed_encoder_output(storage: PageStorage, layout: PackedLayout, documents: Tensor) -> EncoderOutput:
+    """Gather the cross-attention keys and values of all sources; documents (T,): the sequence of each target token."""
+    slots, _, source_documents = layout.key_slots(storage.pool.page_size)
+    pairs = [storage.read(layer, slots) for layer in sorted(storage.layers)]  # (S, K, H)
+    keys_values = tuple((key.transpose(0, 1)[None], value.transpose(0, 1)[None]) for key, value in pairs)
+    return EncoderOutput(
+        states=keys_values[0][0].new_empty(1, len(slots), 0),  # not used, since the keys and values are given
+        cross_keys_values=keys_values,
+        target_documents=documents[None],
+        source_documents=source_documents[None],
+    )

@@ -1,0 +1,70 @@
+"""Choose the next token of every sequence of a step. The options of a batch stay on the device while it stays the same.
+
+sampler = Sampler(vocab_size, device); choices = sampler.choose(batch.sampled, logits)
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from clearhead.engine.sequence import EngineSequence
+from clearhead.sampling import (
+    SamplingParameters,
+    TokenCounts,
+    TokenLogprobs,
+    next_tokens,
+    sampling_device,
+    token_logprobs,
+)
+
+
+class Choice(NamedTuple):
+    """The next token of a sequence; None if its logits are not finite."""
+
+    token: int | None
+    logprobs: TokenLogprobs | None
+
+
+class Sampler:
+    """The sampling options of the sequences that were sampled last."""
+
+    def __init__(self, vocab_size: int, device: torch.device):
+        self.vocab_size = vocab_size
+        self.device = sampling_device(device)
+        self.sequences: list[EngineSequence] = []
+        self.parameters: SamplingParameters | None = None
+
+    @torch.inference_mode()
+    def choose(self, sequences: Sequence[EngineSequence], logits: Tensor) -> list[Choice]:
+        """Return the next token of each sequence for logits (L, V). Nothing is added to the sequences."""
+        parameters = self.parameters_of(sequences)
+        steps = torch.tensor([len(sequence.output) for sequence in sequences], device=self.device)
+        counts = None
+        if parameters.needs_counts:
+            prompts = [sequence.request.prompt for sequence in sequences]
+            outputs = [sequence.output for sequence in sequences]
+            counts = TokenCounts.from_tokens(prompts, outputs, self.vocab_size, self.device)
+        logits = logits.to(self.device)
+        tokens = next_tokens(logits, parameters, steps, counts)
+        # argmax treats NaN and infinity as the largest values, so the chosen logits show any of them.
+        is_finite = logits.gather(1, tokens[:, None])[:, 0].isfinite()
+        rows = zip(sequences, tokens.tolist(), is_finite.tolist(), strict=True)
+        return [
+            Choice(token if finite else None, self.logprobs(sequence, logits[row], tokens[row]))
+            for row, (sequence, token, finite) in enumerate(rows)
+        ]
+
+    def parameters_of(self, sequences: Sequence[EngineSequence]) -> SamplingParameters:
+        """Return the options of these sequences as tensors, the same ones as before if the sequences are the same."""
+        if self.parameters is None or self.sequences != list(sequences):
+            options = [sequence.request.options for sequence in sequences]
+            self.parameters = SamplingParameters.from_options(options, self.vocab_size, self.device)
+            self.sequences = list(sequences)
+        return self.parameters
+
+    def logprobs(self, sequence: EngineSequence, logits: Tensor, token: Tensor) -> TokenLogprobs | None:
+        """Return the log-probabilities that a request asks for, given its logits (V,) and the chosen token."""
+        num_top = sequence.request.options.logprobs
+        return None if num_top is None else token_logprobs(logits, token, num_top)

@@ -1,0 +1,196 @@
+"""Decide which tokens of which sequences the network reads in the next step. This module imports no torch.
+
+    scheduler = Scheduler(pool, max_tokens=256, max_sequences=64)
+    scheduler.add(sequence); schedule = scheduler.schedule()
+
+A step reads at most `max_tokens` tokens. Running sequences come first, in the order of their arrival: one token each
+while they generate, or the next part of a prompt that does not fit into one step. What is left of the budget goes to
+waiting sequences, first come, first served:
+
+    max_tokens 8    step 1    a: prompt 0-5   b: prompt 0-2
+                    step 2    a: 1 token      b: prompt 2-6   c: prompt 0-3
+                    step 3    a: 1 token      b: 1 token      c: 1 token
+
+If the pages run out, the sequence that arrived last is preempted: it gives its pages back and will be computed again
+once there is room. The oldest sequence is never preempted for a younger one, so every sequence makes progress.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from clearhead.cache import OutOfPagesError, PageCopy, PagePool, PageTable
+from clearhead.engine.sequence import EngineSequence
+from clearhead.errors import ClearheadError
+
+
+@dataclass(frozen=True)
+class ScheduledTokens:
+    """The tokens from `start` up to `stop` of one sequence."""
+
+    sequence: EngineSequence
+    start: int
+    stop: int
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the last token of the sequence is among them, so that the next one can be chosen."""
+        return self.stop == self.sequence.num_tokens
+
+
+@dataclass
+class Schedule:
+    """The work of one step."""
+
+    items: list[ScheduledTokens] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)  # to make before anything is written
+    num_preempted: int = 0
+
+
+class Scheduler:
+    """The waiting and running sequences of an engine, and the pages they share."""
+
+    def __init__(self, pool: PagePool, max_tokens: int, max_sequences: int, source_pool: PagePool | None = None):
+        self.pool, self.source_pool = pool, source_pool
+        self.max_tokens, self.max_sequences = max_tokens, max_sequences
+        self.waiting: deque[EngineSequence] = deque()
+        self.running: list[EngineSequence] = []  # in the order of arrival
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence is waiting or running."""
+        return bool(self.waiting or self.running)
+
+    def add(self, sequence: EngineSequence) -> None:
+        """Queue a sequence. Raise ClearheadError if it could not run even alone."""
+        request = sequence.request
+        length = len(request.prompt) + sequence.max_new_tokens - 1  # the last token is never read
+        what = f"a prompt of {len(request.prompt)} tokens and {sequence.max_new_tokens} new ones"
+        _require_capacity(self.pool, length, what)
+        if self.source_pool is not None:
+            _require_capacity(self.source_pool, len(request.source), f"a source of {len(request.source)} tokens")
+        sequence.prefix_hashes = self._prefix_hashes(sequence)
+        self.waiting.append(sequence)
+
+    def finish(self, sequence: EngineSequence) -> None:
+        """Remove a waiting or running sequence and release its pages."""
+        if sequence.state == "waiting":
+            self.waiting.remove(sequence)
+        elif sequence.state == "running":
+            self.running.remove(sequence)
+        sequence.release()
+        sequence.state = "finished"
+
+    # --- one step
+
+    def schedule(self) -> Schedule:
+        """Choose the tokens of the next step and allocate their slots."""
+        schedule, budget = Schedule(), self.max_tokens
+        index = 0
+        while index < len(self.running) and budget > 0:
+            sequence = self.running[index]
+            count = min(sequence.num_remaining, budget)
+            if not self._allocate(sequence, count, schedule):
+                break
+            budget -= count
+            index += 1
+        if not schedule.num_preempted:
+            self._admit(schedule, budget)
+        return schedule
+
+    def _allocate(self, sequence: EngineSequence, count: int, schedule: Schedule) -> bool:
+        """Allocate slots for the next `count` tokens of a running sequence, and add them to the schedule.
+
+        Preempt younger sequences until there is room. Return False if the sequence itself had to be preempted.
+        """
+        assert sequence.table is not None
+        start = sequence.num_computed
+        while True:
+            try:
+                copy = sequence.table.append(sequence.tokens(start, start + count))
+            except OutOfPagesError:
+                youngest = self.running[-1]
+                self._preempt(youngest)
+                schedule.num_preempted += 1
+                if youngest is sequence:
+                    return False
+                continue
+            schedule.copies += [] if copy is None else [copy]
+            schedule.items.append(ScheduledTokens(sequence, start, start + count))
+            return True
+
+    def _preempt(self, sequence: EngineSequence) -> None:
+        """Return a running sequence to the head of the queue, without its pages."""
+        self.running.remove(sequence)
+        sequence.release()
+        sequence.state = "waiting"
+        self.waiting.appendleft(sequence)
+
+    def _admit(self, schedule: Schedule, budget: int) -> None:
+        """Start waiting sequences as long as there are tokens, pages and places for them."""
+        in_progress = (
+            {each for sequence in self.running for each in sequence.unpublished_prefix} if self.waiting else set()
+        )
+        deferred: list[EngineSequence] = []
+        while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
+            sequence = self.waiting[0]
+            if self._waits_for_prefix(sequence, in_progress):
+                deferred.append(self.waiting.popleft())
+                continue
+            if not self._start(sequence):
+                break
+            self.waiting.popleft()
+            self.running.append(sequence)
+            in_progress.update(sequence.unpublished_prefix)
+            count = min(sequence.num_remaining, budget)
+            allocated = self._allocate(sequence, count, schedule)
+            assert allocated, "_start has left room for the first tokens"
+            budget -= count
+        self.waiting.extendleft(reversed(deferred))
+
+    def _start(self, sequence: EngineSequence) -> bool:
+        """Give a waiting sequence its page tables, with the pages of a known prefix. Return False without room for it.
+
+        There must be room for all of its tokens, and for another page of every running sequence: a sequence that would
+        be preempted at once only costs time.
+        """
+        table = self.pool.create_table(sequence.tokens(0, sequence.num_tokens), sequence.salt)
+        num_needed = self.pool.num_pages_for(sequence.num_tokens) - len(table.pages)
+        if num_needed + len(self.running) > self.pool.num_available:
+            table.free()
+            return False
+        if self.source_pool is not None:
+            source_table = PageTable(self.source_pool)
+            try:
+                source_table.append(sequence.request.source)
+            except OutOfPagesError:
+                table.free()
+                return False
+            sequence.source_table, sequence.needs_encoding = source_table, True
+        sequence.table, sequence.state = table, "running"
+        return True
+
+    # --- shared prefixes
+
+    def _prefix_hashes(self, sequence: EngineSequence) -> list[bytes]:
+        """Return the hashes under which the full pages of a prompt will be published."""
+        table, prompt, size = PageTable(self.pool, sequence.salt), sequence.request.prompt, self.pool.page_size
+        for end in range(size, len(prompt), size):
+            table.hashes.append(table.next_hash(prompt[end - size : end]))
+        return table.hashes
+
+    def _waits_for_prefix(self, sequence: EngineSequence, in_progress: set[bytes]) -> bool:
+        """Return whether a running sequence is computing the page that this one needs next.
+
+        Waiting for it takes a step or two; computing it again would take as long for every sequence with this prefix.
+        """
+        first_missing = next((each for each in sequence.prefix_hashes if each not in self.pool.page_by_hash), None)
+        return first_missing is not None and first_missing in in_progress
+
+
+def _require_capacity(pool: PagePool, num_tokens: int, what: str) -> None:
+    capacity = pool.num_pages * pool.page_size
+    if pool.num_pages_for(num_tokens) > pool.num_pages:
+        raise ClearheadError(
+            f"{what} need room for {num_tokens} tokens, but the engine has {capacity}; ask for fewer tokens or give "
+            "the engine more memory"
+        )

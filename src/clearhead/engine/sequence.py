@@ -1,0 +1,83 @@
+"""EngineSequence: one request on its way through the engine. This module imports no torch.
+
+sequence = EngineSequence(request_id=0, request=request, max_new_tokens=8)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from clearhead.cache import PageTable
+from clearhead.engine.request import FinishReason, Request
+
+State = Literal["waiting", "running", "finished"]
+
+
+@dataclass(eq=False)
+class EngineSequence:
+    """A request with the tokens it has got so far.
+
+    waiting    it has no pages: it is new, or it was preempted and will be computed again
+    running    its page table holds the keys and values of its first `num_computed` tokens
+    finished   it has no pages, and nothing will be added to it
+    """
+
+    request_id: int
+    request: Request
+    max_new_tokens: int  # that of the options, or what the learned positions leave
+    output: list[int] = field(default_factory=list)
+    state: State = "waiting"
+    finish_reason: FinishReason | None = None
+    table: PageTable | None = None
+    source_table: PageTable | None = None  # pages of the cross-attention keys and values
+    needs_encoding: bool = False  # whether the source pages are still empty
+    prefix_hashes: list[bytes] = field(default_factory=list)  # of the full pages of the prompt
+
+    @property
+    def salt(self) -> bytes:
+        """The salt of the request, and the source, on which the decoder's keys and values depend."""
+        source = b"".join(token.to_bytes(8, "little") for token in self.request.source)
+        return len(self.request.salt).to_bytes(8, "little") + self.request.salt + source
+
+    @property
+    def unpublished_prefix(self) -> list[bytes]:
+        """The hashes of the full pages of the prompt that other sequences cannot use yet."""
+        return self.prefix_hashes[0 if self.table is None else len(self.table.hashes) :]
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the prompt and the output. The last one has not been read by the network yet."""
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def num_computed(self) -> int:
+        """Number of tokens that have slots in the page table."""
+        return 0 if self.table is None else self.table.num_tokens
+
+    @property
+    def num_remaining(self) -> int:
+        """Number of tokens that the network must read before it can predict the next one."""
+        return self.num_tokens - self.num_computed
+
+    def tokens(self, start: int, stop: int) -> list[int]:
+        """Return the tokens from `start` up to `stop`, of the prompt and then the output."""
+        prompt: Sequence[int] = self.request.prompt
+        length = len(prompt)
+        return [*prompt[start:stop], *self.output[max(start - length, 0) : max(stop - length, 0)]]
+
+    def append(self, token: int) -> None:
+        """Add a new token, and finish after a stop token or the last token that is allowed."""
+        self.output.append(token)
+        if token in self.request.options.stop_ids:
+            self.finish_reason = "stop"
+        elif len(self.output) >= self.request.options.max_new_tokens:
+            self.finish_reason = "length"
+        elif len(self.output) >= self.max_new_tokens:
+            self.finish_reason = "context"
+
+    def release(self) -> None:
+        """Give all pages back."""
+        for table in (self.table, self.source_table):
+            if table is not None:
+                table.free()
+        self.table = self.source_table = None
