@@ -97,7 +97,7 @@ def test_other_files_and_models_raise(saved_trace, tmp_path):
     content = saved_trace.read_bytes()
     for broken in (b"", b"\x00" * 64, content[:-5], content[:300]):
         saved_trace.write_bytes(broken)
-        with pytest.raises(ClearheadError, match="not a saved trace"):
+        with pytest.raises(ClearheadError, match="not a complete safetensors file"):
             Trace.load(saved_trace)
     save_file({"x": torch.zeros(1)}, saved_trace)
     with pytest.raises(ClearheadError, match=r"trace\.save"):

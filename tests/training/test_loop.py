@@ -1,10 +1,12 @@
 """Test the training loop: learning, resuming, stopping, rejected recipes, and the files of a run."""
 
 import json
+import random
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -285,3 +287,32 @@ def test_plain_lines_are_printed_without_a_terminal(tmp_path):
     assert lines[3].startswith("step 4/12  loss ")
     assert sum(line.startswith("step") and "validation" in line for line in lines) == 2
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])["step"] == 4
+
+
+def test_a_resumed_run_deletes_the_checkpoints_that_a_killed_one_left(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:  # as if the process was killed after each save, before it deleted old ones
+        patch.setattr("clearhead.training.checkpoints.RunFolder._delete_old_checkpoints", lambda *_: None)
+        run(tmp_path)
+    checkpoints = tmp_path / "checkpoints"
+    assert len(list(checkpoints.iterdir())) == 4
+    run(tmp_path)
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step-00000009", "step-00000012"]
+
+
+def test_damaged_checkpoints_stay_until_the_next_save(tmp_path):
+    run(tmp_path)
+    newest = tmp_path / "checkpoints" / "step-00000012"
+    (newest / "state.json").write_text("{}")
+    with pytest.raises(ClearheadError, match="started with"):
+        run(tmp_path, {"train": {"seed": 7}})
+    assert newest.exists()
+
+
+def test_two_runs_of_one_recipe_write_equal_checkpoints(tmp_path):
+    random.seed(1)
+    run(tmp_path / "first")
+    random.seed(2)
+    np.random.seed(2)
+    run(tmp_path / "second")
+    files = [sorted((tmp_path / name / "checkpoints").rglob("*.*")) for name in ("first", "second")]
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]

@@ -10,14 +10,16 @@ import torch
 from rich.console import Console
 
 import clearhead
-from clearhead.api import RecurrentBaseline
+from clearhead.api import Model, RecurrentBaseline
 from clearhead.config import to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
+from clearhead.tokenization import byte_tokenizer
 from clearhead.training import setup
 from clearhead.training.loop import train
 from clearhead.training.recipe import read_recipe
 from clearhead.training.setup import prepare
+from tests.checkpoint.tiny import tiny_network
 from tests.training.processes import run_in_processes
 from tests.training.recipes import LANGUAGE_MODEL, recipe, run
 
@@ -172,3 +174,10 @@ def test_the_name_of_an_installed_data_set_stands_for_its_path(tmp_path, monkeyp
     monkeypatch.setattr(setup, "find_installed", lambda name: tmp_path / "installed")
     run(tmp_path / "run", LANGUAGE_MODEL, where, {"train": {"steps": 1}})
     assert 'path = "books"' in (tmp_path / "run" / "recipe.toml").read_text()
+
+
+def test_a_loaded_model_needs_an_embedding_for_each_token_of_its_tokenizer(tmp_path):
+    Model(tiny_network(vocab_size=100), byte_tokenizer()).save(tmp_path / "base")
+    loaded = {"model": {"kind": "loaded_model", "name": str(tmp_path / "base")}, "tokenizer": None}
+    with pytest.raises(ClearheadError, match="its tokenizer has 257 tokens, but its embedding only 100"):
+        prepare(recipe(loaded, {"data": {"form": "continuation"}}), Path("unused"), False)

@@ -26,6 +26,7 @@ from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore, Store
 from clearhead.errors import ClearheadError, require
 from clearhead.files import write_safetensors
 from clearhead.model import AttentionIndices, positions_from_mask
+from clearhead.tensor_files import read_safetensors
 
 
 def _build_store(layer: Layer, slack: int) -> Store:
@@ -197,18 +198,14 @@ class KeyValueCache:
     @staticmethod
     def load(path: str | Path, config: ModelConfig, device: torch.device | str = "cpu") -> "KeyValueCache":
         """Read a cache that `save` wrote. Raise ClearheadError if it does not belong to a model with this config."""
-        from safetensors import SafetensorError, safe_open
-
+        tensors, metadata = read_safetensors(Path(path))
         try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                metadata: dict[str, str] = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
             cache = KeyValueCache(config, int(metadata["slack"]))
             cache.length = int(metadata["length"])
             cache.peak_length = int(metadata["furthest"])
             cache.device = torch.device(device)
-            cache.restore(tensors)
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+            cache.restore({name: tensor.to(device) for name, tensor in tensors.items()})
+        except (KeyError, ValueError) as error:
             raise ClearheadError(f"{path} is not a cache of this model: {error}") from None
         return cache
 

@@ -3,8 +3,6 @@
 describe_entry("smollm2").disk_bytes; remove("smollm2")
 """
 
-import json
-import mmap
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,9 +14,11 @@ from clearhead.catalog.bundled import BUNDLED_MODELS, BundledModel
 from clearhead.catalog.packages import DATASETS, catalog_entries, find_package
 from clearhead.catalog.store import WORK_PREFIX, find_installed, models_folder
 from clearhead.errors import ClearheadError
+from clearhead.files import check_regular, read_json_object
 
 _REGISTRIES = {"wheel": "PyPI", "sdist": "PyPI", "npm": "npm"}
 _TEMPLATE_KEY = "tokenizer.chat_template"  # of a GGUF file
+_CHUNK_BYTES = 1 << 20
 _MAX_HEADER_BYTES = 1 << 26  # of a GGUF file; a vocabulary of 256,000 tokens takes about 10 MB
 
 
@@ -99,12 +99,20 @@ def remove(name: str) -> CatalogEntry:
 def has_chat_template(path: Path) -> bool:
     """Return whether the files of a model contain a chat template, without loading anything."""
     if path.is_dir():
-        with suppress(OSError, ValueError):
-            settings = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
-            if isinstance(settings, dict) and settings.get("chat_template"):
+        with suppress(ClearheadError):  # a damaged file has no template
+            if read_json_object(path / "tokenizer_config.json").get("chat_template"):
                 return True
         return (path / "chat_template.jinja").is_file()
-    if path.suffix.lower() != ".gguf" or path.stat().st_size == 0:
-        return False
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(_TEMPLATE_KEY.encode(), 0, _MAX_HEADER_BYTES) >= 0
+    return path.suffix.lower() == ".gguf" and _contains(path, _TEMPLATE_KEY.encode(), _MAX_HEADER_BYTES)
+
+
+def _contains(path: Path, key: bytes, max_bytes: int) -> bool:
+    """Return whether a key occurs among the first bytes of a file, of which a small part is in memory at a time."""
+    check_regular(path)
+    with path.open("rb") as file:
+        tail = b""
+        while file.tell() < max_bytes and (chunk := file.read(_CHUNK_BYTES)):
+            if key in tail + chunk:
+                return True
+            tail = chunk[-len(key) :]
+    return False

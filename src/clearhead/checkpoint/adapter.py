@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.files import read_json_object, write_safetensors, write_text
 from clearhead.home import expand_user
+from clearhead.tensor_files import read_safetensors
 
 _DESCRIPTION_FILE, _TENSOR_FILE = "adapter.json", "adapter.safetensors"
 _FORMAT = "clearhead-lora-1"
@@ -65,10 +64,7 @@ def read_adapter(path: str | Path) -> Adapter:
         raise ClearheadError(f"{folder / _DESCRIPTION_FILE} does not describe an adapter of the format {_FORMAT}")
     if not math.isfinite(scale):
         raise ClearheadError(f"{folder / _DESCRIPTION_FILE} has the scale {scale}; it must be finite")
-    try:
-        tensors = load_file(folder / _TENSOR_FILE)
-    except (SafetensorError, OSError) as error:
-        raise ClearheadError(f"{folder / _TENSOR_FILE} cannot be read: {error}") from None
+    tensors, _ = read_safetensors(folder / _TENSOR_FILE)
     names = {name.rpartition(".")[0] for name in tensors}
     if not names or tensors.keys() != {f"{name}.{part}" for name in names for part in ("reduce", "expand")}:
         raise ClearheadError(f"{folder / _TENSOR_FILE} must have a `reduce` and an `expand` for each layer")

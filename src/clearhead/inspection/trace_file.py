@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.architecture import ModelConfig
@@ -25,6 +24,7 @@ from clearhead.inspection.attention_heads import AttentionHeads
 from clearhead.inspection.recording import StackInputs
 from clearhead.inspection.trace_record import TraceRecord
 from clearhead.model import Mask, Scoring, Transformer
+from clearhead.tensor_files import read_safetensors
 
 FORMAT = 1
 _METADATA_KEY = "clearhead.trace"
@@ -102,12 +102,9 @@ class _TraceReader:
         """Read the tensors and the metadata of a file."""
         if not path.is_file():
             raise ClearheadError(f"{path} does not exist; trace.save(path) writes a trace")
-        try:
-            with safe_open(path, framework="pt", device=device) as file:
-                metadata = parse_json((file.metadata() or {}).get(_METADATA_KEY, "null"), "its metadata is ")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, ValueError) as error:
-            raise ClearheadError(f"{path} is not a saved trace: {error}") from None
+        stored, texts_by_key = read_safetensors(path)
+        metadata = parse_json(texts_by_key.get(_METADATA_KEY, "null"), f"the metadata of {path} is ")
+        tensors = {name: tensor.to(device) for name, tensor in stored.items()}
         if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
             raise ClearheadError(f"{path} is not a trace of format {FORMAT}; trace.save(path) writes one")
         texts = {name: metadata.get(name) or [] for name in ("token_texts", "source_texts")}

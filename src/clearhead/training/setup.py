@@ -148,6 +148,7 @@ def _prepare_loaded_model(recipe: Recipe, choice: LoadedModel) -> Setup:
         raise ClearheadError(f"{choice.name} has no tokenizer; training needs one to read the data")
     _check_network_kind(recipe.data, model.config)
     _check_context(recipe.data, model.config.context)
+    _check_vocabulary(choice.name, model.tokenizer, model.config)
     start = model.special_ids.get("decoder_start_token_id")
     train_data, validation_data = open_data(recipe.data, model.tokenizer, start)
     network = model.network
@@ -156,6 +157,20 @@ def _prepare_loaded_model(recipe: Recipe, choice: LoadedModel) -> Setup:
         network.load_state_dict(model.network.state_dict())
     torch.manual_seed(recipe.train.seed)
     return Setup(network, model.tokenizer, train_data, validation_data, model.family, model.special_ids)
+
+
+def _check_vocabulary(name: str, tokenizer: Tokenizer, config: ModelConfig | RecurrentConfig) -> None:
+    """Raise ClearheadError if the tokenizer has a token without an embedding."""
+    if isinstance(config, RecurrentConfig):
+        num_embeddings = min(config.source_vocab_size, config.target_vocab_size)
+    else:
+        stacks = [stack for stack in (config.encoder, config.decoder) if stack is not None]
+        num_embeddings = min(stack.embedding.vocab_size for stack in stacks)
+    if tokenizer.vocab_size > num_embeddings:
+        raise ClearheadError(
+            f"{name} cannot be trained: its tokenizer has {tokenizer.vocab_size} tokens, but its embedding only "
+            f"{num_embeddings}; use the tokenizer of the model"
+        )
 
 
 def network_kind(config: ModelConfig | RecurrentConfig) -> NetworkKind:

@@ -6,13 +6,11 @@ setup, learner, loader, first_step = start_run(recipe, RunFolder("runs/x"), worl
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from clearhead.config import to_dict, to_toml
 from clearhead.data import Loader
 from clearhead.errors import ClearheadError, require
 from clearhead.files import write_text
-from clearhead.training.checkpoints import RunFolder
+from clearhead.training.checkpoints import RunFolder, seed_generators
 from clearhead.training.distributed import World
 from clearhead.training.learner import Learner
 from clearhead.training.lora import add_lora
@@ -40,6 +38,7 @@ def start_run(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Lear
             f"the run in {run.path} has completed {saved.step} steps, more than train.steps {config.steps}; "
             "raise train.steps or choose another folder",
         )
+        run.delete_surplus(saved)
     setup = prepare(recipe, run.path, resumed=saved is not None)
     if world.is_main:
         write_text(run.path / "recipe.toml", to_toml(recipe))
@@ -56,7 +55,7 @@ def start_run(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Lear
         world_size=world.num_data_ranks,
         num_workers=config.num_workers,
     )
-    torch.manual_seed(config.seed + world.data_rank)  # processes that read different rows need different dropout
+    seed_generators(config.seed + world.data_rank)  # processes that read different rows need different dropout
     if saved is None:
         return setup, learner, loader, 0
     learner.restore(saved)

@@ -11,7 +11,6 @@ import shutil
 import signal
 import tempfile
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import ClearheadError
+from clearhead.tensor_files import SafetensorsFile
 from clearhead.training.checkpoints.files import FileSystem, digest_file, safetensors_chunks, write_file
 from clearhead.training.checkpoints.run_folder import RunFolder
-from clearhead.training.checkpoints.saved import assemble, find_pieces, open_safetensors, verify_checkpoint
+from clearhead.training.checkpoints.saved import assemble, find_pieces, verify_checkpoint
 from clearhead.training.tensor_slice import TensorSlice
 from tests.training.faulty_disk import FaultyFileSystem, exit_code, fork_child
 
@@ -80,13 +80,13 @@ def test_any_slice_is_assembled_from_any_pieces(data):
     axis, num_pieces = data.draw(st.integers(0, len(shape) - 1)), data.draw(st.integers(1, 4))
     begins = [data.draw(st.integers(0, size - 1)) for size in shape]
     ends = [data.draw(st.integers(begin + 1, size)) for begin, size in zip(begins, shape, strict=True)]
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory() as folder:
         files, start = [], 0
         for number, piece in enumerate(tensor.chunk(num_pieces, dim=axis)):
             place = {"start": [start if i == axis else 0 for i in range(len(shape))], "whole": shape}
             path = Path(folder) / str(number)
             write_file(FileSystem(), path, safetensors_chunks({"x": piece}, {"places": json.dumps({"x": place})}))
-            files.append(open_safetensors(path, stack))
+            files.append(SafetensorsFile(path))
             start += piece.shape[axis]
         lengths = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
         found = assemble(find_pieces(files)["x"], TensorSlice(tuple(begins), lengths, shape))
@@ -328,3 +328,34 @@ def test_a_lock_excludes_other_runs_until_its_process_ends(tmp_path):
         save(tmp_path, 1)
     with RunFolder(tmp_path).lock():
         assert_complete(RunFolder(tmp_path).latest())
+
+
+def test_the_next_run_deletes_the_temporary_files_of_a_killed_one(tmp_path):
+    leftovers = [tmp_path / name for name in ("loss.png.0a1b2c3d.partial", "tokenizer/tokenizer.json.0a1b2c3d.partial")]
+    leftovers += [tmp_path / "checkpoints" / "step-00000003.partial" / "weights.safetensors"]
+    for path in leftovers:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"incomplete")
+    (tmp_path / "notes.txt").write_text("mine")
+    with RunFolder(tmp_path).lock():
+        assert not any(path.exists() for path in leftovers)
+        assert (tmp_path / "notes.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"start": [0, 0], "whole": [6]}, "damaged metadata"),
+        ({"start": [-1], "whole": [6]}, "damaged metadata"),
+        ({"start": ["0"], "whole": [6]}, "damaged metadata"),
+        ({"start": [4], "whole": [6]}, "damaged metadata"),
+        ({"start": [0], "whole": [10**12]}, "are missing"),
+        (None, "damaged metadata"),
+    ],
+)
+def test_pieces_that_do_not_fit_their_tensor_are_rejected(tmp_path, place, message):
+    path = tmp_path / "x"
+    places = {"places": json.dumps({"x": place})}
+    write_file(FileSystem(), path, safetensors_chunks({"x": torch.zeros(3)}, places))
+    with pytest.raises(ClearheadError, match=message):
+        find_pieces([SafetensorsFile(path)])

@@ -16,6 +16,7 @@ from clearhead.training.checkpoints.state import (
     restore_optimizer,
     restore_random_state,
     restore_weights,
+    seed_generators,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "restore_optimizer",
     "restore_random_state",
     "restore_weights",
+    "seed_generators",
 ]

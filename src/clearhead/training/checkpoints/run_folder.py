@@ -29,6 +29,7 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.terminal import one_line
 from clearhead.training.checkpoints.files import FileSystem, digest_file, safetensors_chunks, sync_folder, write_file
 from clearhead.training.checkpoints.saved import (
     FORMAT,
@@ -43,11 +44,12 @@ from clearhead.training.checkpoints.saved import (
 from clearhead.training.distributed import World, to_local
 
 _PARTIAL = ".partial"  # suffix of a folder that is being written or deleted
+_WRITTEN_FOLDERS = ("tokenizer", "adapter")  # folders in which a run writes single files
 _FILES_BEFORE_TRAINING = {"lock", "checkpoints", "recipe.toml", "tokenizer"}
 
 
 def _print_warning(message: str) -> None:
-    print(f"clearhead: {message}", file=sys.stderr, flush=True)
+    print(f"clearhead: {one_line(message)}", file=sys.stderr, flush=True)
 
 
 class RunFolder:
@@ -84,7 +86,7 @@ class RunFolder:
         descriptors: list[int] = []
         try:
             self._on_main(lambda: descriptors.append(self._acquire_lock()))
-            self._on_main(self._delete_partial_folders)
+            self._on_main(self._delete_leftovers)
             yield
         except ClearheadError:
             if descriptors and self.is_new and not self._has_results():
@@ -116,10 +118,15 @@ class RunFolder:
         has_other_files = any(entry.name not in _FILES_BEFORE_TRAINING for entry in self.path.iterdir())
         return bool(self.checkpoint_folders()) or has_other_files
 
-    def _delete_partial_folders(self) -> None:
+    def _delete_leftovers(self) -> None:
+        """Delete what a killed process left: incomplete checkpoints, and temporary files of `atomic_write`."""
         for folder in self.checkpoints.glob(f"*{_PARTIAL}"):
             with _disk_errors(f"{folder}, left by an interrupted save, cannot be deleted"):
                 shutil.rmtree(folder)
+        for folder in (self.path, *(self.path / name for name in _WRITTEN_FOLDERS)):
+            for file in folder.glob(f"*{_PARTIAL}"):
+                with _disk_errors(f"{file}, left by an interrupted run, cannot be deleted"):
+                    file.unlink()
 
     # --- saving
 
@@ -197,6 +204,13 @@ class RunFolder:
             sync_folder(self.file_system, self.checkpoints)
         read_manifest(final)
         self.damaged.discard(final)
+
+    def delete_surplus(self, newest: SavedCheckpoint) -> None:
+        """Delete what a run left that was killed after it had saved its newest checkpoint.
+
+        Damaged checkpoints stay until the next save.
+        """
+        self._on_main(lambda: None if self.damaged else self._delete_old_checkpoints(newest.folder))
 
     def _delete_old_checkpoints(self, newest: Path) -> None:
         """Delete damaged checkpoints and all but the newest `keep`.

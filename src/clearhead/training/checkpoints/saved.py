@@ -4,19 +4,19 @@ verify_checkpoint(folder)                     # raises if a file is missing, tru
 saved = SavedCheckpoint(folder); saved.step; saved.state; saved.tensors("weights")
 """
 
+import math
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
 from clearhead.files import parse_json, read_json
+from clearhead.tensor_files import SafetensorsFile
 from clearhead.training.checkpoints.files import FileDigest, digest_file
 from clearhead.training.distributed import World
 from clearhead.training.tensor_slice import TensorSlice
@@ -92,11 +92,10 @@ class SavedCheckpoint:
         paths = [self.folder / name for name, entry in self.manifest["files"].items() if entry.get("group") == group]
         if not paths:
             raise ClearheadError(f"{self.folder} contains no tensors of the group {group!r}")
-        with ExitStack() as stack:
-            stored = find_pieces([open_safetensors(path, stack) for path in paths])
-            if group == RANDOM_STATE_GROUP:
-                return self._own_random_state(stored)
-            return {name: self._read_local(pieces, find_weight(name, weights or {})) for name, pieces in stored.items()}
+        stored = find_pieces([SafetensorsFile(path) for path in paths])
+        if group == RANDOM_STATE_GROUP:
+            return self._own_random_state(stored)
+        return {name: self._read_local(pieces, find_weight(name, weights or {})) for name, pieces in stored.items()}
 
     def _own_random_state(self, stored: "Mapping[str, list[StoredPiece]]") -> dict[str, Tensor]:
         if self.num_data_ranks != self.world.num_data_ranks:
@@ -124,7 +123,7 @@ def find_weight(name: str, weights: Mapping[str, Tensor]) -> Tensor | None:
 class StoredPiece:
     """The part of a tensor that one file contains."""
 
-    file: Any
+    file: SafetensorsFile
     name: str
     part: TensorSlice
 
@@ -139,31 +138,40 @@ class StoredPiece:
                 return
             source.append(slice(begin - own_start, end - own_start))
             target.append(slice(begin - other_start, end - other_start))
-        tensor[tuple(target)] = self.file.get_slice(self.name)[tuple(source)]
+        rows, *others = source
+        tensor[tuple(target)] = self.file.read_rows(self.name, rows.start, rows.stop)[:, *others]
 
 
-def open_safetensors(path: Path, stack: ExitStack) -> Any:
-    """Open a file that the stack closes."""
-    try:
-        return stack.enter_context(safe_open(path, framework="pt"))
-    except SafetensorError as error:
-        raise ClearheadError(f"{path} is not a safetensors file: {error}") from None
-
-
-def find_pieces(files: list[Any]) -> dict[str, list[StoredPiece]]:
+def find_pieces(files: list[SafetensorsFile]) -> dict[str, list[StoredPiece]]:
     """Return the pieces of each tensor in several files. The metadata `places` describe those that are not full."""
     stored: dict[str, list[StoredPiece]] = {}
     for file in files:
-        places = parse_json((file.metadata() or {}).get("places", "{}"), "the metadata of a saved tensor is ")
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            shape = tuple(file.get_slice(name).get_shape())
+        places = parse_json(file.metadata.get("places", "{}"), "the metadata of a saved tensor is ")
+        for name in file.names:
+            shape = file.shape(name)
             try:
                 place = places.get(name, {"start": (0,) * len(shape), "whole": shape})
                 part = TensorSlice(tuple(place["start"]), shape, tuple(place["whole"]))
             except (AttributeError, KeyError, TypeError):
                 raise ClearheadError(f"the saved tensor {name!r} has damaged metadata") from None
             stored.setdefault(name, []).append(StoredPiece(file, name, part))
+    for name, pieces in stored.items():
+        _check_pieces(name, [piece.part for piece in pieces])
     return stored
+
+
+def _check_pieces(name: str, parts: list[TensorSlice]) -> None:
+    """Raise ClearheadError unless the pieces of a tensor lie inside it and have its number of elements."""
+    full_shape = parts[0].full_shape
+    for part in parts:
+        numbers = (*part.start, *part.full_shape)
+        fits = all(type(number) is int and number >= 0 for number in numbers) and part.full_shape == full_shape
+        fits = fits and len(part.start) == len(part.shape) == len(full_shape)
+        ends = zip(part.start, part.shape, full_shape, strict=fits)
+        if not fits or any(start + length > size for start, length, size in ends):
+            raise ClearheadError(f"the saved tensor {name!r} has damaged metadata")
+    if sum(math.prod(part.shape) for part in parts) != math.prod(full_shape):
+        raise ClearheadError(f"pieces of the saved tensor {name!r} are missing")
 
 
 def assemble(pieces: list[StoredPiece], part: TensorSlice | None = None) -> Tensor:
@@ -171,9 +179,9 @@ def assemble(pieces: list[StoredPiece], part: TensorSlice | None = None) -> Tens
     first = pieces[0]
     full = TensorSlice.full(first.part.full_shape)
     if len(pieces) == 1 and part in (None, full):
-        return first.file.get_tensor(first.name)
+        return first.file.read(first.name)
     part = part or full
-    tensor = torch.empty(part.shape, dtype=first.file.get_slice(first.name)[:1].dtype)
+    tensor = torch.empty(part.shape, dtype=first.file.read_rows(first.name, 0, 1).dtype)
     for piece in pieces:
         piece.copy_overlap(tensor, part.start)
     return tensor

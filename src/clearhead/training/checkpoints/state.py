@@ -69,6 +69,13 @@ def restore_weights(weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
         weight.copy_(tensors[name])
 
 
+def seed_generators(seed: int) -> None:
+    """Seed every global generator, so that two runs of one recipe write equal checkpoints."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
 def capture_random_state() -> dict[str, Tensor]:
     """Return the state of every global generator: torch's, the current CUDA device's, numpy's and Python's."""
     version, words, gauss = random.getstate()

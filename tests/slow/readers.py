@@ -1,0 +1,220 @@
+"""Every kind of file that Clearhead reads: a small valid example of each, and a function that reads and uses it.
+
+kinds = build_kinds(Path("folder")); kinds[0].read(kinds[0].folder, "config.json", True)
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import clearhead
+from clearhead.api import Model, RecurrentBaseline
+from clearhead.checkpoint import Adapter, merge_adapter, read_adapter, save_adapter
+from clearhead.checkpoint.huggingface import save_folder
+from clearhead.errors import ClearheadError
+from clearhead.families import FAMILIES, Family, family_for, preset
+from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
+from clearhead.tokenization import byte_tokenizer
+from tests.checkpoint.test_ctranslate2_model import folder_content, marian_model
+from tests.checkpoint.test_damaged_files import SIZES, write_gguf_model
+from tests.checkpoint.test_llama2c import checkpoint_bytes
+from tests.checkpoint.tiny import tiny_network
+from tests.slow.other_readers import build_other_kinds
+from tests.slow.tokenizer_readers import build_tokenizer_kinds
+from tests.toy_presets import shrink
+
+# Reads a folder of which the named file was damaged; the last argument says whether it is unchanged.
+Read = Callable[[Path, str, bool], object]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file."""
+
+    name: str
+    folder: Path
+    files: dict[str, str]  # files that are damaged, and how: a form of `mutations.mutate`
+    read: Read
+
+
+def build_kinds(folder: Path) -> list[Kind]:
+    """Write an example of every kind below a folder, and return the kinds."""
+    makers = {**_model_kinds(), **build_tokenizer_kinds(), **build_other_kinds()}
+    kinds = []
+    for name, make in makers.items():
+        path = folder / name.replace(" ", "-")
+        path.mkdir(parents=True)
+        files, read = make(path)
+        kind = Kind(name, path, files, read)
+        for file in files:
+            kind.read(path, file, True)  # the example itself must be valid
+        kinds.append(kind)
+    return kinds
+
+
+Maker = Callable[[Path], tuple[dict[str, str], Read]]
+
+
+def _model_kinds() -> dict[str, Maker]:
+    """Return what writes each kind of model file."""
+    families = {f"config of {family.name}": _family_maker(name) for family in FAMILIES if (name := _writable(family))}
+    return families | {
+        "safetensors": _make_safetensors,
+        "sharded safetensors": _make_shards,
+        "generation config": _make_generation_config,
+        "gguf": _make_gguf,
+        "ctranslate2": _make_ctranslate2,
+        "llama2c": _make_llama2c,
+        "native description": _make_native("clearhead.json", "json"),
+        "native weights": _make_native("weights.safetensors", "header"),
+        "recurrent description": _make_recurrent("clearhead.json", "json"),
+        "recurrent weights": _make_recurrent("weights.safetensors", "header"),
+        "adapter description": _make_adapter("adapter.json", "json"),
+        "adapter weights": _make_adapter("adapter.safetensors", "header"),
+    }
+
+
+def _writable(family: Family) -> str | None:
+    """Return the first preset of a family that can be saved as a Hugging Face folder."""
+    for name in family.presets if family.write_config is not None else ():
+        with suppress(ClearheadError):
+            family_for(shrink(preset(name)))
+            return name
+    return None
+
+
+def random_network(config: Any) -> Transformer:
+    torch.manual_seed(0)
+    return Transformer(config).eval()
+
+
+def use_network(network: Any) -> None:
+    """Compute logits as a user would."""
+    tokens = torch.tensor([[1, 2, 0]])
+    with torch.no_grad():
+        if isinstance(network, RecurrentTranslator) or network.config.is_encoder_decoder:
+            network(tokens, tokens)
+        else:
+            network(tokens)
+
+
+def read_model(folder: Path, name: str, unchanged: bool) -> Model:
+    """Load a model and compute with it."""
+    model = clearhead.load(folder, fast=False)
+    if model.network.config.context >= 3:
+        use_network(model.network)
+    return model
+
+
+def weights_of(model: Model) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
+
+
+def read_with_header_check(expected: dict[str, Tensor]) -> Read:
+    """Return a function that loads a model, and fails if another header gave other numbers than the same bytes do."""
+    stored = {name: tensor.numpy().tobytes() for name, tensor in expected.items()}
+    known = b"".join(sorted(stored.values()))
+
+    def read(folder: Path, name: str, unchanged: bool) -> None:
+        model = read_model(folder, name, unchanged)
+        found = weights_of(model)
+        assert found.keys() == expected.keys(), "tensors were added or lost"
+        for key, tensor in found.items():
+            assert tensor.is_floating_point(), f"{key} was read as {tensor.dtype}"
+            assert tensor.shape == expected[key].shape, f"{key} has another shape"
+        assert len(known) == sum(tensor.nbytes for tensor in found.values())
+
+    return read
+
+
+def _family_maker(name: str) -> Maker:
+    def make(folder: Path) -> tuple[dict[str, str], Read]:
+        save_folder(random_network(shrink(preset(name))), folder)
+        return {"config.json": "json"}, read_model
+
+    return make
+
+
+def _make_safetensors(folder: Path) -> tuple[dict[str, str], Read]:
+    save_folder(tiny_network(), folder)
+    expected = weights_of(clearhead.load(folder, fast=False))
+    return {"model.safetensors": "header"}, read_with_header_check(expected)
+
+
+def _make_shards(folder: Path) -> tuple[dict[str, str], Read]:
+    save_folder(tiny_network(), folder, shard_bytes=4000)
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert len(names) > 1
+    return {"model.safetensors.index.json": "json", names[0]: "header", names[-1]: "header"}, read_model
+
+
+def _make_generation_config(folder: Path) -> tuple[dict[str, str], Read]:
+    Model(tiny_network(vocab_size=257), byte_tokenizer(), special_ids={"eos_token_id": 0}).save(folder, "huggingface")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [0, 3], "bos_token_id": 1, "temperature": 0.6}')
+
+    def read(folder: Path, name: str, unchanged: bool) -> None:
+        read_model(folder, name, unchanged).generate("ab", max_new_tokens=2)
+
+    return {"generation_config.json": "json"}, read
+
+
+def _make_gguf(folder: Path) -> tuple[dict[str, str], Read]:
+    small = {"width": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "feed_forward": 64}
+    sizes = dict(SIZES)
+    SIZES.update(small)
+    try:
+        write_gguf_model(folder)
+    finally:
+        SIZES.update(sizes)
+    return {"model.gguf": "header"}, lambda folder, name, unchanged: read_model(folder / name, name, unchanged)
+
+
+def _make_ctranslate2(folder: Path) -> tuple[dict[str, str], Read]:
+    folder_content(marian_model()).write(folder)
+    return {"model.bin": "header", "config.json": "json", "shared_vocabulary.json": "json"}, read_model
+
+
+def _make_llama2c(folder: Path) -> tuple[dict[str, str], Read]:
+    content, _ = checkpoint_bytes(torch.Generator().manual_seed(0))
+    (folder / "model.bin").write_bytes(content)
+    return {"model.bin": "header"}, lambda folder, name, unchanged: read_model(folder / name, name, unchanged)
+
+
+def _make_native(name: str, form: str) -> Maker:
+    def make(folder: Path) -> tuple[dict[str, str], Read]:
+        Model(tiny_network(), special_ids={"eos_token_id": 2}).save(folder)
+        if form == "json":
+            return {name: form}, read_model
+        return {name: form}, read_with_header_check(weights_of(clearhead.load(folder, fast=False)))
+
+    return make
+
+
+def _make_recurrent(name: str, form: str) -> Maker:
+    def make(folder: Path) -> tuple[dict[str, str], Read]:
+        sizes = {"source_vocab_size": 11, "target_vocab_size": 12, "embedding_width": 8, "width": 8, "context": 9}
+        network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="dot_product", **sizes)).eval()
+        RecurrentBaseline(network, None, None, {"eos_token_id": 2}).save(folder)
+        if form == "json":
+            return {name: form}, read_model
+        return {name: form}, read_with_header_check(weights_of(clearhead.load(folder)))
+
+    return make
+
+
+def _make_adapter(name: str, form: str) -> Maker:
+    def make(folder: Path) -> tuple[dict[str, str], Read]:
+        layer = "decoder.layers.0.attention.query"
+        save_adapter(folder, Adapter("base", 2.0, {layer: (torch.ones(2, 16), torch.ones(16, 2))}))
+
+        def read(folder: Path, file: str, unchanged: bool) -> None:
+            merge_adapter(tiny_network(), read_adapter(folder))
+
+        return {name: form}, read
+
+    return make
