@@ -6,7 +6,7 @@
 
 The clone is in a temporary folder and the home folder is empty, so nothing is installed or downloaded beforehand. The
 commands are typed into one shell in a pseudo-terminal, so a page may use what an earlier command wrote. The script
-prints the time and the exit code of each command. It exits with 1 if a command fails or shows a traceback, or if all
+prints the elapsed time and the processor time of each command. It exits with 1 if a command fails or shows a traceback, or if all
 together take longer than MAX_MINUTES. --out FOLDER keeps what the commands printed.
 """
 
@@ -55,7 +55,9 @@ def run_step(terminal: Terminal, step: Step) -> Outcome:
     outcome = terminal.run(step.command, answers)
     mark = "ok  " if succeeded(outcome) else f"FAIL {outcome.code}"
     first_line = step.command.partition("\n")[0]
-    print(f"{mark} {outcome.seconds:6.1f} s  {step.page}: {first_line[:110]}", flush=True)
+    print(
+        f"{mark} {outcome.seconds:6.1f} s {outcome.cpu_seconds:6.1f} CPU s  {step.page}: {first_line[:110]}", flush=True
+    )
     if not succeeded(outcome):
         print(outcome.output[-3000:], flush=True)
     return outcome
@@ -80,11 +82,15 @@ def run_pages(pages: Sequence[str], checkout: Path, environment: dict[str, str],
 def write_record(folder: Path, outcomes: dict[Step, Outcome], seconds: float) -> None:
     """Write times and exit codes as JSON, and what the commands printed."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [{**vars(step), "seconds": outcome.seconds, "code": outcome.code} for step, outcome in outcomes.items()]
+    rows = [{**vars(step), **_numbers(outcome)} for step, outcome in outcomes.items()]
     record = {"seconds": seconds, "commands": rows}
     (folder / "times.json").write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
     texts = [f"### {step.page}: {step.command}\n{outcome.output}\n" for step, outcome in outcomes.items()]
     (folder / "transcript.txt").write_text("".join(texts), encoding="utf-8")
+
+
+def _numbers(outcome: Outcome) -> dict[str, float]:
+    return {"seconds": outcome.seconds, "cpu_seconds": outcome.cpu_seconds, "code": outcome.code}
 
 
 def main() -> int:
@@ -110,7 +116,9 @@ def main() -> int:
         outcomes = run_pages(arguments.pages, checkout, environment, folder / "scripts")
     seconds = time.monotonic() - started
     num_failed = sum(not succeeded(outcome) for outcome in outcomes.values())
-    print(f"{len(outcomes)} commands, {num_failed} failed, {seconds / 60:.1f} minutes")
+    cpu_seconds = sum(outcome.cpu_seconds for outcome in outcomes.values())
+    times = f"{seconds / 60:.1f} minutes, {cpu_seconds / 60:.1f} minutes of processor time"
+    print(f"{len(outcomes)} commands, {num_failed} failed, {times}")
     if seconds > MAX_MINUTES * 60:
         print(f"this is more than {MAX_MINUTES} minutes")
     if arguments.out is not None:

@@ -40,10 +40,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command printed, how it ended and how long it took."""
+    """What a command printed, how it ended, how long it took, and how much of that it computed."""
 
     code: int
     seconds: float
+    cpu_seconds: float  # of all its processes and threads; on a busy machine, elapsed time is much longer
     output: str
 
 
@@ -78,6 +79,7 @@ class Terminal:
     def run(self, command: str, answers: Sequence[Answer] = (), timeout_seconds: float = 600) -> Outcome:
         """Type a command and wait for the next prompt. After the timeout, press Ctrl-C and report code 124."""
         started = time.monotonic()
+        cpu_seconds = self._cpu_seconds()
         for line in command.splitlines():
             os.write(self.descriptor, line.encode() + b"\r")
         try:
@@ -86,7 +88,13 @@ class Terminal:
             os.write(self.descriptor, b"\x03")
             _, rest = self._read_until_prompt(time.monotonic() + _STOP_SECONDS, [])
             code, output = 124, error.args[0] + rest
-        return Outcome(code, time.monotonic() - started, output.decode(errors="replace").replace("\r\n", "\n"))
+        text = output.decode(errors="replace").replace("\r\n", "\n")
+        return Outcome(code, time.monotonic() - started, self._cpu_seconds() - cpu_seconds, text)
+
+    def _cpu_seconds(self) -> float:
+        """Return the processor time of all commands that the shell has waited for."""
+        fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")  # cutime, cstime
 
     def _read_until_prompt(self, deadline: float, answers: list[Answer]) -> tuple[int, bytes]:
         """Return the exit code and the output before the next prompt; type the answers while waiting."""

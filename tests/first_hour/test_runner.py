@@ -65,6 +65,10 @@ def test_the_shell_keeps_its_state_and_reports_exit_codes(tmp_path):
         assert (outcome.code, "x is 42 in / 今天" in outcome.output) == (0, True)
         assert terminal.run("false").code == 1
         assert "lines: 3" in terminal.run("echo lines: $(printf 'a\nb\nc\n' | wc -l)").output
+        busy = terminal.run(
+            "python3 -c 'import time; t = time.process_time()\nwhile time.process_time() < t + 0.5: pass'"
+        )
+        assert 0.4 < busy.cpu_seconds < 5
         assert terminal.run("no_such_command").code == 127
         outcome = terminal.run("tput cols; test -t 0 -a -t 1 -a -t 2")
         assert (outcome.code, "100" in outcome.output) == (0, True)
@@ -87,7 +91,7 @@ def test_an_interactive_command_gets_its_answers_and_a_slow_one_is_stopped(tmp_p
     [(0, "fine", True), (1, "fine", False), (0, "Traceback (most recent call last):", False)],
 )
 def test_success(code, output, expected):
-    assert succeeded(Outcome(code, 0.0, output)) is expected
+    assert succeeded(Outcome(code, 0.0, 0.0, output)) is expected
 
 
 def test_a_newcomer_has_nothing(tmp_path, monkeypatch):
