@@ -6,8 +6,8 @@
 
 The clone is in a temporary folder and the home folder is empty, so nothing is installed or downloaded beforehand. The
 commands are typed into one shell in a pseudo-terminal, so a page may use what an earlier command wrote. The script
-prints the elapsed time and the processor time of each command. It exits with 1 if a command fails or shows a traceback, or if all
-together take longer than MAX_MINUTES. --out FOLDER keeps what the commands printed.
+prints the elapsed time and the processor time of each command. It exits with 1 if a command fails or shows a traceback,
+or if all together take longer than MAX_MINUTES. --out FOLDER keeps what the commands printed.
 """
 
 import argparse
