@@ -447,3 +447,10 @@ def test_the_mask_of_one_row_is_not_computed_for_all_rows():
     traced = Model(toy(decoder(), torch.float32)).trace([1] * 30)
     assert traced.self_heads(0).scoring.mask == Mask(causal=True)
     assert traced.self_heads(0).select(0, torch.tensor([7])).scoring.mask.allowed.shape == (1, 1, 1, 30)
+
+
+def test_a_long_heading_is_cut_between_words_if_there_are_any():
+    record = Model(toy(decoder())).trace([1])
+    assert replace(record, token_texts=["word "] * 16).heading == "word " * 16
+    assert replace(record, token_texts=["longer words "] * 16).heading == "longer words " * 5 + "longer words…"
+    assert replace(record, token_texts=["字"] * 81).heading == "字" * 79 + "…"

@@ -14,6 +14,7 @@ Analyze:
 
     lens                 the logit lens; lens_table: its predictions
     attention_patterns   entropy, previous-token and induction scores, attention rollout
+    attention_shares     how much of a head follows trivial patterns; head_ranking: the most specific heads first
     attribution          a logit as a sum over the parts of the network
     ablation, patching   remove or replace an activation; effect: how the prediction changes
     intervention         a copy of the network with one activation changed
@@ -21,7 +22,8 @@ Analyze:
 Display:
 
     views                the attention matrices to display
-    heatmap, png, page   in the terminal, as a picture, as an HTML page (html_document, assets); notebook: in a frame
+    heatmap, png, page   in the terminal, as a picture, as an HTML page; notebook: the page in a frame
+    page_data            what a page contains (rounded_matrices: in 8 bits); html_document, assets: the file around it
     colors, token_labels what these have in common
     export               choose among them by file extension; JSON data
     book                 the worked examples of `clearhead book` (book_examples, book_parts)
@@ -45,9 +47,9 @@ from clearhead.inspection.export import (
     print_lens,
     trace_data,
 )
+from clearhead.inspection.head_ranking import HeadSelection
 from clearhead.inspection.lens import logit_lens, make_lens_table
 from clearhead.inspection.lens_table import LensPrediction
-from clearhead.inspection.page import HeadSelection
 from clearhead.inspection.patching import patch, patch_grid
 from clearhead.inspection.recurrent import RecurrentTrace, trace_recurrent
 from clearhead.inspection.trace import Trace

@@ -13,9 +13,10 @@ from torch import Tensor
 from clearhead.errors import ClearheadError
 from clearhead.files import check_output_path, write_text
 from clearhead.inspection.attention_heads import check_index
+from clearhead.inspection.head_ranking import NO_SELECTION, HeadSelection
 from clearhead.inspection.heatmap import has_colors, render_heatmap
 from clearhead.inspection.lens_table import LensTable
-from clearhead.inspection.page import NO_SELECTION, HeadSelection, render_page
+from clearhead.inspection.page import render_page
 from clearhead.inspection.png import save_png
 from clearhead.inspection.token_labels import printable
 from clearhead.inspection.trace import Trace

@@ -10,27 +10,38 @@ import base64
 import hashlib
 import html
 import json
+import zlib
 from importlib.resources import files
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_LITTLE_ENDIAN = {torch.float32: "<f4", torch.int32: "<i4", torch.uint8: "u1"}
+_LITTLE_ENDIAN = {torch.float32: "<f4", torch.int32: "<i4", torch.uint16: "<u2", torch.uint8: "u1"}
+_ALIGNMENT = 4  # bytes: a typed array of a script starts at a multiple of the size of its numbers
 
 
 class EmbeddedArrays:
-    """Tensors to embed in a page, each in an element of its own that the script decodes on first use."""
+    """Tensors to embed in a page: one block of bytes, compressed with deflate and written in base64."""
 
     def __init__(self) -> None:
-        self.encoded: list[str] = []
+        self._compressor = zlib.compressobj(9)
+        self._compressed: list[bytes] = []
+        self._num_bytes = 0
 
     def add(self, tensor: Tensor) -> dict[str, Any]:
-        """Add a tensor and return the reference to it: `{"array": 0, "type": "float32", "shape": [2, 2]}`."""
-        array = tensor.detach().cpu().contiguous().numpy().astype(_LITTLE_ENDIAN[tensor.dtype])
-        self.encoded.append(base64.b64encode(array.tobytes()).decode("ascii"))
+        """Add a tensor and return the reference to it: `{"offset": 0, "type": "float32", "shape": [2, 2]}`."""
+        content = tensor.detach().cpu().contiguous().numpy().astype(_LITTLE_ENDIAN[tensor.dtype]).tobytes()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        return {"array": len(self.encoded) - 1, "type": dtype, "shape": list(tensor.shape)}
+        reference = {"offset": self._num_bytes, "type": dtype, "shape": list(tensor.shape)}
+        content += bytes(-len(content) % _ALIGNMENT)
+        self._compressed.append(self._compressor.compress(content))
+        self._num_bytes += len(content)
+        return reference
+
+    def finish(self) -> str:
+        """Return all arrays as base64; none can be added afterwards."""
+        return base64.b64encode(b"".join([*self._compressed, self._compressor.flush()])).decode("ascii")
 
 
 def read_asset(name: str) -> str:
@@ -49,7 +60,6 @@ def html_document(
         f"default-src 'none'; style-src {_hash_source(styles)}; script-src {_hash_source(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    encoded = arrays.encoded if arrays is not None else []
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en">',
@@ -62,8 +72,9 @@ def html_document(
         f"<style>{styles}</style>",
         "</head>",
         f"<body>{body}",
-        *(f'<script type="text/plain" id="array-{number}">{text}</script>' for number, text in enumerate(encoded)),
     ]
+    if arrays is not None:
+        parts.append(f'<script type="text/plain" id="arrays">{arrays.finish()}</script>')
     if data is not None:
         parts.append(f'<script type="application/json" id="data">{script_json(data)}</script>')
     if script:

@@ -37,7 +37,11 @@ class TraceRecord:
     def heading(self) -> str:
         """The beginning of the traced text, for headings."""
         text = "".join(self.token_texts)
-        return text if len(text) <= _MAX_HEADING else f"{text[: _MAX_HEADING - 1]}…"
+        if len(text) <= _MAX_HEADING:
+            return text
+        start = text[: _MAX_HEADING - 1]
+        whole_words = start.rpartition(" ")[0]  # some languages write no spaces
+        return f"{whole_words if len(whole_words) > _MAX_HEADING // 2 else start}…"
 
     @property
     def size(self) -> str:

@@ -1,10 +1,14 @@
 // The logit lens: what the model would predict next at each depth.
 
 const MAX_LENS_COLUMNS = 12;
+const MAX_PROBABILITY = 65535; // the level of a probability of 1
+
+/** Whether the queries of the current view are the tokens that the lens is computed for: not those of an encoder. */
+const hasLens = () => data.lens !== null && currentView().rows.join("\n") === data.views[0].rows.join("\n");
 
 function lensCell(index) {
   const { lens } = data;
-  const probability = arrayOf(lens.probabilities)[index];
+  const probability = arrayOf(lens.probabilities)[index] / MAX_PROBABILITY;
   const cell = createElement("td", lens.texts[arrayOf(lens.places)[index]], { class: "token" });
   cell.append(createElement("small", `${(100 * probability).toFixed(1)} %`));
   shade(cell, Math.sqrt(probability));
@@ -13,7 +17,7 @@ function lensCell(index) {
 
 function showLens() {
   const { lens } = data;
-  byId("lens").hidden = !lens || state.view !== 0;
+  byId("lens").hidden = !hasLens();
   if (byId("lens").hidden) return;
   const { rows } = currentView();
   const [numStages, length, count] = lens.places.shape;

@@ -1,16 +1,19 @@
 // One head: a canvas with its matrix, and one above it that outlines the selected cell.
 
 const EDGE = 2; // pixels around the matrix for the outline
+const MAX_CELL = 48; // pixels
+const MAX_HEIGHT = 1000; // pixels, of a matrix with many more rows than columns
+const MIN_NUMBER_CELL = 36; // pixels: smaller cells show only their color
 const geometry = { cell: 1, left: 0, top: 0 };
 
+/** Choose the size of a cell, so that the matrix and its labels fit the width. Large cells have whole pixels. */
 function layOut() {
   const { rows, columns } = currentView();
   const available = byId("figure").clientWidth;
-  const gutter = available < 500 ? 56 : 96;
-  const cellSize = (left) => Math.floor(Math.min((available - left - EDGE) / columns.length, 640 / rows.length));
-  const labeled = cellSize(gutter) >= 11;
-  geometry.left = geometry.top = labeled ? gutter : EDGE;
-  geometry.cell = Math.min(Math.max(cellSize(geometry.left), 1), 48);
+  geometry.left = labelWidth(rows, available);
+  geometry.top = labelWidth(columns, available);
+  const fitting = Math.min((available - geometry.left - EDGE) / columns.length, MAX_HEIGHT / rows.length, MAX_CELL);
+  geometry.cell = fitting >= 5 ? Math.floor(fitting) : fitting;
 }
 
 /** Resize a canvas to the matrix and return its drawing context. */
@@ -43,7 +46,20 @@ function selectStep(matrices) {
   const span = high - low || 1;
   const linear = (cell) => (values[cell] - low) / span;
   const intensityAt = (cell) => (isMasked(cell) ? null : bySquareRoot ? Math.sqrt(linear(cell)) : linear(cell));
-  return { values, low, high, intensityAt, isMasked, bySquareRoot };
+  const format = (value) => (bySquareRoot ? formatWeight(value) : formatScore(value, matrices.step));
+  return { values, low, high, intensityAt, isMasked, bySquareRoot, format };
+}
+
+/** Draw a matrix with one pixel per cell; where a pixel of the screen covers several cells, with their largest. */
+function drawCells(step) {
+  const [numRows, numColumns] = [currentView().rows.length, currentView().columns.length];
+  const pixels = geometry.cell * (window.devicePixelRatio || 1);
+  if (pixels >= 1) return drawPixels(numColumns, numRows, step.intensityAt);
+  const [height, width] = [numRows, numColumns].map((count) => Math.max(Math.floor(count * pixels), 1));
+  const intensities = Float32Array.from(step.values, (_, cell) => step.intensityAt(cell) ?? -1);
+  const shown = intensities.map((intensity) => intensity + 1); // 0 is masked
+  const pooled = poolMatrix(shown, numRows, numColumns, height, width);
+  return drawPixels(width, height, (cell) => (pooled[cell] === 0 ? null : pooled[cell] - 1));
 }
 
 function drawMatrix() {
@@ -52,67 +68,43 @@ function drawMatrix() {
   const context = resize(byId("matrix"));
   const { rows, columns } = currentView();
   const { cell, left, top } = geometry;
+  let picture;
   context.imageSmoothingEnabled = false;
   if (matrices === null) {
-    const [, height, width] = currentLayer().thumbnails.shape;
-    const bytes = arrayOf(currentLayer().thumbnails);
-    const thumbnail = drawPixels(width, height, (pixel) => bytes[state.head * height * width + pixel] / 255);
-    context.drawImage(thumbnail, left, top, cell * columns.length, cell * rows.length);
+    const { width, height, intensityAt } = thumbnailOf(currentView(), currentLayer(), state.head);
+    picture = drawPixels(width, height, intensityAt);
   } else {
-    const step = selectStep(matrices);
-    context.drawImage(
-      drawPixels(columns.length, rows.length, step.intensityAt),
-      left,
-      top,
-      cell * columns.length,
-      cell * rows.length,
-    );
-    if (cell >= 36) drawNumbers(context, step);
-    drawLegend(step);
+    picture = drawCells(selectStep(matrices));
+  }
+  context.drawImage(picture, left, top, cell * columns.length, cell * rows.length);
+  if (matrices !== null) {
+    if (cell >= MIN_NUMBER_CELL) drawNumbers(context, selectStep(matrices));
+    drawLegend(selectStep(matrices));
   }
   byId("legend").hidden = matrices === null;
-  if (left > EDGE) drawLabels(context);
+  drawLabels(context);
   drawCursor();
 }
 
 function drawNumbers(context, step) {
   const { cell, left, top } = geometry;
-  context.font = "11px system-ui, sans-serif";
+  context.font = "12px system-ui, sans-serif";
   context.textAlign = "center";
   context.textBaseline = "middle";
   step.values.forEach((value, index) => {
     if (step.isMasked(index)) return;
     const [row, column] = [Math.floor(index / numKeys()), index % numKeys()];
     context.fillStyle = textColor(colorOf(step.intensityAt(index)));
-    context.fillText(value.toFixed(2), left + (column + 0.5) * cell, top + (row + 0.5) * cell);
-  });
-}
-
-function drawLabels(context) {
-  const { cell, left, top } = geometry;
-  context.font = `${Math.min(cell, 13)}px ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace`;
-  context.fillStyle = getComputedStyle(document.body).color;
-  context.textAlign = "right";
-  context.textBaseline = "middle";
-  const shorten = (text) => {
-    while (text.length > 1 && context.measureText(text).width > left - 8) text = text.slice(0, -2) + "…";
-    return text;
-  };
-  currentView().rows.forEach((text, row) => context.fillText(shorten(text), left - 5, top + (row + 0.5) * cell));
-  context.textAlign = "left";
-  currentView().columns.forEach((text, column) => {
-    context.save();
-    context.translate(left + (column + 0.5) * cell, top - 5);
-    context.rotate(-Math.PI / 2);
-    context.fillText(shorten(text), 0, 0);
-    context.restore();
+    const text = step.bySquareRoot ? (value < 0.005 ? "0" : value.toFixed(2)) : step.format(value);
+    context.fillText(text, left + (column + 0.5) * cell, top + (row + 0.5) * cell);
   });
 }
 
 function drawLegend(step) {
-  byId("low").textContent = formatNumber(step.low);
-  byId("high").textContent = formatNumber(step.high);
+  byId("low").textContent = step.format(step.low);
+  byId("high").textContent = step.format(step.high);
   byId("scale").textContent = step.bySquareRoot ? "color by square root" : "color by value";
+  byId("masked-key").hidden = state.step === "scores" || !currentMatrices().allowed;
   byId("ramp")
     .getContext("2d")
     .drawImage(
@@ -127,62 +119,12 @@ function drawLegend(step) {
 function drawCursor() {
   const context = resize(byId("cursor"));
   const { cell, left, top } = geometry;
+  const size = Math.max(cell, 3);
+  const [x, y] = [left + (state.column + 0.5) * cell - size / 2, top + (state.row + 0.5) * cell - size / 2];
   context.strokeStyle = getComputedStyle(document.documentElement).getPropertyValue("--cursor");
   context.lineWidth = 1;
-  context.strokeRect(left - 0.5, top + state.row * cell - 0.5, cell * numKeys() + 1, cell + 1);
+  context.strokeRect(left - 0.5, y - 0.5, cell * numKeys() + 1, size + 1);
   context.lineWidth = 2;
-  context.strokeRect(left + state.column * cell - 1, top + state.row * cell - 1, cell + 2, cell + 2);
-}
-
-function moveToPointer(event) {
-  const box = byId("matrix").getBoundingClientRect();
-  const column = Math.floor((event.clientX - box.left - geometry.left) / geometry.cell);
-  const row = Math.floor((event.clientY - box.top - geometry.top) / geometry.cell);
-  if (row >= 0 && column >= 0 && row < currentView().rows.length && column < numKeys()) moveTo(row, column);
-}
-
-function moveByKey(event) {
-  const last = [currentView().rows.length - 1, numKeys() - 1];
-  const targets = {
-    ArrowUp: [state.row - 1, state.column],
-    ArrowDown: [state.row + 1, state.column],
-    ArrowLeft: [state.row, state.column - 1],
-    ArrowRight: [state.row, state.column + 1],
-    Home: [state.row, 0],
-    End: [state.row, last[1]],
-    PageUp: [0, state.column],
-    PageDown: [last[0], state.column],
-  };
-  const target = targets[event.key];
-  if (!target) return;
-  event.preventDefault();
-  moveTo(Math.min(Math.max(target[0], 0), last[0]), Math.min(Math.max(target[1], 0), last[1]));
-}
-
-function moveTo(row, column) {
-  const rowChanged = row !== state.row;
-  Object.assign(state, { row, column });
-  drawCursor();
-  showReadout();
-  if (rowChanged) {
-    showRow();
-    showLens();
-  }
-}
-
-function showReadout() {
-  const { rows, columns } = currentView();
-  const cell = `query ${state.row} “${rows[state.row]}” → key ${state.column} “${columns[state.column]}”`;
-  const matrices = currentMatrices();
-  if (matrices === null) {
-    byId("readout").textContent =
-      `${cell}. This page has only the thumbnail of this head; create a page with --layer ${currentLayer().number} to include its numbers.`;
-    return;
-  }
-  const index = state.row * numKeys() + state.column;
-  const score = matrices.scores ? `score ${formatNumber(matrices.scores[index])}` : "";
-  const masked = matrices.allowed && !matrices.allowed[index] ? ", masked" : "";
-  byId("readout").textContent =
-    `${cell}: ${score}${masked}${score || masked ? ", " : ""}weight ${formatNumber(matrices.weights[index])}`;
-  updateAddress();
+  context.strokeRect(x - 1, y - 1, size + 2, size + 2);
+  drawSelectedLabels(context);
 }

@@ -3,6 +3,7 @@
 const STEPS = { scores: "scores", mask: "after the mask", weights: "weights (softmax)" };
 const MODES = { top: "most likely tokens at this position", all: "most likely token at every position" };
 
+const singleColumn = window.matchMedia("(max-width: 60rem)");
 let addressTimer = 0;
 
 /**
@@ -21,27 +22,29 @@ function updateAddress() {
 function readAddress() {
   if (!location.hash) return;
   const [view, layer, head, step, row, column] = location.hash.slice(1).split("/");
-  const parseIndex = (text, length) => Math.min(Math.max(Number.parseInt(text, 10) || 0, 0), length - 1);
+  const parseIndex = (text, length) => clamp(Number.parseInt(text, 10) || 0, 0, length - 1);
   state.view = parseIndex(view, data.views.length);
   state.layer = parseIndex(layer, currentView().layers.length);
-  state.head = parseIndex(head, currentLayer().heads.length);
+  state.head = parseIndex(head, currentLayer().num_heads);
   state.row = parseIndex(row, currentView().rows.length);
   state.column = parseIndex(column, numKeys());
   if (step in STEPS) state.step = step;
 }
 
 function showHead() {
-  const { scores } = currentLayer().heads[state.head];
-  const { number } = currentLayer();
+  const { number, scores } = currentLayer();
+  const hasScores = scores && currentLayer().full.includes(state.head);
   byId("head-heading").textContent = `${currentView().title}, layer ${number}, head ${state.head}`;
   byId("matrix").setAttribute(
     "aria-label",
     `Attention of layer ${number}, head ${state.head}; use the arrow keys to select a cell`,
   );
-  byId("steps").hidden = !scores;
-  if (!scores) state.step = "weights";
+  byId("steps").hidden = !hasScores;
+  if (!hasScores) state.step = "weights";
   checkRadioButton("step", state.step);
   markSelectedThumbnail();
+  markRanking();
+  showSummary();
   drawMatrix();
   showRow();
   showReadout();
@@ -54,15 +57,20 @@ function showView() {
   showLens();
 }
 
-function start() {
-  document.title = data.title;
-  byId("title").textContent = data.title;
-  byId("subtitle").textContent = data.subtitle;
+/** Show a view at its most specific head. */
+function selectView(view) {
+  const heads = data.views[view].layers.flatMap((layer, index) =>
+    Array.from({ length: layer.num_heads }, (_, head) => ({ layer: index, head, share: layer.shares?.specific[head] ?? 0 })),
+  );
+  const { layer, head } = heads.reduce((best, one) => (one.share > best.share ? one : best));
+  const known = data.ranking.find((one) => isHead(one, { view, layer, head }));
+  Object.assign(state, known ?? { view, layer, head, row: data.views[view].rows.length - 1, column: 0 });
+  showView();
+}
+
+function addControls() {
   const titles = Object.fromEntries(data.views.map((view, number) => [number, view.title]));
-  addRadioButtons(byId("views"), "view", titles, (value) => {
-    Object.assign(state, { view: Number(value), layer: 0, head: 0, row: 0, column: 0 });
-    showView();
-  });
+  addRadioButtons(byId("views"), "view", titles, (value) => selectView(Number(value)));
   addRadioButtons(byId("steps"), "step", STEPS, (value) => {
     state.step = value;
     drawMatrix();
@@ -73,29 +81,55 @@ function start() {
     showLens();
   });
   checkRadioButton("mode", state.mode);
+  addRanking();
+}
+
+function connectEvents() {
   byId("thumbnails").addEventListener("click", (event) => {
     const button = event.target.closest("button");
     if (!button) return;
     Object.assign(state, { layer: Number(button.dataset.layer), head: Number(button.dataset.head) });
     showHead();
+    if (singleColumn.matches) byId("head-heading").scrollIntoView();
   });
   byId("thumbnails").addEventListener("keydown", moveToHead);
   byId("matrix").addEventListener("pointermove", moveToPointer);
   byId("matrix").addEventListener("pointerdown", moveToPointer);
-  byId("matrix").addEventListener("keydown", moveByKey);
+  byId("matrix").addEventListener("keydown", (event) => {
+    if (moveByKey(event.key)) event.preventDefault();
+  });
+  byId("arrows").addEventListener("click", (event) => moveByKey(event.target.dataset.key));
   byId("text").addEventListener("click", (event) => {
     if (event.target.dataset.column) moveTo(state.row, Number(event.target.dataset.column));
   });
   darkTheme.addEventListener("change", showView);
-  let width = 0;
+  let width = byId("figure").clientWidth;
   new ResizeObserver(() => {
     if (byId("figure").clientWidth === width) return;
     width = byId("figure").clientWidth;
     drawMatrix();
   }).observe(byId("figure"));
-  Object.assign(state, data.start, { row: currentView().rows.length - 1 });
+}
+
+async function start() {
+  document.title = data.title;
+  byId("title").textContent = data.title;
+  byId("subtitle").textContent = data.subtitle;
+  try {
+    await loadArrays();
+  } catch (error) {
+    byId("problem").textContent =
+      `This browser cannot read the numbers of this page (${error.message}). Chrome 80, Firefox 113, Safari 16.4 and later versions can.`;
+    byId("problem").hidden = false;
+    return;
+  }
+  document.querySelector("main").hidden = false;
+  addControls();
+  const { view, layer, head, row, column } = data.start;
+  Object.assign(state, { view, layer, head, row, column });
   readAddress();
   showView();
+  connectEvents();
 }
 
 start();

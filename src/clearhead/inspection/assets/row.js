@@ -8,13 +8,15 @@ function showRow() {
   byId("row-heading").textContent = `Query ${state.row} “${rows[state.row]}” attends to`;
   byId("row").replaceChildren();
   byId("text").replaceChildren();
+  byId("row-caption").textContent = "";
+  for (const heading of document.querySelectorAll("th.score")) heading.hidden = matrices === null || !matrices.scores;
   if (matrices === null) return;
   const first = state.row * numKeys();
   const weights = matrices.weights.subarray(first, first + numKeys());
-  const largest = Math.max(...weights) || 1;
+  const largest = weights.reduce((one, other) => Math.max(one, other), 0) || 1;
   byId("text").append(
     ...columns.map((text, column) => {
-      const token = createElement("span", text);
+      const token = createElement("span", text, { title: `key ${column}: ${formatWeight(weights[column])}` });
       token.dataset.column = column;
       shade(token, Math.sqrt(weights[column] / largest));
       return token;
@@ -23,21 +25,27 @@ function showRow() {
   const order = columns.map((_, column) => column);
   if (order.length > MAX_TABLE_ROWS) order.sort((one, other) => weights[other] - weights[one]);
   const listed = order.slice(0, MAX_TABLE_ROWS);
-  byId("row-caption").textContent =
-    listed.length < order.length ? `the ${listed.length} largest of ${order.length} weights` : "";
-  for (const column of listed) {
-    const score = matrices.scores ? matrices.scores[first + column] : NaN;
+  if (listed.length < order.length)
+    byId("row-caption").textContent = `the ${listed.length} largest of ${order.length} weights`;
+  for (const column of listed) byId("row").append(tableRow(matrices, first, column, weights[column], largest));
+}
+
+function tableRow(matrices, first, column, weight, largest) {
+  const line = createElement("tr", null);
+  const shaded = createElement("td", formatWeight(weight));
+  shade(shaded, Math.sqrt(weight / largest));
+  line.append(
+    createElement("th", String(column), { scope: "row" }),
+    createElement("td", currentView().columns[column], { class: "token" }),
+  );
+  if (matrices.scores) {
+    const score = matrices.scores[first + column];
     const allowed = !matrices.allowed || matrices.allowed[first + column];
-    const line = createElement("tr", null);
-    const weight = createElement("td", formatNumber(weights[column]));
-    shade(weight, Math.sqrt(weights[column] / largest));
     line.append(
-      createElement("th", String(column), { scope: "row" }),
-      createElement("td", columns[column], { class: "token" }),
-      createElement("td", matrices.scores ? formatNumber(score) : ""),
-      createElement("td", matrices.scores ? formatNumber(allowed ? score : -Infinity) : ""),
-      weight,
+      createElement("td", formatScore(score, matrices.step)),
+      createElement("td", formatScore(allowed ? score : -Infinity, matrices.step)),
     );
-    byId("row").append(line);
   }
+  line.append(shaded);
+  return line;
 }

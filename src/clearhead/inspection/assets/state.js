@@ -1,40 +1,30 @@
 "use strict";
-// The data of the page, the current selection, and access to the embedded arrays. page.py concatenates these files.
+// The data of the page, the current selection, and small helpers. page.py concatenates these files.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const byId = (name) => document.getElementById(name);
 const state = { view: 0, layer: 0, head: 0, step: "weights", row: 0, column: 0, mode: "top" };
 
-const decodedArrays = new Map();
-const ARRAY_TYPES = { float32: Float32Array, int32: Int32Array, uint8: Uint8Array };
-
-/** The numbers of an embedded array, decoded on first use. */
-function arrayOf(reference) {
-  if (!decodedArrays.has(reference.array)) {
-    const text = atob(byId(`array-${reference.array}`).textContent);
-    const bytes = new Uint8Array(text.length);
-    for (let index = 0; index < text.length; index++) bytes[index] = text.charCodeAt(index);
-    decodedArrays.set(reference.array, new ARRAY_TYPES[reference.type](bytes.buffer));
-  }
-  return decodedArrays.get(reference.array);
-}
-
 const currentView = () => data.views[state.view];
 const currentLayer = () => currentView().layers[state.layer];
 const numKeys = () => currentView().columns.length;
+const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-/** The matrices of the selected head, or null if the page has only its thumbnail. */
-function currentMatrices() {
-  const { scores, weights } = currentLayer().heads[state.head];
-  if (!weights) return null;
-  const mask = currentLayer().allowed;
-  return { scores: scores && arrayOf(scores), weights: arrayOf(weights), allowed: mask && arrayOf(mask) };
+/** A weight with the digits that its rounding leaves. */
+function formatWeight(weight) {
+  if (weight > 0 && weight < 0.0005) return "<0.001";
+  return weight === 0 || weight === 1 ? String(weight) : weight.toFixed(weight < 0.0995 ? 3 : 2);
 }
 
-function formatNumber(value) {
-  if (value === -Infinity) return "−∞";
-  if (value === 0) return "0";
-  return Math.abs(value) < 1e-3 ? value.toExponential(1) : value.toPrecision(3);
+/** A score with the digits that its rounding leaves: `step` is the difference between two neighboring levels. */
+function formatScore(score, step) {
+  if (score === -Infinity) return "−∞";
+  const decimals = step > 0 ? clamp(Math.round(-Math.log10(step)), 0, 4) : 2;
+  return score.toFixed(decimals).replace("-", "−");
+}
+
+function formatPercent(share) {
+  return share > 0 && share < 0.005 ? "<1 %" : `${Math.round(100 * share)} %`;
 }
 
 function createElement(name, text, attributes = {}) {
