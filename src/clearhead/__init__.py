@@ -12,14 +12,18 @@ train                     train a model from a recipe
 preset, presets           the architecture of a released model by name; all names
 ModelConfig, Transformer  an architecture as data, and the network that it describes
 summarize, cost           an architecture as a table; what it costs in FLOPs, bytes, memory and time
+set_threads               how many CPU threads compute
 to_json, from_json, to_toml, from_toml    a config as text, and back
 ClearheadError            the error raised for invalid input
 
-Names are imported on first use, so that `clearhead --help` does not wait for torch.
+Names are imported on first use, so that `clearhead --help` does not wait for torch. If torch has not been imported yet,
+its threads are told to sleep soon when they wait (clearhead/threads.py).
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from clearhead.threads import shorten_spinning
 
 if TYPE_CHECKING:
     from clearhead.api import Model, cost, create, load, summarize
@@ -31,9 +35,12 @@ if TYPE_CHECKING:
     from clearhead.generation import Generation
     from clearhead.inspection import Trace
     from clearhead.model import Transformer
+    from clearhead.threads import set_threads
     from clearhead.training import train
 
     __version__: str
+
+shorten_spinning()
 
 MODULES = {  # the module that defines each public name
     "ClearheadError": "errors",
@@ -50,6 +57,7 @@ MODULES = {  # the module that defines each public name
     "load": "api",
     "preset": "families",
     "presets": "families",
+    "set_threads": "threads",
     "summarize": "api",
     "to_json": "config",
     "to_toml": "config",
@@ -71,6 +79,7 @@ __all__ = [
     "load",
     "preset",
     "presets",
+    "set_threads",
     "summarize",
     "to_json",
     "to_toml",

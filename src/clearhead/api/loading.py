@@ -36,6 +36,7 @@ from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import preset
 from clearhead.home import expand_user
 from clearhead.model import Transformer
+from clearhead.threads import use_default_threads
 from clearhead.tokenization import Tokenizer
 
 
@@ -64,6 +65,7 @@ def load(
     """
     if weights not in get_args(Weights):
         raise unknown_name("weights", str(weights), get_args(Weights))
+    use_default_threads()
     dtype = resolve_dtype(dtype) or (None if weights == "full" else torch.bfloat16)
     device = resolve_device(device, dtype)
     adapter = read_adapter(model) if is_adapter(model) else None
@@ -126,6 +128,7 @@ def create(
     """
     if isinstance(config, str):
         config = preset(config)
+    use_default_threads()
     dtype = resolve_dtype(dtype)
     device = resolve_device(device, dtype)
     with torch.random.fork_rng(devices=[]):

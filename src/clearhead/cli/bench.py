@@ -25,6 +25,7 @@ from clearhead.cli.app import (
     table_console,
 )
 from clearhead.cli.checks import check_architecture, check_device
+from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError, unknown_name
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ _DEFAULT_WEIGHTS = {"cpu": "float32,bfloat16,int8,int4", "cuda": "bfloat16,int8"
 
 
 @app.command(epilog="Example: `clearhead bench decode smollm2 --against huggingface,llama.cpp --weights bfloat16,int4`")
+@takes_threads
 def bench(
     phase: Annotated[str, typer.Argument(help="What to measure: decode or prefill.")],
     model: Annotated[

@@ -22,6 +22,7 @@ from clearhead.cli.app import (
     table_console,
 )
 from clearhead.cli.checks import check_cost_options, check_measurable
+from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ MeasureOption = Annotated[
 
 
 @app.command(epilog="Example: `clearhead cost llama-3.1-8b --phase decode --context 8192 --device h200`")
+@takes_threads
 def cost(
     model: Annotated[str, typer.Argument(help="A preset, an installed model, a model folder or a .gguf file.")],
     phase: Annotated[
@@ -150,6 +152,7 @@ def _require_this_machine(device: str | None) -> Literal["cpu", "cuda"]:
 
 
 @app.command(epilog="Example: `clearhead calibrate --device cpu`")
+@takes_threads
 def calibrate(
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,

@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager
 from clearhead.api import Model, create, load
 from clearhead.architecture import Rope
 from clearhead.catalog import DownloadError, get
-from clearhead.cli.app import echo
+from clearhead.cli.app import echo, errors, print_message
 from clearhead.cli.word_wrap import TextPrinter
+from clearhead.errors import ClearheadError
 from clearhead.families import llama_config
 from clearhead.generation import Stream
 from clearhead.summary import print_summary, summarize
@@ -32,7 +33,7 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
     try:
         with bar("smollm2") as progress:
             get("smollm2", progress)
-        model, title = load("smollm2"), "SmolLM2-135M-Instruct"
+        model, title = _load_smollm2(), "SmolLM2-135M-Instruct"
     except DownloadError as error:
         echo(f"SmolLM2 could not be downloaded ({error}); a small random model is used instead.\n")
         model, title = random_model(), "A small random model (its text is noise)"
@@ -44,6 +45,16 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
     _print_stream(PROMPT, model.stream(PROMPT, max_new_tokens=NUM_TOKENS))
     print_summary(summarize(model.config), title)
     print(f"\nNext: {next_command}, clearhead show deepseek-v3, clearhead --help")
+
+
+def _load_smollm2() -> Model:
+    """Load SmolLM2 with the CPU kernels. They are compiled if necessary, so that later commands start with them."""
+    try:
+        with errors.status("loading SmolLM2; the first time, the CPU kernels are compiled, which takes up to a minute"):
+            return load("smollm2", fast=True)
+    except ClearheadError as error:
+        print_message("note", f"{error}; PyTorch computes instead, several times slower")
+        return load("smollm2", fast=False)
 
 
 def _print_stream(prompt: str, stream: Stream) -> None:

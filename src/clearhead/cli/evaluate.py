@@ -15,6 +15,7 @@ from rich.table import Table
 from clearhead.cli.app import JsonOption, ModelArgument, app, download_bar, print_json, progress_bar
 from clearhead.cli.checks import check_files, check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
+from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.terminal import TerminalConsole
 
@@ -40,6 +41,7 @@ _TASK_OPTIONS = {*_FILE_OPTIONS, *(name for names in OPTIONS.values() for name i
     epilog="Examples: `clearhead eval smollm2 --task perplexity --text book.txt --context 1024`, "
     "`clearhead eval smollm2 --task arc-easy --limit 200 --json`",
 )
+@takes_threads
 def evaluate(
     call: typer.Context,
     model: ModelArgument,

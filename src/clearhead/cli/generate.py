@@ -23,6 +23,7 @@ from clearhead.cli.app import (
 from clearhead.cli.checks import check_model, check_model_options
 from clearhead.cli.sampling import takes_sampling
 from clearhead.cli.texts import prepare_prompt, print_generations, print_generations_as_json, print_notes, print_stream
+from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.options import (
     CHAT_DEFAULTS,
@@ -54,8 +55,8 @@ FastOption = Annotated[
     bool | None,
     typer.Option(
         "--fast/--no-fast",
-        help="Use the C++ kernels on a CPU, and compile them first if necessary; by default they are used if they are "
-        "already compiled.",
+        help="Use the C++ kernels on a CPU and wait until they are compiled, or do without them; by default they are "
+        "compiled in the background if they are missing.",
         rich_help_panel="Speed",
     ),
 ]
@@ -67,6 +68,7 @@ _BEAM_DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(
     epilog='Examples: `clearhead generate smollm2 "What is the capital of France?"`, '
     '`clearhead generate smollm2 "The capital of France is" --raw --max-new-tokens 20`'
 )
+@takes_threads
 @takes_sampling(SamplingOptions())
 def generate(
     model: ModelArgument,
@@ -143,6 +145,7 @@ def generate(
 
 
 @app.command(epilog="Example: `clearhead chat smollm2`")
+@takes_threads
 @takes_sampling(CHAT_DEFAULTS)
 def chat(
     model: ModelArgument,
@@ -162,6 +165,7 @@ def chat(
 
 
 @app.command(epilog="Example: `clearhead verify smollm2 --tokens 64`")
+@takes_threads
 def verify(
     model: ModelArgument,
     tokens: Annotated[

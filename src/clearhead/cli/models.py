@@ -21,6 +21,7 @@ from clearhead.cli.app import (
     print_json,
 )
 from clearhead.cli.checks import check_architecture, check_model_options
+from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError, unknown_name
 
 _FOLDER_FORMATS = ("huggingface", "native")
@@ -100,6 +101,7 @@ def _list_catalog(as_json: bool) -> None:
 
 
 @app.command(epilog="Example: `clearhead convert smollm2 my-folder --to huggingface`")
+@takes_threads
 def convert(
     source: ModelArgument,
     folder: Annotated[Path, typer.Argument(help="The folder to write.")],

@@ -13,10 +13,12 @@ from clearhead.cli.app import JsonOption, ModelArgument, app, echo, print_json, 
 from clearhead.cli.checks import check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
 from clearhead.cli.texts import PAST_CONTEXT
+from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError
 
 
 @app.command(epilog='Example: `clearhead score smollm2 "The capital of France is Paris." --json`')
+@takes_threads
 def score(
     model: ModelArgument,
     text: Annotated[str | None, typer.Argument(help="The text to score; - reads it from standard input.")] = None,
@@ -49,6 +51,7 @@ def score(
 
 
 @app.command(epilog='Example: `clearhead embed minilm "A cat sat." "The dog ran." --json`')
+@takes_threads
 def embed(
     model: ModelArgument,
     texts: Annotated[list[str], typer.Argument(help="One or more texts to embed.")],

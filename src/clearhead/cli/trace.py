@@ -12,11 +12,13 @@ import typer
 from clearhead.cli.app import JsonOption, ModelArgument, OverwriteOption, app, check_absent, echo, print_json
 from clearhead.cli.checks import check_layer, check_model_options
 from clearhead.cli.generate import DeviceOption, load_model
+from clearhead.cli.threads import takes_threads
 from clearhead.files import check_output_path
 from clearhead.terminal import TerminalConsole
 
 
 @app.command(epilog='Example: `clearhead trace smollm2 "The cat sat on the mat" --lens --out page.html`')
+@takes_threads
 def trace(
     model: ModelArgument,
     text: Annotated[str, typer.Argument(help="The text to read; - reads it from standard input.")],

@@ -11,6 +11,7 @@ import typer
 from rich.markup import escape
 
 from clearhead.cli.app import JsonOption, UsageError, app, echo, errors, print_json, table_console
+from clearhead.cli.threads import takes_threads
 
 if TYPE_CHECKING:
     from clearhead.training import ResolvedRecipe
@@ -33,6 +34,7 @@ def _print_recipes(as_json: bool) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     epilog="Example: `clearhead train capitals --out runs/capitals --train.steps 1000`",
 )
+@takes_threads
 def train(
     context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help="Name of a recipe (see --list), or a TOML file.")] = None,

@@ -1,0 +1,36 @@
+"""The option --threads of all commands that compute.
+
+@app.command()
+@takes_threads
+def generate(model: ModelArgument) -> None: ...
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import typer
+
+from clearhead.threads import set_threads, use_configured_threads
+
+_HELP = "Number of CPU threads; by default $CLEARHEAD_THREADS, or one for each CPU that the process may use."
+
+
+def takes_threads(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --threads to a command, and set the number before torch is imported."""
+
+    @wraps(command)
+    def wrapped(**arguments: Any) -> None:
+        threads = arguments.pop("threads")
+        if threads is None:
+            use_configured_threads()
+        else:
+            set_threads(threads)
+        command(**arguments)
+
+    signature = inspect.signature(command)
+    option = typer.Option(None, "--threads", help=_HELP, rich_help_panel="Speed")
+    parameter = inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=option, annotation=int | None)
+    wrapped.__signature__ = inspect.Signature([*signature.parameters.values(), parameter])  # type: ignore[attr-defined]
+    return wrapped
