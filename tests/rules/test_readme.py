@@ -77,6 +77,7 @@ def test_every_command_is_in_the_readme():
 def test_the_table_of_families_counts_every_preset():
     table = PAGES[ROOT / "README.md"].split("| presets |")[1].split("\n\n")[0]
     assert sum(int(count) for count in re.findall(r"\| (\d+) \|", table)) == len(presets())
+    assert f"`presets` lists {len(presets())} |" in PAGES[ROOT / "README.md"]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
