@@ -49,10 +49,9 @@ function addRanking() {
   container.append(createElement("span", "Most specific heads:"));
   for (const head of data.ranking) {
     const prefix = data.views.length > 1 ? `${data.views[head.view].title} ` : "";
-    const place = `${prefix}layer ${head.layer}, head ${head.head}`;
-    const button = createElement("button", `${prefix}L${head.layer} H${head.head}`, {
+    const button = createElement("button", `${prefix}L${head.layer} H${head.head} `, {
       type: "button",
-      "aria-label": `open ${place}: ${formatPercent(head.specific)} specific`,
+      title: `${prefix}layer ${head.layer}, head ${head.head}: ${formatPercent(head.specific)} specific`,
     });
     button.append(createElement("small", formatPercent(head.specific)));
     button.addEventListener("click", () => openHead(head));
