@@ -249,6 +249,7 @@ def test_the_public_names_of_model():
         "embed",
         "encode",
         "encode_chat",
+        "engine",
         "generate",
         "generate_many",
         "has_chat_template",

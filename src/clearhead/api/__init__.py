@@ -6,15 +6,18 @@ model           Model: a network with its tokenizer and everything a user does w
 loading         load and create: a model from a checkpoint or a config
 architectures   cost, summarize: functions about an architecture, by name or config
 devices         dtypes and devices by name
+checks          checks of arguments
+description     what repr shows
 recurrent       RecurrentBaseline: the recurrent encoder-decoder with the same interface
 chat            Chat: a conversation that keeps its cache between turns
 """
 
 from clearhead.api.architectures import cost, find_config, summarize
 from clearhead.api.chat import Chat
+from clearhead.api.checks import check_format
 from clearhead.api.devices import DTYPES, resolve_device
 from clearhead.api.loading import create, load
-from clearhead.api.model import Model, check_format
+from clearhead.api.model import Model
 from clearhead.api.recurrent import RecurrentBaseline
 
 __all__ = [

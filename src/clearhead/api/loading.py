@@ -18,6 +18,7 @@ from clearhead.backends import (
     build_in_background,
     is_packed,
     load_kernel_library,
+    return_freed_memory,
     unsupported_network_reason,
 )
 from clearhead.checkpoint import (
@@ -87,6 +88,7 @@ def load(
         merge_adapter(parts.network, adapter)
     loaded = Model(**vars(parts), use_cuda_graph=fast is not False)
     reason = _use_fast_path(loaded.network, fast)
+    return_freed_memory()
     if fast and reason:
         raise ClearheadError(f"the fast path does not support this model: {reason}; load it without fast")
     return loaded

@@ -5,27 +5,23 @@
 The options of generation are described in clearhead/options.py; generation/text_generator.py generates the texts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, Unpack
+from typing import TYPE_CHECKING, Self, Unpack
 
 import torch
 
 from clearhead.api.chat import Chat, check_message, encode_messages, require_chat_template
+from clearhead.api.checks import FolderFormat, check_format, check_prompts, check_single
+from clearhead.api.description import describe_network, name_execution
 from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
 from clearhead.architecture import ModelConfig, check_tokens
-from clearhead.backends import (
-    AcceleratedStack,
-    PackedMatrix,
-    find_new_kernels,
-    is_packed,
-    triton_available,
-    unsupported_network_reason,
-)
+from clearhead.backends import is_packed
 from clearhead.checkpoint import ModelParts, check_save_folder, replace_folder, save_folder, save_native
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.engine import MAX_SEQUENCES, MAX_TOKENS, Engine, EngineProvider
+from clearhead.errors import ClearheadError
 from clearhead.generation import (
     Generation,
     Prompt,
@@ -45,14 +41,16 @@ from clearhead.options import BeamOptions, GenerateKeywords, SamplingKeywords, S
 if TYPE_CHECKING:
     from clearhead.inspection import Trace
 
-FolderFormat = Literal["huggingface", "native"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Model(ModelParts):
     """A network with its tokenizer: generate, ask, stream, chat, score, embed, trace, save."""
 
     use_cuda_graph: bool = True  # decode in one CUDA graph on an NVIDIA GPU, if the graph supports the model
+    _engines: EngineProvider = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_engines", EngineProvider(self.network))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(self._description().values())})"
@@ -63,27 +61,11 @@ class Model(ModelParts):
 
     def _description(self) -> dict[str, str]:
         """What repr shows: family, size, precision, device and which fast path runs, by name."""
-        parameter = next(self.network.parameters())
-        packed = [part.packed for part in self.network.modules() if isinstance(part, PackedMatrix)]
-        count = sum(parameter.numel() for parameter in self.network.parameters())
-        count += sum(rows * columns for rows, columns in (matrix.shape for matrix in packed))
-        dtype = str(parameter.dtype).removeprefix("torch.") + (" with packed weights" if packed else "")
-        return {
-            "family": self.family.name if self.family else "custom",
-            "parameters": f"{count:,} parameters",
-            "dtype": dtype,
-            "device": str(parameter.device),
-            "execution": self._execution(),
-        }
+        return describe_network(self.network, self.family) | {"execution": self._execution()}
 
     def _execution(self) -> str:
         """Name what runs a decode step: PyTorch, the CPU kernels or a CUDA graph."""
-        device = self.device
-        if device.type == "cpu" and isinstance(getattr(self.network, "decoder", None), AcceleratedStack):
-            return "PyTorch" if find_new_kernels() is None else "CPU kernels"  # None: they are still being compiled
-        if device.type == "cuda" and self.use_cuda_graph and triton_available(device):
-            return "PyTorch" if unsupported_network_reason(self.network, "cuda") else "CUDA graph"
-        return "PyTorch"
+        return name_execution(self.network, self.use_cuda_graph)
 
     @property
     def config(self) -> ModelConfig:
@@ -115,7 +97,7 @@ class Model(ModelParts):
     @property
     def text_generator(self) -> TextGenerator:
         """The object that turns prompts into texts for `generate`, `stream` and `chat`."""
-        return TextGenerator(self.network, self.tokenizer, self.special_ids, self.use_cuda_graph)
+        return TextGenerator(self.network, self.tokenizer, self.special_ids, self.use_cuda_graph, self._engines)
 
     # --- generation
 
@@ -218,6 +200,19 @@ class Model(ModelParts):
         """Start a conversation that keeps its cache between turns. system: the system message."""
         return Chat(self.text_generator, system)
 
+    def engine(
+        self, *, memory: int | None = None, max_tokens: int = MAX_TOKENS, max_sequences: int = MAX_SEQUENCES
+    ) -> Engine:
+        """Return an engine that generates the texts of many requests in one batch, for servers and evaluations.
+
+        It keeps the keys and values of common prefixes from one request to the next, so the weights must not change.
+
+        memory: bytes for keys and values. None takes a share of the memory that is free.
+        max_tokens: tokens that one step reads at most; a longer prompt is read in several steps.
+        max_sequences: texts that are generated at the same time; further requests wait.
+        """
+        return Engine(self.network, memory=memory, max_tokens=max_tokens, max_sequences=max_sequences)
+
     # --- reading
 
     def trace(self, text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False) -> "Trace":
@@ -281,21 +276,3 @@ class Model(ModelParts):
             if self.tokenizer is not None:
                 self.tokenizer.save(staged)
         return folder
-
-
-def check_prompts(prompts: object) -> None:
-    """Raise ClearheadError unless `prompts` is a list; each prompt is checked when it is encoded."""
-    if isinstance(prompts, str) or not isinstance(prompts, Iterable):
-        raise ClearheadError(f"the prompts are {prompts!r}; give a list of prompts, or use generate for one")
-
-
-def check_single(options: Mapping[str, object]) -> None:
-    """Raise ClearheadError if `n` is passed to a method that returns one text."""
-    if "n" in options:
-        raise ClearheadError("generate and stream return one text; generate_many([prompt], n=…) returns several")
-
-
-def check_format(name: str) -> None:
-    """Raise ClearheadError unless a model can be saved in this format."""
-    if name not in ("huggingface", "native"):
-        raise unknown_name("format", name, ("huggingface", "native"))

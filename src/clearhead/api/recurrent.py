@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Unpack
 
-from clearhead.api.model import FolderFormat, Model, check_prompts, check_single
+from clearhead.api.checks import FolderFormat, check_prompts, check_single
+from clearhead.api.model import Model
 from clearhead.architecture import ModelConfig
 from clearhead.errors import ClearheadError
 from clearhead.generation import Generation, Prompt, Speculation, TextGenerator, translate

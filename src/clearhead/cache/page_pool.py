@@ -125,6 +125,13 @@ class PagePool:
             self.page_by_hash[prefix_hash] = page
             self.hash_by_page[page] = prefix_hash
 
+    def forget_prefixes(self) -> None:
+        """Free all cached pages and withdraw the others, for example because the weights of the network have changed."""
+        self.free += reversed(self.cached)
+        self.cached.clear()
+        self.page_by_hash.clear()
+        self.hash_by_page.clear()
+
     def unpublish(self, page: int) -> None:
         """Withdraw a page whose contents are about to be overwritten."""
         prefix_hash = self.hash_by_page.pop(page, None)

@@ -10,12 +10,28 @@ runner      a packed batch through the network
 sampler     the next token of each sequence
 memory      how many pages fit
 engine      add, abort, step
-worker      a thread that steps an engine for callers in other threads
+shared      one engine for callers in several threads: whoever waits runs the next step
+provider    the engine of a network, created on first use
+worker      a thread that runs the steps, for callers that must not wait
 
 docs/engine.md follows a request through these modules.
 """
 
-from clearhead.engine.engine import Engine, unsupported_by_engine
+from clearhead.engine.engine import MAX_SEQUENCES, MAX_TOKENS, Engine, unsupported_by_engine
+from clearhead.engine.provider import EngineProvider
 from clearhead.engine.request import Event, Request
+from clearhead.engine.shared import SharedEngine
+from clearhead.engine.worker import EngineWorker, EventStream
 
-__all__ = ["Engine", "Event", "Request", "unsupported_by_engine"]
+__all__ = [
+    "MAX_SEQUENCES",
+    "MAX_TOKENS",
+    "Engine",
+    "EngineProvider",
+    "EngineWorker",
+    "Event",
+    "EventStream",
+    "Request",
+    "SharedEngine",
+    "unsupported_by_engine",
+]

@@ -30,7 +30,7 @@ from clearhead.errors import ClearheadError, out_of_memory_message
 from clearhead.model import Transformer
 
 PAGE_SIZE = 32  # tokens; a shared prefix is found in whole pages, and kernels read a page at a time
-_MAX_TOKENS, _MAX_SEQUENCES = 512, 256  # of one step; larger steps read prompts hardly faster and delay other requests
+MAX_TOKENS, MAX_SEQUENCES = 512, 256  # of one step; larger steps read prompts hardly faster and delay other requests
 _NOT_FINITE = (
     "the network's logits are not finite, because its weights are damaged or its dtype is too narrow for them; "
     "load the model in float32"
@@ -45,8 +45,8 @@ class Engine:
         network: Transformer,
         *,
         memory: int | None = None,
-        max_tokens: int = _MAX_TOKENS,
-        max_sequences: int = _MAX_SEQUENCES,
+        max_tokens: int = MAX_TOKENS,
+        max_sequences: int = MAX_SEQUENCES,
         page_size: int = PAGE_SIZE,
     ):
         """Allocate the pages.
@@ -102,6 +102,21 @@ class Engine:
             return False
         self._pending.append(self._finish(self.sequences[request_id], "aborted"))
         return True
+
+    def abort_all(self, error: str | None = None) -> list[Event]:
+        """End all requests, because of an error if one is given, and return their last events."""
+        events, self._pending = self._pending, []
+        reason: FinishReason = "aborted" if error is None else "error"
+        return events + [self._finish(sequence, reason, error=error) for sequence in list(self.sequences.values())]
+
+    @property
+    def capacity(self) -> int:
+        """Number of tokens that fit into the pages."""
+        return self.scheduler.pool.num_pages * self.scheduler.pool.page_size
+
+    def forget_prefixes(self) -> None:
+        """Do not use the keys and values of earlier requests for new ones: the weights may have changed."""
+        self.scheduler.pool.forget_prefixes()
 
     @property
     def has_work(self) -> bool:

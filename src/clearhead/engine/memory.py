@@ -15,6 +15,7 @@ from clearhead.errors import ClearheadError
 
 _CPU_SHARE, _CPU_LIMIT = 0.25, 2 * 2**30  # of the free memory, and in bytes: a laptop runs other programs too
 _GPU_SHARE = 0.8  # the rest is for activations, graphs and logits
+_UNKNOWN = 4 * 2**30  # assumed where the system does not report its free memory
 
 
 def bytes_per_token(stack: Stack, dtype: torch.dtype) -> int:
@@ -30,7 +31,7 @@ def pages_for_memory(
 ) -> int:
     """Return the number of pages that fit into `memory` bytes; None: into a share of the memory that is free."""
     page_bytes = bytes_per_token(stack, dtype) * page_size
-    available = _free_bytes(device) if memory is None else memory
+    available = default_memory(device) if memory is None else memory
     if available < page_bytes:
         raise ClearheadError(
             f"the keys and values of {page_size} tokens take {page_bytes:,} bytes, but the engine may use "
@@ -39,13 +40,17 @@ def pages_for_memory(
     return available // page_bytes
 
 
-def _free_bytes(device: torch.device) -> int:
-    """Return the bytes that an engine may use by default."""
+def default_memory(device: torch.device) -> int:
+    """Return the bytes of keys and values that an engine gets by default: a share of the memory that is free."""
+    free = free_memory(device)
+    return int(free * _GPU_SHARE) if device.type == "cuda" else min(int(free * _CPU_SHARE), _CPU_LIMIT)
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a device, or a guess if the system does not say."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * _GPU_SHARE)
+        return torch.cuda.mem_get_info(device)[0]
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):  # not every system reports it
-        return _CPU_LIMIT
-    return min(int(free * _CPU_SHARE), _CPU_LIMIT)
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return _UNKNOWN

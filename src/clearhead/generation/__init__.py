@@ -7,6 +7,7 @@ prompts               encode and pad prompts; run the encoder; explain out-of-me
 sequences             TokenSequence: one sequence of a batch
 decoding              decode: the readable loop with a cache
 plain                 the same without a cache; tests compare every other loop with it
+engine_decoding       the same loop for many sequences at once, in the engine
 cuda_graph            the same loop on an NVIDIA GPU, each step in one CUDA graph
 speculative           the same text from drafts that the network checks several tokens at a time
 beam                  beam search

@@ -12,10 +12,12 @@ from typing import Any, cast
 
 from clearhead.architecture import check_tokens
 from clearhead.cache import KeyValueCache
+from clearhead.engine import EngineProvider
 from clearhead.errors import ClearheadError
 from clearhead.generation.beam import Beam, beam_search
 from clearhead.generation.cuda_graph import can_decode_in_graph, decode_in_graph
 from clearhead.generation.decoding import decode
+from clearhead.generation.engine_decoding import can_decode_in_engine, decode_in_engine
 from clearhead.generation.prompts import (
     Prompt,
     encode_prompt,
@@ -50,6 +52,7 @@ class TextGenerator:
     tokenizer: Tokenizer | None
     special_ids: Mapping[str, Any]
     use_cuda_graph: bool = True  # on an NVIDIA GPU, for models and options that the graph supports
+    engine: EngineProvider | None = None  # for several sequences at once; None decodes them in one padded batch
 
     @property
     def start_id(self) -> int:
@@ -177,4 +180,7 @@ class TextGenerator:
             return decode_speculatively(self.network, sequence, speculation)
         if self.use_cuda_graph and can_decode_in_graph(self.network, sequences, cache):
             return decode_in_graph(self.network, sequences, cache)
+        is_batch = len(sequences) > 1 and cache is None
+        if is_batch and self.engine is not None and can_decode_in_engine(self.engine, sequences):
+            return decode_in_engine(self.engine, sequences)
         return decode(self.network, sequences, cache=cache)
