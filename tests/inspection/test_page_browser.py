@@ -298,7 +298,7 @@ def test_the_page_says_why_it_opens_on_a_head_and_links_to_the_next(opened, view
     )
     assert "the largest specific share of 12 heads, so the page opens here" in reason.text_content()
     buttons = tab.locator("#ranking button")
-    assert buttons.count() == 6
+    assert buttons.count() == 5
     buttons.nth(1).click()
     assert f"layer {ranking[1]['layer']}, head {ranking[1]['head']}" in heading.text_content()
     assert "number 2 of 12 heads" in reason.text_content()
@@ -354,6 +354,16 @@ def test_a_matrix_with_more_cells_than_pixels_is_max_pooled(opened):
     }"""
     assert tab.evaluate("geometry.cell") < 1
     assert min(tab.evaluate(script)) < 60  # red of the darkest color: 6
+
+
+def test_a_frame_that_is_hidden_at_first_shows_the_page_later(opened, view):
+    frame = sandboxed_frame(render_page([view], "title"), height_pixels=800)
+    tab = opened(f'<!DOCTYPE html><title>notebook</title><div id="cell" style="width:0">{frame}</div>')
+    inner = tab.frame_locator("iframe")
+    inner.locator("#thumbnails button").first.wait_for(state="attached")
+    tab.evaluate("document.getElementById('cell').style.width = '900px'")
+    inner.get_by_label("layer 1, head 1", exact=True).click()
+    assert inner.locator("#matrix").bounding_box()["width"] > 300
 
 
 def test_a_browser_that_cannot_decompress_is_told_so(opened, view):

@@ -20,7 +20,7 @@ from clearhead.inspection.token_labels import printable
 from clearhead.inspection.views import AttentionView
 
 _MAX_CELLS = 12_000_000  # of full matrices: about 22 MB of HTML, which a browser opens in about a second
-_NUM_RANKED = 6  # heads that the page links to
+_NUM_RANKED = 5  # heads that the page links to
 _SCRIPTS = (
     "state",
     "colors",

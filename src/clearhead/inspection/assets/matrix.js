@@ -2,6 +2,7 @@
 
 const EDGE = 2; // pixels around the matrix for the outline
 const MAX_CELL = 48; // pixels
+const MIN_WIDTH = 240; // pixels: a hidden frame has none
 const MAX_HEIGHT = 1000; // pixels, of a matrix with many more rows than columns
 const MIN_NUMBER_CELL = 36; // pixels: smaller cells show only their color
 const geometry = { cell: 1, left: 0, top: 0 };
@@ -9,7 +10,7 @@ const geometry = { cell: 1, left: 0, top: 0 };
 /** Choose the size of a cell, so that the matrix and its labels fit the width. Large cells have whole pixels. */
 function layOut() {
   const { rows, columns } = currentView();
-  const available = byId("figure").clientWidth;
+  const available = Math.max(byId("figure").clientWidth, MIN_WIDTH);
   geometry.left = labelWidth(rows, available);
   geometry.top = labelWidth(columns, available);
   const fitting = Math.min((available - geometry.left - EDGE) / columns.length, MAX_HEIGHT / rows.length, MAX_CELL);
