@@ -5,6 +5,7 @@
     capability    what a backend supports, decided from a config
     live_checks   what only exists at run time: replaced modules, hooks, arguments of a call, the machine
     packed/       storage formats for weights in 8 or 4 bits
+    memory        give freed memory back to the operating system
     cpu_kernels/  C++ kernels and their binding
     modules       network modules with packed weights, or with products in the CPU kernels
     lowering      a block's weights and settings in the form that both backends read
@@ -17,9 +18,10 @@ docs/fast-path.md explains how they work and how they are verified.
 from clearhead.backends.capability import unsupported_reason
 from clearhead.backends.cpu import AcceleratedStack, accelerate
 from clearhead.backends.cpu_kernels import build_in_background, find_new_kernels, load_kernel_library
-from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, fused_linear
+from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, Guest, PagedDecoder, fused_linear
 from clearhead.backends.live_checks import triton_available, unsupported_network_reason
 from clearhead.backends.lowering import NormModule, Projection
+from clearhead.backends.memory import return_freed_memory
 from clearhead.backends.modules import (
     PackedLinear,
     PackedMatrix,
@@ -46,11 +48,13 @@ __all__ = [
     "Bits",
     "GraphDecoder",
     "GraphLayer",
+    "Guest",
     "NormModule",
     "PackedLinear",
     "PackedMatrix",
     "PackedTable",
     "PackedWeight",
+    "PagedDecoder",
     "Projection",
     "accelerate",
     "build_in_background",
@@ -62,6 +66,7 @@ __all__ = [
     "pack",
     "pack_gguf_blocks",
     "pack_network",
+    "return_freed_memory",
     "set_packed_weight",
     "triton_available",
     "unsupported_network_reason",

@@ -1,14 +1,25 @@
 """The CUDA backend: a decode step of Triton kernels, replayed as one CUDA graph.
 
-decoder            GraphDecoder: prefill, capture and replay of a step; AsyncTokens: tokens on their way to the host
-layers             a block with its part of the cache, at fixed addresses
-launch             the Triton kernels as functions of tensors
+paged_decoder      PagedDecoder: packed prompts and captured steps over the pages of many sequences
+seats              the static buffers of its sequences; sampler: their next tokens; async_tokens: tokens for the host
+paged_launch       the kernels over pages as functions of tensors
+triton_pages       attention of one new token per sequence over its pages
+triton_chunks      attention of packed prompts over pages
+triton_rows        norms and activations of many rows
+triton_sampling    logits to tokens without sorting
+triton_heads       query and key heads, normalized and rotated
+decoder            GraphDecoder: one batch of sequences over a contiguous cache
+layers             a block with its part of that cache, at fixed addresses
+launch             its Triton kernels as functions of tensors
 triton_products    y = residual + activation(W norm(x)), for plain and packed weights
-triton_attention   attention of one new token over the cache
+triton_attention   attention of one new token over a contiguous cache
 """
 
-from clearhead.backends.cuda.decoder import AsyncTokens, GraphDecoder
+from clearhead.backends.cuda.async_tokens import AsyncTokens
+from clearhead.backends.cuda.decoder import GraphDecoder
 from clearhead.backends.cuda.launch import fused_linear
 from clearhead.backends.cuda.layers import GraphLayer
+from clearhead.backends.cuda.paged_decoder import PagedDecoder
+from clearhead.backends.cuda.seats import Guest
 
-__all__ = ["AsyncTokens", "GraphDecoder", "GraphLayer", "fused_linear"]
+__all__ = ["AsyncTokens", "GraphDecoder", "GraphLayer", "Guest", "PagedDecoder", "fused_linear"]

@@ -43,7 +43,7 @@ def fused_linear(
         "UNIT_OFFSET": settings is not None and settings.unit_offset, "NORM_BIAS": shift is not None,
         "GATED": gated, "ACTIVATION": activation, "BIAS": projection.bias is not None,
         "RESIDUAL": residual is not None,
-    } | _dependent_launch(x.device)  # fmt: skip
+    } | dependent_launch(x.device)  # fmt: skip
     if isinstance(weight, PackedWeight):
         bits = 8 if weight.quants.dtype == torch.int8 else 4
         offsets = weight.scales if weight.offsets is None else weight.offsets
@@ -88,7 +88,7 @@ def attend(
         N=config.num_heads, K=config.num_kv_heads, H=config.head_width,
         PAIRS=attention.rotary_pairs, INTERLEAVED=attention.interleaved,
         NORMED=has_norms, UNIT_OFFSET=int(query_norm is not None and query_norm.unit_offset),
-        GROUP=states.shape[2], SPANS=states.shape[1], BLOCK=32, num_warps=4, **_dependent_launch(projected.device),
+        GROUP=states.shape[2], SPANS=states.shape[1], BLOCK=32, num_warps=4, **dependent_launch(projected.device),
     )  # fmt: skip
     return y
 
@@ -134,7 +134,7 @@ def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
-def _dependent_launch(device: torch.device) -> dict[str, bool]:
+def dependent_launch(device: torch.device) -> dict[str, bool]:
     """Return the options for programmatic dependent launch, which Hopper and later GPUs support."""
     supported = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
     return {"PDL": True, "launch_pdl": True} if supported else {"PDL": False}

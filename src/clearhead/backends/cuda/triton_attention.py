@@ -9,31 +9,7 @@ reference is `reference_attention` of model/attend.py (tests/backends/cuda/test_
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def norm_and_rotate(
-    heads, norm, epsilon, cosine, sine, position,
-    PAIRS: tl.constexpr, H: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
-):  # fmt: skip
-    """Load, normalize and rotate heads: pointers (rows, 1) -> values (rows, H), entry · cos ± partner · sin."""
-    h = tl.arange(0, H)
-    own = tl.load(heads + h[None, :]).to(tl.float32)
-    if NORMED:
-        factor = tl.rsqrt(tl.sum(own * own, 1) / H + epsilon)[:, None]
-        own *= factor * (tl.load(norm + h)[None, :].to(tl.float32) + UNIT_OFFSET)
-    if PAIRS == 0:
-        return own
-    pair = (h // 2) if INTERLEAVED else h % PAIRS
-    partner = (h ^ 1) if INTERLEAVED else tl.where(h < PAIRS, h + PAIRS, h - PAIRS)
-    first = (h % 2 == 0) if INTERLEAVED else h < PAIRS
-    rotates = h < 2 * PAIRS
-    partner = tl.where(rotates, partner, h)
-    other = tl.load(heads + partner[None, :]).to(tl.float32)
-    if NORMED:
-        other *= factor * (tl.load(norm + partner)[None, :].to(tl.float32) + UNIT_OFFSET)
-    c = tl.load(cosine + position * PAIRS + pair, rotates, 1.0)
-    s = tl.load(sine + position * PAIRS + pair, rotates, 0.0)
-    return own * c[None, :] + tl.where(first, -1.0, 1.0)[None, :] * other * s[None, :]
+from clearhead.backends.cuda.triton_heads import norm_and_rotate
 
 
 @triton.jit
@@ -71,7 +47,7 @@ def attend_row(
     row = projected + b * (N + 2 * K) * H
     n = head * PER_HEAD + tl.minimum(g, PER_HEAD - 1)
     q = row + n[:, None] * H
-    q = norm_and_rotate(q, query_norm, epsilon, cosine, sine, position, PAIRS, H, INTERLEAVED, NORMED, UNIT_OFFSET)
+    q = norm_and_rotate(q, query_norm, epsilon, cosine, sine, position, PAIRS, H, H, INTERLEAVED, NORMED, UNIT_OFFSET)
     q *= scale
     largest = tl.full((GROUP,), -1e30, tl.float32)
     total = tl.zeros((GROUP,), tl.float32)
@@ -80,7 +56,7 @@ def attend_row(
         origin = tl.zeros((1, 1), tl.int32)
         new_key = row + (N + head) * H + origin
         new_key = norm_and_rotate(
-            new_key, key_norm, epsilon, cosine, sine, position, PAIRS, H, INTERLEAVED, NORMED, UNIT_OFFSET
+            new_key, key_norm, epsilon, cosine, sine, position, PAIRS, H, H, INTERLEAVED, NORMED, UNIT_OFFSET
         )
         new_key = new_key.to(keys.dtype.element_ty)
         new_value = tl.load(row + (N + K + head) * H + origin + h[None, :]).to(values.dtype.element_ty)

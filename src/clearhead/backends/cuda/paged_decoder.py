@@ -1,0 +1,266 @@
+"""Decode many sequences on an NVIDIA GPU: keys and values in pages, one captured step per batch size, kept for reuse.
+
+    decoder = PagedDecoder(network, storage, num_seats=256)
+    decoder.seats.assign([Guest(seat=0, num_tokens=len(prompt), pages=table.pages, options=options)])
+    logits = decoder.prefill(tokens, layout, last_tokens)         # packed prompts of any lengths -> (S, V)
+    first = decoder.choose(logits, seats=[0])                     # AsyncTokens
+    following = decoder.step(seats=[0])                           # AsyncTokens, and so on
+
+Everything between two steps stays on the device: the chosen token is the input of the next step. The host may start a
+step before it has read the tokens of the previous one; it only has to know how long each sequence is, so that every
+page that a step writes to is in the table of its seat.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from clearhead.architecture import GroupedAttention, LearnedPositions, Rope
+from clearhead.backends.cuda.async_tokens import AsyncTokens
+from clearhead.backends.cuda.launch import fused_linear
+from clearhead.backends.cuda.paged_launch import (
+    PagedLayer,
+    QueryBlocks,
+    activate,
+    add_and_normalize,
+    attend_chunks,
+    attend_pages,
+    paged_workspace,
+)
+from clearhead.backends.cuda.sampler import Sampler
+from clearhead.backends.cuda.seats import Seats
+from clearhead.backends.live_checks import unsupported_network_reason
+from clearhead.backends.lowering import NormModule, Projection, lower_block, lower_head, rotation_table
+from clearhead.backends.packed import PackedWeight
+from clearhead.cache import PackedLayout, PageStorage
+from clearhead.errors import ClearheadError
+from clearhead.model import Block, Transformer
+
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows for which a step is captured
+_MAX_PACKED_ROWS = 16  # rows up to which packed weights run in the Triton kernels
+
+
+class PagedDecoder:
+    """A network with merged weights, its pages and seats, and the captured steps of all batch sizes needed so far."""
+
+    def __init__(self, network: Transformer, storage: PageStorage, num_seats: int = 256, max_tokens: int | None = None):
+        """Merge the weights of the network and allocate the seats.
+
+        storage: pages of every layer on the device of the network (`PageStorage.for_stack`).
+        num_seats: how many sequences can run at the same time.
+        max_tokens: the longest sequence; None: all pages.
+        """
+        if reason := unsupported_network_reason(network, "cuda"):
+            raise ClearheadError(f"this model cannot run in the GPU kernels: {reason}")
+        parameter = next(network.parameters())
+        assert network.decoder is not None
+        self.network, self.storage, self.stack = network, storage, network.decoder
+        self.device, self.dtype = parameter.device, parameter.dtype
+        page_size = storage.pool.page_size
+        max_pages = storage.pool.num_pages_for(max_tokens or storage.pool.num_pages * page_size)
+        with torch.inference_mode(parameter.is_inference()), torch.no_grad():
+            self.layers = self._build_layers(max_pages * page_size)
+        self.head = lower_head(network)
+        projections = [self.head, *(projection for layer in self.layers for projection in layer.block.projections)]
+        packed = all(isinstance(projection.weight, PackedWeight) for projection in projections)
+        self.max_kernel_rows = _MAX_PACKED_ROWS if packed else 1
+        self.seats = Seats(num_seats, max_pages, network.config.vocab_size, self.device)
+        self.sizes = (*(size for size in SIZES if size < num_seats), num_seats)
+        self.steps: dict[tuple[int, bool], CapturedStep] = {}
+        self.samplers: dict[tuple[int, bool], Sampler] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None  # shared by all graphs
+
+    def _build_layers(self, num_positions: int) -> list[PagedLayer]:
+        """Lower all blocks, with one rotation table for all layers that have the same rotation."""
+        tables: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = {}
+        layers, empty = [], torch.zeros(0, 0, device=self.device)
+        for number, block in enumerate(cast(list[Block], list(self.stack.layers))):
+            config = block.layer.attention
+            assert isinstance(config, GroupedAttention)
+            table = empty, empty
+            if isinstance(config.position, Rope):
+                kind = config.position, config.head_width
+                table = tables.get(kind) or rotation_table(config, num_positions, self.device)
+                tables[kind] = table
+            layers.append(PagedLayer(lower_block(block), *self.storage.layers[number], *table))
+        return layers
+
+    # --- prompts
+
+    @torch.inference_mode()
+    def prefill(self, tokens: Tensor, layout: PackedLayout, last_tokens: Tensor) -> Tensor:
+        """Run packed tokens (T,) and write their keys and values; return the logits (S, V) after `last_tokens` (S,).
+
+        The tokens are chunks of any number of sequences, in the layout of PackedCache; a sequence may also continue
+        pages that earlier chunks, other sequences with the same prefix, or steps have written. last_tokens: indices
+        among the T tokens, usually the last one of each prompt that is complete. Nothing waits for the device.
+        """
+        config = self.layers[0].block.attention.config
+        blocks = QueryBlocks.from_layout(layout, config, self.dtype)
+        x = self._embed(tokens, layout.positions)
+        x = self._run_layers(x, lambda projected, layer: attend_chunks(projected, layer, layout, blocks))
+        return self._logits(x[last_tokens])
+
+    def choose(self, logits: Tensor, seats: Sequence[int]) -> AsyncTokens:
+        """Choose the next tokens of these seats from logits (S, V); the next step that names a seat runs its token."""
+        size, adjust = self._size(len(seats)), self.seats.needs_adjustment(seats)
+        if (size, adjust) not in self.samplers:
+            self.samplers[size, adjust] = Sampler(self.seats, size, adjust)
+        active = self.seats.upload(list(seats), torch.int32)
+        return AsyncTokens(self.samplers[size, adjust].choose(logits, active))
+
+    # --- steps
+
+    def step(self, seats: Sequence[int]) -> AsyncTokens:
+        """Run the next token of each of these seats, choose the following one, and return it on its way to the host.
+
+        A step is captured when its batch size is needed for the first time, which takes about a tenth of a second.
+        """
+        return AsyncTokens(self.launch_step(seats).tokens[: len(seats)])
+
+    def launch_step(self, seats: Sequence[int]) -> "CapturedStep":
+        """Start a step and return its buffers: `tokens` (B,), and `logits` (B, V), valid until the next step."""
+        size, adjust = self._size(len(seats)), self.seats.needs_adjustment(seats)
+        if (size, adjust) not in self.steps:
+            self.seats.activate((), self.seats.num_seats)
+            self.steps[size, adjust] = CapturedStep(self, size, adjust)
+        self.seats.activate(seats, size)
+        step = self.steps[size, adjust]
+        step.replay()
+        return step
+
+    def warm_up(self, num_seats: int) -> None:
+        """Capture the steps for up to this many sequences before they are needed."""
+        for size in self.sizes:
+            if size <= self._size(num_seats) and (size, False) not in self.steps:
+                self.seats.activate((), self.seats.num_seats)
+                self.steps[size, False] = CapturedStep(self, size, adjust=False)
+
+    def _size(self, num_rows: int) -> int:
+        """Return the batch size of the captured step for this many rows."""
+        if not 0 < num_rows <= self.seats.num_seats:
+            raise ClearheadError(f"a step has {num_rows} sequences; this decoder has 1 to {self.seats.num_seats} seats")
+        return next(size for size in self.sizes if size >= num_rows)
+
+    def run_step(self, sampler: Sampler, workspace: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Run the tokens of the active seats through the network and choose the next ones; return them and the logits.
+
+        Rows without a seat compute something that nobody reads.
+        """
+        active = self.seats.active[: len(sampler.chosen)]
+        rows = active.clamp(min=0)
+        x = self._embed(self.seats.token[rows], self.seats.position[rows])
+
+        def attend(projected: Tensor, layer: PagedLayer) -> Tensor:
+            return attend_pages(projected, layer, self.seats, workspace)
+
+        if len(x) <= self.max_kernel_rows:
+            for layer in self.layers:
+                self._run_layer_in_kernels(x, layer, workspace)
+        else:
+            x = self._run_layers(x, attend)
+        logits = self._logits(x)
+        return sampler.choose(logits, active), logits
+
+    # --- the network
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return the embeddings (T, D). A sequence that has ended may be beyond the end of a position table."""
+        table = self.network.config.output_stack.embedding.positions
+        if isinstance(table, LearnedPositions):
+            positions = positions.clamp(0, table.num_positions - 1)
+        return self.stack.embedding(tokens[None], positions[None], None)[0].contiguous()
+
+    def _run_layers(self, x: Tensor, attend: Callable[[Tensor, PagedLayer], Tensor]) -> Tensor:
+        """Run x (T, D) through all layers with PyTorch's products, in place; a norm also adds the branch before it."""
+        branch = None
+        for layer in self.layers:
+            block, attention, feed_forward = (
+                layer.block,
+                layer.block.attention_residual,
+                layer.block.feed_forward_residual,
+            )
+            normed = add_and_normalize(x, branch, cast(NormModule, attention.norm))
+            attended = attend(_linear(normed, block.query_key_value), layer)
+            branch = _normalize(_linear(attended, block.attention_output), attention.branch_norm)
+            normed = add_and_normalize(x, branch, cast(NormModule, feed_forward.norm))
+            inner = activate(_linear(normed, block.gate_and_up), block)
+            branch = _normalize(_linear(inner, block.down), feed_forward.branch_norm)
+        assert branch is not None
+        return x.add_(branch)
+
+    def _run_layer_in_kernels(self, x: Tensor, layer: PagedLayer, workspace: tuple[Tensor, Tensor]) -> None:
+        """Run x (B, D) through a layer with the products of triton_products.py, in place."""
+        block, attention, feed_forward = layer.block, layer.block.attention_residual, layer.block.feed_forward_residual
+        projected = fused_linear(x, block.query_key_value, norm=cast(NormModule, attention.norm))
+        attended = attend_pages(projected, layer, self.seats, workspace)
+        _add_branch(x, attended, block.attention_output, attention.branch_norm)
+        inner = fused_linear(
+            x,
+            block.gate_and_up,
+            norm=cast(NormModule, feed_forward.norm),
+            gated=block.gated,
+            activation=block.activation,
+        )
+        _add_branch(x, inner, block.down, feed_forward.branch_norm)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Return the logits (B, V) of x (B, D), to which the final norm is applied first."""
+        head, final_norm = self.network.head, self.stack.final_norm
+        norm = None if self.stack.stack.final_norm is None else cast(NormModule, final_norm)
+        is_product = head is None or (
+            isinstance(head.transform, nn.Identity) and head.config.scale == 1.0 and head.config.softcap is None
+        )
+        if is_product and len(x) <= self.max_kernel_rows:
+            return fused_linear(x, self.head, norm=norm)
+        return self.network.compute_logits(x if norm is None else add_and_normalize(x, None, norm))
+
+
+class CapturedStep:
+    """A step for a fixed number of rows as a CUDA graph, with the buffers of its results."""
+
+    def __init__(self, decoder: PagedDecoder, size: int, adjust: bool):
+        """Capture the step; all seats must be inactive, since it also runs before it is captured."""
+        self.decoder = decoder
+        self.sampler = Sampler(decoder.seats, size, adjust)
+        self.workspace = paged_workspace(decoder.layers[0].block.attention, size, decoder.device)
+        self.tokens, self.logits = self.sampler.chosen, torch.empty(0)
+        self.graph = torch.cuda.CUDAGraph()
+        self.capture()
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Compile the kernels, allocate workspaces, and record the step."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self.decoder.run_step(self.sampler, self.workspace)
+        torch.cuda.current_stream().wait_stream(stream)
+        # In this mode, other threads may allocate memory meanwhile.
+        with torch.cuda.graph(self.graph, pool=self.decoder.pool, capture_error_mode="thread_local"):
+            self.tokens, self.logits = self.decoder.run_step(self.sampler, self.workspace)
+
+    def replay(self) -> None:
+        """Start the step for the active seats."""
+        self.graph.replay()
+
+
+def _linear(x: Tensor, projection: Projection) -> Tensor:
+    return functional.linear(x, projection.plain_weight(x.dtype), projection.bias)
+
+
+def _normalize(branch: Tensor, norm: nn.Module) -> Tensor:
+    """Apply the norm at the end of a branch of a sandwich block."""
+    return branch if isinstance(norm, nn.Identity) else add_and_normalize(branch, None, cast(NormModule, norm))
+
+
+def _add_branch(x: Tensor, inner: Tensor, projection: Projection, branch_norm: nn.Module) -> None:
+    """Add the last projection of a branch, and its norm in a sandwich block, to the residual stream x in place."""
+    if isinstance(branch_norm, nn.Identity):
+        fused_linear(inner, projection, residual=x)
+    else:
+        x += _normalize(fused_linear(inner, projection), branch_norm)

@@ -1,0 +1,166 @@
+"""The Triton kernels over pages, and those between products, as functions of tensors.
+
+y = attend_pages(projected, layer, seats, workspace)        # (B, (N + 2K) H) -> (B, N H)
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.architecture import AttentionPattern, Chunked, GroupedAttention, SlidingWindow
+from clearhead.backends.cuda.launch import dependent_launch
+from clearhead.backends.cuda.seats import Seats
+from clearhead.backends.lowering import LoweredAttention, LoweredBlock, NormModule, lower_norm
+from clearhead.cache import PackedLayout
+
+_UNLIMITED = 1 << 30  # a window or chunk that is larger than any text
+_MIN_SPAN = 256  # keys of a sequence that are not worth dividing, if other sequences keep the GPU busy
+_FEW_PROGRAMS = 128  # about the number of multiprocessors of the largest GPUs
+
+
+@dataclass(frozen=True)
+class PagedLayer:
+    """A lowered block, its pages and its rotation table."""
+
+    block: LoweredBlock
+    keys: Tensor  # (pages, K, page_size, H)
+    values: Tensor
+    cosine: Tensor  # (positions, rotary_pairs)
+    sine: Tensor
+
+
+@dataclass(frozen=True)
+class QueryBlocks:
+    """Which tokens each program of `attend_chunks` has: computed once per step, on the device, for all layers."""
+
+    sequences: Tensor  # (blocks,) int32: -1 beyond the last one
+    starts: Tensor  # (blocks,) int32: first of its packed tokens
+    num_rows: int  # queries of a block: tokens times query heads per key-value head
+
+    @staticmethod
+    def from_layout(layout: PackedLayout, config: GroupedAttention, dtype: torch.dtype) -> "QueryBlocks":
+        """Divide the tokens of every sequence into blocks."""
+        group = config.num_heads // config.num_kv_heads
+        num_rows = max(64 if dtype == torch.float32 else 128, 1 << (group - 1).bit_length())
+        num_tokens = num_rows // group
+        starts, count = layout.sequence_starts, len(layout.positions) // num_tokens + len(layout.lengths)
+        ends = ((starts.diff() + num_tokens - 1) // num_tokens).cumsum(0)  # of the blocks of each sequence
+        block = torch.arange(count, device=starts.device)
+        sequence = torch.searchsorted(ends, block, right=True)
+        known = sequence.clamp(max=len(ends) - 1)
+        place = block - torch.where(known > 0, ends[known - 1], 0)
+        sequences = torch.where(sequence < len(ends), sequence, -1).int()
+        return QueryBlocks(sequences, (starts[known] + place * num_tokens).int(), num_rows)
+
+
+def attend_pages(projected: Tensor, layer: PagedLayer, seats: Seats, workspace: tuple[Tensor, Tensor]) -> Tensor:
+    """Write the new token's key and value to its page and attend to its sequence: (B, (N + 2K) H) -> (B, N H).
+
+    Row b belongs to the seat `seats.active[b]`. workspace: from `paged_workspace`.
+    """
+    from clearhead.backends.cuda import triton_pages
+
+    attention, (states, num_finished) = layer.block.attention, workspace
+    config = attention.config
+    y = projected.new_empty(len(projected), config.num_heads * config.head_width)
+    query_norm, key_norm, epsilon, options = _head_options(attention, projected)
+    triton_pages.attend_pages[states.shape[:2]](
+        y, states, num_finished, projected, layer.keys, layer.values, seats.active, seats.position, seats.page_tables,
+        layer.cosine, layer.sine, query_norm, key_norm, seats.page_tables.stride(0), *_limits(config.pattern),
+        attention.scale, epsilon, PAGE=layer.keys.shape[2], GROUP=states.shape[2], SPANS=states.shape[1],
+        MIN_SPAN=32 if len(states) < _FEW_PROGRAMS else _MIN_SPAN, BLOCK=32, num_warps=4, **options,
+    )  # fmt: skip
+    return y
+
+
+def paged_workspace(attention: LoweredAttention, num_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Allocate what the programs of one head share.
+
+    Return the partial results of each span of the keys (programs, spans, GROUP, BLOCK_H + 2), and a counter of the
+    spans that have finished, so that the last one can join them.
+    """
+    config, programs = attention.config, num_rows * attention.config.num_kv_heads
+    # Enough programs for every multiprocessor, and a few for a long sequence among many.
+    num_spans = max(4, min(16, _FEW_PROGRAMS // programs))
+    group = max(16, _power_of_two(config.num_heads // config.num_kv_heads))
+    shape = programs, num_spans, group, _power_of_two(config.head_width) + 2
+    return torch.empty(shape, device=device), torch.zeros(programs, dtype=torch.int32, device=device)
+
+
+def attend_chunks(projected: Tensor, layer: PagedLayer, layout: PackedLayout, blocks: QueryBlocks) -> Tensor:
+    """Write the keys and values of packed tokens to their pages and attend: (T, (N + 2K) H) -> (T, N H)."""
+    from clearhead.backends.cuda import triton_chunks
+
+    attention, config = layer.block.attention, layer.block.attention.config
+    y = projected.new_empty(len(projected), config.num_heads * config.head_width)
+    query_norm, key_norm, epsilon, options = _head_options(attention, projected)
+    options["PAGE"], table = layer.keys.shape[2], (layer.cosine, layer.sine)
+    triton_chunks.store_keys[(len(projected),)](
+        projected, layer.keys, layer.values, layout.slots, layout.positions, *table, key_norm, epsilon,
+        BLOCK_K=_power_of_two(config.num_kv_heads), num_warps=2, **options,
+    )  # fmt: skip
+    window, chunk = _limits(config.pattern)
+    triton_chunks.attend_chunks[len(blocks.starts), config.num_kv_heads](
+        y, projected, layer.keys, layer.values, blocks.sequences, blocks.starts, layout.sequence_starts, layout.lengths,
+        layout.page_tables, *table, query_norm, layout.page_tables.stride(0), window, chunk,
+        attention.scale * math.log2(math.e), epsilon, WINDOWED=min(window, chunk) < _UNLIMITED,
+        BLOCK_M=blocks.num_rows, BLOCK_N=64, num_warps=4 if config.head_width <= 64 else 8, num_stages=3, **options,
+    )  # fmt: skip
+    return y
+
+
+def add_and_normalize(x: Tensor, branch: Tensor | None, norm: NormModule) -> Tensor:
+    """Add a branch (T, D) to x (T, D) in place, and return norm(x)."""
+    from clearhead.backends.cuda.triton_rows import normalize_rows
+
+    settings, y = lower_norm(norm), torch.empty_like(x)
+    assert settings is not None
+    width = x.shape[1]
+    normalize_rows[(len(x),)](
+        y, x, x if branch is None else branch, settings.weight, x if settings.bias is None else settings.bias,
+        settings.epsilon, D=width, BLOCK_D=_power_of_two(width), KIND=settings.kind, UNIT_OFFSET=settings.unit_offset,
+        BIAS=settings.bias is not None, ADD=branch is not None, num_warps=4 if width <= 2048 else 8,
+        **dependent_launch(x.device),
+    )  # fmt: skip
+    return y
+
+
+def activate(inner: Tensor, block: LoweredBlock) -> Tensor:
+    """Return activation(gate) · up for gate and up side by side (T, 2F), or activation(up) without a gate."""
+    from clearhead.backends.cuda.triton_rows import activate_rows
+
+    width = inner.shape[1] // 2 if block.gated else inner.shape[1]
+    y = inner.new_empty(len(inner), width)
+    activate_rows[len(inner), -(-width // 1024)](
+        y, inner, F=width, BLOCK_F=1024, GATED=block.gated, ACTIVATION=block.activation, num_warps=4,
+        **dependent_launch(inner.device),
+    )  # fmt: skip
+    return y
+
+
+def _head_options(attention: LoweredAttention, projected: Tensor) -> tuple[Tensor, Tensor, float, dict[str, Any]]:
+    """Return the weights of the head norms, their epsilon, and the options that all attention kernels have."""
+    config = attention.config
+    query_norm, key_norm = lower_norm(attention.query_norm), lower_norm(attention.key_norm)
+    options = {
+        "N": config.num_heads, "K": config.num_kv_heads, "H": config.head_width,
+        "BLOCK_H": max(16, _power_of_two(config.head_width)), "PAIRS": attention.rotary_pairs,
+        "INTERLEAVED": attention.interleaved, "NORMED": query_norm is not None,
+        "UNIT_OFFSET": int(query_norm is not None and query_norm.unit_offset),
+    } | dependent_launch(projected.device)  # fmt: skip
+    if query_norm is None or key_norm is None:
+        return projected, projected, 0.0, options  # no pointers
+    return query_norm.weight, key_norm.weight, query_norm.epsilon, options
+
+
+def _limits(pattern: AttentionPattern) -> tuple[int, int]:
+    """Return the window and the chunk of a pattern."""
+    window = pattern.size if isinstance(pattern, SlidingWindow) else _UNLIMITED
+    return window, pattern.size if isinstance(pattern, Chunked) else _UNLIMITED
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,141 @@
+"""Static buffers of the sequences that a GPU decodes: a seat is a row in each of them.
+
+    seats = Seats(num_seats=256, max_pages=512, vocab_size=128256, device=device); seats.assign([Guest(seat=3, ...)])
+
+A captured CUDA graph reads and writes these buffers, so their addresses never change. A sequence takes a seat, by
+writing its columns, and keeps it until it ends; a step names the seats that it advances.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from clearhead.options import SamplingOptions
+
+# Rows of `integers` and `numbers`, as in triton_sampling.py.
+_TOKEN, _POSITION, _STEP, _SEED, _TOP_K, _MIN_NEW, _ADJUSTED = range(7)
+_IN_PROMPT, _IS_STOP = 1 << 30, 1 << 29  # bits of `counts`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guest:
+    """What a seat needs to know of a sequence.
+
+    num_tokens: tokens of the sequence whose keys and values are in its pages when its next token is chosen, which is
+    the length of a prompt. num_generated: how many of its tokens were generated before, after a preemption. tokens:
+    all tokens so far, needed for penalties only; the last `num_generated` of them are output.
+    """
+
+    seat: int
+    num_tokens: int
+    pages: Sequence[int]
+    options: SamplingOptions
+    num_generated: int = 0
+    tokens: Sequence[int] = field(default=(), repr=False)
+
+
+class Seats:
+    """The columns of all seats on the device, and the page table of each."""
+
+    def __init__(self, num_seats: int, max_pages: int, vocab_size: int, device: torch.device):
+        self.num_seats, self.vocab_size, self.device = num_seats, vocab_size, device
+        self.integers = torch.zeros(7, num_seats, dtype=torch.int64, device=device)
+        self.numbers = torch.zeros(6, num_seats, dtype=torch.float32, device=device)
+        self.page_tables = torch.zeros(num_seats, max_pages, dtype=torch.int32, device=device)
+        self.active = torch.full((num_seats,), -1, dtype=torch.int32, device=device)  # the seats of the next step
+        self.counts: Tensor | None = None  # (num_seats, V) int32, allocated when a sequence has penalties or a bias
+        self.bias: Tensor | None = None  # (num_seats, V) float32
+        self._adjusted: set[int] = set()  # seats with penalties, a bias or stop tokens that are not allowed yet
+        self._last_active: tuple[int, ...] = ()
+
+    @property
+    def token(self) -> Tensor:
+        """The next token of each seat to run through the network (num_seats,)."""
+        return self.integers[_TOKEN]
+
+    @property
+    def position(self) -> Tensor:
+        """The position of that token (num_seats,)."""
+        return self.integers[_POSITION]
+
+    def assign(self, guests: Sequence[Guest]) -> None:
+        """Write the columns and page tables of these seats."""
+        if not guests:
+            return
+        rows = self.upload([guest.seat for guest in guests])
+        integers = [_integer_columns(guest, self.vocab_size) for guest in guests]
+        self.integers[:, rows] = self.upload(integers).T
+        self.numbers[:, rows] = self.upload([_number_columns(guest.options) for guest in guests], torch.float32).T
+        width = max(len(guest.pages) for guest in guests)
+        tables = [[*guest.pages, *[0] * (width - len(guest.pages))] for guest in guests]
+        self.page_tables[rows, :width] = self.upload(tables, torch.int32)
+        for guest in guests:
+            self._adjusted.discard(guest.seat)
+            if _is_adjusted(guest.options):
+                self._adjusted.add(guest.seat)
+                self._write_adjustments(guest)
+
+    def add_pages(self, seats: Sequence[int], numbers: Sequence[int], pages: Sequence[int]) -> None:
+        """Write entry `numbers[i]` of the page table of `seats[i]`, because its sequence has grown to another page."""
+        if seats:
+            rows, columns, values = self.upload([list(seats), list(numbers), list(pages)])
+            self.page_tables[rows, columns] = values.int()
+
+    def activate(self, seats: Sequence[int], size: int) -> None:
+        """Make these the seats of the next step, and fill `size` places with -1."""
+        padded = (*seats, *(-1,) * (size - len(seats)))
+        if padded != self._last_active:
+            self.active[:size] = self.upload(list(padded), torch.int32)
+            self._last_active = padded
+
+    def needs_adjustment(self, seats: Sequence[int]) -> bool:
+        """Return whether one of these seats has penalties, a bias or a minimum length."""
+        return not self._adjusted.isdisjoint(seats)
+
+    def upload(
+        self, values: list[int] | list[list[int]] | list[list[float]], dtype: torch.dtype = torch.int64
+    ) -> Tensor:
+        """Copy numbers to the device without waiting for it."""
+        tensor = torch.tensor(values, dtype=dtype)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+    def _write_adjustments(self, guest: Guest) -> None:
+        """Write the bias, the stop tokens and the counts of earlier tokens of a sequence."""
+        options, size = guest.options, self.vocab_size
+        if self.counts is None or self.bias is None:
+            self.counts = torch.zeros(self.num_seats, size, dtype=torch.int32, device=self.device)
+            self.bias = torch.zeros(self.num_seats, size, dtype=torch.float32, device=self.device)
+        tokens = torch.tensor([token for token in guest.tokens if token < size] or [], dtype=torch.int64)
+        num_prompt = len(tokens) - guest.num_generated
+        counts = torch.bincount(tokens[num_prompt:], minlength=size).int()
+        counts[tokens[:num_prompt]] |= _IN_PROMPT
+        counts[list(options.stop_ids)] |= _IS_STOP
+        bias = torch.zeros(size)
+        for token, value in dict(options.logit_bias).items():
+            bias[token] = value
+        self.counts[guest.seat].copy_(counts, non_blocking=True)
+        self.bias[guest.seat].copy_(bias, non_blocking=True)
+
+
+def _is_adjusted(options: SamplingOptions) -> bool:
+    penalties = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
+    return penalties != (1.0, 0.0, 0.0) or bool(options.logit_bias) or options.min_new_tokens > 0
+
+
+def _integer_columns(guest: Guest, vocab_size: int) -> list[int]:
+    options = guest.options
+    top_k = options.top_k if options.top_k is not None and options.top_k < vocab_size else 0
+    # Choosing a token advances the position and the step, so the position is still that of the last token.
+    columns = {
+        _TOKEN: 0, _POSITION: guest.num_tokens - 1, _STEP: guest.num_generated, _SEED: options.seed or 0,
+        _TOP_K: top_k, _MIN_NEW: options.min_new_tokens, _ADJUSTED: int(_is_adjusted(options)),
+    }  # fmt: skip
+    return [columns[row] for row in range(len(columns))]
+
+
+def _number_columns(options: SamplingOptions) -> list[float]:
+    tail = -1.0 if options.top_p is None or options.top_p == 1 else 1 - options.top_p
+    penalties = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
+    return [options.temperature, tail, options.min_p or 0.0, *penalties]
