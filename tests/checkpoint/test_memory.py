@@ -1,4 +1,4 @@
-"""Peak memory of loading: the final weights and one tensor, in whatever form the weights are kept.
+"""Memory of loading: at its peak the final weights and one tensor, in whatever form they are kept; then the weights.
 
 Each model is loaded in a process of its own. The kernel records the peak of its resident memory, which is set back
 before loading.
@@ -40,7 +40,8 @@ Path("/proc/self/clear_refs").write_text("5")  # sets the recorded peak to the c
 network = open_model(model, options).network
 peak = status_bytes("VmHWM") - before
 tensors = [*network.parameters(), *network.buffers()]
-print(peak, peak_anonymous, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+print(peak, peak_anonymous, size, status_bytes("VmRSS") - before)
 """
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -54,10 +55,13 @@ BYTES_PER_VALUE = {"stored": 20 / 32, "int8": 34 / 32, "int4": 20 / 32, "full": 
 pytestmark = pytest.mark.skipif(not RESET_PEAK.exists(), reason="reads Linux's /proc")
 
 
-def measure(warm_up, model, dtype="bfloat16", weights="full"):
-    """Load `model` in a new process; return its peak memory, that without mapped files, and the size of the weights."""
+def measure(warm_up, model, dtype="bfloat16", weights="full", environment=ENVIRONMENT):
+    """Load `model` in a new process.
+
+    Return its peak memory, that without mapped files, the size of the weights, and the memory after loading.
+    """
     command = [sys.executable, "-c", SCRIPT, str(warm_up), str(model), dtype, weights]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | ENVIRONMENT)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
     return map(int, done.stdout.split())
 
 
@@ -105,7 +109,7 @@ def test_a_hugging_face_folder_takes_its_weights_and_one_tensor(tmp_path, dtype)
     save_folder(Transformer(tiny_config()), tmp_path / "tiny")
     sizes = {"width": 512, "num_layers": 12, "num_heads": 8, "feed_forward": 1536, "vocab_size": 8192}
     save_folder(Transformer(tiny_config(**sizes)), tmp_path / "large")
-    _, peak, size = measure(tmp_path / "tiny", tmp_path / "large", dtype)
+    _, peak, size, _ = measure(tmp_path / "tiny", tmp_path / "large", dtype)
     assert size > 80e6
     assert peak <= size + 4 * 8192 * 512 + SLACK, f"peak {peak / 1e6:.0f} MB for weights of {size / 1e6:.0f} MB"
 
@@ -121,7 +125,14 @@ def test_a_hugging_face_folder_takes_its_weights_and_one_tensor(tmp_path, dtype)
 )
 def test_a_gguf_file_takes_its_weights_and_one_tensor(gguf_files, weights, largest_bytes):
     """Full weights in bfloat16 would take 180 MB, alone."""
-    peak, _, size = measure(*gguf_files, weights=weights)
+    peak, _, size, _ = measure(*gguf_files, weights=weights)
     num_values = VOCAB * WIDTH + LAYERS * (4 * WIDTH**2 + 3 * WIDTH * INNER)
     assert size == pytest.approx(num_values * BYTES_PER_VALUE[weights], rel=0.01)
     assert peak <= size + largest_bytes + SLACK, f"peak {peak / 1e6:.0f} MB for weights of {size / 1e6:.0f} MB"
+
+
+@pytest.mark.parametrize("weights", ["stored", "int8", "int4", "full"])
+def test_only_the_weights_stay_in_memory(gguf_files, weights):
+    """The allocator has its default settings, with which it keeps what is freed: 100 MB and more for this model."""
+    _, _, size, resident = measure(*gguf_files, weights=weights, environment={"OMP_NUM_THREADS": "1"})
+    assert resident <= size + 2 * SLACK, f"{resident / 1e6:.0f} MB for weights of {size / 1e6:.0f} MB"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.architecture import Head
 from clearhead.backends.cpu_kernels import multiply, unpack
+from clearhead.backends.memory import return_freed_memory
 from clearhead.backends.packed import Bits, PackedWeight, pack
 from clearhead.errors import ClearheadError
 from clearhead.model import LogitHead, MixtureLayer, Transformer, apply_softcap
@@ -136,7 +137,8 @@ class AcceleratedHead(nn.Module):
 def pack_network(network: Transformer, bits: Bits) -> Transformer:
     """Pack all weights of a network in place and return it.
 
-    Weights are packed one at a time, so that the peak memory is that of the network and one packed weight.
+    Weights are packed one at a time, so that the peak memory is that of the network and one packed weight. The memory
+    that this frees is returned to the system, unless somebody else still holds the full weights.
     """
     if is_packed(network):
         raise ClearheadError("the weights are already packed; load the model with full weights to pack them again")
@@ -144,6 +146,8 @@ def pack_network(network: Transformer, bits: Bits) -> Transformer:
         if is_packable(network, name):
             weight = network.get_parameter(name).detach()
             set_packed_weight(network, name, pack(weight, bits), weight.dtype)
+            del weight
+    return_freed_memory()
     return network
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import ModelConfig
-from clearhead.backends import PackedWeight
+from clearhead.backends import PackedWeight, return_freed_memory
 from clearhead.checkpoint.interface import LoadOptions
 from clearhead.checkpoint.placement import TensorPlacer, stored_tensors
 from clearhead.errors import ClearheadError
@@ -25,6 +25,7 @@ from clearhead.model import Transformer
 
 LANGUAGE_MODEL = "language_model."  # in each name of the language part of a model that also reads images
 _MAX_LISTED_NAMES = 4
+_RETURN_BYTES = 1 << 25  # stored tensors after which freed memory is returned to the system
 
 Config = TypeVar("Config")
 Network = TypeVar("Network")
@@ -63,14 +64,19 @@ def assemble_network(
     check_names(rules.keys(), stored_names.keys(), where, naming.duplicates, ignored)
     dtype = options.dtype or _token_table_dtype(rules, stored_names, tensors)
     placer = TensorPlacer(network, where, replace(options, dtype=dtype))
+    num_unreturned_bytes = 0
     for num_done, (name, rule) in enumerate(rules.items(), 1):
-        placer.place(name, rule, tensors[stored_names[name]])
+        num_unreturned_bytes += placer.place(name, rule, tensors[stored_names[name]])
+        if num_unreturned_bytes > _RETURN_BYTES:
+            return_freed_memory()
+            num_unreturned_bytes = 0
         if options.progress is not None:
             options.progress(name, num_done, len(rules))
     for name, original in naming.duplicates.items():
         if name in stored_names and name not in rules:
             _check_duplicate(name, original, tensors[stored_names[name]], tensors[stored_names[original]], where)
     placer.finish()
+    return_freed_memory()
     return network
 
 

@@ -3,7 +3,8 @@
     placer = TensorPlacer(network, "model.safetensors", LoadOptions(dtype=torch.bfloat16))
 
 Each tensor is checked, split into ours, converted and put into the network before the next one is read. A weight that
-is to be packed is packed at that moment. Loading therefore needs the memory of the final network and of one tensor.
+is to be packed is packed at that moment. Loading therefore needs the memory of the final network and of one tensor, and
+leaves that of the network: assembly.py returns the rest to the system.
 """
 
 import torch
@@ -38,15 +39,15 @@ class TensorPlacer:
         self.stacked_experts: dict[str, Tensor] = {}  # tensors of which some experts are not placed yet
         self.unplaced_experts: dict[str, set[int]] = {}
 
-    def place(self, name: str, rule: TensorRule, stored: Tensor | PackedWeight) -> None:
-        """Place a stored tensor, which by `rule` holds one or several tensors of a Transformer."""
+    def place(self, name: str, rule: TensorRule, stored: Tensor | PackedWeight) -> int:
+        """Place a stored tensor, which by `rule` holds one or several tensors of a Transformer; return its bytes."""
         assert isinstance(self.network, Transformer)
         targets = [split_expert_index(own_name) for own_name in rule.own_names]
         shapes = [self.shapes[own_name][0 if expert is None else 1 :] for own_name, expert in targets]
         if isinstance(stored, PackedWeight):
             if all(is_packable(self.network, own_name) for own_name in rule.own_names):
                 self.place_packed(name, rule, stored, shapes)
-                return
+                return stored.num_bytes
             stored = stored.unpack()  # for example a table of positions
         self.check_values(name, stored)
         parts = split(rule, stored, shapes, self.network.config)
@@ -57,6 +58,7 @@ class TensorPlacer:
                 self.set_tensor(own_name, part)
             else:
                 self.set_expert(own_name, expert, part)
+        return stored.nbytes
 
     def place_own(self, name: str, stored: Tensor) -> None:
         """Place a tensor that is stored under our own name."""
@@ -86,10 +88,12 @@ class TensorPlacer:
         """Put a tensor into the network under our name, converted, and packed if that was asked for."""
         # The bias that selects experts keeps its precision.
         dtype = None if own_name.endswith("selection_bias") else self.dtype
-        tensor = tensor.to(dtype=dtype or tensor.dtype, device=self.device).contiguous()
+        dtype = dtype or tensor.dtype
         if self.bits and isinstance(self.network, Transformer) and is_packable(self.network, own_name):
-            set_packed_weight(self.network, own_name, pack(tensor, self.bits), tensor.dtype)
+            packed = pack(tensor.to(device=self.device), self.bits, dtype)
+            set_packed_weight(self.network, own_name, packed, dtype)
         else:
+            tensor = tensor.to(dtype=dtype, device=self.device).contiguous()
             owner_name, _, attribute = own_name.rpartition(".")
             owner = self.network.get_submodule(owner_name)
             setattr(owner, attribute, nn.Parameter(tensor) if attribute in owner._parameters else tensor)

@@ -22,6 +22,7 @@ from clearhead.backends.cpu_kernels import (
     load_kernel_library,
 )
 from clearhead.backends.live_checks import can_be_planned, runs_in_cpu_kernels, unsupported_network_reason
+from clearhead.backends.memory import return_freed_memory
 from clearhead.backends.modules import AcceleratedHead
 from clearhead.cache import KeyValueCache
 from clearhead.model import EncoderOutput, LayerStack, LogitHead, Transformer, check_shapes, fused_attention
@@ -107,6 +108,7 @@ class AcceleratedStack(LayerStack):
                 # Merged weights stay trainable, unless they were created in inference mode.
                 with torch.inference_mode(next(self.layers.parameters()).is_inference()), torch.no_grad():
                     self.plan = Plan(self)
+                return_freed_memory()  # of the weights that were merged
         return self.plan
 
     def run_plan(

@@ -83,13 +83,16 @@ def _row_chunks(matrix: Tensor, max_elements: int | None = None) -> list[slice]:
     return [slice(start, start + rows_per_chunk) for start in range(0, len(matrix), rows_per_chunk)]
 
 
-def pack(weight: Tensor, bits: Bits) -> PackedWeight:
-    """Quantize a matrix (N, K), or experts (E, N, K) as E · N rows, to the nearest of 255 or 16 levels per group."""
+def pack(weight: Tensor, bits: Bits, dtype: torch.dtype | None = None) -> PackedWeight:
+    """Quantize a matrix (N, K), or experts (E, N, K) as E · N rows, to the nearest of 255 or 16 levels per group.
+
+    With `dtype`, the values are rounded to it first, a few rows at a time.
+    """
     rows = weight.flatten(0, -2)
     # The result is allocated first: temporary tensors below it would leave holes in the heap when they are freed.
     packed = _empty_packed_weight(len(rows), weight.shape[-1], bits, weight.device)
     for chunk in _row_chunks(rows, ELEMENTS_PER_CHUNK // 4):  # packing takes several temporary tensors
-        source, target = _pack_rows(rows[chunk], bits), packed.rows(chunk)
+        source, target = _pack_rows(rows[chunk].to(dtype=dtype), bits), packed.rows(chunk)
         target.quants.copy_(source.quants)
         target.scales.copy_(source.scales)
         if source.offsets is not None and target.offsets is not None:
