@@ -311,7 +311,10 @@ def test_trace_of_an_encoder_decoder_shows_cross_attention(opus_mt, tmp_path):
     assert "我" in "".join(data["keys"])
     shown = run_command("trace", opus_mt, "I love you", "--source", "我爱你").stdout
     assert all(f"{number} {printable(text)}" in shown for number, text in enumerate(data["keys"]))
-    run_command("trace", opus_mt, "I love you", "--source", "我爱你", "--out", tmp_path / "page.html")
+    written = run_command("trace", opus_mt, "I love you", "--source", "我爱你", "--out", tmp_path / "page.html").stdout
+    assert re.match(
+        rf"{re.escape(str(tmp_path))}/page\.html: \d+\.\d kB; open file://.*/page\.html in a browser", written
+    )
     page = PageReader((tmp_path / "page.html").read_text(encoding="utf-8")).data
     assert len(page["views"]) == 3
     assert page["subtitle"].startswith(f"{opus_mt}: ")
@@ -340,7 +343,9 @@ def test_a_wrong_extension_raises_before_the_model_is_loaded(tmp_path):
 
 
 def test_book_command_writes_html_and_prints_json(tmp_path):
-    assert run_command("book", "--out", tmp_path / "book.html").stdout.strip() == str(tmp_path / "book.html")
+    path = tmp_path / "book.html"
+    written = run_command("book", "--out", path).stdout.strip()
+    assert re.fullmatch(rf"{re.escape(str(path))}: \d+\.\d kB; open {re.escape(path.as_uri())} in a browser", written)
     for command in (("book",), ("trace", "capitals", "text")):
         with pytest.raises(ClearheadError, match=r"book\.html already exists; choose another name or add --overwrite"):
             run_command(*command, "--out", tmp_path / "book.html")

@@ -154,6 +154,16 @@ def print_json(data: Any) -> None:
     echo(escape_in_json(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False)))
 
 
+def format_bytes(num_bytes: int) -> str:
+    """Return a size as people read it: 98.4 MB."""
+    size = float(num_bytes)
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} GB"
+
+
 def finite(data: Any) -> Any:
     """Return the data with null in place of NaN and infinity, which JSON does not have."""
     match data:

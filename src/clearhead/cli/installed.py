@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from clearhead.cli.app import JsonOption, app, echo, print_json, table_console
+from clearhead.cli.app import JsonOption, app, echo, format_bytes, print_json, table_console
 from clearhead.cli.checks import check_model
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def list_models(as_json: JsonOption = False) -> None:
 def _add_rows(table: Table, heading: str, rows: "list[tuple[CatalogEntry, int]]") -> None:
     table.add_row(Text(heading, style="bold"))
     for entry, num_bytes in rows:
-        table.add_row(entry.name, _format_bytes(num_bytes), Text(entry.description))
+        table.add_row(entry.name, format_bytes(num_bytes), Text(entry.description))
 
 
 @app.command(epilog="Examples: `clearhead info smollm2`, `clearhead info my-folder --json`")
@@ -78,7 +78,7 @@ def remove(name: _NameArgument, as_json: JsonOption = False) -> None:
     if as_json:
         print_json({"name": removed.name, "bytes": removed.disk_bytes})
     else:
-        echo(f"removed {removed.name} ({_format_bytes(removed.disk_bytes)})")
+        echo(f"removed {removed.name} ({format_bytes(removed.disk_bytes)})")
 
 
 # --- data and how it is printed
@@ -129,8 +129,8 @@ def _describe(data: dict[str, Any]) -> dict[str, str]:
     lines = {"name": data["name"]}
     lines |= {label: data[label] for label in ("description", "source", "licence") if data[label]}
     if data.get("download_bytes"):
-        lines["download"] = _format_bytes(data["download_bytes"])
-    lines["on disk"] = _format_bytes(data["disk_bytes"]) if data["installed"] else "not installed"
+        lines["download"] = format_bytes(data["download_bytes"])
+    lines["on disk"] = format_bytes(data["disk_bytes"]) if data["installed"] else "not installed"
     if data["path"] is not None:
         lines["path"] = data["path"]
     if architecture := data.get("architecture"):
@@ -143,13 +143,3 @@ def _describe(data: dict[str, Any]) -> dict[str, str]:
     if not data["installed"]:
         lines["install"] = f"clearhead get {data['name']}"
     return lines
-
-
-def _format_bytes(num_bytes: int) -> str:
-    """Return a size as people read it: 98.4 MB."""
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from clearhead.cli.app import JsonOption, ModelArgument, OverwriteOption, app, check_absent, echo, print_json
+from clearhead.cli.app import (
+    JsonOption,
+    ModelArgument,
+    OverwriteOption,
+    app,
+    check_absent,
+    echo,
+    format_bytes,
+    print_json,
+)
 from clearhead.cli.checks import check_layer, check_model_options
 from clearhead.cli.generate import DeviceOption, load_model
 from clearhead.cli.threads import takes_threads
@@ -72,7 +81,7 @@ def trace(
     if as_json:
         print_json(trace_data(traced, selection, lens_table))
     elif out is not None:
-        echo(str(out))
+        echo(_describe_file(out))
     else:
         console = TerminalConsole()
         print_heatmap(traced, selection, console)
@@ -97,6 +106,12 @@ def book(
     if as_json:
         print_json(book_data())
     elif out is not None:
-        echo(str(out))
+        echo(_describe_file(out))
     else:
         print_book(TerminalConsole())
+
+
+def _describe_file(path: Path) -> str:
+    """Return the name of a written file, its size, and for a page its address."""
+    address = f"; open {path.resolve().as_uri()} in a browser" if path.suffix.lower() == ".html" else ""
+    return f"{path}: {format_bytes(path.stat().st_size)}{address}"
