@@ -1,5 +1,6 @@
 """Measurement of this machine with few and small points, and of host time with toy networks."""
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from clearhead.costs.calibration import gpu_rates, measurement, toy_networks
 from clearhead.costs.calibration.comparison import compare_with_measurement
 from clearhead.costs.calibration.progress import MeasuredParts
 from clearhead.costs.calibration.rates import Rate, load_calibration, save_calibration
-from clearhead.costs.calibration.timing import collect_points
+from clearhead.costs.calibration.timing import collect_points, time_runs
 from clearhead.costs.calibration.toy_networks import (
     UNUSUAL_HEAD_WIDTH,
     kernel_host_seconds,
@@ -49,6 +50,22 @@ def few_points(monkeypatch):
     monkeypatch.setattr(measurement, "measure_packed", lambda quant: {"layer_seconds": 1e-5})
 
 
+def test_a_round_ends_early_on_a_busy_machine():
+    """Kernels that take 100 times as long as usual must not make a calibration take 100 minutes."""
+    started = time.perf_counter()
+    assert time_runs([lambda: time.sleep(0.02)] * 1000, "cpu") == pytest.approx(0.02, rel=0.5)
+    assert time.perf_counter() - started < 5
+
+
+def test_every_precision_is_a_part_of_its_own(few_points):
+    progress = []
+    machine = measurement.measure_machine("cpu", lambda *step: progress.append(step), ["float32", "bfloat16"])
+    names = {part for part, _, _ in progress}
+    assert {"float32 matrix products, pass 1", "bfloat16 attention backward, pass 1"} <= names
+    for table in (machine.products, machine.attention, machine.attention_backward):
+        assert list(table) == ["float32", "bfloat16"]
+
+
 def test_a_measured_machine_has_positive_rates(few_points):
     machine = measurement.measure_machine("cpu")
     tables = (machine.products, machine.attention, machine.attention_backward)
@@ -66,7 +83,7 @@ def test_an_interrupted_measurement_continues_with_the_next_part(few_points, mon
 
     def stop_in_the_second_pass(part, done, total):
         calls.append((part, done, total))
-        if part == "attention, pass 2":
+        if part == "float32 attention, pass 2":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

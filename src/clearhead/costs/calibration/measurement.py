@@ -103,14 +103,14 @@ def measure_once(device: str, dtypes: Sequence[str]) -> Calibration:
     """Measure everything but packed weights, in one pass."""
     fields: Fields = {}
     for measure in _list_parts(device, dtypes).values():
-        fields |= measure()
+        _merge(fields, measure())
     return Calibration(**_identify(device), **fields)
 
 
 def _measure_pass(device: str, parts: MeasuredParts, measures: Parts, title: str) -> Calibration:
     fields: Fields = _identify(device)
     for name, measure in measures.items():
-        fields |= parts.measure(f"{name}, {title}", measure)
+        _merge(fields, parts.measure(f"{name}, {title}", measure))
     return calibration_from_dict(fields)
 
 
@@ -126,22 +126,37 @@ def _identify(device: str) -> Fields:
 
 def _list_parts(device: str, dtypes: Sequence[str]) -> Parts:
     """Return the parts of one pass, in the order in which they are measured."""
-    return {
-        "bandwidth": lambda: {"traffic": [_measure_traffic(device, num_bytes) for num_bytes in TRAFFIC_BYTES]},
-        "matrix products": lambda: {"products": {dtype: _measure_products(device, dtype) for dtype in dtypes}},
-        "attention": lambda: {"attention": {dtype: _measure_attention(device, dtype, False) for dtype in dtypes}},
-        "attention backward": lambda: {
-            "attention_backward": {dtype: _measure_attention(device, dtype, True) for dtype in dtypes}
-        },
-        **({"kernels of a GPU": partial(_measure_gpu, dtypes)} if device == "cuda" else {}),
-        "optimizer": lambda: {
-            "optimizer": {dtype: _measure_optimizer(device, dtype) for dtype in dtypes},
-            "kernel_seconds": _measure_shortest_kernel(device),
-        },
-        "time per operation": lambda: {
-            "host_seconds": {phase: measure_host_seconds(device, phase) for phase in get_args(Phase)}
-        },
+    parts: Parts = {
+        "bandwidth": lambda: {"traffic": [_measure_traffic(device, num_bytes) for num_bytes in TRAFFIC_BYTES]}
     }
+    for dtype in dtypes:
+        parts[f"{dtype} matrix products"] = partial(_measure_field, "products", _measure_products, device, dtype)
+    for dtype in dtypes:
+        parts[f"{dtype} attention"] = partial(_measure_field, "attention", _measure_attention, device, dtype)
+        parts[f"{dtype} attention backward"] = partial(
+            _measure_field, "attention_backward", _measure_attention_backward, device, dtype
+        )
+    if device == "cuda":
+        parts["kernels of a GPU"] = partial(_measure_gpu, dtypes)
+    parts["optimizer"] = lambda: {
+        "optimizer": {dtype: _measure_optimizer(device, dtype) for dtype in dtypes},
+        "kernel_seconds": _measure_shortest_kernel(device),
+    }
+    parts["time per operation"] = lambda: {
+        "host_seconds": {phase: measure_host_seconds(device, phase) for phase in get_args(Phase)}
+    }
+    return parts
+
+
+def _measure_field(name: str, measure: Callable[[str, str], list[Rate]], device: str, dtype: str) -> Fields:
+    """Return one precision of a field that has a value for each."""
+    return {name: {dtype: measure(device, dtype)}}
+
+
+def _merge(fields: Fields, part: Fields) -> None:
+    """Add the fields of a part; a field that is there already gets the precisions of both."""
+    for name, value in part.items():
+        fields[name] = fields[name] | value if name in fields else value
 
 
 @torch.no_grad()
@@ -205,7 +220,11 @@ def _measure_product(pool: Tensor, rows: int, outputs: int, inputs: int) -> Rate
     return Rate((rows, outputs, inputs), flops / time_runs(runs, pool.device.type, flops=flops))
 
 
-def _measure_attention(device: str, dtype: str, backward: bool) -> list[Rate]:
+def _measure_attention_backward(device: str, dtype: str) -> list[Rate]:
+    return _measure_attention(device, dtype, backward=True)
+
+
+def _measure_attention(device: str, dtype: str, backward: bool = False) -> list[Rate]:
     shapes = itertools.product(LENGTHS[device], HEAD_WIDTHS)
     return collect_points(
         partial(_measure_attention_point, device, dtype, backward, *shape)

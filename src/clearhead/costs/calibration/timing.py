@@ -15,6 +15,9 @@ import torch
 
 _GRAPH_SECONDS = 1e-3
 POINT_SECONDS = {"cpu": 0.02, "cuda": 0.01}  # of one pass
+# A round on a CPU ends early after this time. Other processes can make a kernel take 100 times as long, because it
+# waits for the slowest of its threads; without this limit, a calibration of one minute then takes half an hour.
+MAX_ROUND_SECONDS = 0.25
 # A GPU at its power limit lowers its clock after a while, so products from this size on are timed for longer.
 _LARGE_FLOPS, _SUSTAINED_SECONDS = 10**10, 0.2
 _ROUND_SECONDS = 0.02  # steps on a GPU between two synchronizations
@@ -51,11 +54,20 @@ def _cpu_seconds(runs: list[Run]) -> float:
     rounds: list[float] = []
     started = time.perf_counter()
     while not rounds or time.perf_counter() - started < POINT_SECONDS["cpu"]:
-        before = time.perf_counter()
-        for run in runs:
-            run()
-        rounds.append((time.perf_counter() - before) / len(runs))
+        rounds.append(_round_seconds(runs))
     return statistics.median(rounds)
+
+
+def _round_seconds(runs: list[Run]) -> float:
+    """Return the mean seconds of the runs, or of those that end within the limit."""
+    started = time.perf_counter()
+    ends: list[float] = []
+    for run in runs:
+        run()
+        ends.append(time.perf_counter())
+        if ends[-1] - started > MAX_ROUND_SECONDS:
+            break
+    return (ends[-1] - started) / len(ends)
 
 
 def graph_seconds(runs: list[Run], seconds: float) -> float:
