@@ -5,6 +5,7 @@ clearhead generate smollm2 "The capital of France is"
 
 import sys
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,6 +35,7 @@ from clearhead.options import (
     description_of,
     option_fields,
 )
+from clearhead.tokenization import read_conversation
 
 if TYPE_CHECKING:
     from clearhead.api import Model
@@ -151,17 +153,31 @@ def chat(
     model: ModelArgument,
     sampling: dict[str, Any],
     system: Annotated[str | None, typer.Option(help="System message: instructions for the whole conversation.")] = None,
+    load: Annotated[
+        Path | None, typer.Option(help="Continue the conversation in this file, which /save wrote.")
+    ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     weights: WeightsOption = "full",
     fast: FastOption = None,
 ) -> None:
-    """Chat with a model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D quits."""
+    """Chat with a model. /help lists the commands; Ctrl-C stops an answer, Ctrl-D quits.
+
+    Pasted lines stay one message, and Alt-Enter starts a new line. The commands change the system message and the
+    sampling options, take back or repeat a turn, and save and load the conversation. In a pipe, each line is a message.
+    """
     check_model_options(model, dtype, device, weights)
     check_temperature_is_set(sampling)
-    from clearhead.cli.terminal import run_chat
+    if load is not None:
+        read_conversation(load)  # a wrong file is answered before the model is loaded
+    loaded = load_model(model, dtype, device, weights, fast)
+    from clearhead.cli.chat_commands import run_chat
 
-    run_chat(load_model(model, dtype, device, weights, fast).chat(system), sampling)
+    conversation = loaded.chat(None if load is not None else system)
+    if load is not None:
+        conversation.load(load)
+        conversation.system = conversation.system if system is None else system
+    run_chat(conversation, sampling, load)
 
 
 @app.command(epilog="Example: `clearhead verify smollm2 --tokens 64`")
@@ -244,9 +260,9 @@ def load_model(
 ) -> "Model":
     """Load a model and show the progress on a terminal. The arguments are checked before torch is imported."""
     check_model_options(name, dtype, device, weights)
-    from clearhead.api import load
-
     with loading_bar(name) as progress:
+        from clearhead.api import load  # importing torch takes seconds, in which the bar is shown
+
         return load(name, dtype, device, progress, weights=weights, fast=fast)  # type: ignore[arg-type]
 
 
