@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.first_hour.pages import Step, read_steps
-from tests.first_hour.terminal import Answer, Outcome, Terminal
+from tests.first_hour.terminal import Answer, Outcome, Terminal, visible_text
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/guide.md", "docs/training.md", "docs/evaluation.md", "docs/cost.md", "docs/fast-path.md")
@@ -59,7 +59,7 @@ def run_step(terminal: Terminal, step: Step) -> Outcome:
         f"{mark} {outcome.seconds:6.1f} s {outcome.cpu_seconds:6.1f} CPU s  {step.page}: {first_line[:110]}", flush=True
     )
     if not succeeded(outcome):
-        print(outcome.output[-3000:], flush=True)
+        print(visible_text(outcome.output)[-3000:], flush=True)
     return outcome
 
 
@@ -85,7 +85,7 @@ def write_record(folder: Path, outcomes: dict[Step, Outcome], seconds: float) ->
     rows = [{**vars(step), **_numbers(outcome)} for step, outcome in outcomes.items()]
     record = {"seconds": seconds, "commands": rows}
     (folder / "times.json").write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
-    texts = [f"### {step.page}: {step.command}\n{outcome.output}\n" for step, outcome in outcomes.items()]
+    texts = [f"### {step.page}: {step.command}\n{visible_text(outcome.output)}\n" for step, outcome in outcomes.items()]
     (folder / "transcript.txt").write_text("".join(texts), encoding="utf-8")
 
 
@@ -101,7 +101,7 @@ def main() -> int:
     parser.add_argument("--pages", nargs="*", default=PAGES, help="pages to run")
     arguments = parser.parse_args()
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         (folder / "home").mkdir()
         (folder / "scripts").mkdir()

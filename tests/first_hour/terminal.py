@@ -25,7 +25,7 @@ ROWS = 30
 COLUMNS = 100
 _MARK = re.compile(rb"\x1b\]777;exit (\d+)\x07")
 _PROMPT_COMMAND = r"printf '\033]777;exit %d\007' $?"
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\x1b[=>]|\r")
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\x1b[=>]")
 _QUIET_SECONDS = 1.0  # a command that prints nothing for this long waits for an answer
 _STOP_SECONDS = 15.0  # for a command to end after Ctrl-C
 
@@ -85,9 +85,7 @@ class Terminal:
         try:
             code, output = self._read_until_prompt(started + timeout_seconds, list(answers))
         except TimeoutError as error:
-            os.write(self.descriptor, b"\x03")
-            _, rest = self._read_until_prompt(time.monotonic() + _STOP_SECONDS, [])
-            code, output = 124, error.args[0] + rest
+            code, output = 124, error.args[0] + self._stop_command()
         text = output.decode(errors="replace").replace("\r\n", "\n")
         return Outcome(code, time.monotonic() - started, self._cpu_seconds() - cpu_seconds, text)
 
@@ -95,6 +93,16 @@ class Terminal:
         """Return the processor time of all commands that the shell has waited for."""
         fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")  # cutime, cstime
+
+    def _stop_command(self) -> bytes:
+        """Press Ctrl-C, kill the command if it does not end, and return what it prints until the next prompt."""
+        os.write(self.descriptor, b"\x03")
+        try:
+            return self._read_until_prompt(time.monotonic() + _STOP_SECONDS, [])[1]
+        except TimeoutError as error:
+            os.killpg(os.tcgetpgrp(self.descriptor), signal.SIGKILL)
+            rest = self._read_until_prompt(time.monotonic() + _STOP_SECONDS, [])[1]
+            return bytes(error.args[0]) + rest + b"\n(Ctrl-C did not stop it)\n"
 
     def _read_until_prompt(self, deadline: float, answers: list[Answer]) -> tuple[int, bytes]:
         """Return the exit code and the output before the next prompt; type the answers while waiting."""
@@ -111,11 +119,12 @@ class Terminal:
                     raise TerminalClosedError(output) from None
                 if marks := _MARK.findall(output):
                     return int(marks[-1]), _MARK.sub(b"", output)
-            elif answers and re.search(answers[0].pattern, visible_text(output[answered:])):
+            elif answers and re.search(answers[0].pattern, visible_text(output[answered:].decode(errors="replace"))):
                 answered = len(output)
                 os.write(self.descriptor, answers.pop(0).text.encode())
 
 
-def visible_text(output: bytes) -> str:
-    """Return what a command printed without escape sequences and carriage returns."""
-    return _ESCAPE.sub("", output.decode(errors="replace"))
+def visible_text(output: str) -> str:
+    """Return what a terminal shows of an output: no escape sequences, and of a line that is rewritten the last text."""
+    lines = _ESCAPE.sub("", output).replace("\r\n", "\n").split("\n")
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines)

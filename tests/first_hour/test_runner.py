@@ -4,9 +4,10 @@ import os
 
 import pytest
 
+from tests.first_hour import terminal as terminal_module
 from tests.first_hour.pages import Step, read_steps, split_commands
 from tests.first_hour.run import ROOT, newcomer_environment, succeeded
-from tests.first_hour.terminal import Answer, Outcome, Terminal
+from tests.first_hour.terminal import Answer, Outcome, Terminal, visible_text
 
 PAGE = """
 # Title
@@ -84,6 +85,19 @@ def test_an_interactive_command_gets_its_answers_and_a_slow_one_is_stopped(tmp_p
         assert outcome.code == 124
         assert outcome.seconds < 10
         assert terminal.run("true").code == 0
+
+
+def test_a_command_that_ignores_ctrl_c_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(terminal_module, "_STOP_SECONDS", 2.0)
+    with Terminal(tmp_path, {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}) as terminal:
+        outcome = terminal.run("bash -c 'trap : INT; while :; do sleep 0.2; done'", timeout_seconds=1.5)
+        assert outcome.code == 124
+        assert "Ctrl-C did not stop it" in outcome.output
+        assert "still here" in terminal.run("echo still here").output
+
+
+def test_a_progress_bar_is_shown_once():
+    assert visible_text("a\r\n\x1b[2Kloading 1/2\r\x1b[2Kloading 2/2\r\nend") == "a\nloading 2/2\nend"
 
 
 @pytest.mark.parametrize(
