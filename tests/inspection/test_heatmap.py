@@ -99,7 +99,20 @@ def test_a_matrix_wider_than_the_terminal_is_max_pooled(width):
 
 def test_pool_equals_torch_max_pool2d():
     weights = torch.rand(40, 60, generator=torch.Generator().manual_seed(1)).double()
-    assert torch.equal(pool(weights, 20), torch.nn.functional.max_pool2d(weights[None], (2, 3))[0])
+    assert torch.equal(pool(weights, 20, 20), torch.nn.functional.max_pool2d(weights[None], (2, 3))[0])
+
+
+def test_a_weight_is_drawn_once_where_a_pool_has_one_or_two_columns():
+    """Overlapping pools, as those of adaptive_max_pool2d, drew most columns of 71 tokens twice in 80 characters."""
+    drawn = render_heatmap(torch.eye(71), labels(71), labels(71), width=80, colored=False)
+    lines = [line[LABEL_WIDTH:] for line in drawn.plain.split("\n")[1:]]
+    assert len(lines) == 71
+    assert {line.count("█") for line in lines} == {1}
+    positions = [line.index("█") for line in lines]
+    assert (positions[0], positions[-1]) == (0, 62)
+    assert positions == sorted(positions)
+    ruler = drawn.plain.split("\n")[0]
+    assert ruler[LABEL_WIDTH + 60 :].strip() == str(positions.index(60))
 
 
 def test_the_ruler_shows_column_indices():
@@ -199,6 +212,26 @@ def test_png_of_all_heads_arranges_them_in_a_grid(tmp_path):
     matrices = {f"head {number}": causal(6) for number in range(5)}
     height, width, _ = image.imread(save_png(tmp_path / "map.png", matrices, labels(6), labels(6))).shape
     assert (width, height) == (1350, 900)  # three columns and two rows of three inches
+
+
+@pytest.mark.parametrize(("length", "num_labels"), [(8, 8), (70, 70), (300, 100)])
+def test_png_labels_are_kept_and_do_not_overlap(tmp_path, monkeypatch, length, num_labels):
+    figure_module = pytest.importorskip("matplotlib.figure")
+    figures = []
+    save = figure_module.Figure.savefig
+    monkeypatch.setattr(
+        figure_module.Figure,
+        "savefig",
+        lambda self, *path, **options: (figures.append(self), save(self, *path, **options)),
+    )
+    save_png(tmp_path / "map.png", {"head": causal(length)}, labels(length), labels(length))
+    (axes,) = figures[0].axes
+    for axis, side in ((axes.yaxis, 1), (axes.xaxis, 0)):
+        shown = axis.get_ticklabels()
+        assert len(shown) == num_labels
+        starts = sorted(label.get_window_extent().p0[side] for label in shown)
+        ends = sorted(label.get_window_extent().p1[side] for label in shown)
+        assert all(start > end - 2 for start, end in zip(starts[1:], ends, strict=False))
 
 
 def test_save_png_without_matplotlib_names_the_extra(tmp_path, monkeypatch):

@@ -18,7 +18,10 @@ from clearhead.inspection.token_labels import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MAX_LABELS = 48
+_SIDE = 7.0  # inches of a single matrix; it grows with the number of labels
+_SMALL_SIDE = 3.0  # inches of each of several matrices, which have no labels
+_LABEL_SPACING = 0.145  # inches between two labels
+_MAX_SIDE = 20.0  # inches: 3,000 pixels
 
 
 def save_png(path: str | Path, matrices: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str]) -> Path:
@@ -30,7 +33,8 @@ def save_png(path: str | Path, matrices: Mapping[str, Tensor], rows: Sequence[st
     assert matrices
     num_columns = math.ceil(math.sqrt(len(matrices)))
     num_rows = math.ceil(len(matrices) / num_columns)
-    side = 7.0 if len(matrices) == 1 else 3.0  # inches
+    longest = max(len(rows), len(columns))
+    side = min(max(_SIDE, 1.5 + longest * _LABEL_SPACING), _MAX_SIDE) if len(matrices) == 1 else _SMALL_SIDE
     figure = Figure(figsize=(side * num_columns, side * num_rows), layout="constrained")
     axes = figure.subplots(num_rows, num_columns, squeeze=False).flatten()
     for axis, (title, matrix) in zip(axes, matrices.items(), strict=False):
@@ -46,7 +50,7 @@ def save_png(path: str | Path, matrices: Mapping[str, Tensor], rows: Sequence[st
 def draw_matrix(
     axes: "Axes", title: str, matrix: Tensor, rows: Sequence[str], columns: Sequence[str], labeled: bool
 ) -> None:
-    """Draw one matrix, with token labels if there are few enough."""
+    """Draw one matrix, with a label for every token, or for every second, third, ... if there is no space for all."""
     from matplotlib.colors import LinearSegmentedColormap
 
     ramp = LinearSegmentedColormap.from_list("clearhead", [to_hex(color) for color in LIGHT])
@@ -58,8 +62,7 @@ def draw_matrix(
         return
     axes.set_xlabel("key")
     axes.set_ylabel("query")
-    if len(rows) <= _MAX_LABELS and len(columns) <= _MAX_LABELS:
-        axes.set_yticks(range(len(rows)), [printable(text, 16) for text in rows], fontsize=8, parse_math=False)
-        axes.set_xticks(
-            range(len(columns)), [printable(text, 16) for text in columns], fontsize=8, rotation=90, parse_math=False
-        )
+    interval = math.ceil(max(len(rows), len(columns)) * _LABEL_SPACING / _MAX_SIDE)
+    for axis, texts, rotation in ((axes.yaxis, rows, 0), (axes.xaxis, columns, 90)):
+        labels = [printable(text, 16) for text in texts[::interval]]
+        axis.set_ticks(range(0, len(texts), interval), labels, fontsize=8, rotation=rotation, parse_math=False)
