@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from clearhead import files
 from clearhead.errors import ClearheadError
@@ -20,7 +18,6 @@ from clearhead.files import (
     read_json_object,
     read_text,
     write_bytes,
-    write_safetensors,
     write_text,
 )
 
@@ -71,15 +68,6 @@ def test_two_threads_can_write_the_same_file(tmp_path):
 def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     (tmp_path / "a.json").write_text('{"a": "\ufeff"}', encoding="utf-8-sig")
     assert read_json_object(tmp_path / "a.json") == {"a": "\ufeff"}
-
-
-def test_safetensors_files_have_the_permissions_of_other_files(tmp_path):
-    tensors = {"a": torch.arange(3)}
-    write_text(tmp_path / "text", "")
-    write_safetensors(tmp_path / "tensors", tensors, {"kind": "test"})
-    assert (tmp_path / "tensors").stat().st_mode == (tmp_path / "text").stat().st_mode
-    assert torch.equal(load_file(tmp_path / "tensors")["a"], tensors["a"])
-    assert {path.name for path in tmp_path.iterdir()} == {"text", "tensors"}
 
 
 def test_only_read_json_object_accepts_a_missing_file(tmp_path):

@@ -8,7 +8,8 @@ import safetensors.torch
 import torch
 
 from clearhead.errors import ClearheadError
-from clearhead.tensor_files import SafetensorsFile, read_safetensors
+from clearhead.files import write_text
+from clearhead.tensor_files import SafetensorsFile, read_safetensors, write_safetensors
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -138,3 +139,29 @@ def test_what_is_not_a_file_is_rejected(tmp_path, kind):
         os.mkfifo(path)
     with pytest.raises(ClearheadError, match=r"x (cannot be read|is not a regular file)"):
         read_safetensors(path)
+
+
+def test_safetensors_files_have_the_permissions_of_other_files(tmp_path):
+    tensors = {"a": torch.arange(3)}
+    write_text(tmp_path / "text", "")
+    write_safetensors(tmp_path / "tensors", tensors, {"kind": "test"})
+    assert (tmp_path / "tensors").stat().st_mode == (tmp_path / "text").stat().st_mode
+    assert torch.equal(safetensors.torch.load_file(tmp_path / "tensors")["a"], tensors["a"])
+    assert {path.name for path in tmp_path.iterdir()} == {"text", "tensors"}
+
+
+def test_the_library_reads_what_is_written_in_every_dtype(tmp_path):
+    tensors = {str(dtype): torch.randn(3, 2).mul(9).to(dtype) for dtype in DTYPES} | {"none": torch.zeros(0, 4)}
+    tensors["transposed"] = torch.arange(6).view(2, 3).T
+    write_safetensors(tmp_path / "x", tensors)
+    found = safetensors.torch.load_file(tmp_path / "x")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name].double(), tensor.double()) for name, tensor in tensors.items())
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
+    write_safetensors(tmp_path / "x", {"a": torch.zeros(2)})
+    with pytest.raises(KeyError):
+        write_safetensors(tmp_path / "x", {"a": torch.zeros(2, dtype=torch.complex64)})
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert read_safetensors(tmp_path / "x")[0]["a"].dtype == torch.float32

@@ -2,7 +2,7 @@
 
     settings = read_json_object(Path("config.json")); write_text(Path("config.json"), to_json(settings))
 
-Only `write_safetensors` needs torch, so tokenizers can be read and written without it.
+This module does not need torch, so tokenizers can be read and written without it; see `tensor_files` for tensors.
 """
 
 import json
@@ -12,12 +12,9 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from clearhead.errors import ClearheadError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MAX_BYTES = 1 << 27  # Gemma 3's tokenizer.json, the largest of the common ones, has 33 million
 MAX_JSON_BYTES = 1 << 22  # a config.json has a few thousand; Python needs up to 25 times the bytes of JSON as memory
@@ -138,20 +135,6 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Write a binary file atomically."""
     with atomic_write(path) as partial:
         partial.write_bytes(content)
-
-
-def write_safetensors(path: Path, tensors: "dict[str, Tensor]", metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file atomically, with the default permissions of new files.
-
-    The safetensors library itself would make it readable by its owner only.
-    """
-    from safetensors.torch import save_file
-
-    with atomic_write(path) as partial:
-        partial.touch()
-        mode = partial.stat().st_mode
-        save_file(tensors, partial, metadata=metadata)
-        partial.chmod(mode)
 
 
 def check_output_path(path: Path, extensions: Iterable[str]) -> None:

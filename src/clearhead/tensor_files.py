@@ -1,15 +1,18 @@
-"""Read safetensors files that are not trusted: the header is checked completely, and tensors get memory of their own.
+"""Read and write safetensors files. Files are not trusted: the header is checked, and tensors get their own memory.
 
     file = SafetensorsFile(Path("model.safetensors")); file.metadata; weight = file.read("lm_head.weight")
-    tensors, metadata = read_safetensors(Path("cache.safetensors"))
+    write_safetensors(Path("x.safetensors"), tensors); tensors, metadata = read_safetensors(Path("x.safetensors"))
 
 The safetensors library maps files into memory instead: if a file is cut short later, using a tensor kills the process.
+When it writes a file, it creates a temporary one of its own, which stays if the process is killed.
 """
 
+import json
 import math
 import os
 import re
 import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clearhead.errors import ClearheadError, require
-from clearhead.files import MAX_JSON_TABLE_BYTES, check_regular, parse_json
+from clearhead.files import MAX_JSON_TABLE_BYTES, atomic_write, check_regular, parse_json
 
 _DTYPES = {
     "F64": torch.float64,
@@ -35,6 +38,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _SURROGATE = re.compile("[\ud800-\udfff]")  # cannot be printed
 _LENGTH_BYTES = 8  # the length of the header, before it
 _MAX_DIMENSIONS = 16
@@ -132,6 +136,34 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return all tensors of a file and its metadata."""
     file = SafetensorsFile(path)
     return {name: file.read(name) for name in file.names}, file.metadata
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file atomically."""
+    with atomic_write(path) as partial, partial.open("wb") as file:
+        for chunk in safetensors_chunks(tensors, metadata or {}):
+            file.write(chunk)
+
+
+def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Yield a safetensors file in pieces: the length of the header, the header, and the data of each tensor.
+
+    Only one tensor at a time is copied to the CPU.
+    """
+    # Readers map the data into memory, so each tensor must begin at a multiple of its element size: the widest come
+    # first. Tensors of equal element size are sorted by name, so that equal tensors give equal files.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in ordered:
+        begin, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH_BYTES)
+    yield len(text).to_bytes(_LENGTH_BYTES, "little")
+    yield text
+    for _, tensor in ordered:
+        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _check_metadata(metadata: Any) -> dict[str, str]:

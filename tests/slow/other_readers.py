@@ -23,7 +23,7 @@ from clearhead.cache import KeyValueCache
 from clearhead.catalog import has_chat_template
 from clearhead.costs.calibration.rates import Calibration, Rate, load_calibration
 from clearhead.data import write_shards
-from clearhead.data.config import ChatData, PairData, PairTable, ParallelFiles, ShardData, TextData
+from clearhead.data.config import ChatData, PairData, PairTable, ParallelFiles, PreferenceData, ShardData, TextData
 from clearhead.data.open import open_data
 from clearhead.files import read_text
 from clearhead.inspection import Trace
@@ -65,6 +65,9 @@ def build_other_kinds() -> dict[str, Maker]:
         "texts as JSON lines": _make_data("text.jsonl", "json lines", lambda path: TextData(path=path, context=8)),
         "chats as JSON lines": _make_data("chats.jsonl", "json lines", lambda path: ChatData(path=path, context=200)),
         "chats as CSV": _make_data("chats.csv", "text", lambda path: ChatData(path=path, context=200)),
+        "preferences": _make_data(
+            "preferences.jsonl", "json lines", lambda path: PreferenceData(path=path, context=200)
+        ),
         "pairs as CSV": _make_data(
             "pairs.csv", "text", lambda path: PairData(train=PairTable(path=path), context=60, form="continuation")
         ),
@@ -111,6 +114,13 @@ CONTENTS = {
     "text.jsonl": "".join(json.dumps({"text": f"Line {number} é", "id": number}) + "\n" for number in range(30)),
     "chats.jsonl": "".join(json.dumps(chat) + "\n" for chat in CHATS),
     "chats.csv": "instruction,input,output\n" + "".join(f'"Say, {n}",,"It is ""{n}"""\n' for n in range(12)),
+    "preferences.jsonl": "".join(
+        json.dumps({"prompt": f"{n}?", "chosen": "Yes.", "rejected": "No."}) + "\n" for n in range(9)
+    )
+    + json.dumps(
+        {"messages": CHATS[0]["messages"][:1], "chosen": [{"role": "assistant", "content": "A"}], "rejected": "B"}
+    )
+    + "\n",
     "pairs.csv": "".join(f'"a {n}","b, {n}"\n' for n in range(40)),
     "pairs.tsv": "".join(f"a {n}\tb {n}\n" for n in range(40)),
 }

@@ -16,7 +16,7 @@ from clearhead.training.recipe import read_recipe
 
 PROJECT = Path(__file__).parents[2]
 NAMES = {
-    "books", "capitals", "finetune-lora", "g2p", "g2p-cpu", "gpt2-124m", "llama-1b", "multi30k-tiny",
+    "books", "capitals", "dpo", "finetune-lora", "g2p", "g2p-cpu", "gpt2-124m", "llama-1b", "multi30k-tiny",
     "shakespeare-char", "shakespeare-cpu",
 }  # fmt: skip
 

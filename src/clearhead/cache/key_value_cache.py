@@ -24,9 +24,8 @@ from clearhead.architecture import (
 )
 from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore, Store
 from clearhead.errors import ClearheadError, require
-from clearhead.files import write_safetensors
 from clearhead.model import AttentionIndices, positions_from_mask
-from clearhead.tensor_files import read_safetensors
+from clearhead.tensor_files import read_safetensors, write_safetensors
 
 
 def _build_store(layer: Layer, slack: int) -> Store:

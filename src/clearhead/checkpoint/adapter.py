@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
-from clearhead.files import read_json_object, write_safetensors, write_text
+from clearhead.files import read_json_object, write_text
 from clearhead.home import expand_user
-from clearhead.tensor_files import read_safetensors
+from clearhead.tensor_files import read_safetensors, write_safetensors
 
 _DESCRIPTION_FILE, _TENSOR_FILE = "adapter.json", "adapter.safetensors"
 _FORMAT = "clearhead-lora-1"

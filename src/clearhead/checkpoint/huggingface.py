@@ -31,8 +31,9 @@ from clearhead.families import (
     family_of_type,
     split_expert_index,
 )
-from clearhead.files import MAX_JSON_TABLE_BYTES, read_json, read_json_object, write_safetensors, write_text
+from clearhead.files import MAX_JSON_TABLE_BYTES, read_json, read_json_object, write_text
 from clearhead.model import Transformer
+from clearhead.tensor_files import write_safetensors
 
 CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
 _GENERATION_FILE = "generation_config.json"

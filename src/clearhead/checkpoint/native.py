@@ -16,8 +16,9 @@ from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.config import from_dict, kind_of, to_dict
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import FAMILIES, Settings
-from clearhead.files import read_json, write_safetensors, write_text
+from clearhead.files import read_json, write_text
 from clearhead.model import RecurrentTranslator, Transformer
+from clearhead.tensor_files import write_safetensors
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "clearhead.json", "weights.safetensors"
 _FORMAT_VERSION = 1

@@ -6,6 +6,7 @@ Start with `batch.py`, the type that training consumes, and `open.py`, which tur
     config          the [data] table: which files, how rows are cut, which objective
     sources         read texts, pairs and chats from files
     chats           the usual formats of instruction data
+    preferences     prompts with a chosen and a rejected answer
     synthetic       generate examples of small tasks
     tokens          a long token sequence in memory
     shards          the same on disk, for corpora larger than memory
@@ -19,12 +20,13 @@ Start with `batch.py`, the type that training consumes, and `open.py`, which tur
     cmudict         write a pronunciation dictionary as a table
 """
 
-from clearhead.data.batch import IGNORED, Batch
-from clearhead.data.config import Data, LongText, Masked, PairData, SpanCorruption, SyntheticData
+from clearhead.data.batch import IGNORED, Batch, PreferenceBatch
+from clearhead.data.config import Data, LongText, Masked, PairData, PreferenceData, SpanCorruption, SyntheticData
 from clearhead.data.datasets import Examples
 from clearhead.data.loader import Dataset, Loader, evaluation_batches
 from clearhead.data.objectives import count_noise, span_corruption_lengths
 from clearhead.data.open import decoder_start_id, open_data, tokenizer_texts
+from clearhead.data.preferences import Preferences
 from clearhead.data.shards import INDEX_FILE, ShardIndex, verify_shards, write_shards
 from clearhead.data.sources import Pair, read_json_lines, read_parallel, read_table, read_text, read_texts
 from clearhead.data.tokens import document_ids
@@ -41,6 +43,9 @@ __all__ = [
     "Masked",
     "Pair",
     "PairData",
+    "PreferenceBatch",
+    "PreferenceData",
+    "Preferences",
     "ShardIndex",
     "SpanCorruption",
     "SyntheticData",

@@ -39,5 +39,24 @@ class Batch:
 
     @property
     def num_targets(self) -> int:
-        """Number of targets: the divisor that turns a summed loss into a mean."""
+        """Number of targets."""
         return int((self.targets != IGNORED).sum())
+
+    @property
+    def num_losses(self) -> int:
+        """Number of losses: the divisor that turns a summed loss into a mean. Each target has one."""
+        return self.num_targets
+
+
+class PreferenceBatch(Batch):
+    """Pairs of rows: the row 2n is the preferred answer to a prompt, the row 2n + 1 another answer to it."""
+
+    @property
+    def has_loss(self) -> Tensor:
+        """(B / 2,) True for pairs with targets in both rows."""
+        return (self.targets != IGNORED).any(dim=1).view(-1, 2).all(dim=1)
+
+    @property
+    def num_losses(self) -> int:
+        """Number of losses. Each pair has one."""
+        return int(self.has_loss.sum())

@@ -23,13 +23,13 @@ _ROLES = {"human": "user", "gpt": "assistant"}  # the names of ShareGPT; others 
 def to_messages(entry: Mapping[str, Any], where: str) -> Chat:
     """Return the messages of an entry. Raise ClearheadError, which starts with `where`, if it has none."""
     if "messages" in entry:
-        return _check(entry["messages"], where, "messages")
+        return check_messages(entry["messages"], where, "messages")
     if "conversations" in entry:
         turns = entry["conversations"]
         if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
             raise ClearheadError(f'{where} needs "conversations": a list of objects with "from" and "value"')
         named = [{"role": _ROLES.get(str(turn.get("from")), turn.get("from")), **_content(turn)} for turn in turns]
-        return _check(named, where, "conversations")
+        return check_messages(named, where, "conversations")
     question = next((name for name in _QUESTIONS if name in entry), None)
     answer = next((name for name in _ANSWERS if name in entry), None)
     if question is None or answer is None:
@@ -49,8 +49,8 @@ def _content(turn: Mapping[str, Any]) -> dict[str, Any]:
     return {"content": turn["value"]} if "value" in turn else {}
 
 
-def _check(messages: object, where: str, key: str) -> Chat:
-    """Return the messages if each of them has a role and a content."""
+def check_messages(messages: object, where: str, key: str) -> Chat:
+    """Return the messages. Raise ClearheadError if one of them has no role or no content."""
     if isinstance(messages, list) and all(_is_message(message) for message in messages):
         return messages
     raise ClearheadError(f'{where} needs "{key}": a list of objects with a role and a content')

@@ -140,6 +140,16 @@ class ChatData(CheckedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class PreferenceData(CheckedConfig):
+    """JSON lines of prompts, each with a chosen and a rejected answer. Only the tokens of the answers are targets."""
+
+    path: str
+    context: int  # in tokens; pairs with a longer chat are dropped
+    validation_path: str | None = None
+    validation_share: float = 0.1  # the last pairs, used without a validation_path
+
+
+@dataclass(frozen=True, kw_only=True)
 class SyntheticData(CheckedConfig):
     """Generated examples of a small task; no file is read."""
 
@@ -167,4 +177,4 @@ class SyntheticData(CheckedConfig):
             require(number <= _MAX_EXAMPLES, f"data.{name} is {number}; it must be at most {_MAX_EXAMPLES}")
 
 
-Data = TextData | ShardData | PairData | ChatData | SyntheticData
+Data = TextData | ShardData | PairData | ChatData | PreferenceData | SyntheticData

@@ -98,8 +98,12 @@ def _random_partition(key: Keys, total: int, count: int) -> Ids:
     return np.diff(np.concatenate([[0], borders, [total]]))
 
 
-def supervised_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]]) -> tuple[list[int], list[int]]:
+def supervised_chat(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, object]], first_answer: int = 0
+) -> tuple[list[int], list[int]]:
     """Render a chat with its template and return inputs and targets.
+
+    Messages before number `first_answer` are inputs only.
 
     The targets are the assistant's messages, each with its stop token. The text is cut where generation would start
     and stop, so that the network sees in training the same tokens as in generation. An assistant message at the start
@@ -120,7 +124,9 @@ def supervised_chat(tokenizer: Tokenizer, messages: Sequence[Mapping[str, object
         stops = [length for length, token in enumerate(answer, start=1) if token in tokenizer.stop_ids]
         num_targets = stops[-1] if stops else len(answer)
         ids += question + answer
-        is_target += [False] * len(question) + [index < num_targets for index in range(len(answer))]
+        is_target += [False] * len(question) + [
+            number >= first_answer and index < num_targets for index in range(len(answer))
+        ]
         rendered = with_answer
     if not any(is_target):
         raise ClearheadError("the chat has no assistant message after another message, so it has no targets")

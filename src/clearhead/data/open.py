@@ -7,6 +7,7 @@ All files are read and checked here, before training starts.
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from clearhead.data.chats import Chat
 from clearhead.data.config import (
@@ -18,6 +19,7 @@ from clearhead.data.config import (
     PairData,
     PairTable,
     ParallelFiles,
+    PreferenceData,
     ShardData,
     SpanCorruption,
     SyntheticData,
@@ -26,6 +28,7 @@ from clearhead.data.config import (
 from clearhead.data.datasets import Chunks, Example, Examples, Packed, Windows
 from clearhead.data.loader import Dataset
 from clearhead.data.objectives import continuation, count_noise, supervised_chat, translation
+from clearhead.data.preferences import Preference, Preferences, read_preferences
 from clearhead.data.readers import CausalReader, MaskedReader, Reader, SpanReader
 from clearhead.data.shards import open_shards
 from clearhead.data.sources import Pair, read_chats, read_parallel, read_table, read_texts
@@ -33,6 +36,8 @@ from clearhead.data.synthetic import make_examples
 from clearhead.data.tokens import Tokens, document_ids
 from clearhead.errors import ClearheadError
 from clearhead.tokenization import Tokenizer
+
+T = TypeVar("T")
 
 
 def open_data(data: Data, tokenizer: Tokenizer, start: int | None = None) -> tuple[Dataset, Dataset]:
@@ -49,6 +54,11 @@ def open_data(data: Data, tokenizer: Tokenizer, start: int | None = None) -> tup
         case ChatData():
             chats, held_out = _open_chats(data)
             return _chat_examples(chats, data, tokenizer), _chat_examples(held_out, data, tokenizer)
+        case PreferenceData():
+            train_part, validation_part = (
+                Preferences(part, tokenizer, _pad_id(tokenizer), data.context) for part in _open_preferences(data)
+            )
+            return train_part, validation_part
 
 
 def tokenizer_texts(data: Data) -> Iterator[str]:
@@ -64,6 +74,10 @@ def tokenizer_texts(data: Data) -> Iterator[str]:
         case ChatData():
             for chat in _open_chats(data)[0]:
                 yield from (str(message["content"]) for message in chat)
+        case PreferenceData():
+            for preference in _open_preferences(data)[0]:
+                chats = (preference.prompt, preference.chosen, preference.rejected)
+                yield from (str(message["content"]) for chat in chats for message in chat)
 
 
 def decoder_start_id(tokenizer: Tokenizer) -> int:
@@ -202,12 +216,22 @@ def _open_chats(data: ChatData) -> tuple[list[Chat], list[Chat]]:
     chats = read_chats(data.path)
     if data.validation_path is not None:
         return chats, read_chats(data.validation_path)
-    border = int(len(chats) * (1 - data.validation_share))
-    if border in (0, len(chats)):
-        raise ClearheadError(
-            f"{len(chats)} chats are too few to hold out a share of {data.validation_share}; set data.validation_path"
-        )
-    return chats[:border], chats[border:]
+    return _hold_out(chats, data.validation_share, "chats")
+
+
+def _open_preferences(data: PreferenceData) -> tuple[list[Preference], list[Preference]]:
+    preferences = read_preferences(data.path)
+    if data.validation_path is not None:
+        return preferences, read_preferences(data.validation_path)
+    return _hold_out(preferences, data.validation_share, "preferences")
+
+
+def _hold_out(rows: list[T], share: float, kind: str) -> tuple[list[T], list[T]]:
+    """Return the first rows for training and the last for validation."""
+    border = int(len(rows) * (1 - share))
+    if border in (0, len(rows)):
+        raise ClearheadError(f"{len(rows)} {kind} are too few to hold out a share of {share}; set data.validation_path")
+    return rows[:border], rows[border:]
 
 
 def _chat_examples(chats: Sequence[Chat], data: ChatData, tokenizer: Tokenizer) -> Examples:

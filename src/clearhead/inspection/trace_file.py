@@ -19,12 +19,12 @@ from torch import Tensor
 from clearhead.architecture import ModelConfig
 from clearhead.config import from_dict, to_dict
 from clearhead.errors import ClearheadError
-from clearhead.files import parse_json, write_safetensors
+from clearhead.files import parse_json
 from clearhead.inspection.attention_heads import AttentionHeads
 from clearhead.inspection.recording import StackInputs
 from clearhead.inspection.trace_record import TraceRecord
 from clearhead.model import Mask, Scoring, Transformer
-from clearhead.tensor_files import read_safetensors
+from clearhead.tensor_files import read_safetensors, write_safetensors
 
 FORMAT = 1
 _METADATA_KEY = "clearhead.trace"

@@ -6,7 +6,7 @@ Start with `loop.py`, which contains the training loop. It uses, in this order:
     start, setup              build tokenizer, data and network, or restore a checkpoint
     opening                   summarize the run before its first step
     schedule                  the learning rate
-    objective                 a batch to its loss (loss, head_loss, triton_loss, balance)
+    objective                 a batch to its loss (loss, head_loss, triton_loss, balance; preference: DPO)
     distributed               several processes (tensor_parallel, tensor_slice)
     learner                   weights, optimizers and averages (optimizer, lora, heap)
     reporter                  log metrics (display, metrics, trackers)

@@ -56,6 +56,8 @@ class Display:
 FORMATS = {
     "loss": "loss {:.4f}",
     "validation_loss": "validation {:.4f}",
+    "margin": "margin {:.3f}",
+    "accuracy": "accuracy {:.1%}",
     "learning_rate": "rate {:.2e}",
     "gradient_norm": "gradient {:.2f}",
     "tokens_per_second": "{:,.0f} tokens/s",

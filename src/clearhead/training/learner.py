@@ -3,13 +3,13 @@
 learner = Learner(network, config, world); learner.update(step); learner.save(run, step, state); learner.restore(saved)
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.training.balance import BalanceBias, RoutingMonitor
@@ -32,7 +32,14 @@ from clearhead.training.optimizer import build_optimizers
 class Learner:
     """A network with its objective and optimizers, on the device of this process."""
 
-    def __init__(self, network: Network, config: TrainConfig, world: World):
+    def __init__(
+        self,
+        network: Network,
+        config: TrainConfig,
+        world: World,
+        make_objective: Callable[[Network, TrainConfig], nn.Module] | None = None,
+    ):
+        """`make_objective` returns another objective than the cross-entropy of the network's predictions."""
         if config.precision == "auto":
             config = replace(config, precision=faster_precision(world.device))
         self.network = network.to(world.device).train()
@@ -43,7 +50,10 @@ class Learner:
         self.routing = None if config.balance is None else RoutingMonitor(network, config.balance)
         sharded = world.size > 1 and world.strategy == "fsdp"
         dtype = torch.bfloat16 if config.precision == "bfloat16" else None
-        self.objective = world.wrap(build_objective(network, config, self.routing, to_bfloat16=not sharded), dtype)
+        objective = None if make_objective is None else make_objective(self.network, config).to(world.device)
+        self.objective = world.wrap(
+            build_objective(network, config, self.routing, to_bfloat16=not sharded, objective=objective), dtype
+        )
         self.optimizers = build_optimizers(network, config.optimizer)
         self.average = _clone_weights(self.weights) if config.average is not None else {}
         self.best: dict[str, Tensor] = {}

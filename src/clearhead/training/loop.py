@@ -73,15 +73,15 @@ def train(
                     # 1. Learning rate.
                     factor = learning_rate_factor(config.schedule, step, num_steps=config.steps, width=width)
                     set_learning_rates(learner.optimizers, factor)
-                    # 2. Batch: this process's rows, and the number of targets of all processes.
-                    total_targets = world.sum(torch.tensor(batch.num_targets, device=world.device)).clamp(min=1)
+                    # 2. Batch: this process's rows, and the number of losses and targets of all processes.
+                    counts = world.sum(torch.tensor((batch.num_losses, batch.num_targets), device=world.device))
                     batch = batch.to(world.device)
                     # 3. Loss, and 4. backward pass.
-                    mean_loss = world.sum(accumulate_gradients(learner, batch, total_targets))
+                    mean_loss = world.sum(accumulate_gradients(learner, batch, counts[0].clamp(min=1)))
                     # 5. Clip the gradient.
                     norm = world.clip_gradients(setup.network.parameters(), config.clip)
                     # 6. Check that loss and gradient are finite: the only time that a step waits for the device.
-                    loss, gradient_norm, num_targets = torch.stack((mean_loss, norm, total_targets)).tolist()
+                    loss, gradient_norm, num_targets = torch.stack((mean_loss, norm, counts[1])).tolist()
                     abort_if_not_finite(step, loss, gradient_norm, batch, setup.tokenizer, out, world.rank)
                     # 7. Optimizer step.
                     learner.update(step)
@@ -90,8 +90,9 @@ def train(
                     reporter.log_step(completed, loss, gradient_norm, int(num_targets), batch.tokens.shape[1])
                     # 9. Validate.
                     if config.is_due(completed, config.validate_every):
-                        validation_loss = validate(learner, setup.validation_data, reporter.show_validation)
-                        reporter.log_validation(completed, validation_loss)
+                        validation = validate(learner, setup.validation_data, reporter.show_validation)
+                        validation_loss = validation.loss
+                        reporter.log_validation(completed, validation.metrics)
                     # 10. Save.
                     must_stop = world.any(stop.requested)
                     if must_stop or config.is_due(completed, config.save_every):
@@ -120,10 +121,11 @@ def _print_opening(
         reporter.print(f"resuming after {first_step} of {learner.config.steps} steps")
 
 
-def accumulate_gradients(learner: Learner, batch: Batch, num_targets: Tensor) -> Tensor:
-    """Compute the gradient of the loss per target in `accumulation` parts, and return this loss.
+def accumulate_gradients(learner: Learner, batch: Batch, num_losses: Tensor) -> Tensor:
+    """Compute the gradient of the mean loss in `accumulation` parts, and return this loss.
 
-    `num_targets` is the number of targets of the whole step, over all parts and processes.
+    `num_losses` is the number of losses of the whole step, over all parts and processes: one for each target, or for
+    each pair of preferences.
     """
     loss = torch.zeros((), device=batch.tokens.device)
     parts = split_batch(batch, learner.config.accumulation)
@@ -131,9 +133,9 @@ def accumulate_gradients(learner: Learner, batch: Batch, num_targets: Tensor) ->
         is_last = number == len(parts) - 1
         with nullcontext() if is_last else learner.world.no_sync(learner.objective):
             losses = learner.objective(part)
-            (losses.total / num_targets).backward()
+            (losses.total / num_losses).backward()
         loss = loss + losses.cross_entropy
-    return loss / num_targets
+    return loss / num_losses
 
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
@@ -142,4 +144,4 @@ def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
         return [batch]
     chunks = {name: tensor.chunk(num_parts) for name, tensor in vars(batch).items() if tensor is not None}
     num_chunks = len(chunks["tokens"])
-    return [Batch(**{name: parts[number] for name, parts in chunks.items()}) for number in range(num_chunks)]
+    return [type(batch)(**{name: parts[number] for name, parts in chunks.items()}) for number in range(num_chunks)]

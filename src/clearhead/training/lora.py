@@ -6,6 +6,8 @@ A is random and B starts at 0, so that training starts from the unchanged model.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +36,7 @@ class LoraLinear(nn.Module):
 
     def __init__(self, base: nn.Linear, config: Lora):
         super().__init__()
-        self.base, self.scale = base, config.alpha / config.rank
+        self.base, self.scale, self.is_enabled = base, config.alpha / config.rank, True
         self.dropout = nn.Dropout(config.dropout or 0.0)
         self.reduce = nn.Parameter(base.weight.new_empty(config.rank, base.in_features))  # A (R, in)
         self.expand = nn.Parameter(base.weight.new_zeros(base.out_features, config.rank))  # B (out, R)
@@ -42,6 +44,8 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return W x + scale · B A dropout(x): (..., in) -> (..., out)."""
+        if not self.is_enabled:
+            return self.base(x)
         reduced = nn.functional.linear(self.dropout(x), self.reduce)  # (..., R)
         return self.base(x) + self.scale * nn.functional.linear(reduced, self.expand)
 
@@ -71,6 +75,19 @@ def lora_matrices(network: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A and B of each adapter by the name of its linear layer."""
     adapters = ((name, module) for name, module in network.named_modules() if isinstance(module, LoraLinear))
     return {name: (module.reduce, module.expand) for name, module in adapters}
+
+
+@contextmanager
+def disable_lora(network: nn.Module) -> Iterator[None]:
+    """Compute without the adapters for the duration of a `with` block."""
+    adapted = [module for module in network.modules() if isinstance(module, LoraLinear)]
+    for module in adapted:
+        module.is_enabled = False
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module.is_enabled = True
 
 
 def merge_lora(network: nn.Module) -> None:

@@ -68,7 +68,7 @@ class Objective(nn.Module):
             return fused_head_loss(head.features(hidden), matrix, head.bias, targets, *weights, chunk_tokens)
         if chunk_tokens is None:
             return cross_entropy(network.compute_logits(hidden), targets, *weights)
-        compute_logits = _bind_current_weights(network, network.compute_logits)
+        compute_logits = bind_current_weights(network, network.compute_logits)
         return chunked_cross_entropy(hidden, targets, compute_logits, chunk_tokens, *weights)
 
 
@@ -145,7 +145,7 @@ def _swapped_parameters(module: nn.Module, weights: Mapping[str, Tensor]) -> Ite
             owners[name][last_names[name]] = parameter
 
 
-def _bind_current_weights(module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+def bind_current_weights(module: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` bound to the weights that the module has now, whenever it is called later.
 
     Recomputation in the backward pass then uses the same bfloat16 copies as the forward pass.
@@ -162,12 +162,19 @@ def _bind_current_weights(module: nn.Module, function: Callable[..., Any]) -> Ca
 
 
 def build_objective(
-    network: Network, config: TrainConfig, routing: RoutingMonitor | None = None, to_bfloat16: bool = True
+    network: Network,
+    config: TrainConfig,
+    routing: RoutingMonitor | None = None,
+    to_bfloat16: bool = True,
+    objective: nn.Module | None = None,
 ) -> nn.Module:
-    """Return the objective of a network. With `to_bfloat16` False, the caller casts it to half precision (FSDP)."""
+    """Return the objective of a network, by default the cross-entropy of its predictions.
+
+    With `to_bfloat16` False, the caller casts it to half precision (FSDP).
+    """
     if config.checkpoint_activations:
         recompute_blocks(network)
-    objective: nn.Module = Objective(network, config, routing)
+    objective = Objective(network, config, routing) if objective is None else objective
     if config.precision == "bfloat16" and to_bfloat16:
         objective = Bfloat16Module(objective)
     if config.compile:
@@ -183,4 +190,4 @@ def recompute_blocks(network: nn.Module) -> None:
 
 
 def _run_with_recomputation(block: Block, forward: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    return checkpoint(_bind_current_weights(block, forward), *inputs, use_reentrant=False, **options)
+    return checkpoint(bind_current_weights(block, forward), *inputs, use_reentrant=False, **options)

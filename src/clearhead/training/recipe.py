@@ -7,6 +7,7 @@ resolved = read_recipe("capitals", ["--train.steps", "100"]); train(resolved.rec
 [data]       the data to train on (data/config.py)
 [train]      optimizer, schedule, number of steps and so on (config.py)
 [lora]       train low-rank adapters only (lora.py)
+[dpo]        settings of preference tuning (preference.py)
 [smoke]      changes with which the run takes half a minute on a CPU and needs no data
 """
 
@@ -17,12 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clearhead.config import CheckedConfig, check_nesting, from_dict, kind_of, to_dict
-from clearhead.data import Data
+from clearhead.data import Data, PreferenceData
 from clearhead.errors import ClearheadError, require
 from clearhead.training.config import TrainConfig
 from clearhead.training.lora import Lora
 from clearhead.training.models import LoadedModel, ModelChoice
 from clearhead.training.overrides import expand_keywords, flatten, merge_tables, parse_overrides
+from clearhead.training.preference import Dpo
 from clearhead.training.recipe_catalog import find_recipe
 from clearhead.training.schedule import scale_phases
 
@@ -61,9 +63,12 @@ class Recipe:
     data: Data
     train: TrainConfig
     lora: Lora | None = None
+    dpo: Dpo | None = None
 
     def __post_init__(self) -> None:
         loaded = isinstance(self.model, LoadedModel)
+        _check_preferences(self.data, self.dpo, self.train)
+        require(loaded or self.dpo is None, "[dpo] tunes trained weights; it needs a model of kind loaded_model")
         require(
             loaded or self.tokenizer is not None,
             "a new model needs a [tokenizer]; the simplest has kind = 'byte_tokenizer'",
@@ -74,6 +79,24 @@ class Recipe:
             self.lora is None or self.train.strategy != "tp",
             "[lora] adapts complete matrices, but strategy 'tp' shards them; use strategy 'ddp' or 'fsdp'",
         )
+
+
+def _check_preferences(data: Data, dpo: Dpo | None, train: TrainConfig) -> None:
+    """Raise ClearheadError if only one of data and objective concerns preferences, or a setting does not fit them."""
+    if isinstance(data, PreferenceData) != (dpo is not None):
+        raise ClearheadError(
+            "data of kind preference_data and a [dpo] table need each other; add or remove one of them"
+        )
+    if dpo is None:
+        return
+    unsupported = {
+        "train.smoothing": train.smoothing > 0,
+        "train.z_weight": train.z_weight > 0,
+        "train.balance": train.balance is not None,
+        "train.strategy 'tp'": train.strategy == "tp",
+    }
+    for name in (name for name, is_set in unsupported.items() if is_set):
+        raise ClearheadError(f"{name} has no meaning with [dpo]; remove it")
 
 
 # The kinds of defaults, so that an override need not repeat them: --train.optimizer.beta2 0.98.

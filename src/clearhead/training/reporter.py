@@ -1,6 +1,6 @@
 """Report a run: print progress, write metrics.jsonl, and measure the throughput.
 
-with Reporter(console, folder, learner, 0, to_dict(recipe)) as reporter: reporter.log_validation(10, 2.5)
+with Reporter(console, folder, learner, 0, to_dict(recipe)) as reporter: reporter.log_validation(10, validation.metrics)
 """
 
 import time
@@ -62,9 +62,9 @@ class Reporter:
             self._validation_started = time.perf_counter()
         self._validation_seconds = time.perf_counter() - self._validation_started
 
-    def log_validation(self, step: int, loss: float) -> None:
-        """Log a validation loss. The time of the validation does not count towards the throughput."""
-        self._write({"step": step, "validation_loss": loss})
+    def log_validation(self, step: int, metrics: dict[str, float]) -> None:
+        """Log a validation. Its time does not count towards the throughput."""
+        self._write({"step": step, **metrics})
         self.restart_meter()
 
     def restart_meter(self) -> None:

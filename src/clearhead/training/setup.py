@@ -21,6 +21,7 @@ from clearhead.data import (
     LongText,
     Masked,
     PairData,
+    Preferences,
     SpanCorruption,
     SyntheticData,
     count_noise,
@@ -64,7 +65,7 @@ class Setup:
     def num_too_long(self) -> int:
         """Number of training and validation examples that were dropped because they exceed the context."""
         datasets = (self.train_data, self.validation_data)
-        return sum(dataset.num_too_long for dataset in datasets if isinstance(dataset, Examples))
+        return sum(dataset.num_too_long for dataset in datasets if isinstance(dataset, Examples | Preferences))
 
 
 def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:

@@ -3,18 +3,24 @@
 setup, learner, loader, first_step = start_run(recipe, RunFolder("runs/x"), world)
 """
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from clearhead.config import to_dict, to_toml
 from clearhead.data import Loader
 from clearhead.errors import ClearheadError, require
 from clearhead.files import write_text
+from clearhead.model import Transformer
 from clearhead.training.checkpoints import RunFolder, seed_generators
+from clearhead.training.config import TrainConfig
 from clearhead.training.distributed import World
 from clearhead.training.learner import Learner
-from clearhead.training.lora import add_lora
+from clearhead.training.lora import Lora, add_lora
+from clearhead.training.objective import Network
 from clearhead.training.overrides import flatten
+from clearhead.training.preference import Dpo, PreferenceObjective
 from clearhead.training.recipe import Recipe
 from clearhead.training.setup import Setup, prepare
 
@@ -44,9 +50,10 @@ def start_run(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Lear
         write_text(run.path / "recipe.toml", to_toml(recipe))
         if saved is None and recipe.tokenizer is not None:
             setup.tokenizer.save(run.path / "tokenizer")
+    make_objective = None if recipe.dpo is None else _preference_objective(setup.network, recipe.dpo, recipe.lora)
     if recipe.lora is not None:
         add_lora(setup.network, recipe.lora)
-    learner = Learner(setup.network, config, world)
+    learner = Learner(setup.network, config, world, make_objective)
     loader = Loader(
         setup.train_data,
         config.batch_size,
@@ -60,6 +67,15 @@ def start_run(recipe: Recipe, run: RunFolder, world: World) -> tuple[Setup, Lear
         return setup, learner, loader, 0
     learner.restore(saved)
     return setup, learner, loader.resume(saved.state_table("loader")), saved.step
+
+
+def _preference_objective(
+    network: Network, dpo: Dpo, lora: Lora | None
+) -> Callable[[Network, TrainConfig], PreferenceObjective]:
+    """Return what makes the objective of DPO; the weights that `network` has now are the reference."""
+    assert isinstance(network, Transformer)
+    reference = copy.deepcopy(network) if lora is None else None
+    return lambda network, config: PreferenceObjective(cast(Transformer, network), config, dpo, reference)
 
 
 def check_same_recipe(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.errors import ClearheadError
-from clearhead.tensor_files import SafetensorsFile
-from clearhead.training.checkpoints.files import FileSystem, digest_file, safetensors_chunks, write_file
+from clearhead.tensor_files import SafetensorsFile, safetensors_chunks
+from clearhead.training.checkpoints.files import FileSystem, digest_file, write_file
 from clearhead.training.checkpoints.run_folder import RunFolder
 from clearhead.training.checkpoints.saved import assemble, find_pieces, verify_checkpoint
 from clearhead.training.tensor_slice import TensorSlice

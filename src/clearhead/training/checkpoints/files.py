@@ -7,32 +7,13 @@ Tensors are written one after another, so that a save needs extra memory for one
 """
 
 import hashlib
-import json
 import os
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-import torch
-from torch import Tensor
-
 READ_BYTES = 2**20
-
-# The names of dtypes in the safetensors format.
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class FileSystem:
@@ -89,21 +70,3 @@ def sync_folder(file_system: FileSystem, folder: Path) -> None:
         file_system.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def safetensors_chunks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
-    """Yield a safetensors file in pieces: the length of the header, the header, and the data of each tensor."""
-    # Readers map the data into memory, so each tensor must begin at a multiple of its element size: the widest come
-    # first. Tensors of equal element size are sorted by name, so that equal tensors give equal files.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
-    end = 0
-    for name, tensor in ordered:
-        begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text))
-    yield text
-    for _, tensor in ordered:
-        yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

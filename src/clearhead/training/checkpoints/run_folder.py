@@ -29,8 +29,9 @@ from typing import Any
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.tensor_files import safetensors_chunks
 from clearhead.terminal import one_line
-from clearhead.training.checkpoints.files import FileSystem, digest_file, safetensors_chunks, sync_folder, write_file
+from clearhead.training.checkpoints.files import FileSystem, digest_file, sync_folder, write_file
 from clearhead.training.checkpoints.saved import (
     FORMAT,
     MANIFEST_FILE,
