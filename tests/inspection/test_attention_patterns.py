@@ -1,4 +1,4 @@
-"""Test entropy, previous-token and induction scores and rollout on known weights, and on SmolLM2."""
+"""Test entropy, previous-token, induction and specific scores and rollout on known weights, and on SmolLM2."""
 
 import math
 from dataclasses import replace
@@ -16,6 +16,7 @@ from clearhead.inspection import (
     logit_lens,
     patch,
     previous_token_scores,
+    specific_scores,
 )
 from tests.inspection.toy_traces import SOURCE, TOKENS, trace_with_weights
 from tests.model.toys import assert_close, decoder, encoder, toy, translator
@@ -35,6 +36,15 @@ def test_previous_token_scores_of_known_weights():
         assert_close(layer, torch.full((4,), (1 + 1 + 0.8) / 3, dtype=torch.float64))
     with pytest.raises(ClearheadError, match="need at least two"):
         previous_token_scores(Model(toy(decoder())).trace([1]))
+
+
+def test_specific_scores_of_known_weights():
+    """Only the last two queries can choose between tokens: one attends to a token of its own, one to the first."""
+    rows = [[1.0, 0, 0, 0, 0, 0]] * 4 + [[0, 0, 1.0, 0, 0, 0], [1.0, 0, 0, 0, 0, 0]]
+    for layer in specific_scores(trace_with_weights(rows)):
+        assert_close(layer, torch.full((4,), 0.25, dtype=torch.float64))  # the even spread has the other half of one
+    with pytest.raises(ClearheadError, match="4 tokens are too few; specific scores need at least five"):
+        specific_scores(trace_with_weights(PREVIOUS))
 
 
 def test_induction_scores_of_known_weights():

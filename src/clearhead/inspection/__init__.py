@@ -13,7 +13,7 @@ Trace:
 Analyze:
 
     lens                 the logit lens; lens_table: its predictions
-    attention_patterns   entropy, previous-token and induction scores, attention rollout
+    attention_patterns   entropy, previous-token, induction and specific scores, attention rollout
     attention_shares     how much of a head follows trivial patterns; head_ranking: the most specific heads first
     attribution          a logit as a sum over the parts of the network
     ablation, patching   remove or replace an activation; effect: how the prediction changes
@@ -35,6 +35,7 @@ from clearhead.inspection.attention_patterns import (
     attention_rollout,
     induction_scores,
     previous_token_scores,
+    specific_scores,
 )
 from clearhead.inspection.attribution import Attribution, Contribution, attribute_logit
 from clearhead.inspection.book import book_data, book_page, print_book
@@ -81,6 +82,7 @@ __all__ = [
     "print_book",
     "print_heatmap",
     "print_lens",
+    "specific_scores",
     "trace_batch",
     "trace_data",
     "trace_generation",

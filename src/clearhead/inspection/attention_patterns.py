@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
+from clearhead.inspection.attention_shares import attention_shares
 from clearhead.inspection.trace import Trace
 
 
@@ -38,6 +39,20 @@ def induction_scores(trace: Trace, stack: str | None = None) -> list[Tensor]:
         raise ClearheadError("no token occurs twice in this text; induction scores need a repeated token")
     products = [weights[:, repeated] * followers[repeated].to(weights.device) for weights in _all_weights(trace, stack)]
     return [product.sum(dim=-1).mean(dim=1) for product in products]
+
+
+def specific_scores(trace: Trace, stack: str | None = None) -> list[Tensor]:
+    """Return, for each head, the share of its attention that follows no trivial pattern (`attention_shares`)."""
+    layers = range(trace.num_layers_of(stack))
+    shares = [
+        attention_shares(trace.attention(layer, stack=stack), trace.allowed(layer, stack), True) for layer in layers
+    ]
+    scores = [layer.specific for layer in shares if layer is not None]
+    if len(scores) < len(shares):
+        raise ClearheadError(
+            f"{len(_stack_tokens(trace, stack))} tokens are too few; specific scores need at least five"
+        )
+    return scores
 
 
 def attention_rollout(trace: Trace, stack: str | None = None) -> Tensor:
