@@ -489,6 +489,23 @@ def test_sigterm_ends_the_client_with_its_processes_and_deletes_the_work_folder(
     assert list(models.iterdir()) == []
 
 
+def test_sigkill_ends_the_client_with_its_processes(models):
+    process = subprocess.Popen([sys.executable, "-c", TERMINATED], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    time.sleep(0.5)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        pytest.skip("this system does not list the children of a process")
+    client = int(children.read_text().split()[0])
+    assert len(running_in_group(client)) >= 2  # the client and the process that it has started
+    process.kill()
+    process.communicate(timeout=20)
+    end = time.monotonic() + 20
+    while running_in_group(client) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert running_in_group(client) == []
+
+
 def running_in_group(group: int) -> list[int]:
     """Return the processes of a group, without zombies that init has not reaped yet."""
     running = []

@@ -9,6 +9,7 @@ Everything is pinned by its SHA-256, and an installed package is found without a
     corpora    texts to train on
     bundled    small models that are part of this package
     store      fetching, checking and finding installed packages
+    supervised run pip or npm so that it ends with this process
     verified   which installed files have been verified
     installed  what is installed, where it came from; remove
     locations  from a path or a name to the files of a model

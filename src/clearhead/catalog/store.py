@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tarfile
 import threading
@@ -31,6 +30,7 @@ from typing import IO
 from clearhead.catalog.archives import ArchivedFile, Package
 from clearhead.catalog.bundled import BUNDLED_MODELS
 from clearhead.catalog.packages import find_package
+from clearhead.catalog.supervised import run_supervised
 from clearhead.catalog.verified import is_verified, remember_verified
 from clearhead.errors import ClearheadError
 from clearhead.home import home
@@ -184,37 +184,14 @@ def _fetch_url(package: Package, url: str, archive: Path, report: Progress) -> N
 
 def run_client(package: Package, command: Sequence[str], work: Path, report: Progress) -> None:
     """Run pip or npm, keep its temporary files inside `work`, and report the progress of the download."""
-    log = work / "client.log"
-    temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(work))
-    with (
-        log.open("wb") as output,
-        subprocess.Popen(
-            command,
-            cwd=work,
-            env=os.environ | temporary,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a process group of its own, with the processes that it starts
-        ) as client,
-    ):
-        try:
-            while client.poll() is None:
-                report("downloading", min(_folder_bytes(work), package.archive_bytes), package.archive_bytes)
-                time.sleep(0.1)
-        finally:
-            _end(client)
-    if client.returncode != 0:
-        output_text = log.read_text(encoding="utf-8", errors="replace")
-        message = re.search(r"^(?:ERROR:|npm error|npm ERR!)\s*(.+)", output_text, re.MULTILINE)
-        raise _download_error(package, message[1] if message else f"exit status {client.returncode}")
 
+    def report_size() -> None:
+        report("downloading", min(_folder_bytes(work), package.archive_bytes), package.archive_bytes)
 
-def _end(client: "subprocess.Popen[bytes]") -> None:
-    """Kill the client and the processes that it started, unless it has ended."""
-    if client.poll() is None and hasattr(os, "killpg"):
-        os.killpg(client.pid, signal.SIGKILL)
-    client.kill()  # does nothing if it has ended
+    code, output = run_supervised(command, work, report_size)
+    if code != 0:
+        message = re.search(r"^(?:ERROR:|npm error|npm ERR!)\s*(.+)", output, re.MULTILINE)
+        raise _download_error(package, message[1] if message else f"exit status {code}")
 
 
 def _download_error(package: Package, reason: str) -> DownloadError:
