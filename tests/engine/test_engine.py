@@ -9,7 +9,7 @@ from clearhead.engine import Request
 from clearhead.errors import ClearheadError
 from clearhead.families import preset, presets
 from clearhead.options import SamplingOptions
-from tests.engine.toys import check_no_page_is_lost, finished_tokens, plain_tokens, toy_engine
+from tests.engine.toys import check_no_page_is_lost, delay, finished_tokens, plain_tokens, toy_engine
 from tests.model.toys import POSITIONS, VOCAB, decoder, toy
 from tests.toy_presets import shrink
 
@@ -88,9 +88,11 @@ def check_random_schedule(name, data):
     network = _networks(name)
     engine = toy_engine(
         network,
-        num_pages=data.draw(st.integers(8, 14), "pages"),
+        num_pages=data.draw(st.integers(8, 40), "pages"),
         max_tokens=data.draw(st.integers(4, 20), "max_tokens"),
     )
+    if data.draw(st.booleans(), "tokens are known one step later"):
+        delay(engine)
     workload = data.draw(workloads(network.config.is_encoder_decoder), "workload")
     events, ids = run_workload(engine, workload)
     tokens, reasons = finished_tokens(events)
@@ -146,8 +148,10 @@ def test_a_shared_prefix_is_computed_once(network):
     prefix = requests(16)[0].prompt
     asked = [Request(prompt=[*prefix, number], options=SamplingOptions(max_new_tokens=3)) for number in range(6)]
     read = []
-    original = engine.runner.run
-    object.__setattr__(engine.runner, "run", lambda batch: (read.append(len(batch.tokens)), original(batch))[1])
+    original = engine.executor.runner.run
+    object.__setattr__(
+        engine.executor.runner, "run", lambda batch: (read.append(len(batch.tokens)), original(batch))[1]
+    )
     tokens, _ = finished_tokens(engine.run(asked))
     assert sum(read) == 17 + 5 + 6 * 2  # the first prompt, the last token of five others, two more tokens of each
     assert [tokens[number] for number in range(6)] == [plain_tokens(network, request) for request in asked]
@@ -216,14 +220,14 @@ def test_abort_of_an_unknown_or_finished_request_returns_false(network):
 def test_a_failing_request_ends_alone(network):
     engine = toy_engine(network, num_pages=30, max_tokens=64)
     asked = requests(5, 6, 7)
-    original = engine.runner.run
+    original = engine.executor.runner.run
 
     def run(batch):
         if any(sequence.request_id == 1 and len(sequence.output) == 2 for sequence in batch.sampled):
             raise RuntimeError("injected")
         return original(batch)
 
-    object.__setattr__(engine.runner, "run", run)
+    object.__setattr__(engine.executor.runner, "run", run)
     events = list(engine.run(asked))
     tokens, reasons = finished_tokens(events)
     assert reasons == {0: "length", 1: "error", 2: "length"}
@@ -238,7 +242,7 @@ def test_a_failing_request_ends_alone(network):
 def test_logits_that_are_not_finite_end_their_request_only(network):
     engine = toy_engine(network, num_pages=30, max_tokens=64)
     asked = requests(5, 6)
-    original = engine.runner.run
+    original = engine.executor.runner.run
 
     def run(batch):
         logits = original(batch)
@@ -247,7 +251,7 @@ def test_logits_that_are_not_finite_end_their_request_only(network):
                 logits[row] = torch.nan
         return logits
 
-    object.__setattr__(engine.runner, "run", run)
+    object.__setattr__(engine.executor.runner, "run", run)
     tokens, reasons = finished_tokens(engine.run(asked))
     assert reasons == {0: "length", 1: "error"}
     assert tokens[0] == plain_tokens(network, asked[0])
@@ -259,15 +263,15 @@ def test_an_interrupted_step_can_be_repeated(network):
     for request in asked:
         engine.add(request)
     events = engine.step()
-    original = engine.runner.run
+    original = engine.executor.runner.run
 
     def interrupt(batch):
         raise KeyboardInterrupt
 
-    object.__setattr__(engine.runner, "run", interrupt)
+    object.__setattr__(engine.executor.runner, "run", interrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.step()
-    object.__setattr__(engine.runner, "run", original)
+    object.__setattr__(engine.executor.runner, "run", original)
     while engine.has_work:
         events += engine.step()
     tokens, _ = finished_tokens(events)

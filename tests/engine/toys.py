@@ -3,7 +3,9 @@
 import torch
 
 from clearhead.engine import Engine
+from clearhead.engine.executor import ModuleExecutor
 from clearhead.engine.memory import bytes_per_token
+from clearhead.engine.sequence import PENDING
 from clearhead.generation.plain import decode_plainly
 from clearhead.model import EncoderOutput
 
@@ -38,9 +40,34 @@ def finished_tokens(events):
 
 def check_no_page_is_lost(engine):
     """Assert that every page is free or cached once the engine has nothing to do."""
-    for storage in (engine.runner.storage, engine.runner.source_storage):
-        if storage is not None:
-            pool = storage.pool
+    for pool in (engine.scheduler.pool, engine.scheduler.source_pool):
+        if pool is not None:
             assert pool.num_used == 0
             assert sum(pool.reference_counts) == 0
             assert sorted([*pool.free, *pool.cached]) == list(range(pool.num_pages))
+
+
+class DelayedExecutor(ModuleExecutor):
+    """An executor like that of a GPU: the host knows tokens one step later, but the next step reads them already."""
+
+    def start(self, items):
+        pending = [item.sequence for item in items if item.sequence.num_pending]
+        for sequence in pending:
+            reason = sequence.finish_reason
+            sequence.append(self.chosen[sequence])
+            sequence.finish_reason = reason
+        done = super().start(items)
+        for sequence in pending:
+            sequence.output.pop()
+            sequence.num_pending += 1
+            sequence.table.tokens[sequence.num_known] = PENDING
+        self.chosen.update({sequence: choice.token for sequence, choice in done.choices})
+        return done
+
+
+def delay(engine):
+    """Let the engine run as on a GPU: each step starts before the tokens of the one before are known."""
+    executor = DelayedExecutor(engine.executor.runner, engine.executor.sampler, is_asynchronous=True)
+    object.__setattr__(executor, "chosen", {})
+    engine.executor = executor
+    return engine

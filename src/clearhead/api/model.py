@@ -20,7 +20,7 @@ from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
 from clearhead.architecture import ModelConfig, check_tokens
 from clearhead.backends import is_packed
 from clearhead.checkpoint import ModelParts, check_save_folder, replace_folder, save_folder, save_native
-from clearhead.engine import MAX_SEQUENCES, MAX_TOKENS, Engine, EngineProvider
+from clearhead.engine import MAX_SEQUENCES, Engine, EngineProvider
 from clearhead.errors import ClearheadError
 from clearhead.generation import (
     Generation,
@@ -201,14 +201,15 @@ class Model(ModelParts):
         return Chat(self.text_generator, system)
 
     def engine(
-        self, *, memory: int | None = None, max_tokens: int = MAX_TOKENS, max_sequences: int = MAX_SEQUENCES
+        self, *, memory: int | None = None, max_tokens: int | None = None, max_sequences: int = MAX_SEQUENCES
     ) -> Engine:
         """Return an engine that generates the texts of many requests in one batch, for servers and evaluations.
 
         It keeps the keys and values of common prefixes from one request to the next, so the weights must not change.
 
         memory: bytes for keys and values. None takes a share of the memory that is free.
-        max_tokens: tokens that one step reads at most; a longer prompt is read in several steps.
+        max_tokens: tokens that one step reads at most; a longer prompt is read in several steps. None: 512 on a CPU,
+        8192 on a GPU.
         max_sequences: texts that are generated at the same time; further requests wait.
         """
         return Engine(self.network, memory=memory, max_tokens=max_tokens, max_sequences=max_sequences)

@@ -184,10 +184,13 @@ class PageTable:
         self.tokens += tokens
         return copy
 
-    def publish(self) -> None:
-        """Make the full pages available to later sequences. Call this once their keys and values are written."""
+    def publish(self, num_tokens: int | None = None) -> None:
+        """Make the full pages of the first `num_tokens` tokens, or of all, available to later sequences.
+
+        Call this once their keys and values are written.
+        """
         size = self.pool.page_size
-        for number in range(len(self.hashes), self.num_tokens // size):
+        for number in range(len(self.hashes), (self.num_tokens if num_tokens is None else num_tokens) // size):
             self.hashes.append(self.next_hash(self.tokens[number * size : (number + 1) * size]))
             self.pool.publish(self.pages[number], self.hashes[-1])
 

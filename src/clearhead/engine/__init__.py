@@ -2,22 +2,24 @@
 
     for event in Engine(network).run(requests): ...
 
-request     Request and Event: what callers give and get; no torch
-sequence    one request on its way through the engine; no torch
-scheduler   which tokens of which sequences the next step reads; no torch
-batch       a schedule as packed tensors
-runner      a packed batch through the network
-sampler     the next token of each sequence
-memory      how many pages fit
-engine      add, abort, step
-shared      one engine for callers in several threads: whoever waits runs the next step
-provider    the engine of a network, created on first use
-worker      a thread that runs the steps, for callers that must not wait
+request         Request and Event: what callers give and get; no torch
+sequence        one request on its way through the engine; no torch
+scheduler       which tokens of which sequences the next step reads; no torch
+batch           a schedule as packed tensors
+executor        a schedule through the network, and the next tokens; the interface of executors
+runner          a packed batch through the network's modules
+sampler         the next token of each sequence
+graph_executor  the same on an NVIDIA GPU, started before the last tokens are known
+memory          how many pages fit
+engine          add, abort, step
+shared          one engine for callers in several threads: whoever waits runs the next step
+provider        the engine of a network, created on first use
+worker          a thread that runs the steps, for callers that must not wait
 
 docs/engine.md follows a request through these modules.
 """
 
-from clearhead.engine.engine import MAX_SEQUENCES, MAX_TOKENS, Engine, unsupported_by_engine
+from clearhead.engine.engine import MAX_SEQUENCES, Engine, unsupported_by_engine
 from clearhead.engine.provider import EngineProvider
 from clearhead.engine.request import Event, Request
 from clearhead.engine.shared import SharedEngine
@@ -25,7 +27,6 @@ from clearhead.engine.worker import EngineWorker, EventStream
 
 __all__ = [
     "MAX_SEQUENCES",
-    "MAX_TOKENS",
     "Engine",
     "EngineProvider",
     "EngineWorker",

@@ -7,6 +7,7 @@ packed_cache.py in cache/ shows such a layout.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -31,15 +32,15 @@ class PackedBatch:
     def from_schedule(items: Sequence[ScheduledTokens], device: torch.device) -> "PackedBatch":
         """Lay out the tokens of a schedule in its order."""
         tokens = [token for item in items for token in item.sequence.tokens(item.start, item.stop)]
-        ends = torch.tensor([item.stop - item.start for item in items]).cumsum(0)
+        ends = list(accumulate(item.stop - item.start for item in items))
         sampled = [number for number, item in enumerate(items) if item.is_sampled]
         tables = [_require(item.sequence.table) for item in items]
         sources = [item.sequence.source_table for item in items]
         return PackedBatch(
-            tokens=torch.tensor(tokens, device=device),
+            tokens=_upload(tokens, device),
             layout=_layout(tables, [item.start for item in items], device),
             source_layout=None if sources[0] is None else source_layout([_require(each) for each in sources], device),
-            sampled_rows=(ends[sampled] - 1).to(device),
+            sampled_rows=_upload([ends[number] - 1 for number in sampled], device),
             sampled=[items[number].sequence for number in sampled],
             has_prompts=len(tokens) > len(items),
         )
@@ -57,16 +58,18 @@ def _layout(tables: Sequence[PageTable], starts: Sequence[int], device: torch.de
     most_pages = max(len(table.pages) for table in tables)
     pages = [table.pages + [0] * (most_pages - len(table.pages)) for table in tables]
     return PackedLayout(
-        positions=torch.tensor(
-            [token for table, start in pairs for token in range(start, table.num_tokens)], device=device
-        ),
-        slots=torch.tensor(
-            [slot for table, start in pairs for slot in table.slots(start, table.num_tokens)], device=device
-        ),
-        sequence_starts=torch.tensor([0, *counts]).cumsum(0).to(device, torch.int32),
-        lengths=torch.tensor([table.num_tokens for table in tables], dtype=torch.int32, device=device),
-        page_tables=torch.tensor(pages, dtype=torch.int32, device=device),
+        positions=_upload([token for table, start in pairs for token in range(start, table.num_tokens)], device),
+        slots=_upload([slot for table, start in pairs for slot in table.slots(start, table.num_tokens)], device),
+        sequence_starts=_upload([0, *accumulate(counts)], device, torch.int32),
+        lengths=_upload([table.num_tokens for table in tables], device, torch.int32),
+        page_tables=_upload(pages, device, torch.int32),
     )
+
+
+def _upload(values: list[int] | list[list[int]], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Copy numbers to a device. A GPU is not waited for."""
+    tensor = torch.tensor(values, dtype=dtype)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def _require(table: PageTable | None) -> PageTable:

@@ -5,21 +5,22 @@
 
 One step:
 
-    scheduler.schedule     which tokens of which sequences; no tensors
-    PackedBatch            the same as tensors
-    runner.run             the tokens through the network
-    sampler.choose         the next token of each sequence
-    finish                 events, and the pages of finished sequences
+    scheduler.schedule    which tokens of which sequences; no tensors
+    executor.start        the tokens through the network, and the next token of each sequence
+    collect               events, and the pages of finished sequences
 
-A request gets the same tokens whatever runs beside it. docs/engine.md explains the engine.
+On a GPU, a step is scheduled and started before the tokens of the one before it are collected, so that the GPU does not
+wait for Python. A request gets the same tokens whatever runs beside it. docs/engine.md explains the engine.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 
 from clearhead.architecture import Bidirectional, DynamicScaling, ModelConfig, Rope, remaining_positions
 from clearhead.cache import PagePool, PageStorage
-from clearhead.engine.batch import PackedBatch
+from clearhead.engine.executor import Executor, ModuleExecutor, Pending
+from clearhead.engine.graph_executor import GraphExecutor, can_run_in_graphs
 from clearhead.engine.memory import pages_for_memory
 from clearhead.engine.request import Event, FinishReason, Request, check_request
 from clearhead.engine.runner import Runner
@@ -30,11 +31,20 @@ from clearhead.errors import ClearheadError, out_of_memory_message
 from clearhead.model import Transformer
 
 PAGE_SIZE = 32  # tokens; a shared prefix is found in whole pages, and kernels read a page at a time
-MAX_TOKENS, MAX_SEQUENCES = 512, 256  # of one step; larger steps read prompts hardly faster and delay other requests
+MAX_SEQUENCES = 256
+_MAX_TOKENS = {"cpu": 512, "cuda": 8192}  # of one step; larger ones are hardly faster and delay other requests
 _NOT_FINITE = (
     "the network's logits are not finite, because its weights are damaged or its dtype is too narrow for them; "
     "load the model in float32"
 )
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Scheduled tokens that have been started."""
+
+    items: Sequence[ScheduledTokens]
+    pending: Pending
 
 
 class Engine:
@@ -45,52 +55,49 @@ class Engine:
         network: Transformer,
         *,
         memory: int | None = None,
-        max_tokens: int = MAX_TOKENS,
+        max_tokens: int | None = None,
         max_sequences: int = MAX_SEQUENCES,
         page_size: int = PAGE_SIZE,
     ):
         """Allocate the pages.
 
         memory: bytes for keys and values. None takes a share of the memory that is free.
-        max_tokens: tokens that one step reads at most; a longer prompt is read in several steps.
+        max_tokens: tokens that one step reads at most; a longer prompt is read in several steps. None: 512 on a CPU,
+        8192 on a GPU.
         max_sequences: texts that are generated at the same time; further requests wait.
         page_size: tokens per page.
         """
         if reason := unsupported_by_engine(network.config):
             raise ClearheadError(f"the engine cannot run this model: {reason}")
+        parameter, stack = next(network.parameters()), network.config.output_stack
+        if max_tokens is None:
+            max_tokens = max(_MAX_TOKENS.get(parameter.device.type, _MAX_TOKENS["cpu"]), max_sequences)
         if not 1 <= max_sequences <= max_tokens:
             raise ClearheadError(
                 f"max_sequences is {max_sequences} and max_tokens {max_tokens}; max_sequences must be at least 1, and "
                 "max_tokens at least as large, so that every running text gets a token in every step"
             )
-        stack = network.config.output_stack
-        parameter = next(network.parameters())
-        self.network = network
         num_pages = pages_for_memory(stack, parameter.dtype, parameter.device, page_size, memory)
         pool = PagePool(num_pages, page_size)
-        storage = PageStorage.for_stack(stack, pool, parameter.dtype, parameter.device)
-        source_storage = None
-        if network.config.is_encoder_decoder:
-            source_storage = PageStorage(PagePool(num_pages, page_size))
-        self.runner = Runner(network, storage, source_storage)
-        self.sampler = Sampler(network.config.vocab_size, parameter.device)
-        self.scheduler = Scheduler(
-            pool, max_tokens, max_sequences, None if source_storage is None else source_storage.pool
-        )
+        source_pool = PagePool(num_pages, page_size) if network.config.is_encoder_decoder else None
+        self.network = network
+        self.executor = _build_executor(network, pool, source_pool, max_sequences)
+        self.scheduler = Scheduler(pool, max_tokens, max_sequences, source_pool, self.executor.max_length)
         self.sequences: dict[int, EngineSequence] = {}  # unfinished ones
         self._ids = count()
-        self._pending: list[Event] = []  # of requests that ended outside of a step
+        self._reports: list[Event] = []  # of requests that ended outside of a step
+        self._started: list[_Step] = []  # not collected yet
 
     # --- requests
 
     def add(self, request: Request) -> int:
         """Queue a request and return its id. Raise ClearheadError if it is invalid or can never fit."""
         check_request(request, self.network.config)
-        options = request.options
+        request = replace(request, options=request.options.with_seed())
         limit = remaining_positions(self.network.config.output_stack, len(request.prompt))
-        sequence = EngineSequence(next(self._ids), request, min(options.max_new_tokens, limit))
+        sequence = EngineSequence(next(self._ids), request, min(request.options.max_new_tokens, limit))
         if sequence.max_new_tokens == 0:
-            self._pending.append(Event(sequence.request_id, finish_reason="length"))
+            self._reports.append(Event(sequence.request_id, finish_reason="length"))
             return sequence.request_id
         self.scheduler.add(sequence)
         self.sequences[sequence.request_id] = sequence
@@ -100,12 +107,12 @@ class Engine:
         """End a request and release its pages. Return False if it is unknown or has finished already."""
         if request_id not in self.sequences:
             return False
-        self._pending.append(self._finish(self.sequences[request_id], "aborted"))
+        self._reports.append(self._finish(self.sequences[request_id], "aborted"))
         return True
 
     def abort_all(self, error: str | None = None) -> list[Event]:
         """End all requests, because of an error if one is given, and return their last events."""
-        events, self._pending = self._pending, []
+        events, self._reports = self._reports, []
         reason: FinishReason = "aborted" if error is None else "error"
         return events + [self._finish(sequence, reason, error=error) for sequence in list(self.sequences.values())]
 
@@ -121,7 +128,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to do or to report."""
-        return self.scheduler.has_work or bool(self._pending)
+        return self.scheduler.has_work or bool(self._reports or self._started)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Event]:
         """Generate the texts of all requests and yield their events. The n-th request has the n-th smallest id."""
@@ -134,48 +141,74 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Read at most `max_tokens` tokens, and return the events of all requests that got a token or ended."""
-        events, self._pending = self._pending, []
+        if self._started and self._pages_are_scarce:
+            self._reports += self._collect()  # only a sequence whose tokens are all known can be preempted
         schedule = self.scheduler.schedule()
-        self.runner.copy_pages(schedule.copies)
+        for sequence in schedule.preempted:
+            self.executor.release(sequence)
+        self.executor.copy_pages(schedule.copies)
+        before, self._started = self._started, []
         try:
-            return events + (self._run(schedule.items) if schedule.items else [])
+            started = self._start(schedule.items) if schedule.items else []
         except BaseException:  # such as KeyboardInterrupt: the tokens of this step count as not read
-            for item in schedule.items:
-                if item.sequence.table is not None:
-                    item.sequence.table.truncate(item.start)
+            self._started = before
+            self._reports += self._collect()
+            self._roll_back(schedule.items)
             raise
-
-    def _run(self, items: Sequence[ScheduledTokens]) -> list[Event]:
-        """Run scheduled tokens. If that fails, run each sequence alone, so that only those at fault end."""
-        try:
-            choices = self._compute(items)
-        except Exception as error:
-            if len(items) > 1:
-                return [event for item in items for event in self._run([item])]
-            return [self._finish(items[0].sequence, "error", error=_describe(error))]
-        events = [self._record(sequence, choice) for sequence, choice in choices]
-        for item in items:
-            if item.sequence.table is not None:
-                item.sequence.table.publish()
+        self._started = before
+        self._reports += self._collect()
+        self._started = started
+        if not self.executor.is_asynchronous:
+            self._reports += self._collect()
+        events, self._reports = self._reports, []
         return events
 
-    def _compute(self, items: Sequence[ScheduledTokens]) -> list[tuple[EngineSequence, Choice]]:
-        """Run the network on scheduled tokens and choose the next token of the sequences that are complete."""
-        self._encode_sources([item.sequence for item in items if item.sequence.needs_encoding])
-        batch = PackedBatch.from_schedule(items, self.network.device)
-        logits = self.runner.run(batch)
-        if not batch.sampled:
-            return []
-        return list(zip(batch.sampled, self.sampler.choose(batch.sampled, logits), strict=True))
+    @property
+    def _pages_are_scarce(self) -> bool:
+        """Whether the next step may have to preempt a sequence."""
+        pool = self.scheduler.pool
+        most = len(self.scheduler.running) + pool.num_pages_for(self.scheduler.max_tokens)
+        return pool.num_available < most
 
-    def _encode_sources(self, sequences: Sequence[EngineSequence]) -> None:
-        """Run the encoder for sequences that have just been admitted."""
-        if not sequences:
-            return
-        tables = [sequence.source_table for sequence in sequences if sequence.source_table is not None]
-        self.runner.encode([sequence.request.source for sequence in sequences], tables)
-        for sequence in sequences:
-            sequence.needs_encoding = False
+    def _start(self, items: Sequence[ScheduledTokens]) -> list[_Step]:
+        """Start scheduled tokens. If that fails, start each sequence alone, so that only those at fault end."""
+        try:
+            step = _Step(items, self.executor.start(items))
+        except Exception as error:
+            if len(items) > 1:
+                return [step for item in items for step in self._start([item])]
+            self._reports.append(self._finish(items[0].sequence, "error", error=_describe(error)))
+            return []
+        for item in items:
+            item.sequence.num_pending += item.is_sampled
+        return [step]
+
+    def _collect(self) -> list[Event]:
+        """Wait for the steps that have been started, and return their events."""
+        events: list[Event] = []
+        steps, self._started = self._started, []
+        for step in steps:
+            try:
+                choices = step.pending.result()
+            except Exception as error:
+                running = [item.sequence for item in step.items if item.sequence.state == "running"]
+                events += [self._finish(sequence, "error", error=_describe(error)) for sequence in running]
+                continue
+            # A sequence that ended before this step was collected has got a token too many.
+            events += [self._record(*choice) for choice in choices if choice[0].state == "running"]
+            for item in step.items:
+                if item.sequence.table is not None:
+                    item.sequence.table.publish(min(item.stop, item.sequence.num_known))
+        return events
+
+    def _roll_back(self, items: Sequence[ScheduledTokens]) -> None:
+        """Take back scheduled tokens that have not been run, or not for certain."""
+        for item in items:
+            sequence = item.sequence
+            if sequence.table is not None:
+                sequence.table.truncate(min(item.start, sequence.num_known - 1))
+            sequence.num_pending = 0
+            self.executor.release(sequence)
 
     def _record(self, sequence: EngineSequence, choice: Choice) -> Event:
         """Add a token to its sequence and return the event."""
@@ -189,14 +222,27 @@ class Engine:
     def _finish(
         self, sequence: EngineSequence, reason: FinishReason, choice: Choice | None = None, error: str | None = None
     ) -> Event:
-        """Remove a sequence, publish its pages for later requests, release them, and return its last event."""
+        """Remove a sequence, release its pages and return its last event. Its full pages stay for later requests."""
         sequence.finish_reason = reason
-        if sequence.table is not None and error is None and reason != "aborted":
-            sequence.table.publish()
+        if choice is not None and sequence.table is not None:
+            sequence.table.publish(min(sequence.table.num_tokens, sequence.num_known))
         self.scheduler.finish(sequence)
+        self.executor.release(sequence)
         del self.sequences[sequence.request_id]
         token, logprobs = (None, None) if choice is None else choice
         return Event(sequence.request_id, token, logprobs, reason, error)
+
+
+def _build_executor(network: Transformer, pool: PagePool, source_pool: PagePool | None, max_sequences: int) -> Executor:
+    """Return the fastest executor for a network, with pages for its keys and values."""
+    parameter = next(network.parameters())
+    storage = PageStorage.for_stack(network.config.output_stack, pool, parameter.dtype, parameter.device)
+    if source_pool is None and can_run_in_graphs(network):
+        return GraphExecutor(network, storage, max_sequences)
+    source_storage = None if source_pool is None else PageStorage(source_pool)
+    return ModuleExecutor(
+        Runner(network, storage, source_storage), Sampler(network.config.vocab_size, parameter.device)
+    )
 
 
 def unsupported_by_engine(config: ModelConfig) -> str | None:

@@ -43,14 +43,25 @@ class Schedule:
 
     items: list[ScheduledTokens] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)  # to make before anything is written
-    num_preempted: int = 0
+    preempted: list[EngineSequence] = field(default_factory=list)
 
 
 class Scheduler:
     """The waiting and running sequences of an engine, and the pages they share."""
 
-    def __init__(self, pool: PagePool, max_tokens: int, max_sequences: int, source_pool: PagePool | None = None):
-        self.pool, self.source_pool = pool, source_pool
+    def __init__(
+        self,
+        pool: PagePool,
+        max_tokens: int,
+        max_sequences: int,
+        source_pool: PagePool | None = None,
+        max_length: int | None = None,
+    ):
+        """Schedule onto the pages of `pool`, and sources onto those of `source_pool`.
+
+        max_length: tokens of the longest sequence; None: as many as there are pages.
+        """
+        self.pool, self.source_pool, self.max_length = pool, source_pool, max_length
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
         self.waiting: deque[EngineSequence] = deque()
         self.running: list[EngineSequence] = []  # in the order of arrival
@@ -65,7 +76,7 @@ class Scheduler:
         request = sequence.request
         length = len(request.prompt) + sequence.max_new_tokens - 1  # the last token is never read
         what = f"a prompt of {len(request.prompt)} tokens and {sequence.max_new_tokens} new ones"
-        _require_capacity(self.pool, length, what)
+        _require_capacity(self.pool, length, what, self.max_length)
         if self.source_pool is not None:
             _require_capacity(self.source_pool, len(request.source), f"a source of {len(request.source)} tokens")
         sequence.prefix_hashes = self._prefix_hashes(sequence)
@@ -88,12 +99,15 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
+            if sequence.is_complete:
+                index += 1
+                continue
             count = min(sequence.num_remaining, budget)
             if not self._allocate(sequence, count, schedule):
                 break
             budget -= count
             index += 1
-        if not schedule.num_preempted:
+        if not schedule.preempted:
             self._admit(schedule, budget)
         return schedule
 
@@ -110,7 +124,7 @@ class Scheduler:
             except OutOfPagesError:
                 youngest = self.running[-1]
                 self._preempt(youngest)
-                schedule.num_preempted += 1
+                schedule.preempted.append(youngest)
                 if youngest is sequence:
                     return False
                 continue
@@ -187,9 +201,10 @@ class Scheduler:
         return first_missing is not None and first_missing in in_progress
 
 
-def _require_capacity(pool: PagePool, num_tokens: int, what: str) -> None:
-    capacity = pool.num_pages * pool.page_size
-    if pool.num_pages_for(num_tokens) > pool.num_pages:
+def _require_capacity(pool: PagePool, num_tokens: int, what: str, max_length: int | None = None) -> None:
+    """Raise ClearheadError if a sequence could not run even alone."""
+    capacity = min(pool.num_pages * pool.page_size, num_tokens if max_length is None else max_length)
+    if num_tokens > capacity:
         raise ClearheadError(
             f"{what} need room for {num_tokens} tokens, but the engine has {capacity}; ask for fewer tokens or give "
             "the engine more memory"

@@ -11,6 +11,7 @@ from clearhead.cache import PageTable
 from clearhead.engine.request import FinishReason, Request
 
 State = Literal["waiting", "running", "finished"]
+PENDING = -1  # stands for a token that has been chosen on the device, but is not known to the host yet
 
 
 @dataclass(eq=False)
@@ -26,6 +27,7 @@ class EngineSequence:
     request: Request
     max_new_tokens: int  # that of the options, or what the learned positions leave
     output: list[int] = field(default_factory=list)
+    num_pending: int = 0  # tokens after the output that are not known yet
     state: State = "waiting"
     finish_reason: FinishReason | None = None
     table: PageTable | None = None
@@ -47,7 +49,17 @@ class EngineSequence:
     @property
     def num_tokens(self) -> int:
         """Number of tokens of the prompt and the output. The last one has not been read by the network yet."""
+        return self.num_known + self.num_pending
+
+    @property
+    def num_known(self) -> int:
+        """Number of these tokens that the host knows."""
         return len(self.request.prompt) + len(self.output)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the last token that is allowed has been chosen, so that nothing more is to be read."""
+        return len(self.output) + self.num_pending >= self.max_new_tokens
 
     @property
     def num_computed(self) -> int:
@@ -63,11 +75,15 @@ class EngineSequence:
         """Return the tokens from `start` up to `stop`, of the prompt and then the output."""
         prompt: Sequence[int] = self.request.prompt
         length = len(prompt)
-        return [*prompt[start:stop], *self.output[max(start - length, 0) : max(stop - length, 0)]]
+        output = self.output[max(start - length, 0) : max(stop - length, 0)]
+        return [*prompt[start:stop], *output, *[PENDING] * (stop - max(start, self.num_known))]
 
     def append(self, token: int) -> None:
-        """Add a new token, and finish after a stop token or the last token that is allowed."""
+        """Add a new token that was pending, and finish after a stop token or the last token that is allowed."""
+        if self.table is not None and self.table.num_tokens > self.num_known:
+            self.table.tokens[self.num_known] = token  # the next step has been scheduled already
         self.output.append(token)
+        self.num_pending -= 1
         if token in self.request.options.stop_ids:
             self.finish_reason = "stop"
         elif len(self.output) >= self.request.options.max_new_tokens:

@@ -1,0 +1,94 @@
+"""Executors run the tokens of a schedule and choose the next token of each sequence that is complete.
+
+    pending = executor.start(schedule.items); choices = pending.result()
+
+ModuleExecutor runs the network's modules, or the CPU kernels in their place, and has the result at once. The executor
+of graph_executor.py only starts the work on a GPU, so that the engine can schedule the next step meanwhile.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from clearhead.cache import PageCopy
+from clearhead.engine.batch import PackedBatch
+from clearhead.engine.runner import Runner
+from clearhead.engine.sampler import Choice, Sampler
+from clearhead.engine.scheduler import ScheduledTokens
+from clearhead.engine.sequence import EngineSequence
+
+Choices = list[tuple[EngineSequence, Choice]]
+
+
+class Pending(Protocol):
+    """A step that has been started."""
+
+    def result(self) -> Choices:
+        """Wait for the step and return the next token of every sequence that was complete."""
+
+
+class Executor(Protocol):
+    """What the engine needs of an executor."""
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether `start` returns before the tokens are known."""
+
+    @property
+    def max_length(self) -> int | None:
+        """Number of tokens of the longest sequence; None: as many as there are pages."""
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages before they are written to (`PageCopy`)."""
+
+    def start(self, items: Sequence[ScheduledTokens]) -> Pending:
+        """Run scheduled tokens and choose the next token of the sequences that are complete."""
+
+    def release(self, sequence: EngineSequence) -> None:
+        """Forget a sequence that has finished or was preempted."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The result of a step that has been computed already."""
+
+    choices: Choices
+
+    def result(self) -> Choices:
+        """Return the next tokens."""
+        return self.choices
+
+
+@dataclass(frozen=True)
+class ModuleExecutor:
+    """Run steps in the network's modules, or in the CPU kernels that replace them."""
+
+    runner: Runner
+    sampler: Sampler
+    is_asynchronous: bool = False
+    max_length: int | None = None
+
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages before they are written to (`PageCopy`)."""
+        self.runner.copy_pages(copies)
+
+    def start(self, items: Sequence[ScheduledTokens]) -> Done:
+        """Run scheduled tokens and choose the next token of the sequences that are complete."""
+        self._encode_sources([item.sequence for item in items if item.sequence.needs_encoding])
+        batch = PackedBatch.from_schedule(items, self.runner.network.device)
+        logits = self.runner.run(batch)
+        if not batch.sampled:
+            return Done([])
+        return Done(list(zip(batch.sampled, self.sampler.choose(batch.sampled, logits), strict=True)))
+
+    def release(self, sequence: EngineSequence) -> None:
+        """Do nothing: all that is kept of a sequence is in its page tables."""
+
+    def _encode_sources(self, sequences: Sequence[EngineSequence]) -> None:
+        """Run the encoder for sequences that have just been admitted."""
+        if not sequences:
+            return
+        tables = [sequence.source_table for sequence in sequences if sequence.source_table is not None]
+        self.runner.encode([sequence.request.source for sequence in sequences], tables)
+        for sequence in sequences:
+            sequence.needs_encoding = False

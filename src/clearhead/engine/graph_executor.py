@@ -1,0 +1,152 @@
+"""Run steps on an NVIDIA GPU: running sequences in captured CUDA graphs, prompts packed in one pass before them.
+
+    if can_run_in_graphs(network): executor = GraphExecutor(network, storage, num_seats=256)
+
+A sequence whose prompt has been read takes a seat: a row of the buffers that the graphs read and write. From then on
+its tokens stay on the GPU; `start` returns before they are known, and `Pending.result` waits for their copy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clearhead.backends import AsyncTokens, Guest, PagedDecoder, triton_available, unsupported_network_reason
+from clearhead.cache import PageCopy, PageStorage
+from clearhead.engine.batch import PackedBatch
+from clearhead.engine.executor import Choices
+from clearhead.engine.sampler import Choice
+from clearhead.engine.scheduler import ScheduledTokens
+from clearhead.engine.sequence import EngineSequence
+from clearhead.model import Transformer
+from clearhead.sampling import token_logprobs
+
+_LONGEST_SHARE = 2  # a sequence may be twice as long as the context that the model was trained for
+
+
+def can_run_in_graphs(network: Transformer) -> bool:
+    """Return whether the kernels of the GPU support a network in its present state."""
+    device = network.device
+    if not triton_available(device) or unsupported_network_reason(network, "cuda"):
+        return False
+    return device.index in (None, torch.cuda.current_device())  # graphs are captured on the current device
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The next tokens of some sequences, on their way to the host."""
+
+    sequences: list[EngineSequence]
+    tokens: AsyncTokens
+    logits: dict[EngineSequence, Tensor]  # (V,) of sequences that ask for log-probabilities
+
+    def result(self) -> Choices:
+        """Wait for the tokens and return them; None for one whose logits are not finite."""
+        pairs = zip(self.sequences, self.tokens.result(), strict=True)
+        return [(sequence, self._choice(sequence, token)) for sequence, token in pairs]
+
+    def _choice(self, sequence: EngineSequence, token: int) -> Choice:
+        if token < 0:
+            return Choice(None, None)
+        logits, num_top = self.logits.get(sequence), sequence.request.options.logprobs
+        if logits is None or num_top is None:
+            return Choice(token, None)
+        return Choice(token, token_logprobs(logits, torch.tensor(token, device=logits.device), num_top))
+
+
+@dataclass(frozen=True)
+class _Started:
+    """The parts of a step: sequences whose prompts are complete, and running sequences."""
+
+    parts: list[_Tokens]
+
+    def result(self) -> Choices:
+        """Wait for all parts and return the next tokens."""
+        return [choice for part in self.parts for choice in part.result()]
+
+
+class GraphExecutor:
+    """Run steps in the kernels of a PagedDecoder."""
+
+    is_asynchronous = True
+
+    def __init__(self, network: Transformer, storage: PageStorage, num_seats: int):
+        capacity = storage.pool.num_pages * storage.pool.page_size
+        self.max_length: int | None = min(capacity, _LONGEST_SHARE * network.config.context)
+        self.storage = storage
+        self.decoder = PagedDecoder(network, storage, num_seats, self.max_length)
+        self.free_seats = list(reversed(range(num_seats)))
+        self.seats: dict[EngineSequence, int] = {}
+        self.num_pages: dict[EngineSequence, int] = {}  # how many entries of its page table a seat has
+
+    @torch.inference_mode()
+    def copy_pages(self, copies: Sequence[PageCopy]) -> None:
+        """Copy pages before they are written to (`PageCopy`)."""
+        for copy in copies:
+            self.storage.copy_page(*copy)
+
+    @torch.inference_mode()
+    def start(self, items: Sequence[ScheduledTokens]) -> _Started:
+        """Start the network on scheduled tokens and return the next tokens, which are not known yet."""
+        prompts = [item for item in items if item.sequence not in self.seats]
+        running = [item.sequence for item in items if item.sequence in self.seats]
+        parts = [*(self._read_prompts(prompts) if prompts else ()), *(self._step(running) if running else ())]
+        return _Started(parts)
+
+    def release(self, sequence: EngineSequence) -> None:
+        """Give the seat of a sequence to others. What has been started for it is computed, but nobody reads it."""
+        if sequence in self.seats:
+            self.free_seats.append(self.seats.pop(sequence))
+            del self.num_pages[sequence]
+
+    def _read_prompts(self, items: Sequence[ScheduledTokens]) -> list[_Tokens]:
+        """Read parts of prompts; sequences whose prompt is complete take a seat and get their first token."""
+        batch = PackedBatch.from_schedule(items, self.decoder.device)
+        rows = batch.sampled_rows if batch.sampled else batch.layout.sequence_starts[:1].long()
+        logits = self.decoder.prefill(batch.tokens, batch.layout, rows)
+        if not batch.sampled:
+            return []
+        seats = [self._take_seat(sequence) for sequence in batch.sampled]
+        return [_Tokens(batch.sampled, self.decoder.choose(logits, seats), _kept_logits(batch.sampled, logits))]
+
+    def _take_seat(self, sequence: EngineSequence) -> int:
+        assert sequence.table is not None
+        seat, options = self.free_seats.pop(), sequence.request.options
+        self.seats[sequence], self.num_pages[sequence] = seat, len(sequence.table.pages)
+        self.decoder.seats.assign(
+            [
+                Guest(
+                    seat=seat,
+                    num_tokens=sequence.num_tokens,
+                    pages=sequence.table.pages,
+                    options=options,
+                    num_generated=len(sequence.output),
+                    tokens=sequence.tokens(0, sequence.num_tokens),
+                )
+            ]
+        )
+        return seat
+
+    def _step(self, sequences: list[EngineSequence]) -> list[_Tokens]:
+        """Run the last token of each sequence, which is on the GPU already, and choose the next one."""
+        self._send_new_pages(sequences)
+        step = self.decoder.launch_step([self.seats[sequence] for sequence in sequences])
+        return [_Tokens(sequences, AsyncTokens(step.tokens[: len(sequences)]), _kept_logits(sequences, step.logits))]
+
+    def _send_new_pages(self, sequences: Sequence[EngineSequence]) -> None:
+        """Extend the page tables of seats whose sequence has grown to another page."""
+        new: list[tuple[int, int, int]] = []
+        for sequence in sequences:
+            assert sequence.table is not None
+            pages, known = sequence.table.pages, self.num_pages[sequence]
+            new += [(self.seats[sequence], number, pages[number]) for number in range(known, len(pages))]
+            self.num_pages[sequence] = len(pages)
+        if new:
+            self.decoder.seats.add_pages(*zip(*new, strict=True))
+
+
+def _kept_logits(sequences: Sequence[EngineSequence], logits: Tensor) -> dict[EngineSequence, Tensor]:
+    """Copy the logits of sequences that ask for log-probabilities, before the next step overwrites them."""
+    wanted = [row for row, sequence in enumerate(sequences) if sequence.request.options.logprobs is not None]
+    return {sequences[row]: logits[row].float().clone() for row in wanted}
