@@ -178,9 +178,14 @@ class TextGenerator:
         if speculation is not None:
             (sequence,) = sequences
             return decode_speculatively(self.network, sequence, speculation)
+        if cache is None and self.engine is not None and self.suits_engine(self.engine, sequences):
+            return decode_in_engine(self.engine, sequences)
         if self.use_cuda_graph and can_decode_in_graph(self.network, sequences, cache):
             return decode_in_graph(self.network, sequences, cache)
-        is_batch = len(sequences) > 1 and cache is None
-        if is_batch and self.engine is not None and can_decode_in_engine(self.engine, sequences):
-            return decode_in_engine(self.engine, sequences)
         return decode(self.network, sequences, cache=cache)
+
+    def suits_engine(self, engine: EngineProvider, sequences: list[TokenSequence]) -> bool:
+        """Return whether the engine is the fastest way: for several texts, and on a GPU with graphs even for one."""
+        if engine.runs_in_graphs and not self.use_cuda_graph:
+            return False
+        return (engine.runs_in_graphs or len(sequences) > 1) and can_decode_in_engine(engine, sequences)
