@@ -1,0 +1,95 @@
+"""The engine in CUDA graphs: each request gets the tokens of the loop without a cache, whatever runs beside it."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.engine import Engine, Request
+from clearhead.engine.graph_executor import GraphExecutor
+from clearhead.engine.memory import bytes_per_token
+from clearhead.families import preset
+from clearhead.model import Transformer
+from clearhead.options import SamplingOptions
+from tests.engine.toys import check_no_page_is_lost, finished_tokens, plain_tokens
+from tests.model.toys import redraw
+
+pytestmark = pytest.mark.gpu
+
+
+def small_network(name, layers=3):
+    """Return a network of few layers and of a small vocabulary, with all choices of a preset, in float32 on the GPU."""
+    config = preset(name)
+    stack = config.decoder
+    embedding = replace(stack.embedding, vocab_size=500)
+    config = replace(config, decoder=replace(stack, embedding=embedding, layers=stack.layers[:layers]), context=1024)
+    network = Transformer(config).cuda().eval()
+    redraw(network)
+    return network
+
+
+def random_requests(rng, count):
+    shared = [rng.randrange(500) for _ in range(70)]
+    requests = []
+    for number in range(count):
+        prompt = [rng.randrange(500) for _ in range(rng.randint(1, 90))]
+        if number % 3 == 0:
+            prompt = shared[: rng.randint(40, 70)] + prompt[:10]
+        options = SamplingOptions(
+            max_new_tokens=rng.randint(1, 40),
+            temperature=rng.choice([0.0, 0.0, 0.9]),
+            seed=number,
+            top_p=rng.choice([None, 0.8]),
+            top_k=rng.choice([None, 20]),
+            min_p=rng.choice([None, 0.05]),
+            repetition_penalty=rng.choice([1.0, 1.0, 1.2]),
+            stop_ids=[rng.randrange(500)],
+            logprobs=rng.choice([None, None, 2]),
+        )
+        requests.append(Request(prompt=prompt, options=options))
+    return requests
+
+
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-0.6b", "mistral-7b", "gemma-3-1b", "gpt2"])
+@pytest.mark.parametrize("num_pages", [400, 14])
+def test_every_request_gets_the_tokens_of_the_loop_without_a_cache(name, num_pages):
+    network = small_network(name)
+    engine = Engine(network, memory=_memory(network, num_pages), max_tokens=128, max_sequences=12)
+    assert isinstance(engine.executor, GraphExecutor)
+    rng = random.Random(0)
+    asked = random_requests(rng, 24)
+    ids, events = [], []
+    waiting = list(asked)
+    while waiting or engine.has_work:
+        for _ in range(min(len(waiting), rng.randint(0, 3))):
+            ids.append(engine.add(waiting.pop(0)))
+        if ids and rng.random() < 0.05:
+            engine.abort(rng.choice(ids))
+        events += engine.step()
+    tokens, reasons = finished_tokens(events)
+    for request, request_id in zip(asked, ids, strict=True):
+        expected = plain_tokens(network, request)
+        found = tokens[request_id]
+        assert found == expected[: len(found)], request_id
+        assert reasons[request_id] in ("aborted", "stop", "length")
+        if reasons[request_id] != "aborted":
+            assert len(found) == len(expected)
+    check_no_page_is_lost(engine)
+
+
+def _memory(network, num_pages):
+    return bytes_per_token(network.config.output_stack, torch.float32) * 32 * num_pages
+
+
+def test_log_probabilities_are_those_of_the_network():
+    network = small_network("llama-3.2-1b")
+    engine = Engine(network, memory=_memory(network, 100), max_sequences=4)
+    request = Request(prompt=[1, 2, 3], options=SamplingOptions(max_new_tokens=5, logprobs=3))
+    events = list(engine.run([request]))
+    ids = torch.tensor([[1, 2, 3, *(event.token for event in events)]], device="cuda")
+    with torch.no_grad():
+        expected = network(ids)[0, 2:-1].float().log_softmax(-1)
+    for row, event in zip(expected, events, strict=True):
+        assert abs(float(event.logprobs.chosen) - float(row[event.token])) < 1e-4
+        assert event.logprobs.top_ids.tolist() == row.topk(3).indices.tolist()
