@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from transformers import MarianTokenizer
 from transformers.models.bart.modeling_bart import shift_tokens_right
 
 from clearhead.config import from_dict, from_toml, to_dict
@@ -31,7 +32,10 @@ from clearhead.data.shards import write_shards
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.characters import byte_tokenizer
 from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens
+from clearhead.tokenization.marian import load_marian_tokenizer
 from clearhead.tokenization.train import train_tokenizer
+from tests.tokenization.samples import SENTENCES
+from tests.tokenization.test_marian import write_folder
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 BYTES = byte_tokenizer(SpecialTokens(bos="<s>", eos="</s>"))
@@ -318,3 +322,25 @@ def test_unusable_data_are_rejected(tmp_path):
     without_eos = byte_tokenizer(SpecialTokens(pad="<pad>"))
     with pytest.raises(ClearheadError, match="no begin-of-text or end-of-text token"):
         open_data(SyntheticData(task="copy", num_examples=5), without_eos)
+
+
+def test_targets_of_a_translator_are_encoded_with_the_target_side_of_its_tokenizer(tmp_path):
+    """Marian's models segment and normalize the two languages differently; transformers calls the text text_target."""
+    write_folder(tmp_path)
+    pairs = [(source, target) for source in SENTENCES for target in SENTENCES[:3]]
+    clean = [tuple(text.replace("\n", " ").replace("\t", " ") for text in pair) for pair in pairs]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{source}\t{target}\n" for source, target in clean), encoding="utf-8")
+    ours, theirs = load_marian_tokenizer(tmp_path), MarianTokenizer.from_pretrained(tmp_path)
+    table = PairTable(path=str(tmp_path / "pairs.tsv"))
+    data = PairData(train=table, validation=table, context=400)
+    differing = 0
+    for part, dataset in zip(open_pairs(data), open_data(data, ours, start=ours.pad_id), strict=True):
+        batch = dataset.batch(np.arange(len(part)), np.zeros(len(part), np.uint64))
+        for row, (source, target) in enumerate(part):
+            expected = theirs(source, text_target=target)
+            labels = [token for token in batch.targets[row].tolist() if token != IGNORED]
+            assert labels == expected.labels
+            assert batch.tokens[row, 0] == ours.pad_id
+            assert batch.source[row].tolist()[: len(expected.input_ids)] == expected.input_ids
+            differing += labels != ours.encode(target)
+    assert differing  # the two sides do differ

@@ -27,8 +27,10 @@ import traceback
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from clearhead.errors import ClearheadError
@@ -191,15 +193,14 @@ def read_kind(kind: Kind, num_files: int, log: Path) -> tuple[int, list[Finding]
     return board.read()[1], lost + logged
 
 
-def read_all(
-    num_files: int, folder: Path, only: str | None = None, first_numbers: int = 0
-) -> tuple[Counter[str], list[Finding]]:
-    """Read `num_files` mutated files, shared out evenly among the kinds."""
+def read_all(num_files: int, folder: Path, only: str | None = None) -> tuple[Counter[str], list[Finding]]:
+    """Read `num_files` mutated files of all kinds, or only of one."""
     torch.set_num_threads(1)
     kinds = [kind for kind in build_kinds(folder) if only in (None, kind.name)]
     counts, findings = Counter[str](), list[Finding]()
-    for position, kind in enumerate(kinds):
-        share = num_files * (position + 1) // len(kinds) - num_files * position // len(kinds)
+    ends = list(accumulate(kind.share for kind in kinds))
+    borders = [0, *(round(num_files * end / ends[-1]) for end in ends)]
+    for kind, share in zip(kinds, np.diff(borders).tolist(), strict=True):
         started = time.monotonic()
         accepted, found = read_kind(kind, share, folder / "findings.jsonl")
         counts.update({"files": share, "accepted": accepted, "refused": share - accepted - len(found)})

@@ -35,7 +35,7 @@ from clearhead.data.sources import Pair, read_chats, read_parallel, read_table, 
 from clearhead.data.synthetic import make_examples
 from clearhead.data.tokens import Tokens, document_ids
 from clearhead.errors import ClearheadError
-from clearhead.tokenization import Tokenizer
+from clearhead.tokenization import Tokenizer, encode_target
 
 T = TypeVar("T")
 
@@ -199,7 +199,7 @@ def _pair_examples(
         source = tokenizer.encode(pair[0])
         if data.form == "continuation":
             return Example(*continuation(source, tokenizer.encode(pair[1], add_special_tokens=False), first, end))
-        target = _strip_added_tokens(tokenizer.encode(pair[1]), first, end)
+        target = _strip_added_tokens(encode_target(pair[1], tokenizer), first, end)
         return Example(*translation(target, first, end), source=source)
 
     rows = (row for row in map(example, pairs) if row.source != [])  # an encoder needs at least one token
