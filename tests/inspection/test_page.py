@@ -317,7 +317,7 @@ def test_trace_of_an_encoder_decoder_shows_cross_attention(opus_mt, tmp_path):
     )
     page = PageReader((tmp_path / "page.html").read_text(encoding="utf-8")).data
     assert len(page["views"]) == 3
-    assert page["subtitle"].startswith(f"{opus_mt}: ")
+    assert page["subtitle"] == f"{opus_mt}: 6 layers, 4 tokens after {len(data['keys'])} source tokens"
 
 
 def test_the_decoder_reads_tokens_of_the_target_language(opus_mt):

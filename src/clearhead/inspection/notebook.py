@@ -10,7 +10,7 @@ from clearhead.inspection.page import render_page
 from clearhead.inspection.views import AttentionView
 
 _MAX_COMPUTED_CELLS = 8_000_000  # computed for thumbnails: 170 tokens of SmolLM2, about a second
-_MAX_CELLS = 500_000  # of full matrices: 5 MB in the notebook's file
+_MAX_CELLS = 2_500_000  # of full matrices: 5 MB in the notebook's file
 
 
 def notebook_html(views: Sequence[AttentionView], title: str, subtitle: str = "") -> str | None:

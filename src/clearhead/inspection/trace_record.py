@@ -46,7 +46,8 @@ class TraceRecord:
     @property
     def size(self) -> str:
         """The number of layers and tokens as text."""
-        return f"{self.num_layers} layers, {len(self.tokens)} tokens"
+        source = "" if self.source_tokens is None else f" after {len(self.source_tokens)} source tokens"
+        return f"{self.num_layers} layers, {len(self.tokens)} tokens{source}"
 
     @property
     def num_layers(self) -> int:

@@ -56,7 +56,8 @@ function currentMatrices() {
     const weights = new Float32Array(view.rows.length * view.columns.length);
     visitWeights(view, layer, state.head, (cell, root) => (weights[cell] = root * root));
     const rest = layer.scores ? decodeScores(layer, state.head, weights.length) : { scores: null, step: 0 };
-    decoded = { key, weights, allowed: layer.allowed && arrayOf(layer.allowed), ...rest };
+    const allowed = layer.allowed && arrayOf(layer.allowed);
+    decoded = { key, weights, allowed, isMasked: (cell) => Boolean(allowed) && !allowed[cell], ...rest };
   }
   return decoded;
 }

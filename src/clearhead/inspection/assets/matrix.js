@@ -34,7 +34,7 @@ function resize(canvas) {
 /** The values of the selected step, their range, and the intensity of each cell. */
 function selectStep(matrices) {
   const values = state.step === "weights" ? matrices.weights : matrices.scores;
-  const isMasked = (cell) => state.step !== "scores" && matrices.allowed && !matrices.allowed[cell];
+  const isMasked = (cell) => state.step !== "scores" && matrices.isMasked(cell);
   let low = Infinity;
   let high = -Infinity;
   for (let cell = 0; cell < values.length; cell++) {
@@ -102,10 +102,10 @@ function drawNumbers(context, step) {
 }
 
 function drawLegend(step) {
-  byId("low").textContent = step.format(step.low);
+  byId("low").textContent = step.bySquareRoot ? "0" : step.format(step.low);
   byId("high").textContent = step.format(step.high);
   byId("scale").textContent = step.bySquareRoot ? "color by square root" : "color by value";
-  byId("masked-key").hidden = state.step === "scores" || !currentMatrices().allowed;
+  byId("masked-key").hidden = state.step === "scores" || !currentMatrices().allowed?.includes(0);
   byId("ramp")
     .getContext("2d")
     .drawImage(

@@ -16,7 +16,8 @@ function showRow() {
   const largest = weights.reduce((one, other) => Math.max(one, other), 0) || 1;
   byId("text").append(
     ...columns.map((text, column) => {
-      const token = createElement("span", text, { title: `key ${column}: ${formatWeight(weights[column])}` });
+      const weight = formatWeight(weights[column], matrices.isMasked(first + column));
+      const token = createElement("span", text, { title: `key ${column}: ${weight}` });
       token.dataset.column = column;
       shade(token, Math.sqrt(weights[column] / largest));
       return token;
@@ -32,7 +33,8 @@ function showRow() {
 
 function tableRow(matrices, first, column, weight, largest) {
   const line = createElement("tr", null);
-  const shaded = createElement("td", formatWeight(weight));
+  const isMasked = matrices.isMasked(first + column);
+  const shaded = createElement("td", formatWeight(weight, isMasked));
   shade(shaded, Math.sqrt(weight / largest));
   line.append(
     createElement("th", String(column), { scope: "row" }),
@@ -40,10 +42,9 @@ function tableRow(matrices, first, column, weight, largest) {
   );
   if (matrices.scores) {
     const score = matrices.scores[first + column];
-    const allowed = !matrices.allowed || matrices.allowed[first + column];
     line.append(
       createElement("td", formatScore(score, matrices.step)),
-      createElement("td", formatScore(allowed ? score : -Infinity, matrices.step)),
+      createElement("td", formatScore(isMasked ? -Infinity : score, matrices.step)),
     );
   }
   line.append(shaded);

@@ -46,8 +46,8 @@ function showReadout() {
   }
   const index = state.row * numKeys() + state.column;
   const score = matrices.scores ? `score ${formatScore(matrices.scores[index], matrices.step)}` : "";
-  const masked = matrices.allowed && !matrices.allowed[index] ? ", masked" : "";
+  const masked = matrices.isMasked(index) ? ", masked" : "";
   byId("readout").textContent =
-    `${cell}: ${score}${masked}${score || masked ? ", " : ""}weight ${formatWeight(matrices.weights[index])}`;
+    `${cell}: ${score}${masked}${score || masked ? ", " : ""}weight ${formatWeight(matrices.weights[index], masked)}`;
   updateAddress();
 }

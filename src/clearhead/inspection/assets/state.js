@@ -10,10 +10,11 @@ const currentLayer = () => currentView().layers[state.layer];
 const numKeys = () => currentView().columns.length;
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
-/** A weight with the digits that its rounding leaves. */
-function formatWeight(weight) {
-  if (weight > 0 && weight < 0.0005) return "<0.001";
-  return weight === 0 || weight === 1 ? String(weight) : weight.toFixed(weight < 0.0995 ? 3 : 2);
+/** A weight with the digits that its rounding leaves; only a masked weight is exactly 0. */
+function formatWeight(weight, isMasked = false) {
+  if (isMasked) return "0";
+  if (weight < 0.0005) return "<0.001";
+  return weight === 1 ? "1" : weight.toFixed(weight < 0.0995 ? 3 : 2);
 }
 
 /** A score with the digits that its rounding leaves: `step` is the difference between two neighboring levels. */

@@ -48,10 +48,11 @@ function addRanking() {
   container.hidden = data.ranking.length < 2;
   container.append(createElement("span", "Most specific heads:"));
   for (const head of data.ranking) {
-    const prefix = data.views.length > 1 ? `${data.views[head.view].title} ` : "";
+    const { title } = data.views[head.view];
+    const prefix = data.views.length > 1 ? `${title.split(/[ -]/)[0]} ` : ""; // "cross" for "cross-attention"
     const button = createElement("button", `${prefix}L${head.layer} H${head.head} `, {
       type: "button",
-      title: `${prefix}layer ${head.layer}, head ${head.head}: ${formatPercent(head.specific)} specific`,
+      title: `${title}, layer ${head.layer}, head ${head.head}: ${formatPercent(head.specific)} specific`,
     });
     button.append(createElement("small", formatPercent(head.specific)));
     button.addEventListener("click", () => openHead(head));
