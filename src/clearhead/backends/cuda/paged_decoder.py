@@ -29,6 +29,7 @@ from clearhead.backends.cuda.paged_launch import (
     attend_chunks,
     attend_pages,
     paged_workspace,
+    read_columns,
 )
 from clearhead.backends.cuda.sampler import Sampler
 from clearhead.backends.cuda.seats import Seats
@@ -99,7 +100,7 @@ class PagedDecoder:
         among the T tokens, usually the last one of each prompt that is complete. Nothing waits for the device.
         """
         config = self.layers[0].block.attention.config
-        blocks = QueryBlocks.from_layout(layout, config, self.dtype)
+        blocks = QueryBlocks.from_layout(layout, config)
         x = self._embed(tokens, layout.positions)
         x = self._run_layers(x, lambda projected, layer: attend_chunks(projected, layer, layout, blocks))
         return self._logits(x[last_tokens])
@@ -151,8 +152,7 @@ class PagedDecoder:
         Rows without a seat compute something that nobody reads.
         """
         active = self.seats.active[: len(sampler.chosen)]
-        rows = active.clamp(min=0)
-        x = self._embed(self.seats.token[rows], self.seats.position[rows])
+        x = self._embed(*read_columns(self.seats, len(active)))
 
         def attend(projected: Tensor, layer: PagedLayer) -> Tensor:
             return attend_pages(projected, layer, self.seats, workspace)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from clearhead.backends.cuda.seats import Seats
 
+_MAX_CANDIDATES = 64  # tokens of a row that may win the draw; about 20 are expected
 _SMALL_BATCH = 8  # rows up to which chunks are small, so that every multiprocessor has one
 
 
@@ -21,8 +22,13 @@ class Sampler:
         self.num_chunks = -(-seats.vocab_size // self.chunk)
         shape, device = (num_rows, self.num_chunks), seats.device
         self.maxima, self.sums = (torch.zeros(shape, device=device) for _ in range(2))
-        self.bests = torch.zeros(shape, dtype=torch.float64, device=device)
-        self.places, self.best_places = (torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(2))
+        self.places = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.ranks = torch.zeros(*shape, 6, dtype=torch.int32, device=device)
+        self.masses = torch.zeros(*shape, 6, device=device)
+        self.num_candidates = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self.candidates = torch.zeros(num_rows, _MAX_CANDIDATES, dtype=torch.float64, device=device)
+        self.candidate_values = torch.zeros(num_rows, _MAX_CANDIDATES, device=device)
+        self.candidate_places = torch.zeros(num_rows, _MAX_CANDIDATES, dtype=torch.int32, device=device)
         self.chosen = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
     def choose(self, logits: Tensor, active: Tensor) -> Tensor:
@@ -30,7 +36,7 @@ class Sampler:
 
         active (B,): the seat of each row, -1 for none. The tokens are in a buffer that the next call overwrites.
         """
-        from clearhead.backends.cuda.triton_sampling import choose_tokens, scan_logits
+        from clearhead.backends.cuda import triton_sampling as kernels
 
         seats, num_rows = self.seats, len(logits)
         counts, bias = (seats.integers, seats.numbers)  # no pointers, unless they are needed
@@ -38,13 +44,27 @@ class Sampler:
             assert seats.counts is not None
             assert seats.bias is not None
             counts, bias = seats.counts, seats.bias
-        partial = self.maxima, self.places, self.sums, self.bests, self.best_places
         inputs = logits, active, seats.integers, seats.numbers, counts, bias, seats.num_seats
+        found = self.num_candidates, self.candidates, self.candidate_values, self.candidate_places
+        joined = self.maxima, self.sums
         # Products and sums are rounded one by one, as in the reference.
         options = {"V": seats.vocab_size, "ADJUST": self.adjust, "enable_fp_fusion": False}
-        scan_logits[num_rows, self.num_chunks](*partial, *inputs, CHUNK=self.chunk, BLOCK=1024, num_warps=4, **options)
-        choose_tokens[(num_rows,)](
-            self.chosen, *partial, *inputs, CHUNKS=self.num_chunks, BLOCK_C=1 << (self.num_chunks - 1).bit_length(),
-            BLOCK=4096, num_warps=16, **options,
+        more = {"CHUNKS": self.num_chunks, "BLOCK_C": 1 << (self.num_chunks - 1).bit_length(), "MAX": _MAX_CANDIDATES}
+        grid, tile = (num_rows, self.num_chunks), {"CHUNK": self.chunk, "BLOCK": 1024, "num_warps": 4}
+        kernels.scan_logits[grid](
+            self.maxima,
+            self.places,
+            self.sums,
+            self.num_candidates,
+            *inputs,
+            CHUNK=self.chunk,
+            num_warps=self.chunk // 512,
+            **options,
+        )
+        kernels.draw_candidates[grid](*found, *joined, *inputs, **tile, **more, **options)
+        kernels.check_candidates[grid](self.ranks, self.masses, *found, *joined, *inputs, **tile, **more, **options)
+        kernels.choose_tokens[(num_rows,)](
+            self.chosen, self.places, self.ranks, self.masses, *found, *joined, *inputs, BLOCK=4096, num_warps=16,
+            **more, **options,
         )  # fmt: skip
         return self.chosen[:num_rows]

@@ -1,6 +1,6 @@
 """Static buffers of the sequences that a GPU decodes: a seat is a row in each of them.
 
-    seats = Seats(num_seats=256, max_pages=512, vocab_size=128256, device=device); seats.assign([Guest(seat=3, ...)])
+    seats = Seats(num_seats=256, max_pages=512, vocab_size=128256, device=device); seats.assign(guests)
 
 A captured CUDA graph reads and writes these buffers, so their addresses never change. A sequence takes a seat, by
 writing its columns, and keeps it until it ends; a step names the seats that it advances.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.options import SamplingOptions
 
-# Rows of `integers` and `numbers`, as in triton_sampling.py.
+# Rows of `integers` and `numbers`, as in triton_logits.py.
 _TOKEN, _POSITION, _STEP, _SEED, _TOP_K, _MIN_NEW, _ADJUSTED = range(7)
 _IN_PROMPT, _IS_STOP = 1 << 30, 1 << 29  # bits of `counts`
 
