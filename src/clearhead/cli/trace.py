@@ -52,7 +52,8 @@ def trace(
     """Show which tokens a model attends to.
 
     Print a heatmap of the attention weights, averaged over heads unless --head is given. With --out, write an HTML page
-    with every head, a PNG picture, or a safetensors file with all numbers instead.
+    with every head, a PNG picture, or a safetensors file with all numbers instead. Without --layer and --head, the page
+    opens on the head whose attention is most specific, and says why.
     """
     check_layer(check_model_options(model, dtype, device), layer, head)
     if out is not None:

@@ -42,7 +42,7 @@ function showLens() {
     const cells = top
       ? ranks.map((rank) => indexOf(stage, row, rank))
       : positions.map((position) => indexOf(stage, position, 0));
-    line.append(createElement("th", lens.stages[stage], { scope: "row" }), ...cells.map(lensCell));
+    line.append(createElement("th", lens.stages[stage].replace("layer ", "L"), { scope: "row" }), ...cells.map(lensCell));
     byId("lens-rows").append(line);
   }
 }
