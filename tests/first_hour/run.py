@@ -2,7 +2,7 @@
 
     python -m tests.first_hour.run                       # clone HEAD, then all pages in order; about 15 minutes
     python -m tests.first_hour.run --pages README.md     # one page, after `make demo`
-    python -m tests.first_hour.run --here                # in this checkout, with its .venv, for a quick look
+    python -m tests.first_hour.run --here                # for a quick look: installs nothing, uses this .venv and home
 
 The clone is in a temporary folder and the home folder is empty, so nothing is installed or downloaded beforehand. The
 commands are typed into one shell in a pseudo-terminal, so a page may use what an earlier command wrote. The script
@@ -68,13 +68,15 @@ def succeeded(outcome: Outcome) -> bool:
     return outcome.code == 0 and not _PROBLEMS.search(outcome.output)
 
 
-def run_pages(pages: Sequence[str], checkout: Path, environment: dict[str, str], scripts: Path) -> dict[Step, Outcome]:
-    """Run the steps of all pages in one shell in the checkout."""
+def run_pages(
+    pages: Sequence[Path], folder: Path, environment: dict[str, str], scripts: Path, skipped: tuple[str, ...] = ()
+) -> dict[Step, Outcome]:
+    """Run the steps of all pages in one shell that starts in `folder`, except those that begin like `skipped`."""
     outcomes = {}
-    with Terminal(checkout, environment) as terminal:
+    with Terminal(folder, environment) as terminal:
         for page in pages:
-            for step in read_steps(checkout / page, scripts):
-                if step not in outcomes:
+            for step in read_steps(page, scripts):
+                if step not in outcomes and not step.command.startswith(skipped):
                     outcomes[step] = run_step(terminal, step)
     return outcomes
 
@@ -96,7 +98,7 @@ def _numbers(outcome: Outcome) -> dict[str, float]:
 def main() -> int:
     """Run the pages and print the result; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--here", action="store_true", help="use this checkout, its .venv and your home folder")
+    parser.add_argument("--here", action="store_true", help="install nothing; use the .venv of this checkout")
     parser.add_argument("--out", type=Path, help="folder for the times and the output of all commands")
     parser.add_argument("--pages", nargs="*", default=PAGES, help="pages to run")
     arguments = parser.parse_args()
@@ -107,13 +109,16 @@ def main() -> int:
         (folder / "scripts").mkdir()
         checkout = folder / "clearhead"
         if arguments.here:
-            checkout = ROOT
+            checkout.mkdir()
             path = f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
             environment = {**os.environ, "PATH": path, "LANG": "C.UTF-8"}
+            skipped = ("make ", "source ", "pip ")
         else:
             clone(checkout)
             environment = newcomer_environment(folder / "home")
-        outcomes = run_pages(arguments.pages, checkout, environment, folder / "scripts")
+            skipped = ()
+        pages = [(ROOT if arguments.here else checkout) / page for page in arguments.pages]
+        outcomes = run_pages(pages, checkout, environment, folder / "scripts", skipped)
     seconds = time.monotonic() - started
     num_failed = sum(not succeeded(outcome) for outcome in outcomes.values())
     cpu_seconds = sum(outcome.cpu_seconds for outcome in outcomes.values())
