@@ -295,3 +295,13 @@ def test_to_keeps_the_kernels_correct(kernels):
     fresh = byte_model().to(dtype="bfloat16").to(dtype="float32")
     assert model.generate("Hello", max_new_tokens=8).tokens == fresh.generate("Hello", max_new_tokens=8).tokens
     assert len(expected) == 8
+
+
+def test_generate_many_shows_how_many_texts_are_finished(capsys):
+    model = create(tiny_config())
+    model.generate_many([[1, 2], [3]], max_new_tokens=3, progress=True)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "2/2" in captured.err
+    model.generate_many([[1, 2], [3]], max_new_tokens=3)
+    assert capsys.readouterr().err == ""

@@ -8,6 +8,7 @@ architectures   cost, summarize: functions about an architecture, by name or con
 devices         dtypes and devices by name
 checks          checks of arguments
 description     what repr shows
+progress        a bar over the texts of a call
 recurrent       RecurrentBaseline: the recurrent encoder-decoder with the same interface
 chat            Chat: a conversation that keeps its cache between turns
 """

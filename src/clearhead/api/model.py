@@ -17,6 +17,7 @@ from clearhead.api.chat import Chat, check_message, encode_messages, require_cha
 from clearhead.api.checks import FolderFormat, check_format, check_prompts, check_single
 from clearhead.api.description import describe_network, name_execution
 from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
+from clearhead.api.progress import finished_texts_bar
 from clearhead.architecture import ModelConfig, check_tokens
 from clearhead.backends import is_packed
 from clearhead.checkpoint import ModelParts, check_save_folder, replace_folder, save_folder, save_native
@@ -169,18 +170,23 @@ class Model(ModelParts):
         *,
         beams: int | None = None,
         speculate: "Speculation | Model | None" = None,
+        progress: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> list[Generation]:
-        """Continue several prompts in one batch and return n texts of each, in the order of the prompts.
+        """Continue several prompts at once and return n texts of each, in the order of the prompts.
 
-        The texts of a prompt do not depend on the other prompts.
+        Prompts of any length share every step of the engine (docs/engine.md).
 
         n: number of texts per prompt: samples, or the best beams of a beam search.
         beams, speculate: as for `generate`.
+        progress: show a bar of the texts that are finished, on the standard error stream.
         """
         check_prompts(prompts)
         speculation = speculate.network if isinstance(speculate, Model) else speculate
-        return self.text_generator.generate(prompts, n, options, beams=beams, speculation=speculation)
+        with finished_texts_bar(progress) as on_finish:
+            return self.text_generator.generate(
+                prompts, n, options, beams=beams, speculation=speculation, on_finish=on_finish
+            )
 
     @documents_options(SamplingOptions)
     def stream(

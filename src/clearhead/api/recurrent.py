@@ -60,9 +60,10 @@ class RecurrentBaseline(Model):
         *,
         beams: int | None = None,
         speculate: "Speculation | Model | None" = None,
+        progress: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> list[Generation]:
-        """Translate several texts in one batch; the only option is max_new_tokens."""
+        """Translate several texts in one batch; the only option is max_new_tokens. All texts finish together."""
         check_prompts(prompts)
         max_new_tokens = options.get("max_new_tokens", SamplingOptions.max_new_tokens)
         SamplingOptions(max_new_tokens=max_new_tokens)  # raises ClearheadError for an invalid value

@@ -6,7 +6,7 @@
 All arguments are checked before the first token is generated.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -41,6 +41,7 @@ from clearhead.options import (
 from clearhead.sampling import wrap_int64
 from clearhead.tokenization import Tokenizer
 
+OnFinish = Callable[[int, int], None]
 _MAX_SEQUENCES = 2**16  # of one batch; the decode loop keeps a Python object for each
 
 
@@ -77,11 +78,14 @@ class TextGenerator:
         *,
         beams: int | None = None,
         speculation: Speculation | None = None,
+        on_finish: OnFinish | None = None,
     ) -> list[Generation]:
         """Return n texts per prompt, in the order of the prompts.
 
         Without beams these are samples: all in one batch, or one after another with speculation. With beams these are
         the best texts of a beam search.
+
+        on_finish: is called with the number of texts that are finished and the number of all, when texts finish.
         """
         if beams is not None:
             if speculation is not None:
@@ -98,9 +102,13 @@ class TextGenerator:
         ]
         with explain_out_of_memory():
             for batch, steps in zip(batches, loops, strict=True):
+                active = batch
                 for _ in steps:
-                    for output in batch:
+                    for output in active:
                         output.update()
+                    active = [output for output in active if not output.sequence.finished]
+                    if on_finish is not None:
+                        on_finish(sum(output.sequence.finished for output in outputs), len(outputs))
         return [Generation.from_output(output, self.network.config) for output in outputs]
 
     def stream(self, prompt: Prompt, options: Mapping[str, object], speculation: Speculation | None = None) -> Stream:
