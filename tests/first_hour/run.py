@@ -69,24 +69,33 @@ def succeeded(outcome: Outcome) -> bool:
 
 
 def run_pages(
-    pages: Sequence[Path], folder: Path, environment: dict[str, str], scripts: Path, skipped: tuple[str, ...] = ()
+    pages: Sequence[Path],
+    folder: Path,
+    environment: dict[str, str],
+    scripts: Path,
+    skipped: tuple[str, ...] = (),
+    out: Path | None = None,
 ) -> dict[Step, Outcome]:
-    """Run the steps of all pages in one shell that starts in `folder`, except those that begin like `skipped`."""
-    outcomes = {}
+    """Run the steps of all pages in one shell that starts in `folder`, except those that begin like `skipped`.
+
+    scripts: the folder to which Python snippets are written. out: the folder for the record, which grows step by step.
+    """
+    outcomes: dict[Step, Outcome] = {}
     with Terminal(folder, environment) as terminal:
         for page in pages:
             for step in read_steps(page, scripts):
                 if step not in outcomes and not step.command.startswith(skipped):
                     outcomes[step] = run_step(terminal, step)
+                    if out is not None:
+                        write_record(out, outcomes)
     return outcomes
 
 
-def write_record(folder: Path, outcomes: dict[Step, Outcome], seconds: float) -> None:
+def write_record(folder: Path, outcomes: dict[Step, Outcome]) -> None:
     """Write times and exit codes as JSON, and what the commands printed."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{**vars(step), **_numbers(outcome)} for step, outcome in outcomes.items()]
-    record = {"seconds": seconds, "commands": rows}
-    (folder / "times.json").write_text(json.dumps(record, indent=1, ensure_ascii=False), encoding="utf-8")
+    (folder / "times.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
     texts = [f"### {step.page}: {step.command}\n{visible_text(outcome.output)}\n" for step, outcome in outcomes.items()]
     (folder / "transcript.txt").write_text("".join(texts), encoding="utf-8")
 
@@ -118,7 +127,7 @@ def main() -> int:
             environment = newcomer_environment(folder / "home")
             skipped = ()
         pages = [(ROOT if arguments.here else checkout) / page for page in arguments.pages]
-        outcomes = run_pages(pages, checkout, environment, folder / "scripts", skipped)
+        outcomes = run_pages(pages, checkout, environment, folder / "scripts", skipped, arguments.out)
     seconds = time.monotonic() - started
     num_failed = sum(not succeeded(outcome) for outcome in outcomes.values())
     cpu_seconds = sum(outcome.cpu_seconds for outcome in outcomes.values())
@@ -126,8 +135,6 @@ def main() -> int:
     print(f"{len(outcomes)} commands, {num_failed} failed, {times}")
     if seconds > MAX_MINUTES * 60:
         print(f"this is more than {MAX_MINUTES} minutes")
-    if arguments.out is not None:
-        write_record(arguments.out, outcomes, seconds)
     return 1 if num_failed or seconds > MAX_MINUTES * 60 else 0
 
 
