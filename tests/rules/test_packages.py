@@ -33,12 +33,12 @@ ALLOWED_IMPORTS = {
     "costs": {"architecture", "backends", "cache", "model"},
     "data": {"tokenization"},
     "evaluation": {"api", "architecture", "cache", "data", "generation", "model", "tokenization"},
-    "verification": {"api", "architecture", "backends", "cache", "generation", "model", "options"},
+    "verification": {"api", "architecture", "backends", "cache", "engine", "generation", "model", "options"},
     "training": {
         *("api", "architecture", "backends", "catalog", "checkpoint", "costs", "data", "families", "model"),
         "tokenization",
     },
-    "benchmark": {"api", "architecture", "backends", "cache", "checkpoint", "generation", "model", "options"},
+    "benchmark": {"api", "architecture", "backends", "cache", "checkpoint", "engine", "generation", "model", "options"},
     "cli": {
         *("api", "architecture", "benchmark", "catalog", "checkpoint", "costs", "data", "evaluation", "families"),
         *("generation", "inspection", "options", "summary", "tokenization", "training", "verification"),

@@ -9,6 +9,7 @@ import torch
 from clearhead.backends import lowering, modules
 from clearhead.backends.cpu import attention_inputs
 from clearhead.cache.key_value_cache import KeyValueCache
+from clearhead.cache.packed_cache import PackedLayout
 from clearhead.cache.page_storage import PageStorage
 from clearhead.cache.stores import ContiguousStore, SlidingStore
 from clearhead.generation import decoding, speculative
@@ -117,6 +118,14 @@ def has_one_slot_too_few(original):
 
 def copies_nothing(original):
     return lambda self, source, destination: None
+
+
+def mixes_sequences(original):
+    return property(lambda self: torch.zeros_like(self.positions))
+
+
+def writes_one_slot_off(original):
+    return lambda self, layer, slots, key, value: original(self, layer, slots.roll(1), key, value)
 
 
 def masks_only_the_first_chunk(original):
@@ -256,6 +265,8 @@ CONTROLS = [
         "speculative decoding == greedy decoding",
         Control(replaced(speculative, "accept_draft", accepts_every_draft), GREEDY),
     ),
+    ("engine == full forward", Control(replaced(PackedLayout, "documents", mixes_sequences), GREEDY)),
+    ("engine == full forward", Control(replaced(PageStorage, "write", writes_one_slot_off), GREEDY, "mistral")),
     (KERNELS, Control(replaced(lowering, "make_rotation", rotates_too_far), CACHED)),
     (KERNELS, Control(replaced(attention_inputs, "make_mask", ignores_the_window), SLIDING, "mistral")),
     (KERNELS, Control(replaced(attention_inputs, "cross_attention_mask", ignores_the_source_mask), CACHED, "bart")),

@@ -20,6 +20,7 @@ docs/engine.md follows a request through these modules.
 """
 
 from clearhead.engine.engine import MAX_SEQUENCES, Engine, unsupported_by_engine
+from clearhead.engine.memory import bytes_per_token
 from clearhead.engine.provider import EngineProvider
 from clearhead.engine.request import Event, Request
 from clearhead.engine.shared import SharedEngine
@@ -34,5 +35,6 @@ __all__ = [
     "EventStream",
     "Request",
     "SharedEngine",
+    "bytes_per_token",
     "unsupported_by_engine",
 ]

@@ -7,6 +7,7 @@ results             comparisons, tolerances and verdicts
 forward_checks      checks of one forward pass: batches, padding, attention kernels, compilation, transformers
 cache_checks        checks of key-value caches
 generation_checks   checks of the decoding loops
+engine_checks       checks of the engine
 backend_checks      checks of the C++ kernels and of packed weights
 checks              the table of all checks, and verify
 report              results as a table in the terminal

@@ -21,7 +21,7 @@ from clearhead.verification.results import CheckSkipped, LogitComparison, LogitP
 def greedy(case: VerificationCase) -> LogitComparison:
     """Check greedy decoding of one sequence."""
     require_decoder(case)
-    return _compare_with_argmax(case, [case.continuation])
+    return compare_with_argmax(case, [case.continuation])
 
 
 def batched_greedy(case: VerificationCase) -> LogitComparison:
@@ -31,7 +31,7 @@ def batched_greedy(case: VerificationCase) -> LogitComparison:
     sequences = [case.prompt(index, -(-case.num_new_tokens // (index + 1))) for index in indices]
     for _ in decode(case.network, sequences, encoder_output=case.encode_sources(indices)):
         pass
-    return _compare_with_argmax(case, sequences)
+    return compare_with_argmax(case, sequences)
 
 
 def speculative(case: VerificationCase) -> LogitComparison:
@@ -42,7 +42,7 @@ def speculative(case: VerificationCase) -> LogitComparison:
     encoder_output = case.encode_sources([0])
     for _ in decode_speculatively(case.network, sequence, drafter, encoder_output=encoder_output, stats=stats):
         pass
-    comparison = _compare_with_argmax(case, [sequence])
+    comparison = compare_with_argmax(case, [sequence])
     accepted = f"{stats.num_accepted} of {stats.num_drafted} drafted tokens accepted"
     return LogitComparison(comparison.pairs, f"{comparison.detail}, {accepted}")
 
@@ -68,11 +68,16 @@ def require_decoder(case: VerificationCase) -> None:
         raise CheckSkipped("an encoder-only model generates no tokens")
 
 
-def _compare_with_argmax(case: VerificationCase, sequences: Sequence[TokenSequence]) -> LogitComparison:
-    """Compare the logits of generated tokens with the largest logits of a full pass, and with those of the loop."""
+def compare_with_argmax(
+    case: VerificationCase, sequences: Sequence[TokenSequence], indices: Sequence[int] | None = None
+) -> LogitComparison:
+    """Compare the logits of generated tokens with the largest logits of a full pass, and with those of the loop.
+
+    indices: the source of each sequence, by its index in the case; None: the sequences are the first ones of the case.
+    """
     with_largest: list[LogitPair] = []
     with_loop: list[LogitPair] = []
-    for index, sequence in enumerate(sequences):
+    for index, sequence in zip(indices or range(len(sequences)), sequences, strict=True):
         tokens = torch.tensor([[*sequence.prompt, *sequence.tokens]], device=case.device)
         num_prompt = len(sequence.prompt)
         logits = case.compute_logits(tokens[:, :-1], encoder_output=case.encoder_output(index))[0, num_prompt - 1 :]
