@@ -65,6 +65,9 @@ class Llama3Scaling(CheckedConfig):
     original_context: int
 
 
+_MAX_ROTATIONS = 1e9
+
+
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling(CheckedConfig):
     """YaRN (Peng et al. 2023). `attention_factor` multiplies cosine and sine."""
@@ -75,6 +78,15 @@ class YarnScaling(CheckedConfig):
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     truncate: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("beta_fast", "beta_slow"):  # numbers of rotations, of which the logarithm is taken
+            number, limit = getattr(self, name), _MAX_ROTATIONS
+            require(
+                1 / limit <= number <= limit,
+                f"YarnScaling.{name} is {number}; it must be from {1 / limit:g} to {limit:g}",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from clearhead.architecture import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
-from clearhead.errors import unknown_name
+from clearhead.errors import require, unknown_name
 from clearhead.families.settings import Settings
 
 Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | None
@@ -78,7 +78,9 @@ def _yarn_attention_factor(parameters: Settings, context: int) -> float:
     factor = yarn_factor(parameters, context)
     mscale, mscale_all_dim = parameters.number("mscale", 0.0), parameters.number("mscale_all_dim", 0.0)
     if mscale and mscale_all_dim:
-        return _yarn_magnitude(factor, mscale) / _yarn_magnitude(factor, mscale_all_dim)
+        divisor = _yarn_magnitude(factor, mscale_all_dim)
+        require(divisor > 0, f"{parameters.where}: 'mscale_all_dim' is {mscale_all_dim}; it must be positive")
+        return _yarn_magnitude(factor, mscale) / divisor
     return _yarn_magnitude(factor, 1.0)
 
 
