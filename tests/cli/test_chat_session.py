@@ -248,6 +248,22 @@ def test_ctrl_c_stops_an_answer_and_keeps_its_text(typed, monkeypatch):
     assert chat.say("Go on", max_new_tokens=6) == fresh.generate(ids, max_new_tokens=6).text
 
 
+def test_ctrl_c_before_the_first_token_leaves_the_conversation_as_it_was(typed, monkeypatch):
+    chat = chat_model().chat()
+    chat.say("Hello", max_new_tokens=4)
+    before = list(chat.messages)
+
+    def interrupted(text_generator, *arguments):
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(type(chat.text_generator), "start_decoding", interrupted)
+    _, out, err = typed("Why?", chat=chat)
+    assert chat.messages == before
+    assert out == "\n"
+    assert err == "Stopped before the first token; the conversation is as it was before.\n"
+
+
 def test_a_conversation_past_the_context_is_reported(typed):
     _, _, err = typed("Hello", "Why?", chat=chat_model(context=24).chat())
     assert "is longer than the model's context of 24 tokens; /reset starts a new one" in err.replace("\n", " ")

@@ -138,6 +138,14 @@ def test_a_narrower_window_wraps_the_rest_of_the_answer(scripted):
     assert widths[-2] == len("word " * 8) - 1  # 39 of 44 columns, for all lines after the present one
 
 
+def test_a_dumb_terminal_gets_no_escape_sequences(scripted):
+    with scripted("echo", environment={"TERM": "dumb"}) as screen:
+        screen.type("Hello\r")
+        screen.wait_for("per second")
+        assert quit_chat(screen) == ["Hello"]
+        assert b"\x1b" not in screen.output
+
+
 def test_a_model_loads_with_a_progress_bar_and_answers(tmp_path):
     """The installed command, from loading to Ctrl-D, with a real (tiny) model and an answer without an end."""
     model = chat_model(context=100_000)

@@ -6,8 +6,9 @@ with finished_texts_bar(show=True) as on_finish: on_finish(3, 10)
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from clearhead.terminal import TerminalConsole
 
 
 @contextmanager
@@ -19,7 +20,7 @@ def finished_texts_bar(show: bool) -> Iterator[Callable[[int, int], None] | None
     if not show:
         yield None
         return
-    columns = TextColumn("generating"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    columns = TextColumn("generating", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=TerminalConsole(stderr=True)) as bar:
         task = bar.add_task("", total=None)
         yield lambda finished, total: bar.update(task, completed=finished, total=total)

@@ -6,6 +6,7 @@ On a terminal, prompt_toolkit edits the message: pasted lines stay one message (
 line, the arrow keys move in the history and Tab completes commands.
 """
 
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,17 +33,25 @@ class Reader(Protocol):
 
 def open_reader(words: Mapping[str, Sequence[str]]) -> Reader:
     """Return the reader for standard input. words: the commands to complete, with the words that may follow each."""
-    has_screen = is_terminal(sys.stdout) or is_terminal(sys.stderr)
-    return _PromptReader(words) if is_terminal(sys.stdin) and has_screen else _LineReader()
+    if not is_terminal(sys.stdin) or not (is_terminal(sys.stdout) or is_terminal(sys.stderr)):
+        return _LineReader()
+    return _LineReader(_PROMPT) if _is_dumb() else _PromptReader(words)
+
+
+def _is_dumb() -> bool:
+    """Return whether the terminal cannot move its cursor, such as a shell inside an editor."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 class _LineReader:
-    """Reads one message per line from a pipe."""
+    """Reads one message per line. prompt: printed before each; empty for a pipe."""
 
-    is_interactive = False
+    def __init__(self, prompt: str = ""):
+        self.prompt = prompt
+        self.is_interactive = bool(prompt)
 
     def read(self) -> str:
-        return input()
+        return input(self.prompt)
 
 
 class _PromptReader:
@@ -129,16 +138,17 @@ def keep_keys() -> Iterator[None]:
         yield
         return
     terminal, stream = sys.stdin.fileno(), sys.stdout if is_terminal(sys.stdout) else sys.stderr
+    marks = ("", "") if _is_dumb() else (_PASTE_ON, _PASTE_OFF)
     before = termios.tcgetattr(terminal)
     changed = termios.tcgetattr(terminal)
     changed[0] &= ~termios.ICRNL  # Enter stays distinct from a pasted line break
     changed[3] &= ~(termios.ECHO | termios.ICANON)
     termios.tcsetattr(terminal, termios.TCSADRAIN, changed)
-    stream.write(_PASTE_ON)
+    stream.write(marks[0])
     stream.flush()
     try:
         yield
     finally:
-        stream.write(_PASTE_OFF)
+        stream.write(marks[1])
         stream.flush()
         termios.tcsetattr(terminal, termios.TCSADRAIN, before)
