@@ -25,7 +25,15 @@ from tests.first_hour.pages import Step, read_steps
 from tests.first_hour.terminal import Answer, Outcome, Terminal, visible_text
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/guide.md", "docs/training.md", "docs/evaluation.md", "docs/cost.md", "docs/fast-path.md")
+PAGES = (
+    "README.md",
+    "docs/guide.md",
+    "docs/training.md",
+    "docs/evaluation.md",
+    "docs/cost.md",
+    "docs/fast-path.md",
+    "docs/engine.md",
+)
 MAX_MINUTES = 20
 _PROMPT = r"(?m)^(>|you).{0,3}$"
 _ANSWERS = {"clearhead chat": [Answer(_PROMPT, "What is the capital of France?\r"), Answer(_PROMPT, "\x04")]}
