@@ -6,10 +6,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from clearhead.benchmark import engines, inference_engine, measurement, memory_traffic
+from clearhead.benchmark import engines, inference_engine, measurement, memory_traffic, serving
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.cli.app import app, main
 from clearhead.cli.bench import ENGINES, WEIGHTS
+from clearhead.cli.bench_serve import SERVERS
 from tests.checkpoint.tiny import tiny_network
 
 EXPECTED_KEYS = {
@@ -76,6 +77,33 @@ def test_contexts_measure_the_growth_of_the_time_per_token(bench):
     assert "added by cache" in bench(*options).stdout
 
 
+def test_serving_has_one_result_per_load_and_engine(bench, monkeypatch):
+    monkeypatch.setattr(serving, "PAUSE_SECONDS", 0)
+    monkeypatch.setenv("PATH", "")
+    options = (
+        "serve", "--concurrency", "3,1", "--weights", "float32,int8", "--against", "llama.cpp,huggingface",
+        "--prompt", "6", "--tokens", "4", "--shared-prefix", "32", "--rounds", "2",
+    )  # fmt: skip
+    result = bench(*options, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == "note: skipped llama.cpp int8: there is no llama-server; install llama.cpp or set " + (
+        "CLEARHEAD_LLAMA_SERVER to the path of its server\n"
+    )
+    rows = json.loads(result.stdout)
+    assert [(row["engine"], row["weights"], row["concurrency"], row["num_requests"]) for row in rows] == [
+        ("clearhead", "float32", 1, 4), ("huggingface", "float32", 1, 4),
+        ("clearhead", "float32", 3, 6), ("huggingface", "float32", 3, 6),
+        ("clearhead", "int8", 1, 4), ("clearhead", "int8", 3, 6),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["tokens_per_second"] == pytest.approx(4 * row["requests_per_second"])
+        assert row["first_token_p99"] >= row["first_token_p50"] > 0
+        assert (row["prompt_length"], row["shared_prefix"], row["num_tokens"]) == (6, 32, 4)
+    text = " ".join(bench(*options).stdout.split())
+    assert "engine weights clients tokens/s ours / its requests/s first p50 p99 later next p50 p99 spread" in text
+    assert "Prompts of 6 random tokens after a prefix of 32 that all requests of a round share, 4 new tokens." in text
+
+
 def test_a_preset_runs_with_random_weights(monkeypatch):
     monkeypatch.setattr(measurement, "PAUSE_SECONDS", 0)
     monkeypatch.setattr("clearhead.families.preset", lambda name: tiny_network().config)
@@ -107,14 +135,21 @@ def test_a_missing_engine_prints_a_note(bench, monkeypatch):
         (["decod", "x"], "unknown phase 'decod'; did you mean 'decode'?"),
         (["decode", "x", "--weights", "int7"], "unknown weight format 'int7'; did you mean 'int8'?"),
         (["decode", "x", "--against", "lama.cpp"], "unknown engine 'lama.cpp'; did you mean 'llama.cpp'?"),
-        (["prefill", "x", "--tokens", "4"], "prefill reads a prompt and generates nothing"),
         (["decode", "x", "--contexts", "4", "--prompt", "4"], "leave out --prompt"),
-        (["decode", "x", "--contexts", "4,b"], "it must be integers"),
-        (["decode", "x", "--contexts", ","], "it must be integers"),
+        (["decode", "x", "--contexts", "4,b"], "it must be positive integers"),
+        (["decode", "x", "--contexts", ","], "it must be positive integers"),
         (["decode", "x", "--weights", ""], "there are no weights to measure"),
-        (["decode", "x", "--tokens", "1"], "at least 2 new tokens"),
+        (["decode", "x", "--tokens", "1"], "so at least 2"),
         (["decode", "x", "--rounds", "0"], "1 round"),
         (["decode", "x", "--prompt", "0"], "a prompt of at least 1 token"),
+        (["serve", "x", "--concurrency", "1,b"], "--concurrency is '1,b'; it must be positive integers"),
+        (["serve", "x", "--concurrency", "0"], "it must be positive integers"),
+        (["serve", "x", "--tokens", "1"], "--tokens is 1; it must be at least 2"),
+        (["serve", "x", "--prompt", "0"], "--prompt is 0; it must be at least 1"),
+        (["serve", "x", "--shared-prefix", "-1"], "--shared-prefix is -1; it must be at least 0"),
+        (["serve", "x", "--requests", "31"], "--requests is 31; it must be at least 32"),
+        (["serve", "x", "--against", "ctranslate2"], "unknown engine 'ctranslate2'"),
+        (["serve", "x", "--weights", ""], "there are no weights to measure"),
     ],
 )
 def test_wrong_input_prints_one_sentence(options, message, monkeypatch, capsys):
@@ -129,3 +164,4 @@ def test_wrong_input_prints_one_sentence(options, message, monkeypatch, capsys):
 def test_the_names_known_without_torch_are_those_of_the_benchmark():
     assert inference_engine.WEIGHTS == WEIGHTS
     assert engines._OTHER_ENGINES.keys() == set(ENGINES)
+    assert engines._OTHER_SERVERS.keys() == set(SERVERS)

@@ -33,18 +33,21 @@ DTYPES = {"float32": torch.float32}  # all other formats compute, and keep their
 
 def open_clearhead(target: BenchmarkTarget, weights: str) -> InferenceEngine:
     """Return an engine with the fastest decoding that supports the model."""
-    if weights == "stored":
-        network = load(target.gguf_file(), device=target.device, weights="stored", fast=False).network
-    else:
-        network = deepcopy(target.network).to(DTYPES.get(weights, torch.bfloat16)).requires_grad_(False)
-        if weights in ("int8", "int4"):
-            pack_network(network, cast(Bits, weights))
+    network = copy_network(target, weights)
     if target.device.type == "cuda" and unsupported_network_reason(network, "cuda") is None:
         return CudaGraphEngine(network, weights, target.capacity)
-    return _LoopEngine(network, weights, _accelerate_or_explain(network))
+    return _LoopEngine(network, weights, accelerate_or_explain(network))
 
 
-def _accelerate_or_explain(network: Transformer) -> str | None:
+def copy_network(target: BenchmarkTarget, weights: str) -> Transformer:
+    """Return a copy of the target's network in a weight format."""
+    if weights == "stored":
+        return load(target.gguf_file(), device=target.device, weights="stored", fast=False).network
+    network = deepcopy(target.network).to(DTYPES.get(weights, torch.bfloat16)).requires_grad_(False)
+    return pack_network(network, cast(Bits, weights)) if weights in ("int8", "int4") else network
+
+
+def accelerate_or_explain(network: Transformer) -> str | None:
     """Let the network decode in the C++ kernels, in place; return a note if it does not."""
     if network.device.type == "cuda":
         reason = unsupported_network_reason(network, "cuda")

@@ -4,6 +4,7 @@ engine = HuggingFaceEngine(target, "bfloat16")
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -23,12 +24,7 @@ class HuggingFaceEngine(InferenceEngine):
 
     def __init__(self, target: BenchmarkTarget, weights: str):
         self.transformers = import_transformers()
-        folder = target.huggingface_folder()
-        (class_name,) = read_json_object(folder / "config.json")["architectures"]
-        if not hasattr(self.transformers, class_name):
-            raise ClearheadError(f"the installed version of transformers has no {class_name}")
-        network = getattr(self.transformers, class_name).from_pretrained(folder, dtype=DTYPES[weights])
-        self.network = network.to(target.device).eval().requires_grad_(False)
+        self.network = load_in_transformers(target, weights)
         self.weights, self.device = weights, target.device
         self.cache_element_bytes = DTYPES[weights].itemsize
         target_element_bytes = next(target.network.parameters()).element_size()
@@ -42,3 +38,18 @@ class HuggingFaceEngine(InferenceEngine):
             output = self.network(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
             tokens = output.logits[:, -1].argmax(dim=-1, keepdim=True)
             on_token(tokens.item())
+
+
+def load_in_transformers(target: BenchmarkTarget, weights: str) -> Any:
+    """Return the target as a model of transformers."""
+    network = find_class(target).from_pretrained(target.huggingface_folder(), dtype=DTYPES[weights])
+    return network.to(target.device).eval().requires_grad_(False)
+
+
+def find_class(target: BenchmarkTarget) -> Any:
+    """Return the class of transformers for the target. Raise ClearheadError if there is none."""
+    (class_name,) = read_json_object(target.huggingface_folder() / "config.json")["architectures"]
+    transformers = import_transformers()
+    if not hasattr(transformers, class_name):
+        raise ClearheadError(f"the installed version of transformers has no {class_name}")
+    return getattr(transformers, class_name)

@@ -8,7 +8,7 @@ Quantized files are kept in `home()/benchmark`, named by a digest of their sourc
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -71,18 +71,26 @@ class LlamaCppEngine(InferenceEngine):
 
 def quantize(package: ModuleType, source: Path, block_type: str, num_threads: int) -> Path:
     """Return the path of the model in this block type; quantize it if that has not been done before."""
+
+    def run(output: Path) -> None:
+        settings = package.llama_model_quantize_default_params()
+        settings.ftype = getattr(package, f"LLAMA_FTYPE_MOSTLY_{block_type}")
+        settings.allow_requantize, settings.nthread = True, num_threads
+        logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # it would log every tensor
+        if package.llama_model_quantize(os.fsencode(source), os.fsencode(output), settings):
+            raise ClearheadError(f"it cannot quantize {source.name} to {block_type}")
+
+    return quantized_file(source, block_type, package.__version__, run)
+
+
+def quantized_file(source: Path, block_type: str, version: str, run: Callable[[Path], object]) -> Path:
+    """Return the path of a file in this block type; call `run` to write it if that has not been done before."""
     status = source.stat()
-    identity = f"{source.resolve()} {status.st_size} {status.st_mtime_ns} {package.__version__}"
+    identity = f"{source.resolve()} {status.st_size} {status.st_mtime_ns} {version}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     output = home() / "benchmark" / f"{source.stem}-{digest}-{block_type}.gguf"
-    if output.is_file():
-        return output
-    output.parent.mkdir(parents=True, exist_ok=True)
-    settings = package.llama_model_quantize_default_params()
-    settings.ftype = getattr(package, f"LLAMA_FTYPE_MOSTLY_{block_type}")
-    settings.allow_requantize, settings.nthread = True, num_threads
-    logging.getLogger("llama-cpp-python").setLevel(logging.CRITICAL)  # it would log every tensor
-    with atomic_write(output) as unfinished:
-        if package.llama_model_quantize(os.fsencode(source), os.fsencode(unfinished), settings):
-            raise ClearheadError(f"it cannot quantize {source.name} to {block_type}")
+    if not output.is_file():
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(output) as unfinished:
+            run(unfinished)
     return output

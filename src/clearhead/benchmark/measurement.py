@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 from clearhead.benchmark.inference_engine import InferenceEngine
 from clearhead.benchmark.memory_traffic import cache_bytes_read, read_bandwidth
@@ -22,6 +23,7 @@ _WARM_UP_TOKENS = 3
 # OpenMP's threads spin for up to 0.2 s after work (Intel's KMP_BLOCKTIME), which would slow down the next engine.
 PAUSE_SECONDS = 0.25
 
+T = TypeVar("T")
 OnRun = Callable[[str], object]  # called with a description before each of the num_runs runs
 
 
@@ -136,7 +138,7 @@ def _run_rounds(
     return runs, bandwidth
 
 
-def rotate(engines: Sequence[InferenceEngine], number: int) -> Iterator[InferenceEngine]:
+def rotate(engines: Sequence[T], number: int) -> Iterator[T]:
     """Yield the engines starting with another one in each round."""
     for index in range(len(engines)):
         yield engines[(index + number) % len(engines)]

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from clearhead.benchmark.measurement import GrowthResult, SpeedResult
+from clearhead.benchmark.serving_result import ServingResult
 
 
 def print_speeds(results: Sequence[SpeedResult], num_tokens: int, console: Console) -> None:
@@ -63,6 +64,40 @@ def print_growth(results: Sequence[GrowthResult], console: Console) -> None:
         "Added: time per token compared with the shortest context. Added by cache: the time to read the additional "
         "cache bytes at the bandwidth measured here."
     )
+
+
+def print_serving(results: Sequence[ServingResult], console: Console) -> None:
+    """Print one line per load and engine."""
+    times = ["first p50", "p99", "later", "next p50", "p99"]
+    table = _make_table(["clients", "tokens/s", "ours / its", "requests/s", *times, "spread"])
+    for result in results:
+        later = result.later_request_seconds
+        table.add_row(
+            result.engine,
+            result.weights,
+            str(result.concurrency),
+            f"{result.tokens_per_second:,.1f}",
+            "" if result.clearhead_ratio is None else f"{result.clearhead_ratio:.2f}",
+            f"{result.requests_per_second:,.2f}",
+            *map(_milliseconds, (result.first_token_p50, result.first_token_p99, later)),
+            *map(_milliseconds, (result.between_tokens_p50, result.between_tokens_p99)),
+            f"{result.spread:.0%}",
+        )
+    console.print(table)
+    one = results[0]
+    prefix = f" after a prefix of {one.shared_prefix} that all requests of a round share" if one.shared_prefix else ""
+    console.print(
+        f"Prompts of {one.prompt_length} random tokens{prefix}, {one.num_tokens} new tokens. Each client sends its "
+        "next request when its last one is finished. Tokens/s: new tokens of all requests. Ours / its: Clearhead's "
+        "tokens/s divided by this engine's in the same round. First: from sending a request to its first token; later: "
+        "the median of requests sent after the first ones were finished. Next: between two tokens of a request. Times "
+        "are in milliseconds. Medians over rounds in which the engines alternate. Spread: (fastest - slowest round) / "
+        "median."
+    )
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:,.0f}" if seconds >= 0.1 else f"{seconds * 1e3:.1f}"
 
 
 def _make_table(headings: Sequence[str]) -> Table:

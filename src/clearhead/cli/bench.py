@@ -1,4 +1,4 @@
-"""The command that measures speed: bench.
+"""The commands that measure the speed of one text: bench decode and bench prefill. bench_serve.py has bench serve.
 
 clearhead bench decode smollm2 --against huggingface,llama.cpp --weights bfloat16,int4
 """
@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import MofNCompleteColumn
+from typer.core import TyperGroup
 
 from clearhead.cli.app import (
     JsonOption,
@@ -31,107 +32,148 @@ from clearhead.errors import ClearheadError, unknown_name
 if TYPE_CHECKING:
     from clearhead.benchmark import BenchmarkTarget
 
-_PROMPT_LENGTHS = {"decode": 128, "prefill": 512}
-NUM_TOKENS = 128
 WEIGHTS = ("float32", "bfloat16", "int8", "int4", "stored")  # those of clearhead.benchmark, which imports torch
 ENGINES = ("huggingface", "llama.cpp", "ctranslate2")
 _DEFAULT_WEIGHTS = {"cpu": "float32,bfloat16,int8,int4", "cuda": "bfloat16,int8"}
+_EXAMPLE = "Example: `clearhead bench decode smollm2 --against huggingface,llama.cpp --weights bfloat16,int4`"
 
 
-@app.command(epilog="Example: `clearhead bench decode smollm2 --against huggingface,llama.cpp --weights bfloat16,int4`")
+class _Phases(TyperGroup):
+    """The subcommands, and a suggestion for a name that is none of them."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            raise unknown_name("phase", args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+
+bench_app = typer.Typer(
+    cls=_Phases,
+    no_args_is_help=True,
+    help="Measure the speed of Clearhead and other engines: of one text (decode, prefill) or of many at once (serve).",
+    epilog=_EXAMPLE,
+)
+app.add_typer(bench_app, name="bench")
+
+BenchModelArgument = Annotated[
+    str,
+    typer.Argument(
+        help="An installed name, a folder, a .gguf file or a Hub id; or a preset, to run it with random weights."
+    ),
+]
+AgainstOption = Annotated[
+    str, typer.Option(help="Other engines, separated by commas: huggingface, llama.cpp, ctranslate2.")
+]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Weight formats, separated by commas: float32, bfloat16, int8, int4, and stored for the blocks of a "
+        ".gguf file. By default float32,bfloat16,int8,int4, or bfloat16,int8 on CUDA."
+    ),
+]
+RoundsOption = Annotated[int, typer.Option(help="Number of rounds; every engine runs once in each.")]
+BenchDeviceOption = Annotated[str, typer.Option(help="Device to run on: cpu or cuda.")]
+
+
+@bench_app.command(epilog=_EXAMPLE)
 @takes_threads
-def bench(
-    phase: Annotated[str, typer.Argument(help="What to measure: decode or prefill.")],
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="An installed name, a folder, a .gguf file or a Hub id; or a preset, to run it with random weights."
-        ),
-    ],
-    against: Annotated[
-        str, typer.Option(help="Other engines, separated by commas: huggingface, llama.cpp, ctranslate2.")
-    ] = "",
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            help="Weight formats, separated by commas: float32, bfloat16, int8, int4, and stored for the blocks of a "
-            ".gguf file. By default float32,bfloat16,int8,int4, or bfloat16,int8 on CUDA."
-        ),
-    ] = None,
-    prompt: Annotated[
-        int | None, typer.Option(help="Number of prompt tokens; by default 128, or 512 for prefill.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option(help=f"Number of tokens to generate; by default {NUM_TOKENS}.")] = None,
+def decode(
+    model: BenchModelArgument,
+    against: AgainstOption = "",
+    weights: WeightsOption = None,
+    prompt: Annotated[int | None, typer.Option(help="Number of prompt tokens; by default 128.")] = None,
+    tokens: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 128,
     contexts: Annotated[
         str | None,
         typer.Option(help="Prompt lengths in tokens, such as 128,1024,8192, to measure how the time per token grows."),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Number of rounds; every engine runs once in each.")] = 5,
-    device: Annotated[str, typer.Option(help="Device to run on: cpu or cuda.")] = "cpu",
+    rounds: RoundsOption = 5,
+    device: BenchDeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the speed of Clearhead and other engines, and compare it with this machine's memory bandwidth."""
-    lengths = _prompt_lengths(phase, prompt, tokens, contexts)
-    num_tokens = 1 if phase == "prefill" else NUM_TOKENS if tokens is None else tokens
-    if num_tokens < (1 if phase == "prefill" else 2) or min(lengths) < 1 or rounds < 1:
-        raise ClearheadError("a benchmark needs a prompt of at least 1 token, at least 2 new tokens, and 1 round")
-    formats = _split_names(_DEFAULT_WEIGHTS.get(device, _DEFAULT_WEIGHTS["cuda"]) if weights is None else weights)
-    for kind, names, known in (("weight format", formats, WEIGHTS), ("engine", _split_names(against), ENGINES)):
+    """Measure decoding, and compare it with this machine's memory bandwidth."""
+    if contexts is not None and prompt is not None:
+        raise ClearheadError("--contexts sets the prompt lengths; leave out --prompt")
+    if tokens < 2:
+        raise ClearheadError(f"--tokens is {tokens}; decoding is measured from the second token on, so at least 2")
+    lengths = [128 if prompt is None else prompt] if contexts is None else parse_counts(contexts, "--contexts")
+    _measure(model, against, weights, lengths, tokens, rounds, device, as_json, growth=contexts is not None)
+
+
+@bench_app.command(epilog="Example: `clearhead bench prefill smollm2 --against ctranslate2,llama.cpp --weights int8`")
+@takes_threads
+def prefill(
+    model: BenchModelArgument,
+    against: AgainstOption = "",
+    weights: WeightsOption = None,
+    prompt: Annotated[int, typer.Option(help="Number of prompt tokens.")] = 512,
+    rounds: RoundsOption = 5,
+    device: BenchDeviceOption = "cpu",
+    as_json: JsonOption = False,
+) -> None:
+    """Measure reading a prompt."""
+    _measure(model, against, weights, [prompt], 1, rounds, device, as_json, growth=False)
+
+
+def _measure(
+    model: str,
+    against: str,
+    weights: str | None,
+    lengths: list[int],
+    num_tokens: int,
+    rounds: int,
+    device: str,
+    as_json: bool,
+    growth: bool,
+) -> None:
+    """Measure the engines with prompts of these lengths and print the results."""
+    if min(lengths) < 1 or rounds < 1:
+        raise ClearheadError("a benchmark needs a prompt of at least 1 token, and 1 round")
+    formats, others = check_engines(model, device, weights, _DEFAULT_WEIGHTS, against, ENGINES)
+    from clearhead.benchmark import measure_growth, measure_speed, num_runs, open_engines, print_growth, print_speeds
+
+    with tempfile.TemporaryDirectory() as folder:
+        target = open_target(model, device, formats, max(lengths) + num_tokens, Path(folder))
+        with errors.status("preparing"):
+            engines = open_engines(target, formats, others, partial(print_message, "note"))
+        with runs_bar(num_runs(engines, len(lengths), rounds)) as on_run:
+            if growth:
+                growths = measure_growth(engines, target, lengths, num_tokens, rounds, on_run)
+            else:
+                speeds = measure_speed(engines, target, lengths[0], num_tokens, rounds, on_run)
+    if as_json:
+        print_json([asdict(result) for result in (growths if growth else speeds)])
+    elif growth:
+        print_growth(growths, table_console())
+    else:
+        print_speeds(speeds, num_tokens, table_console())
+
+
+# --- shared with bench serve
+
+
+def check_engines(
+    model: str, device: str, weights: str | None, defaults: dict[str, str], against: str, engines: tuple[str, ...]
+) -> tuple[list[str], list[str]]:
+    """Return the weight formats and the other engines. Raise ClearheadError for a wrong name, also of the model."""
+    formats = _split_names(defaults.get(device, defaults["cuda"]) if weights is None else weights)
+    others = _split_names(against)
+    for kind, names, known in (("weight format", formats, WEIGHTS), ("engine", others, engines)):
         if unknown := [name for name in names if name not in known]:
             raise unknown_name(kind, unknown[0], known)
+    if not formats:
+        raise ClearheadError(f"there are no weights to measure; choose from {', '.join(WEIGHTS)}")
     check_device(device)
-    if formats:
-        check_architecture(model)
-    from clearhead.benchmark import (
-        check_engine_names,
-        measure_growth,
-        measure_speed,
-        num_runs,
-        open_engines,
-        print_growth,
-        print_speeds,
-    )
-
-    check_engine_names(formats, _split_names(against))
-    with tempfile.TemporaryDirectory() as folder:
-        target = _open_target(model, device, formats, max(lengths) + num_tokens, Path(folder))
-        with errors.status("preparing"):
-            engines = open_engines(target, formats, _split_names(against), partial(print_message, "note"))
-        with _runs_bar(num_runs(engines, len(lengths), rounds)) as on_run:
-            if contexts is None:
-                speeds = measure_speed(engines, target, lengths[0], num_tokens, rounds, on_run)
-            else:
-                growth = measure_growth(engines, target, lengths, num_tokens, rounds, on_run)
-    if as_json:
-        print_json([asdict(result) for result in (speeds if contexts is None else growth)])
-    elif contexts is None:
-        print_speeds(speeds, num_tokens, table_console())
-    else:
-        print_growth(growth, table_console())
+    check_architecture(model)
+    return formats, others
 
 
-@contextmanager
-def _runs_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """Show a progress bar over the runs of all engines; yield the function that announces a run."""
-    with progress_bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda description: bar.update(task, description=description, advance=1)
-
-
-def _prompt_lengths(phase: str, prompt: int | None, tokens: int | None, contexts: str | None) -> list[int]:
-    """Return the prompt length, or those of --contexts. Raise ClearheadError for an option without effect."""
-    if phase not in _PROMPT_LENGTHS:
-        raise unknown_name("phase", phase, _PROMPT_LENGTHS)
-    if phase == "prefill" and (tokens is not None or contexts is not None):
-        raise ClearheadError("prefill reads a prompt and generates nothing; leave out --tokens and --contexts")
-    if contexts is None:
-        return [_PROMPT_LENGTHS[phase] if prompt is None else prompt]
-    if prompt is not None:
-        raise ClearheadError("--contexts sets the prompt lengths; leave out --prompt")
-    lengths = _split_names(contexts)
-    if not lengths or not all(length.isdecimal() for length in lengths):
-        raise ClearheadError(f"--contexts is {contexts!r}; it must be integers such as 128,1024,8192")
-    return sorted(set(map(int, lengths)))
+def parse_counts(text: str, option: str) -> list[int]:
+    """Return distinct positive integers in ascending order. Raise ClearheadError for anything else."""
+    parts = _split_names(text)
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ClearheadError(f"{option} is {text!r}; it must be positive integers such as 128,1024,8192")
+    return sorted(set(map(int, parts)))
 
 
 def _split_names(text: str) -> list[str]:
@@ -139,7 +181,15 @@ def _split_names(text: str) -> list[str]:
     return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def _open_target(model: str, device: str, weights: list[str], capacity: int, folder: Path) -> "BenchmarkTarget":
+@contextmanager
+def runs_bar(total: int) -> Iterator[Callable[[str], None]]:
+    """Show a progress bar over the runs of all engines; yield the function that announces a run."""
+    with progress_bar(MofNCompleteColumn()) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda description: bar.update(task, description=description, advance=1)
+
+
+def open_target(model: str, device: str, weights: list[str], capacity: int, folder: Path) -> "BenchmarkTarget":
     """Load the model in float32 if that is measured, else in bfloat16; a preset gets random weights."""
     from clearhead.api import DTYPES, load, resolve_device
     from clearhead.benchmark import BenchmarkTarget, create_random_model

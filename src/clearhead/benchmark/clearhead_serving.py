@@ -1,0 +1,63 @@
+"""Clearhead's engine under load, in each weight format. The benchmark's own thread runs the steps: no thread waits.
+
+engine = ClearheadServing(target, "int4"); engine.open(concurrency=8, capacity=128)
+"""
+
+from collections.abc import Sequence
+
+from clearhead.benchmark.clearhead_engine import accelerate_or_explain, copy_network
+from clearhead.benchmark.serving_engine import ServingEngine
+from clearhead.benchmark.target import BenchmarkTarget
+from clearhead.cache import key_value_shape
+from clearhead.engine import MAX_SEQUENCES, Engine, Request, unsupported_by_engine
+from clearhead.errors import ClearheadError
+from clearhead.model import Transformer
+from clearhead.options import SamplingOptions
+
+_SPARE_TOKENS = 64  # of each request: the last page is partly empty, and another one is kept free for the next token
+
+
+class ClearheadServing(ServingEngine):
+    """The engine of this package."""
+
+    name = "clearhead"
+
+    def __init__(self, target: BenchmarkTarget, weights: str):
+        self.target, self.weights = target, weights
+        if weights == "stored":
+            target.gguf_file()
+        if reason := unsupported_by_engine(target.model.config):
+            raise ClearheadError(reason)
+        self.network: Transformer | None = None
+        self.engine: Engine | None = None
+        self.numbers: dict[int, int] = {}  # of the benchmark's requests, by the engine's ids
+
+    def open(self, concurrency: int, capacity: int) -> None:
+        if self.network is None:
+            self.network = copy_network(self.target, self.weights)
+            self.note = accelerate_or_explain(self.network)
+        self.engine = None  # frees its pages first
+        memory = concurrency * (capacity + _SPARE_TOKENS) * _bytes_per_token(self.network)
+        self.engine = Engine(self.network, memory=memory, max_sequences=max(MAX_SEQUENCES, concurrency))
+
+    def send(self, number: int, prompt: Sequence[int], num_tokens: int) -> None:
+        assert self.engine is not None
+        request = Request(prompt=prompt, options=SamplingOptions(max_new_tokens=num_tokens))
+        self.numbers[self.engine.add(request)] = number
+
+    def wait(self) -> list[tuple[int, int]]:
+        assert self.engine is not None
+        events = self.engine.step()
+        if failed := next((event for event in events if event.error is not None), None):
+            raise ClearheadError(f"{self} failed: {failed.error}")
+        return [(self.numbers[event.request_id], 1) for event in events]
+
+    def close(self) -> None:
+        self.network = self.engine = None
+
+
+def _bytes_per_token(network: Transformer) -> int:
+    """Return the bytes of the keys and values of one token in all layers."""
+    shapes = [key_value_shape(layer.attention) for layer in network.config.output_stack.layers]
+    widths = sum(heads * (key_width + value_width) for heads, key_width, value_width in shapes)
+    return widths * next(network.parameters()).element_size()
