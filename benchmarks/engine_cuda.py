@@ -140,33 +140,37 @@ def measure(decoder, prompts, num_new, sampling, rounds=2):
     return {"tokens_per_second": round(sum(num_new) / seconds, 1), "first_token_s": round(time_to_first, 4)}
 
 
-def cases(vocab: int, quick: bool):
+def cases(vocab: int):
     """Yield the name of a case, its prompts and how many tokens each gets."""
     rng = random.Random(0)
 
     def prompt(length):
         return [rng.randrange(vocab) for _ in range(length)]
 
-    yield "one text of 512", [prompt(128)], [512]
-    yield "64 ragged x 256", [prompt(rng.randint(16, 256)) for _ in range(64)], [256] * 64
-    yield "256 ragged x 256", [prompt(rng.randint(16, 256)) for _ in range(256)], [256] * 256
-    if not quick:
-        yield "64 ragged x 1-256", [prompt(rng.randint(16, 256)) for _ in range(64)], [4 * n + 1 for n in range(64)]
-        yield "prompt of 6000", [prompt(6000)], [2]
+    def ragged(count):
+        return [prompt(rng.randint(16, 256)) for _ in range(count)]
+
+    yield "one", [prompt(128)], [512]
+    yield "64", ragged(64), [256] * 64
+    yield "256", ragged(256), [256] * 256
+    yield "leaving", ragged(64), [4 * n + 1 for n in range(64)]
+    yield "long", [prompt(6000)], [2]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=["llama-3.2-1b"])
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--cases", default="one,64,256,leaving,long")
     parser.add_argument("--weights", choices=("full", "int8", "int4"), default="full")
     arguments = parser.parse_args()
     for name in arguments.models:
         network = random_network(name)
         if arguments.weights != "full":
             pack_network(network, arguments.weights)
-        decoder = make_decoder(network, NUM_SEATS * 640, 8192)
-        for case, prompts, num_new in cases(network.config.vocab_size, arguments.quick):
+        decoder = make_decoder(network, NUM_SEATS * 576, 8192)
+        for case, prompts, num_new in cases(network.config.vocab_size):
+            if case not in arguments.cases.split(","):
+                continue
             for mode, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
                 result = measure(decoder, prompts, num_new, sampling)
                 line = {"model": name, "weights": arguments.weights, "case": case, "mode": mode} | result

@@ -30,17 +30,24 @@ from clearhead.architecture import (
     SlidingWindow,
 )
 
-Backend = Literal["cpu", "cuda"]  # the C++ kernels; the Triton kernels in a CUDA graph
+# The C++ kernels; the Triton kernels in a CUDA graph over a contiguous cache, and over pages.
+Backend = Literal["cpu", "cuda", "paged"]
 
 ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu")
 DTYPES: dict[Backend, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
+    "paged": (torch.float32, torch.bfloat16, torch.float16),
 }
-PLACEMENTS: dict[Backend, tuple[str, ...]] = {"cpu": ("pre", "post", "sandwich"), "cuda": ("pre", "sandwich")}
+PLACEMENTS: dict[Backend, tuple[str, ...]] = {
+    "cpu": ("pre", "post", "sandwich"),
+    "cuda": ("pre", "sandwich"),
+    "paged": ("pre", "post", "sandwich", "parallel"),
+}
 _PATTERNS: dict[Backend, tuple[type[AttentionPattern], ...]] = {
     "cpu": (Causal, SlidingWindow, Chunked, Bidirectional),
     "cuda": (Causal, SlidingWindow),
+    "paged": (Causal, SlidingWindow, Chunked),
 }
 # A Triton program holds the query heads of one key-value head in a tile of 16 rows and a power of two of columns.
 _TILE_ROWS, _SMALLEST_TILE_WIDTH = 16, 16
@@ -70,7 +77,7 @@ def _problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
     if stack is None:
         yield "an encoder-only model does not decode"
         return
-    if backend == "cuda" and config.encoder is not None:
+    if backend != "cpu" and config.encoder is not None:
         yield "models with an encoder are not supported"
     if backend == "cpu" and config.head is not None and config.head.transform is not None:
         yield "a logit head with a transform is not supported"
@@ -88,13 +95,15 @@ def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
         yield f"{layer.placement} norm placement is not supported"
     if isinstance(layer.norm, DeviationNorm):
         yield "DeviationNorm is not supported"
-    if not isinstance(layer.feed_forward, FeedForward):
+    if backend != "paged" and not isinstance(layer.feed_forward, FeedForward):
         yield "a mixture of experts is not supported"
-    elif layer.feed_forward.activation not in ACTIVATIONS:
-        yield f"activation {layer.feed_forward.activation} is not supported"
+    expert = layer.feed_forward if isinstance(layer.feed_forward, FeedForward) else layer.feed_forward.expert
+    if expert.activation not in ACTIVATIONS:
+        yield f"activation {expert.activation} is not supported"
     for attention in (layer.attention, layer.cross_attention):
         if isinstance(attention, LatentAttention):
-            yield "latent attention is not supported"
+            if backend != "paged":
+                yield "latent attention is not supported"
         elif attention is not None:
             yield from _problems_of_attention(attention)
             yield from _problems_of_tiles(attention) if backend == "cuda" else ()

@@ -16,18 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clearhead.architecture import Causal, Chunked, SlidingWindow
 from clearhead.backends.capability import DTYPES, Backend, unsupported_reason, unsupported_weights
 from clearhead.backends.cpu_kernels import is_inference, kernels_support_prompts
 from clearhead.backends.modules import PackedLinear
-from clearhead.cache import ContiguousStore, KeyValueCache
+from clearhead.cache import KeyValueCache, PackedCache
 from clearhead.model import (
     Attention,
     Block,
     EncoderOutput,
     FeedForwardLayer,
+    LatentAttentionLayer,
     LayerStack,
+    MixtureLayer,
     Residual,
     RmsNormLayer,
+    RouterLayer,
     Transformer,
     fused_attention,
 )
@@ -37,6 +41,9 @@ _KNOWN_MODULES = {
     *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
     *(RmsNormLayer, nn.LayerNorm, nn.Identity, nn.Dropout),
 }
+_KNOWN_IN_PAGES = {*_KNOWN_MODULES, LatentAttentionLayer, MixtureLayer, RouterLayer}
+
+_SLOTS_PER_BLOCK = 16  # BLOCK in pages.h: slots of a page that the CPU kernels read together
 
 # --- networks
 
@@ -48,21 +55,22 @@ def unsupported_network_reason(network: Transformer, backend: Backend) -> str | 
     # The CPU kernels look at the first parameter only: `can_be_planned` checks all of them, and the modules, whenever
     # a sequence begins, because they may change in between.
     first = next(network.parameters())
-    dtypes = {parameter.dtype for parameter in network.parameters()} if backend == "cuda" else {first.dtype}
+    dtypes = {first.dtype} if backend == "cpu" else {parameter.dtype for parameter in network.parameters()}
     if reason := unsupported_weights(dtypes, first.device.type, backend):
         return reason
-    if backend == "cuda" and not _has_original_modules(network):
+    if backend != "cpu" and not _has_original_modules(network, backend):
         return "modules were replaced or have hooks"
     return None
 
 
-def _has_original_modules(network: Transformer) -> bool:
+def _has_original_modules(network: Transformer, backend: Backend) -> bool:
     """Return whether the decoder's blocks consist of known modules, and no module of the decoder or head has a hook."""
     stack = network.decoder
     assert stack is not None
     around = [stack.embedding, stack.final_norm] + ([] if network.head is None else [network.head])
     hooks = hooks_of([module for part in around for module in part.modules()])
-    return _are_known(list(stack.layers.modules())) and not any(hooks)
+    known = _KNOWN_IN_PAGES if backend == "paged" else _KNOWN_MODULES
+    return _are_known(list(stack.layers.modules()), known) and not any(hooks)
 
 
 def can_be_planned(stack: LayerStack) -> bool:
@@ -78,9 +86,9 @@ def planned_modules(stack: LayerStack) -> list[nn.Module]:
     return [*stack.layers.modules(), *stack.final_norm.modules()]
 
 
-def _are_known(modules: list[nn.Module]) -> bool:
+def _are_known(modules: list[nn.Module], known: set[type[nn.Module]] = _KNOWN_MODULES) -> bool:
     """Return whether all modules are of known types and none has a hook."""
-    return {type(module) for module in modules} <= _KNOWN_MODULES and not any(hooks_of(modules))
+    return {type(module) for module in modules} <= known and not any(hooks_of(modules))
 
 
 def hooks_of(modules: list[nn.Module]) -> list[dict[int, Any]]:
@@ -104,7 +112,11 @@ def runs_in_cpu_kernels(
         return False
     # `absorb` concerns latent attention only, which the kernels do not compute.
     is_plain = options.keys() <= {"kernel", "absorb"} and options.get("kernel", fused_attention) is fused_attention
-    if not is_plain or not isinstance(cache, KeyValueCache) or tokens.ndim != 2:
+    if not is_plain or tokens.ndim != 2:
+        return False
+    if isinstance(cache, PackedCache):
+        return encoder_output is None and _packed_tokens_run_in_cpu_kernels(stack, cache)
+    if not isinstance(cache, KeyValueCache):
         return False
     is_single_token = tokens.shape[1] == 1
     if stack.stack.layers[0].cross_attention is not None:
@@ -117,9 +129,17 @@ def runs_in_cpu_kernels(
     if encoder_output is not None:
         return False
     # A ring buffer returns a copy when many tokens are written at once, and the kernels write in place.
-    return is_single_token or (
-        kernels_support_prompts() and all(isinstance(store, ContiguousStore) for store in cache.stores)
+    return is_single_token or (kernels_support_prompts() and cache.is_contiguous)
+
+
+def _packed_tokens_run_in_cpu_kernels(stack: LayerStack, cache: PackedCache) -> bool:
+    """Return whether the kernels attend to pages of this size, with the patterns of all layers."""
+    layers = stack.stack.layers
+    supported = (
+        isinstance(layer.attention.pattern, Causal | SlidingWindow | Chunked) and layer.cross_attention is None
+        for layer in layers
     )
+    return kernels_support_prompts() and cache.storage.pool.page_size % _SLOTS_PER_BLOCK == 0 and all(supported)
 
 
 # --- machines

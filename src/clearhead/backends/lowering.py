@@ -18,7 +18,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from clearhead.architecture import Activation, FeedForward, GroupedAttention, Rope
+from clearhead.architecture import Activation, FeedForward, GroupedAttention, LatentAttention, Rope
 from clearhead.backends.modules import PackedLinear, PackedMatrix
 from clearhead.backends.packed import PackedWeight
 from clearhead.model import (
@@ -123,28 +123,29 @@ def lower_block(block: Block) -> LoweredBlock:
     if block.layer.cross_attention is not None:
         module = cast(Attention, block.cross_attention)
         cross = LoweredCrossAttention(
-            _lower_attention(module),
-            _merge_projections(module.query),
-            _merge_projections(module.output),
+            lower_attention(module),
+            merge_projections(module.query),
+            merge_projections(module.output),
             block.cross_attention_residual,
         )
     gate_and_up = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
     return LoweredBlock(
         placement=block.layer.placement,
-        attention=_lower_attention(attention),
-        query_key_value=_merge_projections(attention.query, attention.key, attention.value),
-        attention_output=_merge_projections(attention.output),
+        attention=lower_attention(attention),
+        query_key_value=merge_projections(attention.query, attention.key, attention.value),
+        attention_output=merge_projections(attention.output),
         attention_residual=block.attention_residual,
         cross_attention=cross,
         gated=feed_forward.gate is not None,
         activation=config.activation,
-        gate_and_up=_merge_projections(*gate_and_up),
-        down=_merge_projections(feed_forward.down),
+        gate_and_up=merge_projections(*gate_and_up),
+        down=merge_projections(feed_forward.down),
         feed_forward_residual=block.feed_forward_residual,
     )
 
 
-def _lower_attention(attention: Attention) -> LoweredAttention:
+def lower_attention(attention: Attention) -> LoweredAttention:
+    """Return the settings of an attention layer."""
     config = attention.config
     rope = config.position if isinstance(config.position, Rope) else None
     return LoweredAttention(
@@ -181,18 +182,21 @@ def lower_head(network: Transformer) -> Projection:
     )
 
 
-def rotation_table(config: GroupedAttention, length: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+def rotation_table(
+    config: GroupedAttention | LatentAttention, length: int, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
     """Return cosines and sines (length, rotary_pairs) in float32 for the positions 0 to length - 1."""
     assert isinstance(config.position, Rope)
     positions = torch.arange(length, device=device)[None]
-    rotation = make_rotation(config.position, positions, config.head_width, torch.float32)
+    width = config.head_width if isinstance(config, GroupedAttention) else config.rotary_width
+    rotation = make_rotation(config.position, positions, width, torch.float32)
     return rotation.cosine[0, 0].contiguous(), rotation.sine[0, 0].contiguous()
 
 
 # --- merging
 
 
-def _merge_projections(*modules: LinearModule) -> Projection:
+def merge_projections(*modules: LinearModule) -> Projection:
     """Return one projection with the rows of all modules; the bias is a copy."""
     biases = [module.bias.detach() for module in modules if module.bias is not None]
     return Projection(merge_weights(modules), torch.cat(biases) if biases else None)

@@ -28,7 +28,7 @@ _LONGEST_SHARE = 2  # a sequence may be twice as long as the context that the mo
 def can_run_in_graphs(network: Transformer) -> bool:
     """Return whether the kernels of the GPU support a network in its present state."""
     device = network.device
-    if not triton_available(device) or unsupported_network_reason(network, "cuda"):
+    if not triton_available(device) or unsupported_network_reason(network, "paged"):
         return False
     return device.index in (None, torch.cuda.current_device())  # graphs are captured on the current device
 
@@ -107,26 +107,24 @@ class GraphExecutor:
         logits = self.decoder.prefill(batch.tokens, batch.layout, rows)
         if not batch.sampled:
             return []
-        seats = [self._take_seat(sequence) for sequence in batch.sampled]
-        return [_Tokens(batch.sampled, self.decoder.choose(logits, seats), _kept_logits(batch.sampled, logits))]
+        guests = [self._take_seat(sequence) for sequence in batch.sampled]
+        self.decoder.seats.assign(guests)
+        tokens = self.decoder.choose(logits, [guest.seat for guest in guests])
+        return [_Tokens(batch.sampled, tokens, _kept_logits(batch.sampled, logits))]
 
-    def _take_seat(self, sequence: EngineSequence) -> int:
+    def _take_seat(self, sequence: EngineSequence) -> Guest:
+        """Give a free seat to a sequence, and return what it has to know."""
         assert sequence.table is not None
-        seat, options = self.free_seats.pop(), sequence.request.options
+        seat = self.free_seats.pop()
         self.seats[sequence], self.num_pages[sequence] = seat, len(sequence.table.pages)
-        self.decoder.seats.assign(
-            [
-                Guest(
-                    seat=seat,
-                    num_tokens=sequence.num_tokens,
-                    pages=sequence.table.pages,
-                    options=options,
-                    num_generated=len(sequence.output),
-                    tokens=sequence.tokens(0, sequence.num_tokens),
-                )
-            ]
+        return Guest(
+            seat=seat,
+            num_tokens=sequence.num_tokens,
+            pages=sequence.table.pages,
+            options=sequence.request.options,
+            num_generated=len(sequence.output),
+            tokens=sequence.tokens(0, sequence.num_tokens),
         )
-        return seat
 
     def _step(self, sequences: list[EngineSequence]) -> list[_Tokens]:
         """Run the last token of each sequence, which is on the GPU already, and choose the next one."""

@@ -34,6 +34,7 @@ from clearhead.model.block import Block, Residual
 from clearhead.model.context import AttentionContext, EncoderOutput, ForwardContext, make_contexts
 from clearhead.model.embedding import LogitHead
 from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
+from clearhead.model.latent_attention import LatentAttentionLayer
 from clearhead.model.masks import (
     AttentionIndices,
     Mask,
@@ -60,6 +61,7 @@ __all__ = [
     "EncoderOutput",
     "FeedForwardLayer",
     "ForwardContext",
+    "LatentAttentionLayer",
     "LayerStack",
     "LogitHead",
     "Mask",

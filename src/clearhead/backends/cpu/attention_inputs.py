@@ -18,7 +18,7 @@ from torch import Tensor
 from clearhead.architecture import Causal, GroupedAttention, Rope
 from clearhead.backends.cpu_kernels import KeyValueView, RotationAngles
 from clearhead.backends.lowering import rotation_table
-from clearhead.cache import ContiguousStore, KeyValueCache, ReservedSlot
+from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.model import EncoderOutput, cross_attention_mask, make_mask
 
@@ -35,6 +35,13 @@ class AttentionGroup:
     layers: np.ndarray  # their numbers
     config: GroupedAttention
     table: tuple[Tensor, Tensor] | None  # cosines and sines (length, rotary_pairs)
+
+    def table_for(self, largest: int) -> tuple[Tensor, Tensor]:
+        """Return the table, which contains the position `largest`."""
+        assert self.table is not None
+        if largest >= len(self.table[0]):
+            self.table = rotation_table(self.config, 2 * largest)
+        return self.table
 
 
 class AttentionInputs:
@@ -76,28 +83,22 @@ class AttentionInputs:
 
     def bind(self, cache: KeyValueCache, batch: int, num_new: int) -> list[tuple[int, int]]:
         """Point the views to the cache's buffers; return the first new slot and the number of slots of each layer."""
-        buffers = _buffers_of(cache)
+        buffers = cache.buffers()
         same = len(buffers) == len(self.bound_buffers) and all(
             map(operator.is_, map(operator.call, self.bound_buffers), buffers)
         )
         if same and cache.length + num_new <= self.bound_capacity:
             return [(cache.length, cache.length + num_new)] * len(self.configs)
         self.bound_buffers, self.bound_capacity, slots = [], 0, []  # nothing is bound if an error occurs below
-        for config, view, store in zip(self.configs, self.views, cache.stores, strict=True):
-            if num_new == 1:
-                shape = (batch, config.num_kv_heads, config.head_width)
-                reserved = store.reserve(cache.length, shape, self.dtype, torch.device("cpu"))
-            else:
-                zeros = torch.zeros((), dtype=self.dtype)
-                zeros = zeros.expand(batch, config.num_kv_heads, num_new, config.head_width)
-                end = cache.length + num_new
-                reserved = ReservedSlot(*store.write(cache.length, zeros, zeros), cache.length, end)
+        for layer, (config, view) in enumerate(zip(self.configs, self.views, strict=True)):
+            shape = (batch, config.num_kv_heads, config.head_width)
+            reserved = cache.reserve(layer, shape, num_new, self.dtype)
             self.check_sizes(reserved.key, reserved.value, config, batch)
             view.point_to(reserved.key, reserved.value)
             slots.append((reserved.slot, reserved.num_slots))
-        self.bound_buffers = [ref(buffer) for buffer in _buffers_of(cache)]
-        contiguous = all(isinstance(store, ContiguousStore) for store in cache.stores)
-        self.bound_capacity = min(buffer.shape[2] for buffer in _buffers_of(cache)) if contiguous else 0
+        buffers = cache.buffers()
+        self.bound_buffers = [ref(buffer) for buffer in buffers]
+        self.bound_capacity = min(buffer.shape[2] for buffer in buffers) if cache.is_contiguous else 0
         return slots
 
     def check_sizes(self, key: Tensor, value: Tensor, config: GroupedAttention, batch: int) -> None:
@@ -126,10 +127,7 @@ class AttentionInputs:
     def set_rotations(self, group: AttentionGroup, positions: Tensor, cache: KeyValueCache) -> list[Tensor]:
         """Set cosines and sines of the new positions for a group of layers, and return their tensors."""
         largest = cache.length + positions.shape[1] - 1  # positions of padded sequences are smaller
-        assert group.table is not None
-        if largest >= len(group.table[0]):
-            group.table = rotation_table(group.config, 2 * largest)
-        cosine, sine = group.table
+        cosine, sine = group.table_for(largest)
         fields, layers = self.angle_fields, group.layers
         if cache.attention_mask is None:  # all sequences share consecutive rows of the table: no tensor is allocated
             offset = cache.length * cosine.shape[1] * cosine.element_size()
@@ -157,7 +155,3 @@ class AttentionInputs:
             view.point_to(key, value)
             view.num_slots, view.allowed = num_slots, 0 if mask is None else mask.data_ptr()
         return referenced
-
-
-def _buffers_of(cache: KeyValueCache) -> list[Tensor]:
-    return [buffer for store in cache.stores for buffer in (store.key, store.value) if buffer is not None]

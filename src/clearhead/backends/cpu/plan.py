@@ -1,9 +1,9 @@
 """A decoder's layers as the structures of the C++ kernels, and the call that runs new tokens through all of them.
 
-    plan = Plan(stack); plan.run(x, positions, encoder_output, cache)
+    plan = Plan(stack); plan.run(x, positions, encoder_output, cache); plan.run_packed(x, packed_cache)
 
 A plan is built once: weights are merged by lowering.py, norms and biases are copied to float32. Every call then sets
-only what changes (attention_inputs.py). `detector` checks whether the plan still matches the modules.
+only what changes (attention_inputs.py, packed_inputs.py). `detector` checks whether the plan still matches the modules.
 """
 
 from ctypes import byref
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.backends.cpu.attention_inputs import AttentionInputs
 from clearhead.backends.cpu.change_detector import ChangeDetector
+from clearhead.backends.cpu.packed_inputs import PackedInputs
 from clearhead.backends.cpu_kernels import (
     ACTIVATION_CODES,
     NORM_CODES,
@@ -25,7 +26,7 @@ from clearhead.backends.cpu_kernels import (
     load_kernel_library,
 )
 from clearhead.backends.lowering import LoweredAttention, LoweredBlock, Projection, lower_block, lower_norm
-from clearhead.cache import KeyValueCache
+from clearhead.cache import KeyValueCache, PackedCache
 from clearhead.model import Block, EncoderOutput, LayerStack
 
 _ATTENTION, CROSS_ATTENTION, FEED_FORWARD = range(3)  # branches of a layer, in the order of LayerStruct.norms
@@ -44,6 +45,7 @@ class Plan:
             [block.cross_attention.attention.config for block in blocks if block.cross_attention is not None],
             next(stack.layers.parameters()).dtype,
         )
+        self.packed_inputs = PackedInputs(self.inputs.groups, self.inputs.dtype)
         self.detector = ChangeDetector(stack)
         self.writer = object()  # becomes last_writer of the caches it writes; does not keep the plan alive
 
@@ -72,6 +74,14 @@ class Plan:
             num_new,
         )
         del referenced  # the structures pointed to these tensors until here
+
+    def run_packed(self, x: Tensor, cache: PackedCache) -> None:
+        """Run packed tokens x (1, T, D) through all layers and the final norm, in place; write keys and values."""
+        batch, kernels = self.packed_inputs.prepare(cache), load_kernel_library()
+        assert kernels is not None
+        kernels.clearhead_run_packed(
+            self.layers, len(self.layers), self.packed_inputs.views, byref(batch), byref(self.final_norm), x.data_ptr()
+        )
 
     # --- structures
 

@@ -24,7 +24,7 @@ from clearhead.backends.cpu_kernels import (
 from clearhead.backends.live_checks import can_be_planned, runs_in_cpu_kernels, unsupported_network_reason
 from clearhead.backends.memory import return_freed_memory
 from clearhead.backends.modules import AcceleratedHead
-from clearhead.cache import KeyValueCache
+from clearhead.cache import KeyValueCache, PackedCache
 from clearhead.model import EncoderOutput, LayerStack, LogitHead, Transformer, check_shapes, fused_attention
 
 _STEP_LOCK = Lock()  # a plan's structures are overwritten for every token, and a step uses all cores anyway
@@ -78,8 +78,7 @@ class AcceleratedStack(LayerStack):
         **options: Any,
     ) -> Tensor:
         """Return the last hidden states (B, T, D), from the kernels if they can compute this call."""
-        continues = tokens.shape[-1] == 1 and isinstance(cache, KeyValueCache) and cache.length > 0
-        kernels = load_kernel_library() if continues else find_new_kernels()
+        kernels = load_kernel_library() if _continues(tokens, cache) else find_new_kernels()
         supported = kernels is not None and position_ids is None
         if supported and runs_in_cpu_kernels(self, tokens, encoder_output, cache, options):
             with _STEP_LOCK:
@@ -91,12 +90,13 @@ class AcceleratedStack(LayerStack):
             tokens, attention_mask, position_ids, encoder_output=encoder_output, cache=cache, **options
         )
 
-    def plan_for(self, tokens: Tensor, cache: KeyValueCache) -> Plan | None:
+    def plan_for(self, tokens: Tensor, cache: KeyValueCache | PackedCache) -> Plan | None:
         """Return the plan for a call.
 
         Re-checking the modules for every token cost up to 10 % of a step, so the plan is reused within a sequence.
         """
-        if self.plan is not None and cache.last_writer is self.plan.writer and tokens.shape[1] == 1:
+        last_writer = cache.storage.last_writer if isinstance(cache, PackedCache) else cache.last_writer
+        if self.plan is not None and last_writer is self.plan.writer and _continues(tokens, cache):
             return self.plan
         return self.current_plan()
 
@@ -117,13 +117,24 @@ class AcceleratedStack(LayerStack):
         tokens: Tensor,
         attention_mask: Tensor | None,
         encoder_output: EncoderOutput | None,
-        cache: KeyValueCache,
+        cache: KeyValueCache | PackedCache,
     ) -> Tensor:
         """Run new tokens (B, T) in the kernels and return hidden states (B, T, D) in float32."""
         check_shapes(tokens, attention_mask=attention_mask)
         positions = cache.prepare(tokens, attention_mask)
         self.embedding.check_ranges(tokens, positions, None)
         x = self.embedding(tokens, positions, None).float().contiguous()
-        plan.run(x, positions, encoder_output, cache)
-        cache.last_writer = plan.writer
+        if isinstance(cache, PackedCache):
+            plan.run_packed(x, cache)
+            cache.storage.last_writer = plan.writer
+        else:
+            plan.run(x, positions, encoder_output, cache)
+            cache.last_writer = plan.writer
         return x
+
+
+def _continues(tokens: Tensor, cache: Any) -> bool:
+    """Return whether a call adds one token to every sequence, and no sequence begins with it."""
+    if isinstance(cache, PackedCache):
+        return cache.has_single_tokens and cache.storage.last_writer is not None
+    return isinstance(cache, KeyValueCache) and tokens.shape[-1] == 1 and cache.length > 0

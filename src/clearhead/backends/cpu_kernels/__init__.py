@@ -26,6 +26,8 @@ from clearhead.backends.cpu_kernels.structures import (
     LayerStruct,
     MatrixStruct,
     NormStruct,
+    PackedBatchStruct,
+    PageView,
     RotationAngles,
     describe_matrix,
 )
@@ -39,6 +41,8 @@ __all__ = [
     "LayerStruct",
     "MatrixStruct",
     "NormStruct",
+    "PackedBatchStruct",
+    "PageView",
     "RotationAngles",
     "build_in_background",
     "cpu_attention",

@@ -87,6 +87,36 @@ class RotationAngles(ctypes.Structure):
     _fields_ = [("cosine", c_int64), ("sine", c_int64), ("row_stride", c_int64)]
 
 
+class PackedBatchStruct(ctypes.Structure):
+    """The layout of packed tokens (cache/packed_cache.py)."""
+
+    _fields_ = [
+        ("num_sequences", c_int64),
+        ("num_tokens", c_int64),
+        ("page_size", c_int64),
+        ("table_stride", c_int64),
+        ("positions", c_void_p),
+        ("slots", c_void_p),
+        ("starts", c_void_p),
+        ("lengths", c_void_p),
+        ("tables", c_void_p),
+    ]
+
+
+class PageView(ctypes.Structure):
+    """Keys and values (num_pages, K, page_size, H) of one layer, its attention pattern, and its rotation table."""
+
+    _fields_ = [
+        ("keys", c_int64),
+        ("values", c_int64),
+        ("is_bfloat16", c_int64),
+        ("window", c_int64),
+        ("chunk", c_int64),
+        ("cosine", c_int64),
+        ("sine", c_int64),
+    ]
+
+
 class LayerStruct(ctypes.Structure):
     """All weights and settings of one block."""
 
@@ -112,6 +142,9 @@ SIGNATURES = {
     "clearhead_run_layers": [
         *(POINTER(LayerStruct), c_int64, POINTER(KeyValueView), POINTER(KeyValueView), POINTER(RotationAngles)),
         *(POINTER(NormStruct), c_void_p, c_int64, c_int64),
+    ],
+    "clearhead_run_packed": [
+        POINTER(LayerStruct), c_int64, POINTER(PageView), POINTER(PackedBatchStruct), POINTER(NormStruct), c_void_p,
     ],
     "clearhead_linear": [
         c_void_p, c_void_p, c_int64, POINTER(MatrixStruct), POINTER(NormStruct), c_int32, c_int32, c_void_p,

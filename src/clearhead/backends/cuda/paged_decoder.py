@@ -11,34 +11,31 @@ step before it has read the tokens of the previous one; it only has to know how 
 page that a step writes to is in the table of its seat.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from clearhead.architecture import GroupedAttention, LearnedPositions, Rope
+from clearhead.architecture import LearnedPositions
 from clearhead.backends.cuda.async_tokens import AsyncTokens
 from clearhead.backends.cuda.launch import fused_linear
-from clearhead.backends.cuda.paged_launch import (
-    PagedLayer,
-    QueryBlocks,
-    activate,
-    add_and_normalize,
-    attend_chunks,
-    attend_pages,
-    paged_workspace,
-    read_columns,
+from clearhead.backends.cuda.paged_launch import add_and_normalize, read_columns
+from clearhead.backends.cuda.paged_layers import (
+    DecodeStep,
+    PromptStep,
+    build_layers,
+    run_layers,
+    run_layers_in_kernels,
 )
 from clearhead.backends.cuda.sampler import Sampler
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.live_checks import unsupported_network_reason
-from clearhead.backends.lowering import NormModule, Projection, lower_block, lower_head, rotation_table
+from clearhead.backends.lowering import NormModule, lower_head
 from clearhead.backends.packed import PackedWeight
 from clearhead.cache import PackedLayout, PageStorage
 from clearhead.errors import ClearheadError
-from clearhead.model import Block, Transformer
+from clearhead.model import Transformer
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)  # rows for which a step is captured
 _MAX_PACKED_ROWS = 16  # rows up to which packed weights run in the Triton kernels
@@ -54,7 +51,7 @@ class PagedDecoder:
         num_seats: how many sequences can run at the same time.
         max_tokens: the longest sequence; None: all pages.
         """
-        if reason := unsupported_network_reason(network, "cuda"):
+        if reason := unsupported_network_reason(network, "paged"):
             raise ClearheadError(f"this model cannot run in the GPU kernels: {reason}")
         parameter = next(network.parameters())
         assert network.decoder is not None
@@ -63,31 +60,17 @@ class PagedDecoder:
         page_size = storage.pool.page_size
         max_pages = storage.pool.num_pages_for(max_tokens or storage.pool.num_pages * page_size)
         with torch.inference_mode(parameter.is_inference()), torch.no_grad():
-            self.layers = self._build_layers(max_pages * page_size)
+            self.layers = build_layers(network, storage, max_pages * page_size)
         self.head = lower_head(network)
-        projections = [self.head, *(projection for layer in self.layers for projection in layer.block.projections)]
+        projections = [self.head, *(projection for layer in self.layers for projection in layer.projections)]
         packed = all(isinstance(projection.weight, PackedWeight) for projection in projections)
         self.max_kernel_rows = _MAX_PACKED_ROWS if packed else 1
+        self.runs_in_kernels = all(layer.placement in ("pre", "sandwich") for layer in self.layers)
         self.seats = Seats(num_seats, max_pages, network.config.vocab_size, self.device)
         self.sizes = (*(size for size in SIZES if size < num_seats), num_seats)
         self.steps: dict[tuple[int, bool], CapturedStep] = {}
         self.samplers: dict[tuple[int, bool], Sampler] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None  # shared by all graphs
-
-    def _build_layers(self, num_positions: int) -> list[PagedLayer]:
-        """Lower all blocks, with one rotation table for all layers that have the same rotation."""
-        tables: dict[tuple[Rope, int], tuple[Tensor, Tensor]] = {}
-        layers, empty = [], torch.zeros(0, 0, device=self.device)
-        for number, block in enumerate(cast(list[Block], list(self.stack.layers))):
-            config = block.layer.attention
-            assert isinstance(config, GroupedAttention)
-            table = empty, empty
-            if isinstance(config.position, Rope):
-                kind = config.position, config.head_width
-                table = tables.get(kind) or rotation_table(config, num_positions, self.device)
-                tables[kind] = table
-            layers.append(PagedLayer(lower_block(block), *self.storage.layers[number], *table))
-        return layers
 
     # --- prompts
 
@@ -99,10 +82,7 @@ class PagedDecoder:
         pages that earlier chunks, other sequences with the same prefix, or steps have written. last_tokens: indices
         among the T tokens, usually the last one of each prompt that is complete. Nothing waits for the device.
         """
-        config = self.layers[0].block.attention.config
-        blocks = QueryBlocks.from_layout(layout, config)
-        x = self._embed(tokens, layout.positions)
-        x = self._run_layers(x, lambda projected, layer: attend_chunks(projected, layer, layout, blocks))
+        x = run_layers(self.layers, self._embed(tokens, layout.positions), PromptStep(layout))
         return self._logits(x[last_tokens])
 
     def choose(self, logits: Tensor, seats: Sequence[int]) -> AsyncTokens:
@@ -146,22 +126,15 @@ class PagedDecoder:
             raise ClearheadError(f"a step has {num_rows} sequences; this decoder has 1 to {self.seats.num_seats} seats")
         return next(size for size in self.sizes if size >= num_rows)
 
-    def run_step(self, sampler: Sampler, workspace: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def run_step(self, sampler: Sampler, step: DecodeStep) -> tuple[Tensor, Tensor]:
         """Run the tokens of the active seats through the network and choose the next ones; return them and the logits.
 
         Rows without a seat compute something that nobody reads.
         """
-        active = self.seats.active[: len(sampler.chosen)]
+        active = self.seats.active[: step.num_rows]
         x = self._embed(*read_columns(self.seats, len(active)))
-
-        def attend(projected: Tensor, layer: PagedLayer) -> Tensor:
-            return attend_pages(projected, layer, self.seats, workspace)
-
-        if len(x) <= self.max_kernel_rows:
-            for layer in self.layers:
-                self._run_layer_in_kernels(x, layer, workspace)
-        else:
-            x = self._run_layers(x, attend)
+        in_kernels = self.runs_in_kernels and len(x) <= self.max_kernel_rows
+        x = (run_layers_in_kernels if in_kernels else run_layers)(self.layers, x, step)
         logits = self._logits(x)
         return sampler.choose(logits, active), logits
 
@@ -173,39 +146,6 @@ class PagedDecoder:
         if isinstance(table, LearnedPositions):
             positions = positions.clamp(0, table.num_positions - 1)
         return self.stack.embedding(tokens[None], positions[None], None)[0].contiguous()
-
-    def _run_layers(self, x: Tensor, attend: Callable[[Tensor, PagedLayer], Tensor]) -> Tensor:
-        """Run x (T, D) through all layers with PyTorch's products, in place; a norm also adds the branch before it."""
-        branch = None
-        for layer in self.layers:
-            block, attention, feed_forward = (
-                layer.block,
-                layer.block.attention_residual,
-                layer.block.feed_forward_residual,
-            )
-            normed = add_and_normalize(x, branch, cast(NormModule, attention.norm))
-            attended = attend(_linear(normed, block.query_key_value), layer)
-            branch = _normalize(_linear(attended, block.attention_output), attention.branch_norm)
-            normed = add_and_normalize(x, branch, cast(NormModule, feed_forward.norm))
-            inner = activate(_linear(normed, block.gate_and_up), block)
-            branch = _normalize(_linear(inner, block.down), feed_forward.branch_norm)
-        assert branch is not None
-        return x.add_(branch)
-
-    def _run_layer_in_kernels(self, x: Tensor, layer: PagedLayer, workspace: tuple[Tensor, Tensor]) -> None:
-        """Run x (B, D) through a layer with the products of triton_products.py, in place."""
-        block, attention, feed_forward = layer.block, layer.block.attention_residual, layer.block.feed_forward_residual
-        projected = fused_linear(x, block.query_key_value, norm=cast(NormModule, attention.norm))
-        attended = attend_pages(projected, layer, self.seats, workspace)
-        _add_branch(x, attended, block.attention_output, attention.branch_norm)
-        inner = fused_linear(
-            x,
-            block.gate_and_up,
-            norm=cast(NormModule, feed_forward.norm),
-            gated=block.gated,
-            activation=block.activation,
-        )
-        _add_branch(x, inner, block.down, feed_forward.branch_norm)
 
     def _logits(self, x: Tensor) -> Tensor:
         """Return the logits (B, V) of x (B, D), to which the final norm is applied first."""
@@ -226,7 +166,7 @@ class CapturedStep:
         """Capture the step; all seats must be inactive, since it also runs before it is captured."""
         self.decoder = decoder
         self.sampler = Sampler(decoder.seats, size, adjust)
-        self.workspace = paged_workspace(decoder.layers[0].block.attention, size, decoder.device)
+        self.step = DecodeStep(decoder.seats, size)
         self.tokens, self.logits = self.sampler.chosen, torch.empty(0)
         self.graph = torch.cuda.CUDAGraph()
         self.capture()
@@ -238,29 +178,12 @@ class CapturedStep:
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(2):
-                self.decoder.run_step(self.sampler, self.workspace)
+                self.decoder.run_step(self.sampler, self.step)
         torch.cuda.current_stream().wait_stream(stream)
         # In this mode, other threads may allocate memory meanwhile.
         with torch.cuda.graph(self.graph, pool=self.decoder.pool, capture_error_mode="thread_local"):
-            self.tokens, self.logits = self.decoder.run_step(self.sampler, self.workspace)
+            self.tokens, self.logits = self.decoder.run_step(self.sampler, self.step)
 
     def replay(self) -> None:
         """Start the step for the active seats."""
         self.graph.replay()
-
-
-def _linear(x: Tensor, projection: Projection) -> Tensor:
-    return functional.linear(x, projection.plain_weight(x.dtype), projection.bias)
-
-
-def _normalize(branch: Tensor, norm: nn.Module) -> Tensor:
-    """Apply the norm at the end of a branch of a sandwich block."""
-    return branch if isinstance(norm, nn.Identity) else add_and_normalize(branch, None, cast(NormModule, norm))
-
-
-def _add_branch(x: Tensor, inner: Tensor, projection: Projection, branch_norm: nn.Module) -> None:
-    """Add the last projection of a branch, and its norm in a sandwich block, to the residual stream x in place."""
-    if isinstance(branch_norm, nn.Identity):
-        fused_linear(inner, projection, residual=x)
-    else:
-        x += _normalize(fused_linear(inner, projection), branch_norm)

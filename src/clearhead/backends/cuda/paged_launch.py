@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.architecture import AttentionPattern, Chunked, GroupedAttention, SlidingWindow
+from clearhead.architecture import AttentionPattern, Chunked, SlidingWindow
 from clearhead.backends.cuda.launch import dependent_launch
 from clearhead.backends.cuda.seats import Seats
-from clearhead.backends.lowering import LoweredAttention, LoweredBlock, NormModule, lower_norm
+from clearhead.backends.lowering import LoweredAttention, NormModule, lower_norm
 from clearhead.cache import PackedLayout
 
 _UNLIMITED = 1 << 30  # a window or chunk that is larger than any text
@@ -22,10 +22,10 @@ _FEW_PROGRAMS = 128  # about the number of multiprocessors of the largest GPUs
 
 
 @dataclass(frozen=True)
-class PagedLayer:
-    """A lowered block, its pages and its rotation table."""
+class PagedAttention:
+    """The settings of an attention layer, its pages and its rotation table."""
 
-    block: LoweredBlock
+    attention: LoweredAttention
     keys: Tensor  # (pages, K, page_size, H)
     values: Tensor
     cosine: Tensor  # (positions, rotary_pairs)
@@ -41,10 +41,9 @@ class QueryBlocks:
     num_rows: int  # queries of a block: tokens times query heads per key-value head
 
     @staticmethod
-    def from_layout(layout: PackedLayout, config: GroupedAttention) -> "QueryBlocks":
-        """Divide the tokens of every sequence into blocks."""
-        group = config.num_heads // config.num_kv_heads
-        num_rows = max(64, _power_of_two(group))
+    def from_layout(layout: PackedLayout, group: int, num_rows: int = 64) -> "QueryBlocks":
+        """Divide the tokens of every sequence into blocks. group: query heads that share a key-value head."""
+        num_rows = max(num_rows, power_of_two(group))
         num_tokens = num_rows // group
         starts, count = layout.sequence_starts, len(layout.positions) // num_tokens + len(layout.lengths)
         ends = ((starts.diff() + num_tokens - 1) // num_tokens).cumsum(0)  # of the blocks of each sequence
@@ -56,20 +55,20 @@ class QueryBlocks:
         return QueryBlocks(sequences, (starts[known] + place * num_tokens).int(), num_rows)
 
 
-def attend_pages(projected: Tensor, layer: PagedLayer, seats: Seats, workspace: tuple[Tensor, Tensor]) -> Tensor:
+def attend_pages(projected: Tensor, layer: PagedAttention, seats: Seats, workspace: tuple[Tensor, Tensor]) -> Tensor:
     """Write the new token's key and value to its page and attend to its sequence: (B, (N + 2K) H) -> (B, N H).
 
     Row b belongs to the seat `seats.active[b]`. workspace: from `paged_workspace`.
     """
     from clearhead.backends.cuda import triton_pages
 
-    attention, (states, num_finished) = layer.block.attention, workspace
+    attention, (states, num_finished) = layer.attention, workspace
     config = attention.config
     y = projected.new_empty(len(projected), config.num_heads * config.head_width)
     query_norm, key_norm, epsilon, options = _head_options(attention, projected)
     triton_pages.attend_pages[states.shape[:2]](
         y, states, num_finished, projected, layer.keys, layer.values, seats.active, seats.position, seats.page_tables,
-        layer.cosine, layer.sine, query_norm, key_norm, seats.page_tables.stride(0), *_limits(config.pattern),
+        layer.cosine, layer.sine, query_norm, key_norm, seats.page_tables.stride(0), *attention_limits(config.pattern),
         attention.scale, epsilon, PAGE=layer.keys.shape[2], GROUP=states.shape[2], SPANS=states.shape[1],
         **_decode_tile(len(states)), **options,
     )  # fmt: skip
@@ -85,24 +84,24 @@ def paged_workspace(attention: LoweredAttention, num_rows: int, device: torch.de
     config, programs = attention.config, num_rows * attention.config.num_kv_heads
     # Enough programs for every multiprocessor, and a few for a long sequence among many.
     num_spans = max(2 if programs > 8 * _FEW_PROGRAMS else 8, min(16, _FEW_PROGRAMS // programs))
-    group = max(16, _power_of_two(config.num_heads // config.num_kv_heads))
-    shape = programs, num_spans, group, _power_of_two(config.head_width) + 2
+    group = max(16, power_of_two(config.num_heads // config.num_kv_heads))
+    shape = programs, num_spans, group, power_of_two(config.head_width) + 2
     return torch.empty(shape, device=device), torch.zeros(programs, dtype=torch.int32, device=device)
 
 
-def attend_chunks(projected: Tensor, layer: PagedLayer, layout: PackedLayout, blocks: QueryBlocks) -> Tensor:
+def attend_chunks(projected: Tensor, layer: PagedAttention, layout: PackedLayout, blocks: QueryBlocks) -> Tensor:
     """Write the keys and values of packed tokens to their pages and attend: (T, (N + 2K) H) -> (T, N H)."""
     from clearhead.backends.cuda import triton_chunks
 
-    attention, config = layer.block.attention, layer.block.attention.config
+    attention, config = layer.attention, layer.attention.config
     y = projected.new_empty(len(projected), config.num_heads * config.head_width)
     query_norm, key_norm, epsilon, options = _head_options(attention, projected)
     options["PAGE"], table = layer.keys.shape[2], (layer.cosine, layer.sine)
     triton_chunks.store_keys[(len(projected),)](
         projected, layer.keys, layer.values, layout.slots, layout.positions, *table, key_norm, epsilon,
-        BLOCK_K=_power_of_two(config.num_kv_heads), num_warps=2, **options,
+        BLOCK_K=power_of_two(config.num_kv_heads), num_warps=2, **options,
     )  # fmt: skip
-    window, chunk = _limits(config.pattern)
+    window, chunk = attention_limits(config.pattern)
     triton_chunks.attend_chunks[len(blocks.starts), config.num_kv_heads](
         y, projected, layer.keys, layer.values, blocks.sequences, blocks.starts, layout.sequence_starts, layout.lengths,
         layout.page_tables, *table, query_norm, layout.page_tables.stride(0), window, chunk,
@@ -121,21 +120,21 @@ def add_and_normalize(x: Tensor, branch: Tensor | None, norm: NormModule) -> Ten
     width = x.shape[1]
     normalize_rows[(len(x),)](
         y, x, x if branch is None else branch, settings.weight, x if settings.bias is None else settings.bias,
-        settings.epsilon, D=width, BLOCK_D=_power_of_two(width), KIND=settings.kind, UNIT_OFFSET=settings.unit_offset,
+        settings.epsilon, D=width, BLOCK_D=power_of_two(width), KIND=settings.kind, UNIT_OFFSET=settings.unit_offset,
         BIAS=settings.bias is not None, ADD=branch is not None, num_warps=4 if width <= 2048 else 8,
         **dependent_launch(x.device),
     )  # fmt: skip
     return y
 
 
-def activate(inner: Tensor, block: LoweredBlock) -> Tensor:
+def activate(inner: Tensor, gated: bool, activation: str) -> Tensor:
     """Return activation(gate) · up for gate and up side by side (T, 2F), or activation(up) without a gate."""
     from clearhead.backends.cuda.triton_rows import activate_rows
 
-    width = inner.shape[1] // 2 if block.gated else inner.shape[1]
+    width = inner.shape[1] // 2 if gated else inner.shape[1]
     y = inner.new_empty(len(inner), width)
     activate_rows[len(inner), -(-width // 1024)](
-        y, inner, F=width, BLOCK_F=1024, GATED=block.gated, ACTIVATION=block.activation, num_warps=4,
+        y, inner, F=width, BLOCK_F=1024, GATED=gated, ACTIVATION=activation, num_warps=4,
         **dependent_launch(inner.device),
     )  # fmt: skip
     return y
@@ -147,7 +146,7 @@ def read_columns(seats: Seats, num_rows: int) -> tuple[Tensor, Tensor]:
 
     tokens, positions = torch.empty(2, num_rows, dtype=torch.int64, device=seats.device)
     triton_rows.read_columns[(1,)](
-        tokens, positions, seats.active, seats.integers, seats.num_seats, B=num_rows, BLOCK_B=_power_of_two(num_rows)
+        tokens, positions, seats.active, seats.integers, seats.num_seats, B=num_rows, BLOCK_B=power_of_two(num_rows)
     )
     return tokens, positions
 
@@ -158,7 +157,7 @@ def _head_options(attention: LoweredAttention, projected: Tensor) -> tuple[Tenso
     query_norm, key_norm = lower_norm(attention.query_norm), lower_norm(attention.key_norm)
     options = {
         "N": config.num_heads, "K": config.num_kv_heads, "H": config.head_width,
-        "BLOCK_H": max(16, _power_of_two(config.head_width)), "PAIRS": attention.rotary_pairs,
+        "BLOCK_H": max(16, power_of_two(config.head_width)), "PAIRS": attention.rotary_pairs,
         "INTERLEAVED": attention.interleaved, "NORMED": query_norm is not None,
         "UNIT_OFFSET": int(query_norm is not None and query_norm.unit_offset),
     } | dependent_launch(projected.device)  # fmt: skip
@@ -174,11 +173,12 @@ def _decode_tile(num_programs: int) -> dict[str, int]:
     return {"BLOCK": 32, "num_warps": 2, "MIN_SPAN": _MIN_SPAN}
 
 
-def _limits(pattern: AttentionPattern) -> tuple[int, int]:
+def attention_limits(pattern: AttentionPattern) -> tuple[int, int]:
     """Return the window and the chunk of a pattern."""
     window = pattern.size if isinstance(pattern, SlidingWindow) else _UNLIMITED
     return window, pattern.size if isinstance(pattern, Chunked) else _UNLIMITED
 
 
-def _power_of_two(number: int) -> int:
+def power_of_two(number: int) -> int:
+    """Return the smallest power of two that is not less than `number`."""
     return 1 << (number - 1).bit_length()

@@ -38,35 +38,28 @@ inline int64_t row_bytes(const Matrix& w) {
   return w.kind == FLOAT32 ? w.K * 4 : w.kind == BFLOAT16 ? w.K * 2 : w.num_groups * (w.kind == INT8 ? 32 : 16);
 }
 
-// A row of x for a quantized W.
-struct QuantizedRow {
-  std::vector<float> values;
-  std::vector<int8_t> quants;       // in the order of W's values in a vector register
-  std::vector<float> scales, sums;  // (K/32), padded to whole vectors; a sum is scale * sum of quants
-};
+// Return the sum of f(x[k]) over all K values: 16 partial sums and then what is left over, always in the same order.
+template <class Function>
+inline float sum_of(const float* x, int64_t K, Function f) {
+  float lanes[16] = {}, sum = 0;
+  int64_t k = 0;
+  for (; k + 16 <= K; k += 16)
+    for (int j = 0; j < 16; j++) lanes[j] += f(x[k + j]);
+  for (; k < K; k++) sum += f(x[k]);
+  for (int j = 0; j < 16; j++) sum += lanes[j];
+  return sum;
+}
 
-// y may be x.
-inline void normalize(float* y, const float* x, int64_t K, const Norm& norm) {
+// y may be x. It is never inlined: all rows then go through the same instructions and get the same bits.
+[[gnu::noinline]] inline void normalize(float* y, const float* x, int64_t K, const Norm& norm) {
   if (norm.kind == NO_NORM) {
     if (y != x) std::copy(x, x + K, y);
     return;
   }
-  float mean = 0, squares = 0;
-  if (norm.kind == LAYER_NORM) {
-    for (int64_t k = 0; k < K; k++) mean += x[k];
-    mean /= K;
-  }
-  for (int64_t k = 0; k < K; k++) squares += (x[k] - mean) * (x[k] - mean);
+  const float mean = norm.kind == LAYER_NORM ? sum_of(x, K, [](float v) { return v; }) / K : 0;
+  const float squares = sum_of(x, K, [&](float v) { return (v - mean) * (v - mean); });
   const float scale = 1 / std::sqrt(squares / K + norm.epsilon);
   for (int64_t k = 0; k < K; k++) y[k] = (x[k] - mean) * scale * norm.weight[k] + (norm.bias ? norm.bias[k] : 0);
-}
-
-// Return where value k of a row is in the vector registers. With 4 bits, a byte holds values j and j + 16 of its
-// group, and a register holds two groups a and b as a0-15 b0-15 a16-31 b16-31.
-inline int64_t register_position(int64_t k, WeightKind kind) {
-  if (kind == INT8) return k;
-  const int64_t group = (k / 32) % 2, half = (k / 16) % 2;
-  return k / 64 * 64 + half * 32 + group * 16 + k % 16;
 }
 
 struct QuantizedGroup {
@@ -91,26 +84,6 @@ inline QuantizedGroup quantize_group(int8_t* quants, const float* values) {
 // Return how far the zero point of W was moved to make its values unsigned: the factor of x's sum.
 inline int zero_point(const Matrix& w) { return w.kind == INT8 ? 128 : w.offsets ? 0 : 8; }
 
-inline void quantize(QuantizedRow& row, const Matrix& w) {
-  row.quants.resize(w.num_groups * 32);
-  row.scales.assign((w.num_groups + 15) / 16 * 16, 0);
-  row.sums.assign(row.scales.size(), 0);
-  for (int64_t g = 0; g < w.num_groups; g++) {
-    int8_t quants[32];
-    const auto [scale, sum] = quantize_group(quants, &row.values[g * 32]);
-    for (int half = 0; half < 32; half += 16)
-      std::copy(quants + half, quants + half + 16, &row.quants[register_position(g * 32 + half, w.kind)]);
-    row.scales[g] = scale;
-    row.sums[g] = scale * sum;
-  }
-}
-
-inline void normalize_and_quantize(QuantizedRow& row, const float* x, const Matrix& w, const Norm& norm) {
-  row.values.assign(std::max<int64_t>(w.K, w.num_groups * 32), 0);
-  normalize(row.values.data(), x, w.K, norm);
-  quantize(row, w);
-}
-
 // Return the 32-bit words of a row of x in the format of W, padded to a whole vector.
 inline int64_t words_per_row(const Matrix& w) {
   return w.kind == FLOAT32    ? (w.K + 15) / 16 * 16
@@ -118,7 +91,7 @@ inline int64_t words_per_row(const Matrix& w) {
                               : int64_t(w.num_groups) * 8;
 }
 
-// Rows of x for a plain W, and for every kind of W in panels.
+// Rows of x in the format of W.
 struct InputRows {
   std::vector<uint32_t> words;        // (M, words_per_row)
   std::vector<int32_t> initial_sums;  // (M, K/32): -zero point * sum of quants
@@ -132,16 +105,19 @@ struct InputRows {
     sums.resize(initial_sums.size());
   }
 
+  typedef uint16_t HalfWord __attribute__((may_alias));
+  static void convert(HalfWord* to, const float* from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = to_bfloat16(from[i]);
+  }
+
   // Normalize row m of x and convert it to the format of W.
-  void set_row(int64_t m, const float* x, const Matrix& w, const Norm& norm) {
+  [[gnu::noinline]] void set_row(int64_t m, const float* x, const Matrix& w, const Norm& norm) {
     thread_local std::vector<float> values;
     values.assign(words_per_row(w) * (w.kind == FLOAT32 ? 1 : w.kind == BFLOAT16 ? 2 : 4), 0);
     normalize(values.data(), x, w.K, norm);
     uint32_t* to = &words[m * words_per_row(w)];
     if (w.kind == FLOAT32) std::memcpy(to, values.data(), words_per_row(w) * 4);
-    if (w.kind == BFLOAT16)
-      for (int64_t i = 0; i < words_per_row(w); i++)
-        to[i] = to_bfloat16(values[2 * i]) | uint32_t(to_bfloat16(values[2 * i + 1])) << 16;
+    if (w.kind == BFLOAT16) convert((HalfWord*)to, values.data(), words_per_row(w) * 2);
     for (int64_t g = 0; g < w.num_groups; g++) {
       const int64_t group = m * w.num_groups + g;
       const auto [scale, sum] = quantize_group((int8_t*)(to + g * 8), &values[g * 32]);

@@ -2,11 +2,11 @@
 // loop and waits at barriers for the others. The functions at the end are called from Python, and structures.py mirrors
 // the structures.
 //
-//     vectors.h     number formats, dot products of quantized groups
-//     inputs.h      W, norms, rows of x in the format of W
-//     tiles.h       products of a few rows that stay in registers
-//     linear.h      y = W norm(x) for few rows of x           prompt.h     the same for many rows, and their attention
-//     attention.h   attention of one new token per sequence
+//     vectors.h     number formats                            panels.h     rows of W, transposed
+//     inputs.h      W, norms, rows of x in the format of W    few_rows.h   W as it is stored, for few rows of x
+//     tiles.h       products that stay in registers           linear.h     y = W norm(x)
+//     attention.h   attention of one new token per sequence   prompt.h     of all tokens of a prompt
+//     pages.h       of packed tokens of many sequences        packed_batch.h   their layout and pages
 //
 // Words for pieces of data, from small to large:
 //
@@ -15,8 +15,8 @@
 //     vector        16 words, one AVX-512 register
 //     tile          a few rows of x times a few rows of W, whose sums all stay in registers
 //     band, panel   BAND rows of x; PANEL rows of W, transposed, so that a vector holds one word of 16 rows
-//     share         the rows of W that a thread takes at a time
 //     span, state   a range of cache slots; the softmax maximum, sum and output of a span
+#include "pages.h"
 #include "prompt.h"
 
 // Where a branch f has its norms n and n': x + f(n x), n(x + f x) or x + n'(f(n x)).
@@ -59,19 +59,6 @@ static void unpack(Element* y, const Matrix& w, int64_t n) {
 
 static const Norm UNNORMALIZED{NO_NORM, 0, nullptr, nullptr};
 
-// Compute y = activation(W norm(x) + bias) + residual in the way that suits W and the number of rows M; called by all
-// threads.
-static void linear(const Thread& thread, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
-                   Activation activation, bool gated, const float* residual, InputRows& rows) {
-  if (M > max_stored_rows(w))
-    linear_panels(thread, y, x, M, w, norm, activation, gated, residual, rows);
-  else if (w.num_groups)
-    linear_packed(thread, y, x, M, w, norm, activation, gated, residual);
-  else
-    linear_plain(thread, y, x, M, w, norm, activation, gated, residual, rows);
-#pragma omp barrier
-}
-
 // Add the last product of a branch, W `from`, to the residual stream x, with the norms of the layer's placement.
 static void add_branch(const Thread& thread, const Layer& layer, int branch, const Workspace& space, const float* from,
                        const Matrix& w, int64_t M) {
@@ -101,28 +88,22 @@ static void attend_prompt(const Thread& thread, const PromptAttention& attention
 #pragma omp barrier
 }
 
-// Run the tokens in space.x through one layer; called by all threads.
-static void run_layer(const Thread& thread, const Layer& layer, const KeyValueView& cache,
-                      const KeyValueView* cross_cache, const RotationAngles& angles, const Workspace& space, int64_t B,
-                      int64_t T) {
-  const int64_t M = B * T;
+// Run M tokens in space.x through one layer; called by all threads. self_attention and cross_attention compute
+// space.attended from space.projected.
+template <class SelfAttention, class CrossAttention>
+static void run_layer(const Thread& thread, const Layer& layer, const Workspace& space, int64_t M,
+                      SelfAttention self_attention, CrossAttention cross_attention) {
   auto norm_before = [&](int branch) -> const Norm& {
     return layer.placement == POST ? UNNORMALIZED : layer.norms[branch];
   };
   linear(thread, space.projected, space.x, M, layer.query_key_value, norm_before(0), IDENTITY, false, nullptr,
          space.rows);
-  if (T == 1)
-    attend_token(thread, space.attended, space.states, space.projected, B, layer.heads, cache, angles, false);
-  else if (cache.is_bfloat16)
-    attend_prompt<Bfloat16>(thread, {B, T, false, layer.heads, cache, space.floats}, space, angles);
-  else
-    attend_prompt<float>(thread, {B, T, false, layer.heads, cache, space.floats}, space, angles);
+  self_attention();
   add_branch(thread, layer, 0, space, space.attended, layer.attention_output, M);
   if (layer.has_cross_attention) {
     linear(thread, space.projected, space.x, M, layer.cross_query, norm_before(1), IDENTITY, false, nullptr,
            space.rows);
-    attend_token(thread, space.attended, space.states, space.projected, B, layer.cross_heads, *cross_cache, angles,
-                 true);
+    cross_attention();
     add_branch(thread, layer, 1, space, space.attended, layer.cross_output, M);
   }
   linear(thread, space.inner, space.x, M, layer.gate_and_up, norm_before(2), layer.activation, layer.gated, nullptr,
@@ -130,12 +111,44 @@ static void run_layer(const Thread& thread, const Layer& layer, const KeyValueVi
   add_branch(thread, layer, 2, space, space.inner, layer.down, M);
 }
 
+// Memory for M rows in all layers. It is kept for the next call if it is small, as for single tokens.
+struct WorkspaceMemory {
+  std::vector<float> floats;
+  InputRows rows;
+  FloatKeysValues keys_values;
+
+  // Allocate it, with room for `states` more floats, and return where its parts are.
+  Workspace reserve(float* x, int64_t M, const Layer* layers, int64_t num_layers, int64_t states) {
+    int64_t projected = 0, attended = 0, inner = 0, longest = 0;
+    for (const Layer* layer = layers; layer < layers + num_layers; layer++) {
+      const bool cross = layer->has_cross_attention;
+      projected = std::max({projected, layer->query_key_value.N, cross ? layer->cross_query.N : 0});
+      attended = std::max({attended, layer->attention_output.K, cross ? layer->cross_output.K : 0});
+      inner = std::max(inner, layer->down.K);
+      for (const Matrix* w : {&layer->query_key_value, &layer->attention_output, &layer->gate_and_up, &layer->down,
+                              &layer->cross_query, &layer->cross_output})
+        if (M > MAX_PRIVATE_ROWS) longest = std::max(longest, words_per_row(*w));
+    }
+    const int64_t D = layers[0].query_key_value.K;
+    rows.reserve(M, longest);
+    floats.resize(std::max<size_t>(floats.size(), M * (projected + attended + inner + D) + states));
+    Workspace space{x, floats.data(), nullptr, nullptr, nullptr, nullptr, rows, keys_values};
+    space.attended = space.projected + M * projected;
+    space.inner = space.attended + M * attended;
+    space.branch = space.inner + M * inner;
+    space.states = space.branch + M * D;
+    return space;
+  }
+
+  static constexpr int64_t MAX_KEPT_ROWS = 64;
+};
+
 extern "C" {
 
 // The number of rows of x up to which products with a plain W are faster here than in PyTorch, and whether prompts are
 // faster too, which needs AVX-512.
 #ifdef CLEARHEAD_AVX512
-int32_t clearhead_max_plain_rows() { return int32_t(MAX_PLAIN_ROWS); }
+int32_t clearhead_max_plain_rows() { return INT32_MAX; }
 int32_t clearhead_supports_prompts() { return 1; }
 #else
 int32_t clearhead_max_plain_rows() { return 16; }
@@ -149,36 +162,64 @@ int32_t clearhead_supports_prompts() { return 0; }
 int32_t clearhead_run_layers(const Layer* layers, int64_t num_layers, const KeyValueView* caches,
                              const KeyValueView* cross_caches, const RotationAngles* angles, const Norm* final_norm,
                              float* x, int64_t B, int64_t T) try {
-  static thread_local std::vector<float> small;  // reused for the next token; memory for a prompt is freed
-  std::vector<float> large, &memory = B * T > MAX_PRIVATE_ROWS ? large : small;
-  InputRows rows;
-  FloatKeysValues floats;
-  int64_t projected = 0, attended = 0, inner = 0, states = 0, longest = 0;
-  for (int64_t i = 0; i < num_layers; i++) {
-    const Layer& layer = layers[i];
-    projected = std::max({projected, layer.query_key_value.N, layer.has_cross_attention ? layer.cross_query.N : 0});
-    attended = std::max({attended, layer.attention_output.K, layer.has_cross_attention ? layer.cross_output.K : 0});
-    inner = std::max(inner, layer.down.K);
-    states = std::max(states, state_size(layer.heads, caches[i], B));
-    if (layer.has_cross_attention) states = std::max(states, state_size(layer.cross_heads, cross_caches[i], B));
-    if (T > 1) floats.reserve(B, layer.heads, caches[i]);
-    for (const Matrix* w : {&layer.query_key_value, &layer.attention_output, &layer.gate_and_up, &layer.down,
-                            &layer.cross_query, &layer.cross_output})
-      if (shares_rows(B * T, *w)) longest = std::max(longest, words_per_row(*w));
-  }
+  static thread_local WorkspaceMemory small;
+  WorkspaceMemory large, &memory = B * T > WorkspaceMemory::MAX_KEPT_ROWS || T > 1 ? large : small;
   const int64_t D = layers[0].query_key_value.K, M = B * T;
-  rows.reserve(M, longest);
-  memory.resize(std::max<size_t>(memory.size(), M * (projected + attended + inner + D) + states));
-  Workspace space{x, memory.data(), nullptr, nullptr, nullptr, nullptr, rows, floats};
-  space.attended = space.projected + M * projected;
-  space.inner = space.attended + M * attended;
-  space.branch = space.inner + M * inner;
-  space.states = space.branch + M * D;
+  int64_t states = 0;
+  for (int64_t i = 0; i < num_layers; i++) {
+    states = std::max(states, state_size(layers[i].heads, caches[i], B));
+    if (layers[i].has_cross_attention) states = std::max(states, state_size(layers[i].cross_heads, cross_caches[i], B));
+    if (T > 1) memory.keys_values.reserve(B, layers[i].heads, caches[i]);
+  }
+  const Workspace space = memory.reserve(x, M, layers, num_layers, states);
+#pragma omp parallel
+  {
+    const Thread thread;
+    for (int64_t i = 0; i < num_layers; i++) {
+      const Layer& layer = layers[i];
+      auto self_attention = [&] {
+        const PromptAttention prompt{B, T, false, layer.heads, caches[i], space.floats};
+        if (T == 1)
+          attend_token(thread, space.attended, space.states, space.projected, B, layer.heads, caches[i], angles[i],
+                       false);
+        else if (caches[i].is_bfloat16)
+          attend_prompt<Bfloat16>(thread, prompt, space, angles[i]);
+        else
+          attend_prompt<float>(thread, prompt, space, angles[i]);
+      };
+      run_layer(thread, layer, space, M, self_attention, [&] {
+        attend_token(thread, space.attended, space.states, space.projected, B, layer.cross_heads, cross_caches[i],
+                     angles[i], true);
+      });
+    }
+    for (int64_t m = thread.first(M); m < thread.last(M); m++) normalize(x + m * D, x + m * D, D, *final_norm);
+  }
+  return 0;
+} catch (const std::bad_alloc&) {
+  return 1;
+}
+
+// Run packed tokens x (T, D) of many sequences through all layers, in place. pages has one entry per layer.
+int32_t clearhead_run_packed(const Layer* layers, int64_t num_layers, const PageView* pages, const PackedBatch* batch,
+                             const Norm* final_norm, float* x) try {
+  static thread_local WorkspaceMemory small;
+  const int64_t D = layers[0].query_key_value.K, M = batch->num_tokens;
+  WorkspaceMemory large, &memory = M > WorkspaceMemory::MAX_KEPT_ROWS ? large : small;
+  const AttentionSchedule schedule(*batch);
+  int64_t states = 0;
+  for (int64_t i = 0; i < num_layers; i++) states = std::max(states, schedule.state_size(layers[i].heads));
+  const Workspace space = memory.reserve(x, M, layers, num_layers, states);
 #pragma omp parallel
   {
     const Thread thread;
     for (int64_t i = 0; i < num_layers; i++)
-      run_layer(thread, layers[i], caches[i], cross_caches ? cross_caches + i : nullptr, angles[i], space, B, T);
+      run_layer(
+          thread, layers[i], space, M,
+          [&] {
+            (pages[i].is_bfloat16 ? attend_packed<Bfloat16> : attend_packed<float>)(
+                thread, space.attended, space.states, space.projected, *batch, schedule, pages[i], layers[i].heads);
+          },
+          [] {});
     for (int64_t m = thread.first(M); m < thread.last(M); m++) normalize(x + m * D, x + m * D, D, *final_norm);
   }
   return 0;
@@ -190,7 +231,7 @@ int32_t clearhead_run_layers(const Layer* layers, int64_t num_layers, const KeyV
 int32_t clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, const Norm* norm, int32_t activation,
                          int32_t gated, const float* residual) try {
   InputRows rows;
-  if (shares_rows(M, *w)) rows.reserve(M, words_per_row(*w));
+  if (M > MAX_PRIVATE_ROWS) rows.reserve(M, words_per_row(*w));
 #pragma omp parallel
   linear(Thread(), y, x, M, *w, *norm, Activation(activation), gated, residual, rows);
   return 0;

@@ -1,11 +1,16 @@
-// y = W norm(x) + bias for a few rows of x. W is larger than the processor's caches, so the time is that of reading W
-// once from memory; from about ten rows of x on, it is that of the multiplications. The reference in PyTorch is
-// PackedWeight.unpack and functional.linear. Shapes as in inputs.h. The last bits of y depend on the number of rows.
+// y = activation(W norm(x) + bias) + residual for any number of rows of x. The reference in PyTorch is
+// PackedWeight.unpack and functional.linear. Shapes as in inputs.h.
+//
+//     rows of x                   with AVX-512                              otherwise
+//     up to MAX_FEW_ROWS          rows of W as they are stored              plain W: one row after the other
+//     more                        W in panels, which stay in the cache      8 bits, up to 16 rows: the same
+//                                 while all rows are multiplied             else W in panels
+//
+// With AVX-512, the bits of a row of y depend on nothing but the same row of x: not on the number of rows or threads.
 #pragma once
 #include <omp.h>
 
-#include "inputs.h"
-#include "tiles.h"
+#include "few_rows.h"
 
 // One of the threads that run the same code in parallel, and its part of some work: items first to last - 1.
 struct Thread {
@@ -14,122 +19,11 @@ struct Thread {
   int64_t last(int64_t total) const { return total * (number + 1) / count; }
 };
 
-// `linear` in kernels.cpp chooses by the kind of W and the number of rows of x:
-//
-//     rows of x                      quantized W                   plain W
-//     up to max_stored_rows(w)       linear_packed, row by row     linear_plain, in tiles
-//     more                           linear_panels (prompt.h)      linear_panels
-#ifdef CLEARHEAD_AVX512
-constexpr int64_t MAX_INT8_ROWS = 4, MAX_INT4_ROWS = 4, MAX_PLAIN_ROWS = 48;
-#else
-constexpr int64_t MAX_INT8_ROWS = 16, MAX_INT4_ROWS = 0, MAX_PLAIN_ROWS = INT64_MAX;
-#endif
-inline int64_t max_stored_rows(const Matrix& w) {
-  return w.kind == INT8 ? MAX_INT8_ROWS : w.kind == INT4 ? MAX_INT4_ROWS : MAX_PLAIN_ROWS;
-}
+// Up to this many rows of x, every thread converts all of them itself, which is cheaper than to wait for the others.
+constexpr int64_t MAX_PRIVATE_ROWS = 8;
 
-// Up to this many rows of x for a plain W, every thread converts all of them itself, which is cheaper than to wait for
-// the others.
-constexpr int64_t MAX_PRIVATE_ROWS = 16;
-inline bool shares_rows(int64_t M, const Matrix& w) {
-  return M > max_stored_rows(w) || (!w.num_groups && M > MAX_PRIVATE_ROWS);
-}
-constexpr int64_t ROWS_PER_SHARE = 16;  // threads divide the rows of W in shares of this size
-
-// --- rows of W times rows of x
-
-// Return W without its first n rows.
-inline Matrix skip_rows(Matrix w, int64_t n) {
-  w.N -= n;
-  w.values = (const char*)w.values + n * row_bytes(w);
-  w.scales += n * w.num_groups;
-  if (w.offsets) w.offsets += n * w.num_groups;
-  if (w.bias) w.bias += n;
-  return w;
-}
-
-// Where to write products: y (M, N) = product + residual, which may be null or y; or with `scale`, y = y * product.
-struct Output {
-  float* y;
-  int64_t N;
-  const float* residual;
-  bool scale;
-  template <int count>
-  void write(int64_t m, int64_t n, const float* products) const {
-    float* to = y + m * N + n;
-    const float* from = residual ? residual + m * N + n : nullptr;
-    CLEARHEAD_UNROLL
-    for (int c = 0; c < count; c++) to[c] = scale ? to[c] * products[c] : from ? from[c] + products[c] : products[c];
-  }
-};
-
-inline float dot(const Matrix& w, int64_t n, const QuantizedRow& x) {
-  const int64_t first = n * w.num_groups;
-  const QuantizedGroups groups{x.quants.data(), x.scales.data(), x.sums.data(), w.num_groups};
-  const WeightScales scales{w.scales + first, w.offsets ? w.offsets + first : nullptr, float(-zero_point(w))};
-  if (w.kind == INT8) return dot_int8((const uint8_t*)w.values + first * 32, scales, groups);
-  return dot_int4((const uint8_t*)w.values + first * 16, scales, groups);
-}
-
-// How many bytes ahead to prefetch. The processor prefetches by itself, but less so when the memory is busy: reading
-// several rows that are far apart, without our own prefetching, took 8 ms for SmolLM2's weights on a quiet machine and
-// 15 ms on a busy one; reading one row after another, with it, takes 9 and 10 ms.
-constexpr int64_t PREFETCH_DISTANCE = 5120;
-
-// Multiply rows [first, last) of a quantized W with all rows of x.
-inline void multiply(const Output& to, const Matrix& w, int64_t first, int64_t last, const QuantizedRow* x, int64_t M) {
-  const int64_t bytes = row_bytes(w);
-  for (int64_t n = first; n < last; n++) {
-    Prefetcher{(const char*)w.values + n * bytes + PREFETCH_DISTANCE, (bytes + 63) / 64}.step();
-    for (int64_t m = 0; m < M; m++) {
-      const float y = dot(w, n, x[m]) + (w.bias ? w.bias[n] : 0);
-      to.write<1>(m, n, &y);
-    }
-  }
-}
-
-// The same for a plain W: `wide` of its rows are multiplied with tiles of up to `tall` rows of x, while later rows of W
-// are prefetched.
-template <int tall, int wide, class WordFormat>
-inline void multiply_tiles(const Output& to, const Matrix& w, int64_t first, int64_t last, const InputRows& x,
-                           int64_t M) {
-  const int64_t bytes = row_bytes(w), words = words_per_row(w), tiles = (M + tall - 1) / tall;
-  const int64_t distance = wide > 1 ? 2 * wide * bytes : PREFETCH_DISTANCE;
-  for (int64_t n = first; n < last; n += wide) {
-    const char *first_row = (const char*)w.values + n * bytes, *rows[wide];
-    const int64_t columns = std::min<int64_t>(wide, last - n);
-    float bias[wide] = {};
-    for (int64_t c = 0; c < wide; c++) rows[c] = first_row + std::min(c, columns - 1) * bytes;
-    for (int64_t c = 0; w.bias && c < columns; c++) bias[c] = w.bias[n + c];
-    for (int64_t tile = 0; tile < tiles; tile++) {
-      const int64_t m = M * tile / tiles, count = M * (tile + 1) / tiles - m;
-      const int64_t prefetched = wide * tile / tiles, prefetching = wide * (tile + 1) / tiles - prefetched;
-      float y[tall * wide];
-      multiply_stored_up_to<tall, wide, WordFormat>(count, y, &x.words[m * words], words, rows, bytes,
-                                                    {first_row + distance + prefetched * bytes, prefetching});
-      for (int64_t r = 0; r < count; r++) {
-        float* row = y + r * wide;
-        for (int c = 0; c < wide; c++) row[c] += bias[c];
-        if (columns == wide)
-          to.write<wide>(m + r, n, row);
-        else
-          for (int64_t c = 0; c < columns; c++) to.write<1>(m + r, n + c, row + c);
-      }
-    }
-  }
-}
-
-template <class WordFormat>
-inline void multiply_plain(const Output& to, const Matrix& w, int64_t first, int64_t last, const InputRows& x,
-                           int64_t M) {
-  (M == 1 ? multiply_tiles<1, 1, WordFormat> : multiply_tiles<TILE_X, TILE_W, WordFormat>)(to, w, first, last, x, M);
-}
-
-inline void multiply(const Output& to, const Matrix& w, int64_t first, int64_t last, const InputRows& x, int64_t M) {
-  (w.kind == FLOAT32 ? multiply_plain<FloatWords> : multiply_plain<BfloatPairs>)(to, w, first, last, x, M);
-}
-
-inline void activate(float* x, int64_t count, Activation activation) {
+// Functions of single numbers. It is never inlined, so that all rows get the same bits.
+[[gnu::noinline]] inline void activate(float* x, int64_t count, Activation activation) {
   for (int64_t i = 0; activation == RELU && i < count; i++) x[i] = x[i] > 0 ? x[i] : 0;
   for (int64_t i = 0; activation == GELU && i < count; i++) x[i] *= 0.5f * (1 + std::erf(x[i] * 0.70710678f));
   for (int64_t i = 0; activation == GELU_TANH && i < count; i++)
@@ -137,38 +31,162 @@ inline void activate(float* x, int64_t count, Activation activation) {
   for (int64_t i = 0; activation == SILU && i < count; i++) x[i] /= 1 + exponential(-x[i]);
 }
 
-// Compute this thread's part of y = activation(W x + bias) + residual. gated: W holds the rows of the gate, then those
-// of up; y = activation(gate) * up. `residual` (M, N) may be null or y, and excludes an activation.
-template <class PreparedRows>
-inline void project(const Thread& thread, float* y, const PreparedRows& x, int64_t M, const Matrix& w,
-                    Activation activation, bool gated, const float* residual) {
-  const int64_t N = w.N / (gated ? 2 : 1), shares = (N + ROWS_PER_SHARE - 1) / ROWS_PER_SHARE;
-  const int64_t first = thread.first(shares) * ROWS_PER_SHARE, last = std::min(N, thread.last(shares) * ROWS_PER_SHARE);
-  multiply({y, N, residual, false}, w, first, last, x, M);
-  for (int64_t m = 0; m < M; m++) activate(y + m * N + first, last - first, activation);
-  if (gated) multiply({y, N, nullptr, true}, skip_rows(w, N), first, last, x, M);
-}
+// What becomes of the products with W: y (M, N). gated: W holds the rows of the gate, then those of up, and
+// y = activation(gate) * up. `residual` (M, N) may be null or y, and excludes an activation.
+struct Output {
+  float* y;
+  int64_t N;
+  const float* bias;
+  Activation activation;
+  bool gated;
+  const float* residual;
 
-// Compute y for a quantized W.
-inline void linear_packed(const Thread& thread, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
-                          Activation activation, bool gated, const float* residual) {
-  thread_local std::vector<QuantizedRow> rows;
-  if (int64_t(rows.size()) < M) rows.resize(M);
-  for (int64_t m = 0; m < M; m++) normalize_and_quantize(rows[m], x + m * w.K, w, norm);
-  project(thread, y, rows.data(), M, w, activation, gated, residual);
-}
-
-// Compute y for a plain W. `shared` holds the rows of x if the threads convert them together.
-inline void linear_plain(const Thread& thread, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
-                         Activation activation, bool gated, const float* residual, InputRows& shared) {
-  thread_local InputRows own;
-  InputRows& rows = shares_rows(M, w) ? shared : own;
-  if (&rows == &shared) {
-    for (int64_t m = thread.first(M); m < thread.last(M); m++) rows.set_row(m, x + m * w.K, w, norm);
-#pragma omp barrier
-  } else {
-    rows.reserve(M, words_per_row(w));
-    for (int64_t m = 0; m < M; m++) rows.set_row(m, x + m * w.K, w, norm);
+  // Write `count` rows from row m on and the columns [n, n + columns), from products (count, PANEL), which change.
+  [[gnu::noinline]] void write(int64_t m, int64_t count, int64_t n, int64_t columns, float* products, float* up) const {
+    for (int64_t r = 0; bias && r < count; r++) {
+      for (int64_t c = 0; c < columns; c++) products[r * PANEL + c] += bias[n + c];
+      for (int64_t c = 0; gated && c < columns; c++) up[r * PANEL + c] += bias[N + n + c];
+    }
+    if (activation != IDENTITY) activate(products, count * PANEL, activation);
+    for (int64_t r = 0; r < count; r++) {
+      float *to = y + (m + r) * N + n, *from = products + r * PANEL;
+      const float *factor = up + r * PANEL, *added = residual ? residual + (m + r) * N + n : nullptr;
+      for (int64_t c = 0; gated && c < columns; c++) from[c] *= factor[c];
+      for (int64_t c = 0; added && c < columns; c++) from[c] += added[c];
+      std::copy(from, from + columns, to);
+    }
   }
-  project(thread, y, rows, M, w, activation, gated, residual);
+};
+
+// Compute y (count, PANEL) = W x for the rows of W in the panel and rows [m, m + count) of x.
+template <int rows = BAND>
+void multiply_panel(float* y, const InputRows& x, int64_t m, int64_t count, const Panel& panel, const Matrix& w,
+                    Prefetcher prefetcher) {
+  if constexpr (rows > 1)
+    if (count < rows) return multiply_panel<rows - 1>(y, x, m, count, panel, w, prefetcher);
+  const int64_t stride = words_per_row(w), place = m * w.num_groups;
+  const uint32_t *xs = &x.words[m * stride], *words = panel.words.data();
+  if (w.kind == FLOAT32)
+    multiply_word_panel<rows, FloatWords>(y, xs, stride, words, w.K, prefetcher);
+  else if (w.kind == BFLOAT16)
+    multiply_word_panel<rows, BfloatPairs>(y, xs, stride, words, (w.K + 1) / 2, prefetcher);
+  else
+    multiply_packed_panel<rows>(y, xs, {&x.initial_sums[place], &x.scales[place], &x.sums[place]}, words,
+                                panel.all_scales(w), w.num_groups, prefetcher);
+}
+
+// Lines of the next panel that one step of the multiplication prefetches, so that two bands prefetch all of them.
+inline Prefetcher next_panel(const Matrix& w, int64_t n, int64_t band, int64_t bands) {
+  const int64_t bytes = PANEL * row_bytes(w), steps = w.num_groups ? w.num_groups : words_per_row(w);
+  const int64_t parts = std::min<int64_t>(bands, 2), lines = (bytes / 64 + steps * parts - 1) / (steps * parts);
+  const char* next = (const char*)w.values + (n + PANEL) * row_bytes(w);
+  return {next + band * steps * lines * 64, band < parts ? lines : 0};
+}
+
+// Convert rows of x to the format of W: in `shared` by all threads, or a few rows in each thread.
+inline const InputRows& convert_rows(const Thread& thread, const float* x, int64_t M, const Matrix& w, const Norm& norm,
+                                     InputRows& shared) {
+  thread_local InputRows own;
+  if (M > MAX_PRIVATE_ROWS) {
+    for (int64_t m = thread.first(M); m < thread.last(M); m++) shared.set_row(m, x + m * w.K, w, norm);
+#pragma omp barrier
+    return shared;
+  }
+  own.reserve(M, words_per_row(w));
+  for (int64_t m = 0; m < M; m++) own.set_row(m, x + m * w.K, w, norm);
+  return own;
+}
+
+// Compute the columns [n, n + columns) of y with panels of W.
+inline void multiply_in_panels(const Output& to, const InputRows& x, int64_t M, const Matrix& w, int64_t n,
+                               int64_t columns) {
+  thread_local Panel panel, up_panel;
+  panel.fill(w, n, columns);
+  if (to.gated) up_panel.fill(w, to.N + n, columns);
+  const int64_t bands = (M + BAND - 1) / BAND;
+  for (int64_t band = 0; band < bands; band++) {
+    const int64_t m = M * band / bands, count = M * (band + 1) / bands - m;
+    float products[BAND * PANEL], up[BAND * PANEL];
+    multiply_panel(products, x, m, count, panel, w, next_panel(w, n, band, bands));
+    if (to.gated) multiply_panel(up, x, m, count, up_panel, w, next_panel(w, to.N + n, band, bands));
+    to.write(m, count, n, columns, products, up);
+  }
+}
+
+#ifdef CLEARHEAD_AVX512
+// The same for few rows of x and rows of W as they are stored.
+inline void multiply_as_stored(const Output& to, const InputRows& x, int64_t M, const Matrix& w, int64_t n, int64_t) {
+  thread_local Panel panel;
+  float products[MAX_FEW_ROWS * PANEL], up[MAX_FEW_ROWS * PANEL];
+  multiply_few_rows(products, x, M, panel, w, n);
+  if (to.gated) multiply_few_rows(up, x, M, panel, w, to.N + n);
+  to.write(0, M, n, PANEL, products, up);
+}
+
+inline bool runs_as_stored(int64_t M, const Matrix& w, int64_t columns) {
+  return M <= MAX_FEW_ROWS && columns == PANEL && has_whole_words(w);
+}
+#else
+// Smaller registers hold no tile of sums: one row of W after the other, in plain loops that the compiler vectorizes.
+template <class WordFormat>
+inline float dot_words(const uint32_t* x, const char* w, int64_t bytes) {
+  float sum = 0;
+  uint32_t word = 0;
+  for (int64_t k = 0; k < bytes / 4; k++) {
+    std::memcpy(&word, w + k * 4, 4);
+    sum = WordFormat::add(sum, word, x[k]);
+  }
+  word = 0;
+  std::memcpy(&word, w + bytes / 4 * 4, bytes % 4);
+  return WordFormat::add(sum, word, bytes % 4 ? x[bytes / 4] : 0);
+}
+
+inline float dot_groups(const InputRows& x, int64_t m, const Matrix& w, int64_t n) {
+  float sum = 0;
+  for (int64_t g = 0; g < w.num_groups; g++) {
+    const int64_t place = n * w.num_groups + g, group = m * w.num_groups + g;
+    const int8_t *quants = (const int8_t*)&x.words[group * 8], *values = (const int8_t*)w.values + place * 32;
+    int dots = 0;
+    for (int j = 0; j < 32; j++) dots += int(values[j]) * quants[j];
+    sum += dots * from_float16(w.scales[place]) * x.scales[group];
+  }
+  return sum;
+}
+
+inline void multiply_as_stored(const Output& to, const InputRows& x, int64_t M, const Matrix& w, int64_t n,
+                               int64_t columns) {
+  auto dot = [&](int64_t m, int64_t row) {
+    const char* values = (const char*)w.values + row * row_bytes(w);
+    const uint32_t* words = &x.words[m * words_per_row(w)];
+    return w.num_groups          ? dot_groups(x, m, w, row)
+           : w.kind == FLOAT32 ? dot_words<FloatWords>(words, values, row_bytes(w))
+                               : dot_words<BfloatPairs>(words, values, row_bytes(w));
+  };
+  for (int64_t m = 0; m < M; m++) {
+    float products[PANEL] = {}, up[PANEL] = {};
+    for (int64_t c = 0; c < columns; c++) products[c] = dot(m, n + c);
+    for (int64_t c = 0; to.gated && c < columns; c++) up[c] = dot(m, to.N + n + c);
+    to.write(m, 1, n, columns, products, up);
+  }
+}
+
+inline bool runs_as_stored(int64_t M, const Matrix& w, int64_t) {
+  return w.kind == INT8 ? M <= 16 : w.num_groups == 0;
+}
+#endif
+
+// Compute y; called by all threads. `shared` holds the rows of x in the format of W if they are many.
+inline void linear(const Thread& thread, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
+                   Activation activation, bool gated, const float* residual, InputRows& shared) {
+  const InputRows& rows = convert_rows(thread, x, M, w, norm, shared);
+  const int64_t N = w.N / (gated ? 2 : 1), panels = (N + PANEL - 1) / PANEL;
+  const Output to{y, N, w.bias, activation, gated, residual};
+  for (int64_t n = thread.first(panels) * PANEL; n < std::min(N, thread.last(panels) * PANEL); n += PANEL) {
+    const int64_t columns = std::min(PANEL, N - n);
+    if (!runs_as_stored(M, w, columns))
+      multiply_in_panels(to, rows, M, w, n, columns);
+    else
+      multiply_as_stored(to, rows, M, w, n, columns);
+  }
+#pragma omp barrier
 }

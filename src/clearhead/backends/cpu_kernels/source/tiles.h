@@ -1,15 +1,20 @@
-// Multiply a few rows of x with a few rows of W while all sums stay in registers. Both consist of 32-bit words along K:
-// one float, two bfloat16 or four 8-bit integers. The rows of x follow one another. W has one of two layouts:
+// Multiply a few rows of x with 16 or 32 rows of W while all sums stay in registers. Both consist of 32-bit words along
+// K: one float, two bfloat16 or four 8-bit integers. A vector holds one word of 16 rows of W, and a word of x is
+// multiplied with all of them:
 //
-//     as it is stored, TILE_W rows at a time     a vector holds 16 words of one row; at the end, 16 sums are added up
-//     in panels (words, PANEL)                   a vector holds one word of 16 rows, so nothing is added up at the end;
-//                                                transposing W is worth it if many rows of x are multiplied with it
+//     panels        W was transposed (panels.h): any number of rows of x
+//     stored rows   W is transposed in registers, or the sums are (integers): few rows of x, when reading W takes longer
+//
+// Both add the products of an output in the order of K, so its bits do not depend on how many rows x has.
 #pragma once
-#include "vectors.h"
+#include "inputs.h"
 
-// Rows of x and rows of W that are multiplied at a time. Six rows and two vectors take 12 sums of integers and 12 of
-// floats, which just fit into 32 registers.
+// Rows of x and rows of W that are multiplied at a time.
+#ifdef CLEARHEAD_AVX512
+constexpr int64_t BAND = 8, PANEL = 32;
+#else
 constexpr int64_t BAND = 6, PANEL = 32;
+#endif
 
 // Vectors of 16 numbers, which the compiler maps to the registers of the processor. They may alias each other, since
 // words of x and W may hold floats.
@@ -27,6 +32,15 @@ inline Vector broadcast(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   return (Vector)broadcast(bits);
+}
+
+// Return sum + a * b. With AVX-512 it is rounded once, in every function: the compiler may not choose.
+inline Vector fused_add(Vector sum, Vector a, Vector b) {
+#ifdef CLEARHEAD_AVX512
+  return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#else
+  return sum + a * b;
+#endif
 }
 
 // Add up the 16 numbers of each vector.
@@ -52,11 +66,11 @@ inline void sum_vectors(float* y, const Vector (&x)[4]) {
 }
 #endif
 
-// --- W as it is stored
+// --- products of words
 
 // How to multiply words that hold one float each.
 struct FloatWords {
-  static Vector add(Vector sum, Words w, Words x) { return sum + (Vector)w * (Vector)x; }
+  static Vector add(Vector sum, Words w, Words x) { return fused_add(sum, (Vector)w, (Vector)x); }
   static float add(float sum, uint32_t w, uint32_t x) { return sum + float_from_bits(w) * float_from_bits(x); }
 };
 
@@ -66,7 +80,8 @@ struct BfloatPairs {
 #if defined(CLEARHEAD_AVX512) && defined(__AVX512BF16__)
     return (Vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
 #else
-    return sum + (Vector)(w << 16) * (Vector)(x << 16) + (Vector)(w & 0xffff0000u) * (Vector)(x & 0xffff0000u);
+    const Words high = broadcast(0xffff0000u);
+    return fused_add(fused_add(sum, (Vector)(w << 16), (Vector)(x << 16)), (Vector)(w & high), (Vector)(x & high));
 #endif
   }
   static float add(float sum, uint32_t w, uint32_t x) {
@@ -75,76 +90,46 @@ struct BfloatPairs {
   }
 };
 
-// Prefetch what will be needed later, some cache lines of 64 bytes at each step.
+// Add the products of four bytes of w and x to each sum.
+inline Words add_byte_products(Words sum, Words w, uint32_t x) {
+#ifdef CLEARHEAD_AVX512
+  return (Words)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(int(x)));
+#else
+  for (int byte = 0; byte < 32; byte += 8)
+    sum += (w >> byte & broadcast(255u)) * broadcast(uint32_t(int32_t(int8_t(x >> byte))));
+  return sum;
+#endif
+}
+
+inline Vector to_floats(Words signed_sums) {
+  typedef int32_t Integers __attribute__((vector_size(64), aligned(4)));
+  return __builtin_convertvector((Integers)signed_sums, Vector);
+}
+
+// Prefetch what will be needed later, some cache lines of 64 bytes at each step, to the second-level cache.
 struct Prefetcher {
   const char* next;
   int64_t lines;
   void step() {
-    for (int64_t i = 0; i < lines; i++, next += 64) __builtin_prefetch(next, 0, 2);  // to the second-level cache
+    for (int64_t i = 0; i < lines; i++, next += 64) __builtin_prefetch(next, 0, 2);
   }
 };
 
-// Compute y (rows, columns). A row of W has `bytes` bytes. Rows of x are `stride` words apart and padded with zeros to
-// a whole vector.
-#ifdef CLEARHEAD_AVX512
-constexpr int TILE_X = 6, TILE_W = 4;  // 24 sums and four vectors of W
+// Scales for groups of 32 integers, which are eight words. The integers of W are unsigned, those of x signed.
+struct PanelScales {
+  const float *scales, *offsets;  // (K/32, PANEL); offsets may be null
+};
 
-template <int rows, int columns, class WordFormat>
-inline void multiply_stored(float* y, const uint32_t* x, int64_t stride, const char* const (&w)[columns], int64_t bytes,
-                            Prefetcher prefetcher) {
-  Vector sums[rows][columns] = {};
-  auto add_step = [&](int64_t byte, const Words(&ws)[columns]) __attribute__((always_inline)) {
-    CLEARHEAD_UNROLL
-    for (int r = 0; r < rows; r++) {
-      const Words xs = *(const Words*)(x + r * stride + byte / 4);
-      CLEARHEAD_UNROLL
-      for (int c = 0; c < columns; c++) sums[r][c] = WordFormat::add(sums[r][c], ws[c], xs);
-    }
-  };
-  int64_t byte = 0;
-  for (; byte + 64 <= bytes; byte += 64) {
-    Words ws[columns];
-    CLEARHEAD_UNROLL
-    for (int c = 0; c < columns; c++) ws[c] = *(const Words*)(w[c] + byte);
-    add_step(byte, ws);
-    prefetcher.step();
-  }
-  if (byte < bytes) {
-    Words ws[columns] = {};
-    for (int c = 0; c < columns; c++) std::memcpy(&ws[c], w[c] + byte, bytes - byte);
-    add_step(byte, ws);
-  }
-  for (int r = 0; r < rows; r++) sum_vectors(y + r * columns, sums[r]);
-  // The compiler may reorder sums (library.py), but not with what is added to y later: added to a bias of -10,000 one
-  // by one, they would lose digits.
-  asm volatile("" : : "r"(y) : "memory");
-}
-#else
-constexpr int TILE_X = 1, TILE_W = 1;  // smaller registers hold no tile of sums; the compiler vectorizes the plain loop
+struct BandScales {
+  const int32_t* initial_sums;  // (rows, K/32): the value with which the sum of a group begins
+  const float *scales, *sums;   // (rows, K/32): the sums of x are needed for offsets
+};
 
-template <int rows, int columns, class WordFormat>
-inline void multiply_stored(float* y, const uint32_t* x, int64_t, const char* const (&w)[columns], int64_t bytes,
-                            Prefetcher) {
-  static_assert(rows == 1 && columns == 1);
-  float sum = 0;
-  uint32_t word = 0;
-  for (int64_t k = 0; k < bytes / 4; k++) {
-    std::memcpy(&word, w[0] + k * 4, 4);
-    sum = WordFormat::add(sum, word, x[k]);
-  }
-  word = 0;
-  std::memcpy(&word, w[0] + bytes / 4 * 4, bytes % 4);
-  *y = WordFormat::add(sum, word, bytes % 4 ? x[bytes / 4] : 0);
-}
-#endif
-
-// The same for a number of rows that is only known at run time.
-template <int rows, int columns, class WordFormat>
-inline void multiply_stored_up_to(int64_t count, float* y, const uint32_t* x, int64_t stride,
-                                  const char* const (&w)[columns], int64_t bytes, Prefetcher prefetcher) {
-  if (count == rows) return multiply_stored<rows, columns, WordFormat>(y, x, stride, w, bytes, prefetcher);
-  if constexpr (rows > 1)
-    multiply_stored_up_to<rows - 1, columns, WordFormat>(count, y, x, stride, w, bytes, prefetcher);
+// Add group g of row r, whose integer products are `dots`, to the sums of 16 outputs.
+inline Vector add_group(Vector sum, Words dots, const BandScales& band, int64_t place, const float* scales,
+                        const float* offsets) {
+  sum = fused_add(sum, to_floats(dots) * load(scales), broadcast(band.scales[place]));
+  return offsets ? fused_add(sum, load(offsets), broadcast(band.sums[place])) : sum;
 }
 
 // --- W in panels
@@ -164,60 +149,35 @@ inline void multiply_float_panel(float* y, int64_t y_stride, const float* x, int
     CLEARHEAD_UNROLL
     for (int r = 0; r < rows; r++) {
       const Vector one = broadcast(x[r * x_stride + k]);
-      sums[r][0] += left * one;
-      sums[r][1] += right * one;
+      sums[r][0] = fused_add(sums[r][0], left, one);
+      sums[r][1] = fused_add(sums[r][1], right, one);
     }
   }
   store_sums(y, y_stride, sums);
 }
 
-// The same for words with two bfloat16 each, of x and of the panel.
-template <int rows>
-inline void multiply_bfloat16_panel(float* y, const uint32_t* x, int64_t x_stride, const uint32_t* w,
-                                    int64_t num_words) {
+// The same for words of x and of the panel (words, PANEL), while other memory is prefetched.
+template <int rows, class WordFormat>
+inline void multiply_word_panel(float* y, const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t num_words,
+                                Prefetcher prefetcher) {
   Vector sums[rows][2] = {};
   for (int64_t k = 0; k < num_words; k++) {
     const Words left = *(const Words*)(w + k * PANEL), right = *(const Words*)(w + k * PANEL + 16);
     CLEARHEAD_UNROLL
     for (int r = 0; r < rows; r++) {
-      const Words pair = broadcast(x[r * x_stride + k]);
-      sums[r][0] = BfloatPairs::add(sums[r][0], left, pair);
-      sums[r][1] = BfloatPairs::add(sums[r][1], right, pair);
+      const Words word = broadcast(x[r * x_stride + k]);
+      sums[r][0] = WordFormat::add(sums[r][0], left, word);
+      sums[r][1] = WordFormat::add(sums[r][1], right, word);
     }
+    prefetcher.step();
   }
   store_sums(y, PANEL, sums);
 }
 
-// Scales for groups of 32 integers, which are eight words. The integers of W are unsigned, those of x signed.
-struct PanelScales {
-  const float *scales, *offsets;  // (K/32, PANEL); offsets may be null
-};
-
-struct BandScales {
-  const int32_t* initial_sums;  // (rows, K/32): the value with which the sum of a group begins
-  const float *scales, *sums;   // (rows, K/32): the sums of x are needed for offsets
-};
-
-// Add the products of four bytes of w and x to each sum.
-inline Words add_byte_products(Words sum, Words w, uint32_t x) {
-#ifdef CLEARHEAD_AVX512
-  return (Words)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(int(x)));
-#else
-  for (int byte = 0; byte < 32; byte += 8)
-    sum += (w >> byte & broadcast(255u)) * broadcast(uint32_t(int32_t(int8_t(x >> byte))));
-  return sum;
-#endif
-}
-
-inline Vector to_floats(Words signed_sums) {
-  typedef int32_t Integers __attribute__((vector_size(64), aligned(4)));
-  return __builtin_convertvector((Integers)signed_sums, Vector);
-}
-
-// The same for quantized groups.
+// The same for quantized groups; the prefetcher steps once per group.
 template <int rows>
 inline void multiply_packed_panel(float* y, const uint32_t* x, const BandScales& band, const uint32_t* w,
-                                  const PanelScales& panel, int64_t num_groups) {
+                                  const PanelScales& panel, int64_t num_groups, Prefetcher prefetcher) {
   Vector sums[rows][2] = {};
   for (int64_t g = 0; g < num_groups; g++) {
     Words dots[rows][2];
@@ -234,15 +194,13 @@ inline void multiply_packed_panel(float* y, const uint32_t* x, const BandScales&
     }
     CLEARHEAD_UNROLL
     for (int half = 0; half < 2; half++) {
-      const Vector scales = load(panel.scales + g * PANEL + half * 16);
+      const int64_t place = g * PANEL + half * 16;
       CLEARHEAD_UNROLL
       for (int r = 0; r < rows; r++)
-        sums[r][half] += to_floats(dots[r][half]) * scales * broadcast(band.scales[r * num_groups + g]);
-      if (!panel.offsets) continue;
-      const Vector offsets = load(panel.offsets + g * PANEL + half * 16);
-      CLEARHEAD_UNROLL
-      for (int r = 0; r < rows; r++) sums[r][half] += offsets * broadcast(band.sums[r * num_groups + g]);
+        sums[r][half] = add_group(sums[r][half], dots[r][half], band, r * num_groups + g, panel.scales + place,
+                                  panel.offsets ? panel.offsets + place : nullptr);
     }
+    prefetcher.step();
   }
   store_sums(y, PANEL, sums);
 }

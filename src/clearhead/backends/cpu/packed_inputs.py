@@ -1,0 +1,115 @@
+"""What the kernels need to know to run packed tokens: the pages of each sequence, attention patterns, rotation tables.
+
+    inputs = PackedInputs(attention_groups, dtype); batch = inputs.prepare(cache)
+
+Keys and values stay in their pages. The kernels derive everything else from the layout of the step.
+"""
+
+from collections.abc import Sequence
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.architecture import Chunked, SlidingWindow
+from clearhead.backends.cpu.attention_inputs import AttentionGroup
+from clearhead.backends.cpu_kernels import PackedBatchStruct, PageView
+from clearhead.cache import PackedCache, PackedLayout, PageStorage
+from clearhead.errors import ClearheadError
+
+
+class PackedInputs:
+    """The structures for the pages of all layers of a stack."""
+
+    def __init__(self, groups: Sequence[AttentionGroup], dtype: torch.dtype):
+        self.groups, self.dtype = groups, dtype
+        self.views = (PageView * sum(len(group.layers) for group in groups))()
+        self.fields = np.ctypeslib.as_array(self.views)
+        self.fields["is_bfloat16"] = dtype == torch.bfloat16
+        for group in groups:
+            pattern = group.config.pattern
+            self.fields["window"][group.layers] = pattern.size if isinstance(pattern, SlidingWindow) else 0
+            self.fields["chunk"][group.layers] = pattern.size if isinstance(pattern, Chunked) else 0
+        self.bound_storage: ref[PageStorage] | None = None  # whose tensors `views` points to
+
+    def prepare(self, cache: PackedCache) -> PackedBatchStruct:
+        """Point the structures to the pages of a cache, and return the layout of its step.
+
+        The layout's tensors must live until the kernel returns.
+        """
+        layout, pool = cache.layout, cache.storage.pool
+        _check_layout(layout, pool.page_size, pool.num_pages)
+        if self.bound_storage is None or self.bound_storage() is not cache.storage:
+            self.bind(cache)
+        largest = int(layout.lengths.max()) - 1
+        for group in self.groups:
+            if group.table is not None:
+                cosine, sine = group.table_for(largest)
+                self.fields["cosine"][group.layers], self.fields["sine"][group.layers] = (
+                    cosine.data_ptr(),
+                    sine.data_ptr(),
+                )
+        return PackedBatchStruct(
+            len(layout.lengths),
+            len(layout.positions),
+            pool.page_size,
+            layout.page_tables.shape[1],
+            layout.positions.data_ptr(),
+            layout.slots.data_ptr(),
+            layout.sequence_starts.data_ptr(),
+            layout.lengths.data_ptr(),
+            layout.page_tables.data_ptr(),
+        )
+
+    def bind(self, cache: PackedCache) -> None:
+        """Point the views to the pages of all layers."""
+        self.bound_storage = None  # nothing is bound if an error occurs below
+        for group in self.groups:
+            heads, width = group.config.num_kv_heads, group.config.head_width
+            for layer in group.layers.tolist():
+                keys, values = cache.layer_pages(layer, heads, width, self.dtype)
+                pool = cache.storage.pool
+                expected = (pool.num_pages, heads, pool.page_size, width)
+                for tensor in (keys, values):
+                    if tensor.shape != expected or tensor.dtype != self.dtype or not tensor.is_contiguous():
+                        raise ClearheadError(
+                            f"the pages of layer {layer} are {tuple(tensor.shape)} {tensor.dtype}, but this model "
+                            f"needs {expected} {self.dtype}; create them with PageStorage.for_stack"
+                        )
+                self.fields["keys"][layer], self.fields["values"][layer] = keys.data_ptr(), values.data_ptr()
+        self.bound_storage = ref(cache.storage)
+
+
+def _check_layout(layout: PackedLayout, page_size: int, num_pages: int) -> None:
+    """Raise AssertionError if the kernels cannot follow a layout, which would let them read or write other memory."""
+    starts, lengths = _array(layout.sequence_starts, np.int32), _array(layout.lengths, np.int32)
+    tables, slots = _array(layout.page_tables, np.int32), _array(layout.slots, np.int64)
+    counts, num_tokens = np.diff(starts), len(slots)
+    covers = (starts[0], starts[-1]) == (0, num_tokens) and counts.min() >= 0
+    _require(covers, "the sequences do not cover the tokens")
+    first_positions = lengths - counts - starts[:-1]
+    positions = np.arange(num_tokens) + first_positions.repeat(counts)
+    given = _array(layout.positions, np.int64)
+    _require(np.array_equal(given, positions), "the tokens are not the last of a sequence")
+    _require(positions.min() >= 0, "a sequence is shorter than its new tokens")
+    _require(lengths.max() <= tables.shape[1] * page_size, "a page table is shorter than its sequence")
+    _require(_is_within(tables, num_pages), "a page table contains a page that does not exist")
+    _require(_is_within(slots, num_pages * page_size), "a slot is in no page")
+
+
+def _is_within(numbers: np.ndarray, end: int) -> bool:
+    return bool(numbers.min() >= 0 and numbers.max() < end)
+
+
+def _array(tensor: Tensor, dtype: type[np.generic]) -> np.ndarray:
+    array: np.ndarray = tensor.numpy()
+    fits = array.dtype == dtype and array.flags.c_contiguous
+    _require(fits, f"the kernels read contiguous {dtype.__name__} numbers, not {array.dtype}")
+    return array
+
+
+def _require(condition: bool, message: str) -> None:
+    """Raise AssertionError; unlike an assert statement, it is not removed by python -O."""
+    if not condition:
+        raise AssertionError(message)

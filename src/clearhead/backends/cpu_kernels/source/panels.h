@@ -1,0 +1,134 @@
+// 16 or 32 rows of W with their words exchanged, so that a vector holds one word of 16 rows.
+#pragma once
+#include "tiles.h"
+
+#ifdef CLEARHEAD_AVX512
+// Transpose 16 rows of 16 words: afterwards vector c holds word c of all rows.
+[[gnu::always_inline]] inline void transpose(__m512i (&rows)[16]) {
+  __m512i fours[16];  // in each quarter of a vector, one word of four rows
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    const __m512i a = _mm512_unpacklo_epi32(rows[i], rows[i + 1]), c = _mm512_unpacklo_epi32(rows[i + 2], rows[i + 3]);
+    const __m512i b = _mm512_unpackhi_epi32(rows[i], rows[i + 1]), d = _mm512_unpackhi_epi32(rows[i + 2], rows[i + 3]);
+    fours[i] = _mm512_unpacklo_epi64(a, c), fours[i + 1] = _mm512_unpackhi_epi64(a, c);
+    fours[i + 2] = _mm512_unpacklo_epi64(b, d), fours[i + 3] = _mm512_unpackhi_epi64(b, d);
+  }
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; j++) {  // 0x88 takes the even quarters of two vectors, 0xdd the odd ones
+    const __m512i a = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0x88);
+    const __m512i b = _mm512_shuffle_i32x4(fours[j], fours[4 + j], 0xdd);
+    const __m512i c = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0x88);
+    const __m512i d = _mm512_shuffle_i32x4(fours[8 + j], fours[12 + j], 0xdd);
+    rows[j] = _mm512_shuffle_i32x4(a, c, 0x88), rows[8 + j] = _mm512_shuffle_i32x4(a, c, 0xdd);
+    rows[4 + j] = _mm512_shuffle_i32x4(b, d, 0x88), rows[12 + j] = _mm512_shuffle_i32x4(b, d, 0xdd);
+  }
+}
+
+// Return a mask of the first `count` of 16 words.
+inline __mmask16 first_words(int64_t count) { return count < 16 ? (1u << count) - 1 : 0xffff; }
+
+// Load up to 16 words of 16 rows, which are `bytes` apart, and transpose them; missing words become 0.
+[[gnu::always_inline]] inline void load_transposed(__m512i (&rows)[16], const char* from, int64_t bytes,
+                                                   int64_t num_words) {
+  const __mmask16 mask = first_words(num_words);
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; r++) rows[r] = _mm512_maskz_loadu_epi32(mask, from + r * bytes);
+  transpose(rows);
+}
+#endif
+
+// Transpose up to 16 words of up to 16 rows, which are `bytes` apart, and call use(c, word c of all rows) for each
+// word. Missing rows become 0.
+template <class Use>
+[[gnu::always_inline]] inline void for_columns(const char* from, int64_t bytes, int64_t num_rows, int64_t num_words,
+                                               Use use) {
+#ifdef CLEARHEAD_AVX512
+  const __mmask16 mask = first_words(num_words);
+  __m512i rows[16];
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; r++) rows[r] = _mm512_maskz_loadu_epi32(r < num_rows ? mask : 0, from + r * bytes);
+  transpose(rows);
+#pragma GCC unroll 16
+  for (int c = 0; c < 16; c++)
+    if (c < num_words) use(c, (Words)rows[c]);
+#else
+  Words columns[16] = {};
+  for (int64_t r = 0; r < std::min<int64_t>(num_rows, 16); r++)
+    for (int64_t c = 0; c < std::min<int64_t>(num_words, 16); c++) {
+      uint32_t word;
+      std::memcpy(&word, from + r * bytes + c * 4, 4);
+      columns[c][r] = word;
+    }
+  for (int64_t c = 0; c < std::min<int64_t>(num_words, 16); c++) use(c, columns[c]);
+#endif
+}
+
+inline Vector from_float16(Words halves) {
+#ifdef CLEARHEAD_AVX512
+  return (Vector)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)halves));
+#else
+  Vector y;
+  for (int i = 0; i < 16; i++) y[i] = from_float16(uint16_t(halves[i]));
+  return y;
+#endif
+}
+
+// 32 rows of W, transposed: word i of all rows, then word i + 1.
+struct Panel {
+  std::vector<uint32_t> words;
+  std::vector<float> scales, offsets;
+
+  // Transpose rows [n, n + count) of W.
+  void fill(const Matrix& w, int64_t n, int64_t count) {
+    const int64_t bytes = row_bytes(w);
+    words.resize(words_per_row(w) * PANEL);
+    const char* rows = (const char*)w.values + n * bytes;
+    if (w.kind == INT8)
+      fill_words<8>(rows, bytes, count, [](uint32_t* to, Words column) { *(Words*)to = column ^ 0x80808080u; });
+    else if (w.kind == INT4)
+      fill_words<4>(rows, bytes, count, [](uint32_t* to, Words column) {  // the low halves of 16 bytes, then the high
+        *(Words*)to = column & 0x0f0f0f0fu;
+        *(Words*)(to + 4 * PANEL) = column >> 4 & 0x0f0f0f0fu;
+      });
+    else
+      fill_words<8>(rows, bytes, count, [](uint32_t* to, Words column) { *(Words*)to = column; });
+    for (int64_t r = 0; w.kind == BFLOAT16 && w.K % 2 && r < count; r++)
+      words[w.K / 2 * PANEL + r] = ((const uint16_t*)(rows + r * bytes))[w.K - 1];
+    if (w.num_groups) fill_scales(w, n, count);
+  }
+
+  // Write every word of `count` rows to its place in the panel. Each `per_group` words of W become eight words.
+  template <int per_group, class Write>
+  void fill_words(const char* rows, int64_t bytes, int64_t count, Write write) {
+    for (int64_t i = 0; i < bytes / 4; i += 16)
+      for (int64_t r = 0; r < count; r += 16) {
+        uint32_t* to = &words[i / per_group * 8 * PANEL + r];
+        for_columns(rows + r * bytes + i * 4, bytes, count - r, bytes / 4 - i, [&](int c, Words column) {
+          write(to + (c / per_group * 8 + c % per_group) * PANEL, column);
+        });
+      }
+  }
+
+  // Convert the scales and offsets of rows [n, n + count) of W to floats.
+  void fill_scales(const Matrix& w, int64_t n, int64_t count) {
+    convert(scales, w.scales, w.num_groups, n, count);
+    if (w.offsets) convert(offsets, w.offsets, w.num_groups, n, count);
+  }
+
+  PanelScales all_scales(const Matrix& w) const { return {scales.data(), w.offsets ? offsets.data() : nullptr}; }
+
+  static void convert(std::vector<float>& to, const uint16_t* scales, int64_t num_groups, int64_t n, int64_t count) {
+    to.resize(num_groups * PANEL);
+    const char* rows = (const char*)(scales + n * num_groups);
+    for (int64_t i = 0; i < count * num_groups * 2; i += 64)  // of the next panel
+      __builtin_prefetch(rows + PANEL * num_groups * 2 + i, 0, 2);
+    for (int64_t r = 0; r < count; r += 16)
+      for (int64_t i = 0; i < num_groups / 2; i += 16)
+        for_columns(rows + r * num_groups * 2 + i * 4, num_groups * 2, count - r, num_groups / 2 - i,
+                    [&](int c, Words column) {
+                      float* place = &to[2 * (i + c) * PANEL + r];
+                      *(Vector*)place = from_float16(column & 0xffffu);
+                      *(Vector*)(place + PANEL) = from_float16(column >> 16);
+                    });
+  }
+};
