@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-_PARTS = re.compile(r"^```(\w*)\n(.*?)^```$|^\|(.*)\|$", re.DOTALL | re.MULTILINE)
+_PARTS = re.compile(r"^```(\w*)\n(.*?)^```$|^\|([^\n]*)\|$", re.DOTALL | re.MULTILINE)
 _TABLE_COMMAND = re.compile(r"`(clearhead [^`|]+)`")
 SKIPPED = {
     "make test": "it runs the whole test suite, which has its own time",

@@ -84,18 +84,21 @@ def run_pages(
     skipped: tuple[str, ...] = (),
     out: Path | None = None,
 ) -> dict[Step, Outcome]:
-    """Run the steps of all pages in one shell that starts in `folder`, except those that begin like `skipped`.
+    """Run the steps of all pages in one shell that starts in `folder`: each once, and none that begins like `skipped`.
 
     scripts: the folder to which Python snippets are written. out: the folder for the record, which grows step by step.
     """
     outcomes: dict[Step, Outcome] = {}
+    typed: set[str] = set()
     with Terminal(folder, environment) as terminal:
-        for page in pages:
-            for step in read_steps(page, scripts):
-                if step not in outcomes and not step.command.startswith(skipped):
-                    outcomes[step] = run_step(terminal, step)
-                    if out is not None:
-                        write_record(out, outcomes)
+        for step in (step for page in pages for step in read_steps(page, scripts)):
+            command = step.command.partition("  #")[0].strip()
+            if command in typed or command.startswith(skipped):
+                continue
+            typed.add(command)
+            outcomes[step] = run_step(terminal, step)
+            if out is not None:
+                write_record(out, outcomes)
     return outcomes
 
 

@@ -36,6 +36,12 @@ make test
 clearhead train capitals \\
     --out run
 ```
+
+Type `clearhead nothing` between tables.
+
+| another table |
+|---|
+| `clearhead list` |
 """
 
 
@@ -50,6 +56,7 @@ def test_steps_of_a_page_come_in_order(tmp_path):
         "clearhead get smollm2",
         f"python {script}",
         "clearhead train capitals \\\n    --out run",
+        "clearhead list",
     ]
     assert steps[0].page == "page.md"
 
