@@ -22,7 +22,7 @@ from clearhead.architecture import (
     ModelConfig,
     SlidingWindow,
 )
-from clearhead.cache.stores import EMPTY, ContiguousStore, SlidingStore, Store
+from clearhead.cache.stores import EMPTY, ContiguousStore, ReservedSlot, SlidingStore, Store
 from clearhead.errors import ClearheadError, require
 from clearhead.model import AttentionIndices, positions_from_mask
 from clearhead.tensor_files import read_safetensors, write_safetensors
@@ -122,6 +122,28 @@ class KeyValueCache:
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new keys and values (B, K, T, H) of a layer and return all to attend to (B, K, S, H)."""
         return self.stores[layer].write(self.length, key, value)
+
+    # --- for kernels that use the buffers in place
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether token t is in slot t of every layer; otherwise a layer has a ring buffer."""
+        return all(isinstance(store, ContiguousStore) for store in self.stores)
+
+    def buffers(self) -> list[Tensor]:
+        """Return the keys and values (B, K, capacity, H) of all layers that have been written."""
+        return [buffer for store in self.stores for buffer in (store.key, store.value) if buffer is not None]
+
+    def reserve(self, layer: int, shape: tuple[int, int, int], num_new: int, dtype: torch.dtype) -> ReservedSlot:
+        """Make room in a layer for `num_new` tokens of `shape` (B, K, H) that a kernel on the CPU will write.
+
+        Several tokens at once need a contiguous store.
+        """
+        store, device = self.stores[layer], torch.device("cpu")
+        if num_new == 1:
+            return store.reserve(self.length, shape, dtype, device)
+        zeros = torch.zeros((), dtype=dtype, device=device).expand(*shape[:2], num_new, shape[2])
+        return ReservedSlot(*store.write(self.length, zeros, zeros), self.length, self.length + num_new)
 
     # --- for the decoding loop
 

@@ -82,5 +82,15 @@ class PackedCache:
         keys, values = self.storage.read(layer, self.key_slots)  # (S, K, H)
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
+    @property
+    def has_single_tokens(self) -> bool:
+        """Whether every sequence has one new token."""
+        return len(self.layout.positions) == len(self.layout.lengths)
+
+    def layer_pages(self, layer: int, num_heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the keys and values (num_pages, K, page_size, H) of a layer, for a kernel that uses them in place."""
+        like = torch.empty(num_heads, 0, width, dtype=dtype, device=self.layout.positions.device)
+        return self.storage.layer_tensors(layer, like, like)
+
     def advance(self) -> None:
         """Do nothing: the lengths are in the page tables, and the next step has another layout."""

@@ -21,6 +21,8 @@ class PageStorage:
 
     pool: PagePool
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    # The plan of the CPU kernels that wrote last, as in KeyValueCache.
+    last_writer: object = None
 
     @staticmethod
     def for_stack(stack: Stack, pool: PagePool, dtype: torch.dtype, device: torch.device) -> "PageStorage":
@@ -36,10 +38,10 @@ class PageStorage:
         return storage
 
     def layer_tensors(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tensors of a layer, allocated on first use for keys and values like these (B, K, T, H)."""
+        """Return the tensors of a layer, allocated on first use for keys and values like these (..., K, T, H)."""
         if layer not in self.layers:
             pages, size = self.pool.num_pages, self.pool.page_size
-            keys, values = (new.new_zeros(pages, new.shape[1], size, new.shape[3]) for new in (key, value))
+            keys, values = (new.new_zeros(pages, new.shape[-3], size, new.shape[-1]) for new in (key, value))
             self.layers[layer] = keys, values
         return self.layers[layer]
 

@@ -38,13 +38,13 @@ def test_products_of_all_weight_formats(shape, rows):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [1, 31, 32, 33, 130])
 def test_plain_products_of_every_size(dtype, columns):
-    """Whole tiles and what is left over. x is rounded like W, so only the order of the sums may differ."""
+    """Whole tiles and what is left over. x is rounded like W, so only the order of the sums, along K, may differ."""
     for rows in (*range(1, 20), 32, 47, 48, 49, 130):
         for height in (1, 3, 4, 6, 33):
             weight, x, bias = torch.randn(height, columns).to(dtype), torch.randn(rows, columns), torch.randn(height)
             expected = functional.linear(x.to(dtype).double(), weight.double(), bias.double())
             error = (multiply_in_kernel(x, weight, bias) - expected).abs().max()
-            assert error < 2e-5, (rows, height)
+            assert error < 5e-5, (rows, height)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 20, 60])
