@@ -168,6 +168,12 @@ def test_a_shard_outside_the_folder_is_rejected(folder, name):
         load_folder(folder)
 
 
+def test_a_shard_with_an_endless_name_is_rejected(folder):
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model.safetensors" * 100}}))
+    with pytest.raises(ClearheadError, match="has 1700 characters, too many for a path"):
+        load_folder(folder)
+
+
 def test_the_error_names_a_missing_shard(folder):
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -31,7 +31,7 @@ from clearhead.families import (
     family_of_type,
     split_expert_index,
 )
-from clearhead.files import MAX_JSON_TABLE_BYTES, read_json, read_json_object, write_text
+from clearhead.files import MAX_JSON_TABLE_BYTES, check_path_length, read_json, read_json_object, write_text
 from clearhead.model import Transformer
 from clearhead.tensor_files import write_safetensors
 
@@ -127,6 +127,7 @@ def read_index(folder: Path) -> dict[str, str]:
     index = read_json(folder / INDEX_FILE, MAX_JSON_TABLE_BYTES)
     weight_map = Settings(index, str(folder / INDEX_FILE)).object("weight_map").data
     for name in sorted({str(name) for name in weight_map.values()}):
+        check_path_length(name)
         if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # excludes path separators
             raise ClearheadError(
                 f"{folder / INDEX_FILE} names the file {name!r}; it may only name safetensors files in its own folder"
