@@ -169,7 +169,13 @@ class PageTable:
                                                       b: [7][3]
         b.append([9])                                 b: [7][5]    PageCopy(source=3, destination=5); only a has page 3
         """
-        fills_last = len(tokens) > 0 and self.num_tokens % self.pool.page_size > 0
+        pool, fills_last = self.pool, len(self.tokens) % self.pool.page_size > 0
+        if fills_last and len(tokens) == 1:  # a running sequence, for which this is called at every step
+            last = self.pages[-1]
+            if pool.reference_counts[last] == 1 and last not in pool.hash_by_page:
+                self.tokens += tokens
+                return None
+        fills_last = fills_last and len(tokens) > 0
         copies_last = fills_last and self.pool.reference_counts[self.pages[-1]] > 1
         num_new = self.pool.num_pages_for(self.num_tokens + len(tokens)) - len(self.pages)
         self.pool.require_pages(num_new + copies_last)

@@ -186,6 +186,7 @@ class Engine:
     def _collect(self) -> list[Event]:
         """Wait for the steps that have been started, and return their events."""
         events: list[Event] = []
+        page_size = self.scheduler.pool.page_size
         steps, self._started = self._started, []
         for step in steps:
             try:
@@ -197,7 +198,7 @@ class Engine:
             # A sequence that ended before this step was collected has got a token too many.
             events += [self._record(*choice) for choice in choices if choice[0].state == "running"]
             for item in step.items:
-                if item.sequence.table is not None:
+                if item.sequence.table is not None and item.stop // page_size > item.start // page_size:
                     item.sequence.table.publish(min(item.stop, item.sequence.num_known))
         return events
 

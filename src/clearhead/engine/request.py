@@ -5,7 +5,7 @@ request = Request(prompt=[1, 2, 3], options=SamplingOptions(max_new_tokens=8)); 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from clearhead.architecture import ModelConfig, check_tokens
 from clearhead.errors import ClearheadError
@@ -28,8 +28,7 @@ class Request:
     salt: bytes = b""
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(NamedTuple):
     """What happened to a request in one step: it got a token, it finished, or both.
 
     finish_reason: stop (a stop token), length (max_new_tokens), context (the learned positions are used up), aborted,

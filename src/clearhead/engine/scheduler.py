@@ -17,24 +17,20 @@ once there is room. The oldest sequence is never preempted for a younger one, so
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from clearhead.cache import OutOfPagesError, PageCopy, PagePool, PageTable
 from clearhead.engine.sequence import EngineSequence
 from clearhead.errors import ClearheadError
 
 
-@dataclass(frozen=True)
-class ScheduledTokens:
+class ScheduledTokens(NamedTuple):
     """The tokens from `start` up to `stop` of one sequence."""
 
     sequence: EngineSequence
     start: int
     stop: int
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the last token of the sequence is among them, so that the next one can be chosen."""
-        return self.stop == self.sequence.num_tokens
+    is_sampled: bool  # whether the last token of the sequence is among them, so that the next one can be chosen
 
 
 @dataclass
@@ -116,11 +112,12 @@ class Scheduler:
 
         Preempt younger sequences until there is room. Return False if the sequence itself had to be preempted.
         """
-        assert sequence.table is not None
-        start = sequence.num_computed
+        table, start, num_tokens = sequence.table, sequence.num_computed, sequence.num_tokens
+        assert table is not None
+        is_sampled = start + count == num_tokens
         while True:
             try:
-                copy = sequence.table.append(sequence.tokens(start, start + count))
+                copy = table.append(sequence.tokens(start, start + count))
             except OutOfPagesError:
                 youngest = self.running[-1]
                 self._preempt(youngest)
@@ -129,7 +126,7 @@ class Scheduler:
                     return False
                 continue
             schedule.copies += [] if copy is None else [copy]
-            schedule.items.append(ScheduledTokens(sequence, start, start + count))
+            schedule.items.append(ScheduledTokens(sequence, start, start + count, is_sampled))
             return True
 
     def _preempt(self, sequence: EngineSequence) -> None:

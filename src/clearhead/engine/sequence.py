@@ -75,13 +75,16 @@ class EngineSequence:
         """Return the tokens from `start` up to `stop`, of the prompt and then the output."""
         prompt: Sequence[int] = self.request.prompt
         length = len(prompt)
+        if start >= length and stop == start + 1:  # the last token of a running sequence
+            return [self.output[start - length] if start < length + len(self.output) else PENDING]
         output = self.output[max(start - length, 0) : max(stop - length, 0)]
         return [*prompt[start:stop], *output, *[PENDING] * (stop - max(start, self.num_known))]
 
     def append(self, token: int) -> None:
         """Add a new token that was pending, and finish after a stop token or the last token that is allowed."""
-        if self.table is not None and self.table.num_tokens > self.num_known:
-            self.table.tokens[self.num_known] = token  # the next step has been scheduled already
+        num_known = self.num_known
+        if self.table is not None and self.table.num_tokens > num_known:
+            self.table.tokens[num_known] = token  # the next step has been scheduled already
         self.output.append(token)
         self.num_pending -= 1
         if token in self.request.options.stop_ids:
