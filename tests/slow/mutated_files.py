@@ -5,8 +5,8 @@
 
 Each file must be read or refused with a ClearheadError: no crash, no other exception, at most 5 seconds of CPU time,
 and a peak memory of at most twice the file and 64 MB above what the process had. What is read is also used: a network
-computes logits, a tokenizer encodes and decodes, a batch is made. Where content is protected by checksums or by a
-header that describes it completely, a changed file must be refused or read as before.
+computes logits, a tokenizer encodes and decodes, a batch is made. A changed training checkpoint must be refused or read
+as before; tensors of a single safetensors file must keep their names and shapes. Other nonsense is not noticed.
 
 The damage is deterministic: number n of a kind is the same file every time.
 """

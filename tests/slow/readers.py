@@ -121,7 +121,7 @@ def weights_of(model: Model) -> dict[str, Tensor]:
 
 
 def read_with_header_check(expected: dict[str, Tensor]) -> Read:
-    """Return a function that loads a model, and fails if another header gave other numbers than the same bytes do."""
+    """Return a function that loads a model, and fails if its tensors have other names, shapes or kinds of dtype."""
     stored = {name: tensor.numpy().tobytes() for name, tensor in expected.items()}
     known = b"".join(sorted(stored.values()))
 
