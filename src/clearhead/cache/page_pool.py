@@ -126,7 +126,7 @@ class PagePool:
             self.hash_by_page[page] = prefix_hash
 
     def forget_prefixes(self) -> None:
-        """Free all cached pages and withdraw the others, for example because the weights of the network have changed."""
+        """Free all cached pages and withdraw the others, because the weights of the network may have changed."""
         self.free += reversed(self.cached)
         self.cached.clear()
         self.page_by_hash.clear()
