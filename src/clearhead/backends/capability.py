@@ -13,6 +13,7 @@ import torch
 
 from clearhead.architecture import (
     Activation,
+    Alibi,
     AttentionPattern,
     Bidirectional,
     Causal,
@@ -26,6 +27,7 @@ from clearhead.architecture import (
     Layer,
     ModelConfig,
     NoPosition,
+    QueryTemperature,
     Rope,
     SlidingWindow,
 )
@@ -105,24 +107,25 @@ def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
             if backend != "paged":
                 yield "latent attention is not supported"
         elif attention is not None:
-            yield from _problems_of_attention(attention)
+            yield from _problems_of_attention(attention, backend)
             yield from _problems_of_tiles(attention) if backend == "cuda" else ()
             if not isinstance(attention.pattern, _PATTERNS[backend]):
                 yield f"{type(attention.pattern).__name__} attention is not supported"
 
 
-def _problems_of_attention(attention: GroupedAttention) -> Iterator[str]:
+def _problems_of_attention(attention: GroupedAttention, backend: Backend) -> Iterator[str]:
     position = attention.position
-    if not isinstance(position, Rope | NoPosition):
+    if not isinstance(position, Rope | NoPosition) and not (backend == "paged" and isinstance(position, Alibi)):
         yield f"{type(position).__name__} positions are not supported"
     if isinstance(position, Rope) and isinstance(position.scaling, DynamicScaling):
         yield "DynamicScaling of rotary positions is not supported"  # its angles depend on the length: no table fits
     if attention.value_width not in (None, attention.head_width):
         yield "values of another width than the keys are not supported"
+    is_known = {"softcap": True, "temperature": isinstance(attention.temperature, QueryTemperature)}
     for name in ("softcap", "clip", "temperature"):
-        if getattr(attention, name) is not None:
+        if getattr(attention, name) is not None and not (backend == "paged" and is_known.get(name)):
             yield f"attention with {name} is not supported"
-    if not isinstance(attention.head_norm, HeadNorm | None):
+    if backend != "paged" and not isinstance(attention.head_norm, HeadNorm | None):
         yield f"{type(attention.head_norm).__name__} is not supported"
 
 

@@ -197,9 +197,13 @@ def rotation_table(
 
 
 def merge_projections(*modules: LinearModule) -> Projection:
-    """Return one projection with the rows of all modules; the bias is a copy."""
-    biases = [module.bias.detach() for module in modules if module.bias is not None]
-    return Projection(merge_weights(modules), torch.cat(biases) if biases else None)
+    """Return one projection with the rows of all modules, which then hold views of its weight and bias."""
+    biases = [module.bias for module in modules if module.bias is not None]
+    merged = _concatenate_rows([bias.detach() for bias in biases]) if biases else None
+    if merged is not None:
+        for bias, part in zip(biases, merged.split([len(bias) for bias in biases]), strict=True):
+            bias.data = part
+    return Projection(merge_weights(modules), merged)
 
 
 def merge_weights(modules: tuple[LinearModule, ...]) -> Tensor | PackedWeight:

@@ -45,7 +45,7 @@ from clearhead.model.masks import (
 )
 from clearhead.model.mixture import MixtureLayer, RouterLayer
 from clearhead.model.norms import DeviationNormLayer, RmsNormLayer
-from clearhead.model.positions import llama3_frequencies, make_rotation, sinusoids
+from clearhead.model.positions import alibi_slopes, llama3_frequencies, make_rotation, sinusoids
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.model.transformer import LayerStack, Transformer, check_shapes
 
@@ -73,6 +73,7 @@ __all__ = [
     "RouterLayer",
     "Scoring",
     "Transformer",
+    "alibi_slopes",
     "apply_softcap",
     "attention_steps",
     "check_shapes",

@@ -1,9 +1,10 @@
 """Latent attention over pages on the GPU: the absorbed form for prompts and for single tokens.
 
-branch = LatentBranch(module, pages); y = branch(x, step)      # (T, D) -> (T, D)
+branch = build_latent_branch(module, pages, table, linear); y = branch(x, step)      # (T, D) -> (T, D)
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from clearhead.architecture import LatentAttention
 from clearhead.backends.cuda.paged_launch import QueryBlocks, add_and_normalize, power_of_two
 from clearhead.backends.cuda.seats import Seats
-from clearhead.backends.lowering import NormModule, NormSettings, lower_norm
+from clearhead.backends.lowering import NormModule, NormSettings, Projection, lower_norm, merge_projections
 from clearhead.cache import PackedLayout
 from clearhead.model import LatentAttentionLayer
 
@@ -42,27 +43,52 @@ class _LatentStep(Protocol):
 
 @dataclass(frozen=True)
 class LatentBranch:
-    """The modules of a latent attention layer, and its pages."""
+    """A latent attention layer with merged projections, and its pages."""
 
     module: LatentAttentionLayer
     pages: LatentPages
+    inputs: Projection  # of the queries, or of their compressed form, and of the latents and rotary keys
+    query_up: Projection | None
+    output: Projection
+    linear: Callable[[Tensor, Projection], Tensor]
 
     def __call__(self, x: Tensor, step: object) -> Tensor:
         """Normalized x (T, D) -> (T, D)."""
         module, config = self.module, self.module.config
-        if config.query_rank is None:
-            query = module.query(x)
-        else:
-            normed = add_and_normalize(module.query_down(x), None, cast(NormModule, module.query_norm))
-            query = module.query_up(normed)
-        query = query.view(len(x), config.num_heads, -1)  # (T, N, plain + rotary)
+        compressed_width = config.latent_rank + config.rotary_width
+        projected = self.linear(x, self.inputs)
+        query, compressed = projected[:, :-compressed_width], projected[:, -compressed_width:]
+        if self.query_up is not None:
+            query = add_and_normalize(query.contiguous(), None, cast(NormModule, module.query_norm))
+            query = self.linear(query, self.query_up)
+        query = query.unflatten(1, (config.num_heads, -1))  # (T, N, plain + rotary)
         unfold = module.unfold.weight.view(config.num_heads, -1, config.latent_rank)  # (N, plain + value, R)
         to_key, to_value = unfold.split((config.plain_width, config.value_width), dim=1)
         absorbed = torch.bmm(query[..., : config.plain_width].transpose(0, 1), to_key)  # (N, T, R)
         queries = absorbed, query[..., config.plain_width :]
-        attended = cast(_LatentStep, step).attend_latent(queries, module.latent(x), self.pages)
+        attended = cast(_LatentStep, step).attend_latent(queries, compressed, self.pages)
         values = torch.bmm(attended, to_value.transpose(1, 2))  # (N, T, value)
-        return module.output(values.transpose(0, 1).flatten(1))
+        return self.linear(values.transpose(0, 1).flatten(1), self.output)
+
+
+def build_latent_branch(
+    module: LatentAttentionLayer,
+    pages: tuple[Tensor, Tensor],
+    table: tuple[Tensor, Tensor],
+    linear: Callable[[Tensor, Projection], Tensor],
+) -> LatentBranch:
+    """Merge the projections of a latent attention layer that have the same input."""
+    norm = lower_norm(module.latent_norm)
+    assert norm is not None
+    has_rank = module.config.query_rank is not None
+    return LatentBranch(
+        module,
+        LatentPages(module.config, module.scale, *pages, *table, norm),
+        inputs=merge_projections(module.query_down if has_rank else module.query, module.latent),
+        query_up=merge_projections(module.query_up) if has_rank else None,
+        output=merge_projections(module.output),
+        linear=linear,
+    )
 
 
 def store_latent(
@@ -77,9 +103,9 @@ def store_latent(
         assert layout is not None
         places = layout.slots, layout.positions, layout.lengths, layout.page_tables
     triton_latent.store_latent[(len(compressed),)](
-        compressed, pages.latents, pages.rotary_keys, *places, pages.cosine, pages.sine, pages.norm.weight,
-        pages.norm.epsilon, places[3].stride(0), UNIT_OFFSET=pages.norm.unit_offset, DECODE=seats is not None,
-        num_warps=4, **_sizes(pages),
+        compressed, compressed.stride(0), pages.latents, pages.rotary_keys, *places, pages.cosine, pages.sine,
+        pages.norm.weight, pages.norm.epsilon, places[3].stride(0), UNIT_OFFSET=pages.norm.unit_offset,
+        DECODE=seats is not None, num_warps=4, **_sizes(pages),
     )  # fmt: skip
 
 
@@ -94,7 +120,7 @@ def attend_latent(
     """Attend with absorbed queries (N, T, R) and rotary queries (T, N, rotary), a view, -> (N, T, R)."""
     from clearhead.backends.cuda import triton_latent
 
-    query, rotary_query = queries
+    config, (query, rotary_query) = pages.config, queries
     num_heads, num_tokens, _ = query.shape
     heads = pages.heads_per_program
     if seats is not None:
@@ -106,23 +132,23 @@ def attend_latent(
         starts = layout.sequence_starts, layout.lengths, layout.positions, layout.page_tables
         places = blocks.sequences, blocks.starts, *starts
         num_blocks, num_rows = len(blocks.starts), blocks.num_rows
+    num_groups = -(-num_heads // heads)
+    num_spans = max(1, min(16, 128 // (num_blocks * num_groups))) if seats is not None else 1
+    num_spans = 1 << (num_spans.bit_length() - 1)
+    states = query.new_empty(num_heads, num_tokens, num_spans, config.latent_rank + 2, dtype=torch.float32)
     y = torch.zeros_like(query) if seats is not None else torch.empty_like(query)  # rows without a sequence stay 0
-    triton_latent.attend_latent[num_blocks, -(-num_heads // heads)](
-        y, query, rotary_query, pages.latents, pages.rotary_keys, *places, pages.cosine, pages.sine, num_tokens,
-        places[5].stride(0), rotary_query.stride(0), pages.scale * math.log2(math.e), N=num_heads, HEADS=heads,
-        DECODE=seats is not None, BLOCK_M=num_rows, BLOCK_N=32, num_warps=4 if num_rows == 16 else 8, num_stages=2,
-        **_sizes(pages),
+    triton_latent.attend_latent[num_blocks, num_groups, num_spans](
+        y, states, query, rotary_query, pages.latents, pages.rotary_keys, *places, pages.cosine, pages.sine, num_tokens,
+        places[5].stride(0), rotary_query.stride(0), rotary_query.stride(1), pages.scale * math.log2(math.e),
+        N=num_heads, HEADS=heads, DECODE=seats is not None, SPANS=num_spans, BLOCK_M=num_rows, BLOCK_N=32,
+        num_warps=4 if num_rows == 16 else 8, num_stages=2, **_sizes(pages),
     )  # fmt: skip
+    if seats is not None and num_spans > 1:
+        triton_latent.join_latent[(num_heads * num_tokens,)](
+            y, states, seats.active, num_tokens, R=config.latent_rank, BLOCK_R=_sizes(pages)["BLOCK_R"],
+            SPANS=num_spans, num_warps=4,
+        )  # fmt: skip
     return y
-
-
-def latent_pages(
-    module: LatentAttentionLayer, pages: tuple[Tensor, Tensor], table: tuple[Tensor, Tensor]
-) -> LatentPages:
-    """Return the pages of a latent attention layer with its settings."""
-    norm = lower_norm(module.latent_norm)
-    assert norm is not None
-    return LatentPages(module.config, module.scale, *pages, *table, norm)
 
 
 def _sizes(pages: LatentPages) -> dict[str, int | bool]:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from clearhead.model import ACTIVATIONS, MixtureLayer
+from clearhead.model import ACTIVATIONS, MixtureLayer, apply_softcap
 
 _MAX_KERNEL_ROWS = 16  # tokens up to which each reads the matrices of its own experts
 _MAX_CHOSEN = 16  # experts of a token up to which the kernel unrolls its loop
@@ -24,14 +25,32 @@ class MixtureBranch:
 
     def __call__(self, x: Tensor, step: object) -> Tensor:
         """Normalized x (T, D) -> (T, D)."""
-        weights, chosen = self.module.router(x)
-        weights = weights.to(x.dtype)
+        weights, chosen = self._choose(x)
         is_few = len(x) <= _MAX_KERNEL_ROWS and chosen.shape[1] <= _MAX_CHOSEN
         out = self._multiply_few(x, weights, chosen) if is_few else self._multiply_groups(x, weights, chosen)
         if self.shared is not None:
             out = out + self.shared(x)
         divisor = self.module.config.divisor
         return out / divisor if divisor != 1.0 else out
+
+    def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the weights and the numbers of the experts of every token, both (T, num_chosen)."""
+        from clearhead.backends.cuda.triton_experts import choose_experts
+
+        router, config = self.module.router, self.module.router.config
+        # The kernel chooses by the logits alone; PyTorch chooses among groups and with a bias.
+        if router.selection_bias is not None or config.groups is not None or router.num_chosen > _MAX_CHOSEN:
+            weights, chosen = router(x)
+            return weights.to(x.dtype), chosen
+        logits = apply_softcap(functional.linear(x.float(), router.weight.float()), config.softcap)
+        num_experts, shape = logits.shape[1], (len(x), router.num_chosen)
+        weights, chosen = x.new_empty(shape), torch.empty(shape, dtype=torch.int64, device=x.device)
+        epsilon = config.renormalize_epsilon
+        choose_experts[(len(x),)](
+            chosen, weights, logits, epsilon or 0.0, config.scale, E=num_experts, BLOCK_E=_power_of_two(num_experts),
+            CHOSEN=router.num_chosen, SIGMOID=config.score == "sigmoid", RENORMALIZE=epsilon is not None, num_warps=1,
+        )  # fmt: skip
+        return weights, chosen
 
     def _multiply_few(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Run every pair of a token and one of its experts as products of a matrix and a vector."""

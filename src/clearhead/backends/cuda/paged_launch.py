@@ -10,12 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.architecture import AttentionPattern, Chunked, SlidingWindow
+from clearhead.architecture import (
+    Alibi,
+    AttentionPattern,
+    Chunked,
+    QueryTemperature,
+    RotatedHeadNorm,
+    SlidingWindow,
+)
 from clearhead.backends.cuda.launch import dependent_launch
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.lowering import LoweredAttention, NormModule, lower_norm
 from clearhead.cache import PackedLayout
 
+_LOG2_E = math.log2(math.e)  # the kernel of prompts computes powers of two
 _UNLIMITED = 1 << 30  # a window or chunk that is larger than any text
 _MIN_SPAN = 512  # keys of a sequence that are not worth dividing, if other sequences keep the GPU busy
 _FEW_PROGRAMS = 128  # about the number of multiprocessors of the largest GPUs
@@ -30,6 +38,7 @@ class PagedAttention:
     values: Tensor
     cosine: Tensor  # (positions, rotary_pairs)
     sine: Tensor
+    slopes: Tensor  # (N,) float32 with ALiBi, otherwise empty
 
 
 @dataclass(frozen=True)
@@ -66,10 +75,12 @@ def attend_pages(projected: Tensor, layer: PagedAttention, seats: Seats, workspa
     config = attention.config
     y = projected.new_empty(len(projected), config.num_heads * config.head_width)
     query_norm, key_norm, epsilon, options = _head_options(attention, projected)
+    numbers, flags = _score_options(layer)
     triton_pages.attend_pages[states.shape[:2]](
         y, states, num_finished, projected, layer.keys, layer.values, seats.active, seats.position, seats.page_tables,
-        layer.cosine, layer.sine, query_norm, key_norm, seats.page_tables.stride(0), *attention_limits(config.pattern),
-        attention.scale, epsilon, PAGE=layer.keys.shape[2], GROUP=states.shape[2], SPANS=states.shape[1],
+        layer.cosine, layer.sine, query_norm, key_norm, layer.slopes, seats.page_tables.stride(0),
+        *attention_limits(config.pattern), attention.scale, epsilon, *numbers, PAGE=layer.keys.shape[2],
+        GROUP=states.shape[2], SPANS=states.shape[1], **flags,
         **_decode_tile(len(states)), **options,
     )  # fmt: skip
     return y
@@ -102,10 +113,11 @@ def attend_chunks(projected: Tensor, layer: PagedAttention, layout: PackedLayout
         BLOCK_K=power_of_two(config.num_kv_heads), num_warps=2, **options,
     )  # fmt: skip
     window, chunk = attention_limits(config.pattern)
+    numbers, flags = _score_options(layer, _LOG2_E)
     triton_chunks.attend_chunks[len(blocks.starts), config.num_kv_heads](
         y, projected, layer.keys, layer.values, blocks.sequences, blocks.starts, layout.sequence_starts, layout.lengths,
-        layout.page_tables, *table, query_norm, layout.page_tables.stride(0), window, chunk,
-        attention.scale * math.log2(math.e), epsilon, WINDOWED=min(window, chunk) < _UNLIMITED,
+        layout.page_tables, *table, query_norm, layer.slopes, layout.page_tables.stride(0), window, chunk,
+        attention.scale * _LOG2_E, epsilon, *numbers, **flags, WINDOWED=min(window, chunk) < _UNLIMITED,
         BLOCK_M=blocks.num_rows, BLOCK_N=64, num_warps=4, num_stages=3, **options,
     )  # fmt: skip
     return y
@@ -155,15 +167,29 @@ def _head_options(attention: LoweredAttention, projected: Tensor) -> tuple[Tenso
     """Return the weights of the head norms, their epsilon, and the options that all attention kernels have."""
     config = attention.config
     query_norm, key_norm = lower_norm(attention.query_norm), lower_norm(attention.key_norm)
+    rotated_norm = config.head_norm if isinstance(config.head_norm, RotatedHeadNorm) else None
     options = {
         "N": config.num_heads, "K": config.num_kv_heads, "H": config.head_width,
         "BLOCK_H": max(16, power_of_two(config.head_width)), "PAIRS": attention.rotary_pairs,
         "INTERLEAVED": attention.interleaved, "NORMED": query_norm is not None,
         "UNIT_OFFSET": int(query_norm is not None and query_norm.unit_offset),
+        "NORMED_AFTER": rotated_norm is not None,
     } | dependent_launch(projected.device)  # fmt: skip
     if query_norm is None or key_norm is None:
-        return projected, projected, 0.0, options  # no pointers
+        return projected, projected, rotated_norm.epsilon if rotated_norm else 0.0, options  # no pointers
     return query_norm.weight, key_norm.weight, query_norm.epsilon, options
+
+
+def _score_options(layer: PagedAttention, factor: float = 1.0) -> tuple[tuple[float, float, int], dict[str, bool]]:
+    """Return softcap · factor, the temperature and its floor; and which of them, and slopes, the layer has."""
+    config = layer.attention.config
+    temperature = config.temperature if isinstance(config.temperature, QueryTemperature) else None
+    numbers = (config.softcap or 0.0) * factor, 0.0 if temperature is None else temperature.scale
+    flags = {
+        "CAPPED": config.softcap is not None, "TEMPERED": temperature is not None,
+        "ALIBI": isinstance(config.position, Alibi),
+    }  # fmt: skip
+    return (*numbers, 1 if temperature is None else temperature.floor), flags
 
 
 def _decode_tile(num_programs: int) -> dict[str, int]:

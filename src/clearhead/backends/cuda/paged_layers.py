@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.architecture import Experts, FeedForward, GroupedAttention, Rope
-from clearhead.backends.cuda.latent import LatentBranch, LatentPages, attend_latent, latent_pages, store_latent
+from clearhead.architecture import Alibi, Experts, FeedForward, GroupedAttention, Rope
+from clearhead.backends.cuda.latent import LatentBranch, LatentPages, attend_latent, build_latent_branch, store_latent
 from clearhead.backends.cuda.launch import fused_linear
 from clearhead.backends.cuda.mixture import MixtureBranch
 from clearhead.backends.cuda.paged_launch import (
@@ -44,6 +44,7 @@ from clearhead.model import (
     MixtureLayer,
     Residual,
     Transformer,
+    alibi_slopes,
 )
 
 Table = tuple[Tensor, Tensor]
@@ -195,11 +196,13 @@ def _build_layer(block: Block, pages: Table, num_positions: int, tables: dict[tu
     module = block.attention
     attention: GroupedBranch | LatentBranch
     if isinstance(module, LatentAttentionLayer):
-        attention = LatentBranch(module, latent_pages(module, pages, table))
+        attention = build_latent_branch(module, pages, table, linear)
     else:
         assert isinstance(module, Attention)
         projection = merge_projections(module.query, module.key, module.value)
-        lowered = PagedAttention(lower_attention(module), *pages, *table)
+        slopes = alibi_slopes(config.num_heads, config.position) if isinstance(config.position, Alibi) else []
+        slope_column = torch.tensor(slopes, dtype=torch.float32, device=pages[0].device)
+        lowered = PagedAttention(lower_attention(module), *pages, *table, slope_column)
         attention = GroupedBranch(lowered, projection, merge_projections(module.output))
     is_parallel = block.layer.placement == "parallel"
     return PagedLayer(

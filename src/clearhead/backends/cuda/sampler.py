@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead.backends.cuda.seats import Seats
 
-_MAX_CANDIDATES = 64  # tokens of a row that may win the draw; about 20 are expected
+_MAX_CANDIDATES = 64  # tokens of a row that may win the draw; about 12 are expected
 _SMALL_BATCH = 8  # rows up to which chunks are small, so that every multiprocessor has one
 
 
@@ -37,6 +37,7 @@ class Sampler:
         active (B,): the seat of each row, -1 for none. The tokens are in a buffer that the next call overwrites.
         """
         from clearhead.backends.cuda import triton_sampling as kernels
+        from clearhead.backends.cuda.triton_candidates import check_candidates
 
         seats, num_rows = self.seats, len(logits)
         counts, bias = (seats.integers, seats.numbers)  # no pointers, unless they are needed
@@ -50,7 +51,7 @@ class Sampler:
         # Products and sums are rounded one by one, as in the reference.
         options = {"V": seats.vocab_size, "ADJUST": self.adjust, "enable_fp_fusion": False}
         more = {"CHUNKS": self.num_chunks, "BLOCK_C": 1 << (self.num_chunks - 1).bit_length(), "MAX": _MAX_CANDIDATES}
-        grid, tile = (num_rows, self.num_chunks), {"CHUNK": self.chunk, "BLOCK": 1024, "num_warps": 4}
+        grid, tile = (num_rows, self.num_chunks), {"CHUNK": self.chunk, "BLOCK": 512, "num_warps": 4}
         kernels.scan_logits[grid](
             self.maxima,
             self.places,
@@ -61,8 +62,20 @@ class Sampler:
             num_warps=self.chunk // 512,
             **options,
         )
-        kernels.draw_candidates[grid](*found, *joined, *inputs, **tile, **more, **options)
-        kernels.check_candidates[grid](self.ranks, self.masses, *found, *joined, *inputs, **tile, **more, **options)
+        kernels.draw_candidates[grid](
+            self.num_candidates,
+            self.candidate_values,
+            self.candidate_places,
+            *joined,
+            *inputs,
+            **tile,
+            **more,
+            **options,
+        )
+        kernels.add_noise_to_candidates[(num_rows,)](
+            *found, *joined, active, seats.integers, seats.numbers, seats.num_seats, num_warps=2, **more
+        )
+        check_candidates[grid](self.ranks, self.masses, *found, *joined, *inputs, **tile, **more, **options)
         kernels.choose_tokens[(num_rows,)](
             self.chosen, self.places, self.ranks, self.masses, *found, *joined, *inputs, BLOCK=4096, num_warps=16,
             **more, **options,

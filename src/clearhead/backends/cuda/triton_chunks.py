@@ -10,7 +10,7 @@ key-value head. The keys of earlier chunks and of shared prefixes are in the sam
 import triton
 import triton.language as tl
 
-from clearhead.backends.cuda.triton_heads import norm_and_rotate
+from clearhead.backends.cuda.triton_heads import adjust_scores, norm_and_rotate, query_factor
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def store_keys(
     projected, keys, values, slots, positions, cosine, sine, key_norm, epsilon,
     N: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr,
     PAGE: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr,
-    UNIT_OFFSET: tl.constexpr, PDL: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr, NORMED_AFTER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Write the keys and values of one token, given as projected (T, (N + 2K) H), to its slot."""
     token = tl.program_id(0).to(tl.int64)
@@ -31,7 +31,7 @@ def store_keys(
     row = projected + token * (N + 2 * K) * H
     key = norm_and_rotate(
         row + (N + head[:, None]) * H, key_norm, epsilon, cosine, sine, position,
-        PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET,
+        PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET, NORMED_AFTER,
     )  # fmt: skip
     inside = (k < K)[:, None] & (h < H)[None, :]
     value = tl.load(row + (N + K + head[:, None]) * H + h[None, :], inside, 0.0)
@@ -43,17 +43,18 @@ def store_keys(
 @triton.jit
 def attend_chunks(
     y, projected, keys, values, block_sequences, block_starts, sequence_starts, lengths, page_tables,
-    cosine, sine, query_norm,
-    table_stride, window, chunk, scale, epsilon,
+    cosine, sine, query_norm, slopes,
+    table_stride, window, chunk, scale, epsilon, softcap, temperature, floor,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr, ALIBI: tl.constexpr, TEMPERED: tl.constexpr, NORMED_AFTER: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend with the queries of a block of tokens, for the N / K heads of one key-value head.
 
     projected (T, (N + 2K) H): queries, keys and values side by side; keys and values are also in the pages already.
     block_sequences, block_starts: the sequence of each block, -1 for none, and its first token among all T.
-    window, chunk: as in attend_pages; WINDOWED if one of them restricts anything. scale: times log2(e).
+    window, chunk: as in attend_pages; WINDOWED if one of them restricts anything. scale, softcap: times log2(e).
     """
     block, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)  # the longest blocks first
     PER_HEAD: tl.constexpr = N // K
@@ -75,9 +76,10 @@ def attend_chunks(
     row = projected + token[:, None].to(tl.int64) * (N + 2 * K) * H
     q = norm_and_rotate(
         row + n[:, None] * H, query_norm, epsilon, cosine, sine, position[:, None],
-        PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET,
+        PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET, NORMED_AFTER,
     )  # fmt: skip
-    q = (q * scale).to(keys.dtype.element_ty)
+    q = (q * query_factor(position[:, None], scale, temperature, floor, TEMPERED)).to(keys.dtype.element_ty)
+    slope = tl.load(slopes + n)[:, None] * 1.4426950408889634 if ALIBI else scale
     table = page_tables + sequence.to(tl.int64) * table_stride
     largest = tl.full((BLOCK_M,), -1e30, tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -91,12 +93,12 @@ def attend_chunks(
         full = (first_position + 1) // BLOCK_N * BLOCK_N
         largest, total, output = _accumulate(
             q, keys, values, table, position, head, largest, total, output, 0, full, window, chunk,
-            K, H, BLOCK_H, PAGE, BLOCK_N, False, False,
+            slope, softcap, K, H, BLOCK_H, PAGE, BLOCK_N, False, False, CAPPED, ALIBI,
         )  # fmt: skip
         start = full
     largest, total, output = _accumulate(
         q, keys, values, table, position, head, largest, total, output, start, last_position + 1, window, chunk,
-        K, H, BLOCK_H, PAGE, BLOCK_N, True, WINDOWED,
+        slope, softcap, K, H, BLOCK_H, PAGE, BLOCK_N, True, WINDOWED, CAPPED, ALIBI,
     )  # fmt: skip
     target = y + (token[:, None].to(tl.int64) * N + n[:, None]) * H + h[None, :]
     output = output / tl.where(is_real, total, 1.0)[:, None]
@@ -111,9 +113,9 @@ def _oldest(position, window, chunk):
 
 @triton.jit
 def _accumulate(
-    q, keys, values, table, position, head, largest, total, output, start, stop, window, chunk,
+    q, keys, values, table, position, head, largest, total, output, start, stop, window, chunk, slope, softcap,
     K: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
-    MASKED: tl.constexpr, WINDOWED: tl.constexpr,
+    MASKED: tl.constexpr, WINDOWED: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
 ):  # fmt: skip
     """Add the keys from `start` to `stop` to the running softmax. Without MASKED, all queries attend to all of them."""
     h = tl.arange(0, BLOCK_H)
@@ -127,6 +129,7 @@ def _accumulate(
         else:
             k, v = tl.load(keys + tile), tl.load(values + tile)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee")
+        scores = adjust_scores(scores, slope, position[:, None] - slot[None, :], softcap, CAPPED, ALIBI)
         if MASKED:
             allowed = slot[None, :] <= position[:, None]
             if WINDOWED:

@@ -11,6 +11,35 @@ from clearhead.backends.cuda.triton_products import gelu, gelu_tanh, silu
 
 
 @triton.jit
+def choose_experts(
+    chosen, weights, logits, epsilon, scale,
+    E: tl.constexpr, BLOCK_E: tl.constexpr, CHOSEN: tl.constexpr, SIGMOID: tl.constexpr, RENORMALIZE: tl.constexpr,
+):  # fmt: skip
+    """Choose the CHOSEN experts with the largest logits (T, E) float32 of one token, and compute their weights.
+
+    RENORMALIZE: divide them by their sum + epsilon.
+    """
+    token, e = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_E)
+    z = tl.load(logits + token * E + e, e < E, float("-inf"))
+    scores = 1 / (1 + tl.exp(-z)) if SIGMOID else tl.exp(z - tl.max(z, 0))
+    if not SIGMOID:
+        scores /= tl.sum(scores, 0)
+    left, total = z, tl.full((), 0.0, tl.float32)
+    for _ in tl.static_range(CHOSEN):
+        best = tl.min(tl.where(left == tl.max(left, 0), e, BLOCK_E), 0)
+        total += tl.sum(tl.where(e == best, scores, 0.0), 0)
+        left = tl.where(e == best, float("-inf"), left)
+    factor = scale / (total + epsilon) if RENORMALIZE else scale
+    left = z
+    for choice in tl.static_range(CHOSEN):
+        best = tl.min(tl.where(left == tl.max(left, 0), e, BLOCK_E), 0)
+        weight = tl.sum(tl.where(e == best, scores, 0.0), 0) * factor
+        tl.store(chosen + token * CHOSEN + choice, best.to(tl.int64))
+        tl.store(weights + token * CHOSEN + choice, weight.to(weights.dtype.element_ty))
+        left = tl.where(e == best, float("-inf"), left)
+
+
+@triton.jit
 def open_experts(
     inner, x, gate, up, chosen, weights,
     F: tl.constexpr, D: tl.constexpr, CHOSEN: tl.constexpr, GATED: tl.constexpr, ACTIVATION: tl.constexpr,

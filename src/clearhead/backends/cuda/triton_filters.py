@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from clearhead.backends.cuda.triton_logits import MIN_P, SEED, STEP, TAIL, TOP_K, add_noise, read_logits, splitmix
+from clearhead.backends.cuda.triton_logits import MIN_P, TAIL, TOP_K, add_noise, draw_state, read_logits
 
 
 @triton.jit
@@ -58,8 +58,7 @@ def draw_before(
     V: tl.constexpr, ADJUST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Return the winner of the draw among the tokens before (value, token) whose value is at least `lowest`."""
-    seed = tl.load(integers + SEED * num_seats + seat).to(tl.uint64, bitcast=True)
-    state = splitmix(seed, tl.load(integers + STEP * num_seats + seat).to(tl.uint64, bitcast=True))
+    state = draw_state(integers, seat, num_seats)
     best, best_place = tl.full((), float("-inf"), tl.float64), tl.full((), V, tl.int32)
     PART: tl.constexpr = BLOCK // 4
     for start in range(0, V, PART):

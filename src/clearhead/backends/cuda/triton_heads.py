@@ -8,11 +8,12 @@ import triton.language as tl
 def norm_and_rotate(
     heads, norm, epsilon, cosine, sine, position,
     PAIRS: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr,
-    UNIT_OFFSET: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr, NORMED_AFTER: tl.constexpr = False,
 ):  # fmt: skip
     """Load, normalize and rotate heads: pointers (rows, 1) -> values (rows, BLOCK_H), entry · cos ± partner · sin.
 
     position: that of all rows, or (rows, 1). BLOCK_H: H rounded up to a power of two; entries beyond H are 0.
+    NORMED_AFTER: normalize after the rotation, without a weight.
     """
     h = tl.arange(0, BLOCK_H)
     inside = (h < H)[None, :]
@@ -21,6 +22,8 @@ def norm_and_rotate(
         factor = tl.rsqrt(tl.sum(own * own, 1) / H + epsilon)[:, None]
         own *= factor * (tl.load(norm + h, h < H, 0.0)[None, :].to(tl.float32) + UNIT_OFFSET)
     if PAIRS == 0:
+        if NORMED_AFTER:
+            own *= tl.rsqrt(tl.sum(own * own, 1) / H + epsilon)[:, None]
         return own
     pair = (h // 2) if INTERLEAVED else h % PAIRS
     partner = (h ^ 1) if INTERLEAVED else tl.where(h < PAIRS, h + PAIRS, h - PAIRS)
@@ -32,4 +35,26 @@ def norm_and_rotate(
         other *= factor * (tl.load(norm + partner)[None, :].to(tl.float32) + UNIT_OFFSET)
     c = tl.load(cosine + position * PAIRS + pair[None, :], rotates, 1.0)
     s = tl.load(sine + position * PAIRS + pair[None, :], rotates, 0.0)
-    return own * c + tl.where(first, -1.0, 1.0)[None, :] * other * s
+    rotated = own * c + tl.where(first, -1.0, 1.0)[None, :] * other * s
+    if NORMED_AFTER:
+        rotated *= tl.rsqrt(tl.sum(rotated * rotated, 1) / H + epsilon)[:, None]
+    return rotated
+
+
+@triton.jit
+def query_factor(position, scale, temperature, floor, TEMPERED: tl.constexpr):
+    """Return what multiplies the query at `position`: the scale, and with TEMPERED Llama 4's temperature."""
+    factor = scale
+    if TEMPERED:
+        factor = scale * (1 + temperature * tl.log(1.0 + ((position + 1) // floor).to(tl.float32)))
+    return factor
+
+
+@triton.jit
+def adjust_scores(scores, slope, distance, softcap, CAPPED: tl.constexpr, ALIBI: tl.constexpr):
+    """Cap the scores (rows, keys) smoothly at ± softcap, and subtract slope · distance (ALiBi); slope (rows, 1)."""
+    if CAPPED:
+        scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
+    if ALIBI:
+        scores -= slope * distance.to(tl.float32)
+    return scores

@@ -12,11 +12,12 @@ from clearhead.backends.cuda.triton_heads import norm_and_rotate
 
 @triton.jit
 def store_latent(
-    compressed, latents, rotary_keys, slots, positions, seats, page_tables, cosine, sine, norm, epsilon, table_stride,
+    compressed, row_stride, latents, rotary_keys, slots, positions, seats, page_tables, cosine, sine, norm, epsilon,
+    table_stride,
     R: tl.constexpr, BLOCK_R: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr,
     PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, UNIT_OFFSET: tl.constexpr, DECODE: tl.constexpr,
 ):  # fmt: skip
-    """Write one token, given as compressed (T, R + H), to its slot.
+    """Write one token, given as compressed (T, R + H) with rows of `row_stride`, to its slot.
 
     With DECODE, row t belongs to a seat, which has a position and a page table; otherwise token t has both.
     """
@@ -31,7 +32,7 @@ def store_latent(
     else:
         slot, position = tl.load(slots + token), tl.load(positions + token)
     r, h = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_H)
-    row = compressed + token * (R + H)
+    row = compressed + token * row_stride
     latent = tl.load(row + r, r < R, 0.0).to(tl.float32)
     gain = tl.load(norm + r, r < R, 0.0).to(tl.float32)
     latent *= tl.rsqrt(tl.sum(latent * latent, 0) / R + epsilon) * (gain + 1 if UNIT_OFFSET else gain)
@@ -45,17 +46,17 @@ def store_latent(
 
 @triton.jit
 def attend_latent(
-    y, query, rotary_query, latents, rotary_keys, block_sequences, block_starts, sequence_starts, lengths,
-    positions, page_tables, cosine, sine, num_tokens, table_stride, rotary_stride, scale,
+    y, states, query, rotary_query, latents, rotary_keys, block_sequences, block_starts, sequence_starts, lengths,
+    positions, page_tables, cosine, sine, num_tokens, table_stride, rotary_stride, head_stride, scale,
     N: tl.constexpr, HEADS: tl.constexpr, R: tl.constexpr, BLOCK_R: tl.constexpr, H: tl.constexpr,
     BLOCK_H: tl.constexpr, PAGE: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr, DECODE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    SPANS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Attend with HEADS heads of the tokens of one block. y, query (N, T, R): absorbed. rotary_query: not yet rotated.
 
     With DECODE, a block is one row: block_sequences holds its seat, and `positions` that of the seat's new token.
-    Token t of rotary_query is at t · rotary_stride, its heads follow each other with the plain entries in between.
-    scale: times log2(e).
+    Head n of token t of rotary_query is at t · rotary_stride + n · head_stride.
+    scale: times log2(e). states (N, T, SPANS, R + 2) float32: results of the spans of the keys, if there are several.
     """
     block, group = tl.program_id(0), tl.program_id(1)
     sequence = tl.load(block_sequences + block)
@@ -78,7 +79,7 @@ def attend_latent(
     place = (n.to(tl.int64) * num_tokens + token) * R
     q = tl.load(query + place[:, None] + r[None, :], (r < R)[None, :], 0.0)
     q = (q.to(tl.float32) * scale).to(latents.dtype.element_ty)
-    rotary = rotary_query + token[:, None].to(tl.int64) * rotary_stride + n[:, None] * (rotary_stride // N)
+    rotary = rotary_query + token[:, None].to(tl.int64) * rotary_stride + n[:, None] * head_stride
     rotary = norm_and_rotate(
         rotary, query, 0.0, cosine, sine, position[:, None], PAIRS, H, BLOCK_H, INTERLEAVED, False, 0
     )
@@ -87,7 +88,10 @@ def attend_latent(
     largest, total = tl.full((BLOCK_M,), -1e30, tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     output = tl.zeros((BLOCK_M, BLOCK_R), tl.float32)
     stop = tl.max(position, 0) + 1
-    for first in range(0, stop, BLOCK_N):
+    span_length = tl.cdiv(tl.cdiv(stop, SPANS), BLOCK_N) * BLOCK_N
+    start = tl.program_id(2) * span_length
+    stop = tl.minimum(stop, start + span_length)
+    for first in range(start, stop, BLOCK_N):
         slot = first + tl.arange(0, BLOCK_N)
         rows = tl.load(table + slot // PAGE, slot < stop, 0).to(tl.int64) * PAGE + slot % PAGE
         inside = (slot < stop)[:, None]
@@ -102,5 +106,28 @@ def attend_latent(
         output = output * rescale[:, None] + tl.dot(weights.to(latent.dtype), latent, input_precision="ieee")
         total = total * rescale + tl.sum(weights, 1)
         largest = highest
-    output /= total[:, None]
-    tl.store(y + place[:, None] + r[None, :], output.to(y.dtype.element_ty), is_real[:, None] & (r < R)[None, :])
+    is_real = is_real[:, None]
+    if SPANS == 1:
+        output /= total[:, None]
+        tl.store(y + place[:, None] + r[None, :], output.to(y.dtype.element_ty), is_real & (r < R)[None, :])
+    else:
+        state = states + ((n.to(tl.int64) * num_tokens + token) * SPANS + tl.program_id(2))[:, None] * (R + 2)
+        tl.store(state, largest[:, None], is_real)
+        tl.store(state + 1, total[:, None], is_real)
+        tl.store(state + 2 + r[None, :], output, is_real & (r < R)[None, :])
+
+
+@triton.jit
+def join_latent(y, states, seats, num_tokens, R: tl.constexpr, BLOCK_R: tl.constexpr, SPANS: tl.constexpr):
+    """Join the spans of one head and token, weighted by their sums (the second half of Flash-Decoding)."""
+    place, r = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK_R)
+    if tl.load(seats + place % num_tokens) < 0:
+        return
+    s = tl.arange(0, SPANS)
+    state = states + (place * SPANS + s) * (R + 2)
+    largest = tl.load(state)
+    weights = tl.exp2(largest - tl.max(largest, 0))
+    total = tl.sum(tl.load(state + 1) * weights, 0)
+    output = tl.load(state[:, None] + 2 + r[None, :], (r < R)[None, :], 0.0)
+    output = tl.sum(output * weights[:, None], 0) / total
+    tl.store(y + place * R + r, output.to(y.dtype.element_ty), r < R)

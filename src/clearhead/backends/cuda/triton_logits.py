@@ -36,6 +36,13 @@ def splitmix(seed, index):
 
 
 @triton.jit
+def draw_state(integers, seat, num_seats):
+    """Return the state of the random numbers of a seat in its present step."""
+    seed = tl.load(integers + SEED * num_seats + seat).to(tl.uint64, bitcast=True)
+    return splitmix(seed, tl.load(integers + STEP * num_seats + seat).to(tl.uint64, bitcast=True))
+
+
+@triton.jit
 def add_noise(z, v, state):
     """Return z + Gumbel noise of the tokens v in float64; state: splitmix(seed, step)."""
     numbers = splitmix(state, v.to(tl.uint64)) >> 12

@@ -10,15 +10,16 @@ modules of model/ (tests/backends/cuda/test_pages.py).
 import triton
 import triton.language as tl
 
-from clearhead.backends.cuda.triton_heads import norm_and_rotate
+from clearhead.backends.cuda.triton_heads import adjust_scores, norm_and_rotate, query_factor
 
 
 @triton.jit
 def attend_pages(
     y, states, num_finished, projected, keys, values, seats, positions, page_tables, cosine, sine, query_norm, key_norm,
-    table_stride, window, chunk, scale, epsilon,
+    slopes, table_stride, window, chunk, scale, epsilon, softcap, temperature, floor,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    CAPPED: tl.constexpr, ALIBI: tl.constexpr, TEMPERED: tl.constexpr, NORMED_AFTER: tl.constexpr,
     GROUP: tl.constexpr, SPANS: tl.constexpr, MIN_SPAN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend with one key-value head of one sequence over one span of its keys; the last program joins all spans.
@@ -59,16 +60,17 @@ def attend_pages(
     row = projected + b.to(tl.int64) * (N + 2 * K) * H
     q = norm_and_rotate(
         row + n[:, None] * H, query_norm, epsilon, cosine, sine, position,
-        PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET,
+        PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET, NORMED_AFTER,
     )  # fmt: skip
-    q = (q * scale).to(keys.dtype.element_ty)
+    q = (q * query_factor(position, scale, temperature, floor, TEMPERED)).to(keys.dtype.element_ty)
+    slope = tl.load(slopes + n)[:, None] if ALIBI else scale
     largest = tl.full((GROUP,), -1e30, tl.float32)
     total = tl.zeros((GROUP,), tl.float32)
     output = tl.zeros((GROUP, BLOCK_H), tl.float32)
     if span == num_used - 1:  # this span stores the new token and attends to it
         new_key = norm_and_rotate(
             row + (N + head) * H + tl.zeros((1, 1), tl.int32), key_norm, epsilon, cosine, sine, position,
-            PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET,
+            PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET, NORMED_AFTER,
         )  # fmt: skip
         new_key = new_key.to(keys.dtype.element_ty)
         inside = (h < H)[None, :]
@@ -77,11 +79,13 @@ def attend_pages(
         tl.store(keys + place * H + h[None, :], new_key, inside)
         tl.store(values + place * H + h[None, :], new_value, inside)
         largest = tl.sum(q.to(tl.float32) * new_key.to(tl.float32), 1)
+        largest = adjust_scores(largest, slope, 0, softcap, CAPPED, False)
         total += 1.0
         output += new_value.to(tl.float32)
-    for start in range(first, last, BLOCK):
+    for _ in range(first, last, BLOCK):
         scores = tl.dot(q, tl.trans(k), input_precision="ieee").to(tl.float32)
-        scores = tl.where((start + tl.arange(0, BLOCK) < last)[None, :], scores, -1e30)
+        scores = adjust_scores(scores, slope, (position - slot)[None, :], softcap, CAPPED, ALIBI)
+        scores = tl.where((slot < last)[None, :], scores, -1e30)
         highest = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp(scores - highest[:, None])
         rescale = tl.exp(largest - highest)

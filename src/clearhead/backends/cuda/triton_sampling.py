@@ -2,6 +2,7 @@
 
     scan_logits[B, chunks](...)        per chunk: the largest value and Σ exp
     draw_candidates[B, chunks](...)    the tokens whose value with Gumbel noise is large enough to win the draw
+    add_noise_to_candidates[B](...)    their values with noise
     check_candidates[B, chunks](...)   which probability comes after the best of them, and how many tokens before
     choose_tokens[B](...)              join the chunks, apply the filters, store the token
 
@@ -14,13 +15,13 @@ triton_filters.py searches all tokens again.
 import triton
 import triton.language as tl
 
+from clearhead.backends.cuda.triton_candidates import best_before, join_chunks, judge
 from clearhead.backends.cuda.triton_filters import draw_before, filter_draw
 from clearhead.backends.cuda.triton_logits import (
     ADJUSTED,
     GOLDEN,
     MIN_P,
     POSITION,
-    SEED,
     STEP,
     TAIL,
     TEMPERATURE,
@@ -28,13 +29,13 @@ from clearhead.backends.cuda.triton_logits import (
     TOP_K,
     add_noise,
     count_up,
+    draw_state,
     read_logits,
     scramble,
-    splitmix,
 )
 
-# The winner's value is log Σ exp(value) plus Gumbel noise, which is above -3 except once in 5·10⁸ draws.
-_MARGIN = tl.constexpr(3.0)  # about e³ = 20 tokens exceed the bound
+# The winner's value is log Σ exp(value) plus Gumbel noise, which is above -2.5 except once in 200,000 draws.
+_MARGIN = tl.constexpr(2.5)  # about e^2.5 = 12 tokens exceed the bound
 
 
 @triton.jit
@@ -63,26 +64,25 @@ def scan_logits(
 
 
 @triton.jit
-def join_chunks(maxima, sums, b, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Return the largest value of a row, and Σ exp(value - largest)."""
-    c = tl.arange(0, BLOCK_C)
-    chunk_maxima = tl.load(maxima + b * CHUNKS + c, c < CHUNKS, float("-inf"))
-    largest = tl.max(chunk_maxima, 0)
-    weights = tl.exp(chunk_maxima - tl.maximum(largest, -1e38)).to(tl.float64)
-    return largest, tl.sum(tl.load(sums + b * CHUNKS + c, c < CHUNKS, 0.0).to(tl.float64) * weights, 0)
+def lower_bound(largest, total, min_p):
+    """Return a bound that the winner of the draw, with its noise, exceeds almost surely.
+
+    What min_p keeps may have little of the probability, but at least that of the most likely token.
+    """
+    return largest - _MARGIN + tl.where(min_p > 0, 0.0, tl.log(total.to(tl.float32)))
 
 
 @triton.jit
 def draw_candidates(
-    num_candidates, candidates, candidate_values, candidate_places,
+    num_candidates, candidate_values, candidate_places,
     maxima, sums, logits, seats, integers, numbers, counts, bias, num_seats,
     V: tl.constexpr, ADJUST: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr, MAX: tl.constexpr,
 ):  # fmt: skip
-    """Collect the tokens whose value with noise exceeds a bound that the winner exceeds almost surely.
+    """Collect all tokens of one chunk that may exceed the bound with their noise, and few others.
 
-    num_candidates (B,) may exceed MAX, but only MAX are stored. candidates (B, MAX) float64: their values with noise;
-    candidate_values (B, MAX) float32: without it; candidate_places (B, MAX) int32: their tokens.
+    num_candidates (B,) may exceed MAX, but only MAX are stored: candidate_values (B, MAX) float32, without noise, and
+    candidate_places (B, MAX) int32, their tokens.
     """
     b, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     seat = tl.load(seats + b)
@@ -92,134 +92,45 @@ def draw_candidates(
         return
     largest, total = join_chunks(maxima, sums, b, CHUNKS, BLOCK_C)
     min_p = tl.load(numbers + MIN_P * num_seats + seat)
-    # What min_p removes cannot win. The rest may have little of the probability, but at least that of the first token.
-    lowest = tl.where(min_p > 0, largest + tl.log(min_p), float("-inf"))
-    bound = largest - _MARGIN + tl.where(min_p > 0, 0.0, tl.log(total.to(tl.float32)))
-    seed = tl.load(integers + SEED * num_seats + seat).to(tl.uint64, bitcast=True)
-    state = splitmix(seed, tl.load(integers + STEP * num_seats + seat).to(tl.uint64, bitcast=True))
-    counters = count_up(state, (chunk * CHUNK + tl.arange(0, BLOCK)).to(tl.uint64))
+    lowest = tl.where(min_p > 0, largest + tl.log(min_p), float("-inf"))  # what min_p removes cannot win
+    bound = lower_bound(largest, total, min_p)
+    counters = count_up(draw_state(integers, seat, num_seats), (chunk * CHUNK + tl.arange(0, BLOCK)).to(tl.uint64))
     for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, BLOCK):
         v = start + tl.arange(0, BLOCK)
         z = read_logits(logits + b * V, v, seat, integers, numbers, counts, bias, num_seats, V, ADJUST)
-        # -log(-log(u)) > bound - z means -log(u) < exp(z - bound), and 1 - u is less than -log(u). Few tokens pass
-        # this test of the upper 32 bits of u, so that the exact one in float64 is rarely needed.
+        # -log(-log(u)) > bound - z means -log(u) < exp(z - bound), and 1 - u is less than -log(u). The upper 32 bits
+        # of u decide that for all but a few tokens, whose noise add_noise_to_candidates computes in float64.
         upper = (scramble(counters) >> 32).to(tl.uint32)
         counters += tl.full((BLOCK,), BLOCK, tl.uint64) * GOLDEN
         rest = (upper ^ 0xFFFFFFFF).to(tl.float32) * 2.0**-32
         passes = (rest < tl.exp(z - bound) * 1.00001 + 1e-12) & (z >= lowest)
-        if tl.max(passes.to(tl.int32), 0) != 0:
-            noisy = add_noise(z, v, state)
-            passes = passes & (noisy > bound)
-            ones = passes.to(tl.int32)
-            place = tl.atomic_add(num_candidates + b, tl.sum(ones, 0), sem="relaxed") + tl.cumsum(ones, 0) - 1
-            stored = passes & (place < MAX)
-            tl.store(candidates + b * MAX + place, noisy, stored)
-            tl.store(candidate_values + b * MAX + place, z, stored)
-            tl.store(candidate_places + b * MAX + place, v, stored)
+        ones = passes.to(tl.int32)
+        number = tl.sum(ones, 0)
+        if number != 0:
+            place = tl.atomic_add(num_candidates + b, number, sem="relaxed") + tl.cumsum(ones, 0) - 1
+            tl.store(candidate_values + b * MAX + place, z, passes & (place < MAX))
+            tl.store(candidate_places + b * MAX + place, v, passes & (place < MAX))
 
 
 @triton.jit
-def best_before(
-    candidates, candidate_values, candidate_places, b, number, value, token, V: tl.constexpr, MAX: tl.constexpr
-):
-    """Return the candidate before (value, token) with the largest noisy value, or V, and its value without noise."""
-    m = tl.arange(0, MAX)
-    z = tl.load(candidate_values + b * MAX + m, m < number, float("-inf"))
-    v = tl.load(candidate_places + b * MAX + m, m < number, V)
-    is_before = (m < number) & ((z > value) | ((z == value) & (v < token)))
-    noisy = tl.where(is_before, tl.load(candidates + b * MAX + m, m < number, float("-inf")), float("-inf"))
-    best = tl.max(noisy, 0)
-    place = tl.min(tl.where(is_before & (noisy == best), v, V), 0)
-    return place, tl.max(tl.where(v == place, z, float("-inf")), 0)
-
-
-@triton.jit
-def check_candidates(
-    ranks, masses, num_candidates, candidates, candidate_values, candidate_places,
-    maxima, sums, logits, seats, integers, numbers, counts, bias, num_seats,
-    V: tl.constexpr, ADJUST: tl.constexpr, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr, MAX: tl.constexpr,
+def add_noise_to_candidates(
+    num_candidates, candidates, candidate_values, candidate_places, maxima, sums, seats, integers, numbers, num_seats,
+    CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr, MAX: tl.constexpr,
 ):  # fmt: skip
-    """Compare the tokens of one chunk with the first four candidates, each the best one before the previous.
-
-    ranks (B, chunks, 6): numbers of tokens above each, and within 2 and 6 of the largest value.
-    masses (B, chunks, 6): Σ exp of each candidate and what comes after it, and of the tokens within 2 and 6.
-    """
-    b, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Compute the values of the candidates of a row with noise, in float64; -inf for those below the bound."""
+    b, m = tl.program_id(0).to(tl.int64), tl.arange(0, MAX)
     seat = tl.load(seats + b)
     if seat < 0:
         return
-    top_k = tl.load(integers + TOP_K * num_seats + seat)
-    if (tl.load(numbers + TAIL * num_seats + seat) < 0) & (top_k == 0):
+    if tl.load(numbers + TEMPERATURE * num_seats + seat) == 0:
         return
-    number = tl.minimum(tl.load(num_candidates + b), MAX)
-    if (tl.load(numbers + TEMPERATURE * num_seats + seat) == 0) | (number == 0):
-        return
-    largest, _ = join_chunks(maxima, sums, b, CHUNKS, BLOCK_C)
-    t0, z0 = best_before(candidates, candidate_values, candidate_places, b, number, float("-inf"), V, V, MAX)
-    t1, z1 = best_before(candidates, candidate_values, candidate_places, b, number, z0, t0, V, MAX)
-    t2, z2 = best_before(candidates, candidate_values, candidate_places, b, number, z1, t1, V, MAX)
-    t3, z3 = best_before(candidates, candidate_values, candidate_places, b, number, z2, t2, V, MAX)
-    target = (b * CHUNKS + chunk) * 6
-    m0, m1 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    m2, m3 = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, BLOCK):
-        v = start + tl.arange(0, BLOCK)
-        z = read_logits(logits + b * V, v, seat, integers, numbers, counts, bias, num_seats, V, ADJUST)
-        weight = tl.exp(z - largest)
-        m0 += tl.where((z < z0) | ((z == z0) & (v >= t0)), weight, 0.0)
-        m1 += tl.where((z < z1) | ((z == z1) & (v >= t1)), weight, 0.0)
-        m2 += tl.where((z < z2) | ((z == z2) & (v >= t2)), weight, 0.0)
-        m3 += tl.where((z < z3) | ((z == z3) & (v >= t3)), weight, 0.0)
-    tl.store(masses + target, tl.sum(m0, 0))
-    tl.store(masses + target + 1, tl.sum(m1, 0))
-    tl.store(masses + target + 2, tl.sum(m2, 0))
-    tl.store(masses + target + 3, tl.sum(m3, 0))
-    if top_k > 0:
-        for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, BLOCK):
-            v = start + tl.arange(0, BLOCK)
-            z = read_logits(logits + b * V, v, seat, integers, numbers, counts, bias, num_seats, V, ADJUST)
-            count_above(ranks + target, z, z0, z1, z2, z3, largest, start == chunk * CHUNK)
-            sum_within(masses + target, z, largest, start == chunk * CHUNK)
-
-
-@triton.jit
-def count_above(ranks, z, z0, z1, z2, z3, largest, is_first):
-    """Add the numbers of values above z0 to z3, and from `largest` - 2 and - 6 on, to six counters."""
-    tl.store(ranks, tl.sum((z > z0).to(tl.int32), 0) + tl.load(ranks, is_first == 0, 0))
-    tl.store(ranks + 1, tl.sum((z > z1).to(tl.int32), 0) + tl.load(ranks + 1, is_first == 0, 0))
-    tl.store(ranks + 2, tl.sum((z > z2).to(tl.int32), 0) + tl.load(ranks + 2, is_first == 0, 0))
-    tl.store(ranks + 3, tl.sum((z > z3).to(tl.int32), 0) + tl.load(ranks + 3, is_first == 0, 0))
-    tl.store(ranks + 4, tl.sum((z >= largest - 2).to(tl.int32), 0) + tl.load(ranks + 4, is_first == 0, 0))
-    tl.store(ranks + 5, tl.sum((z >= largest - 6).to(tl.int32), 0) + tl.load(ranks + 5, is_first == 0, 0))
-
-
-@triton.jit
-def sum_within(masses, z, largest, is_first):
-    """Add Σ exp(z - largest) of the values from `largest` - 2 and - 6 on to the last two of six sums."""
-    weight = tl.exp(z - largest)
-    tl.store(masses + 4, tl.sum(tl.where(z >= largest - 2, weight, 0.0), 0) + tl.load(masses + 4, is_first == 0, 0.0))
-    tl.store(masses + 5, tl.sum(tl.where(z >= largest - 6, weight, 0.0), 0) + tl.load(masses + 5, is_first == 0, 0.0))
-
-
-@triton.jit
-def judge(ranks, masses, b, which, top_k, tail, total, CHUNKS: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Return 1 if the filters keep candidate number `which`, -1 if they remove it, and 0 if that is not known."""
-    c = tl.arange(0, BLOCK_C)
-    place, counted = (b * CHUNKS + c) * 6, c < tl.where(top_k > 0, CHUNKS, 0)
-    above = tl.sum(tl.load(ranks + place + which, counted, 0), 0)
-    within = tl.sum(tl.load(ranks + place + 4, counted, 0), 0)
-    within_more = tl.sum(tl.load(ranks + place + 5, counted, 0), 0)
-    cut = tl.sum(tl.load(masses + place + which, c < CHUNKS, 0.0).to(tl.float64), 0)
-    mass_within = tl.sum(tl.load(masses + place + 4, counted, 0.0).to(tl.float64), 0)
-    mass_within_more = tl.sum(tl.load(masses + place + 5, counted, 0.0).to(tl.float64), 0)
-    removed = ((top_k > 0) & (above >= top_k)) | ((tail >= 0) & ((cut / total).to(tl.float32) <= tail))
-    # With both filters, top_p counts the probability of what top_k keeps, which is at least that of a smaller set.
-    kept_mass = tl.where(within <= top_k, mass_within, 0.0)
-    kept_mass = tl.where(within_more <= top_k, mass_within_more, kept_mass)
-    before = total - cut
-    is_kept = (tail < 0) | (((kept_mass - before) / tl.maximum(kept_mass, 1e-30)).to(tl.float32) > tail + 1e-6)
-    return tl.where(removed, -1, tl.where(is_kept | (top_k == 0), 1, 0))
+    largest, total = join_chunks(maxima, sums, b, CHUNKS, BLOCK_C)
+    bound = lower_bound(largest, total, tl.load(numbers + MIN_P * num_seats + seat))
+    stored = m < tl.load(num_candidates + b)
+    z = tl.load(candidate_values + b * MAX + m, stored, float("-inf"))
+    v = tl.load(candidate_places + b * MAX + m, stored, 0)
+    noisy = add_noise(z, v, draw_state(integers, seat, num_seats))
+    tl.store(candidates + b * MAX + m, tl.where(stored & (noisy > bound), noisy, float("-inf")))
 
 
 @triton.jit
@@ -273,7 +184,7 @@ def choose_candidate(
     token, value = best_before(
         candidates, candidate_values, candidate_places, b, tl.minimum(number, MAX), float("-inf"), V, V, MAX
     )  # fmt: skip
-    is_known = (number > 0) & (number <= MAX)
+    is_known = (token != V) & (number <= MAX)
     verdict = tl.where(is_known, 1, 0)
     if is_known & ((top_k > 0) | (tail >= 0)) & (token != top):
         verdict = judge(ranks, masses, b, 0, top_k, tail, total, CHUNKS, BLOCK_C)
