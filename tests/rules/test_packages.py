@@ -22,7 +22,7 @@ ALLOWED_IMPORTS = {
     "backends": {"architecture", "cache", "model", "options", "sampling"},
     "checkpoint": {"architecture", "backends", "catalog", "families", "model", "tokenization"},
     "sampling": {"options"},
-    "engine": {"architecture", "cache", "model", "options", "sampling"},
+    "engine": {"architecture", "backends", "cache", "model", "options", "sampling"},
     "generation": {"architecture", "backends", "cache", "engine", "model", "options", "sampling", "tokenization"},
     "inspection": {"architecture", "cache", "data", "generation", "model", "options", "tokenization"},
     "api": {

@@ -88,38 +88,16 @@ def cost(
     The answer comes first: how long it takes and whether it fits the --device. Formulas and tables follow. A context
     beyond the model's own is marked.
     """
-    check_cost_options(
-        model,
-        {
-            "phase": phase,
-            "dtype": dtype,
-            "quant": quant,
-            "optimizer": optimizer,
-            "parallel": parallel,
-            "device": device,
-        },
-        {"batch": batch, "context": context, "source": source, "tokens": tokens, "gpus": gpus},
-    )
+    names = {"phase": phase, "dtype": dtype, "quant": quant, "optimizer": optimizer, "parallel": parallel}
+    names["device"] = device
+    sizes = {"batch": batch, "context": context, "source": source, "tokens": tokens, "gpus": gpus}
+    check_cost_options(model, names, sizes)
     from clearhead.api import find_config
     from clearhead.costs import cost as compute_cost
     from clearhead.costs import print_comparisons, print_report, report_to_dict
 
     measured_device = _require_this_machine(device) if measure else None
-    report = compute_cost(
-        find_config(model),
-        phase=phase,  # type: ignore[arg-type]  # validated by Workload, which suggests the nearest name
-        batch=batch,
-        context=context,
-        source=source,
-        dtype=dtype,
-        quant=quant,
-        optimizer=optimizer,  # type: ignore[arg-type]
-        recompute=recompute,
-        tokens=tokens,
-        device=device,
-        gpus=gpus,
-        parallel=parallel,  # type: ignore[arg-type]
-    )
+    report = compute_cost(find_config(model), recompute=recompute, **names, **sizes)  # type: ignore[arg-type]
     comparisons = [] if measured_device is None else _run_and_compare(report.workload, measured_device)
     if as_json:
         measured = {"measured": [asdict(one) | {"ratio": one.ratio} for one in comparisons]} if measure else {}

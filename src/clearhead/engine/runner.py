@@ -64,10 +64,10 @@ class Runner:
         """Return the keys and values of all sources, with the sequence that each belongs to."""
         if self.source_storage is None or batch.source_layout is None:
             return None
-        return packed_encoder_output(self.source_storage, batch.source_layout, batch.layout.documents)
+        return _packed_encoder_output(self.source_storage, batch.source_layout, batch.layout.documents)
 
 
-def packed_encoder_output(storage: PageStorage, layout: PackedLayout, documents: Tensor) -> EncoderOutput:
+def _packed_encoder_output(storage: PageStorage, layout: PackedLayout, documents: Tensor) -> EncoderOutput:
     """Gather the cross-attention keys and values of all sources; documents (T,): the sequence of each target token."""
     slots, _, source_documents = layout.key_slots(storage.pool.page_size)
     pairs = [storage.read(layer, slots) for layer in sorted(storage.layers)]  # (S, K, H)
