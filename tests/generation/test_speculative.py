@@ -22,10 +22,10 @@ from clearhead.generation.speculative import (
 )
 from clearhead.options import SamplingOptions
 from tests.checkpoint.tiny import tiny_network
-from tests.sampling.test_randomness import chi_square, chi_square_bound
 from tests.model.toys import CONTEXT, WIDTH, decoder, latent, stack, toy, translator
 from tests.parity import test_deepseek, test_llama, test_llama4
 from tests.parity.harness import build_reference, load_network
+from tests.sampling.test_randomness import chi_square, chi_square_bound
 
 
 class RandomDrafter:
