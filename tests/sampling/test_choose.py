@@ -21,6 +21,7 @@ from transformers import (
 
 from clearhead.errors import ClearheadError
 from clearhead.options import SamplingOptions
+from clearhead.sampling import choose
 from clearhead.sampling.choose import adjust_logits, filter_logits, next_tokens, token_logprobs
 from clearhead.sampling.parameters import SamplingParameters, check_vocabulary
 from clearhead.sampling.penalties import TokenCounts
@@ -333,3 +334,40 @@ def test_a_sequence_has_the_same_logprobs_alone_and_in_a_batch(generator):
         assert torch.equal(alone.chosen[0], together.chosen[row])
         assert torch.equal(alone.top[0], together.top[row])
         assert torch.equal(alone.top_ids[0], together.top_ids[row])
+
+
+# --- the searches that are faster on a CPU
+
+
+def cut_tail_by_sorting(logits, tail):
+    """Cut the tail of every row by sorting the whole vocabulary."""
+    descending, order = logits.sort(dim=-1, descending=True, stable=True)
+    cumulative = descending.flip(-1).softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64).float()
+    cut = (cumulative <= tail).flip(-1)
+    cut[:, 0] = False
+    return logits.masked_fill(cut.scatter(1, order, cut), -torch.inf)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 7, 300, 50_257])
+@pytest.mark.parametrize("scale", [0.1, 2.0, 8.0])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_cutting_the_tail_equals_sorting_the_vocabulary(vocab_size, scale, rounded):
+    logits = torch.randn(6, vocab_size, generator=torch.Generator().manual_seed(1)) * scale
+    logits = logits.round() if rounded else logits  # many equal ones
+    logits[4, vocab_size // 3 + 1 :] = -torch.inf
+    for tail in (0.0001, 0.05, 0.5, 0.999):
+        tails = torch.tensor([[tail]] * 5 + [[-1.0]])  # the last row does not use top_p
+        assert torch.equal(choose._cut_tail(logits, tails), cut_tail_by_sorting(logits, tails))
+
+
+def test_cutting_the_tail_keeps_logits_that_are_not_finite():
+    logits = torch.tensor([[1.0, torch.nan, 2.0], [1.0, torch.inf, 2.0]])
+    assert choose._cut_tail(logits, torch.full((2, 1), 0.1)).isfinite().sum() == 4
+
+
+def test_the_most_likely_token_is_the_first_of_the_largest_or_of_nan():
+    nan, inf = torch.nan, torch.inf
+    logits = torch.tensor(
+        [[1, nan, 5, nan], [2, 7, 7, 1], [inf, 1, inf, 0], [-inf] * 4, [nan] * 4, [-0.0, 0.0, -1, 0], [1, 2, 3, 4]]
+    )
+    assert choose._argmax(logits).tolist() == logits.argmax(dim=-1).tolist() == [1, 1, 0, 0, 0, 0, 3]

@@ -129,3 +129,26 @@ def test_a_sequence_draws_the_same_tokens_alone_and_in_a_batch(vocab_size, gener
         assert draw_tokens(logits[row, None], seeds[row, None], steps[row, None]) == together[row]
     order = torch.randperm(9, generator=generator)
     assert torch.equal(draw_tokens(logits[order], seeds[order], steps[order]), together[order])
+
+
+def gumbel_draw(logits, seeds, steps):
+    """Draw tokens with random numbers for the whole vocabulary."""
+    noise = -torch.log(-torch.log(uniforms(seeds, steps, logits.shape[-1])))
+    return (logits.double() + noise).argmax(dim=-1)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 9, 1000, 50_257])
+def test_random_numbers_of_tokens_that_cannot_be_drawn_do_not_matter(vocab_size, generator):
+    seeds, steps = torch.arange(6) * 11, torch.arange(6)
+    logits = torch.randn(6, vocab_size, generator=generator)
+    for share in (0.5, 0.1, 0.001, 0.0):
+        kept = torch.rand(6, vocab_size, generator=generator) < share
+        kept[:5, vocab_size // 2] = True  # the last row may be empty
+        filtered = logits.masked_fill(~kept, -torch.inf)
+        assert torch.equal(draw_tokens(filtered, seeds, steps), gumbel_draw(filtered, seeds, steps))
+
+
+def test_a_logit_that_is_nan_is_drawn():
+    logits = torch.full((2, 100), -torch.inf)
+    logits[0, 7], logits[1, 50:52] = 1, torch.tensor([1.0, torch.nan])
+    assert draw_tokens(logits, torch.tensor([1, 2]), torch.tensor([0, 0])).tolist() == [7, 51]

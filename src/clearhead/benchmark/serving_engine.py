@@ -1,7 +1,7 @@
 """The interface of engines that answer many requests at once, which `clearhead bench serve` measures.
 
     engine.open(concurrency=8, capacity=128)
-    engine.send(0, prompt_ids, num_tokens=64); [(number, count), ...] = engine.wait(); engine.close()
+    engine.send(0, prompt_ids, num_tokens=64); arrived = engine.wait(); engine.close()
 
 All tokens are greedy, and no engine stops early: end tokens are treated like any other token.
 """

@@ -52,7 +52,7 @@ class Sampler:
         is_finite = logits.gather(1, tokens[:, None])[:, 0].isfinite()
         rows = zip(sequences, tokens.tolist(), is_finite.tolist(), strict=True)
         return [
-            Choice(token if finite else None, self.logprobs(sequence, logits[row], tokens[row]))
+            Choice(token if finite else None, self.logprobs(sequence, logits, tokens, row))
             for row, (sequence, token, finite) in enumerate(rows)
         ]
 
@@ -64,7 +64,7 @@ class Sampler:
             self.sequences = list(sequences)
         return self.parameters
 
-    def logprobs(self, sequence: EngineSequence, logits: Tensor, token: Tensor) -> TokenLogprobs | None:
-        """Return the log-probabilities that a request asks for, given its logits (V,) and the chosen token."""
+    def logprobs(self, sequence: EngineSequence, logits: Tensor, tokens: Tensor, row: int) -> TokenLogprobs | None:
+        """Return the log-probabilities that a request asks for, given its row of the logits (L, V) and tokens (L,)."""
         num_top = sequence.request.options.logprobs
-        return None if num_top is None else token_logprobs(logits, token, num_top)
+        return None if num_top is None else token_logprobs(logits[row], tokens[row], num_top)

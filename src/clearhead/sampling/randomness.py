@@ -11,6 +11,9 @@ Tokens are drawn by the Gumbel-max trick: argmax of logits + g with g = -log(-lo
 distributed as softmax(logits). It sums nothing over the vocabulary, so no result depends on an order of summation.
 """
 
+from itertools import pairwise
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +26,7 @@ def wrap_int64(number: int) -> int:
 GOLDEN = wrap_int64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 FIRST_FACTOR = wrap_int64(0xBF58476D1CE4E5B9)  # with the shifts below: David Stafford's "Mix13"
 SECOND_FACTOR = wrap_int64(0x94D049BB133111EB)
+_FEW = 4  # on a CPU, random numbers are computed for single tokens if at most one in so many can be drawn
 
 
 def splitmix(seeds: Tensor, index: Tensor) -> Tensor:
@@ -45,10 +49,34 @@ def uniforms(seeds: Tensor, steps: Tensor, count: int) -> Tensor:
     """
     index = torch.arange(count, device=seeds.device)
     numbers = splitmix(splitmix(seeds, steps)[:, None], index)
+    return _to_uniform(numbers)
+
+
+def _to_uniform(numbers: Tensor) -> Tensor:
+    """Scale int64, taken as unsigned, to (0, 1)."""
     return (shift_right(numbers, 12).double() + 0.5) * 2.0**-52
 
 
 def draw_tokens(logits: Tensor, seeds: Tensor, steps: Tensor) -> Tensor:
     """Draw one token per sequence from softmax(logits): (B, V), (B,), (B,) -> (B,)."""
-    noise = -torch.log(-torch.log(uniforms(seeds, steps, logits.shape[-1])))
+    if logits.device.type == "cpu":
+        places = np.flatnonzero(logits.detach().numpy() != -np.inf)
+        if 0 < len(places) <= logits.numel() // _FEW:
+            return _draw_from_candidates(logits, seeds, steps, torch.from_numpy(places))
+    noise = _gumbel(uniforms(seeds, steps, logits.shape[-1]))
     return (logits.double() + noise).argmax(dim=-1)
+
+
+def _draw_from_candidates(logits: Tensor, seeds: Tensor, steps: Tensor, places: Tensor) -> Tensor:
+    """Do the same with random numbers only at these places of the flattened logits; elsewhere the logits are -inf."""
+    vocab_size = logits.shape[-1]
+    rows, tokens = places // vocab_size, places % vocab_size
+    noise = _gumbel(_to_uniform(splitmix(splitmix(seeds, steps)[rows], tokens)))
+    values = (logits.reshape(-1)[places].double() + noise).numpy()
+    starts = torch.searchsorted(rows, torch.arange(len(logits) + 1)).tolist()
+    drawn = [int(tokens[start + values[start:end].argmax()]) if start < end else 0 for start, end in pairwise(starts)]
+    return torch.tensor(drawn)
+
+
+def _gumbel(uniform: Tensor) -> Tensor:
+    return -torch.log(-torch.log(uniform))
