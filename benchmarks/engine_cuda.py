@@ -161,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("models", nargs="*", default=["llama-3.2-1b"])
     parser.add_argument("--cases", default="one,64,256,leaving,long")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--weights", choices=("full", "int8", "int4"), default="full")
     arguments = parser.parse_args()
     for name in arguments.models:
@@ -172,7 +173,7 @@ def main() -> None:
             if case not in arguments.cases.split(","):
                 continue
             for mode, sampling in (("greedy", GREEDY), ("sampled", SAMPLED)):
-                result = measure(decoder, prompts, num_new, sampling)
+                result = measure(decoder, prompts, num_new, sampling, arguments.rounds)
                 line = {"model": name, "weights": arguments.weights, "case": case, "mode": mode} | result
                 print(json.dumps(line), flush=True)
         del decoder, network

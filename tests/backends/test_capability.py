@@ -19,7 +19,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "fast-path.md"
 
 def documented_support():
     """Yield the presets, the CPU column and the GPU column of each row of the table in docs/fast-path.md."""
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
+    section = PAGE.read_text(encoding="utf-8").partition("## What is supported")[2]
+    for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 3 and cells[0].startswith("`"):
             yield re.findall("`(.+?)`", cells[0]), cells[1], cells[2]
@@ -31,20 +32,19 @@ def test_the_page_names_a_preset_for_every_combination_of_reasons():
 
 
 def reasons_of(names):
-    """Return the pairs of reasons that occur; head widths are left out, since one example is enough."""
-    pairs = {tuple(unsupported_reason(preset(name), backend) for backend in ("cpu", "cuda")) for name in names}
-    return {(cpu, re.sub(r"head width \d+", "head width", cuda or "")) for cpu, cuda in pairs}
+    """Return the pairs of reasons that occur."""
+    return {tuple(unsupported_reason(preset(name), backend) for backend in ("cpu", "paged")) for name in names}
 
 
-@pytest.mark.parametrize(("names", "cpu", "cuda"), list(documented_support()))
-def test_the_page_states_the_support_of_each_preset(names, cpu, cuda):
+@pytest.mark.parametrize(("names", "cpu", "paged"), list(documented_support()))
+def test_the_page_states_the_support_of_each_preset(names, cpu, paged):
     for name in names:
-        for backend, cell in (("cpu", cpu), ("cuda", cuda)):
+        for backend, cell in (("cpu", cpu), ("paged", paged)):
             reason = unsupported_reason(preset(name), backend)
             assert cell == ("yes" if reason is None else re.sub(" (is|are) not supported$", "", reason)), name
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "paged"])
 @pytest.mark.parametrize(
     "name", ["llama-3.1-8b", "gpt2", "gpt1", "bart-base", "bert-base", "deepseek-v3", "bloom-560m"]
 )
@@ -59,18 +59,18 @@ def test_an_unaltered_network_is_supported_if_its_config_is(name, backend):
         ({"head_width": 16, "num_heads": 32, "num_kv_heads": 1}, ["cuda"], "more than 16 query heads"),
         ({"head_width": 12}, ["cuda"], "head width 12 is not supported: it must be a power of two"),
         ({"softcap": 30.0}, ["cpu", "cuda"], "attention with softcap"),
-        ({"clip": 8.0}, ["cpu", "cuda"], "attention with clip"),
-        ({"value_width": 8}, ["cpu", "cuda"], "values of another width"),
+        ({"clip": 8.0}, ["cpu", "cuda", "paged"], "attention with clip"),
+        ({"value_width": 8}, ["cpu", "cuda", "paged"], "values of another width"),
         (
             {"position": Rope(scaling=DynamicScaling(factor=2.0, original_context=16))},
-            ["cpu", "cuda"],
+            ["cpu", "cuda", "paged"],
             "DynamicScaling of rotary positions",
         ),
     ],
 )
 def test_unsupported_attention_is_named(changes, backends, reason):
     config = with_attention(shrink(preset("llama-3.2-1b")), **({"head_width": 16} | changes))
-    for backend in ("cpu", "cuda"):
+    for backend in ("cpu", "cuda", "paged"):
         found = unsupported_reason(config, backend)
         assert found.startswith(reason) if backend in backends else found is None
 
@@ -84,7 +84,7 @@ def test_layers_must_have_equal_head_sizes_in_the_cuda_graph():
     assert unsupported_reason(mixed, "cpu") is None
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "paged"])
 def test_unsupported_dtypes_are_named(backend):
     network = graph_network("llama-3.2-1b")
     assert unsupported_network_reason(network.bfloat16(), backend) is None
@@ -97,12 +97,13 @@ def test_the_cpu_kernels_need_weights_on_the_cpu():
     assert unsupported_network_reason(network, "cpu") == "float32 weights on meta are not supported"
 
 
-def test_the_cuda_graph_does_not_take_altered_networks():
+@pytest.mark.parametrize("backend", ["cuda", "paged"])
+def test_the_gpu_kernels_do_not_take_altered_networks(backend):
     mixed = graph_network("llama-3.2-1b")
     mixed.decoder.layers[1].bfloat16()
-    assert unsupported_network_reason(mixed, "cuda") == "weights of several dtypes are not supported"
+    assert unsupported_network_reason(mixed, backend) == "weights of several dtypes are not supported"
     for part in ("final_norm", "layers.0", "embedding"):
         hooked = graph_network("llama-3.2-1b")
         hooked.decoder.get_submodule(part).register_forward_hook(lambda *arguments: None)
-        assert unsupported_network_reason(hooked, "cuda") == "modules were replaced or have hooks"
-    assert unsupported_network_reason(pack_network(graph_network("llama-3.2-1b"), "int8"), "cuda") is None
+        assert unsupported_network_reason(hooked, backend) == "modules were replaced or have hooks"
+    assert unsupported_network_reason(pack_network(graph_network("llama-3.2-1b"), "int8"), backend) is None

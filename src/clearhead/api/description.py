@@ -34,5 +34,5 @@ def name_execution(network: Transformer, use_cuda_graph: bool = True) -> str:
     if device.type == "cpu" and isinstance(getattr(network, "decoder", None), AcceleratedStack):
         return "PyTorch" if find_new_kernels() is None else "CPU kernels"  # None: they are still being compiled
     if device.type == "cuda" and use_cuda_graph and triton_available(device):
-        return "PyTorch" if unsupported_network_reason(network, "cuda") else "CUDA graph"
+        return "PyTorch" if unsupported_network_reason(network, "paged") else "CUDA graph"
     return "PyTorch"

@@ -98,7 +98,7 @@ def load(
 def _use_fast_path(network: Transformer, fast: bool | None) -> str | None:
     """Accelerate the network where possible, unless `fast` is False; return the reason if it is not possible."""
     if network.device.type == "cuda":
-        return unsupported_network_reason(network, "cuda")  # the graph needs no preparation
+        return unsupported_network_reason(network, "paged")  # the graph needs no preparation
     if fast is False:
         return None
     reason = unsupported_network_reason(network, "cpu")
