@@ -156,12 +156,16 @@ inline void multiply_float_panel(float* y, int64_t y_stride, const float* x, int
   store_sums(y, y_stride, sums);
 }
 
-// The same for words of x and of the panel (words, PANEL), while other memory is prefetched.
+// The same for words of x and of the panel (words, PANEL), while up to two lines are prefetched at each step.
 template <int rows, class WordFormat>
 inline void multiply_word_panel(float* y, const uint32_t* x, int64_t x_stride, const uint32_t* w, int64_t num_words,
                                 Prefetcher prefetcher) {
   Vector sums[rows][2] = {};
+  // A loop over the lines in this loop would take 5 % of the time.
+  const int64_t second = prefetcher.lines > 1 ? 64 : 0, stride = prefetcher.lines * 64;
   for (int64_t k = 0; k < num_words; k++) {
+    __builtin_prefetch(prefetcher.next + k * stride, 0, 2);
+    __builtin_prefetch(prefetcher.next + k * stride + second, 0, 2);
     const Words left = *(const Words*)(w + k * PANEL), right = *(const Words*)(w + k * PANEL + 16);
     CLEARHEAD_UNROLL
     for (int r = 0; r < rows; r++) {
@@ -169,7 +173,6 @@ inline void multiply_word_panel(float* y, const uint32_t* x, int64_t x_stride, c
       sums[r][0] = WordFormat::add(sums[r][0], left, word);
       sums[r][1] = WordFormat::add(sums[r][1], right, word);
     }
-    prefetcher.step();
   }
   store_sums(y, PANEL, sums);
 }
