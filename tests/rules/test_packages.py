@@ -19,7 +19,7 @@ ALLOWED_IMPORTS = {
     "catalog": set(),
     "options": set(),
     "cache": {"architecture", "model"},
-    "backends": {"architecture", "cache", "model", "options", "sampling"},
+    "backends": {"architecture", "cache", "model", "options"},
     "checkpoint": {"architecture", "backends", "catalog", "families", "model", "tokenization"},
     "sampling": {"options"},
     "engine": {"architecture", "backends", "cache", "model", "options", "sampling"},

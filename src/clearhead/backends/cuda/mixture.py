@@ -13,6 +13,9 @@ from torch.nn import functional
 from clearhead.model import ACTIVATIONS, MixtureLayer, apply_softcap
 
 _MAX_KERNEL_ROWS = 16  # tokens up to which each reads the matrices of its own experts
+_MAX_CAPTURED_ROWS = (
+    512  # tokens of a captured step, which must not wait; only bfloat16 has grouped products that do not
+)
 _MAX_CHOSEN = 16  # experts of a token up to which the kernel unrolls its loop
 
 
@@ -26,7 +29,8 @@ class MixtureBranch:
     def __call__(self, x: Tensor, step: object) -> Tensor:
         """Normalized x (T, D) -> (T, D)."""
         weights, chosen = self._choose(x)
-        is_few = len(x) <= _MAX_KERNEL_ROWS and chosen.shape[1] <= _MAX_CHOSEN
+        most = _MAX_KERNEL_ROWS if x.dtype == torch.bfloat16 else _MAX_CAPTURED_ROWS
+        is_few = len(x) <= most and chosen.shape[1] <= _MAX_CHOSEN
         out = self._multiply_few(x, weights, chosen) if is_few else self._multiply_groups(x, weights, chosen)
         if self.shared is not None:
             out = out + self.shared(x)
@@ -85,19 +89,19 @@ class MixtureBranch:
         if weighs_input:
             tokens = tokens * weights.flatten()[order, None]
         activation = ACTIVATIONS[module.config.expert.activation]
-        inner = grouped_product(tokens, module.up, ends)
+        inner = _grouped_product(tokens, module.up, ends)
         if module.gate is None:
             inner = activation(inner)
         else:
-            inner = activation(grouped_product(tokens, module.gate, ends)) * inner
-        sorted_out = grouped_product(inner, module.down, ends)
+            inner = activation(_grouped_product(tokens, module.gate, ends)) * inner
+        sorted_out = _grouped_product(inner, module.down, ends)
         out = torch.empty_like(sorted_out)
         out[order] = sorted_out
         out = out.view(*chosen.shape, -1)
         return (out if weighs_input else out * weights[..., None]).sum(1)
 
 
-def grouped_product(x: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+def _grouped_product(x: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """Multiply sorted rows x (M, K) with matrices (E, N, K): expert e has the rows from ends[e - 1] to ends[e]."""
     if x.is_cuda and x.dtype == torch.bfloat16:
         return torch._grouped_mm(x, matrices.transpose(1, 2), offs=ends)

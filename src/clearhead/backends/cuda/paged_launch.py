@@ -79,7 +79,7 @@ def attend_pages(projected: Tensor, layer: PagedAttention, seats: Seats, workspa
     triton_pages.attend_pages[states.shape[:2]](
         y, states, num_finished, projected, layer.keys, layer.values, seats.active, seats.position, seats.page_tables,
         layer.cosine, layer.sine, query_norm, key_norm, layer.slopes, seats.page_tables.stride(0),
-        *attention_limits(config.pattern), attention.scale, epsilon, *numbers, PAGE=layer.keys.shape[2],
+        *_limits(config.pattern), attention.scale, epsilon, *numbers, PAGE=layer.keys.shape[2],
         GROUP=states.shape[2], SPANS=states.shape[1], **flags,
         **_decode_tile(len(states)), **options,
     )  # fmt: skip
@@ -112,7 +112,7 @@ def attend_chunks(projected: Tensor, layer: PagedAttention, layout: PackedLayout
         projected, layer.keys, layer.values, layout.slots, layout.positions, *table, key_norm, epsilon,
         BLOCK_K=power_of_two(config.num_kv_heads), num_warps=2, **options,
     )  # fmt: skip
-    window, chunk = attention_limits(config.pattern)
+    window, chunk = _limits(config.pattern)
     numbers, flags = _score_options(layer, _LOG2_E)
     triton_chunks.attend_chunks[len(blocks.starts), config.num_kv_heads](
         y, projected, layer.keys, layer.values, blocks.sequences, blocks.starts, layout.sequence_starts, layout.lengths,
@@ -199,7 +199,7 @@ def _decode_tile(num_programs: int) -> dict[str, int]:
     return {"BLOCK": 32, "num_warps": 2, "MIN_SPAN": _MIN_SPAN}
 
 
-def attention_limits(pattern: AttentionPattern) -> tuple[int, int]:
+def _limits(pattern: AttentionPattern) -> tuple[int, int]:
     """Return the window and the chunk of a pattern."""
     window = pattern.size if isinstance(pattern, SlidingWindow) else _UNLIMITED
     return window, pattern.size if isinstance(pattern, Chunked) else _UNLIMITED

@@ -68,16 +68,10 @@ def attend_pages(
     total = tl.zeros((GROUP,), tl.float32)
     output = tl.zeros((GROUP, BLOCK_H), tl.float32)
     if span == num_used - 1:  # this span stores the new token and attends to it
-        new_key = norm_and_rotate(
-            row + (N + head) * H + tl.zeros((1, 1), tl.int32), key_norm, epsilon, cosine, sine, position,
-            PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET, NORMED_AFTER,
+        new_key, new_value = _store_token(
+            row, keys, values, table, head, position, key_norm, epsilon, cosine, sine,
+            N, K, H, BLOCK_H, PAGE, PAIRS, INTERLEAVED, NORMED, UNIT_OFFSET, NORMED_AFTER,
         )  # fmt: skip
-        new_key = new_key.to(keys.dtype.element_ty)
-        inside = (h < H)[None, :]
-        new_value = tl.load(row + (N + K + head) * H + h[None, :], inside, 0.0).to(values.dtype.element_ty)
-        place = (tl.load(table + position // PAGE).to(tl.int64) * K + head) * PAGE + position % PAGE
-        tl.store(keys + place * H + h[None, :], new_key, inside)
-        tl.store(values + place * H + h[None, :], new_value, inside)
         largest = tl.sum(q.to(tl.float32) * new_key.to(tl.float32), 1)
         largest = adjust_scores(largest, slope, 0, softcap, CAPPED, False)
         total += 1.0
@@ -96,6 +90,26 @@ def attend_pages(
         k, v = _load_tiles(keys, values, page, head, slot, last, K, H, BLOCK_H, PAGE)
         page = tl.load(table + (slot + BLOCK) // PAGE, slot + BLOCK < last, 0)  # one round ahead of its tiles
     _finish(y, states, num_finished, b, n, g, span, num_used, largest, total, output, N, H, BLOCK_H, GROUP, SPANS, K)
+
+
+@triton.jit
+def _store_token(
+    row, keys, values, table, head, position, key_norm, epsilon, cosine, sine,
+    N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, PAIRS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, NORMED_AFTER: tl.constexpr,
+):  # fmt: skip
+    """Write the key and value of the new token to its page, and return both (1, BLOCK_H)."""
+    h = tl.arange(0, BLOCK_H)
+    key = norm_and_rotate(
+        row + (N + head) * H + tl.zeros((1, 1), tl.int32), key_norm, epsilon, cosine, sine, position,
+        PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET, NORMED_AFTER,
+    )  # fmt: skip
+    key, inside = key.to(keys.dtype.element_ty), (h < H)[None, :]
+    value = tl.load(row + (N + K + head) * H + h[None, :], inside, 0.0).to(values.dtype.element_ty)
+    place = (tl.load(table + position // PAGE).to(tl.int64) * K + head) * PAGE + position % PAGE
+    tl.store(keys + place * H + h[None, :], key, inside)
+    tl.store(values + place * H + h[None, :], value, inside)
+    return key, value
 
 
 @triton.jit
