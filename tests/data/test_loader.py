@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.data.batch import Batch
-from clearhead.data.loader import POOL_BATCHES, Loader, epoch_order, evaluation_batches
+from clearhead.data.loader import POOL_BATCHES, Loader, _prepare_worker, epoch_order, evaluation_batches
 from clearhead.errors import ClearheadError
 
 
@@ -189,3 +189,11 @@ def test_resume_rejects_a_state_that_no_run_reaches(damage):
     state = next(iter(loader))[1]
     with pytest.raises(ClearheadError, match="which is not possible"):
         loader.resume(state | damage)
+
+
+def test_a_worker_ends_at_once_if_its_run_was_killed_before_it_started():
+    child = os.fork()
+    if child == 0:
+        _prepare_worker(0, parent=os.getppid() + 1)  # the process that started it is not its parent any more
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1

@@ -10,9 +10,12 @@ starting at another number.
 """
 
 import hashlib
+import multiprocessing
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count, product
 from types import FrameType
 from typing import Any, Protocol
@@ -79,7 +82,7 @@ class Loader:
             sampler=count(self._next),
             num_workers=self._num_workers,
             collate_fn=_identity,
-            worker_init_fn=_survive_one_signal,
+            worker_init_fn=partial(_prepare_worker, parent=os.getpid()),
             generator=torch.Generator(),  # the default draws from torch's global generator, which would change dropout
         )
         for number, batch in enumerate(batches, start=self._next + 1):
@@ -179,11 +182,15 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-def _survive_one_signal(worker: int) -> None:
-    """Let a worker ignore the first SIGTERM or SIGINT.
+def _prepare_worker(worker: int, parent: int) -> None:
+    """Let a worker ignore the first SIGTERM or SIGINT, and end at once if its run has been killed already.
 
     Tools such as torchrun signal all processes of a run. A worker that died would end the run before it has saved.
+    PyTorch's worker watches the process that is its parent when it starts to watch. A run that is killed before, while
+    it starts its workers, would leave one waiting forever.
     """
+    if multiprocessing.get_start_method() != "forkserver" and os.getppid() != parent:
+        os._exit(1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _restore_default_handler)
 
