@@ -3,6 +3,8 @@
 clearhead bench serve smollm2 --concurrency 1,8,32 --against llama.cpp,huggingface --weights bfloat16,int4
 """
 
+import signal
+import sys
 import tempfile
 from dataclasses import asdict
 from functools import partial
@@ -84,6 +86,7 @@ def serve(
         Load(number, requests or max(2 * number, _MIN_REQUESTS), prompt, tokens, shared_prefix) for number in clients
     ]
     note = partial(print_message, "note")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends llama-server too
     with tempfile.TemporaryDirectory() as folder:
         target = open_target(model, device, formats, loads[0].capacity, Path(folder))
         with errors.status("preparing"):
