@@ -2,7 +2,7 @@
 
 import pytest
 
-from clearhead.errors import ClearheadError, require, unknown_name
+from clearhead.errors import ClearheadError, quote, require, shorten, unknown_name
 
 
 def test_clearhead_error_is_a_value_error():
@@ -60,3 +60,32 @@ def test_an_empty_list_of_choices_is_shown_as_none():
 @pytest.mark.parametrize("name", ["", "'", "a\nb", "名", "x" * 5000])
 def test_the_message_is_one_line_for_any_name(name):
     assert "\n" not in str(unknown_name("kind", name, iter(["apple"])))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 10**6, b"x" * 10**6, ["x"] * 10**6, {"x" * 10**6: 1}, 10**4000, 16**10_000],
+    ids=["text", "bytes", "list", "dict", "number", "number that has no repr"],
+)
+def test_a_large_value_is_shown_in_part(value):
+    assert len(quote(value)) < 100
+
+
+def test_a_small_value_is_shown_as_its_repr():
+    assert [quote(value) for value in ("a\n", 1.5, None, [1, "b"])] == ["'a\\n'", "1.5", "None", "[1, 'b']"]
+
+
+def test_a_shortened_text_ends_with_an_ellipsis():
+    assert (shorten("abcd", 4), shorten("abcde", 4)) == ("abcd", "abcd…")
+
+
+def test_the_name_in_the_message_for_an_unknown_name_is_shortened():
+    assert len(str(unknown_name("kind", "x" * 10**6, ["apple"]))) < 200
+
+
+def test_a_message_that_is_too_long_keeps_its_start_and_its_end():
+    message = str(ClearheadError("the start " + "x" * 10**6 + " the end"))
+    assert message.startswith("the start x")
+    assert message.endswith("x the end")
+    assert " … " in message
+    assert len(message) < 5000

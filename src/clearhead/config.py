@@ -19,11 +19,12 @@ from itertools import groupby
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from clearhead.errors import ClearheadError, require, unknown_name
+from clearhead.errors import ClearheadError, quote, require, unknown_name
 from clearhead.files import parse_json
 
 T = TypeVar("T")
 MAX_LAYERS = 1000  # bounds the work of building a network; the deepest released model has 126
+MAX_SIZE = 10**9  # far above any width, vocabulary or context; the product of two of them fits in 64 bits
 MAX_NESTING = 32  # levels of tables and lists; a whole model in a recipe has 8
 
 _type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # a model has hundreds of parts of a dozen types
@@ -45,10 +46,11 @@ class CheckedConfig:
     """Base of config dataclasses: check the type and range of every field when the instance is created.
 
     Numbers must be finite and greater than 0; those named in MAY_BE_ZERO may be 0. A field whose name ends in `share`
-    must be between 0 and 1.
+    must be between 0 and 1. A whole number is at most MAX_SIZE, except in fields named in MAY_BE_LARGE.
     """
 
     MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
+    MAY_BE_LARGE: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         hints = _type_hints(type(self))
@@ -59,14 +61,17 @@ class CheckedConfig:
                     raise unknown_name(where, str(value), get_args(hints[name]))
                 continue
             require(
-                _matches_type(value, hints[name]), f"{where} is {value!r}; it must be {_describe_type(hints[name])}"
+                _matches_type(value, hints[name]),
+                f"{where} is {quote(value)}; it must be {_describe_type(hints[name])}",
             )
             if name in self.MAY_BE_ZERO and value is not None:
-                require(0 <= value < math.inf, f"{where} is {value}; it must be 0 or more")
+                require(0 <= value < math.inf, f"{where} is {quote(value)}; it must be 0 or more")
             elif name.endswith("share"):
-                require(0 < value < 1, f"{where} is {value}; it must be between 0 and 1")
+                require(0 < value < 1, f"{where} is {quote(value)}; it must be between 0 and 1")
             elif type(value) in (int, float):
-                require(0 < value < math.inf, f"{where} is {value}; it must be finite and greater than 0")
+                require(0 < value < math.inf, f"{where} is {quote(value)}; it must be finite and greater than 0")
+            if type(value) is int and name not in self.MAY_BE_LARGE and not _matches_type(0.5, hints[name]):
+                require(value <= MAX_SIZE, f"{where} is {quote(value)}; it must be at most {MAX_SIZE}")
 
 
 def _matches_type(value: Any, hint: Any) -> bool:
@@ -130,7 +135,7 @@ def from_dict(part: type[T], data: Any, where: str = "") -> T:
     """Create a `part` from plain data. `where` is how error messages name its place."""
     where = where or kind_of(part)
     if not isinstance(data, Mapping):
-        raise ClearheadError(f"{where} must be a table of named values, not {data!r}")
+        raise ClearheadError(f"{where} must be a table of named values, not {quote(data)}")
     hints = _type_hints(part)
     part_fields = {item.name: item for item in fields(part)}  # type: ignore[arg-type]
     for key in data:
@@ -174,7 +179,7 @@ def _parse_choice(choices: list[type], data: Any, where: str) -> Any:
 
 def _parse_tuple(inner: Any, data: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes, Mapping)):
-        raise ClearheadError(f"{where} must be a list, not {data!r}")
+        raise ClearheadError(f"{where} must be a list, not {quote(data)}")
     items: list[Any] = []
     for number, entry in enumerate(data):
         times = 1
@@ -193,7 +198,7 @@ def _parse_scalar(kind: Any, data: Any, where: str) -> Any:
             raise ClearheadError(f"{where} must be a finite number")
         return float(data)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
-        raise ClearheadError(f"{where} must be {kind.__name__}, not {data!r}")
+        raise ClearheadError(f"{where} must be {kind.__name__}, not {quote(data)}")
     if kind is int and not -(2**63) <= data < 2**63:
         raise ClearheadError(f"{where} is out of range; it must fit in 64 bits")
     return data

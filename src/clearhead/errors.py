@@ -11,12 +11,44 @@ from difflib import get_close_matches
 
 _MAX_LISTED_WITH_SUGGESTION = 8
 _MAX_LISTED = 12
+_MAX_VALUE_CHARACTERS = 80
+_MAX_MESSAGE_CHARACTERS = 4000
 # Messages of CUDA and Apple's GPUs, of the CPU, and for a buffer too large for Apple's GPUs. Only CUDA has a type.
 _OUT_OF_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
 
 
 class ClearheadError(ValueError):
-    """Invalid input, described in one sentence. The command line prints it without a traceback."""
+    """Invalid input, described in one sentence. The command line prints it without a traceback.
+
+    The middle of a message that is too long to read is left out: a message may contain a text of a file, or what a
+    library says about one.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_without_middle(message))
+
+
+def _without_middle(message: str) -> str:
+    if len(message) <= _MAX_MESSAGE_CHARACTERS:
+        return message
+    half = _MAX_MESSAGE_CHARACTERS // 2
+    return f"{message[:half]} … {message[-half:]}"
+
+
+def shorten(text: str, max_characters: int = _MAX_VALUE_CHARACTERS) -> str:
+    """Return a text for a message; if it is longer than `max_characters`, only its start, followed by …"""
+    return text if len(text) <= max_characters else text[:max_characters] + "…"
+
+
+def quote(value: object) -> str:
+    """Return the repr of a value for a message, shortened: a value of a file can have millions of characters."""
+    if isinstance(value, (str, bytes)):
+        is_cut = len(value) > _MAX_VALUE_CHARACTERS
+        return repr(value[:_MAX_VALUE_CHARACTERS]) + "…" * is_cut
+    try:
+        return shorten(repr(value))
+    except (ValueError, RecursionError):  # an integer of more than 4300 digits, or lists nested too deep
+        return f"a value of type {type(value).__name__} that is too large to show"
 
 
 def require(condition: bool, message: str) -> None:
@@ -45,7 +77,7 @@ def unknown_name(kind: str, name: str, choices: Iterable[str], where_listed: str
         parts.append(f"available: {listed}{', …' * (len(names) > _MAX_LISTED)}")
     elif 1 < len(names) <= _MAX_LISTED_WITH_SUGGESTION:
         parts.append(f"Available: {', '.join(names)}")
-    return ClearheadError(f"unknown {kind} {name!r}; {' '.join(parts)}")
+    return ClearheadError(f"unknown {kind} {quote(name)}; {' '.join(parts)}")
 
 
 def out_of_memory_message(error: BaseException) -> str | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, Literal, TypedDict, TypeVar, get_args
 
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.errors import ClearheadError, quote, unknown_name
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -68,7 +68,7 @@ class SamplingOptions:
         for name, (is_valid, requirement) in _REQUIREMENTS.items():
             value = getattr(self, name)
             if not is_valid(value) and not (value is None and name in _OPTIONAL):
-                raise ClearheadError(f"{name} is {value!r}; it must be {requirement}")
+                raise ClearheadError(f"{name} is {quote(value)}; it must be {requirement}")
         if self.min_new_tokens > self.max_new_tokens:
             raise ClearheadError(
                 f"min_new_tokens is {self.min_new_tokens}; it must not exceed max_new_tokens, {self.max_new_tokens}"
@@ -115,7 +115,7 @@ class BeamOptions:
         if self.num_best > self.num_beams:
             raise ClearheadError(f"num_best is {self.num_best}; it must not exceed num_beams, {self.num_beams}")
         if not _is_number(self.length_penalty, -_MAX_LENGTH_PENALTY, _MAX_LENGTH_PENALTY):
-            raise ClearheadError(f"length_penalty is {self.length_penalty!r}; it must be from -10 to 10")
+            raise ClearheadError(f"length_penalty is {quote(self.length_penalty)}; it must be from -10 to 10")
         if self.stop_when not in get_args(StopWhen):
             raise unknown_name("stop_when", str(self.stop_when), get_args(StopWhen))
         object.__setattr__(self, "stop_ids", _parse_token_ids(self.stop_ids, "stop_ids"))
@@ -241,14 +241,14 @@ _OPTIONAL = {each.name for each in fields(SamplingOptions) if each.default is No
 def check_positive_integer(name: str, value: object, at_most: int | None = None) -> None:
     """Raise ClearheadError unless the value of this option is an integer from 1 to `at_most`."""
     if not _is_integer(value, minimum=1):
-        raise ClearheadError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+        raise ClearheadError(f"{name} is {quote(value)}; it must be a whole number, 1 or more")
     if at_most is not None and int(str(value)) > at_most:
         raise ClearheadError(f"{name} is {value}; it must be at most {at_most}")
 
 
 def _as_tuple(values: Any, name: str) -> tuple[Any, ...]:
     if not isinstance(values, Iterable):
-        raise ClearheadError(f"{name} is {values!r}; it must be a list")
+        raise ClearheadError(f"{name} is {quote(values)}; it must be a list")
     return tuple(values)
 
 
@@ -257,7 +257,7 @@ def _parse_token_ids(ids: Iterable[int], name: str) -> tuple[int, ...]:
     token_ids = _as_tuple(ids, name)
     for token in token_ids:
         if not _is_integer(token):
-            raise ClearheadError(f"{name} contains {token!r}; a token id is a whole number, 0 or more")
+            raise ClearheadError(f"{name} contains {quote(token)}; a token id is a whole number, 0 or more")
     return token_ids
 
 
@@ -267,7 +267,7 @@ def _parse_logit_bias(bias: Mapping[int, float] | Iterable[tuple[int, float]]) -
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and _is_number(pair[1], -LARGEST, LARGEST)):
             raise ClearheadError(
-                f"logit_bias contains {pair!r}; give token ids, each with a bias from {-LARGEST:g} to {LARGEST:g}"
+                f"logit_bias contains {quote(pair)}; give token ids, each with a bias from {-LARGEST:g} to {LARGEST:g}"
             )
     ids = _parse_token_ids((token for token, _ in pairs), "logit_bias")
     if len(set(ids)) < len(ids):
@@ -280,7 +280,7 @@ def parse_stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
     strings = _as_tuple((stop,) if isinstance(stop, str) else stop, "stop")
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise ClearheadError(f"stop contains {string!r}; a stop string has at least one character")
+            raise ClearheadError(f"stop contains {quote(string)}; a stop string has at least one character")
     return strings
 
 

@@ -36,6 +36,11 @@ def test_the_error_names_a_missing_tensor(tmp_path):
         (lambda d: d.update(model=None), "model must be a table"),
         (lambda d: d["model"]["decoder"]["layers"][0].update(times=10**9), "times is 1000000000"),
         (lambda d: d["model"].update(width=17), "the config needs"),
+        (
+            lambda d: d["model"]["decoder"]["layers"][0]["attention"].update(num_heads=2**62),
+            "must be at most 1000000000",
+        ),
+        (lambda d: d["model"].update(context=2**62), "must be at most 1000000000"),
     ],
 )
 def test_an_invalid_description_is_rejected(tmp_path, change, message):

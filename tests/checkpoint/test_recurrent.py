@@ -147,3 +147,24 @@ def test_an_unknown_kind_of_network_is_rejected(folder):
 
 def test_weights_are_converted_to_the_chosen_dtype(folder):
     assert clearhead.load(folder, dtype="bfloat16").network.head.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("size", [10**9 + 1, 2**62, 2**63 - 1, 2**64])
+@pytest.mark.parametrize("name", ["source_vocab_size", "target_vocab_size", "embedding_width", "width", "context"])
+def test_a_size_that_no_network_has_is_rejected(folder, name, size):
+    path = folder / "clearhead.json"
+    description = json.loads(path.read_text())
+    description["model"][name] = size
+    path.write_text(json.dumps(description))
+    with pytest.raises(ClearheadError, match=f"{name} is .*; it must"):
+        clearhead.load(folder)
+
+
+def test_the_largest_sizes_together_are_rejected_with_one_sentence(folder):
+    path = folder / "clearhead.json"
+    description = json.loads(path.read_text())
+    sizes = ("source_vocab_size", "target_vocab_size", "embedding_width", "width")
+    description["model"] |= dict.fromkeys(sizes, 10**9)
+    path.write_text(json.dumps(description))
+    with pytest.raises(ClearheadError, match="a model of these sizes cannot be created"):
+        clearhead.load(folder)

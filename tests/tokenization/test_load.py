@@ -121,6 +121,22 @@ def test_invalid_files_are_rejected(folder, files, message):
         load_tokenizer(folder)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"special_tokens_map": {"unk_token": "x" * 10**6}},
+        {"tokenizer_config": {"eos_token": ["x" * 10**6]}},
+        {"tokenizer_config": {"stop_tokens": ["x" * 10**6]}},
+        {"generation_config": {"eos_token_id": ["x" * 10**6]}},
+    ],
+)
+def test_the_message_does_not_repeat_a_long_text_of_a_file(folder, files):
+    write(folder, **files)
+    with pytest.raises(ClearheadError) as caught:
+        load_tokenizer(folder)
+    assert len(str(caught.value)) < 500 + len(str(folder))
+
+
 def test_missing_and_unsupported_files_are_reported(tmp_path):
     with pytest.raises(ClearheadError, match=r"contains no tokenizer; looked for tokenizer\.json"):
         load_tokenizer(tmp_path)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 from clearhead.files import read_json_object, write_text
 from clearhead.home import expand_user
 from clearhead.tensor_files import read_safetensors, write_safetensors
@@ -80,12 +80,15 @@ def merge_adapter(network: nn.Module, adapter: Adapter) -> None:
     for name, (reduce, expand) in adapter.matrices.items():
         layer = layers.get(name)
         if not isinstance(layer, nn.Linear):
-            raise ClearheadError(f"the adapter changes {name!r}, which {adapter.base} does not have as a full matrix")
+            raise ClearheadError(
+                f"the adapter changes {quote(name)}, which {adapter.base} does not have as a full matrix"
+            )
         fits = reduce.ndim == expand.ndim == 2 and reduce.shape[0] == expand.shape[1]
         if not fits or layer.weight.shape != (expand.shape[0], reduce.shape[1]):
             raise ClearheadError(
-                f"the adapter of {name!r} has the shapes {tuple(reduce.shape)} and {tuple(expand.shape)}, which do not "
-                f"fit a weight of shape {tuple(layer.weight.shape)}; it belongs to another model than {adapter.base}"
+                f"the adapter of {quote(name)} has the shapes {tuple(reduce.shape)} and {tuple(expand.shape)}, which "
+                f"do not fit a weight of shape {tuple(layer.weight.shape)}; it belongs to another model than "
+                f"{adapter.base}"
             )
         change = adapter.scale * (expand.float() @ reduce.float())
         changes.append((layer.weight, change.to(layer.weight.device, layer.weight.dtype)))

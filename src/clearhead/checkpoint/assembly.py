@@ -19,7 +19,7 @@ from clearhead.architecture import ModelConfig
 from clearhead.backends import PackedWeight, return_freed_memory
 from clearhead.checkpoint.interface import LoadOptions
 from clearhead.checkpoint.placement import TensorPlacer, stored_tensors
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, shorten
 from clearhead.families import NUM_LAYERS_PLACEHOLDER, NameTable, TensorRule, expand_table
 from clearhead.model import Transformer
 
@@ -160,7 +160,7 @@ def check_names(
 
 def _list_tensors(names: list[str]) -> str:
     """Return "the tensor a", "the tensors a, b", or for many their number and the first names."""
-    shown = ", ".join(names[:_MAX_LISTED_NAMES])
+    shown = ", ".join(shorten(name) for name in names[:_MAX_LISTED_NAMES])
     if len(names) > _MAX_LISTED_NAMES:
         return f"{len(names)} tensors, the first {shown}"
     return f"the tensor{'s' if len(names) > 1 else ''} {shown}"

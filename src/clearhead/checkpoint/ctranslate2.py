@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from clearhead.checkpoint.tensors import LazyTensors
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 from clearhead.files import check_regular, read_json_object
 
 _VERSION = 6
@@ -141,16 +141,16 @@ def _parse_variables(reader: _Reader) -> dict[str, _Variable]:
         name = reader.string()
         (rank,) = reader.numbers("B")
         if rank > _MAX_RANK:
-            raise reader.error(f"{name!r} has {rank} dimensions; at most {_MAX_RANK} are allowed")
+            raise reader.error(f"{quote(name)} has {rank} dimensions; at most {_MAX_RANK} are allowed")
         shape = reader.numbers(f"{rank}I")
         type_number, num_bytes = reader.numbers("BI")
         if type_number >= len(TYPES):
-            raise reader.error(f"{name!r} has type {type_number}; only types 0 to {len(TYPES) - 1} are supported")
+            raise reader.error(f"{quote(name)} has type {type_number}; only types 0 to {len(TYPES) - 1} are supported")
         variable = _Variable(shape=shape, dtype=TYPES[type_number], offset_bytes=reader.skip(num_bytes))
         if 0 in shape or variable.num_bytes != num_bytes:
-            raise reader.error(f"{name!r} of shape {shape} cannot have {num_bytes} bytes")
+            raise reader.error(f"{quote(name)} of shape {shape} cannot have {num_bytes} bytes")
         if name in variables:
-            raise reader.error(f"{name!r} occurs twice")
+            raise reader.error(f"{quote(name)} occurs twice")
         variables[name] = variable
     return variables
 
@@ -161,9 +161,9 @@ def _parse_aliases(reader: _Reader, variables: dict[str, _Variable]) -> dict[str
     for _ in range(num_aliases):
         alias, name = reader.string(), reader.string()
         if name not in variables:
-            raise reader.error(f"{alias!r} stands for {name!r}, which is missing")
+            raise reader.error(f"{quote(alias)} stands for {quote(name)}, which is missing")
         if alias in variables or alias in aliases:
-            raise reader.error(f"{alias!r} occurs twice")
+            raise reader.error(f"{quote(alias)} occurs twice")
         aliases[alias] = name
     if reader.left_bytes:
         raise reader.error(f"{reader.left_bytes} bytes follow its end")
@@ -178,7 +178,7 @@ def _attach_scales(reader: _Reader, variables: dict[str, _Variable]) -> dict[str
         if scale is None or not variable.shape or variable.dtype not in _QUANTIZED_TYPES:
             continue
         if scale.shape not in ((), (1,), variable.shape[:1]) or not scale.dtype.is_floating_point:
-            raise reader.error(f"{name!r} of shape {variable.shape} cannot have a scale of shape {scale.shape}")
+            raise reader.error(f"{quote(name)} of shape {variable.shape} cannot have a scale of shape {scale.shape}")
         scaled[name] = replace(variable, scale=scale)
         del scaled[f"{name}_scale"]
     return scaled
@@ -190,7 +190,9 @@ def _read_scaled(path: Path, name: str, variable: _Variable) -> Tensor:
         return tensor
     scale = _read(path, variable.scale).float()
     if not (scale.isfinite() & (scale > 0)).all():
-        raise ClearheadError(f"{str(path)!r}: the scale of {name!r} holds numbers that are not positive and finite")
+        raise ClearheadError(
+            f"{str(path)!r}: the scale of {quote(name)} holds numbers that are not positive and finite"
+        )
     return tensor.float() / scale.reshape(-1, *(1,) * (tensor.dim() - 1))
 
 

@@ -19,7 +19,7 @@ from clearhead.checkpoint.ctranslate2 import CTranslate2Checkpoint, open_ctransl
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
 from clearhead.checkpoint.tensors import LazyTensors
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 from clearhead.families import CTRANSLATE2_MARIAN, family_of_type, marian_config
 from clearhead.model import sinusoids
 from clearhead.tokenization import CTRANSLATE2_VOCABULARY, read_marian_vocabulary
@@ -90,7 +90,7 @@ def config_of(folder: Path, checkpoint: CTranslate2Checkpoint) -> ModelConfig:
     for name, harmless_values in _HARMLESS.items():
         value = checkpoint.config.get(name)
         if value not in harmless_values:
-            raise ClearheadError(f"{folder / 'config.json'}: {name} is {value!r}, which Marian models do not have")
+            raise ClearheadError(f"{folder / 'config.json'}: {name} is {quote(value)}, which Marian models do not have")
     shapes = {
         name: tuple(checkpoint.tensors[name].shape) for name in checkpoint.tensors if name.endswith(_SIZE_SUFFIXES)
     }
@@ -126,5 +126,5 @@ def read_special_ids(folder: Path, checkpoint: CTranslate2Checkpoint, config: Mo
         raise ClearheadError(f"{path} has {len(tokens)} tokens, but the model has {start_id}")
     end_token = checkpoint.config.get("eos_token", "</s>")
     if end_token not in tokens:
-        raise ClearheadError(f"{path} lacks the end-of-text token {end_token!r}")
+        raise ClearheadError(f"{path} lacks the end-of-text token {quote(end_token)}")
     return {"decoder_start_token_id": start_id, "eos_token_id": tokens.index(end_token), "pad_token_id": start_id}

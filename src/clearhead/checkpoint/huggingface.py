@@ -21,7 +21,7 @@ from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
 from clearhead.checkpoint.placement import stored_tensors
 from clearhead.checkpoint.tensors import open_safetensors
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 from clearhead.families import (
     Family,
     Settings,
@@ -130,7 +130,8 @@ def read_index(folder: Path) -> dict[str, str]:
         check_path_length(name)
         if not re.fullmatch(r"[\w.-]+\.safetensors", name):  # excludes path separators
             raise ClearheadError(
-                f"{folder / INDEX_FILE} names the file {name!r}; it may only name safetensors files in its own folder"
+                f"{folder / INDEX_FILE} names the file {quote(name)}; it may only name safetensors files "
+                "in its own folder"
             )
     return {tensor: str(name) for tensor, name in weight_map.items()}
 

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from clearhead.data.batch import IGNORED, Batch
 from clearhead.data.counter_random import Ids, Keys, permutation, row_keys
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 
 POOL_BATCHES = 64  # rows are sorted by length within pools of this many batches: little padding, much randomness
 
@@ -98,7 +98,9 @@ class Loader:
                 )
         epoch, row = state.get("epoch"), state.get("row")
         if not (isinstance(epoch, int) and isinstance(row, int) and epoch >= 0 and 0 <= row < self._num_rows):
-            raise ClearheadError(f"the run to resume has read epoch {epoch!r} up to row {row!r}, which is not possible")
+            raise ClearheadError(
+                f"the run to resume has read epoch {quote(epoch)} up to row {quote(row)}, which is not possible"
+            )
         self._next = (epoch * self._num_rows + row) // self._batch_size
         return self
 

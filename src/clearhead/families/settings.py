@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from clearhead.architecture import Activation
-from clearhead.config import MAX_LAYERS
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.config import MAX_LAYERS, MAX_SIZE
+from clearhead.errors import ClearheadError, quote, unknown_name
 
 # transformers' activation names; `gelu_fast` and `gelu_pytorch_tanh` differ from `gelu_new` in rounding only
 _ACTIVATIONS_BY_NAME: dict[str, Activation] = {
@@ -32,7 +32,6 @@ NAMES_BY_ACTIVATION: dict[Activation, str] = {
 }
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-MAX_SIZE = 10**9  # far above any width, vocabulary or context; only a corrupt file exceeds it
 
 
 class Settings:
@@ -57,7 +56,7 @@ class Settings:
                 raise ClearheadError(f"{self.where} has no {name!r}, which this model needs")
             return default
         if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
-            raise ClearheadError(f"{self.where}: {name!r} must be {description}, not {value!r}")
+            raise ClearheadError(f"{self.where}: {name!r} must be {description}, not {quote(value)}")
         return value
 
     def integer(self, name: str, default: int | None = None, at_least: int = 0) -> int:
@@ -65,7 +64,7 @@ class Settings:
         value: int = self._value(name, default, int, "a whole number")
         largest = MAX_LAYERS if "layer" in name else MAX_SIZE
         if not at_least <= value <= largest:
-            raise ClearheadError(f"{self.where}: {name!r} is {value}; it must be from {at_least} to {largest}")
+            raise ClearheadError(f"{self.where}: {name!r} is {quote(value)}; it must be from {at_least} to {largest}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -107,7 +106,7 @@ class Settings:
         for token_id in ids:
             if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id <= MAX_SIZE:
                 description = "a token id or a list of them" if may_be_list else "a token id"
-                raise ClearheadError(f"{self.where}: {name!r} must be {description}, not {value!r}")
+                raise ClearheadError(f"{self.where}: {name!r} must be {description}, not {quote(value)}")
         return None if not ids else ids if isinstance(value, list) else ids[0]
 
     def special_ids(self) -> dict[str, int | list[int]]:
@@ -129,4 +128,4 @@ class Settings:
         """
         value = self.data.get(name)
         if value is not None and value not in values:
-            raise ClearheadError(f"{self.where}: {name!r} is {value!r}, which this family does not support")
+            raise ClearheadError(f"{self.where}: {name!r} is {quote(value)}, which this family does not support")

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 from clearhead.files import read_json, write_text
 
 ROLES = ("system", "user", "assistant")
@@ -32,17 +32,13 @@ def _check_message(message: Any, number: int, path: Path) -> dict[str, str]:
     if not isinstance(message, dict) or not all(isinstance(message.get(key), str) for key in ("role", "content")):
         raise ClearheadError(f"message {number} of {path} is not an object with a role and a content, both texts")
     if message["role"] not in ROLES:
-        role = _shorten(message["role"])
-        raise ClearheadError(f"message {number} of {path} has the role {role!r}; it must be {' or '.join(ROLES)}")
+        role = quote(message["role"])
+        raise ClearheadError(f"message {number} of {path} has the role {role}; it must be {' or '.join(ROLES)}")
     if message["role"] == "system" and number > 1:
         raise ClearheadError(f"message {number} of {path} is a system message; only the first one can be")
     if extra := next((key for key in message if key not in ("role", "content")), None):
-        raise ClearheadError(f"message {number} of {path} has the key {_shorten(extra)!r}; use only role and content")
+        raise ClearheadError(f"message {number} of {path} has the key {quote(extra)}; use only role and content")
     return {"role": message["role"], "content": message["content"]}
-
-
-def _shorten(text: str, max_length: int = 40) -> str:
-    return text if len(text) <= max_length else text[:max_length] + "…"
 
 
 def write_conversation(path: Path, messages: Sequence[Mapping[str, str]]) -> None:

@@ -12,7 +12,7 @@ from typing import TypeVar
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.errors import ClearheadError, quote, unknown_name
 from clearhead.tokenization.byte_level import byte_level_bpe
 from clearhead.tokenization.library_tokenizer import (
     LibraryTokenizer,
@@ -124,7 +124,7 @@ def _vocabulary(metadata: Mapping[str, object]) -> tuple[list[str], list[PieceTy
     check_vocabulary(tokens, is_unigram=False)
     for token, count in Counter(tokens).most_common(1):
         if count > 1:
-            raise ClearheadError(f"the token {token!r} occurs {count} times in the GGUF file's vocabulary")
+            raise ClearheadError(f"the token {quote(token)} occurs {count} times in the GGUF file's vocabulary")
     numbers = _array(metadata, "token_type", int) or [PieceType.NORMAL] * len(tokens)
     if len(numbers) != len(tokens):
         raise ClearheadError(f"the GGUF file has {len(tokens)} tokens, but {len(numbers)} token types")
@@ -138,7 +138,7 @@ def _merge(text: str) -> tuple[str, str]:
     """Return the two halves of a merge, which the first space separates unless the text starts with it."""
     cut = text.find(" ", 1)
     if cut < 0:
-        raise ClearheadError(f"the GGUF file's merge {text!r} is not two tokens separated by a space")
+        raise ClearheadError(f"the GGUF file's merge {quote(text)} is not two tokens separated by a space")
     return text[:cut], text[cut + 1 :]
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import tokenizers
 from tokenizers import AddedToken, NormalizedString, decoders, normalizers, processors
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote, shorten
 from clearhead.files import write_text
 from clearhead.tokenization.byte_level import from_byte_alphabet
 from clearhead.tokenization.interface import StreamDecoder
@@ -25,6 +25,7 @@ _ENDS_OF_TEXT = frozenset(("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>"))
 _ENDS_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"))
 # Files of another tokenizer in the same folder, which would be read as belonging to this one
 _CONFLICTING_FILES = ("source.spm", "special_tokens_map.json", "chat_template.jinja")
+_MAX_LIBRARY_CHARACTERS = 500  # of a message of the library, which can repeat any text of a file
 # Stands for any text before a token; decoders do not change a plain letter.
 _ANY_TEXT = "a"
 # Byte tokens that are not a character by themselves
@@ -220,7 +221,7 @@ def convert_library_errors(problem: str) -> Iterator[None]:
         is_from_library = isinstance(error, Exception) or type(error).__name__ == "PanicException"
         if isinstance(error, ClearheadError) or not is_from_library:
             raise
-        raise ClearheadError(f"{problem}: {error}") from error
+        raise ClearheadError(f"{problem}: {shorten(str(error), _MAX_LIBRARY_CHARACTERS)}") from error
 
 
 def mark_special(library: tokenizers.Tokenizer, tokens: Iterable[str]) -> None:
@@ -249,5 +250,5 @@ def set_framing_tokens(library: tokenizers.Tokenizer, first: str | None, last: s
 def _known_id(library: tokenizers.Tokenizer, token: str) -> int:
     token_id = library.token_to_id(token)
     if token_id is None:
-        raise ClearheadError(f"the special token {token!r} is not in the vocabulary")
+        raise ClearheadError(f"the special token {quote(token)} is not in the vocabulary")
     return token_id

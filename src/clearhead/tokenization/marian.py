@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tokenizers import models
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 from clearhead.files import MAX_JSON_TABLE_BYTES, read_bytes, read_json, read_json_object, write_bytes, write_text
 from clearhead.tokenization.character_map import CharacterMap
 from clearhead.tokenization.interface import StreamDecoder, Tokenizer
@@ -57,7 +57,7 @@ class MarianTokenizer:
         self._ids = {token: token_id for token_id, token in enumerate(tokens)}
         if len(self._ids) < len(self._tokens):
             repeated = next(token for token_id, token in enumerate(tokens) if self._ids[token] != token_id)
-            raise ClearheadError(f"the token {repeated!r} occurs more than once in the vocabulary")
+            raise ClearheadError(f"the token {quote(repeated)} occurs more than once in the vocabulary")
         self._special = {"eos": special.eos, "unk": special.unknown, "pad": special.pad}
         self.eos_id, self.unknown_id, self.pad_id = (self._special_id(*role) for role in self._special.items())
         self.vocab_size = len(self._tokens)
@@ -132,7 +132,7 @@ class MarianTokenizer:
 
     def _special_id(self, role: str, token: str | None) -> int:
         if not token or token not in self._ids:
-            raise ClearheadError(f"the vocabulary lacks {token!r}, which Marian needs as {role}_token")
+            raise ClearheadError(f"the vocabulary lacks {quote(token)}, which Marian needs as {role}_token")
         return self._ids[token]
 
     def _pieces(self, text: str, segmenter: "_Segmenter") -> Iterator[str]:
@@ -253,5 +253,7 @@ def read_marian_vocabulary(path: Path) -> list[str]:
 
 def _checked_id(token: str, token_id: object, path: Path) -> int:
     if not isinstance(token_id, int) or isinstance(token_id, bool):
-        raise ClearheadError(f"{path.name} gives the token {token!r} the id {token_id!r}; it must be a whole number")
+        raise ClearheadError(
+            f"{path.name} gives the token {quote(token)} the id {quote(token_id)}; it must be a whole number"
+        )
     return token_id

@@ -8,7 +8,7 @@ possessive `{1,3}+` is written as an atomic group `(?>...)`.
 
 from dataclasses import dataclass
 
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.errors import ClearheadError, quote, unknown_name
 
 # Radford et al. 2019 (GPT-2), encoder.py of its release.
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -137,5 +137,5 @@ def gguf_pre_tokenization(name: str) -> PreTokenization:
     """Return the pre-tokenization of a `tokenizer.ggml.pre` name."""
     if name not in GGUF_PRE_TOKENIZATIONS:
         known = ", ".join(sorted(GGUF_PRE_TOKENIZATIONS))
-        raise ClearheadError(f"unknown pre-tokenizer {name!r} (tokenizer.ggml.pre); known names: {known}")
+        raise ClearheadError(f"unknown pre-tokenizer {quote(name)} (tokenizer.ggml.pre); known names: {known}")
     return GGUF_PRE_TOKENIZATIONS[name]

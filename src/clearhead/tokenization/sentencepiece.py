@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 from clearhead.tokenization.byte_level import merges_by_rank
 from clearhead.tokenization.character_map import CharacterMap
 from clearhead.tokenization.library_tokenizer import (
@@ -69,7 +69,7 @@ class SentencePieceVocabulary:
         counts = Counter(piece.text for piece in self.pieces)
         for text, count in counts.most_common(1):
             if count > 1:
-                raise ClearheadError(f"the piece {text!r} occurs {count} times in the vocabulary")
+                raise ClearheadError(f"the piece {quote(text)} occurs {count} times in the vocabulary")
         if "" in counts:
             raise ClearheadError(f"piece {[piece.text for piece in self.pieces].index('')} is empty")
         longest = max(map(len, counts), default=0)
@@ -110,7 +110,7 @@ def build_sentencepiece_tokenizer(
         library.add_tokens([token])
         if library.token_to_id(token.content) != token_id:
             raise ClearheadError(
-                f"the added token {token.content!r} has the id {token_id}, which does not follow the vocabulary"
+                f"the added token {quote(token.content)} has the id {token_id}, which does not follow the vocabulary"
             )
     set_framing_tokens(library, special.bos if adds_bos else None, special.eos if adds_eos else None)
     return LibraryTokenizer(library, special, chat_template, _exact_normalizer(vocabulary))

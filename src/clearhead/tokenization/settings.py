@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 from clearhead.files import read_json_object, read_text
 from clearhead.tokenization.library_tokenizer import SpecialTokens
 
@@ -60,7 +60,9 @@ class TokenizerSettings:
         """
         value = self.tokenizer_config.get(f"add_{role}_token")
         if value is not None and not isinstance(value, bool):
-            raise ClearheadError(f"add_{role}_token in tokenizer_config.json is {value!r}; it must be true or false")
+            raise ClearheadError(
+                f"add_{role}_token in tokenizer_config.json is {quote(value)}; it must be true or false"
+            )
         return value
 
     def chat_template(self) -> str | None:
@@ -82,7 +84,9 @@ class TokenizerSettings:
         for key, entry in listed.items():
             token = _content(entry)
             if token is None or not (key.isdecimal() and len(key) < 10):
-                raise ClearheadError(f"added_tokens_decoder in tokenizer_config.json has a malformed entry {key!r}")
+                raise ClearheadError(
+                    f"added_tokens_decoder in tokenizer_config.json has a malformed entry {quote(key)}"
+                )
             special = isinstance(entry, dict) and entry.get("special") is True
             added[int(key)] = AddedToken(token, special=special, normalized=False)
         return dict(sorted(added.items()))
@@ -92,7 +96,7 @@ class TokenizerSettings:
             if source.get(key) is not None:
                 token = _content(source[key])
                 if token is None:
-                    raise ClearheadError(f"{key} is {source[key]!r}; it must be the text of a token")
+                    raise ClearheadError(f"{key} is {quote(source[key])}; it must be the text of a token")
                 return token
         return None
 
@@ -116,6 +120,6 @@ def _look_up_token(look_up: TokenLookup, token_id: object) -> str:
         token = look_up(token_id)
     if token is None:
         raise ClearheadError(
-            f"generation_config.json contains the token id {token_id!r}, which is not in the vocabulary"
+            f"generation_config.json contains the token id {quote(token_id)}, which is not in the vocabulary"
         )
     return token

@@ -21,6 +21,7 @@ class TrainConfig(CheckedConfig):
     """All settings of the training loop."""
 
     MAY_BE_ZERO = ("clip", "num_workers", "seed", "smoothing", "z_weight")
+    MAY_BE_LARGE = ("seed",)
 
     steps: int
     batch_size: int  # rows of one step, over all processes

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 from clearhead.files import parse_json, read_json
 from clearhead.tensor_files import SafetensorsFile
 from clearhead.training.checkpoints.files import FileDigest, digest_file
@@ -32,7 +32,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     manifest = read_json(path)
     found = manifest.get("format") if isinstance(manifest, dict) else None
     if found != FORMAT:
-        raise ClearheadError(f"{folder} has format {found!r}; this version reads format {FORMAT}")
+        raise ClearheadError(f"{folder} has format {quote(found)}; this version reads format {FORMAT}")
     try:
         step, num_data_ranks = int(manifest["step"]), int(manifest["parts"])
         files = {str(name): FileDigest(entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -76,7 +76,7 @@ class SavedCheckpoint:
         """Return a table of the state. Raise ClearheadError if it is missing."""
         table = self.state.get(name)
         if not isinstance(table, dict):
-            raise ClearheadError(f"{self.folder / STATE_FILE} is damaged: it has no table {name!r}")
+            raise ClearheadError(f"{self.folder / STATE_FILE} is damaged: it has no table {quote(name)}")
         return table
 
     @property
@@ -91,7 +91,7 @@ class SavedCheckpoint:
         """
         paths = [self.folder / name for name, entry in self.manifest["files"].items() if entry.get("group") == group]
         if not paths:
-            raise ClearheadError(f"{self.folder} contains no tensors of the group {group!r}")
+            raise ClearheadError(f"{self.folder} contains no tensors of the group {quote(group)}")
         stored = find_pieces([SafetensorsFile(path) for path in paths])
         if group == RANDOM_STATE_GROUP:
             return self._own_random_state(stored)
@@ -153,7 +153,7 @@ def find_pieces(files: list[SafetensorsFile]) -> dict[str, list[StoredPiece]]:
                 place = places.get(name, {"start": (0,) * len(shape), "whole": shape})
                 part = TensorSlice(tuple(place["start"]), shape, tuple(place["whole"]))
             except (AttributeError, KeyError, TypeError):
-                raise ClearheadError(f"the saved tensor {name!r} has damaged metadata") from None
+                raise ClearheadError(f"the saved tensor {quote(name)} has damaged metadata") from None
             stored.setdefault(name, []).append(StoredPiece(file, name, part))
     for name, pieces in stored.items():
         _check_pieces(name, [piece.part for piece in pieces])
@@ -169,9 +169,9 @@ def _check_pieces(name: str, parts: list[TensorSlice]) -> None:
         fits = fits and len(part.start) == len(part.shape) == len(full_shape)
         ends = zip(part.start, part.shape, full_shape, strict=fits)
         if not fits or any(start + length > size for start, length, size in ends):
-            raise ClearheadError(f"the saved tensor {name!r} has damaged metadata")
+            raise ClearheadError(f"the saved tensor {quote(name)} has damaged metadata")
     if sum(math.prod(part.shape) for part in parts) != math.prod(full_shape):
-        raise ClearheadError(f"pieces of the saved tensor {name!r} are missing")
+        raise ClearheadError(f"pieces of the saved tensor {quote(name)} are missing")
 
 
 def assemble(pieces: list[StoredPiece], part: TensorSlice | None = None) -> Tensor:

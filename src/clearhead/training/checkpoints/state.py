@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote
 
 _MERSENNE_WORDS = 624
 
@@ -37,10 +37,12 @@ def restore_optimizer(
     for full_name, tensor in tensors.items():
         name, _, key = full_name.rpartition("/")
         if name not in weights:
-            raise ClearheadError(f"the checkpoint has optimizer state for {name!r}, which this model does not have")
+            raise ClearheadError(
+                f"the checkpoint has optimizer state for {quote(name)}, which this model does not have"
+            )
         if tensor.ndim and tensor.shape != weights[name].shape:
             raise ClearheadError(
-                f"the optimizer state {full_name!r} has shape {tuple(tensor.shape)}, but its weight has shape"
+                f"the optimizer state {quote(full_name)} has shape {tuple(tensor.shape)}, but its weight has shape"
                 f" {tuple(weights[name].shape)}"
             )
         states.setdefault(name, {})[key] = tensor
@@ -49,7 +51,9 @@ def restore_optimizer(
     own_states = {number: states[name] for number, name in enumerate(own_names) if name in states}
     missing = [name for name in own_names if name not in states]
     if own_states and missing:
-        raise ClearheadError(f"the checkpoint has no optimizer state for {missing[0]!r}; use the recipe of that run")
+        raise ClearheadError(
+            f"the checkpoint has no optimizer state for {quote(missing[0])}; use the recipe of that run"
+        )
     optimizer.load_state_dict(optimizer.state_dict() | {"state": own_states})
 
 
@@ -59,12 +63,12 @@ def restore_weights(weights: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
     differing = sorted(weights.keys() ^ tensors.keys())
     if differing:
         owner = "the model" if differing[0] in weights else "the checkpoint"
-        raise ClearheadError(f"only {owner} has {differing[0]!r}; the checkpoint belongs to another model")
+        raise ClearheadError(f"only {owner} has {quote(differing[0])}; the checkpoint belongs to another model")
     for name, weight in weights.items():
         if weight.shape != tensors[name].shape:
             raise ClearheadError(
-                f"{name!r} has shape {tuple(tensors[name].shape)} in the checkpoint but {tuple(weight.shape)} in the "
-                "model; the checkpoint belongs to another model"
+                f"{quote(name)} has shape {tuple(tensors[name].shape)} in the checkpoint but {tuple(weight.shape)} in "
+                "the model; the checkpoint belongs to another model"
             )
         weight.copy_(tensors[name])
 
@@ -114,14 +118,14 @@ def _check_random_state(tensors: Mapping[str, Tensor]) -> None:
     """Raise ClearheadError unless the generators can be set to this state."""
     for name in ("torch", "python", "python_gauss", "numpy", "numpy_gauss"):
         if name not in tensors:
-            raise ClearheadError(f"the saved random state has no {name!r}")
+            raise ClearheadError(f"the saved random state has no {quote(name)}")
     for name in ("python", "numpy"):  # the words of a Mersenne Twister and the position in them
         words, length = tensors[name], _MERSENNE_WORDS + 1
         if words.dtype != torch.int64 or words.shape != (length,) or not _are_words(words):
             raise ClearheadError(f"the saved random state of {name} is damaged")
     for name in ("python_gauss", "numpy_gauss"):
         if tensors[name].dtype != torch.float64 or tensors[name].shape not in ((0,), (1,)):
-            raise ClearheadError(f"the saved random state has a damaged {name!r}")
+            raise ClearheadError(f"the saved random state has a damaged {quote(name)}")
 
 
 def _are_words(words: Tensor) -> bool:
