@@ -79,6 +79,10 @@ def unigram(*tokens):
     return tokenizer(model={"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], *([t, -1.0] for t in tokens)]})
 
 
+def bpe(vocabulary, merges, prefix):
+    return tokenizer(model={"type": "BPE", "vocab": vocabulary, "merges": merges, "continuing_subword_prefix": prefix})
+
+
 def character_map(trie=b"\0" * 4, replacement=b"x", count=1):
     return struct.pack("<I", len(trie)) + trie + (replacement + b"\0") * count
 
@@ -129,6 +133,12 @@ REJECTED = {
     "a long suffix of words": (
         tokenizer(model={"type": "BPE", "vocab": VOCABULARY, "merges": [], "end_of_word_suffix": "y" * 10**6}),
         "end_of_word_suffix has 1000000",
+    ),
+    "a prefix that cuts a character": (bpe({"a": 0, "é": 1}, [["a", "é"]], "#"), "does not begin with '#'"),
+    "a prefix that is longer than a token": (bpe({"a": 0, "b": 1}, ["a b"], "###"), "does not begin with '###'"),
+    "a prefix that cuts a later character": (
+        bpe({"a": 0, "##b": 1, "ab": 2, "#é": 3}, ["a ##b", "a #é"], "##"),
+        "the merge 'a #é' does not begin with '##'",
     ),
     "long words": (
         tokenizer(model={"type": "WordPiece", "vocab": VOCABULARY, "max_input_chars_per_word": 10**18}),
@@ -224,6 +234,12 @@ def test_usual_files_are_within_the_limits(kind):
 
 def test_a_token_that_occurs_twice_in_a_vocabulary_is_accepted():
     assert parse_tokenizer_json(b'{"model": {"vocab": {"a": 0, "a": 1}}}') == {"model": {"vocab": {"a": 1}}}
+
+
+@pytest.mark.parametrize("merge", ["a ##b", ["a", "##b"]])
+def test_a_prefix_that_the_merges_have_is_accepted(merge, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe({"a": 0, "##b": 1, "ab": 2}, [merge], "##")))
+    assert load_tokenizer(tmp_path).encode("ab") == [2]
 
 
 def test_loading_decodes_nothing(tmp_path):

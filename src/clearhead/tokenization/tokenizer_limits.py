@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from math import ceil
 from typing import Any
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, quote, shorten
 
 # Gemma's tokenizer.json, the largest of the common ones, has 1.4 million commas and 0.5 million brackets.
 _MAX_COMMAS = 1 << 22
@@ -60,7 +60,7 @@ def parse_tokenizer_json(content: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # ValueError also for invalid UTF-8
         if isinstance(error, ClearheadError):
             raise
-        raise ClearheadError(f"it is not valid JSON: {str(error)[:200]}") from None
+        raise ClearheadError(f"it is not valid JSON: {shorten(str(error), 200)}") from None
     if not isinstance(parsed, dict):
         raise ClearheadError(f"it contains a {type(parsed).__name__}; it must contain a JSON object")
     num_pattern_characters = 0
@@ -91,7 +91,7 @@ def check_vocabulary(tokens: Iterable[str], is_unigram: bool) -> None:
     for token in tokens:
         if len(token) > _MAX_TOKEN_CHARACTERS:
             raise ClearheadError(
-                f"the token {token[:20]!r}… has {len(token)} characters; at most {_MAX_TOKEN_CHARACTERS} are allowed"
+                f"the token {quote(token)} has {len(token)} characters; at most {_MAX_TOKEN_CHARACTERS} are allowed"
             )
         num_bytes += len(token.encode("utf-8", "surrogatepass")) if is_unigram else 0
     if num_bytes > _MAX_UNIGRAM_BYTES:
@@ -137,9 +137,11 @@ def _check_values(step: Mapping[str, Any]) -> None:
     """Check the texts and numbers of a step, and the contents of those that have more."""
     for key, value in step.items():
         if isinstance(value, str) and len(value) > _MAX_TEXT_CHARACTERS and key != "precompiled_charsmap":
-            raise ClearheadError(f"{key} has {len(value)} characters; at most {_MAX_TEXT_CHARACTERS} are allowed")
+            raise ClearheadError(
+                f"{shorten(key)} has {len(value)} characters; at most {_MAX_TEXT_CHARACTERS} are allowed"
+            )
         if isinstance(value, (int, float)) and not 0 <= value <= _MAX_NUMBER:
-            raise ClearheadError(f"{key} is {value}; it must be from 0 to {_MAX_NUMBER}")
+            raise ClearheadError(f"{shorten(key)} is {quote(value)}; it must be from 0 to {_MAX_NUMBER}")
     if step.get("type") == "FixedLength" and not step.get("length"):
         raise ClearheadError("a pre-tokenizer splits a text into pieces of length 0")
     for name, num_texts in (("single", 1), ("pair", 2)):
@@ -226,8 +228,26 @@ def _check_model(model: Any) -> None:
     elif isinstance(vocabulary, dict):
         check_vocabulary(vocabulary, is_unigram=False)
     _check_values({key: value for key, value in model.items() if isinstance(value, str)})
+    _check_merges(model.get("merges"), model.get("continuing_subword_prefix"))
     word_characters = model.get("max_input_chars_per_word")
     if isinstance(word_characters, int) and word_characters > _MAX_WORD_CHARACTERS:
         raise ClearheadError(
-            f"max_input_chars_per_word is {word_characters}; at most {_MAX_WORD_CHARACTERS} are allowed"
+            f"max_input_chars_per_word is {quote(word_characters)}; at most {_MAX_WORD_CHARACTERS} are allowed"
         )
+
+
+def _check_merges(merges: Any, prefix: Any) -> None:
+    """Check that the second token of each merge begins with the prefix of tokens that continue a word.
+
+    The library removes as many bytes as the prefix has without looking at them. If that cuts a character into two, it
+    ends the process.
+    """
+    if not isinstance(merges, list) or not isinstance(prefix, str) or not prefix:
+        return
+    for merge in merges:
+        parts = merge.split(" ") if isinstance(merge, str) else merge
+        if isinstance(parts, list) and len(parts) > 1 and not str(parts[1]).startswith(prefix):
+            raise ClearheadError(
+                f"the second token of the merge {quote(merge)} does not begin with {quote(prefix)}, its "
+                "continuing_subword_prefix; correct the merge, or remove the prefix"
+            )
