@@ -71,7 +71,7 @@ def test_a_text_that_is_too_long_for_a_path_is_rejected(name):
     ("change", "message"),
     [
         ({"num_layers": 10**9}, "too few for the 1000000000 layers"),
-        ({"width": 2**40, "embedding_width": 2**40}, "a model of these sizes cannot be created"),
+        ({"width": 10**9, "embedding_width": 10**9}, "a model of these sizes cannot be created"),
     ],
 )
 def test_a_recurrent_network_of_impossible_size_is_rejected_at_once(tmp_path, change, message):
