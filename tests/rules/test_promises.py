@@ -3,7 +3,7 @@
 import inspect
 import re
 
-from clearhead import config, files, terminal
+from clearhead import config, errors, files, terminal
 from clearhead.data import sources
 from clearhead.tokenization import render_chat
 from clearhead.training import recipe
@@ -20,9 +20,13 @@ def test_the_table_of_limits_equals_the_code():
         "a tokenizer file": f"{files.MAX_BYTES >> 20} MiB",
         "a recipe": f"{recipe._MAX_BYTES >> 20} MiB",
         "layers of a network": f"{config.MAX_LAYERS:,}",
+        "a width, vocabulary, context or another whole number of a config, except a seed": f"{config.MAX_SIZE:,}",
         "rendering a chat template": f"{inspect.signature(render_chat).parameters['limit_seconds'].default:g} seconds",
         "the text that a gzip file expands to": (
             f"{sources.MAX_EXPANSION} times its size, and {sources.FREE_EXPANSION_BYTES >> 20} MiB more"
+        ),
+        "the message of an error, in which long values of files are shortened": (
+            f"{errors._MAX_MESSAGE_CHARACTERS:,} characters"
         ),
         "a message on the terminal": f"{terminal._MAX_MESSAGE_LENGTH:,} characters",
     }
