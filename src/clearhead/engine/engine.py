@@ -117,6 +117,11 @@ class Engine:
         return events + [self._finish(sequence, reason, error=error) for sequence in list(self.sequences.values())]
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no request is waiting or running. A step that nobody needs any more may not be collected yet."""
+        return not self.sequences
+
+    @property
     def capacity(self) -> int:
         """Number of tokens that fit into the pages."""
         return self.scheduler.pool.num_pages * self.scheduler.pool.page_size

@@ -49,7 +49,7 @@ class EngineProvider:
                 self._shared = shared = None  # frees the pages of the old engine first
                 self._shared = shared = SharedEngine(Engine(self.network, memory=self._memory(requests)))
                 self._created_for = self._state()  # after the kernels have merged weights
-            elif not shared.engine.has_work:
+            elif shared.engine.is_idle:
                 shared.engine.forget_prefixes()
             return shared
 
@@ -62,7 +62,7 @@ class EngineProvider:
         """Return whether an engine has room for the largest request and, if it is idle, for as many as could run."""
         if shared.engine.capacity < _longest(requests):
             return False
-        is_fixed = self.network.device.type != "cuda" or shared.engine.has_work  # on a CPU, pages are plentiful
+        is_fixed = self.network.device.type != "cuda" or not shared.engine.is_idle  # on a CPU, pages are plentiful
         return is_fixed or shared.engine.capacity >= self._memory(requests) // self._bytes_for_token
 
     def _memory(self, requests: Collection[Request]) -> int:
