@@ -8,6 +8,7 @@ than the parsing here.
 """
 
 import json
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -59,9 +60,11 @@ class StreamedRequest:
     def _parse_head(self) -> None:
         head, end, rest = self._received.partition(b"\r\n\r\n")
         status = head.split(b" ", 2)[1:2]
-        if (end or self.is_closed) and status != [b"200"]:
+        length = re.search(rb"(?i)\r\nContent-Length: *(\d+)", head)
+        is_complete = self.is_closed or (end and length is not None and len(rest) >= int(length[1]))
+        if is_complete and status != [b"200"]:
             raise ClearheadError(f"the server refused a request: {(rest or head).decode(errors='replace')[:200]!r}")
-        if end:
+        if end and status == [b"200"]:
             self._has_head, self._received = True, rest
 
     def _parse_chunk(self) -> bool:

@@ -78,6 +78,10 @@ class AcceleratedStack(LayerStack):
         **options: Any,
     ) -> Tensor:
         """Return the last hidden states (B, T, D), from the kernels if they can compute this call."""
+        if torch.compiler.is_compiling():  # a compiler can trace the modules only
+            return super().forward(
+                tokens, attention_mask, position_ids, encoder_output=encoder_output, cache=cache, **options
+            )
         kernels = load_kernel_library() if _continues(tokens, cache) else find_new_kernels()
         supported = kernels is not None and position_ids is None
         if supported and runs_in_cpu_kernels(self, tokens, encoder_output, cache, options):
