@@ -117,7 +117,7 @@ def test_success(code, output, expected):
 
 def test_a_newcomer_has_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CLEARHEAD_HOME", "somewhere")
-    monkeypatch.setenv("PATH", f"/work/.venv/bin{os.pathsep}/usr/bin")
+    monkeypatch.setenv("PATH", f"/project/.venv/bin{os.pathsep}/usr/bin")
     environment = newcomer_environment(tmp_path)
     assert environment["HOME"] == str(tmp_path)
     assert environment["PATH"] == "/usr/bin"

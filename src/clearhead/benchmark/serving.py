@@ -1,4 +1,4 @@
-"""Measure engines that answer many requests at once, in rounds in which they take turns.
+"""Measure how fast engines answer many concurrent requests; in every round, each engine runs once.
 
     results = measure_serving(engines, [Load(concurrency=8, num_requests=16)], vocab_size, rounds=3, notify=print)
 

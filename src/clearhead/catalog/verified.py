@@ -34,7 +34,7 @@ def is_verified(package: Package, folder: Path) -> bool:
 
 
 def remember_verified(package: Package, folder: Path) -> None:
-    """Write the stamp of a package whose files have just been verified."""
+    """Record on disk that the files of a package have just been verified."""
     path = _stamp_path(package)
     with suppress(OSError):  # without a stamp, they are verified again next time
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ def check_size(characters: int) -> None:
 
 
 def check_elements(num_elements: int) -> None:
-    """Raise TemplateLimitError if a list of this length is too large."""
+    """Raise TemplateLimitError if a template asks for a list longer than the limit."""
     check_size(num_elements * _ELEMENT_CHARACTERS)
 
 
