@@ -12,10 +12,19 @@ import struct
 import subprocess
 import termios
 import time
+import unicodedata
 
 import pyte
+from wcwidth import wcwidth
 
 WAIT_SECONDS = 60
+
+
+class _Emulator(pyte.HistoryScreen):
+    """Draw what follows a joiner of emoji too: pyte drops the rest of a run of text after a character without width."""
+
+    def draw(self, data):
+        super().draw("".join(character for character in data if wcwidth(character) or unicodedata.combining(character)))
 
 
 class Screen:
@@ -23,7 +32,7 @@ class Screen:
 
     def __init__(self, command, columns=80, rows=30, environment=None):
         self.output = b""
-        self.emulator = pyte.HistoryScreen(columns, rows, history=10_000, ratio=0.5)
+        self.emulator = _Emulator(columns, rows, history=10_000, ratio=0.5)
         self.stream = pyte.ByteStream(self.emulator)
         self.keyboard, terminal = pty.openpty()
         self._set_size(rows, columns)
