@@ -20,8 +20,7 @@ _OUT_OF_MEMORY = "out of memory|can't allocate memory|Invalid buffer size"
 class ClearheadError(ValueError):
     """Invalid input, described in one sentence. The command line prints it without a traceback.
 
-    The middle of a message that is too long to read is left out: a message may contain a text of a file, or what a
-    library says about one.
+    The middle of a very long message is left out: a message may quote the text of a file, or the error of a library.
     """
 
     def __init__(self, message: str = "") -> None:

@@ -46,7 +46,9 @@ class SamplingOptions:
     top_p: float | None = described(
         None, "Sample only from the smallest set of most likely tokens that reaches this total probability."
     )
-    min_p: float | None = described(None, "Minimum probability relative to the most likely token.")
+    min_p: float | None = described(
+        None, "Sample only from tokens with at least this share of the highest probability."
+    )
     repetition_penalty: float = described(
         1.0, "Above 1, tokens that occur in the prompt or the output become less likely."
     )
@@ -102,7 +104,7 @@ class BeamOptions:
     num_best: int = 1
     max_new_tokens: int = described(128, "Maximum number of new tokens.")
     length_penalty: float = described(
-        1.0, "A beam's log-probability is divided by its length to this power; above 0 favors long texts."
+        1.0, "A beam's log-probability is divided by its length to this power; values above 0 favor long texts."
     )
     stop_when: StopWhen = described(
         "unlikely", "When a beam search ends: full, unlikely or impossible; see clearhead.options.BeamOptions."
@@ -280,7 +282,9 @@ def parse_stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
     strings = _as_tuple((stop,) if isinstance(stop, str) else stop, "stop")
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise ClearheadError(f"stop contains {quote(string)}; a stop string has at least one character")
+            raise ClearheadError(
+                f"stop contains {quote(string)}; a stop string must be a text of at least one character"
+            )
     return strings
 
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that Model and RecurrentModel share.
+"""Checks of arguments that Model and RecurrentBaseline share.
 
 check_prompts(["Hello"]); check_single(options); check_format("native")
 """

@@ -52,8 +52,8 @@ def load(
 ) -> Model:
     """Load a model with its tokenizer.
 
-    model: an installed name (see clearhead.get), a folder, a .gguf file, or a Hub id. For the folder of a LoRA
-    adapter, the model that it was trained for is loaded and the adapter merged into it.
+    model: the name of an installed model (see clearhead.get), a folder, a .gguf file, or a Hub id. For the folder of a
+    LoRA adapter, the model that it was trained for is loaded and the adapter is merged into it.
     dtype: "float32", "bfloat16", "float16" or "float64". None keeps the dtype of the file, and reads a quantized file
     in float32.
     device: "cpu", "cuda", "cuda:1", "mps", … None means the CPU.
@@ -73,13 +73,13 @@ def load(
     adapter = read_adapter(model) if is_adapter(model) else None
     if adapter is not None:
         if weights != "full":
-            raise ClearheadError("an adapter changes full weights; load it without weights")
+            raise ClearheadError("an adapter can be merged only into full weights; leave out the option weights")
         model = adapter.base
     if is_recurrent(model):
         if fast or weights != "full":
             raise ClearheadError(
                 f"{model} is a recurrent network, which has neither packed weights nor a fast path; "
-                "load it without weights and fast"
+                "leave out the options weights and fast"
             )
         folder = expand_user(model)
         network, special_ids = load_recurrent(folder, dtype, device)
@@ -91,7 +91,7 @@ def load(
     reason = _use_fast_path(loaded.network, fast)
     return_freed_memory()
     if fast and reason:
-        raise ClearheadError(f"the fast path does not support this model: {reason}; load it without fast")
+        raise ClearheadError(f"the fast path does not support this model: {reason}; leave out the option fast")
     return loaded
 
 

@@ -80,7 +80,7 @@ class Model(ModelParts):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights; packed weights are computed with in this dtype."""
+        """The dtype of the weights; computations with packed weights use this dtype."""
         return next(self.network.parameters()).dtype
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | str | None = None) -> Self:
@@ -113,11 +113,11 @@ class Model(ModelParts):
     ) -> Generation:
         """Continue a text or a list of token ids, or translate it with an encoder-decoder.
 
-        The text is continued as it is, without the chat template. An instruction-tuned model may end a question at
-        once; `ask` applies the chat template, so that the model answers. str() of the result is the generated text.
+        The text is continued as it is, without the chat template. After a question, an instruction-tuned model may then
+        stop at once; `ask` applies the chat template, so that it answers. str() of the result is the generated text.
 
         beams: number of beams. A beam search returns its best text instead of sampling; its options are
-        max_new_tokens, stop_ids, length_penalty and stop_when. None does not search.
+        max_new_tokens, stop_ids, length_penalty and stop_when. None: no beam search.
         speculate: "lookup", which drafts tokens by copying from the text, or a smaller model with the same vocabulary.
         Greedy decoding gives the same text and sampling has the same distribution, usually in less time.
         """
@@ -175,7 +175,7 @@ class Model(ModelParts):
     ) -> list[Generation]:
         """Continue several prompts at once and return n texts of each, in the order of the prompts.
 
-        Prompts of any length share every step of the engine (docs/engine.md).
+        The engine processes prompts of different lengths in one batch (docs/engine.md).
 
         n: number of texts per prompt: samples, or the best beams of a beam search.
         beams, speculate: as for `generate`.

@@ -33,7 +33,7 @@ class RecurrentBaseline(Model):
     @property
     def text_generator(self) -> TextGenerator:
         raise ClearheadError(
-            "this model is a recurrent network: use generate; it cannot ask, stream, chat or be traced"
+            "this model is a recurrent network, which does not support ask, stream, chat and trace; use generate"
         )
 
     @property
