@@ -139,7 +139,7 @@ def test_a_missing_engine_prints_a_note(bench, monkeypatch):
         (["decode", "x", "--contexts", "4,b"], "it must be positive integers"),
         (["decode", "x", "--contexts", ","], "it must be positive integers"),
         (["decode", "x", "--weights", ""], "there are no weights to measure"),
-        (["decode", "x", "--tokens", "1"], "so at least 2"),
+        (["decode", "x", "--tokens", "1"], "so it must be at least 2"),
         (["decode", "x", "--rounds", "0"], "1 round"),
         (["decode", "x", "--prompt", "0"], "a prompt of at least 1 token"),
         (["serve", "x", "--concurrency", "1,b"], "--concurrency is '1,b'; it must be positive integers"),

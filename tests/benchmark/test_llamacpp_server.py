@@ -142,7 +142,7 @@ def test_without_a_server_it_is_skipped_with_one_line(gguf_target, monkeypatch, 
         "to the path of its server"
     ]
     monkeypatch.setenv("CLEARHEAD_LLAMA_SERVER", str(tmp_path / "missing"))
-    with pytest.raises(ClearheadError, match="which is no program; set it to the path of llama-server"):
+    with pytest.raises(ClearheadError, match="which is not a program; set it to the path of llama-server"):
         LlamaServer(gguf_target, "int8")
 
 

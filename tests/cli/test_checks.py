@@ -35,7 +35,7 @@ main()
         ("generate capitals hello --dtype float23", "unknown dtype 'float23'"),
         ("generate capitals hello --device gpu", "unknown device 'gpu'"),
         ("generate capitals hello --weights int5", "unknown weights 'int5'"),
-        ("generate capitals hello --weights stored", "only .gguf files do"),
+        ("generate capitals hello --weights stored", "which only .gguf files have"),
         ("generate capitals hello --speculate lokup", "did you mean 'lookup'"),
         ("generate capitals hello --temperature -1", "--temperature is -1"),
         ("generate capitals hello --raw --system x", "give only one of them"),

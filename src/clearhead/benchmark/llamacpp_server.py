@@ -152,7 +152,9 @@ def _find_server() -> Path:
     if found is not None:
         return Path(found)
     if configured is not None:
-        raise ClearheadError(f"{_VARIABLE} is {configured!r}, which is no program; set it to the path of llama-server")
+        raise ClearheadError(
+            f"{_VARIABLE} is {configured!r}, which is not a program; set it to the path of llama-server"
+        )
     raise ClearheadError(f"there is no llama-server; install llama.cpp or set {_VARIABLE} to the path of its server")
 
 

@@ -54,7 +54,7 @@ def open_model(model: str | Path, options: LoadOptions = DEFAULT_OPTIONS) -> Mod
     format = format_of(path)
     if options.weights == "stored" and format.load is not load_gguf:
         raise ClearheadError(
-            f"{model} has no stored blocks, only .gguf files do; weights='int8' or 'int4' work for every model"
+            f"{model} has no stored blocks, which only .gguf files have; use weights='int8' or 'int4' instead"
         )
     identity = _identity(path)
     loaded = format.load(path, options)

@@ -48,7 +48,9 @@ errors = TerminalConsole(stderr=True)
 _PIPE_WIDTH = 120  # characters
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # it has no public name in typer
 
-ModelArgument = Annotated[str, typer.Argument(help="An installed name, a folder, a .gguf file or a Hub id.")]
+ModelArgument = Annotated[
+    str, typer.Argument(help="The name of an installed model, a folder, a .gguf file or a Hub id.")
+]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 

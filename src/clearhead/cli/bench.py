@@ -58,7 +58,8 @@ app.add_typer(bench_app, name="bench")
 BenchModelArgument = Annotated[
     str,
     typer.Argument(
-        help="An installed name, a folder, a .gguf file or a Hub id; or a preset, to run it with random weights."
+        help="The name of an installed model, a folder, a .gguf file or a Hub id; or a preset, to run it with random "
+        "weights."
     ),
 ]
 AgainstOption = Annotated[
@@ -67,8 +68,8 @@ AgainstOption = Annotated[
 WeightsOption = Annotated[
     str | None,
     typer.Option(
-        help="Weight formats, separated by commas: float32, bfloat16, int8, int4, and stored for the blocks of a "
-        ".gguf file. By default float32,bfloat16,int8,int4, or bfloat16,int8 on CUDA."
+        help="Weight formats, separated by commas: float32, bfloat16, int8, int4, and stored for the quantized "
+        "blocks of a .gguf file. By default float32,bfloat16,int8,int4, or bfloat16,int8 on CUDA."
     ),
 ]
 RoundsOption = Annotated[int, typer.Option(help="Number of rounds; every engine runs once in each.")]
@@ -91,11 +92,13 @@ def decode(
     device: BenchDeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure decoding, and compare it with this machine's memory bandwidth."""
+    """Measure the speed of decoding, and compare it with this machine's memory bandwidth."""
     if contexts is not None and prompt is not None:
         raise ClearheadError("--contexts sets the prompt lengths; leave out --prompt")
     if tokens < 2:
-        raise ClearheadError(f"--tokens is {tokens}; decoding is measured from the second token on, so at least 2")
+        raise ClearheadError(
+            f"--tokens is {tokens}; decoding is measured from the second token on, so it must be at least 2"
+        )
     lengths = [128 if prompt is None else prompt] if contexts is None else parse_counts(contexts, "--contexts")
     _measure(model, against, weights, lengths, tokens, rounds, device, as_json, growth=contexts is not None)
 
@@ -111,7 +114,7 @@ def prefill(
     device: BenchDeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
-    """Measure reading a prompt."""
+    """Measure the speed of reading a prompt."""
     _measure(model, against, weights, [prompt], 1, rounds, device, as_json, growth=False)
 
 
@@ -128,7 +131,7 @@ def _measure(
 ) -> None:
     """Measure the engines with prompts of these lengths and print the results."""
     if min(lengths) < 1 or rounds < 1:
-        raise ClearheadError("a benchmark needs a prompt of at least 1 token, and 1 round")
+        raise ClearheadError("a benchmark needs a prompt of at least 1 token, and at least 1 round")
     formats, others = check_engines(model, device, weights, _DEFAULT_WEIGHTS, against, ENGINES)
     from clearhead.benchmark import measure_growth, measure_speed, num_runs, open_engines, print_growth, print_speeds
 
@@ -172,7 +175,9 @@ def parse_counts(text: str, option: str) -> list[int]:
     """Return distinct positive integers in ascending order. Raise ClearheadError for anything else."""
     parts = _split_names(text)
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ClearheadError(f"{option} is {text!r}; it must be positive integers such as 128,1024,8192")
+        raise ClearheadError(
+            f"{option} is {text!r}; it must be positive integers separated by commas, such as 128,1024,8192"
+        )
     return sorted(set(map(int, parts)))
 
 

@@ -40,12 +40,12 @@ _MIN_REQUESTS = 4
 def serve(
     model: BenchModelArgument,
     concurrency: Annotated[
-        str, typer.Option(help="Numbers of clients, separated by commas; each one waits for its answer.")
+        str, typer.Option(help="Numbers of clients, separated by commas. A client sends one request at a time.")
     ] = "1,8,32",
     requests: Annotated[
-        int | None, typer.Option(help="Number of requests of all clients; by default two of each client, at least 4.")
+        int | None, typer.Option(help="Number of requests in total; by default two for each client, and at least 4.")
     ] = None,
-    prompt: Annotated[int, typer.Option(help="Number of prompt tokens; every request has another prompt.")] = 64,
+    prompt: Annotated[int, typer.Option(help="Number of prompt tokens; every request has a different prompt.")] = 64,
     tokens: Annotated[int, typer.Option(help="Number of tokens to generate for each request.")] = 64,
     shared_prefix: Annotated[
         int, typer.Option(help="Number of tokens in front of the prompt that are the same in all requests of a round.")
@@ -60,8 +60,8 @@ def serve(
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Weight formats, separated by commas: float32, bfloat16, int8, int4, and stored for the blocks of a "
-            ".gguf file. By default bfloat16,int8,int4, or bfloat16 on CUDA."
+            help="Weight formats, separated by commas: float32, bfloat16, int8, int4, and stored for the quantized "
+            "blocks of a .gguf file. By default bfloat16,int8,int4, or bfloat16 on CUDA."
         ),
     ] = None,
     rounds: RoundsOption = 3,

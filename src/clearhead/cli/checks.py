@@ -58,7 +58,7 @@ def check_model_options(
     path = check_model(model)
     if weights == "stored" and path is not None and path.suffix.lower() != ".gguf":
         raise ClearheadError(
-            f"{model} has no stored blocks, only .gguf files do; --weights int8 or int4 work for every model"
+            f"{model} has no stored blocks, which only .gguf files have; use --weights int8 or int4 instead"
         )
     return path
 

@@ -40,7 +40,7 @@ def cost(
     model: Annotated[str, typer.Argument(help="A preset, an installed model, a model folder or a .gguf file.")],
     phase: Annotated[
         str | None,
-        typer.Option(help="What to cost: train, prefill or decode; by default prefill, or train if --tokens is given."),
+        typer.Option(help="Phase: train, prefill or decode; by default prefill, or train if --tokens is given."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Number of sequences, over all GPUs.")] = 1,
     context: Annotated[
@@ -53,7 +53,7 @@ def cost(
     device: Annotated[
         str | None,
         typer.Option(
-            help="Also compute the time on h200, h100, a100, rtx-4090 or l40s, or on cpu or cuda: this machine, "
+            help="Also compute the time on h200, h100, a100, rtx-4090 or l40s; or on this machine (cpu or cuda), "
             "after `clearhead calibrate`."
         ),
     ] = None,
@@ -77,7 +77,7 @@ def cost(
     parallel: Annotated[
         str,
         typer.Option(
-            help="What is split across GPUs: ddp splits the batch, fsdp also the weights, tp heads and feed-forwards."
+            help="What to split across GPUs: the batch (ddp), also the weights (fsdp), or heads and feed-forwards (tp)."
         ),
     ] = "ddp",
     measure: MeasureOption = False,

@@ -43,7 +43,8 @@ def train_command(
     out: Annotated[Path, typer.Option(help="Folder to write.")],
     kind: Annotated[str, typer.Option(help="Kind of tokenizer: bpe, unigram, wordpiece, byte or character.")] = "bpe",
     vocab_size: Annotated[
-        int | None, typer.Option(help="Number of tokens; required for bpe, unigram and wordpiece, and only for them.")
+        int | None,
+        typer.Option(help="Number of tokens; required for bpe, unigram and wordpiece, not allowed for others."),
     ] = None,
     extra_token: Annotated[list[str] | None, typer.Option(help="Special token to add; may be repeated.")] = None,
     unit: UnitOption = "file",

@@ -46,24 +46,24 @@ def evaluate(
     call: typer.Context,
     model: ModelArgument,
     task: Annotated[str, typer.Option(help=f"One of {', '.join(OPTIONS)}.")],
-    text: Annotated[Path | None, typer.Option(help="perplexity: a text file in UTF-8.")] = None,
+    text: Annotated[Path | None, typer.Option(help="For perplexity: a text file in UTF-8.")] = None,
     context: Annotated[
-        int | None, typer.Option(help="perplexity: tokens per window; by default the model's context.")
+        int | None, typer.Option(help="For perplexity: tokens per window; by default the model's context.")
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(help="perplexity: tokens between the starts of windows; by default half a window.")
+        int | None, typer.Option(help="For perplexity: tokens between the starts of windows; by default half a window.")
     ] = None,
     source: Annotated[
-        Path | None, typer.Option(help="translation: a file with the sentences to translate, one per line.")
+        Path | None, typer.Option(help="For translation: a file with the sentences to translate, one per line.")
     ] = None,
     target: Annotated[
-        Path | None, typer.Option(help="translation: a file with the reference translations, one per line.")
+        Path | None, typer.Option(help="For translation: a file with the reference translations, one per line.")
     ] = None,
     table: Annotated[
-        Path | None, typer.Option(help="pairs: a file with two columns, source and target, separated by a tab.")
+        Path | None, typer.Option(help="For pairs: a file with two columns, source and target, separated by a tab.")
     ] = None,
     unit: Annotated[
-        str | None, typer.Option(help="pairs: what the error rate counts, word or character; by default word.")
+        str | None, typer.Option(help="For pairs: what the error rate counts, word or character; by default word.")
     ] = None,
     beams: Annotated[
         int | None, typer.Option(help="Number of beams; by default 5 for translation and 1 for pairs.")

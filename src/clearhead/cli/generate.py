@@ -48,8 +48,8 @@ DeviceOption = Annotated[str | None, typer.Option(help="Device to run on: cpu, c
 WeightsOption = Annotated[
     str,
     typer.Option(
-        help="Format of the weights: full, int8 or int4 (quantized on loading), or stored (the blocks of a .gguf "
-        "file). All but full compute in bfloat16 unless --dtype is given.",
+        help="Format of the weights: full, int8 or int4 (quantized on loading), or stored (the quantized "
+        "blocks of a .gguf file). All but full compute in bfloat16 unless --dtype is given.",
         rich_help_panel="Speed",
     ),
 ]
@@ -208,11 +208,11 @@ def verify(
     The reference is a plain forward pass: one text, read at once, without a cache. Each check computes the same logits
     in another way (caches, batches, padding, chunked prefill, greedy and speculative decoding, fused attention, C++
     kernels) and prints the largest difference and its tolerance. If all pass, generation gives what the plain network
-    gives, up to rounding. Packed weights are compared within the error of their format, and transformers if it is
-    installed.
+    gives, up to rounding. Packed weights are compared within the error of their format. If transformers is installed,
+    its logits are compared too.
 
-    It does not prove that the weights are good, or that the reference is right: that is what the comparison with
-    transformers is for. Ctrl-C prints the checks that have run. The exit code is 1 if a check fails.
+    The checks do not prove that the weights are good. Only the comparison with transformers shows whether the
+    reference is right. Ctrl-C prints the checks that have run. The exit code is 1 if a check fails.
     """
     check_model_options(model, dtype, device)
     for name, number in (("tokens", tokens), ("length", length)):

