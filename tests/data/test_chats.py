@@ -68,7 +68,7 @@ def test_a_folder_of_chats_may_mix_formats(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("prompt,completion\nHi\n", "line 2 of .* has 1 cells, but the first line 2"),
+        ("prompt,completion\nHi\n", "line 2 of .* has 1 cells, but the first line has 2"),
         ('prompt,completion\nHi,"Hello\n', "is not valid CSV"),
         ("prompt,completion\nHi," + "x" * 200_000 + "\n", "is not valid CSV: field larger than field limit"),
         ("prompt,completion\n", "is empty"),

@@ -47,8 +47,8 @@ def test_every_form_gives_the_same_preference(tmp_path, form):
     ("entry", "message"),
     [
         ({"prompt": "Hi", "chosen": "Yes"}, 'line 1 of .* has no "rejected" answer; its keys are: prompt, chosen'),
-        ({"chosen": "Yes", "rejected": "No"}, "has no prompt"),
-        ({"prompt": [USER, YES], "chosen": "Yes", "rejected": "No"}, "has no prompt"),
+        ({"chosen": "Yes", "rejected": "No"}, "has no valid prompt"),
+        ({"prompt": [USER, YES], "chosen": "Yes", "rejected": "No"}, "has no valid prompt"),
         ({"prompt": "Hi", "chosen": "Yes", "rejected": "Yes"}, "has equal answers"),
         ({"prompt": "Hi", "chosen": [USER, USER, YES], "rejected": "No"}, "must have one message of the assistant"),
         ({"prompt": "Hi", "chosen": [], "rejected": "No"}, "must have one message of the assistant"),

@@ -222,8 +222,8 @@ def test_a_resumed_run_is_bit_equal(tmp_path, monkeypatch, lora):
     [
         ({"dpo": None}, r"preference_data and a \[dpo\] table need each other"),
         ({"data": {"kind": "chat_data", "path": "x", "context": 8}}, "need each other"),
-        ({"train": {"smoothing": 0.1}}, r"train.smoothing has no meaning with \[dpo\]"),
-        ({"train": {"strategy": "tp"}}, r"train.strategy 'tp' has no meaning with \[dpo\]"),
+        ({"train": {"smoothing": 0.1}}, r"train.smoothing is not supported with \[dpo\]"),
+        ({"train": {"strategy": "tp"}}, r"train.strategy 'tp' is not supported with \[dpo\]"),
         ({"dpo": {"beta": -1.0}}, "beta is -1.0"),
         ({"model": {"kind": "preset_model", "name": "gpt2"}, "tokenizer": {"kind": "byte_tokenizer"}}, "loaded_model"),
     ],

@@ -37,7 +37,7 @@ class Masked(CheckedConfig):
     """Predict masked tokens from both sides, for an encoder (BERT)."""
 
     mask_token: str = "[MASK]"
-    share: float = 0.15  # of the tokens
+    share: float = 0.15  # share of the tokens to predict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +45,8 @@ class SpanCorruption(CheckedConfig):
     """Predict the spans that sentinel tokens replace, for an encoder-decoder (T5)."""
 
     sentinel: str = "<extra_id_{}>"  # {} is the number of the span, from 0
-    share: float = 0.15  # of the tokens
-    mean_length: float = 3.0  # of a span, in tokens
+    share: float = 0.15  # share of the tokens to predict
+    mean_length: float = 3.0  # mean length of a span in tokens
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +64,7 @@ class LongText(CheckedConfig):
     path: str
     context: int
     validation_path: str | None = None
-    validation_share: float = 0.1  # the last part of the tokens, used without a validation_path
+    validation_share: float = 0.1  # share of the tokens, at the end, that is held out if there is no validation_path
     # windows: rows start at random positions. chunks: consecutive rows. packed: several whole documents per row.
     rows: Literal["windows", "chunks", "packed"] = "windows"
     objective: Causal | Masked | SpanCorruption = Causal()
@@ -123,9 +123,9 @@ class PairData(CheckedConfig):
     """Pairs of a source and a target text, such as sentences and their translations."""
 
     train: ParallelFiles | PairTable
-    context: int  # of each side, in tokens; longer pairs are dropped
+    context: int  # maximum length of each side in tokens; longer pairs are dropped
     validation: ParallelFiles | PairTable | None = None
-    validation_share: float = 0.1  # of the distinct sources, used without a validation table
+    validation_share: float = 0.1  # share of the distinct sources that is held out if there is no validation table
     form: Form = "translation"
 
 
@@ -134,9 +134,9 @@ class ChatData(CheckedConfig):
     """JSON lines or CSV of chats or of questions and answers. Only the assistant's messages are targets."""
 
     path: str
-    context: int  # in tokens; longer chats are dropped
+    context: int  # maximum length in tokens; longer chats are dropped
     validation_path: str | None = None
-    validation_share: float = 0.1  # the last chats, used without a validation_path
+    validation_share: float = 0.1  # share of the chats, at the end, that is held out if there is no validation_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +144,9 @@ class PreferenceData(CheckedConfig):
     """JSON lines of prompts, each with a chosen and a rejected answer. Only the tokens of the answers are targets."""
 
     path: str
-    context: int  # in tokens; pairs with a longer chat are dropped
+    context: int  # maximum length in tokens; pairs with a longer chat are dropped
     validation_path: str | None = None
-    validation_share: float = 0.1  # the last pairs, used without a validation_path
+    validation_share: float = 0.1  # share of the pairs, at the end, that is held out if there is no validation_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +157,7 @@ class SyntheticData(CheckedConfig):
 
     task: Task
     min_length: int = 1
-    max_length: int = 16  # of the source in characters; for addition, of each number in digits
+    max_length: int = 16  # length of the source in characters; for addition, of each number in digits
     num_examples: int = 20_000
     num_validation: int = 1_000
     seed: int = 0

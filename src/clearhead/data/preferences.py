@@ -58,7 +58,9 @@ def _parse(entry: Mapping[str, Any], where: str) -> Preference:
         prompt = chosen[:length]
     chosen, rejected = (_without_prompt(answer, prompt) for answer in (chosen, rejected))
     if not prompt or prompt[-1]["role"] == "assistant":
-        raise ClearheadError(f"{where} has no prompt: a text or messages of which the last is not the assistant's")
+        raise ClearheadError(
+            f"{where} has no valid prompt; it must be a text, or messages of which the last is not the assistant's"
+        )
     for name, answer in (("chosen", chosen), ("rejected", rejected)):
         if [message["role"] for message in answer] != ["assistant"]:
             raise ClearheadError(f'{where} must have one message of the assistant as its "{name}" answer')

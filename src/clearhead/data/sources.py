@@ -117,7 +117,7 @@ def _read_csv_entries(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if names is None:
             names = [cell.strip() for cell in cells]
         elif len(cells) != len(names):
-            raise ClearheadError(f"line {number} of {path} has {len(cells)} cells, but the first line {len(names)}")
+            raise ClearheadError(f"line {number} of {path} has {len(cells)} cells, but the first line has {len(names)}")
         else:
             yield number, dict(zip(names, cells, strict=True))
 

@@ -25,20 +25,20 @@ class TrainConfig(CheckedConfig):
 
     steps: int
     batch_size: int  # rows of one step, over all processes
-    accumulation: int = 1  # parts in which a process computes its rows; the numbers depend on it only with balance_loss
+    accumulation: int = 1  # parts in which a process computes its rows; results depend on it only with balance_loss
     optimizer: AdamW | Muon = field(default_factory=AdamW)
     schedule: Constant | Linear | Cosine | WarmupStableDecay | Noam = field(default_factory=Cosine)
     clip: float = 1.0  # maximum norm of the gradient over all weights; 0: do not clip
     smoothing: float = 0.0  # label smoothing
     z_weight: float = 0.0  # weight of the z-loss; 1e-4 in PaLM
-    balance: BalanceLoss | BalanceBias | None = None  # of the experts of a mixture
+    balance: BalanceLoss | BalanceBias | None = None  # how the experts of a mixture are balanced
     average: float | None = None  # validate and save a moving average: old · average + new · (1 - average) at each step
-    keep: Literal["last", "best"] = "last"  # best: the weights with the lowest validation loss
-    precision: Literal["float32", "bfloat16", "auto"] = "float32"  # of the computation; weights stay in float32
+    keep: Literal["last", "best"] = "last"  # weights to save: the last, or those with the lowest validation loss
+    precision: Literal["float32", "bfloat16", "auto"] = "float32"  # for computations; weights stay in float32
     compile: bool = False
     chunk_tokens: int | None = None  # compute logits for this many tokens at a time; None: for all
     checkpoint_activations: bool = False  # recompute each block in the backward pass
-    strategy: Literal["ddp", "fsdp", "tp"] = "ddp"  # under torchrun
+    strategy: Literal["ddp", "fsdp", "tp"] = "ddp"  # how processes that torchrun starts divide the work
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     num_workers: int = 0  # processes that load batches
     seed: int = 0
@@ -47,7 +47,7 @@ class TrainConfig(CheckedConfig):
     validate_batches: int = 20
     save_every: int = 500
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where to log, besides metrics.jsonl
-    project: str = "clearhead"  # of the tracker
+    project: str = "clearhead"  # name of the project in the tracker
     samples: tuple[str, ...] = ()  # prompts from which the trained model generates sample.txt
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ class Lora(CheckedConfig):
 
     rank: int = 8
     alpha: float = 16.0  # B A x is scaled by alpha / rank, so that a learning rate found for one rank suits another
-    dropout: float | None = None  # of the input of A
+    dropout: float | None = None  # dropout of the input of A
     targets: tuple[str, ...] = ("query", "key", "value", "output", "gate", "up", "down")  # last part of a linear's name
 
     def __post_init__(self) -> None:

@@ -62,11 +62,11 @@ class DecoderModel(CheckedConfig):
     num_layers: int
     num_heads: int
     num_kv_heads: int | None = None  # None: the same as num_heads
-    feed_forward: int | None = None  # width; None: 8/3 of `width`, rounded up to a multiple of 8
+    feed_forward: int | None = None  # inner width; None: 8/3 of `width`, rounded up to a multiple of 8
     context: int
     head_norm: bool = False  # apply an RMS norm to queries and keys
     theta: float = 10000.0  # base of the rotary frequencies
-    dropout: float = 0.0  # of embeddings, branches and attention weights
+    dropout: float = 0.0  # dropout of embeddings, branches and attention weights
     deviation: float = 0.02  # standard deviation of the initial weights
 
     def __post_init__(self) -> None:
@@ -81,12 +81,12 @@ class TranslatorModel(CheckedConfig):
     MAY_BE_ZERO = ("dropout", "weight_dropout")
 
     width: int
-    num_layers: int  # of the encoder and of the decoder
+    num_layers: int  # number of layers in the encoder, and as many in the decoder
     num_heads: int
-    feed_forward: int  # width
+    feed_forward: int  # width of the feed-forward layers
     context: int
-    dropout: float = 0.0  # of embeddings and branches
-    weight_dropout: float = 0.0  # of attention weights and inside the feed-forward
+    dropout: float = 0.0  # dropout of embeddings and branches
+    weight_dropout: float = 0.0  # dropout of attention weights and inside the feed-forward
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,7 +102,7 @@ class RecurrentModel(CheckedConfig):
     width: int
     num_layers: int = 1
     context: int
-    attends: bool = True  # to the encoder output, by dot-product attention
+    attends: bool = True  # attend to the encoder output, by dot-product attention
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
@@ -137,7 +137,8 @@ def build_model_config(model: ModelChoice, vocab_size: int) -> ModelConfig | Rec
             raise ClearheadError("a loaded model already has a config; use its own")
     require(
         config.vocab_size >= vocab_size,
-        f"the tokenizer has {vocab_size} tokens, the model only {config.vocab_size}; set vocab_size to {vocab_size}",
+        f"the tokenizer has {vocab_size} tokens, but the model only {config.vocab_size}; "
+        f"set vocab_size to {vocab_size}",
     )
     return config
 

@@ -45,7 +45,7 @@ class Muon(CheckedConfig):
     learning_rate: float = 1e-3
     momentum: float = 0.95
     weight_decay: float = 0.1
-    rest: AdamW = field(default_factory=AdamW)  # for embeddings, head, norms, biases and stacked experts
+    rest: AdamW = field(default_factory=AdamW)  # optimizer of embeddings, head, norms, biases and stacked experts
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,7 +60,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 def _nest(name: str, value: Any) -> dict[str, Any]:
     """Return {"train": {"steps": 100}} for "train.steps" and 100."""
     parts = name.split(".")
-    require(len(parts) <= MAX_NESTING, f"{name[:40]!r}… has {len(parts)} parts, more than any setting")
+    require(len(parts) <= MAX_NESTING, f"{name[:40]!r}… has {len(parts)} parts, more than any setting has")
     for part in reversed(parts):
         value = {part: value}
     return value

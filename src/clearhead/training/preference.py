@@ -32,7 +32,7 @@ from clearhead.training.objective import bind_current_weights, hidden_states
 class Dpo(CheckedConfig):
     """The [dpo] table of a recipe."""
 
-    beta: float = 0.1  # 0.1 to 0.5 in the paper; a larger one keeps the network closer to the reference
+    beta: float = 0.1  # 0.1 to 0.5 in the paper; a larger value keeps the network closer to the reference
 
 
 class PreferenceLosses(NamedTuple):

@@ -96,7 +96,7 @@ def _check_preferences(data: Data, dpo: Dpo | None, train: TrainConfig) -> None:
         "train.strategy 'tp'": train.strategy == "tp",
     }
     for name in (name for name, is_set in unsupported.items() if is_set):
-        raise ClearheadError(f"{name} has no meaning with [dpo]; remove it")
+        raise ClearheadError(f"{name} is not supported with [dpo]; remove it")
 
 
 # The kinds of defaults, so that an override need not repeat them: --train.optimizer.beta2 0.98.
