@@ -64,9 +64,11 @@ class SafetensorsFile:
     def _read_header(self, num_bytes: int) -> None:
         require(num_bytes >= _LENGTH_BYTES, f"it has {num_bytes} bytes")
         length = int.from_bytes(self._read_bytes(0, _LENGTH_BYTES), "little")
-        require(length <= MAX_JSON_TABLE_BYTES, f"its header has {length} bytes; at most {MAX_JSON_TABLE_BYTES}")
+        require(
+            length <= MAX_JSON_TABLE_BYTES, f"its header has {length} bytes; at most {MAX_JSON_TABLE_BYTES} are allowed"
+        )
         self._start = _LENGTH_BYTES + length
-        require(self._start <= num_bytes, f"its header has {length} bytes, but the file only {num_bytes}")
+        require(self._start <= num_bytes, f"its header has {length} bytes, but the file has only {num_bytes}")
         try:
             text = self._read_bytes(_LENGTH_BYTES, length).tobytes().decode()
         except UnicodeDecodeError:

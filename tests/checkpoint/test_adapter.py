@@ -50,7 +50,7 @@ def test_load_reads_an_adapter_together_with_its_base_model(tmp_path):
     save_adapter(tmp_path / "adapter", Adapter(str(tmp_path / "base"), 1.0, lora_matrices(network)))
     loaded = clearhead.load(tmp_path / "adapter", fast=False)
     assert_close(loaded.network(some_tokens()), network(some_tokens()), 1e-5)
-    with pytest.raises(ClearheadError, match="an adapter changes full weights"):
+    with pytest.raises(ClearheadError, match="an adapter can be merged only into full weights"):
         clearhead.load(tmp_path / "adapter", weights="int8")
 
 
@@ -78,7 +78,7 @@ def test_an_adapter_of_another_model_is_rejected_and_changes_nothing():
         ({}, "does not describe an adapter"),
         ({"format": "clearhead-lora-1", "base": 3, "scale": 1.0}, "does not describe an adapter"),
         ({"format": "clearhead-lora-1", "base": "x", "scale": float("inf")}, "must be finite"),
-        ({"format": "clearhead-lora-1", "base": "x", "scale": 1.0}, "must have a `reduce` and an `expand`"),
+        ({"format": "clearhead-lora-1", "base": "x", "scale": 1.0}, "must have the tensors `reduce` and `expand`"),
     ],
 )
 def test_a_damaged_adapter_is_rejected(tmp_path, description, message):

@@ -25,7 +25,7 @@ from tests.checkpoint.tiny import same_network
 VOCAB, WIDTH, CONTEXT = 30, 16, 12  # the table in transformers has one more row, for the padding token
 TOKENS = ["</s>", "<unk>", *(f"▁w{number}" for number in range(VOCAB - 2))]
 ENCODINGS = "decoder/position_encodings/encodings"
-NOT_SINES = "position_encodings/encodings is not the table of sines, then cosines"
+NOT_SINES = "position_encodings/encodings is not the sinusoidal table of Marian models"
 ACTIVATIONS = {0: "relu", 1: "gelu_new", 2: "swish", 3: "gelu", 4: "quick_gelu", 5: "tanh"}
 PARTS = {
     "self_attention/linear_0": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

@@ -67,7 +67,7 @@ def read_adapter(path: str | Path) -> Adapter:
     tensors, _ = read_safetensors(folder / _TENSOR_FILE)
     names = {name.rpartition(".")[0] for name in tensors}
     if not names or tensors.keys() != {f"{name}.{part}" for name in names for part in ("reduce", "expand")}:
-        raise ClearheadError(f"{folder / _TENSOR_FILE} must have a `reduce` and an `expand` for each layer")
+        raise ClearheadError(f"{folder / _TENSOR_FILE} must have the tensors `reduce` and `expand` for each layer")
     matrices = {name: (tensors[f"{name}.reduce"], tensors[f"{name}.expand"]) for name in sorted(names)}
     return Adapter(base, float(scale), matrices)
 

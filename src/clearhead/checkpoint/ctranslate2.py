@@ -111,7 +111,7 @@ class _Reader:
         self._consume(num_bytes)
         text = self.file.read(num_bytes)
         if not text.endswith(b"\0") or not text.isascii():
-            raise self.error(f"{text[:40]!r} is not a name, which is ASCII and ends with a zero byte")
+            raise self.error(f"{text[:40]!r} is not a valid name; a name is ASCII text that ends with a zero byte")
         return text[:-1].decode("ascii")
 
     def skip(self, num_bytes: int) -> int:
@@ -121,7 +121,7 @@ class _Reader:
 
     def _consume(self, num_bytes: int) -> None:
         if num_bytes > self.left_bytes:
-            raise self.error(f"{num_bytes} bytes expected, {self.left_bytes} left in the file")
+            raise self.error(f"{num_bytes} bytes are expected, but {self.left_bytes} are left in the file")
         self.left_bytes -= num_bytes
 
 
@@ -161,7 +161,7 @@ def _parse_aliases(reader: _Reader, variables: dict[str, _Variable]) -> dict[str
     for _ in range(num_aliases):
         alias, name = reader.string(), reader.string()
         if name not in variables:
-            raise reader.error(f"{quote(alias)} stands for {quote(name)}, which is missing")
+            raise reader.error(f"the alias {quote(alias)} refers to {quote(name)}, which is missing")
         if alias in variables or alias in aliases:
             raise reader.error(f"{quote(alias)} occurs twice")
         aliases[alias] = name

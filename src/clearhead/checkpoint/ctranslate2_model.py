@@ -113,7 +113,7 @@ def _check_positions(tensors: Mapping[str, Tensor], width: int, where: str) -> N
         )
         rounding = torch.finfo(stored.dtype).eps if stored.is_floating_point() else 0.0
         if not fits or not (stored.float() - computed).abs().max() <= max(1e-6, rounding):
-            raise ClearheadError(f"{where}: {name} is not the table of sines, then cosines, that Marian models have")
+            raise ClearheadError(f"{where}: {name} is not the sinusoidal table of Marian models: sines, then cosines")
 
 
 def read_special_ids(folder: Path, checkpoint: CTranslate2Checkpoint, config: ModelConfig) -> dict[str, int]:

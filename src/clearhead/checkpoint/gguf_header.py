@@ -143,7 +143,7 @@ class HeaderReader:
                 raise self.error(f"its blocks overlap those of {previous}, which end at byte {end}")
             end, previous = tensor.offset + tensor.num_bytes, repr(tensor.name[:_MAX_SHOWN_NAME])
             if end > self.file_bytes:
-                raise self.error(f"its {tensor.num_bytes} bytes go beyond the end of the file, {self.file_bytes}")
+                raise self.error(f"its {tensor.num_bytes} bytes go beyond the end of the file, byte {self.file_bytes}")
         return tensors
 
     # --- items
@@ -152,7 +152,7 @@ class HeaderReader:
         """Raise ClearheadError if fewer than `num_bytes` are left in the file."""
         num_left = self.file_bytes - self.position
         if num_bytes > num_left:
-            raise self.error(f"{what}: at least {num_bytes} bytes expected, {num_left} left in the file")
+            raise self.error(f"{what}: at least {num_bytes} bytes are expected, but {num_left} are left in the file")
 
     def take(self, num_bytes: int, what: str) -> bytes:
         """Read bytes; `what` names them in errors."""
@@ -257,7 +257,7 @@ class HeaderReader:
         type_id = self.integer(4, "block type")
         if type_id not in BLOCK_TYPES:
             known = ", ".join(f"{each.name} ({number})" for number, each in BLOCK_TYPES.items())
-            raise self.error(f"block type {type_id} cannot be read; supported are {known}")
+            raise self.error(f"block type {type_id} cannot be read; the supported types are {known}")
         block_type = BLOCK_TYPES[type_id]
         if 0 in shape or shape[-1] % block_type.values_per_block:
             size = f"{block_type.values_per_block}, the size of a {block_type.name} block"

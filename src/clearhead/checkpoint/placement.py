@@ -123,7 +123,9 @@ class TensorPlacer:
         if not stored.is_floating_point():
             raise ClearheadError(f"{self.where}: {name} holds {stored.dtype}, not floating-point numbers")
         if stored.element_size() == 1:
-            raise ClearheadError(f"{self.where}: {name} holds {stored.dtype} without scales; convert it first")
+            raise ClearheadError(
+                f"{self.where}: {name} holds {stored.dtype} without scales; convert it to a wider dtype"
+            )
         if not stored.numel():
             return
         extremes = torch.stack(torch.aminmax(stored))

@@ -81,7 +81,8 @@ def dequantize_float8(tensor: Tensor, scales: Tensor) -> Tensor:
     num_blocks = (-(-num_rows // _FLOAT8_BLOCK), -(-num_columns // _FLOAT8_BLOCK))
     if scales.shape != num_blocks:
         raise RuntimeError(
-            f"scales of shape {tuple(scales.shape)} for {num_blocks} blocks of {_FLOAT8_BLOCK} x {_FLOAT8_BLOCK}"
+            f"its scales have shape {tuple(scales.shape)}; "
+            f"with blocks of {_FLOAT8_BLOCK} x {_FLOAT8_BLOCK}, it must be {num_blocks}"
         )
     by_row = scales.float().repeat_interleave(_FLOAT8_BLOCK, 0)[:num_rows]
     by_element = by_row.repeat_interleave(_FLOAT8_BLOCK, 1)[:, :num_columns]
