@@ -128,7 +128,7 @@ def test_wordpiece_encodes_as_the_library_does():
         ({"pre": "gpt-9"}, "unknown pre-tokenizer 'gpt-9'.*known names: .*smollm"),
         ({"tokens": None}, "no vocabulary"),
         ({"tokens": []}, "no vocabulary"),
-        ({"tokens": "abc"}, "tokens is str; it must be an array"),
+        ({"tokens": "abc"}, "tokens has type str; it must be an array"),
         ({"tokens": [1, 2]}, "tokens must hold only str values"),
         ({"tokens": ["a", "b", "a"]}, "'a' occurs 2 times"),
         ({"token_type": [1, 1]}, "but 2 token types"),

@@ -138,7 +138,9 @@ def test_the_message_does_not_repeat_a_long_text_of_a_file(folder, files):
 
 
 def test_missing_and_unsupported_files_are_reported(tmp_path):
-    with pytest.raises(ClearheadError, match=r"contains no tokenizer; looked for tokenizer\.json"):
+    with pytest.raises(
+        ClearheadError, match=r"contains no tokenizer; it must contain one of these files: tokenizer\.json"
+    ):
         load_tokenizer(tmp_path)
     with pytest.raises(ClearheadError, match=r"nowhere\.json does not exist"):
         load_tokenizer(tmp_path / "nowhere.json")

@@ -208,9 +208,9 @@ def test_special_tokens_may_have_other_names(tmp_path: Path, write) -> None:
         ('["</s>", 1]', "neither a list of tokens nor an object"),
         ('{"</s>": 0, "<unk>": 1.5}', "gives the token '<unk>' the id 1.5"),
         ('{"</s>": 0, "<unk>": true}', "gives the token '<unk>' the id True"),
-        ('{"</s>": 0, "<unk>": 2}', "must give its 2 tokens the ids from 0 on"),
-        ('{"</s>": 0, "<unk>": 0}', "must give its 2 tokens the ids from 0 on"),
-        ('{"</s>": -1, "<unk>": 0}', "must give its 2 tokens the ids from 0 on"),
+        ('{"</s>": 0, "<unk>": 2}', "must give its 2 tokens the ids from 0 to 1, each once"),
+        ('{"</s>": 0, "<unk>": 0}', "must give its 2 tokens the ids from 0 to 1, each once"),
+        ('{"</s>": -1, "<unk>": 0}', "must give its 2 tokens the ids from 0 to 1, each once"),
         (r'["</s>", "\ud83d"]', "an unpaired surrogate"),
         ('["</s>", "<unk>", "a", "b", "a", "<pad>"]', "'a' occurs more than once"),
         ('["</s>", "<unk>"]', "lacks '<pad>', which Marian needs as pad_token"),
@@ -249,7 +249,7 @@ def test_other_sentencepiece_models_are_rejected(tmp_path: Path, options: dict[s
 
 
 def test_incomplete_and_unsupported_folders_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(ClearheadError, match=r"contains no Marian tokenizer; looked for source\.spm"):
+    with pytest.raises(ClearheadError, match=r"contains no Marian tokenizer; it must contain source\.spm"):
         load_marian_tokenizer(tmp_path)
     write_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"separate_vocabs": true}')

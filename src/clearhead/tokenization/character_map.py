@@ -26,7 +26,8 @@ class CharacterMap:
         (trie_bytes,) = struct.unpack_from("<I", blob)
         if trie_bytes < 4 or trie_bytes % 4 or 4 + trie_bytes > len(blob):
             raise ClearheadError(
-                f"the character map announces a trie of {trie_bytes} bytes, but {len(blob) - 4} bytes follow"
+                f"the trie of the character map has {trie_bytes} bytes; it must have a multiple of 4, "
+                f"at most {len(blob) - 4}"
             )
         self._units = struct.unpack_from(f"<{trie_bytes // 4}I", blob, 4)
         self._replacements = blob[4 + trie_bytes :]

@@ -181,14 +181,14 @@ def _flag(metadata: Mapping[str, object], key: str, default: bool) -> bool:
 def _chat_template(metadata: Mapping[str, object]) -> str | None:
     template = metadata.get("tokenizer.chat_template")
     if template is not None and not isinstance(template, str):
-        raise ClearheadError(f"tokenizer.chat_template is {type(template).__name__}; it must be a string")
+        raise ClearheadError(f"tokenizer.chat_template has type {type(template).__name__}; it must be a string")
     return template
 
 
 def _value(metadata: Mapping[str, object], key: str, expected: type[T]) -> T | None:
     value = metadata.get(PREFIX + key)
     if value is not None and not isinstance(value, expected):
-        raise ClearheadError(f"{PREFIX}{key} is {type(value).__name__}; it must be {expected.__name__}")
+        raise ClearheadError(f"{PREFIX}{key} has type {type(value).__name__}; it must have type {expected.__name__}")
     return value
 
 
@@ -198,7 +198,7 @@ def _array(metadata: Mapping[str, object], key: str, expected: type[T]) -> list[
     if values is None:
         return None
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
-        raise ClearheadError(f"{PREFIX}{key} is {type(values).__name__}; it must be an array")
+        raise ClearheadError(f"{PREFIX}{key} has type {type(values).__name__}; it must be an array")
     listed = values.tolist() if hasattr(values, "tolist") else list(values)
     if not all(isinstance(value, expected) for value in listed):
         raise ClearheadError(f"{PREFIX}{key} must hold only {expected.__name__} values")

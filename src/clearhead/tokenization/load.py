@@ -30,7 +30,9 @@ def load_tokenizer(path: str | Path) -> LibraryTokenizer:
     if path.is_dir():
         found = [file for pattern in FILES for file in sorted(path.glob(pattern))]
         if not found:
-            raise ClearheadError(f"{path} contains no tokenizer; looked for {', '.join(FILES)}")
+            raise ClearheadError(
+                f"{path} contains no tokenizer; it must contain one of these files: {', '.join(FILES)}"
+            )
         path = found[0]
     if not path.is_file():
         raise ClearheadError(f"{path} does not exist; give a folder with a tokenizer, or a tokenizer file")
@@ -51,7 +53,7 @@ def _load_file(path: Path) -> LibraryTokenizer:
         return _load_sentencepiece(path)
     if path.suffix == ".gguf":
         raise ClearheadError("a GGUF file stores its tokenizer in its metadata; load the file as a checkpoint")
-    raise ClearheadError(f"its file type is not supported; these are: {', '.join(FILES)}")
+    raise ClearheadError(f"its file type is not supported; the supported files are: {', '.join(FILES)}")
 
 
 def _load_json(path: Path) -> LibraryTokenizer:

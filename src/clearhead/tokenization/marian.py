@@ -205,7 +205,9 @@ def load_marian_tokenizer(folder: str | Path) -> MarianTokenizer:
     folder = Path(folder)
     files = find_marian_files(folder)
     if files is None:
-        raise ClearheadError(f"{folder} contains no Marian tokenizer; looked for {_SOURCE_MODEL} and {_VOCABULARY}")
+        raise ClearheadError(
+            f"{folder} contains no Marian tokenizer; it must contain {_SOURCE_MODEL} and {_VOCABULARY}"
+        )
     model, vocabulary = files
     target = folder / _TARGET_MODEL
     try:
@@ -241,7 +243,9 @@ def read_marian_vocabulary(path: Path) -> list[str]:
     if isinstance(content, dict):
         tokens = sorted(content, key=lambda token: _checked_id(token, content[token], path))
         if any(content[token] != index for index, token in enumerate(tokens)):
-            raise ClearheadError(f"{path.name} must give its {len(tokens)} tokens the ids from 0 on, each once")
+            raise ClearheadError(
+                f"{path.name} must give its {len(tokens)} tokens the ids from 0 to {len(tokens) - 1}, each once"
+            )
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise ClearheadError(f"{path.name} is neither a list of tokens nor an object of tokens and their ids")
     try:

@@ -99,7 +99,9 @@ def _read_fields(message: bytes) -> _Fields:
         elif wire_type in (1, 5):
             length = 8 if wire_type == 1 else 4
         else:
-            raise ClearheadError(f"the file is not a SentencePiece model: wire type {wire_type} at byte {position}")
+            raise ClearheadError(
+                f"the file is not a SentencePiece model: wire type {wire_type} at byte {position} is not valid"
+            )
         if position + length > len(message):
             raise ClearheadError(f"the SentencePiece model is truncated at byte {len(message)}")
         fields.setdefault(number, []).append(message[position : position + length])

@@ -114,7 +114,9 @@ class _LimitInserter(NodeTransformer):
             self._names.add(node.name)
         self._num_blocks += isinstance(node, nodes.Stmt) and not isinstance(node, nodes.Output)
         if len(self._names) * self._num_blocks > _MAX_NAMES_TIMES_BLOCKS:
-            raise TemplateLimitError(f"it has {len(self._names)} names and {self._num_blocks} blocks")
+            raise TemplateLimitError(
+                f"it has {len(self._names)} names and {self._num_blocks} blocks, which are too many to compile"
+            )
         if self._depth > _MAX_DEPTH:
             raise TemplateLimitError(f"it nests expressions and statements more than {_MAX_DEPTH} deep")
         self._depth += 1

@@ -89,7 +89,9 @@ def check_search(text: object, part: object) -> None:
     Python's searches from the right, and its `strip`, compare each character of one with each of the other at worst.
     """
     if isinstance(text, str) and isinstance(part, str) and len(text) * len(part) > _MAX_COMPARISONS:
-        raise TemplateLimitError(f"it searches {len(text)} characters for a text of {len(part)} characters")
+        raise TemplateLimitError(
+            f"it searches {len(text)} characters for a text of {len(part)} characters, which may take too long"
+        )
 
 
 def measure_size(value: object) -> int:

@@ -66,7 +66,9 @@ def _parse(content: bytes) -> dict[bytes, int]:
             encoded, rank_text = line.split()
             token, rank = base64.b64decode(encoded, validate=True), int(rank_text)
         except (ValueError, binascii.Error) as error:
-            raise ClearheadError(f"line {number} of the tiktoken file is not a base64 token and its rank") from error
+            raise ClearheadError(
+                f"line {number} of the tiktoken file must be a base64 token and its rank, separated by a space"
+            ) from error
         if not 0 < len(token) <= MAX_TOKEN_BYTES:
             raise ClearheadError(
                 f"line {number} of the tiktoken file has a token of {len(token)} bytes, not of 1 to {MAX_TOKEN_BYTES}"
