@@ -187,7 +187,10 @@ def _parse_tuple(inner: Any, data: Any, where: str) -> tuple[Any, ...]:
             times = _parse_scalar(int, entry["times"], f"{where}[{number}].times")
             entry = {k: v for k, v in entry.items() if k != "times"}
             if not 1 <= times <= MAX_LAYERS - len(items):
-                raise ClearheadError(f"{where}[{number}].times is {times}; it must be from 1 to {MAX_LAYERS} in total")
+                raise ClearheadError(
+                    f"{where}[{number}].times is {times}; it must be at least 1, and the list may have {MAX_LAYERS} "
+                    "entries at most"
+                )
         items.extend([_parse(inner, entry, f"{where}[{number}]")] * times)
     return tuple(items)
 

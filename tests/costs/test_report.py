@@ -170,11 +170,11 @@ def test_a_ring_of_gpus_sends_all_but_one_part():
         ({"gpus": 24, "parallel": "tp"}, "tensor parallelism cannot divide 12 heads among 24 GPUs"),
         ({"phase": "train", "quant": "int8"}, "quant 'int8' is for inference; leave it out"),
         ({"phase": "decode", "recompute": True}, "recompute has no effect in phase 'decode'; leave it out"),
-        ({"source": 9}, "source is for an encoder-decoder; leave it out"),
+        ({"source": 9}, "source applies only to an encoder-decoder; leave it out"),
         ({"tokens": 0}, "tokens is 0; it must be from 1 to 1e\\+30"),
         ({"tokens": math.nan}, "tokens is nan"),
         ({"tokens": math.inf}, "tokens is inf"),
-        ({"phase": "decode", "tokens": 9}, "tokens is for phase 'train'; leave it out of phase 'decode'"),
+        ({"phase": "decode", "tokens": 9}, "tokens applies only to phase 'train'; leave it out for phase 'decode'"),
     ],
 )
 def test_an_invalid_argument_raises_an_error_of_one_sentence(options, message):

@@ -364,7 +364,9 @@ def test_invalid_drafters_raise():
     for make in (lambda: PromptLookup(0), lambda: PromptLookup(ngram=0), lambda: DraftModel(tiny_network(), 1.5)):
         with pytest.raises(ClearheadError, match="it must be a whole number, 1 or more"):
             make()
-    with pytest.raises(ClearheadError, match="the draft model has 30 tokens and the network 31; choose one"):
+    with pytest.raises(
+        ClearheadError, match="a vocabulary of 30 tokens, but this model has one of 31; use a draft model"
+    ):
         speculate(tiny_network(), DraftModel(tiny_network(vocab_size=30)), [1])
     with pytest.raises(ClearheadError, match="text is empty"):
         speculate(tiny_network(), PromptLookup(), [])

@@ -196,7 +196,7 @@ INVALID = {
     ),
     "draft model of another vocabulary": (
         lambda m: m.generate("a", speculate=Model(tiny_network())),
-        "the draft model has 31 tokens",
+        "the draft model has a vocabulary of 31 tokens",
     ),
     "misspelt beams": (lambda m: m.generate("a", beam=2), "did you mean 'beams'"),
     "score of an empty text": (lambda m: m.score(""), "the text is empty"),

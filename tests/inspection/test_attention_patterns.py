@@ -43,7 +43,7 @@ def test_specific_scores_of_known_weights():
     rows = [[1.0, 0, 0, 0, 0, 0]] * 4 + [[0, 0, 1.0, 0, 0, 0], [1.0, 0, 0, 0, 0, 0]]
     for layer in specific_scores(trace_with_weights(rows)):
         assert_close(layer, torch.full((4,), 0.25, dtype=torch.float64))  # the even spread has the other half of one
-    with pytest.raises(ClearheadError, match="4 tokens are too few; specific scores need at least five"):
+    with pytest.raises(ClearheadError, match="4 tokens are too few; specific_scores needs at least five"):
         specific_scores(trace_with_weights(PREVIOUS))
 
 

@@ -316,8 +316,8 @@ SOURCE, TARGET = some_tokens(11, 2, 4), some_tokens(13, 2, 3)
         ((SOURCE, TARGET.clamp(1, 1) - 2), "target token id -1 is out of range: this model has 13"),
         ((SOURCE.float(), TARGET), "source must be int64 or int32"),
         ((SOURCE, TARGET.double()), "target must be int64 or int32"),
-        ((SOURCE[0], TARGET), r"source must be \(batch, length\) and not empty, not \(4,\)"),
-        ((SOURCE, TARGET[:, :0]), r"target must be \(batch, length\) and not empty, not \(2, 0\)"),
+        ((SOURCE[0], TARGET), r"source has shape \(4,\); it must be \(batch, length\), and not empty"),
+        ((SOURCE, TARGET[:, :0]), r"target has shape \(2, 0\); it must be \(batch, length\), and not empty"),
         ((SOURCE, TARGET[:1]), "there are 1 targets and 2 encoded sources"),
         ((SOURCE, TARGET, torch.ones(2, 3)), r"source_mask has shape \(2, 3\); it must have that of source, \(2, 4\)"),
         ((SOURCE, TARGET, None, torch.ones(2)), r"target_mask has shape \(2,\); it must have that of target, \(2, 3\)"),
@@ -335,7 +335,7 @@ def test_invalid_inputs_raise_a_clear_error(inputs: tuple[Tensor, ...], message:
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        (torch.tensor([[1, 2]]), r"one token per sequence, \(batch,\), not \(1, 2\)"),
+        (torch.tensor([[1, 2]]), r"tokens has shape \(1, 2\); it must be \(batch,\), one token per sequence"),
         (torch.tensor([1, 13]), "target token id 13 is out of range"),
         (torch.tensor([1.0, 2.0]), "must be int64 or int32"),
         (torch.tensor([1, 2, 3]), "there are 3 targets and 2 encoded sources"),

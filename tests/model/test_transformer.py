@@ -278,8 +278,16 @@ def test_a_network_without_a_head_returns_hidden_states():
 # --- invalid inputs
 
 INVALID = {
-    "one dimension": ((torch.tensor([1, 2, 3]),), {}, r"tokens must be \(batch, length\) and not empty, not \(3,\)"),
-    "no tokens": ((torch.zeros(1, 0, dtype=torch.long),), {}, r"not empty, not \(1, 0\)"),
+    "one dimension": (
+        (torch.tensor([1, 2, 3]),),
+        {},
+        r"tokens has shape \(3,\); it must be \(batch, length\), and not empty",
+    ),
+    "no tokens": (
+        (torch.zeros(1, 0, dtype=torch.long),),
+        {},
+        r"has shape \(1, 0\); it must be \(batch, length\), and not empty",
+    ),
     "float tokens": ((torch.zeros(1, 3),), {}, "tokens must be int64 or int32, not torch.float32"),
     "token id too large": (
         (torch.tensor([[1, VOCAB]]),),

@@ -77,7 +77,7 @@ class KeyValueCache:
         if self.batch_size not in (None, len(tokens)):
             raise ClearheadError(
                 f"the cache holds {self.batch_size} sequences, but the input has {len(tokens)}; "
-                "see KeyValueCache.select"
+                "use KeyValueCache.select to change the sequences of the cache"
             )
         self.num_new = tokens.shape[1]
         self.device = tokens.device

@@ -61,8 +61,8 @@ def cost(
     device: A GPU by name ("h200", "h100", "a100", "rtx-4090", "l40s"), or "cpu" or "cuda" for this machine, which
         `clearhead calibrate` must have measured. The report then has a `bound` on the time.
     gpus: Number of GPUs. With several, operations and memory are those of one GPU.
-    parallel: What is split across GPUs: "ddp" splits the batch, "fsdp" also weights, gradients and optimizer states,
-        "tp" heads and feed-forward columns.
+    parallel: What is split across GPUs: "ddp" splits the batch; "fsdp" also splits weights, gradients and optimizer
+        states; "tp" splits heads and feed-forward columns.
 
     Raise ClearheadError if an argument is invalid or does not fit the model.
     """
@@ -92,11 +92,11 @@ def _check_arguments(config: ModelConfig, phase: Phase | None, source: int | Non
     if not isinstance(config, ModelConfig):
         raise ClearheadError(f"config is {config!r}; it must be a ModelConfig: clearhead.preset(name), or model.config")
     if tokens is not None and phase not in (None, "train"):
-        raise ClearheadError(f"tokens is for phase 'train'; leave it out of phase {phase!r}")
+        raise ClearheadError(f"tokens applies only to phase 'train'; leave it out for phase {phase!r}")
     if tokens is not None and not 1 <= tokens <= _MAX_TRAINING_TOKENS:
         raise ClearheadError(f"tokens is {tokens:g}; it must be from 1 to {_MAX_TRAINING_TOKENS:g}")
     if source is not None and not config.is_encoder_decoder:
-        raise ClearheadError("source is for an encoder-decoder; leave it out for this model")
+        raise ClearheadError("source applies only to an encoder-decoder; leave it out for this model")
 
 
 def check_size(workload: Workload) -> None:

@@ -18,7 +18,7 @@ def multi_head_attention(
     """Return attention whose heads divide the width among them; `options` go to GroupedAttention."""
     if num_heads < 1 or width % num_heads:
         raise ClearheadError(
-            f"the width {width} cannot be divided among {num_heads} heads; use a number that divides it"
+            f"the width {width} cannot be divided among {num_heads} heads; use a number of heads that divides it"
         )
     return GroupedAttention(
         num_heads=num_heads,

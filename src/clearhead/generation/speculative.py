@@ -289,8 +289,8 @@ def _check_speculation(network: Transformer, speculation: object) -> None:
 def _check_draft_config(draft: ModelConfig, config: ModelConfig) -> None:
     if draft.vocab_size != config.vocab_size:
         raise ClearheadError(
-            f"the draft model has {draft.vocab_size} tokens and the network {config.vocab_size}; "
-            "choose one that was trained with the same vocabulary"
+            f"the draft model has a vocabulary of {draft.vocab_size} tokens, but this model has one of "
+            f"{config.vocab_size}; use a draft model with the same vocabulary"
         )
     if draft.decoder is None or draft.is_encoder_decoder != config.is_encoder_decoder:
         raise ClearheadError(

@@ -50,7 +50,7 @@ def specific_scores(trace: Trace, stack: str | None = None) -> list[Tensor]:
     scores = [layer.specific for layer in shares if layer is not None]
     if len(scores) < len(shares):
         raise ClearheadError(
-            f"{len(_stack_tokens(trace, stack))} tokens are too few; specific scores need at least five"
+            f"{len(_stack_tokens(trace, stack))} tokens are too few; specific_scores needs at least five"
         )
     return scores
 

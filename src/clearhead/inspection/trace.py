@@ -172,7 +172,7 @@ class Trace(TraceRecord):
         network = self.require_network()
         if network.head is None:
             raise ClearheadError(
-                "this model has no vocabulary head and therefore no logits; residual(num_layers) has its last states"
+                "this model has no vocabulary head, so it has no logits; residual(num_layers) returns its last states"
             )
         return network.compute_logits(self.layer_stack(None).final_norm(states))
 

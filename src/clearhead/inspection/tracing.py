@@ -35,7 +35,7 @@ def trace_text(
     network, config, tokenizer = generator.network, generator.network.config, generator.tokenizer
     if config.is_encoder_decoder != (source is not None):
         if source is None:
-            raise ClearheadError("an encoder-decoder needs a source to read; the text is the answer to it")
+            raise ClearheadError("an encoder-decoder needs a source; the text is only the input of its decoder")
         raise ClearheadError("this model has no encoder and reads the text only; leave out the source")
     if source is not None and isinstance(text, str) and tokenizer is not None:
         tokens = _decoder_input(generator, encode_target(text, tokenizer))

@@ -176,7 +176,7 @@ class RecurrentTranslator(nn.Module):
     ) -> tuple[Tensor, DecoderState]:
         """Read one token per sequence (B,) and return the logits for the next (B, V) and the new state."""
         if tokens.ndim != 1:
-            raise ClearheadError(f"a step takes one token per sequence, (batch,), not {tuple(tokens.shape)}")
+            raise ClearheadError(f"tokens has shape {tuple(tokens.shape)}; it must be (batch,), one token per sequence")
         _check_inputs("target", tokens[:, None], None, self.config.target_vocab_size)
         _check_batch_size(tokens, encoder_output)
         state = self.next_state(tokens, state, encoder_output)
@@ -228,7 +228,7 @@ def _check_inputs(name: str, tokens: Tensor, mask: Tensor | None, vocab_size: in
     sequences reads them anyway.
     """
     if tokens.ndim != 2 or tokens.numel() == 0:
-        raise ClearheadError(f"{name} must be (batch, length) and not empty, not {tuple(tokens.shape)}")
+        raise ClearheadError(f"{name} has shape {tuple(tokens.shape)}; it must be (batch, length), and not empty")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise ClearheadError(f"{name} must be int64 or int32, not {tokens.dtype}")
     if tokens.device.type == "cpu":

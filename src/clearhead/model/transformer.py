@@ -133,7 +133,9 @@ def _locate_tokens(
         positions, indices = resolve_positions(tokens, attention_mask, position_ids, documents)
         return positions, lambda pattern: indices
     if position_ids is not None or documents is not None:
-        raise ClearheadError("with a cache, positions follow from it; leave out position_ids and documents")
+        raise ClearheadError(
+            "with a cache, positions continue those of the cache; leave out position_ids and documents"
+        )
     return cache.prepare(tokens, attention_mask), cache.attention_indices
 
 
@@ -285,7 +287,7 @@ class Transformer(nn.Module):
 def check_shapes(tokens: Tensor, **others: Tensor | None) -> None:
     """Raise ClearheadError unless tokens are integers (B, T) and the other inputs have their shape."""
     if tokens.ndim != 2 or tokens.numel() == 0:
-        raise ClearheadError(f"tokens must be (batch, length) and not empty, not {tuple(tokens.shape)}")
+        raise ClearheadError(f"tokens has shape {tuple(tokens.shape)}; it must be (batch, length), and not empty")
     if tokens.dtype not in (torch.int64, torch.int32):
         raise ClearheadError(f"tokens must be int64 or int32, not {tokens.dtype}")
     for name, tensor in others.items():

@@ -192,5 +192,5 @@ def test_a_step_needs_at_least_one_sequence_and_at_most_one_for_every_seat():
     network = graph_network("gpt2", DEVICE)
     decoder = PagedDecoder(network, Pages(network, 1).storage, num_seats=2)
     for seats in ([], [0, 1, 0]):
-        with pytest.raises(ClearheadError, match=f"a step has {len(seats)} sequences; this decoder has 1 to 2 seats"):
+        with pytest.raises(ClearheadError, match=f"a step has {len(seats)} sequences; this decoder takes 1 to 2"):
             decoder.step(seats)

@@ -175,7 +175,7 @@ def _make_private(folder: Path) -> None:
     if not _is_private(folder):
         raise ClearheadError(
             f"kernels are not compiled to {folder}, because other users can write there; "
-            "set CLEARHEAD_HOME to a folder of yours"
+            "set CLEARHEAD_HOME to a folder that only you can write to"
         )
 
 
@@ -228,7 +228,7 @@ def obstacle(path: Path) -> str | None:
     if failed is not None and time.time() - failed < _FAILURE_SECONDS:
         return " ".join(_failure_path(path).read_text(encoding="utf-8").split())
     if _modification_time(path) is not None and is_intact(path):
-        return f"{path} cannot be loaded; set CLEARHEAD_HOME to a folder of yours from which programs may run"
+        return f"{path} cannot be loaded; set CLEARHEAD_HOME to a folder of your own from which programs may run"
     return None
 
 

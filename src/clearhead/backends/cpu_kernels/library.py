@@ -42,7 +42,7 @@ def load_kernel_library(build: bool = False) -> ctypes.CDLL | None:
             if _loaded is None:
                 raise ClearheadError(
                     f"{path} was compiled but cannot be loaded; "
-                    "set CLEARHEAD_HOME to a folder of yours from which programs may run"
+                    "set CLEARHEAD_HOME to a folder of your own from which programs may run"
                 )
         _missing = path if _loaded is None else None
     return _loaded

@@ -123,7 +123,7 @@ class PagedDecoder:
     def _size(self, num_rows: int) -> int:
         """Return the batch size of the captured step for this many rows."""
         if not 0 < num_rows <= self.seats.num_seats:
-            raise ClearheadError(f"a step has {num_rows} sequences; this decoder has 1 to {self.seats.num_seats} seats")
+            raise ClearheadError(f"a step has {num_rows} sequences; this decoder takes 1 to {self.seats.num_seats}")
         return next(size for size in self.sizes if size >= num_rows)
 
     def run_step(self, sampler: Sampler, step: DecodeStep) -> tuple[Tensor, Tensor]:
