@@ -139,7 +139,7 @@ def accumulate_gradients(learner: Learner, batch: Batch, num_losses: Tensor) -> 
 
 
 def split_batch(batch: Batch, num_parts: int) -> list[Batch]:
-    """Divide the rows of a batch into equal parts."""
+    """Divide the rows of a batch into parts of equal size; the last part may be smaller."""
     if num_parts == 1:
         return [batch]
     chunks = {name: tensor.chunk(num_parts) for name, tensor in vars(batch).items() if tensor is not None}
