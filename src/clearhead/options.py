@@ -154,7 +154,7 @@ class GenerateKeywords(SamplingKeywords, total=False):
 
 _SAMPLING_NAMES = frozenset(each.name for each in fields(SamplingOptions))
 _BEAM_NAMES = frozenset(each.name for each in fields(BeamOptions)) - {"num_beams", "num_best"}
-GENERATE_ARGUMENTS = ("n", "beams", "speculate", "progress")  # arguments of generate_many that are not options
+GENERATE_ARGUMENTS = ("n", "beams", "speculate", "deterministic", "progress")  # of generate_many, not options
 
 
 def check_names(options: Mapping[str, object], beams: bool) -> None:

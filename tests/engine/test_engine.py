@@ -9,7 +9,14 @@ from clearhead.engine import Request
 from clearhead.errors import ClearheadError
 from clearhead.families import preset, presets
 from clearhead.options import SamplingOptions
-from tests.engine.toys import check_no_page_is_lost, delay, finished_tokens, plain_tokens, toy_engine
+from tests.engine.toys import (
+    check_no_page_is_lost,
+    check_prompt_logprobs,
+    delay,
+    finished_tokens,
+    plain_tokens,
+    toy_engine,
+)
 from tests.model.toys import POSITIONS, VOCAB, decoder, toy
 from tests.toy_presets import shrink
 
@@ -48,7 +55,8 @@ def workloads(draw, has_encoder):
         own = draw(st.lists(TOKENS, min_size=1, max_size=9))
         prompt = own if has_encoder or not draw(st.booleans()) else shared[: draw(st.integers(0, len(shared)))] + own
         source = draw(st.lists(TOKENS, min_size=1, max_size=9)) if has_encoder else ()
-        request = Request(prompt=prompt, options=draw(sampling_options()), source=source)
+        num_top = draw(st.sampled_from([None, None, 0, 3]))
+        request = Request(prompt=prompt, options=draw(sampling_options()), source=source, prompt_logprobs=num_top)
         aborted_at = draw(st.one_of(st.none(), st.none(), st.integers(0, 8)))
         workload.append((request, draw(st.integers(0, 6)), aborted_at))
     return workload
@@ -102,6 +110,10 @@ def check_random_schedule(name, data):
             assert tokens[request_id] == expected[: len(tokens[request_id])]
         else:
             assert tokens[request_id] == expected
+    reports = {event.request_id: event.prompt for event in events if event.prompt is not None}
+    for (request, _, _), request_id in zip(workload, ids, strict=True):
+        if request_id in reports:
+            check_prompt_logprobs(network, request, reports[request_id].logprobs)
     check_no_page_is_lost(engine)
 
 
@@ -245,11 +257,11 @@ def test_logits_that_are_not_finite_end_their_request_only(network):
     original = engine.executor.runner.run
 
     def run(batch):
-        logits = original(batch)
-        for row, sequence in enumerate(batch.sampled):
+        hidden = original(batch)
+        for row, sequence in zip(batch.sampled_rows, batch.sampled, strict=True):
             if sequence.request_id == 1:
-                logits[row] = torch.nan
-        return logits
+                hidden[row] = torch.nan
+        return hidden
 
     object.__setattr__(engine.executor.runner, "run", run)
     tokens, reasons = finished_tokens(engine.run(asked))

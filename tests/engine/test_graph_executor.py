@@ -93,3 +93,63 @@ def test_log_probabilities_are_those_of_the_network():
     for row, event in zip(expected, events, strict=True):
         assert abs(float(event.logprobs.chosen) - float(row[event.token])) < 1e-4
         assert event.logprobs.top_ids.tolist() == row.topk(3).indices.tolist()
+
+
+def test_prompts_are_scored_and_filters_obeyed_beside_captured_steps():
+    network = small_network("llama-3.2-1b")
+    engine = Engine(network, memory=_memory(network, 100), max_tokens=48, max_sequences=8)
+    rng = random.Random(1)
+    plain = random_requests(rng, 4)
+    prompt = [rng.randrange(500) for _ in range(90)]
+    options = SamplingOptions(max_new_tokens=9)
+    asked = [
+        *plain,
+        Request(prompt=prompt, options=options, prompt_logprobs=2),
+        Request(prompt=prompt[:70], options=SamplingOptions(max_new_tokens=0), prompt_logprobs=2),
+        Request(prompt=prompt[:20], options=options, token_filter=_OnlyEven()),
+    ]
+    events = list(engine.run(asked))
+    tokens, _ = finished_tokens(events)
+    assert [tokens[number] for number in range(4)] == [plain_tokens(network, request) for request in plain]
+    reports = {event.request_id: event.prompt for event in events if event.prompt is not None}
+    for number in (4, 5):
+        ids = torch.tensor([asked[number].prompt], device="cuda")
+        with torch.no_grad():
+            expected = network(ids)[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].cpu()
+        torch.testing.assert_close(reports[number].logprobs.chosen, expected, atol=1e-3, rtol=1e-3)
+    text = list(prompt[:20])
+    for token in tokens[6]:
+        with torch.no_grad():
+            logits = network(torch.tensor([text], device="cuda"))[0, -1, ::2]
+        assert token == 2 * int(logits.argmax())
+        text.append(token)
+    assert len(tokens[6]) == 9
+    check_no_page_is_lost(engine)
+
+
+class _OnlyEven:
+    def allowed_tokens(self):
+        return torch.arange(500) % 2 == 0
+
+    def accept(self, token):
+        assert token % 2 == 0
+
+    def fork(self):
+        return self
+
+
+def test_deterministic_mode_gives_the_same_bits_alone_and_together():
+    network = small_network("llama-3.2-1b")
+    asked = random_requests(random.Random(2), 5)
+
+    def logprobs(requests, **settings):
+        engine = Engine(network, memory=_memory(network, 60), deterministic=True, **settings)
+        found = {}
+        for event in engine.run(requests):
+            if event.logprobs is not None:
+                found.setdefault(event.request_id, []).append((event.token, float(event.logprobs.chosen)))
+        return found
+
+    asked = [Request(prompt=each.prompt, options=replace(each.options, logprobs=1)) for each in asked]
+    together = logprobs(asked, max_tokens=40, max_sequences=8)
+    assert [together[number] for number in range(5)] == [logprobs([request])[0] for request in asked]

@@ -10,10 +10,17 @@ from clearhead.generation.plain import decode_plainly
 from clearhead.model import EncoderOutput
 
 
-def toy_engine(network, num_pages=12, page_size=4, max_tokens=16, max_sequences=4):
+def toy_engine(network, num_pages=12, page_size=4, max_tokens=16, max_sequences=4, deterministic=None):
     dtype = next(network.parameters()).dtype
     memory = bytes_per_token(network.config.output_stack, dtype) * page_size * num_pages
-    return Engine(network, memory=memory, page_size=page_size, max_tokens=max_tokens, max_sequences=max_sequences)
+    return Engine(
+        network,
+        memory=memory,
+        page_size=page_size,
+        max_tokens=max_tokens,
+        max_sequences=max_sequences,
+        deterministic=deterministic,
+    )
 
 
 def plain_tokens(network, request):
@@ -23,6 +30,24 @@ def plain_tokens(network, request):
         encoder_output = network.encode(torch.tensor([list(request.source)]))
     with torch.no_grad():
         return list(decode_plainly(network, request.prompt, request.options, encoder_output))
+
+
+def check_prompt_logprobs(network, request, found):
+    """Assert that the log-probabilities of a prompt are those of one forward pass over all of it."""
+    if request.prompt_logprobs is None:
+        assert found is None
+        return
+    tokens = torch.tensor([list(request.prompt)])
+    with torch.no_grad():
+        if request.source:
+            logits = network.decode(tokens, network.encode(torch.tensor([list(request.source)])))
+        else:
+            logits = network(tokens)
+    expected = logits[0, :-1].float().log_softmax(-1)
+    torch.testing.assert_close(found.chosen, expected.gather(1, tokens[0, 1:, None])[:, 0])
+    if len(request.prompt) > 1:
+        torch.testing.assert_close(found.top, expected.topk(request.prompt_logprobs).values)
+        torch.testing.assert_close(expected.gather(1, found.top_ids), found.top)
 
 
 def finished_tokens(events):

@@ -12,6 +12,7 @@ from clearhead.cache.key_value_cache import KeyValueCache
 from clearhead.cache.packed_cache import PackedLayout
 from clearhead.cache.page_storage import PageStorage
 from clearhead.cache.stores import ContiguousStore, SlidingStore
+from clearhead.engine.runner import Runner
 from clearhead.generation import decoding, speculative
 from clearhead.model import attend, context, masks, positions, transformer
 from clearhead.model.latent_attention import LatentAttentionLayer
@@ -197,6 +198,13 @@ def uses_another_zero_point(original):
     return pack
 
 
+def depends_on_the_number_of_rows(original):
+    def logits(self, hidden):
+        return original(self, hidden) * (1 + (len(hidden) > 1) * torch.finfo(hidden.dtype).eps)
+
+    return logits
+
+
 PREFIX, CACHED, CONTIGUOUS = (
     "prefix == full text",
     "cached decoding == full forward",
@@ -267,6 +275,7 @@ CONTROLS = [
     ),
     ("engine == full forward", Control(replaced(PackedLayout, "documents", mixes_sequences), GREEDY)),
     ("engine == full forward", Control(replaced(PageStorage, "write", writes_one_slot_off), GREEDY, "mistral")),
+    ("text among others == text alone", Control(replaced(Runner, "logits", depends_on_the_number_of_rows), GREEDY)),
     (KERNELS, Control(replaced(lowering, "make_rotation", rotates_too_far), CACHED)),
     (KERNELS, Control(replaced(attention_inputs, "make_mask", ignores_the_window), SLIDING, "mistral")),
     (KERNELS, Control(replaced(attention_inputs, "cross_attention_mask", ignores_the_source_mask), CACHED, "bart")),

@@ -21,7 +21,7 @@ from clearhead.api.progress import finished_texts_bar
 from clearhead.architecture import ModelConfig, check_tokens
 from clearhead.backends import is_packed
 from clearhead.checkpoint import ModelParts, check_save_folder, replace_folder, save_folder, save_native
-from clearhead.engine import MAX_SEQUENCES, Engine, EngineProvider
+from clearhead.engine import Engine, EngineProvider, EngineSettings
 from clearhead.errors import ClearheadError
 from clearhead.generation import (
     Generation,
@@ -109,6 +109,7 @@ class Model(ModelParts):
         *,
         beams: int | None = None,
         speculate: "Speculation | Model | None" = None,
+        deterministic: bool | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> Generation:
         """Continue a text or a list of token ids, or translate it with an encoder-decoder.
@@ -120,10 +121,14 @@ class Model(ModelParts):
         max_new_tokens, stop_ids, length_penalty and stop_when. None: no beam search.
         speculate: "lookup", which drafts tokens by copying from the text, or a smaller model with the same vocabulary.
         Greedy decoding gives the same text and sampling has the same distribution, usually in less time.
+        deterministic: True gives the text and log-probabilities, to the last bit, that `generate_many` gives among
+        other prompts with deterministic=True. This is slow where no CPU kernels run the model (docs/engine.md).
         """
         check_single(options)
         speculation = speculate.network if isinstance(speculate, Model) else speculate
-        return self.text_generator.generate([prompt], 1, options, beams=beams, speculation=speculation)[0]
+        return self.text_generator.generate(
+            [prompt], 1, options, beams=beams, speculation=speculation, deterministic=deterministic
+        )[0]
 
     @documents_options(SamplingOptions, BeamOptions)
     def ask(
@@ -170,6 +175,7 @@ class Model(ModelParts):
         *,
         beams: int | None = None,
         speculate: "Speculation | Model | None" = None,
+        deterministic: bool | None = None,
         progress: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> list[Generation]:
@@ -179,13 +185,21 @@ class Model(ModelParts):
 
         n: number of texts per prompt: samples, or the best beams of a beam search.
         beams, speculate: as for `generate`.
+        deterministic: True gives each text the same bits as alone; None does so where it costs nothing, in the CPU
+        kernels.
         progress: show a bar of the texts that are finished, on the standard error stream.
         """
         check_prompts(prompts)
         speculation = speculate.network if isinstance(speculate, Model) else speculate
         with finished_texts_bar(progress) as on_finish:
             return self.text_generator.generate(
-                prompts, n, options, beams=beams, speculation=speculation, on_finish=on_finish
+                prompts,
+                n,
+                options,
+                beams=beams,
+                speculation=speculation,
+                deterministic=deterministic,
+                on_finish=on_finish,
             )
 
     @documents_options(SamplingOptions)
@@ -206,19 +220,14 @@ class Model(ModelParts):
         """Start a conversation that keeps its cache between turns. system: the system message."""
         return Chat(self.text_generator, system)
 
-    def engine(
-        self, *, memory: int | None = None, max_tokens: int | None = None, max_sequences: int = MAX_SEQUENCES
-    ) -> Engine:
+    def engine(self, **settings: Unpack[EngineSettings]) -> Engine:
         """Return an engine that generates the texts of many requests in one batch, for servers and evaluations.
 
         It keeps the keys and values of common prefixes from one request to the next, so the weights must not change.
 
-        memory: bytes for keys and values. None takes a share of the memory that is free.
-        max_tokens: tokens that one step reads at most; a longer prompt is read in several steps. None: 512 on a CPU,
-        8192 on a GPU.
-        max_sequences: texts that are generated at the same time; further requests wait.
+        settings: memory, max_tokens, max_sequences, page_size and deterministic; EngineSettings explains them.
         """
-        return Engine(self.network, memory=memory, max_tokens=max_tokens, max_sequences=max_sequences)
+        return Engine(self.network, **settings)
 
     # --- reading
 

@@ -47,11 +47,12 @@ class RecurrentBaseline(Model):
         *,
         beams: int | None = None,
         speculate: "Speculation | Model | None" = None,
+        deterministic: bool | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> Generation:
         """Translate a text or token ids, with the most likely token at each step; the only option is max_new_tokens."""
         check_single(options)
-        return self.generate_many([prompt], beams=beams, speculate=speculate, **options)[0]
+        return self.generate_many([prompt], beams=beams, speculate=speculate, deterministic=deterministic, **options)[0]
 
     def generate_many(
         self,
@@ -60,6 +61,7 @@ class RecurrentBaseline(Model):
         *,
         beams: int | None = None,
         speculate: "Speculation | Model | None" = None,
+        deterministic: bool | None = None,
         progress: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> list[Generation]:
@@ -68,6 +70,7 @@ class RecurrentBaseline(Model):
         max_new_tokens = options.get("max_new_tokens", SamplingOptions.max_new_tokens)
         SamplingOptions(max_new_tokens=max_new_tokens)  # raises ClearheadError for an invalid value
         is_greedy = n == 1 and beams is None and speculate is None and options.get("temperature") in (None, 0)
+        is_greedy = is_greedy and not deterministic
         if not is_greedy or options.keys() - {"max_new_tokens", "temperature"}:
             raise ClearheadError(
                 "a recurrent network always takes the most likely token; its only option is max_new_tokens"

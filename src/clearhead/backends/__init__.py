@@ -16,7 +16,7 @@ docs/fast-path.md explains how they work and how they are verified.
 """
 
 from clearhead.backends.capability import unsupported_reason
-from clearhead.backends.cpu import AcceleratedStack, accelerate
+from clearhead.backends.cpu import AcceleratedStack, accelerate, has_independent_rows
 from clearhead.backends.cpu_kernels import build_in_background, find_new_kernels, load_kernel_library
 from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, Guest, PagedDecoder, fused_linear
 from clearhead.backends.live_checks import triton_available, unsupported_network_reason
@@ -60,6 +60,7 @@ __all__ = [
     "build_in_background",
     "find_new_kernels",
     "fused_linear",
+    "has_independent_rows",
     "is_packable",
     "is_packed",
     "load_kernel_library",

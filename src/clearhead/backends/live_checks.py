@@ -115,7 +115,7 @@ def runs_in_cpu_kernels(
     if not is_plain or tokens.ndim != 2:
         return False
     if isinstance(cache, PackedCache):
-        return encoder_output is None and _packed_tokens_run_in_cpu_kernels(stack, cache)
+        return encoder_output is None and packed_tokens_run_in_cpu_kernels(stack, cache.storage.pool.page_size)
     if not isinstance(cache, KeyValueCache):
         return False
     is_single_token = tokens.shape[1] == 1
@@ -132,14 +132,14 @@ def runs_in_cpu_kernels(
     return is_single_token or (kernels_support_prompts() and cache.is_contiguous)
 
 
-def _packed_tokens_run_in_cpu_kernels(stack: LayerStack, cache: PackedCache) -> bool:
+def packed_tokens_run_in_cpu_kernels(stack: LayerStack, page_size: int) -> bool:
     """Return whether the kernels attend to pages of this size, with the patterns of all layers."""
     layers = stack.stack.layers
     supported = (
         isinstance(layer.attention.pattern, Causal | SlidingWindow | Chunked) and layer.cross_attention is None
         for layer in layers
     )
-    return kernels_support_prompts() and cache.storage.pool.page_size % _SLOTS_PER_BLOCK == 0 and all(supported)
+    return kernels_support_prompts() and page_size % _SLOTS_PER_BLOCK == 0 and all(supported)
 
 
 # --- machines

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from clearhead.errors import ClearheadError
 
+RELEASED = -1  # stands in a table for a page that it has given back
 _HASH_BYTES = 32  # equal hashes count as equal tokens, so nobody may be able to construct two prompts that collide
 
 
@@ -57,6 +58,11 @@ class PagePool:
     def num_used(self) -> int:
         """Number of pages that tables hold."""
         return self.num_pages - self.num_available
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens that all pages hold."""
+        return self.num_pages * self.page_size
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Return the number of pages that `num_tokens` tokens fill, the last one perhaps partly."""
@@ -147,6 +153,7 @@ class PageTable:
         self.pages: list[int] = []
         self.tokens: list[int] = []
         self.root_hash = hashlib.blake2b(salt, digest_size=_HASH_BYTES).digest()
+        self.num_released = 0  # leading pages that were given back
         self.hashes: list[bytes] = []  # prefix hashes of the leading full pages that have been published
 
     @property
@@ -198,7 +205,8 @@ class PageTable:
         size = self.pool.page_size
         for number in range(len(self.hashes), (self.num_tokens if num_tokens is None else num_tokens) // size):
             self.hashes.append(self.next_hash(self.tokens[number * size : (number + 1) * size]))
-            self.pool.publish(self.pages[number], self.hashes[-1])
+            if self.pages[number] != RELEASED:
+                self.pool.publish(self.pages[number], self.hashes[-1])
 
     def fork(self) -> "PageTable":
         """Return a second table with the same tokens. A shared page is copied when one of the two writes to it."""
@@ -207,9 +215,25 @@ class PageTable:
         other.pages = [*self.pages]
         other.tokens = [*self.tokens]
         other.hashes = [*self.hashes]
+        other.num_released = self.num_released
         for page in other.pages:
-            self.pool.acquire(page)
+            if page != RELEASED:
+                self.pool.acquire(page)
         return other
+
+    def release_before(self, token: int) -> None:
+        """Give back the pages whose tokens all come before `token`, because no layer attends to them any more."""
+        for number in range(self.num_released, token // self.pool.page_size):
+            self.pool.release(self.pages[number])
+            self.pages[number] = RELEASED
+        self.num_released = max(self.num_released, token // self.pool.page_size)
+
+    @property
+    def page_numbers(self) -> list[int]:
+        """The pages in order. The last one stands for those that were given back, which nobody reads."""
+        if self.num_released == 0:
+            return self.pages
+        return [self.pages[-1] if page == RELEASED else page for page in self.pages]
 
     def truncate(self, num_tokens: int) -> None:
         """Keep only the first `num_tokens` tokens.
@@ -218,7 +242,10 @@ class PageTable:
         """
         assert 0 <= num_tokens <= self.num_tokens, f"{num_tokens} of {self.num_tokens} tokens"
         while len(self.pages) > self.pool.num_pages_for(num_tokens):
-            self.pool.release(self.pages.pop())
+            page = self.pages.pop()
+            if page != RELEASED:
+                self.pool.release(page)
+        self.num_released = min(self.num_released, len(self.pages))
         del self.tokens[num_tokens:]
         del self.hashes[num_tokens // self.pool.page_size :]
 

@@ -2,16 +2,22 @@
 
     for event in Engine(network).run(requests): ...
 
-request         Request and Event: what callers give and get; no torch
+request         Request, TokenFilter and Event: what callers give and get; no torch
 sequence        one request on its way through the engine; no torch
+windows         which tokens are outside of the windows of all layers; no torch
 scheduler       which tokens of which sequences the next step reads; no torch
 batch           a schedule as packed tensors
 executor        a schedule through the network, and the next tokens; the interface of executors
+executors       the choice of an executor for a network
 runner          a packed batch through the network's modules
 sampler         the next token of each sequence
+token_filters   the tokens that the filters of requests allow
+prompt_scores   log-probabilities of prompts
 graph_executor  the same on an NVIDIA GPU, started before the last tokens are known
 memory          how many pages fit
 engine          add, abort, step
+reports         what is reported of prompts and errors
+statistics      how busy an engine is
 shared          one engine for callers in several threads: whoever waits runs the next step
 provider        the engine of a network, created on first use
 worker          a thread that runs the steps, for callers that must not wait
@@ -19,22 +25,28 @@ worker          a thread that runs the steps, for callers that must not wait
 docs/engine.md follows a request through these modules.
 """
 
-from clearhead.engine.engine import MAX_SEQUENCES, Engine, unsupported_by_engine
+from clearhead.engine.engine import MAX_SEQUENCES, Engine, EngineSettings
+from clearhead.engine.executors import unsupported_by_engine
 from clearhead.engine.memory import bytes_per_token
 from clearhead.engine.provider import EngineProvider
-from clearhead.engine.request import Event, Request
+from clearhead.engine.request import Event, PromptReport, Request, TokenFilter
 from clearhead.engine.shared import SharedEngine
+from clearhead.engine.statistics import EngineStatistics
 from clearhead.engine.worker import EngineWorker, EventStream
 
 __all__ = [
     "MAX_SEQUENCES",
     "Engine",
     "EngineProvider",
+    "EngineSettings",
+    "EngineStatistics",
     "EngineWorker",
     "Event",
     "EventStream",
+    "PromptReport",
     "Request",
     "SharedEngine",
+    "TokenFilter",
     "bytes_per_token",
     "unsupported_by_engine",
 ]

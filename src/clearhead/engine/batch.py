@@ -5,7 +5,7 @@
 packed_cache.py in cache/ shows such a layout.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -45,6 +45,18 @@ class PackedBatch:
             has_prompts=len(tokens) > len(items),
         )
 
+    def tokens_alone(self) -> "Iterator[PackedBatch]":
+        """Yield every token as a batch of its own, in order. A later token of a sequence attends to earlier ones."""
+        for row, document in enumerate(self.layout.documents.tolist()):
+            yield PackedBatch(
+                tokens=self.tokens[row : row + 1],
+                layout=_token_layout(self.layout, row, document),
+                source_layout=None if self.source_layout is None else _select(self.source_layout, document),
+                sampled_rows=self.sampled_rows[:0],
+                sampled=[],
+                has_prompts=False,
+            )
+
 
 def source_layout(tables: Sequence[PageTable], device: torch.device) -> PackedLayout:
     """Return the layout of complete sources, which are written once and then only read."""
@@ -56,13 +68,36 @@ def _layout(tables: Sequence[PageTable], starts: Sequence[int], device: torch.de
     pairs = list(zip(tables, starts, strict=True))
     counts = [table.num_tokens - start for table, start in pairs]
     most_pages = max(len(table.pages) for table in tables)
-    pages = [table.pages + [0] * (most_pages - len(table.pages)) for table in tables]
+    pages = [table.page_numbers + [0] * (most_pages - len(table.pages)) for table in tables]
     return PackedLayout(
         positions=_upload([token for table, start in pairs for token in range(start, table.num_tokens)], device),
         slots=_upload([slot for table, start in pairs for slot in table.slots(start, table.num_tokens)], device),
         sequence_starts=_upload([0, *accumulate(counts)], device, torch.int32),
         lengths=_upload([table.num_tokens for table in tables], device, torch.int32),
         page_tables=_upload(pages, device, torch.int32),
+    )
+
+
+def _token_layout(layout: PackedLayout, row: int, document: int) -> PackedLayout:
+    """Return the layout of one packed token of a sequence."""
+    return PackedLayout(
+        positions=layout.positions[row : row + 1],
+        slots=layout.slots[row : row + 1],
+        sequence_starts=torch.tensor([0, 1], dtype=torch.int32, device=layout.positions.device),
+        lengths=layout.positions[row : row + 1].int() + 1,
+        page_tables=layout.page_tables[document : document + 1],
+    )
+
+
+def _select(layout: PackedLayout, document: int) -> PackedLayout:
+    """Return the layout of one complete source."""
+    start, stop = layout.sequence_starts[document : document + 2].tolist()
+    return PackedLayout(
+        positions=layout.positions[start:stop],
+        slots=layout.slots[start:stop],
+        sequence_starts=layout.sequence_starts[document : document + 2] - start,
+        lengths=layout.lengths[document : document + 1],
+        page_tables=layout.page_tables[document : document + 1],
     )
 
 

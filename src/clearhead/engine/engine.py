@@ -16,27 +16,26 @@ wait for Python. A request gets the same tokens whatever runs beside it. docs/en
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import TypedDict
 
-from clearhead.architecture import Bidirectional, DynamicScaling, ModelConfig, Rope, remaining_positions
-from clearhead.cache import PagePool, PageStorage
-from clearhead.engine.executor import Executor, ModuleExecutor, Pending
-from clearhead.engine.graph_executor import GraphExecutor, can_run_in_graphs
+from clearhead.architecture import remaining_positions
+from clearhead.cache import PagePool
+from clearhead.engine.executor import Pending
+from clearhead.engine.executors import build_executor, is_deterministic_by_default, unsupported_by_engine
 from clearhead.engine.memory import pages_for_memory
+from clearhead.engine.reports import NOT_FINITE, advance_filter, describe_error, prompt_report
 from clearhead.engine.request import Event, FinishReason, Request, check_request
-from clearhead.engine.runner import Runner
-from clearhead.engine.sampler import Choice, Sampler
+from clearhead.engine.sampler import Choice
 from clearhead.engine.scheduler import ScheduledTokens, Scheduler
 from clearhead.engine.sequence import EngineSequence
-from clearhead.errors import ClearheadError, out_of_memory_message
+from clearhead.engine.statistics import EngineStatistics
+from clearhead.engine.windows import windows_of
+from clearhead.errors import ClearheadError
 from clearhead.model import Transformer
 
 PAGE_SIZE = 32  # tokens; a shared prefix is found in whole pages, and kernels read a page at a time
 MAX_SEQUENCES = 256
 _MAX_TOKENS = {"cpu": 512, "cuda": 8192}  # of one step; larger ones are hardly faster and delay other requests
-_NOT_FINITE = (
-    "the network's logits are not finite, because its weights are damaged or its dtype is too narrow for them; "
-    "load the model in float32"
-)
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,26 @@ class _Step:
 
     items: Sequence[ScheduledTokens]
     pending: Pending
+
+
+class EngineSettings(TypedDict, total=False):
+    """The settings of an engine.
+
+    memory: bytes for keys and values. None takes a share of the memory that is free.
+    max_tokens: tokens that one step reads at most; a longer prompt is read in several steps. None: 512 on a CPU, 8192
+    on a GPU.
+    max_sequences: texts that are generated at the same time; further requests wait.
+    page_size: tokens per page.
+    deterministic: the tokens and log-probabilities of a request are the same to the last bit, whatever runs beside it.
+    None: where that costs nothing, which is in the CPU kernels. True: always; elsewhere every token then passes through
+    the network alone, which is slow.
+    """
+
+    memory: int | None
+    max_tokens: int | None
+    max_sequences: int
+    page_size: int
+    deterministic: bool | None
 
 
 class Engine:
@@ -58,15 +77,9 @@ class Engine:
         max_tokens: int | None = None,
         max_sequences: int = MAX_SEQUENCES,
         page_size: int = PAGE_SIZE,
+        deterministic: bool | None = None,
     ):
-        """Allocate the pages.
-
-        memory: bytes for keys and values. None takes a share of the memory that is free.
-        max_tokens: tokens that one step reads at most; a longer prompt is read in several steps. None: 512 on a CPU,
-        8192 on a GPU.
-        max_sequences: texts that are generated at the same time; further requests wait.
-        page_size: tokens per page.
-        """
+        """Allocate the pages. EngineSettings explains the arguments."""
         if reason := unsupported_by_engine(network.config):
             raise ClearheadError(f"the engine cannot run this model: {reason}")
         parameter, stack = next(network.parameters()), network.config.output_stack
@@ -81,9 +94,13 @@ class Engine:
         pool = PagePool(num_pages, page_size)
         source_pool = PagePool(num_pages, page_size) if network.config.is_encoder_decoder else None
         self.network = network
-        self.executor = _build_executor(network, pool, source_pool, max_sequences)
-        self.scheduler = Scheduler(pool, max_tokens, max_sequences, source_pool, self.executor.max_length)
+        self.deterministic = is_deterministic_by_default(network, page_size) if deterministic is None else deterministic
+        self.executor = build_executor(network, pool, source_pool, max_sequences, self.deterministic)
+        self.scheduler = Scheduler(
+            pool, max_tokens, max_sequences, source_pool, self.executor.max_length, windows_of(stack)
+        )
         self.sequences: dict[int, EngineSequence] = {}  # unfinished ones
+        self.num_generated_tokens = 0
         self._ids = count()
         self._reports: list[Event] = []  # of requests that ended outside of a step
         self._started: list[_Step] = []  # not collected yet
@@ -96,7 +113,7 @@ class Engine:
         request = replace(request, options=request.options.with_seed())
         limit = remaining_positions(self.network.config.output_stack, len(request.prompt))
         sequence = EngineSequence(next(self._ids), request, min(request.options.max_new_tokens, limit))
-        if sequence.max_new_tokens == 0:
+        if sequence.max_new_tokens == 0 and request.prompt_logprobs is None:
             self._reports.append(Event(sequence.request_id, finish_reason="length"))
             return sequence.request_id
         self.scheduler.add(sequence)
@@ -124,7 +141,23 @@ class Engine:
     @property
     def capacity(self) -> int:
         """Number of tokens that fit into the pages."""
-        return self.scheduler.pool.num_pages * self.scheduler.pool.page_size
+        return self.scheduler.pool.num_tokens
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """How busy the engine is. Other threads may read it at any time."""
+        scheduler, pool = self.scheduler, self.scheduler.pool
+        return EngineStatistics(
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
+            num_pages=pool.num_pages,
+            num_used_pages=pool.num_used,
+            num_cached_pages=len(pool.cached),
+            num_preemptions=scheduler.num_preemptions,
+            num_prompt_tokens=scheduler.num_prompt_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
+            num_generated_tokens=self.num_generated_tokens,
+        )
 
     def forget_prefixes(self) -> None:
         """Do not use the keys and values of earlier requests for new ones: the weights may have changed."""
@@ -182,7 +215,7 @@ class Engine:
         except Exception as error:
             if len(items) > 1:
                 return [step for item in items for step in self._start([item])]
-            self._reports.append(self._finish(items[0].sequence, "error", error=_describe(error)))
+            self._reports.append(self._finish(items[0].sequence, "error", error=describe_error(error)))
             return []
         for item in items:
             item.sequence.num_pending += item.is_sampled
@@ -198,13 +231,17 @@ class Engine:
                 choices = step.pending.result()
             except Exception as error:
                 running = [item.sequence for item in step.items if item.sequence.state == "running"]
-                events += [self._finish(sequence, "error", error=_describe(error)) for sequence in running]
+                events += [self._finish(sequence, "error", error=describe_error(error)) for sequence in running]
                 continue
             # A sequence that ended before this step was collected has got a token too many.
             events += [self._record(*choice) for choice in choices if choice[0].state == "running"]
             for item in step.items:
                 if item.sequence.table is not None and item.stop // page_size > item.start // page_size:
                     item.sequence.table.publish(min(item.stop, item.sequence.num_known))
+                    self.scheduler.release_past(item.sequence, item.stop)
+                is_read = item.sequence.state == "running" and item.stop == item.sequence.num_tokens
+                if is_read and item.sequence.max_new_tokens == 0:  # the prompt was only scored
+                    events.append(self._finish(item.sequence, "length", Choice(None, None)))
         return events
 
     def _roll_back(self, items: Sequence[ScheduledTokens]) -> None:
@@ -219,52 +256,25 @@ class Engine:
     def _record(self, sequence: EngineSequence, choice: Choice) -> Event:
         """Add a token to its sequence and return the event."""
         if choice.token is None:
-            return self._finish(sequence, "error", error=_NOT_FINITE)
+            return self._finish(sequence, "error", error=choice.error or NOT_FINITE)
         sequence.append(choice.token)
+        self.num_generated_tokens += 1
         if sequence.finish_reason is not None:
             return self._finish(sequence, sequence.finish_reason, choice)
-        return Event(sequence.request_id, choice.token, choice.logprobs)
+        if error := advance_filter(sequence, choice.token):
+            return self._finish(sequence, "error", error=error)
+        return Event(sequence.request_id, choice.token, choice.logprobs, prompt=prompt_report(sequence))
 
     def _finish(
         self, sequence: EngineSequence, reason: FinishReason, choice: Choice | None = None, error: str | None = None
     ) -> Event:
         """Remove a sequence, release its pages and return its last event. Its full pages stay for later requests."""
         sequence.finish_reason = reason
+        report = None if choice is None else prompt_report(sequence)
         if choice is not None and sequence.table is not None:
             sequence.table.publish(min(sequence.table.num_tokens, sequence.num_known))
         self.scheduler.finish(sequence)
         self.executor.release(sequence)
         del self.sequences[sequence.request_id]
-        token, logprobs = (None, None) if choice is None else choice
-        return Event(sequence.request_id, token, logprobs, reason, error)
-
-
-def _build_executor(network: Transformer, pool: PagePool, source_pool: PagePool | None, max_sequences: int) -> Executor:
-    """Return the fastest executor for a network, with pages for its keys and values."""
-    parameter = next(network.parameters())
-    storage = PageStorage.for_stack(network.config.output_stack, pool, parameter.dtype, parameter.device)
-    if source_pool is None and can_run_in_graphs(network):
-        return GraphExecutor(network, storage, max_sequences)
-    source_storage = None if source_pool is None else PageStorage(source_pool)
-    return ModuleExecutor(
-        Runner(network, storage, source_storage), Sampler(network.config.vocab_size, parameter.device)
-    )
-
-
-def unsupported_by_engine(config: ModelConfig) -> str | None:
-    """Return why the engine cannot run a model, or None if it can."""
-    if config.decoder is None or config.head is None:
-        return "it has no decoder with a head"
-    if any(isinstance(layer.attention.pattern, Bidirectional) for layer in config.decoder.layers):
-        return "bidirectional layers cannot be cached"
-    positions = [layer.attention.position for layer in config.decoder.layers]
-    if any(isinstance(position, Rope) and isinstance(position.scaling, DynamicScaling) for position in positions):
-        return "with dynamic scaling, its rotations depend on the length of the whole text"
-    return None
-
-
-def _describe(error: Exception) -> str:
-    """Return one sentence for the caller of a request whose computation failed."""
-    if isinstance(error, ClearheadError):
-        return str(error)
-    return out_of_memory_message(error) or f"computing this request failed with {type(error).__name__}: {error}"
+        token, logprobs = (None, None) if choice is None else choice[:2]
+        return Event(sequence.request_id, token, logprobs, reason, error, report)

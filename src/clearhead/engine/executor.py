@@ -12,6 +12,7 @@ from typing import Protocol
 
 from clearhead.cache import PageCopy
 from clearhead.engine.batch import PackedBatch
+from clearhead.engine.prompt_scores import score_prompts
 from clearhead.engine.runner import Runner
 from clearhead.engine.sampler import Choice, Sampler
 from clearhead.engine.scheduler import ScheduledTokens
@@ -76,9 +77,11 @@ class ModuleExecutor:
         """Run scheduled tokens and choose the next token of the sequences that are complete."""
         self._encode_sources([item.sequence for item in items if item.sequence.needs_encoding])
         batch = PackedBatch.from_schedule(items, self.runner.network.device)
-        logits = self.runner.run(batch)
+        hidden = self.runner.run(batch)
+        score_prompts(items, hidden, self.runner.logits)
         if not batch.sampled:
             return Done([])
+        logits = self.runner.logits(hidden[batch.sampled_rows])
         return Done(list(zip(batch.sampled, self.sampler.choose(batch.sampled, logits), strict=True)))
 
     def release(self, sequence: EngineSequence) -> None:

@@ -3,7 +3,8 @@
     if can_run_in_graphs(network): executor = GraphExecutor(network, storage, num_seats=256)
 
 A sequence whose prompt has been read takes a seat: a row of the buffers that the graphs read and write. From then on
-its tokens stay on the GPU; `start` returns before they are known, and `Pending.result` waits for their copy.
+its tokens stay on the GPU; `start` returns before they are known, and `Pending.result` waits for their copy. A sequence
+with a token filter takes no seat: each of its tokens is read like a prompt, and chosen when the one before is known.
 """
 
 from collections.abc import Sequence
@@ -15,8 +16,9 @@ from torch import Tensor
 from clearhead.backends import AsyncTokens, Guest, PagedDecoder, triton_available, unsupported_network_reason
 from clearhead.cache import PageCopy, PageStorage
 from clearhead.engine.batch import PackedBatch
-from clearhead.engine.executor import Choices
-from clearhead.engine.sampler import Choice
+from clearhead.engine.executor import Choices, Pending
+from clearhead.engine.prompt_scores import score_prompts
+from clearhead.engine.sampler import Choice, Sampler
 from clearhead.engine.scheduler import ScheduledTokens
 from clearhead.engine.sequence import EngineSequence
 from clearhead.model import Transformer
@@ -56,10 +58,23 @@ class _Tokens:
 
 
 @dataclass(frozen=True)
+class _Filtered:
+    """The logits of sequences with token filters, which decide on the host what may be chosen."""
+
+    sequences: list[EngineSequence]
+    logits: Tensor
+    sampler: Sampler
+
+    def result(self) -> Choices:
+        """Choose the tokens and return them."""
+        return list(zip(self.sequences, self.sampler.choose(self.sequences, self.logits), strict=True))
+
+
+@dataclass(frozen=True)
 class _Started:
     """The parts of a step: sequences whose prompts are complete, and running sequences."""
 
-    parts: list[_Tokens]
+    parts: list[Pending]
 
     def result(self) -> Choices:
         """Wait for all parts and return the next tokens."""
@@ -76,6 +91,7 @@ class GraphExecutor:
         self.max_length: int | None = min(capacity, _LONGEST_SHARE * network.config.context)
         self.storage = storage
         self.decoder = PagedDecoder(network, storage, num_seats, self.max_length)
+        self.sampler = Sampler(network.config.vocab_size, network.device)
         self.free_seats = list(reversed(range(num_seats)))
         self.seats: dict[EngineSequence, int] = {}
         self.num_pages: dict[EngineSequence, int] = {}  # how many entries of its page table a seat has
@@ -91,8 +107,8 @@ class GraphExecutor:
         """Start the network on scheduled tokens and return the next tokens, which are not known yet."""
         prompts = [item for item in items if item.sequence not in self.seats]
         running = [item.sequence for item in items if item.sequence in self.seats]
-        parts = [*(self._read_prompts(prompts) if prompts else ()), *(self._step(running) if running else ())]
-        return _Started(parts)
+        parts = self._read_prompts(prompts) if prompts else []
+        return _Started(parts + ([self._step(running)] if running else []))
 
     def release(self, sequence: EngineSequence) -> None:
         """Give the seat of a sequence to others. What has been started for it is computed, but nobody reads it."""
@@ -100,17 +116,28 @@ class GraphExecutor:
             self.free_seats.append(self.seats.pop(sequence))
             del self.num_pages[sequence]
 
-    def _read_prompts(self, items: Sequence[ScheduledTokens]) -> list[_Tokens]:
+    def _read_prompts(self, items: Sequence[ScheduledTokens]) -> list[Pending]:
         """Read parts of prompts; sequences whose prompt is complete take a seat and get their first token."""
         batch = PackedBatch.from_schedule(items, self.decoder.device)
-        rows = batch.sampled_rows if batch.sampled else batch.layout.sequence_starts[:1].long()
-        logits = self.decoder.prefill(batch.tokens, batch.layout, rows)
+        hidden = self.decoder.read(batch.tokens, batch.layout)
+        score_prompts(items, hidden, self.decoder.logits)
         if not batch.sampled:
             return []
-        guests = [self._take_seat(sequence) for sequence in batch.sampled]
+        logits = self.decoder.logits(hidden[batch.sampled_rows])
+        filtered = [row for row, each in enumerate(batch.sampled) if each.request.token_filter is not None]
+        if not filtered:
+            return [self._seat(batch.sampled, logits)]
+        parts: list[Pending] = [_Filtered([batch.sampled[row] for row in filtered], logits[filtered], self.sampler)]
+        if seated := [row for row in range(len(batch.sampled)) if row not in filtered]:
+            parts.append(self._seat([batch.sampled[row] for row in seated], logits[seated]))
+        return parts
+
+    def _seat(self, sequences: list[EngineSequence], logits: Tensor) -> _Tokens:
+        """Give seats to sequences whose prompt has been read, and choose their first tokens from logits (S, V)."""
+        guests = [self._take_seat(sequence) for sequence in sequences]
         self.decoder.seats.assign(guests)
         tokens = self.decoder.choose(logits, [guest.seat for guest in guests])
-        return [_Tokens(batch.sampled, tokens, _kept_logits(batch.sampled, logits))]
+        return _Tokens(sequences, tokens, _kept_logits(sequences, logits))
 
     def _take_seat(self, sequence: EngineSequence) -> Guest:
         """Give a free seat to a sequence, and return what it has to know."""
@@ -120,17 +147,17 @@ class GraphExecutor:
         return Guest(
             seat=seat,
             num_tokens=sequence.num_tokens,
-            pages=sequence.table.pages,
+            pages=sequence.table.page_numbers,
             options=sequence.request.options,
             num_generated=len(sequence.output),
             tokens=sequence.tokens(0, sequence.num_tokens),
         )
 
-    def _step(self, sequences: list[EngineSequence]) -> list[_Tokens]:
+    def _step(self, sequences: list[EngineSequence]) -> _Tokens:
         """Run the last token of each sequence, which is on the GPU already, and choose the next one."""
         self._send_new_pages(sequences)
         step = self.decoder.launch_step([self.seats[sequence] for sequence in sequences])
-        return [_Tokens(sequences, AsyncTokens(step.tokens[: len(sequences)]), _kept_logits(sequences, step.logits))]
+        return _Tokens(sequences, AsyncTokens(step.tokens[: len(sequences)]), _kept_logits(sequences, step.logits))
 
     def _send_new_pages(self, sequences: Sequence[EngineSequence]) -> None:
         """Extend the page tables of seats whose sequence has grown to another page."""

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from threading import Lock
 
 from clearhead.engine.engine import MAX_SEQUENCES, PAGE_SIZE, Engine
+from clearhead.engine.executors import is_deterministic_by_default
 from clearhead.engine.graph_executor import can_run_in_graphs
 from clearhead.engine.memory import bytes_per_token, default_memory, free_memory
 from clearhead.engine.request import Request
@@ -37,33 +38,48 @@ class EngineProvider:
             return True
         return self._bytes_for([_longest(requests)]) <= free_memory(self.network.device) // 2
 
-    def engine_for(self, requests: Collection[Request]) -> SharedEngine:
-        """Return an engine with room for each of these requests.
+    def engine_for(self, requests: Collection[Request], deterministic: bool | None = None) -> SharedEngine:
+        """Return an engine with room for each of these requests. deterministic: as for Engine.
 
         Requests that run at the same time share the pages of a common prefix. Those of an earlier call are not used,
         because the weights may have changed since.
         """
         with self._lock:
             shared = self._shared
-            if shared is None or self._created_for != self._state() or not self._is_large_enough(shared, requests):
+            if (
+                shared is None
+                or self._created_for != self._state(deterministic)
+                or not self._is_large_enough(shared, requests)
+            ):
                 self._shared = shared = None  # frees the pages of the old engine first
-                self._shared = shared = SharedEngine(Engine(self.network, memory=self._memory(requests)))
-                self._created_for = self._state()  # after the kernels have merged weights
+                memory = self._memory(requests)
+                self._shared = shared = SharedEngine(Engine(self.network, memory=memory, deterministic=deterministic))
+                self._created_for = self._state(deterministic)  # after the kernels have merged weights
             elif shared.engine.is_idle:
                 shared.engine.forget_prefixes()
             return shared
 
-    def _state(self) -> tuple[object, ...]:
+    def _state(self, deterministic: bool | None) -> tuple[object, ...]:
         """Return what an engine depends on: its executor reads these very tensors, on their device."""
         parameters = list(self.network.parameters())
-        return self.runs_in_graphs, *((each.data_ptr(), each.dtype, each.device) for each in parameters)
+        if is_deterministic_by_default(self.network, PAGE_SIZE):
+            deterministic = True
+        return (
+            bool(deterministic),
+            self.runs_in_graphs,
+            *((each.data_ptr(), each.dtype, each.device) for each in parameters),
+        )
 
     def _is_large_enough(self, shared: SharedEngine, requests: Collection[Request]) -> bool:
         """Return whether an engine has room for the largest request and, if it is idle, for as many as could run."""
         if shared.engine.capacity < _longest(requests):
             return False
         is_fixed = self.network.device.type != "cuda" or not shared.engine.is_idle  # on a CPU, pages are plentiful
-        return is_fixed or shared.engine.capacity >= self._memory(requests) // self._bytes_for_token
+        return is_fixed or shared.engine.capacity >= self._capacity_for(self._memory(requests))
+
+    def _capacity_for(self, memory: int) -> int:
+        """Return the number of tokens in the whole pages that fit into this many bytes."""
+        return memory // (PAGE_SIZE * self._bytes_for_token) * PAGE_SIZE
 
     def _memory(self, requests: Collection[Request]) -> int:
         """Return the bytes of an engine for these requests.

@@ -4,14 +4,35 @@ request = Request(prompt=[1, 2, 3], options=SamplingOptions(max_new_tokens=8)); 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 from clearhead.architecture import ModelConfig, check_tokens
-from clearhead.errors import ClearheadError
-from clearhead.options import SamplingOptions
+from clearhead.errors import ClearheadError, quote
+from clearhead.options import SamplingOptions, check_positive_integer
 
 FinishReason = Literal["stop", "length", "context", "aborted", "error"]
+
+
+class TokenFilter(Protocol):
+    """Which tokens may come next in one text, such as the state of a grammar.
+
+    The engine calls `allowed_tokens` before it chooses a token, and `accept` with every token that it has chosen, in
+    the thread that runs its steps. If either raises an exception, the request ends with an error.
+    """
+
+    def allowed_tokens(self) -> Any:
+        """Return a tensor or array of bools (V,), or of their bits as int32 (ceil(V / 32),), the lowest bit first.
+
+        None allows every token. To end the text, allow nothing but its stop tokens.
+        """
+
+    def accept(self, token: int) -> None:
+        """Move on to the state after `token`."""
+
+    def fork(self) -> Self:
+        """Return an independent filter in the same state, for another text of the same prompt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,12 +41,47 @@ class Request:
 
     prompt: token ids that the decoder reads first. source: token ids that the encoder of an encoder-decoder reads.
     salt: requests share the cached keys and values of a common prefix only if they have the same salt.
+    prompt_logprobs: report the log-probability of every token of the prompt after the first, and of this many most
+    likely alternatives. With max_new_tokens=0, the prompt is only scored. None: nothing of the prompt is reported.
+    token_filter: rules out tokens before each choice. It belongs to this request alone.
     """
 
     prompt: Sequence[int]
     options: SamplingOptions
     source: Sequence[int] = ()
     salt: bytes = b""
+    prompt_logprobs: int | None = None
+    token_filter: TokenFilter | None = None
+
+    def samples(self, n: int) -> "list[Request]":
+        """Return requests for n texts of this prompt, with the seeds of `Model.generate(n=...)`.
+
+        They share the pages of their prompt. Only the first one reports log-probabilities of the prompt.
+        """
+        check_positive_integer("n", n)
+        options = self.options.with_seed()
+        seeds = [((options.seed or 0) + number + 2**63) % 2**64 - 2**63 for number in range(n)]  # wrapped to 64 bits
+        requests = [replace(self, options=replace(options, seed=seed)) for seed in seeds]
+        others = [
+            replace(
+                each,
+                prompt_logprobs=None,
+                token_filter=None if self.token_filter is None else self.token_filter.fork(),
+            )
+            for each in requests[1:]
+        ]
+        return [requests[0], *others]
+
+
+class PromptReport(NamedTuple):
+    """What the engine found out while it read a prompt.
+
+    num_cached: how many tokens of it were not computed, because their keys and values were cached.
+    logprobs: a TokenLogprobs of all tokens after the first, (P - 1,) and (P - 1, n), if it was requested.
+    """
+
+    num_cached: int
+    logprobs: Any = None
 
 
 class Event(NamedTuple):
@@ -33,6 +89,7 @@ class Event(NamedTuple):
 
     finish_reason: stop (a stop token), length (max_new_tokens), context (the learned positions are used up), aborted,
     or error (`error` says why); None while the request is running. logprobs: a TokenLogprobs, if it was requested.
+    prompt: comes with the first token, or with the end of a request for no tokens.
     """
 
     request_id: int
@@ -40,6 +97,7 @@ class Event(NamedTuple):
     logprobs: Any = None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    prompt: PromptReport | None = None
 
 
 def check_request(request: Request, config: ModelConfig) -> None:
@@ -48,12 +106,30 @@ def check_request(request: Request, config: ModelConfig) -> None:
         raise ClearheadError("this model has no decoder with a head, so it cannot generate texts; it can embed them")
     if config.encoder is None and request.source:
         raise ClearheadError("this model has no encoder; leave out the source of the request")
+    _check_integers("prompt", request.prompt)
+    _check_integers("source", request.source)
     if config.encoder is not None:
         check_tokens(request.source, config.encoder)
     check_tokens(request.prompt, config.decoder)
+    num_top = request.prompt_logprobs
+    if num_top is not None and (not isinstance(num_top, int) or isinstance(num_top, bool) or num_top < 0):
+        raise ClearheadError(f"prompt_logprobs is {quote(num_top)}; it must be a whole number, 0 or more")
+    if not isinstance(request.salt, bytes):
+        raise ClearheadError(f"the salt is {quote(request.salt)}; it must be bytes")
     for name, ids in (("logit_bias", dict(request.options.logit_bias)), ("stop_ids", request.options.stop_ids)):
         for token in ids:
             if token >= config.vocab_size:
                 raise ClearheadError(
                     f"{name} contains token {token}; the vocabulary has the ids 0 to {config.vocab_size - 1}"
                 )
+
+
+def _check_integers(name: str, ids: Sequence[int]) -> None:
+    """Raise ClearheadError unless all token ids are integers."""
+    for token in ids:
+        try:
+            index(token)
+        except TypeError:
+            raise ClearheadError(
+                f"the {name} contains {quote(token)}; a token id is a whole number, 0 or more"
+            ) from None

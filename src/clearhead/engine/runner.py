@@ -1,9 +1,10 @@
 """Run a packed batch through the network. The runner knows tensors and pages, but no requests.
 
-    runner = Runner(network, storage, source_storage); logits = runner.run(batch)      # (L, V)
+    runner = Runner(network, storage, source_storage); hidden = runner.run(batch)      # (T, D)
 
 The network's modules, or the CPU kernels in their place, write the keys and values of the new tokens to their pages and
-read the pages of each sequence.
+read the pages of each sequence. With `rows_alone`, every token passes through the network alone: what PyTorch computes
+for a row of a batch depends in its last bits on the number of rows.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ class Runner:
     network: Transformer
     storage: PageStorage
     source_storage: PageStorage | None = None  # keys and values of cross-attention
+    rows_alone: bool = False
 
     @torch.inference_mode()
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
@@ -33,7 +35,9 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, batch: PackedBatch) -> Tensor:
-        """Read the tokens of a batch and return the logits after those that are sampled (L, V)."""
+        """Read the tokens of a batch and return their last hidden states (T, D)."""
+        if self.rows_alone and len(batch.tokens) > 1:
+            return torch.cat([self.run(each) for each in batch.tokens_alone()])
         cache = PackedCache(self.storage, batch.layout)
         hidden = forward_hidden(
             self.network,
@@ -42,7 +46,14 @@ class Runner:
             encoder_output=self.encoder_output(batch),
             absorb=not batch.has_prompts,  # unfolding the latents pays off for many new tokens
         )
-        return self.network.compute_logits(hidden[0, batch.sampled_rows])
+        return hidden[0]
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits (L, V) of hidden states (L, D)."""
+        if self.rows_alone and len(hidden) > 1:  # a copy is aligned alike for every row
+            return torch.cat([self.network.compute_logits(row.clone()) for row in hidden.split(1)])
+        return self.network.compute_logits(hidden)
 
     # --- encoder-decoders
 
@@ -50,6 +61,10 @@ class Runner:
     def encode(self, sources: Sequence[Sequence[int]], tables: Sequence[PageTable]) -> None:
         """Run the encoder on packed sources, and write the keys and values of cross-attention to their pages."""
         assert self.source_storage is not None
+        if self.rows_alone and len(sources) > 1:
+            for source, table in zip(sources, tables, strict=True):
+                self.encode([source], [table])
+            return
         device = self.network.device
         layout = source_layout(tables, device)
         tokens = torch.tensor([[token for source in sources for token in source]], device=device)

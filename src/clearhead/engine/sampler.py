@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from clearhead.engine.sequence import EngineSequence
+from clearhead.engine.token_filters import allowed_tokens
 from clearhead.sampling import (
     SamplingParameters,
     TokenCounts,
@@ -21,10 +22,11 @@ from clearhead.sampling import (
 
 
 class Choice(NamedTuple):
-    """The next token of a sequence; None if its logits are not finite."""
+    """The next token of a sequence; None if its logits are not finite or its token filter is at fault (`error`)."""
 
     token: int | None
     logprobs: TokenLogprobs | None
+    error: str | None = None
 
 
 class Sampler:
@@ -47,12 +49,15 @@ class Sampler:
             outputs = [sequence.output for sequence in sequences]
             counts = TokenCounts.from_tokens(prompts, outputs, self.vocab_size, self.device)
         logits = logits.to(self.device)
-        tokens = next_tokens(logits, parameters, steps, counts)
+        allowed, errors = allowed_tokens(sequences, self.vocab_size)
+        tokens = next_tokens(logits, parameters, steps, counts, None if allowed is None else allowed.to(self.device))
         # argmax treats NaN and infinity as the largest values, so the chosen logits show any of them.
         is_finite = logits.gather(1, tokens[:, None])[:, 0].isfinite()
         rows = zip(sequences, tokens.tolist(), is_finite.tolist(), strict=True)
         return [
-            Choice(token if finite else None, self.logprobs(sequence, logits, tokens, row))
+            Choice(None, None, errors[row])
+            if row in errors
+            else Choice(token if finite else None, self.logprobs(sequence, logits, tokens, row))
             for row, (sequence, token, finite) in enumerate(rows)
         ]
 

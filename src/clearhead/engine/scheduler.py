@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from clearhead.cache import OutOfPagesError, PageCopy, PagePool, PageTable
 from clearhead.engine.sequence import EngineSequence
+from clearhead.engine.windows import Windows, first_needed
 from clearhead.errors import ClearheadError
 
 
@@ -52,15 +53,19 @@ class Scheduler:
         max_sequences: int,
         source_pool: PagePool | None = None,
         max_length: int | None = None,
+        windows: Windows = (),
     ):
         """Schedule onto the pages of `pool`, and sources onto those of `source_pool`.
 
-        max_length: tokens of the longest sequence; None: as many as there are pages.
+        max_length: tokens of the longest sequence; None: as many as there are pages. windows: of all layers, if every
+        layer has one; pages outside of them are given back.
         """
+        self.windows = windows
         self.pool, self.source_pool, self.max_length = pool, source_pool, max_length
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
         self.waiting: deque[EngineSequence] = deque()
         self.running: list[EngineSequence] = []  # in the order of arrival
+        self.num_preemptions = self.num_prompt_tokens = self.num_cached_tokens = 0  # since the beginning
 
     @property
     def has_work(self) -> bool:
@@ -70,11 +75,13 @@ class Scheduler:
     def add(self, sequence: EngineSequence) -> None:
         """Queue a sequence. Raise ClearheadError if it could not run even alone."""
         request = sequence.request
-        length = len(request.prompt) + sequence.max_new_tokens - 1  # the last token is never read
+        length = len(request.prompt) + max(sequence.max_new_tokens - 1, 0)  # the last token is never read
         what = f"a prompt of {len(request.prompt)} tokens and {sequence.max_new_tokens} new ones"
-        _require_capacity(self.pool, length, what, self.max_length)
+        _require_room(self._num_held(length), self.pool.num_tokens, what)
+        if self.max_length is not None:
+            _require_room(length, self.max_length, what)
         if self.source_pool is not None:
-            _require_capacity(self.source_pool, len(request.source), f"a source of {len(request.source)} tokens")
+            _require_room(len(request.source), self.source_pool.num_tokens, f"a source of {len(request.source)} tokens")
         sequence.prefix_hashes = self._prefix_hashes(sequence)
         self.waiting.append(sequence)
 
@@ -95,7 +102,7 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
-            if sequence.is_complete:
+            if sequence.is_complete or sequence.waits_for_token:
                 index += 1
                 continue
             count = min(sequence.num_remaining, budget)
@@ -114,7 +121,7 @@ class Scheduler:
         """
         table, start, num_tokens = sequence.table, sequence.num_computed, sequence.num_tokens
         assert table is not None
-        is_sampled = start + count == num_tokens
+        is_sampled = start + count == num_tokens and sequence.max_new_tokens > 0
         while True:
             try:
                 copy = table.append(sequence.tokens(start, start + count))
@@ -135,6 +142,7 @@ class Scheduler:
         sequence.release()
         sequence.state = "waiting"
         self.waiting.appendleft(sequence)
+        self.num_preemptions += 1
 
     def _admit(self, schedule: Schedule, budget: int) -> None:
         """Start waiting sequences as long as there are tokens, pages and places for them."""
@@ -164,8 +172,9 @@ class Scheduler:
         There must be room for all of its tokens, and for another page of every running sequence: a sequence that would
         be preempted at once only costs time.
         """
-        table = self.pool.create_table(sequence.tokens(0, sequence.num_tokens), sequence.salt)
-        num_needed = self.pool.num_pages_for(sequence.num_tokens) - len(table.pages)
+        table = self._create_table(sequence)
+        num_held = len(table.pages) - table.num_released
+        num_needed = self.pool.num_pages_for(self._num_held(sequence.num_tokens)) - num_held
         if num_needed + len(self.running) > self.pool.num_available:
             table.free()
             return False
@@ -178,7 +187,32 @@ class Scheduler:
                 return False
             sequence.source_table, sequence.needs_encoding = source_table, True
         sequence.table, sequence.state = table, "running"
+        if sequence.num_cached is None:
+            sequence.num_cached = table.num_tokens
+            self.num_prompt_tokens += len(sequence.request.prompt)
+            self.num_cached_tokens += sequence.num_cached
         return True
+
+    def _create_table(self, sequence: EngineSequence) -> PageTable:
+        """Return a page table with the known prefix of a sequence, but without tokens that are still to be scored."""
+        tokens = sequence.tokens(0, sequence.num_tokens)
+        if sequence.num_scored < sequence.num_to_score:
+            tokens = tokens[: sequence.num_scored + 1]
+        table = self.pool.create_table(tokens, sequence.salt)
+        table.release_before(first_needed(self.windows, table.num_tokens))
+        return table
+
+    def _num_held(self, num_tokens: int) -> int:
+        """Return how many of `num_tokens` tokens a sequence holds at most, in whole pages."""
+        if not self.windows:
+            return num_tokens
+        largest = max(window.size for window in self.windows)
+        return min(num_tokens, largest + self.max_tokens + 2 * self.pool.page_size)
+
+    def release_past(self, sequence: EngineSequence, position: int) -> None:
+        """Give back the pages that the token at `position` and later ones do not attend to."""
+        if self.windows and sequence.table is not None:
+            sequence.table.release_before(first_needed(self.windows, position))
 
     # --- shared prefixes
 
@@ -194,13 +228,14 @@ class Scheduler:
 
         Waiting for it takes a step or two; computing it again would take as long for every sequence with this prefix.
         """
+        if sequence.num_scored < sequence.num_to_score:
+            return False  # it computes its prompt itself
         first_missing = next((each for each in sequence.prefix_hashes if each not in self.pool.page_by_hash), None)
         return first_missing is not None and first_missing in in_progress
 
 
-def _require_capacity(pool: PagePool, num_tokens: int, what: str, max_length: int | None = None) -> None:
+def _require_room(num_tokens: int, capacity: int, what: str) -> None:
     """Raise ClearheadError if a sequence could not run even alone."""
-    capacity = min(pool.num_pages * pool.page_size, num_tokens if max_length is None else max_length)
     if num_tokens > capacity:
         raise ClearheadError(
             f"{what} need room for {num_tokens} tokens, but the engine has {capacity}; ask for fewer tokens or give "

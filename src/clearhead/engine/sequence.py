@@ -5,7 +5,7 @@ sequence = EngineSequence(request_id=0, request=request, max_new_tokens=8)
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from clearhead.cache import PageTable
 from clearhead.engine.request import FinishReason, Request
@@ -34,6 +34,9 @@ class EngineSequence:
     source_table: PageTable | None = None  # pages of the cross-attention keys and values
     needs_encoding: bool = False  # whether the source pages are still empty
     prefix_hashes: list[bytes] = field(default_factory=list)  # of the full pages of the prompt
+    num_cached: int | None = None  # tokens of the prompt that were cached when it was first read
+    num_scored: int = 0  # tokens of the prompt after which the next one has been scored
+    prompt_scores: list[Any] = field(default_factory=list)  # a TokenLogprobs of each part
 
     @property
     def salt(self) -> bytes:
@@ -59,7 +62,19 @@ class EngineSequence:
     @property
     def is_complete(self) -> bool:
         """Whether the last token that is allowed has been chosen, so that nothing more is to be read."""
+        if self.max_new_tokens == 0:  # the prompt is only scored
+            return self.num_remaining == 0
         return len(self.output) + self.num_pending >= self.max_new_tokens
+
+    @property
+    def waits_for_token(self) -> bool:
+        """Whether the next step needs a token that the host does not know yet: a filter depends on it."""
+        return self.num_pending > 0 and self.request.token_filter is not None
+
+    @property
+    def num_to_score(self) -> int:
+        """Number of tokens of the prompt after which the next one is to be scored."""
+        return 0 if self.request.prompt_logprobs is None else len(self.request.prompt) - 1
 
     @property
     def num_computed(self) -> int:

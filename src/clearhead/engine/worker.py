@@ -10,11 +10,12 @@ Callers only exchange messages with the worker; nothing but its thread touches t
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
-from threading import Thread
+from threading import Lock, Thread
 from typing import Self
 
 from clearhead.engine.engine import Engine
 from clearhead.engine.request import Event, Request
+from clearhead.engine.statistics import EngineStatistics
 from clearhead.errors import ClearheadError
 
 OnEvent = Callable[[Event], None]
@@ -44,6 +45,8 @@ class EngineWorker:
         self._messages: SimpleQueue[Callable[[], None]] = SimpleQueue()  # functions for the worker's thread
         self._listeners: dict[int, OnEvent] = {}
         self._closing = Flag()
+        self._lock = Lock()  # no request is submitted after the thread has handled its last message
+        self._num_submitted = self._num_handled = 0
         self._thread = Thread(target=self._work, name="clearhead-engine", daemon=True)
         self._thread.start()
 
@@ -58,17 +61,32 @@ class EngineWorker:
 
         on_event: is called for every event, in the worker's thread, instead of filling the stream.
         """
-        if self._closing.is_set():
-            raise ClearheadError("this engine has been closed; start a new one")
         ids: list[int] = []
         stream = EventStream(lambda: self._messages.put(lambda: self._abort(ids)))
         listener = on_event or stream.queue.put
-        self._messages.put(lambda: self._add(request, listener, ids))
+        with self._lock:
+            if self._closing.is_set():
+                raise ClearheadError("this engine has been closed; start a new one")
+            self._num_submitted += 1
+            self._messages.put(lambda: self._add(request, listener, ids))
         return stream
+
+    @property
+    def statistics(self) -> EngineStatistics:
+        """How busy the engine is. Requests that the worker has not looked at yet count as waiting."""
+        num_new = max(self._num_submitted - self._num_handled, 0)
+        now = self._engine.statistics
+        return now._replace(num_waiting=now.num_waiting + num_new)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the worker's thread is running."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Abort all requests and end the thread. Calling it again does nothing."""
-        self._closing.set()
+        with self._lock:
+            self._closing.set()
         self._messages.put(lambda: None)  # wakes the thread
         self._thread.join()
 
@@ -93,11 +111,14 @@ class EngineWorker:
     def _add(self, request: Request, listener: OnEvent, ids: list[int]) -> None:
         try:
             request_id = self._engine.add(request)
-        except ClearheadError as error:
-            listener(Event(-1, finish_reason="error", error=str(error)))
-            return
-        ids.append(request_id)
-        self._listeners[request_id] = listener
+        except Exception as error:  # nothing in a request may end the thread
+            name = "" if isinstance(error, ClearheadError) else f"this request failed with {type(error).__name__}: "
+            self._tell(listener, Event(-1, finish_reason="error", error=f"{name}{error}"))
+        else:
+            ids.append(request_id)
+            self._listeners[request_id] = listener
+        finally:
+            self._num_handled += 1
 
     def _abort(self, ids: list[int]) -> None:
         for request_id in ids:
@@ -117,8 +138,14 @@ class EngineWorker:
                 continue
             if event.finish_reason is not None:
                 del self._listeners[event.request_id]
-            try:
-                listener(event)
-            except Exception:  # a caller that has gone away must not end the others
+            if not self._tell(listener, event):
                 self._listeners.pop(event.request_id, None)
                 self._engine.abort(event.request_id)
+
+    def _tell(self, listener: OnEvent, event: Event) -> bool:
+        """Report an event and return whether that worked: a caller that has gone away must not end the others."""
+        try:
+            listener(event)
+        except Exception:
+            return False
+        return True

@@ -20,11 +20,26 @@ def can_decode_in_engine(provider: EngineProvider, sequences: Sequence[TokenSequ
     return bool(sequences) and provider.has_room(_requests(sequences))
 
 
-def decode_in_engine(provider: EngineProvider, sequences: Sequence[TokenSequence]) -> Iterator[None]:
-    """Check the sequences and return an iterator that adds tokens to them, at most one to each per iteration."""
+def decode_in_engine(
+    provider: EngineProvider, sequences: Sequence[TokenSequence], deterministic: bool | None = None
+) -> Iterator[None]:
+    """Check the sequences and return an iterator that adds tokens to them, at most one to each per iteration.
+
+    deterministic: as for Engine.
+    """
     check_sequences(sequences, provider.network)
     requests = _requests(sequences)
-    return _engine_steps(provider.engine_for(requests), requests, sequences)
+    return _engine_steps(provider.engine_for(requests, deterministic), requests, sequences)
+
+
+def require_engine(provider: EngineProvider, sequences: Sequence[TokenSequence]) -> None:
+    """Raise ClearheadError if texts that shall be deterministic cannot be generated in the engine."""
+    if reason := unsupported_by_engine(provider.network.config):
+        raise ClearheadError(f"deterministic needs the engine, which cannot run this model: {reason}")
+    if not can_decode_in_engine(provider, sequences):
+        raise ClearheadError(
+            "deterministic needs the engine, which has too little memory for these texts; ask for fewer tokens"
+        )
 
 
 def _requests(sequences: Sequence[TokenSequence]) -> list[Request]:

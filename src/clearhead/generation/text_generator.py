@@ -17,7 +17,7 @@ from clearhead.errors import ClearheadError
 from clearhead.generation.beam import Beam, beam_search
 from clearhead.generation.cuda_graph import can_decode_in_graph, decode_in_graph
 from clearhead.generation.decoding import decode
-from clearhead.generation.engine_decoding import can_decode_in_engine, decode_in_engine
+from clearhead.generation.engine_decoding import can_decode_in_engine, decode_in_engine, require_engine
 from clearhead.generation.prompts import (
     Prompt,
     encode_prompt,
@@ -78,6 +78,7 @@ class TextGenerator:
         *,
         beams: int | None = None,
         speculation: Speculation | None = None,
+        deterministic: bool | None = None,
         on_finish: OnFinish | None = None,
     ) -> list[Generation]:
         """Return n texts per prompt, in the order of the prompts.
@@ -85,8 +86,11 @@ class TextGenerator:
         Without beams these are samples: all in one batch, or one after another with speculation. With beams these are
         the best texts of a beam search.
 
+        deterministic: True gives each text the same bits alone and among others; see Engine.
         on_finish: is called with the number of texts that are finished and the number of all, when texts finish.
         """
+        if deterministic and (beams is not None or speculation is not None):
+            raise ClearheadError("deterministic excludes beams and speculate; leave them out")
         if beams is not None:
             if speculation is not None:
                 raise ClearheadError("beams and speculate exclude each other; give only one of them")
@@ -98,7 +102,8 @@ class TextGenerator:
         else:
             batches = [outputs] if outputs else []
         loops = [
-            self.start_decoding([output.sequence for output in batch], speculation=speculation) for batch in batches
+            self.start_decoding([output.sequence for output in batch], None, speculation, deterministic)
+            for batch in batches
         ]
         with explain_out_of_memory():
             for batch, steps in zip(batches, loops, strict=True):
@@ -176,24 +181,30 @@ class TextGenerator:
         sequences: list[TokenSequence],
         cache: KeyValueCache | None = None,
         speculation: Speculation | None = None,
+        deterministic: bool | None = None,
     ) -> Iterator[None]:
         """Check the sequences and choose the fastest decode loop for them.
 
         Return its iterator: each iteration adds tokens to the sequences. With speculation it may add several.
 
-        cache: as for `decode`. With speculation there must be exactly one sequence.
+        cache: as for `decode`. With speculation there must be exactly one sequence. deterministic: as for `generate`.
         """
+        if deterministic:
+            engine = self.engine or EngineProvider(self.network)
+            require_engine(engine, sequences)
+            return decode_in_engine(engine, sequences, deterministic)
         if speculation is not None:
             (sequence,) = sequences
             return decode_speculatively(self.network, sequence, speculation)
         if cache is None and self.engine is not None and self.suits_engine(self.engine, sequences):
-            return decode_in_engine(self.engine, sequences)
+            return decode_in_engine(self.engine, sequences, deterministic)
         if self.use_cuda_graph and can_decode_in_graph(self.network, sequences, cache):
             return decode_in_graph(self.network, sequences, cache)
         return decode(self.network, sequences, cache=cache)
 
     def suits_engine(self, engine: EngineProvider, sequences: list[TokenSequence]) -> bool:
         """Return whether the engine is the fastest way: for several texts, and on a GPU with graphs even for one."""
-        if engine.runs_in_graphs and not self.use_cuda_graph:
+        runs_in_graphs = engine.runs_in_graphs
+        if runs_in_graphs and not self.use_cuda_graph:
             return False
-        return (engine.runs_in_graphs or len(sequences) > 1) and can_decode_in_engine(engine, sequences)
+        return (runs_in_graphs or len(sequences) > 1) and can_decode_in_engine(engine, sequences)

@@ -5,8 +5,8 @@
 
 The order is that of transformers' LogitsProcessors, with OpenAI's two penalties after the repetition penalty:
 
-    bias -> penalties -> min_new_tokens -> argmax                                           if greedy
-                                        -> temperature -> top_k -> top_p -> min_p -> draw   otherwise
+    bias -> penalties -> min_new_tokens -> allowed -> argmax                                           if greedy
+                                                   -> temperature -> top_k -> top_p -> min_p -> draw   otherwise
 
 `next_tokens` is pure and never waits for the device. Tokens are drawn and probabilities are summed in float64. Apple's
 GPUs do not have float64, so for them tokens are chosen on the CPU.
@@ -26,13 +26,20 @@ from clearhead.sampling.randomness import draw_tokens
 
 
 def next_tokens(
-    logits: Tensor, parameters: SamplingParameters, steps: Tensor, counts: TokenCounts | None = None
+    logits: Tensor,
+    parameters: SamplingParameters,
+    steps: Tensor,
+    counts: TokenCounts | None = None,
+    allowed: Tensor | None = None,
 ) -> Tensor:
     """Return the next tokens: (B, V) -> (B,).
 
     steps (B,): the number of tokens each sequence has generated. counts: required if `parameters.needs_counts`.
+    allowed (B, V): False rules a token out; None allows all.
     """
     logits = adjust_logits(logits.float(), parameters, steps, counts)
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed, -math.inf)
     most_likely = _argmax(logits)
     if parameters.all_greedy:
         return most_likely

@@ -8,6 +8,7 @@ forward_checks      checks of one forward pass: batches, padding, attention kern
 cache_checks        checks of key-value caches
 generation_checks   checks of the decoding loops
 engine_checks       checks of the engine
+determinism_checks  the check that a text has the same bits alone and among others
 backend_checks      checks of the C++ kernels and of packed weights
 checks              the table of all checks, and verify
 report              results as a table in the terminal

@@ -9,7 +9,14 @@ method. A "full forward" reads a whole text at once, alone and without a cache.
 from collections.abc import Callable, Iterator, Mapping
 
 from clearhead.api import Model
-from clearhead.verification import backend_checks, cache_checks, engine_checks, forward_checks, generation_checks
+from clearhead.verification import (
+    backend_checks,
+    cache_checks,
+    determinism_checks,
+    engine_checks,
+    forward_checks,
+    generation_checks,
+)
 from clearhead.verification.case import VerificationCase
 from clearhead.verification.results import Check, CheckResult, run_check
 
@@ -34,6 +41,7 @@ CHECKS: Mapping[str, Check] = {
     "batched greedy decoding == full forward": generation_checks.batched_greedy,
     "speculative decoding == greedy decoding": generation_checks.speculative,
     "engine == full forward": engine_checks.engine,
+    "text among others == text alone": determinism_checks.determinism,
     "C++ kernels == PyTorch modules": backend_checks.cpu_kernels,
     "torch.compile == eager": forward_checks.compiled,
     "8-bit weights ~ full weights": backend_checks.int8_weights,

@@ -88,6 +88,8 @@ def run_check(name: str, check: Check, case: VerificationCase) -> CheckResult:
     except Exception as error:
         return CheckResult(name, "fail", f"{type(error).__name__}: {error}".splitlines()[0])
     difference = comparison.difference
-    tolerance = comparison.tolerance or TOLERANCES[case.dtype] * max(1.0, comparison.magnitude)
+    tolerance = comparison.tolerance
+    if tolerance is None:
+        tolerance = TOLERANCES[case.dtype] * max(1.0, comparison.magnitude)
     agrees = difference <= tolerance < math.inf
     return CheckResult(name, "pass" if agrees else "fail", comparison.detail, difference, tolerance)

@@ -7,6 +7,6 @@ packed_inputs      the same for packed tokens: pages of keys and values, layouts
 change_detector    whether a plan still describes the modules it was built from
 """
 
-from clearhead.backends.cpu.stack import AcceleratedStack, accelerate
+from clearhead.backends.cpu.stack import AcceleratedStack, accelerate, has_independent_rows
 
-__all__ = ["AcceleratedStack", "accelerate"]
+__all__ = ["AcceleratedStack", "accelerate", "has_independent_rows"]

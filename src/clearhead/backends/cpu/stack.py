@@ -9,7 +9,7 @@ single tokens of one sequence.
 """
 
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,12 @@ from clearhead.backends.cpu_kernels import (
     kernels_support_prompts,
     load_kernel_library,
 )
-from clearhead.backends.live_checks import can_be_planned, runs_in_cpu_kernels, unsupported_network_reason
+from clearhead.backends.live_checks import (
+    can_be_planned,
+    packed_tokens_run_in_cpu_kernels,
+    runs_in_cpu_kernels,
+    unsupported_network_reason,
+)
 from clearhead.backends.memory import return_freed_memory
 from clearhead.backends.modules import AcceleratedHead
 from clearhead.cache import KeyValueCache, PackedCache
@@ -47,6 +52,20 @@ def accelerate(network: Transformer, build: bool = True, *, later: bool = False)
         if isinstance(head, LogitHead):
             network.head = AcceleratedHead(head, head.weight)  # type: ignore[assignment]
     return True
+
+
+def has_independent_rows(network: Transformer, page_size: int) -> bool:
+    """Return whether the kernels compute packed tokens so that the bits of each depend on its own sequence alone.
+
+    That takes AVX-512, and a decoder and a head that the kernels compute as a whole.
+    """
+    stack, head = network.decoder, cast(nn.Module, network.head)
+    if not isinstance(stack, AcceleratedStack) or not isinstance(head, AcceleratedHead) or network.encoder is not None:
+        return False
+    is_product = isinstance(head.transform, nn.Identity) and head.config.softcap is None
+    if not is_product or stack.training or find_new_kernels() is None:
+        return False
+    return packed_tokens_run_in_cpu_kernels(stack, page_size) and can_be_planned(stack)
 
 
 class AcceleratedStack(LayerStack):

@@ -82,8 +82,12 @@ class PagedDecoder:
         pages that earlier chunks, other sequences with the same prefix, or steps have written. last_tokens: indices
         among the T tokens, usually the last one of each prompt that is complete. Nothing waits for the device.
         """
-        x = run_layers(self.layers, self._embed(tokens, layout.positions), PromptStep(layout))
-        return self._logits(x[last_tokens])
+        return self.logits(self.read(tokens, layout)[last_tokens])
+
+    @torch.inference_mode()
+    def read(self, tokens: Tensor, layout: PackedLayout) -> Tensor:
+        """Do the same, but return the residual stream (T, D) after the last layer, for `logits`."""
+        return run_layers(self.layers, self._embed(tokens, layout.positions), PromptStep(layout))
 
     def choose(self, logits: Tensor, seats: Sequence[int]) -> AsyncTokens:
         """Choose the next tokens of these seats from logits (S, V); the next step that names a seat runs its token."""
@@ -135,7 +139,7 @@ class PagedDecoder:
         x = self._embed(*read_columns(self.seats, len(active)))
         in_kernels = self.runs_in_kernels and len(x) <= self.max_kernel_rows
         x = (run_layers_in_kernels if in_kernels else run_layers)(self.layers, x, step)
-        logits = self._logits(x)
+        logits = self.logits(x)
         return sampler.choose(logits, active), logits
 
     # --- the network
@@ -147,7 +151,8 @@ class PagedDecoder:
             positions = positions.clamp(0, table.num_positions - 1)
         return self.stack.embedding(tokens[None], positions[None], None)[0].contiguous()
 
-    def _logits(self, x: Tensor) -> Tensor:
+    @torch.inference_mode()
+    def logits(self, x: Tensor) -> Tensor:
         """Return the logits (B, V) of x (B, D), to which the final norm is applied first."""
         head, final_norm = self.network.head, self.stack.final_norm
         norm = None if self.stack.stack.final_norm is None else cast(NormModule, final_norm)
