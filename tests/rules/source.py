@@ -25,6 +25,11 @@ class Import:
         return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.name} from clearhead.{'.'.join(self.module)}"
 
 
+def shown(path: Path) -> str:
+    """Return a file as the messages of the tests name it."""
+    return str(path.relative_to(ROOT))
+
+
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from collections import Counter
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 
 import clearhead
 from clearhead.cli.app import app
-from tests.rules.source import FILES, ROOT, exported, package_of, tree_of
+from tests.rules.source import FILES, exported, package_of, shown, tree_of
 
 TESTS = Path(__file__).parents[1]
 PACKAGES = [package_of(path) for path in FILES if path.name == "__init__.py" and package_of(path)]
@@ -116,12 +117,12 @@ def functions_of(path: Path) -> list[str]:
     return [node.name for node in tree_of(path).body if isinstance(node, kinds) and not node.decorator_list]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_functions_used_in_one_module_only_begin_with_an_underscore(path):
-    others = [file for file in (*FILES, *OUTSIDE) if file != path]
+def test_functions_used_in_one_module_only_begin_with_an_underscore():
+    num_files = Counter(name for file in (*FILES, *OUTSIDE) for name in names_in(file))
     unused_elsewhere = [
-        name
+        (shown(path), name)
+        for path in FILES
         for name in functions_of(path)
-        if not name.startswith("_") and not any(name in names_in(file) for file in others)
+        if not name.startswith("_") and num_files[name] - (name in names_in(path)) == 0
     ]
     assert unused_elsewhere == []
