@@ -50,6 +50,8 @@ def write_with_gguf_package(path: Path, alignment: int | None = None) -> dict[st
     generator = np.random.default_rng(0)
     expected = {}
     for type_id, block_type in BLOCK_TYPES.items():
+        if block_type.name == "Q1_0":  # the gguf package does not dequantize it
+            continue
         kind = gguf.GGMLQuantizationType(type_id)
         num_bytes = 512 // block_type.values_per_block * block_type.bytes_per_block
         blocks = generator.integers(0, 64, (2, 3, num_bytes), dtype=np.uint8)

@@ -359,7 +359,6 @@ def test_a_safetensors_file_is_not_a_gguf_file(tmp_path):
         ("llama.attention.causal", False, "'llama.attention.causal' is False"),
         ("llama.logit_scale", np.array([1.0, 2.0]), r"'llama.logit_scale' is \[1.0, 2.0\]"),
         ("llama.rope.scaling.type", np.array([1, 2]), r"'llama.rope.scaling.type' must be a string, not \[1, 2\]"),
-        ("split.count", 3, "model.gguf is one part of a split model; join its parts first"),
     ],
 )
 def test_unsupported_metadata_is_rejected(key, value, message):

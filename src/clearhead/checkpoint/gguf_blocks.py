@@ -10,30 +10,23 @@ offset:
 The formats differ only in how they store these three. The docstring of each function draws its layout: byte numbers
 above, and in each field the content of its byte j, low bits first. `scale` and `minimum` are float16, and q are the
 quants. A Q*_K block has an integer scale s (and minimum m) for each group, which multiplies the float16 of the block.
+gguf_codebooks.py has the formats whose quants are entries of a table.
 Source of the layouts: the block_q* structs in ggml-common.h of https://github.com/ggml-org/ggml.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clearhead.checkpoint import gguf_codebooks as codebooks
+from clearhead.checkpoint.gguf_fields import BlockParts, Bytes, bit_planes, halves, one_group
+
 VALUES_PER_CHUNK = 2**18
 """Values that `dequantize` processes at a time, so that its temporary arrays stay in the processor's cache."""
-
-Bytes = NDArray[np.uint8]
-
-
-class BlockParts(NamedTuple):
-    """The parts of blocks; their values are `quants * scales + offsets`."""
-
-    quants: NDArray[np.int8]  # (num_blocks, G, values per group)
-    scales: NDArray[np.float32]  # (num_blocks, G, 1)
-    offsets: NDArray[np.float32] | None  # (num_blocks, G, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +71,7 @@ def _split_q4_0(blocks: Bytes) -> BlockParts:
     0       2                18
     | scale | q[j], q[j+16]  |
     """
-    return BlockParts(_one_group(_bit_planes(blocks[:, 2:18], 4)) - 8, _halves(blocks, 0), None)
+    return BlockParts(one_group(bit_planes(blocks[:, 2:18], 4)) - 8, halves(blocks, 0), None)
 
 
 def _split_q4_1(blocks: Bytes) -> BlockParts:
@@ -87,7 +80,7 @@ def _split_q4_1(blocks: Bytes) -> BlockParts:
     0       2         4                20
     | scale | minimum | q[j], q[j+16]  |
     """
-    return BlockParts(_one_group(_bit_planes(blocks[:, 4:20], 4)), _halves(blocks, 0), _halves(blocks, 2))
+    return BlockParts(one_group(bit_planes(blocks[:, 4:20], 4)), halves(blocks, 0), halves(blocks, 2))
 
 
 def _split_q5_0(blocks: Bytes) -> BlockParts:
@@ -96,8 +89,8 @@ def _split_q5_0(blocks: Bytes) -> BlockParts:
     0       2                             6                        22
     | scale | high bit of q[8j]...q[8j+7] | low 4 of q[j], q[j+16] |
     """
-    quants = _one_group(_bit_planes(blocks[:, 6:22], 4)) | _fifth_bits(blocks[:, 2:6])
-    return BlockParts(quants - 16, _halves(blocks, 0), None)
+    quants = one_group(bit_planes(blocks[:, 6:22], 4)) | _fifth_bits(blocks[:, 2:6])
+    return BlockParts(quants - 16, halves(blocks, 0), None)
 
 
 def _split_q5_1(blocks: Bytes) -> BlockParts:
@@ -106,8 +99,8 @@ def _split_q5_1(blocks: Bytes) -> BlockParts:
     0       2         4                             8                        24
     | scale | minimum | high bit of q[8j]...q[8j+7] | low 4 of q[j], q[j+16] |
     """
-    quants = _one_group(_bit_planes(blocks[:, 8:24], 4)) | _fifth_bits(blocks[:, 4:8])
-    return BlockParts(quants, _halves(blocks, 0), _halves(blocks, 2))
+    quants = one_group(bit_planes(blocks[:, 8:24], 4)) | _fifth_bits(blocks[:, 4:8])
+    return BlockParts(quants, halves(blocks, 0), halves(blocks, 2))
 
 
 def _split_q8_0(blocks: Bytes) -> BlockParts:
@@ -116,7 +109,7 @@ def _split_q8_0(blocks: Bytes) -> BlockParts:
     0       2       34
     | scale | q[j]  |
     """
-    return BlockParts(_one_group(blocks[:, 2:34].view(np.int8)), _halves(blocks, 0), None)
+    return BlockParts(one_group(blocks[:, 2:34].view(np.int8)), halves(blocks, 0), None)
 
 
 def _split_q2_k(blocks: Bytes) -> BlockParts:
@@ -125,11 +118,11 @@ def _split_q2_k(blocks: Bytes) -> BlockParts:
     0            16                                 80      82        84
     | s[j], m[j] | q[n], q[n+32], q[n+64], q[n+96]  | scale | minimum |     n: 0-31, then 128-159
     """
-    group_scales, group_minimums = _bit_planes(blocks[:, :16], 4).swapaxes(0, 1)
+    group_scales, group_minimums = bit_planes(blocks[:, :16], 4).swapaxes(0, 1)
     return BlockParts(
         _two_bit_quants(blocks[:, 16:80]).reshape(-1, 16, 16),
-        _halves(blocks, 80) * group_scales[..., None],
-        -(_halves(blocks, 82) * group_minimums[..., None]),
+        halves(blocks, 80) * group_scales[..., None],
+        -(halves(blocks, 82) * group_minimums[..., None]),
     )
 
 
@@ -142,11 +135,11 @@ def _split_q3_k(blocks: Bytes) -> BlockParts:
     96                      104                                         108
     | low 4 of s[j], s[j+8] | high 2 of s[j], s[j+4], s[j+8], s[j+12]   |
     """
-    low_bits = _bit_planes(blocks[:, 96:104], 4).reshape(-1, 16)
-    high_bits = _bit_planes(blocks[:, 104:108], 2).reshape(-1, 16)
+    low_bits = bit_planes(blocks[:, 96:104], 4).reshape(-1, 16)
+    high_bits = bit_planes(blocks[:, 104:108], 2).reshape(-1, 16)
     group_scales = (low_bits | (high_bits << 4)) - 32
-    quants = _two_bit_quants(blocks[:, 32:96]) | (_bit_planes(blocks[:, :32], 1).reshape(-1, 256) << 2)
-    return BlockParts(quants.reshape(-1, 16, 16) - 4, _halves(blocks, 108) * group_scales[..., None], None)
+    quants = _two_bit_quants(blocks[:, 32:96]) | (bit_planes(blocks[:, :32], 1).reshape(-1, 256) << 2)
+    return BlockParts(quants.reshape(-1, 16, 16) - 4, halves(blocks, 108) * group_scales[..., None], None)
 
 
 def _split_q4_k(blocks: Bytes) -> BlockParts:
@@ -156,11 +149,11 @@ def _split_q4_k(blocks: Bytes) -> BlockParts:
     | scale | minimum | s, m: `_six_bit_pairs`  | q[n], q[n+32]  |     n: 0-31, 64-95, 128-159, 192-223
     """
     group_scales, group_minimums = _six_bit_pairs(blocks[:, 4:16])
-    quants = _bit_planes(blocks[:, 16:144].reshape(-1, 4, 32), 4)
+    quants = bit_planes(blocks[:, 16:144].reshape(-1, 4, 32), 4)
     return BlockParts(
         quants.reshape(-1, 8, 32),
-        _halves(blocks, 0) * group_scales[..., None],
-        -(_halves(blocks, 2) * group_minimums[..., None]),
+        halves(blocks, 0) * group_scales[..., None],
+        -(halves(blocks, 2) * group_minimums[..., None]),
     )
 
 
@@ -171,11 +164,11 @@ def _split_q5_k(blocks: Bytes) -> BlockParts:
     | first as in Q4_K | high bit of q[j], q[j+32]...q[j+224] | low 4 as q in Q4_K   |
     """
     group_scales, group_minimums = _six_bit_pairs(blocks[:, 4:16])
-    low_bits = _bit_planes(blocks[:, 48:176].reshape(-1, 4, 32), 4)
+    low_bits = bit_planes(blocks[:, 48:176].reshape(-1, 4, 32), 4)
     return BlockParts(
-        low_bits.reshape(-1, 8, 32) | (_bit_planes(blocks[:, 16:48], 1) << 4),
-        _halves(blocks, 0) * group_scales[..., None],
-        -(_halves(blocks, 2) * group_minimums[..., None]),
+        low_bits.reshape(-1, 8, 32) | (bit_planes(blocks[:, 16:48], 1) << 4),
+        halves(blocks, 0) * group_scales[..., None],
+        -(halves(blocks, 2) * group_minimums[..., None]),
     )
 
 
@@ -185,36 +178,53 @@ def _split_q6_k(blocks: Bytes) -> BlockParts:
     0                        128                      192           208     210
     | low 4 of q[n], q[n+64] | high 2 as q in Q2_K    | s[j]: int8  | scale |     n: 0-63, then 128-191
     """
-    low_bits = _bit_planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
+    low_bits = bit_planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
     quants = low_bits | (_two_bit_quants(blocks[:, 128:192]) << 4)
     group_scales = blocks[:, 192:208].view(np.int8)
-    return BlockParts(quants.reshape(-1, 16, 16) - 32, _halves(blocks, 208) * group_scales[..., None], None)
+    return BlockParts(quants.reshape(-1, 16, 16) - 32, halves(blocks, 208) * group_scales[..., None], None)
 
 
-def _halves(blocks: Bytes, byte: int) -> NDArray[np.float32]:
-    """Return the float16 at `byte` of every block as (num_blocks, 1, 1) float32."""
-    return blocks[:, byte : byte + 2].view(np.float16).astype(np.float32)[..., None]
+def _split_q1_0(blocks: Bytes) -> BlockParts:
+    """128 values of 1 bit: scale if it is set, otherwise -scale.
+
+    0       2                   18
+    | scale | q[8j]...q[8j+7]   |
+    """
+    return BlockParts(2 * one_group(bit_planes(blocks[:, 2:18], 1).swapaxes(1, 2)) - 1, halves(blocks, 0), None)
 
 
-def _bit_planes(packed: Bytes, width: int) -> NDArray[np.int8]:
-    """(..., n) bytes -> (..., 8 // width, n): split every byte into fields of `width` bits, low bits first."""
-    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
-    return ((packed[..., None, :] >> shifts) & np.uint8(2**width - 1)).view(np.int8)
+def _split_tq1_0(blocks: Bytes) -> BlockParts:
+    """256 values of -1, 0 or 1: scale * (t - 1). A byte holds t of five values as digits of base 3 (the last: four).
+
+    0                           32                               48                               52      54
+    | t[j], t[j+32]...t[j+128]  | t[160+j], t[176+j]...t[224+j]  | t[240+j], t[244+j]...t[252+j]  | scale |
+
+    A byte is 256/243 times the number, rounded up. Multiplying it by a power of 3, modulo 256, moves a digit to the
+    front: the digit is then 3/256 of the byte, rounded down.
+    """
+    powers = np.array([1, 3, 9, 27, 81], dtype=np.uint8)[:, None]
+    parts = (blocks[:, None, :32] * powers, blocks[:, None, 32:48] * powers, blocks[:, None, 48:52] * powers[:4])
+    digits = np.concatenate([part.reshape(len(blocks), -1) for part in parts], axis=1).astype(np.uint16) * 3 >> 8
+    return BlockParts(one_group(digits.astype(np.int8)) - 1, halves(blocks, 52), None)
 
 
-def _one_group(quants: NDArray[np.int8]) -> NDArray[np.int8]:
-    """(num_blocks, ...) -> (num_blocks, 1, values): treat all values of a block as one group."""
-    return quants.reshape(len(quants), 1, -1)
+def _split_tq2_0(blocks: Bytes) -> BlockParts:
+    """256 values of 2 bits: scale * (q - 1).
+
+    0                                 64      66
+    | as q in Q2_K                    | scale |
+    """
+    return BlockParts(one_group(_two_bit_quants(blocks[:, :64])) - 1, halves(blocks, 64), None)
 
 
 def _fifth_bits(packed: Bytes) -> NDArray[np.int8]:
     """(num_blocks, 4) bytes, a little-endian word with one bit per value -> (num_blocks, 1, 32) of 0 or 16."""
-    return _one_group(_bit_planes(packed, 1).swapaxes(1, 2)) << 4
+    return one_group(bit_planes(packed, 1).swapaxes(1, 2)) << 4
 
 
 def _two_bit_quants(packed: Bytes) -> NDArray[np.int8]:
     """(num_blocks, 64) bytes -> (num_blocks, 256), in the layout of Q2_K."""
-    return _bit_planes(packed.reshape(-1, 2, 32), 2).reshape(-1, 256)
+    return bit_planes(packed.reshape(-1, 2, 32), 2).reshape(-1, 256)
 
 
 def _six_bit_pairs(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -224,7 +234,7 @@ def _six_bit_pairs(packed: Bytes) -> tuple[Bytes, Bytes]:
     | s[j], high 2 s[j+4] | m[j], high 2 m[j+4] | low 4 of s[j+4], of m[j+4] |
     """
     scales, minimums, nibbles = packed.reshape(-1, 3, 4).swapaxes(0, 1)
-    low_scales, low_minimums = _bit_planes(nibbles, 4).view(np.uint8).swapaxes(0, 1)
+    low_scales, low_minimums = bit_planes(nibbles, 4).view(np.uint8).swapaxes(0, 1)
     return (
         np.concatenate([scales & 63, (scales >> 6 << 4) | low_scales], axis=1),
         np.concatenate([minimums & 63, (minimums >> 6 << 4) | low_minimums], axis=1),
@@ -246,7 +256,21 @@ BLOCK_TYPES = {
         (12, "Q4_K", 256, 144, _split_q4_k),
         (13, "Q5_K", 256, 176, _split_q5_k),
         (14, "Q6_K", 256, 210, _split_q6_k),
+        (16, "IQ2_XXS", 256, 66, codebooks.split_iq2_xxs),
+        (17, "IQ2_XS", 256, 74, codebooks.split_iq2_xs),
+        (18, "IQ3_XXS", 256, 98, codebooks.split_iq3_xxs),
+        (19, "IQ1_S", 256, 50, codebooks.split_iq1_s),
+        (20, "IQ4_NL", 32, 18, codebooks.split_iq4_nl),
+        (21, "IQ3_S", 256, 110, codebooks.split_iq3_s),
+        (22, "IQ2_S", 256, 82, codebooks.split_iq2_s),
+        (23, "IQ4_XS", 256, 136, codebooks.split_iq4_xs),
+        (29, "IQ1_M", 256, 56, codebooks.split_iq1_m),
         (30, "BF16", 1, 2, torch.bfloat16),
+        (34, "TQ1_0", 256, 54, _split_tq1_0),
+        (35, "TQ2_0", 256, 66, _split_tq2_0),
+        (39, "MXFP4", 32, 17, codebooks.split_mxfp4),
+        (40, "NVFP4", 64, 36, codebooks.split_nvfp4),
+        (41, "Q1_0", 128, 18, _split_q1_0),
     )
 }
 """By GGML type id, the number that a GGUF file stores for each tensor."""

@@ -71,6 +71,7 @@ GgufValue: TypeAlias = "int | float | str | NDArray[Any] | StringArray | list[Gg
 class GgufTensor:
     """The place of a tensor in its file, and the format of its values."""
 
+    path: Path
     name: str
     shape: tuple[int, ...]  # in PyTorch's order: the reverse of the dims in the file
     block_type: BlockType
@@ -266,4 +267,6 @@ class HeaderReader:
         if offset % self.alignment:
             raise self.error(f"offset {offset} is not a multiple of the alignment, {self.alignment}")
         num_bytes = prod(shape) // block_type.values_per_block * block_type.bytes_per_block
-        return GgufTensor(name=name, shape=shape, block_type=block_type, offset=offset, num_bytes=num_bytes)
+        return GgufTensor(
+            path=self.path, name=name, shape=shape, block_type=block_type, offset=offset, num_bytes=num_bytes
+        )

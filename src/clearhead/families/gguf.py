@@ -158,10 +158,8 @@ def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     `shapes` are the shapes of the stored tensors by their names.
     """
     architecture, prefix = gguf_architecture(metadata), f"{metadata['general.architecture']}."
-    prefixes = (prefix, "split.")  # leaves out the vocabulary, which may be long
-    stored = Settings(
-        {key: to_plain_value(value) for key, value in metadata.items() if key.startswith(prefixes)}, where
-    )
+    # without the vocabulary, which may be long
+    stored = Settings({key: to_plain_value(value) for key, value in metadata.items() if key.startswith(prefix)}, where)
     _check_supported(stored, prefix, architecture)
     data: dict[str, Any] = {
         setting: stored.data[prefix + key] for key, setting in architecture.keys.items() if prefix + key in stored
@@ -183,10 +181,7 @@ def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
 
 
 def _check_supported(stored: Settings, prefix: str, architecture: GgufArchitecture) -> None:
-    """Raise ClearheadError if the file is one part of several, or if a key asks for something unsupported."""
-    if stored.integer("split.count", 1) > 1:
-        message = "is one part of a split model; join its parts first (llama-gguf-split --merge)"
-        raise ClearheadError(f"{stored.where} {message}")
+    """Raise ClearheadError if a key asks for something unsupported."""
     for key, harmless_values in UNSUPPORTED.items():
         stored.allow_only(prefix + key, *harmless_values)
     if architecture.model_type == "llama":
