@@ -94,7 +94,7 @@ def _group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
                 attention=_describe_attention(layer.attention),
                 cross_attention=None if cross_attention is None else _describe_attention(cross_attention),
                 feed_forward=_describe_feed_forward(layer.feed_forward),
-                norm=f"{layer.placement}, {describe(layer.norm)}",
+                norm=f"{layer.placement}, {describe(layer.norm)}{_describe_scale(layer.branch_scale)}",
                 parameters=len(numbers) * sum(layer_parameters(layer, width).values()),
             )
         )
@@ -102,6 +102,10 @@ def _group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
 
 
 # --- words
+
+
+def _describe_scale(scale: float) -> str:
+    return "" if scale == 1.0 else f"; branches times {scale:g}"
 
 
 def _describe_attention(attention: GroupedAttention | LatentAttention) -> str:
@@ -120,6 +124,7 @@ def _describe_attention(attention: GroupedAttention | LatentAttention) -> str:
     biases = [name.replace("_", " ") for name in ("input_bias", "output_bias") if getattr(attention, name, False)]
     numbers = {name: getattr(attention, name, None) for name in ("scale", "softcap", "clip")}
     settings = [f"{name} {value:g}" for name, value in numbers.items() if value is not None]
+    settings += ["sinks"] if getattr(attention, "sinks", False) else []
     parts = [getattr(attention, name, None) for name in ("head_norm", "temperature")]
     details = [describe(part) for part in parts if part is not None]
     return "; ".join([heads, *position, describe(attention.pattern), *biases, *settings, *details])
@@ -137,10 +142,12 @@ def _describe_embedding(embedding: Embedding) -> str:
 
 def _describe_feed_forward(config: FeedForward | Experts) -> str:
     if isinstance(config, FeedForward):
-        return f"{'gated ' if config.gated else ''}{config.activation}, {config.width}{', bias' if config.bias else ''}"
+        gate, bias = "gated " if config.gated else "", ", bias" if config.bias else ""
+        clamp = "" if config.clamp is None else f", {describe(config.clamp)}"
+        return f"{gate}{config.activation}, {config.width}{bias}{clamp}"
     words = [f"{config.num_chosen} of {config.num_experts} experts, each {_describe_feed_forward(config.expert)}"]
     if config.shared:
-        words.append(f"shared {_describe_feed_forward(config.shared)}")
+        words.append(f"shared {_describe_feed_forward(config.shared)}{', gated' if config.shared_gate else ''}")
     if config.divisor != 1.0:
         words.append(f"divided by {config.divisor:g}")
     return "; ".join([*words, describe(config.router)])
@@ -171,6 +178,8 @@ def describe(part: Any) -> str:
             values.append(f"({describe(value)})")
         elif value is True:
             values.append(item.name)
+        elif isinstance(value, tuple):
+            values.append(f"{len(value)} {item.name.replace('_', ' ')}")
         else:
             values.append(f"{item.name}={value:g}" if isinstance(value, float) else f"{item.name}={value}")
     return f"{name} {', '.join(values)}".strip()

@@ -20,13 +20,16 @@ from clearhead.architecture import (
     ExpertGroups,
     Experts,
     FeedForward,
+    GateClamp,
     GroupedAttention,
     Head,
+    HeadNorm,
     HeadTransform,
     LayerNorm,
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     ModelConfig,
     NormalInitial,
     QueryTemperature,
@@ -67,6 +70,8 @@ EXAMPLES = [
     DynamicScaling(factor=2.0, original_context=8),
     LLAMA3,
     YARN,
+    LongRopeScaling(short_factors=(1.0,), long_factors=(2.0,), original_context=8, attention_factor=1.0),
+    SinusoidalPositions(),
     Rope(theta=10000.0, width=4),
     RelativeBuckets(),
     Alibi(),
@@ -78,6 +83,9 @@ EXAMPLES = [
     grouped(value_width=3, softcap=30.0, clip=8.0, scale=0.5),
     latent(scale=0.5),
     FEED_FORWARD,
+    GateClamp(limit=7.0),
+    HeadNorm(norm=RmsNorm(epsilon=1e-5)),
+    layer(grouped()),
     ExpertGroups(num_groups=4, num_kept=2, scored_by="max"),
     Router(score="softmax", softcap=30.0, renormalize_epsilon=1e-20),
     EXPERTS,
@@ -94,7 +102,7 @@ NUMBERS = [
 ]
 CHOICES = [
     (example, item.name)
-    for example in (*EXAMPLES, SinusoidalPositions(), layer(grouped()), HeadTransform(activation="gelu", norm=NORM))
+    for example in (*EXAMPLES, HeadTransform(activation="gelu", norm=NORM))
     for item in fields(example)
     if isinstance(getattr(example, item.name), str)
 ]
@@ -134,6 +142,8 @@ def test_a_misspelled_choice_is_rejected_and_every_listed_choice_accepted(pair):
     with pytest.raises(ClearheadError, match=f"unknown {field_name(pair)} '{valid}x'; did you mean '{valid}'"):
         replace(example, **{name: valid + "x"})
     for choice in get_args(get_type_hints(type(example))[name]):
+        if isinstance(example, HeadTransform) and choice == "xielu":
+            continue  # it has learned numbers of its own
         assert getattr(replace(example, **{name: choice}), name) == choice
 
 
@@ -188,9 +198,48 @@ INVALID = {
         lambda: replace(EXPERTS, num_chosen=9),
         "num_chosen is 9; it must be at most num_experts 8",
     ),
-    "experts with a bias": (
-        lambda: replace(EXPERTS, expert=FeedForward(width=8, activation="silu", bias=True)),
-        "experts with a bias are not supported",
+    "experts with xielu": (
+        lambda: replace(EXPERTS, expert=FeedForward(width=8, activation="xielu")),
+        "xielu has learned numbers of its own",
+    ),
+    "a gated xielu": (
+        lambda: FeedForward(width=8, activation="xielu", gated=True),
+        "xielu has learned numbers of its own and takes no gate",
+    ),
+    "a clamp without a gate": (
+        lambda: FeedForward(width=8, activation="silu", clamp=GateClamp(limit=7.0)),
+        "a FeedForward without a gate has no clamp",
+    ),
+    "a gate on no shared expert": (
+        lambda: replace(EXPERTS, shared_gate=True),
+        "shared_gate multiplies a shared expert",
+    ),
+    "a bias without a weight": (
+        lambda: LayerNorm(epsilon=1e-5, weight=False),
+        "a LayerNorm without weight has neither bias nor unit_offset",
+    ),
+    "a bias of each head's norm": (
+        lambda: HeadNorm(norm=LayerNorm(epsilon=1e-5), scope="per_head"),
+        "a HeadNorm with scope 'per_head' needs a norm with a weight, without a bias",
+    ),
+    "a joint norm after the rotation": (
+        lambda: HeadNorm(norm=RmsNorm(epsilon=1e-5), scope="joint", after_rotation=True),
+        "a HeadNorm with scope 'joint' comes before the rotation",
+    ),
+    "too few factors": (
+        lambda: GroupedAttention(
+            **VALID,
+            position=Rope(
+                scaling=LongRopeScaling(
+                    short_factors=(1.0,), long_factors=(2.0,), original_context=8, attention_factor=1.0
+                )
+            ),
+        ),
+        "LongRopeScaling has 1 factors; a Rope of width 8 needs 4",
+    ),
+    "factors of different lengths": (
+        lambda: LongRopeScaling(short_factors=(1.0,), long_factors=(), original_context=8, attention_factor=1.0),
+        "LongRopeScaling needs as many short_factors as long_factors",
     ),
     "experts not divisible by groups": (
         lambda: experts_in(ExpertGroups(num_groups=3, num_kept=1, scored_by="max")),

@@ -32,6 +32,8 @@ def field_values(hint: Any, name: str) -> st.SearchStrategy[Any]:
     """Return the values of a field: small even numbers, so that heads divide evenly. There is no cross-attention."""
     if name in ("cross_attention", "encoder", "share_embeddings"):
         return st.just(False if hint is bool else None)
+    if get_origin(hint) is tuple and get_args(hint)[0] is float:  # factors of LongRoPE, for heads of width 4
+        return st.tuples(st.floats(0.5, 2.0), st.floats(0.5, 2.0))
     if get_origin(hint) is tuple:
         return st.lists(valid_configs(get_args(hint)[0]), min_size=1, max_size=3).map(tuple)
     if get_origin(hint) is Literal:

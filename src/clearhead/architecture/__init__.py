@@ -30,7 +30,7 @@ from clearhead.architecture.config import (
     Stack,
     XavierInitial,
 )
-from clearhead.architecture.feed_forward import Activation, ExpertGroups, Experts, FeedForward, Router
+from clearhead.architecture.feed_forward import Activation, ExpertGroups, Experts, FeedForward, GateClamp, Router
 from clearhead.architecture.norms import DeviationNorm, LayerNorm, Norm, RmsNorm
 from clearhead.architecture.patterns import AttentionPattern, Bidirectional, Causal, Chunked, SlidingWindow
 from clearhead.architecture.positions import (
@@ -39,10 +39,12 @@ from clearhead.architecture.positions import (
     LearnedPositions,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     NoPosition,
     RelativeBuckets,
     RelativeSinusoid,
     Rope,
+    Scaling,
     SinusoidalPositions,
     YarnScaling,
 )
@@ -62,6 +64,7 @@ __all__ = [
     "ExpertGroups",
     "Experts",
     "FeedForward",
+    "GateClamp",
     "GroupedAttention",
     "Head",
     "HeadNorm",
@@ -72,6 +75,7 @@ __all__ = [
     "LearnedPositions",
     "LinearScaling",
     "Llama3Scaling",
+    "LongRopeScaling",
     "ModelConfig",
     "NoPosition",
     "Norm",
@@ -83,6 +87,7 @@ __all__ = [
     "Rope",
     "RotatedHeadNorm",
     "Router",
+    "Scaling",
     "ScoreTemperature",
     "SinusoidalPositions",
     "SlidingWindow",

@@ -4,8 +4,9 @@ GroupedAttention(num_heads=32, num_kv_heads=8, head_width=128, position=Rope(the
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
-from clearhead.architecture.norms import RmsNorm
+from clearhead.architecture.norms import LayerNorm, RmsNorm
 from clearhead.architecture.patterns import AttentionPattern, Causal
 from clearhead.architecture.positions import NoPosition, Position, Rope
 from clearhead.config import CheckedConfig
@@ -14,9 +15,27 @@ from clearhead.errors import require
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNorm(CheckedConfig):
-    """RMS norm of each query and key head with a learned weight, before the rotation (Qwen 3, Gemma 3)."""
+    """Norm of the queries and keys with learned weights, before or after the rotation (Qwen 3, Gemma 3, Cohere).
 
-    norm: RmsNorm
+    `shared`: each head is normalized, and all heads have the same weight. `per_head`: each head is normalized and has
+    its own weight (Cohere, StableLM). `joint`: all heads are normalized together, as one vector (OLMo 2).
+    """
+
+    norm: RmsNorm | LayerNorm
+    scope: Literal["shared", "per_head", "joint"] = "shared"
+    after_rotation: bool = False  # Hunyuan
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        own_weights = isinstance(self.norm, LayerNorm) and (self.norm.bias or not self.norm.weight)
+        require(
+            self.scope != "per_head" or not (own_weights or self.norm.unit_offset),
+            "a HeadNorm with scope 'per_head' needs a norm with a weight, without a bias and without unit_offset",
+        )
+        require(
+            self.scope != "joint" or not self.after_rotation,
+            "a HeadNorm with scope 'joint' comes before the rotation; set after_rotation to false",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +87,7 @@ class GroupedAttention(CheckedConfig):
     head_norm: HeadNorm | RotatedHeadNorm | None = None
     clip: float | None = None  # clamp queries, keys and values to ± clip
     temperature: QueryTemperature | ScoreTemperature | None = None
+    sinks: bool = False  # a learned score per head joins the softmax and is then dropped (gpt-oss)
 
     def __post_init__(self) -> None:
         super().__post_init__()

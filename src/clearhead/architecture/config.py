@@ -27,15 +27,16 @@ class Layer(CheckedConfig):
     cross_attention: GroupedAttention | None = None
     feed_forward: FeedForward | Experts
     norm: Norm
-    placement: Literal["pre", "post", "sandwich", "parallel"] = "pre"
+    placement: Literal["pre", "post", "sandwich", "branch", "parallel", "parallel_norms"] = "pre"
+    branch_scale: float = 1.0  # multiplies what each branch adds to the residual stream (Granite)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         cross = self.cross_attention
         if cross is not None:
             require(
-                self.placement != "parallel",
-                "placement 'parallel' does not support cross-attention; use 'pre', 'post' or 'sandwich'",
+                not self.placement.startswith("parallel"),
+                f"placement {self.placement!r} does not support cross-attention; use 'pre', 'post' or 'sandwich'",
             )
             require(
                 isinstance(cross.position, NoPosition) and isinstance(cross.pattern, Bidirectional),
@@ -87,6 +88,10 @@ class HeadTransform(CheckedConfig):
 
     activation: Activation
     norm: Norm
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.activation != "xielu", "xielu has learned numbers of its own, which a HeadTransform does not have")
 
 
 @dataclass(frozen=True, kw_only=True)

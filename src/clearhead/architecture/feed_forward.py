@@ -9,7 +9,17 @@ from typing import Literal
 from clearhead.config import CheckedConfig
 from clearhead.errors import require
 
-Activation = Literal["relu", "gelu", "gelu_tanh", "gelu_quick", "silu", "tanh"]
+Activation = Literal["relu", "relu_squared", "gelu", "gelu_tanh", "gelu_quick", "silu", "tanh", "xielu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateClamp(CheckedConfig):
+    """down(activation(min(gate(x), limit)) · (clamp(up(x), ± limit) + up_offset)) (gpt-oss)."""
+
+    MAY_BE_ZERO = ("up_offset",)
+
+    limit: float
+    up_offset: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +30,15 @@ class FeedForward(CheckedConfig):
     activation: Activation
     gated: bool = False
     bias: bool = False
+    clamp: GateClamp | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.gated or self.clamp is None, "a FeedForward without a gate has no clamp; set clamp to None")
+        require(
+            not self.gated or self.activation != "xielu",
+            "xielu has learned numbers of its own and takes no gate; set gated to false",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +70,7 @@ class Router(CheckedConfig):
     renormalize_epsilon: float | None = None  # weights / (their sum + epsilon); None: no renormalization
     scale: float = 1.0
     weighs: Literal["output", "input"] = "output"  # Llama 4 multiplies the expert's input
+    bias: bool = False  # on the logits (gpt-oss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +82,7 @@ class Experts(CheckedConfig):
     expert: FeedForward
     router: Router
     shared: FeedForward | None = None
+    shared_gate: bool = False  # multiply the shared expert by sigmoid(w · x) (Qwen2-MoE)
     divisor: float = 1.0  # divides the sum of the chosen and shared experts (√2 in Grok 2)
 
     def __post_init__(self) -> None:
@@ -70,7 +91,14 @@ class Experts(CheckedConfig):
             self.num_chosen <= self.num_experts,
             f"num_chosen is {self.num_chosen}; it must be at most num_experts {self.num_experts}",
         )
-        require(not self.expert.bias, "experts with a bias are not supported; set expert.bias to false")
+        require(
+            self.expert.activation != "xielu",
+            "xielu has learned numbers of its own, which experts do not have; use another activation",
+        )
+        require(
+            self.shared is not None or not self.shared_gate,
+            "shared_gate multiplies a shared expert; set it to false, or give `shared`",
+        )
         if self.router.groups is not None:
             self.check_groups(self.router.groups)
 

@@ -6,6 +6,7 @@ RmsNorm(epsilon=1e-5)
 from dataclasses import dataclass
 
 from clearhead.config import CheckedConfig
+from clearhead.errors import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +24,15 @@ class LayerNorm(CheckedConfig):
 
     epsilon: float
     bias: bool = True
+    weight: bool = True  # without it there is no bias either (OLMo)
+    unit_offset: bool = False  # the stored weight is weight - 1 (Nemotron)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.weight or not (self.bias or self.unit_offset),
+            "a LayerNorm without weight has neither bias nor unit_offset; set both to false",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ A model can add positions to its embeddings (LearnedPositions, SinusoidalPositio
 (`Position`): rotate queries and keys, or add a term to the scores.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,7 +35,10 @@ class SinusoidalPositions(CheckedConfig):
     (tensor2tensor).
     """
 
+    MAY_BE_ZERO = ("offset",)
+
     layout: Literal["interleaved", "halves", "halves_to_end"] = "interleaved"
+    offset: int = 0  # added to each position (2 in XGLM)
 
 
 # --- used inside attention
@@ -90,6 +94,32 @@ class YarnScaling(CheckedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LongRopeScaling(CheckedConfig):
+    """LongRoPE (Ding et al. 2024): divide each rotary frequency by its own factor; `attention_factor` as in YaRN.
+
+    The short factors are used up to `original_context` tokens, the long factors for longer texts.
+    """
+
+    short_factors: tuple[float, ...]
+    long_factors: tuple[float, ...]
+    original_context: int
+    attention_factor: float
+
+    def __post_init__(self) -> None:
+        for name in ("short_factors", "long_factors"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        super().__post_init__()
+        factors = self.short_factors + self.long_factors
+        require(
+            all(0 < factor < math.inf for factor in factors) and len(self.short_factors) == len(self.long_factors),
+            "LongRopeScaling needs as many short_factors as long_factors, all finite and greater than 0",
+        )
+
+
+Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rope(CheckedConfig):
     """Rotary positions (Su et al. 2021): rotate pairs of query and key entries by position · theta^(-2j/width).
 
@@ -99,7 +129,7 @@ class Rope(CheckedConfig):
     theta: float = 10000.0
     width: int | None = None  # rotated entries of each head; None: all
     pairing: Literal["half", "interleaved"] = "half"
-    scaling: LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | None = None
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +146,17 @@ class Rope(CheckedConfig):
             width > 2 or not isinstance(self.scaling, DynamicScaling),
             "DynamicScaling leaves the first pair unchanged; it needs a Rope with a width of at least 4, not 2",
         )
+        if isinstance(self.scaling, LongRopeScaling):
+            require(
+                len(self.scaling.short_factors) == width // 2,
+                f"LongRopeScaling has {len(self.scaling.short_factors)} factors; a Rope of width {width} needs "
+                f"{width // 2}",
+            )
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the angle of a token depends on the length of the whole text."""
+        return isinstance(self.scaling, DynamicScaling | LongRopeScaling)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,15 +19,18 @@ from clearhead.architecture import (
     Causal,
     Chunked,
     DeviationNorm,
-    DynamicScaling,
+    Experts,
     FeedForward,
     GroupedAttention,
     HeadNorm,
     LatentAttention,
     Layer,
+    LayerNorm,
     ModelConfig,
     NoPosition,
+    Norm,
     QueryTemperature,
+    RmsNorm,
     Rope,
     SlidingWindow,
 )
@@ -83,8 +86,8 @@ def _problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
         yield "models with an encoder are not supported"
     if backend == "cpu" and config.head is not None and config.head.transform is not None:
         yield "a logit head with a transform is not supported"
-    if isinstance(stack.final_norm, DeviationNorm):
-        yield "DeviationNorm is not supported"
+    if stack.final_norm is not None:
+        yield from _problems_of_norm(stack.final_norm)
     for layer in stack.layers:
         yield from _problems_of_layer(layer, backend)
     sizes = {_head_sizes(layer.attention) for layer in stack.layers if isinstance(layer.attention, GroupedAttention)}
@@ -95,13 +98,10 @@ def _problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
 def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
     if layer.placement not in PLACEMENTS[backend]:
         yield f"{layer.placement} norm placement is not supported"
-    if isinstance(layer.norm, DeviationNorm):
-        yield "DeviationNorm is not supported"
-    if backend != "paged" and not isinstance(layer.feed_forward, FeedForward):
-        yield "a mixture of experts is not supported"
-    expert = layer.feed_forward if isinstance(layer.feed_forward, FeedForward) else layer.feed_forward.expert
-    if expert.activation not in ACTIVATIONS:
-        yield f"activation {expert.activation} is not supported"
+    if layer.branch_scale != 1.0:
+        yield "a scale on the branches is not supported"
+    yield from _problems_of_norm(layer.norm)
+    yield from _problems_of_feed_forward(layer.feed_forward, backend)
     for attention in (layer.attention, layer.cross_attention):
         if isinstance(attention, LatentAttention):
             if backend != "paged":
@@ -113,20 +113,51 @@ def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
                 yield f"{type(attention.pattern).__name__} attention is not supported"
 
 
+def _problems_of_norm(norm: Norm) -> Iterator[str]:
+    if isinstance(norm, DeviationNorm):
+        yield "DeviationNorm is not supported"
+    if isinstance(norm, LayerNorm) and (norm.unit_offset or not norm.weight):
+        yield "LayerNorm with a unit offset or without a weight is not supported"
+
+
+def _problems_of_feed_forward(config: FeedForward | Experts, backend: Backend) -> Iterator[str]:
+    expert = config if isinstance(config, FeedForward) else config.expert
+    if isinstance(config, Experts):
+        if backend != "paged":
+            yield "a mixture of experts is not supported"
+        if config.shared_gate:
+            yield "a gate on the shared expert is not supported"
+        if config.expert.bias or config.router.bias:
+            yield "experts with biases are not supported"
+    if expert.activation not in ACTIVATIONS:
+        yield f"activation {expert.activation} is not supported"
+    if expert.clamp is not None:
+        yield "a clamped gate is not supported"
+
+
 def _problems_of_attention(attention: GroupedAttention, backend: Backend) -> Iterator[str]:
     position = attention.position
     if not isinstance(position, Rope | NoPosition) and not (backend == "paged" and isinstance(position, Alibi)):
         yield f"{type(position).__name__} positions are not supported"
-    if isinstance(position, Rope) and isinstance(position.scaling, DynamicScaling):
-        yield "DynamicScaling of rotary positions is not supported"  # its angles depend on the length: no table fits
+    if isinstance(position, Rope) and position.depends_on_length:  # no table of angles fits
+        yield f"{type(position.scaling).__name__} of rotary positions is not supported"
     if attention.value_width not in (None, attention.head_width):
         yield "values of another width than the keys are not supported"
     is_known = {"softcap": True, "temperature": isinstance(attention.temperature, QueryTemperature)}
     for name in ("softcap", "clip", "temperature"):
         if getattr(attention, name) is not None and not (backend == "paged" and is_known.get(name)):
             yield f"attention with {name} is not supported"
-    if backend != "paged" and not isinstance(attention.head_norm, HeadNorm | None):
-        yield f"{type(attention.head_norm).__name__} is not supported"
+    if attention.sinks:
+        yield "attention with sinks is not supported"
+    head_norm = attention.head_norm
+    if backend != "paged" and not isinstance(head_norm, HeadNorm | None):
+        yield f"{type(head_norm).__name__} is not supported"
+    if isinstance(head_norm, HeadNorm):
+        if head_norm.scope != "shared" or head_norm.after_rotation:
+            place = "after the rotation" if head_norm.after_rotation else f"with scope {head_norm.scope}"
+            yield f"a head norm {place} is not supported"
+        if not isinstance(head_norm.norm, RmsNorm):
+            yield "a head norm other than RmsNorm is not supported"
 
 
 def _problems_of_tiles(attention: GroupedAttention) -> Iterator[str]:

@@ -100,6 +100,8 @@ class PackedMixture(MixtureLayer):
         self.config, self.activation, self.training = layer.config, layer.activation, layer.training
         self.router, self.shared, self.dropout = layer.router, layer.shared, layer.dropout
         self.gate, self.up, self.down = layer.gate, layer.up, layer.down
+        self.gate_bias, self.up_bias, self.down_bias = layer.gate_bias, layer.up_bias, layer.down_bias
+        self.shared_gate = layer.shared_gate
 
     def set_packed(self, name: str, packed: PackedWeight, dtype: torch.dtype) -> None:
         """Replace the weight `name` (one of EXPERT_WEIGHTS) by its packed form."""

@@ -8,16 +8,28 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from clearhead.architecture import DynamicScaling, LinearScaling, Llama3Scaling, Rope, YarnScaling
-from clearhead.errors import require, unknown_name
+from clearhead.architecture import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rope,
+    Scaling,
+    YarnScaling,
+)
+from clearhead.errors import ClearheadError, require, unknown_name
 from clearhead.families.settings import Settings
-
-Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | None
 
 
 def read_rope(settings: Settings, context: int, theta: float = 10000.0, **options: Any) -> Rope:
-    """Return the rotary positions; `theta` is the default of the model type, `options` go to Rope (width, pairing)."""
+    """Return the rotary positions; `theta` is the default of the model type, `options` go to Rope (width, pairing).
+
+    Without a width in `options`, the model type rotates heads as a whole.
+    """
     parameters = rope_parameters(settings)
+    if "width" not in options:
+        for source in (settings, parameters):
+            source.allow_only("partial_rotary_factor", 1.0)
     theta = parameters.number("rope_theta", settings.number("rope_theta", theta))
     return Rope(theta=theta, scaling=read_scaling(parameters, context), **options)
 
@@ -34,7 +46,7 @@ def rope_parameters(settings: Settings) -> Settings:
     return Settings({**rope_settings.data, **original}, rope_settings.where)
 
 
-def read_scaling(parameters: Settings, context: int) -> Scaling:
+def read_scaling(parameters: Settings, context: int) -> Scaling | None:
     """Return the scaling that `rope_type` selects, or None for "default"; raise ClearheadError if it is unknown."""
     rope_type = parameters.string("rope_type", parameters.string("type", "default"))
     original = parameters.integer("original_max_position_embeddings", context)
@@ -61,8 +73,26 @@ def read_scaling(parameters: Settings, context: int) -> Scaling:
                 beta_slow=parameters.number("beta_slow", 1.0),
                 truncate=parameters.boolean("truncate", True),
             )
-    known = ("default", "linear", "dynamic", "llama3", "yarn")
+        case "longrope":
+            return _read_longrope(parameters, original, context)
+    known = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
     raise unknown_name(f"rope_type in {parameters.where}:", rope_type, known)
+
+
+def _read_longrope(parameters: Settings, original: int, context: int) -> LongRopeScaling:
+    """Return the scaling of LongRoPE; `factor` only gives the default of `attention_factor`."""
+    factors = [parameters.array("short_factor"), parameters.array("long_factor")]
+    if not all(factors) or not all(isinstance(factor, int | float) for part in factors for factor in part):
+        raise ClearheadError(f"{parameters.where}: 'longrope' needs the lists of numbers short_factor and long_factor")
+    factor = parameters.number("factor", context / max(original, 1))
+    magnitude = 1.0 if factor <= 1 or original <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    short, long = (tuple(float(factor) for factor in part) for part in factors)
+    return LongRopeScaling(
+        short_factors=short,
+        long_factors=long,
+        original_context=original,
+        attention_factor=parameters.number("attention_factor", magnitude),
+    )
 
 
 def yarn_factor(parameters: Settings, context: int) -> float:
@@ -118,7 +148,7 @@ def write_rope(rope: Rope) -> dict[str, Any]:
     return {"rope_theta": rope.theta} | _write_scaling(rope.scaling)
 
 
-def _write_scaling(scaling: Scaling) -> dict[str, Any]:
+def _write_scaling(scaling: Scaling | None) -> dict[str, Any]:
     match scaling:
         case None:
             return {"rope_type": "default"}
@@ -143,4 +173,12 @@ def _write_scaling(scaling: Scaling) -> dict[str, Any]:
                 "beta_fast": scaling.beta_fast,
                 "beta_slow": scaling.beta_slow,
                 "truncate": scaling.truncate,
+            }
+        case LongRopeScaling():
+            return {
+                "rope_type": "longrope",
+                "short_factor": list(scaling.short_factors),
+                "long_factor": list(scaling.long_factors),
+                "original_max_position_embeddings": scaling.original_context,
+                "attention_factor": scaling.attention_factor,
             }

@@ -13,6 +13,7 @@ from clearhead.errors import ClearheadError, quote, unknown_name
 # transformers' activation names; `gelu_fast` and `gelu_pytorch_tanh` differ from `gelu_new` in rounding only
 _ACTIVATIONS_BY_NAME: dict[str, Activation] = {
     "relu": "relu",
+    "relu2": "relu_squared",
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -21,14 +22,17 @@ _ACTIVATIONS_BY_NAME: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
     "tanh": "tanh",
+    "xielu": "xielu",
 }
 NAMES_BY_ACTIVATION: dict[Activation, str] = {
     "relu": "relu",
+    "relu_squared": "relu2",
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
     "gelu_quick": "quick_gelu",
     "silu": "silu",
     "tanh": "tanh",
+    "xielu": "xielu",
 }
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")

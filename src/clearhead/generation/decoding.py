@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.architecture import Causal, DynamicScaling, Rope, Stack, remaining_positions
+from clearhead.architecture import Causal, Rope, Stack, remaining_positions
 from clearhead.cache import KeyValueCache, forward_step
 from clearhead.generation.prompts import encode_sources, pad_left
 from clearhead.generation.sequences import TokenSequence, check_sequences
@@ -142,12 +142,12 @@ def prefill_chunk_size(stack: Stack, length: int, attention_mask: Tensor | None)
 
 
 def rotation_depends_on_length(stack: Stack) -> bool:
-    """Return whether rotations scale with the length of the text, as with dynamic scaling.
+    """Return whether rotations scale with the length of the text, as with dynamic scaling and LongRoPE.
 
     The cached keys of a chunk are then rotated for the length up to that chunk, so a text must be read as a whole.
     """
     positions = [layer.attention.position for layer in stack.layers]
-    return any(isinstance(position, Rope) and isinstance(position.scaling, DynamicScaling) for position in positions)
+    return any(isinstance(position, Rope) and position.depends_on_length for position in positions)
 
 
 # --- choosing tokens

@@ -53,7 +53,11 @@ class AttentionHeads:
             _select_along(all_heads.queries, 1, query_head),
             _select_along(all_heads.keys, 1, key_value_head),
             _select_along(all_heads.values, 1, key_value_head),
-            replace(scoring, bias=_select_optional(scoring.bias, 1, query_head)),
+            replace(
+                scoring,
+                bias=_select_optional(scoring.bias, 1, query_head),
+                sinks=None if scoring.sinks is None else scoring.sinks[head : head + 1],
+            ),
         )
 
     def allowed(self, rows: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from clearhead.errors import ClearheadError
 from clearhead.inspection.attention_heads import check_index
 from clearhead.inspection.trace import Trace
-from clearhead.model import DeviationNormLayer, RmsNormLayer, Transformer
+from clearhead.model import DeviationNormLayer, OffsetLayerNorm, RmsNormLayer, Transformer
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def _head_outputs(trace: Trace, layer: int, position: int) -> Tensor:
     block, heads = trace.replay(layer).block, trace.self_heads(layer).select(None, torch.tensor([position]))
     projection, outputs = cast(nn.Linear, block.attention.output), heads.compute().output[0, :, 0]  # (N, H)
     projected = torch.einsum("nh,dnh->nd", outputs, projection.weight.unflatten(1, outputs.shape))
-    return _FrozenNorm.at(block.attention_residual.branch_norm, projection(outputs.flatten()))(projected)
+    residual = block.attention_residual
+    return _FrozenNorm.at(residual.branch_norm, projection(outputs.flatten()))(projected) * residual.scale
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ class _FrozenNorm:
             case nn.LayerNorm():
                 divisor = (x.var(correction=0) + norm.eps).sqrt()
                 offset = zero if norm.bias is None else _at_least_float32(norm.bias)
-                return _FrozenNorm(norm.weight, offset, divisor, centered=True)
+                gain = torch.ones_like(x) if norm.weight is None else norm.weight
+                return _FrozenNorm(gain + isinstance(norm, OffsetLayerNorm), offset, divisor, centered=True)
             case DeviationNormLayer():
                 return _FrozenNorm(norm.weight, _at_least_float32(norm.bias), x.std() + norm.epsilon, centered=True)
             case _:

@@ -7,6 +7,8 @@ Each value is computed on first use. The norms are placed as in model/block.py:
     pre, sandwich   middle = x + attention (+ cross-attention)   output = middle + feed_forward
     post            middle = norm(x + attention) (likewise)      output = norm(middle + feed_forward)
     parallel        middle = x + attention                       output = middle + feed_forward, computed from norm(x)
+
+The placement "branch" is like "sandwich", and "parallel_norms" like "parallel" with a norm for each branch.
 """
 
 from dataclasses import dataclass
@@ -95,7 +97,8 @@ class BlockReplay:
     @cached_property
     def attention(self) -> Tensor:
         """What self-attention adds to the residual stream."""
-        return self.block.attention_residual.branch_norm(self.block.attention(self.attention_input, self.context))
+        output = self.block.attention(self.attention_input, self.context)
+        return self.block.attention_residual.normalize_and_scale(output)
 
     @cached_property
     def after_attention(self) -> Tensor:
@@ -107,7 +110,7 @@ class BlockReplay:
         """What cross-attention adds to the residual stream."""
         residual = self.block.cross_attention_residual
         x = _branch_input(residual, self.after_attention)
-        return residual.branch_norm(self.block.cross_attention(x, self.cross_context, self.encoder_output))
+        return residual.normalize_and_scale(self.block.cross_attention(x, self.cross_context, self.encoder_output))
 
     @cached_property
     def middle(self) -> Tensor:
@@ -118,19 +121,20 @@ class BlockReplay:
 
     @cached_property
     def feed_forward_input(self) -> Tensor:
-        return (
-            self.attention_input if self.is_parallel else _branch_input(self.block.feed_forward_residual, self.middle)
-        )
+        match self.block.layer.placement:
+            case "parallel":
+                return self.attention_input
+            case "parallel_norms":
+                return _branch_input(self.block.feed_forward_residual, self.x)
+            case _:
+                return _branch_input(self.block.feed_forward_residual, self.middle)
 
     @cached_property
     def feed_forward(self) -> Tensor:
         """What the feed-forward layer adds to the residual stream."""
-        out = self.block.feed_forward(self.feed_forward_input)
-        return out if self.is_parallel else self.block.feed_forward_residual.branch_norm(out)
-
-    @property
-    def is_parallel(self) -> bool:
-        return self.block.layer.placement == "parallel"
+        is_parallel = self.block.layer.placement == "parallel"
+        residual = self.block.attention_residual if is_parallel else self.block.feed_forward_residual
+        return residual.normalize_and_scale(self.block.feed_forward(self.feed_forward_input))
 
     def routing(self) -> Routing:
         """Return the experts chosen for each token. Raise ClearheadError if the layer has no router."""

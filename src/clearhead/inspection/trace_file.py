@@ -75,7 +75,8 @@ def _head_tensors(heads: AttentionHeads) -> dict[str, Tensor | None]:
     """Return the tensors of one attention layer, by their names in the file."""
     scoring = heads.scoring
     projections = {"queries": heads.queries, "keys": heads.keys, "values": heads.values}
-    return projections | {"mask": scoring.mask.allowed, "bias": scoring.bias, "temperature": scoring.temperature}
+    extras = {name: getattr(scoring, name) for name in ("bias", "temperature", "sinks")}
+    return projections | {"mask": scoring.mask.allowed} | extras
 
 
 def _layer_scoring(scoring: Scoring) -> _LayerScoring:
@@ -205,6 +206,9 @@ class _TraceReader:
         for part, tensor in extras.items():
             fits = tensor is None or _is_broadcastable(tensor, scores_shape)
             self.require(fits, f"{prefix}.{part} has a wrong shape")
+        extras["sinks"] = self.tensors.get(f"{prefix}.sinks")
+        fits = extras["sinks"] is None or extras["sinks"].shape == (num_heads,)
+        self.require(fits, f"{prefix}.sinks have a wrong shape")
         mask = extras.pop("mask")
         self.require(mask is None or mask.dtype == torch.bool, f"{prefix}.mask must have dtype bool")
         kernel_scoring = Scoring(Mask(mask, causal=scoring.causal), scoring.scale, scoring.softcap, **extras)

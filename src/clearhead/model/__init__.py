@@ -44,7 +44,7 @@ from clearhead.model.masks import (
     resolve_positions,
 )
 from clearhead.model.mixture import MixtureLayer, RouterLayer
-from clearhead.model.norms import DeviationNormLayer, RmsNormLayer
+from clearhead.model.norms import DeviationNormLayer, OffsetLayerNorm, RmsNormLayer
 from clearhead.model.positions import alibi_slopes, llama3_frequencies, make_rotation, sinusoids
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.model.transformer import LayerStack, Transformer, check_shapes
@@ -66,6 +66,7 @@ __all__ = [
     "LogitHead",
     "Mask",
     "MixtureLayer",
+    "OffsetLayerNorm",
     "RecurrentConfig",
     "RecurrentTranslator",
     "Residual",

@@ -35,6 +35,7 @@ class Scoring:
     temperature: Tensor | None = None  # multiplies the capped scores, broadcastable to (B, N, T, S)
     bias: Tensor | None = None  # added after the temperature, broadcastable to (B, N, T, S)
     dropout: float = 0.0
+    sinks: Tensor | None = None  # scores (N,) that join the softmax of each query and are then dropped
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,11 @@ def attention_steps(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Attent
         scores = scores * scoring.temperature
     if scoring.bias is not None:
         scores = scores + scoring.bias
-    weights = masked_softmax(scores, _explicit_mask(scoring.mask, q, k)).to(v.dtype)
+    allowed = _explicit_mask(scoring.mask, q, k)
+    if scoring.sinks is None:
+        weights = masked_softmax(scores, allowed).to(v.dtype)
+    else:
+        weights = _softmax_with_sinks(scores, allowed, scoring.sinks).to(v.dtype)
     return AttentionSteps(dropout(weights, scoring.dropout) @ v, scores, weights)
 
 
@@ -73,9 +78,9 @@ def reference_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Te
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     """Attention kernel that calls PyTorch's scaled_dot_product_attention.
 
-    Scores with a softcap or a temperature fall back to `reference_attention`, since the fused kernel has neither.
+    Scores with a softcap, a temperature or sinks fall back to `reference_attention`: the fused kernel has none of them.
     """
-    if not is_fusible(scoring.softcap, scoring.temperature):
+    if scoring.sinks is not None or not is_fusible(scoring.softcap, scoring.temperature):
         return reference_attention(q, k, v, scoring)
     mask_or_bias = scoring.mask.allowed
     if scoring.bias is not None:
@@ -131,6 +136,14 @@ def _explicit_mask(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
     if not mask.causal:
         return mask.allowed
     return torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+
+
+def _softmax_with_sinks(scores: Tensor, allowed: Tensor | None, sinks: Tensor) -> Tensor:
+    """Return the softmax over the allowed keys and the sink (N,) of each head, without the weight of the sink."""
+    sink = sinks[:, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
+    if allowed is not None:
+        allowed = torch.cat((allowed, allowed.new_ones(*allowed.shape[:-1], 1)), dim=-1)
+    return masked_softmax(torch.cat((scores, sink), dim=-1), allowed)[..., :-1]
 
 
 def masked_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:

@@ -26,7 +26,7 @@ from clearhead.architecture import (
 )
 from clearhead.model.attend import Scoring
 from clearhead.model.context import AttentionContext, KeyValue, RelativeEncodings
-from clearhead.model.norms import build_norm, root_mean_square
+from clearhead.model.norms import build_head_norm, root_mean_square
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -54,9 +54,11 @@ class Attention(nn.Module):
         self.key = nn.Linear(width, num_kv_heads * head_width, bias=config.input_bias)
         self.value = nn.Linear(width, num_kv_heads * value_width, bias=config.input_bias)
         self.output = nn.Linear(num_heads * value_width, width, bias=config.output_bias)
-        head_norm = config.head_norm.norm if isinstance(config.head_norm, HeadNorm) else None
-        self.query_norm = build_norm(head_norm, head_width) if head_norm else nn.Identity()
-        self.key_norm = build_norm(head_norm, head_width) if head_norm else nn.Identity()
+        norm = config.head_norm if isinstance(config.head_norm, HeadNorm) else None
+        self.query_norm = build_head_norm(norm, num_heads, head_width) if norm else nn.Identity()
+        self.key_norm = build_head_norm(norm, num_kv_heads, head_width) if norm else nn.Identity()
+        self.norm_after_rotation = norm is not None and norm.after_rotation
+        self.sinks = nn.Parameter(torch.zeros(num_heads)) if config.sinks else None
         self.relative = _RelativeTerm(config, width) if isinstance(config.position, RelativeSinusoid) else None
 
     def forward(self, x: Tensor, context: AttentionContext, encoder_output: Tensor | KeyValue | None = None) -> Tensor:
@@ -80,6 +82,7 @@ class Attention(nn.Module):
             softcap=self.config.softcap,
             temperature=self.score_temperature(context, q.dtype),
             bias=bias,
+            sinks=self.sinks,
             dropout=self.dropout if self.training else 0.0,
         )
         return self.output(merge_heads(context.kernel(self.apply_query_temperature(q, context), k, v, scoring)))
@@ -99,9 +102,12 @@ class Attention(nn.Module):
 
     def norm_and_rotate(self, heads: Tensor, norm: nn.Module, context: AttentionContext) -> Tensor:
         """Normalize and rotate queries or keys (B, N or K, T, H)."""
-        heads = norm(heads)
+        if not self.norm_after_rotation:
+            heads = norm(heads)
         if context.rotation is not None:
             heads = context.rotation.rotate(heads)
+        if self.norm_after_rotation:
+            heads = norm(heads)
         if isinstance(self.config.head_norm, RotatedHeadNorm):
             heads = root_mean_square(heads, self.config.head_norm.epsilon).to(heads.dtype)
         return heads

@@ -5,11 +5,16 @@
 The placement determines where the norms n are applied. A is attention and F the feed-forward branch; dropout follows
 each branch:
 
-    pre                 post                sandwich                 parallel
-    x = x + A(n(x))     x = n(x + A(x))     x = x + n'(A(n(x)))      h = n(x)
-    x = x + F(n(x))     x = n(x + F(x))     x = x + n'(F(n(x)))      x = x + A(h) + F(h)
+    pre                 post                sandwich                 branch
+    x = x + A(n(x))     x = n(x + A(x))     x = x + n'(A(n(x)))      x = x + n(A(x))
+    x = x + F(n(x))     x = n(x + F(x))     x = x + n'(F(n(x)))      x = x + n(F(x))
 
-Each residual has its own norms. Cross-attention is a third branch between A and F, of the same form.
+    parallel                       parallel_norms
+    h = n(x)                       x = x + A(n(x)) + F(n'(x))
+    x = x + A(h) + F(h)
+
+Each residual has its own norms. Cross-attention is a third branch between A and F, of the same form. The config's
+`branch_scale` multiplies what a branch adds.
 """
 
 from collections.abc import Callable
@@ -47,16 +52,26 @@ class Residual(nn.Module):
 
     def __init__(self, layer: Layer, width: int, dropout: float):
         super().__init__()
-        self.placement = layer.placement
-        self.norm = build_norm(layer.norm, width)
-        self.branch_norm = build_norm(layer.norm, width) if layer.placement == "sandwich" else nn.Identity()
+        self.placement, self.scale = layer.placement, layer.branch_scale
+        self.norm = nn.Identity() if layer.placement == "branch" else build_norm(layer.norm, width)
+        has_branch_norm = layer.placement in ("sandwich", "branch")
+        self.branch_norm = build_norm(layer.norm, width) if has_branch_norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         """x (B, T, D) -> (B, T, D)."""
         if self.placement == "post":
-            return self.norm(x + self.dropout(branch(x)))
-        return x + self.dropout(self.branch_norm(branch(self.norm(x))))
+            return self.norm(x + self.dropout(self.normalize_and_scale(branch(x))))
+        return x + self.run_branch(x, branch)
+
+    def run_branch(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what a branch adds to the residual stream x, unless the norm follows the sum: (B, T, D)."""
+        return self.dropout(self.normalize_and_scale(branch(self.norm(x))))
+
+    def normalize_and_scale(self, branch_output: Tensor) -> Tensor:
+        """Return the output of a branch as it is added to the residual stream."""
+        normed: Tensor = self.branch_norm(branch_output)
+        return normed if self.scale == 1.0 else normed * self.scale
 
 
 class Block(nn.Module):
@@ -87,6 +102,9 @@ class Block(nn.Module):
         """
         if self.layer.placement == "parallel":
             return self.attention_residual(x, lambda h: self.attention(h, context) + self.feed_forward(h))
+        if self.layer.placement == "parallel_norms":
+            after_attention = self.attention_residual(x, partial(self.attention, context=context))
+            return after_attention + self.feed_forward_residual.run_branch(x, self.feed_forward)
         x = self.attention_residual(x, partial(self.attention, context=context))
         if encoder_output is not None:
             attend = partial(self.cross_attention, context=cross_context, encoder_output=encoder_output)

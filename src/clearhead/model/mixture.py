@@ -8,7 +8,7 @@ No token is dropped. For each token x:
     scores   p = softmax(z) or σ(z), over all experts
     chosen   the experts with the largest p (+ selection bias), within the best groups
     weights  w = p of the chosen experts (÷ their sum) · scale
-    output   y = Σ w_e E_e(x), or Σ E_e(w_e x), + shared(x)
+    output   y = Σ w_e E_e(x), or Σ E_e(w_e x), + shared(x) (· σ(w_s x))
 """
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from clearhead.architecture import ExpertGroups, Experts
 from clearhead.model.attend import apply_softcap
-from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
+from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer, multiply_gate
 
 
 class RouterLayer(nn.Module):
@@ -30,6 +30,7 @@ class RouterLayer(nn.Module):
         self.config = config.router
         self.num_chosen = config.num_chosen
         self.weight = nn.Parameter(torch.empty(config.num_experts, width))
+        self.bias = nn.Parameter(torch.zeros(config.num_experts)) if config.router.bias else None
         bias = torch.zeros(config.num_experts) if config.router.selection_bias else None
         self.register_buffer("selection_bias", bias)  # updated by load balancing, not by gradients
 
@@ -51,7 +52,8 @@ class RouterLayer(nn.Module):
     def logits(self, x: Tensor) -> Tensor:
         """x (M, D) -> (M, E)."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        return apply_softcap(functional.linear(x.to(dtype), self.weight.to(dtype)), self.config.softcap)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return apply_softcap(functional.linear(x.to(dtype), self.weight.to(dtype), bias), self.config.softcap)
 
     def scores(self, logits: Tensor) -> Tensor:
         """logits (M, E) -> (M, E)."""
@@ -87,7 +89,12 @@ class MixtureLayer(nn.Module):
         self.gate = nn.Parameter(torch.empty(num_experts, expert_width, width)) if config.expert.gated else None
         self.up = nn.Parameter(torch.empty(num_experts, expert_width, width))
         self.down = nn.Parameter(torch.empty(num_experts, width, expert_width))
+        has_bias, has_gate = config.expert.bias, config.expert.bias and config.expert.gated
+        self.gate_bias = nn.Parameter(torch.zeros(num_experts, expert_width)) if has_gate else None
+        self.up_bias = nn.Parameter(torch.zeros(num_experts, expert_width)) if has_bias else None
+        self.down_bias = nn.Parameter(torch.zeros(num_experts, width)) if has_bias else None
         self.shared = None if config.shared is None else FeedForwardLayer(config.shared, width, dropout)
+        self.shared_gate = nn.Linear(width, 1, bias=False) if config.shared_gate else None
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -109,18 +116,25 @@ class MixtureLayer(nn.Module):
                 expert_out = self.run_expert(expert, tokens[token]) * weight
             out.index_add_(0, token, expert_out.to(out.dtype))  # under autocast, experts return another dtype
         if self.shared is not None:
-            out = out + self.shared(tokens)
+            shared = self.shared(tokens)
+            out = out + (shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * shared)
         return (out / self.config.divisor if self.config.divisor != 1.0 else out).view_as(x)
 
     def run_expert(self, expert: int, x: Tensor) -> Tensor:
         """Run tokens (m, D) through one expert: (m, D)."""
-        hidden = self.multiply(x, self.up, expert)
+        hidden = _add_bias(self.multiply(x, self.up, expert), self.up_bias, expert)
         if self.gate is None:
             hidden = self.activation(hidden)
         else:
-            hidden = self.activation(self.multiply(x, self.gate, expert)) * hidden
-        return self.multiply(self.dropout(hidden), self.down, expert)
+            gate = _add_bias(self.multiply(x, self.gate, expert), self.gate_bias, expert)
+            hidden = multiply_gate(gate, hidden, self.activation, self.config.expert.clamp)
+        return _add_bias(self.multiply(self.dropout(hidden), self.down, expert), self.down_bias, expert)
 
     def multiply(self, x: Tensor, matrices: Tensor, expert: int) -> Tensor:
         """Return x Wᵀ with the matrix W of one expert. Packed weights override this (backends/packed)."""
         return functional.linear(x, matrices[expert])
+
+
+def _add_bias(x: Tensor, biases: Tensor | None, expert: int) -> Tensor:
+    """Add the bias of one expert to x (m, F or D), if experts have one."""
+    return x if biases is None else x + biases[expert]

@@ -16,6 +16,7 @@ from clearhead.architecture import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,
+    LongRopeScaling,
     RelativeBuckets,
     Rope,
     SinusoidalPositions,
@@ -35,7 +36,7 @@ def sinusoids(positions: Tensor, width: int, config: SinusoidalPositions, dtype:
     num_sines = (width + 1) // 2
     steps = torch.arange(num_sines, device=positions.device, dtype=compute_dtype)
     span = max(num_sines - 1, 1) if config.layout == "halves_to_end" else width / 2
-    angles = positions[..., None].to(compute_dtype) / 10000 ** (steps / span)
+    angles = (positions[..., None] + config.offset).to(compute_dtype) / 10000 ** (steps / span)
     pair = (angles.sin().to(dtype), angles.cos().to(dtype))
     if config.layout == "interleaved":
         return torch.stack(pair, dim=-1).flatten(-2)[..., :width]
@@ -72,7 +73,7 @@ def make_rotation(rope: Rope, positions: Tensor, width: int, dtype: torch.dtype)
     compute_dtype = torch.promote_types(dtype, torch.float32)
     frequencies = rope_frequencies(rope, positions, rope.width or width, compute_dtype)
     angles = positions[:, None, :, None].to(compute_dtype) * frequencies
-    factor = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling) else 1.0
+    factor = rope.scaling.attention_factor if isinstance(rope.scaling, YarnScaling | LongRopeScaling) else 1.0
     return Rotation((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype), rope.pairing)
 
 
@@ -94,6 +95,13 @@ def rope_frequencies(rope: Rope, positions: Tensor, width: int, dtype: torch.dty
             return llama3_frequencies(frequencies, rope.scaling)
         case YarnScaling():
             return _yarn_frequencies(frequencies, rope.theta, rope.scaling)
+        case LongRopeScaling():
+            # As with dynamic scaling, keys cached at another length are not rotated again.
+            short, long = (
+                1 / (torch.tensor(factors, dtype=dtype, device=positions.device) * rope.theta**exponents)
+                for factors in (rope.scaling.short_factors, rope.scaling.long_factors)
+            )
+            return torch.where(positions.max() + 1 > rope.scaling.original_context, long, short)
 
 
 def llama3_frequencies(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

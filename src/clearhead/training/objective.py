@@ -93,7 +93,7 @@ def cpu_training_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) ->
     PyTorch's kernel in float32. The backward pass of that kernel is five times slower in bfloat16 than in float32
     (PyTorch 2.13, AVX-512).
     """
-    has_extras = any(extra is not None for extra in (scoring.bias, scoring.softcap, scoring.temperature))
+    has_extras = any(extra is not None for extra in (scoring.bias, scoring.softcap, scoring.temperature, scoring.sinks))
     only_causal = scoring.mask.causal and not has_extras
     if q.dtype == torch.bfloat16 and only_causal and q.shape == k.shape and q.shape[-2] <= MAX_MATMUL_LENGTH:
         mask = q.new_full((q.shape[-2], k.shape[-2]), -torch.inf).triu(1)

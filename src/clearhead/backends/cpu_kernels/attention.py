@@ -43,7 +43,8 @@ def kernel_accepts(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> bool:
     """Return whether the kernel computes attention with these tensors and this scoring."""
     if not is_inference() or q.device.type != "cpu":
         return False
-    only_scaled = (scoring.softcap, scoring.temperature, scoring.bias, scoring.dropout) == (None, None, None, 0.0)
+    extras = (scoring.softcap, scoring.temperature, scoring.bias, scoring.sinks)
+    only_scaled = extras == (None,) * 4 and scoring.dropout == 0.0
     one_dtype = q.dtype == k.dtype == v.dtype and q.dtype in (torch.float32, torch.bfloat16)
     one_mask_for_all_heads = scoring.mask.allowed is None or scoring.mask.allowed.shape[1] == 1
     no_past = not scoring.mask.causal or q.shape[2] == k.shape[2]

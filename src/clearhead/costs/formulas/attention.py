@@ -108,7 +108,8 @@ def _is_fused(attention: GroupedAttention | LatentAttention, workload: Workload,
         widths = _latent_score_widths(attention, _is_absorbed(workload, num_queries))
     else:
         has_score_temperature = isinstance(attention.temperature, ScoreTemperature)
-        if not is_fusible(attention.softcap, attention.temperature if has_score_temperature else None):
+        temperature = attention.temperature if has_score_temperature else None
+        if attention.sinks or not is_fusible(attention.softcap, temperature):
             return False
         widths = key_value_shape(attention)[1:]
         has_learned_bias = isinstance(attention.position, RelativeBuckets | RelativeSinusoid)

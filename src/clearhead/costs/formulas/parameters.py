@@ -111,7 +111,9 @@ def _grouped_attention_parameters(config: GroupedAttention, width: int) -> int:
     output_width = config.num_heads * value_width
     count = width * input_width + output_width * width + input_width * config.input_bias + width * config.output_bias
     if isinstance(config.head_norm, HeadNorm):
-        count += 2 * _norm_parameters(config.head_norm.norm, head_width)
+        num_norms = 2 if config.head_norm.scope == "shared" else config.num_heads + num_kv_heads
+        count += num_norms * _norm_parameters(config.head_norm.norm, head_width)
+    count += config.num_heads * config.sinks
     if isinstance(config.position, RelativeSinusoid):
         count += width * query_width + 2 * query_width
     return count
@@ -130,17 +132,21 @@ def _branch_parameters(config: FeedForward | Experts, width: int) -> int:
     if isinstance(config, FeedForward):
         return _feed_forward_parameters(config, width)
     shared = _feed_forward_parameters(config.shared, width) if config.shared else 0
-    return config.num_experts * (width + _feed_forward_parameters(config.expert, width)) + shared
+    per_expert = width + config.router.bias + _feed_forward_parameters(config.expert, width)
+    return config.num_experts * per_expert + shared + width * config.shared_gate
 
 
 def _feed_forward_parameters(config: FeedForward, width: int) -> int:
     num_inputs = 1 + config.gated  # matrices from the model's width to the inner width
-    return (num_inputs + 1) * width * config.width + (num_inputs * config.width + width) * config.bias
+    matrices = (num_inputs + 1) * width * config.width
+    learned_activation = 2 if config.activation == "xielu" else 0
+    return matrices + (num_inputs * config.width + width) * config.bias + learned_activation
 
 
 def _norm_parameters(config: Norm, width: int) -> int:
-    has_bias = isinstance(config, DeviationNorm) or (isinstance(config, LayerNorm) and config.bias)
-    return width * (1 + has_bias)
+    if isinstance(config, LayerNorm):
+        return width * (config.weight + config.bias)
+    return width * (2 if isinstance(config, DeviationNorm) else 1)
 
 
 def _num_norms(layer: Layer) -> int:
