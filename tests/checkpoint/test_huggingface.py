@@ -195,7 +195,7 @@ def test_a_tensor_in_two_shards_is_rejected(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "llamma"}, "unknown model_type 'llamma'; did you mean 'llama'"),
+        ({"model_type": "llamma"}, "models of type 'llamma' are not supported; docs/models.md lists"),
         ({"hidden_size": "wide"}, "'hidden_size' must be a whole number, not 'wide'"),
         ({"hidden_size": -1}, "'hidden_size' is -1"),
         ({"hidden_size": None}, "has no 'hidden_size'"),

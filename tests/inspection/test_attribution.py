@@ -13,6 +13,7 @@ from tests.inspection.toy_traces import TOKENS, trace_toy
 from tests.model.toys import decoder, stack, toy
 
 FAMILIES = ("gpt2", "llama-3.1-8b", "gemma-3-1b", "palm-540b", "deepseek-v3", "bloom-560m", "t5-small", "grok-1")
+FAMILIES += ("pythia-160m", "olmo-2-1b", "granite-3.1-2b", "minitron-4b", "olmo-1b")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

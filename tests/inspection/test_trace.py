@@ -35,7 +35,7 @@ from tests.toy_presets import shrink
 FAMILIES = (
     "gpt2", "gpt3-175b", "gopher-280b", "palm-540b", "llama-3.1-8b", "mistral-7b", "smollm3-3b", "qwen3-30b-a3b",
     "gemma-3-1b", "deepseek-v2", "deepseek-v3", "llama-4-scout", "grok-1", "grok-2", "bloom-560m", "mpt-7b",
-    "bert-base", "t5-small", "bart-base", "marian", "transformer-base",
+    "bert-base", "t5-small", "bart-base", "marian", "transformer-base", "pythia-160m", "olmo-2-1b", "gpt-oss-20b",
 )  # fmt: skip
 TOKENS, SOURCE = [3, 14, 15, 9, 2, 6, 5, 3, 14, 8], [2, 7, 18, 28, 1, 8, 2]
 

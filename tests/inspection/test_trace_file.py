@@ -17,7 +17,9 @@ from tests.toy_presets import shrink
 TOKENS, SOURCE = [3, 14, 15, 9, 2, 6, 5], [2, 7, 18, 28]
 
 
-@pytest.mark.parametrize("name", ["gemma-3-1b", "deepseek-v3", "gopher-280b", "grok-2", "llama-4-scout", "t5-small"])
+@pytest.mark.parametrize(
+    "name", ["gemma-3-1b", "deepseek-v3", "gopher-280b", "grok-2", "llama-4-scout", "t5-small", "gpt-oss-20b"]
+)
 def test_save_and_load_restore_the_trace(name, tmp_path):
     model = Model(toy(shrink(preset(name))))
     source = SOURCE if model.config.is_encoder_decoder else None

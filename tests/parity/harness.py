@@ -93,7 +93,7 @@ def randomize(model: nn.Module, draw: Draw = draw_default) -> None:
 def fan_in(name: str, tensor: Tensor, model: nn.Module) -> int:
     """Return the number of inputs of a matrix."""
     owner = model.get_submodule(name.rpartition(".")[0])
-    stored_in_out = type(owner).__name__ in ("Conv1D", "Llama4TextExperts")
+    stored_in_out = type(owner).__name__ in ("Conv1D", "Llama4TextExperts", "GptOssExperts")
     return tensor.shape[-2] if stored_in_out else tensor.shape[-1]
 
 

@@ -10,6 +10,7 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     assembly           stored tensors to a network, by a table of names
     placement          one stored tensor to its place in a network: checked, converted, packed
     tensors            tensors by name, read when needed; safetensors files
+    mxfp4              weights of 4 bits in safetensors files (gpt-oss)
     folder_tokenizer   the tokenizer in a model folder
     replacement        a saved folder replaces the old one in one step
     huggingface        Hugging Face folders

@@ -106,19 +106,23 @@ def read_special_ids(folder: Path, settings: Settings) -> dict[str, int | list[i
 def _language_settings(settings: Settings) -> Settings:
     """Return the settings of the language model: all of them, or `text_config` of a model that also reads images.
 
-    `tie_word_embeddings` of the outer settings takes precedence.
+    `tie_word_embeddings` of the outer settings takes precedence, and `is_text_part` tells the families that the class
+    is that of the whole model.
     """
     inner, tied = settings.object("text_config"), "tie_word_embeddings"
     if not inner.data:
         return settings
     outer = {tied: settings.data[tied]} if tied in settings else {}
-    return Settings({**inner.data, **outer}, inner.where)
+    return Settings({**inner.data, **outer, "is_text_part": True}, inner.where)
 
 
 def _config_from(family: Family, settings: Settings, tensor_names: set[str] | None) -> ModelConfig:
     """Return the config that config.json describes, adjusted to the stored tensors if their names are known."""
     assert family.read_config is not None
-    config = family.read_config(_language_settings(settings))
+    language_settings = _language_settings(settings)
+    config = family.read_config(language_settings)
+    if config.decoder is not None:
+        language_settings.allow_only("is_causal", True)  # transformers reads it in every class with a causal mask
     return config if tensor_names is None else family.adjust_config(config, tensor_names)
 
 

@@ -10,6 +10,7 @@ This is the only package in which names of models decide anything. docs/add-a-fa
     rope           rotary settings in both directions
     gpt_style      parts shared by GPT, BERT, BLOOM, MPT, BART and the Transformer of 2017
     llama_style    parts shared by LLaMA, Qwen, Gemma, DeepSeek, Llama 4 and Grok
+    decoders       decoder-only model types that are rows of a table (decoders_*: the rows, decoder_*: what a row means)
     gguf           metadata and tensor names of GGUF files
     ctranslate2    settings and tensor names of Marian models in CTranslate2's format
     bart, bert, bloom, deepseek, gemma, gopher, gpt, gpt_neo, grok, llama, llama4, mpt, palm, qwen, t5, transformer
@@ -19,11 +20,12 @@ Importing this package does not import torch.
 """
 
 from clearhead.architecture import ModelConfig
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.errors import ClearheadError, quote, unknown_name
 from clearhead.families import (
     bart,
     bert,
     bloom,
+    decoders,
     deepseek,
     gemma,
     gopher,
@@ -69,6 +71,7 @@ FAMILIES: tuple[Family, ...] = (
     transformer.FAMILY,
     gopher.FAMILY,
     palm.FAMILY,
+    *decoders.FAMILIES,
 )
 
 
@@ -88,8 +91,10 @@ def preset(name: str) -> ModelConfig:
 def family_of_type(model_type: str) -> Family:
     """Return the family that reads a config.json with this `model_type`."""
     families = {known_type: family for family in FAMILIES for known_type in family.model_types}
-    if model_type not in families:
-        raise unknown_name("model_type", model_type, families)
+    if model_type not in families:  # a similar name would not help: the type belongs to the model
+        raise ClearheadError(
+            f"models of type {quote(model_type)} are not supported; docs/models.md lists the {len(families)} that are"
+        )
     return families[model_type]
 
 

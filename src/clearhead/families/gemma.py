@@ -106,6 +106,8 @@ PRESETS = {
 def read_config(settings: Settings) -> ModelConfig:
     """Return the config that a config.json describes."""
     settings.allow_only("use_bidirectional_attention", False)
+    if settings.boolean("is_text_part", False):  # transformers' class of the whole model ignores it
+        settings.allow_only("final_logit_softcapping")
     width, num_layers = settings.integer("hidden_size", 2304), settings.integer("num_hidden_layers", 26)
     activation = settings.activation("hidden_activation", "gelu_pytorch_tanh")
     norm = _unit_offset_norm(settings.number("rms_norm_eps", 1e-6))
@@ -159,7 +161,8 @@ def read_rope(settings: Settings, layer_type: str, context: int) -> Rope:
     parameters = settings.object("rope_parameters").object(layer_type)
     if layer_type == FULL:
         scaling = settings.object("rope_scaling")
-        parameters = Settings({**parameters.data, **scaling.data}, scaling.where)
+        # transformers reads `type` only if there is no `rope_type`, and here there always is one
+        parameters = Settings({"rope_type": "default", **parameters.data, **scaling.data}, scaling.where)
         theta = settings.number("rope_theta", _GLOBAL_THETA)
     else:
         theta = settings.number("rope_local_base_freq", _LOCAL_THETA)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.errors import ClearheadError, quote
 from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import (
     LAYER,
@@ -148,7 +148,8 @@ def gguf_architecture(metadata: Mapping[str, Any]) -> GgufArchitecture:
     """Return the architecture that a file's metadata names."""
     name = str(metadata.get("general.architecture"))
     if name not in ARCHITECTURES:
-        raise unknown_name("GGUF architecture", name, ARCHITECTURES)
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise ClearheadError(f"GGUF files of the architecture {quote(name)} are not supported; supported are {known}")
     return ARCHITECTURES[name]
 
 

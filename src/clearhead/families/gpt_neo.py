@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.architecture import Causal, GroupedAttention, ModelConfig, SlidingWindow
 from clearhead.errors import ClearheadError
-from clearhead.families.family import Family, Preset, require_round_trip
+from clearhead.families.family import Family, Preset, look_up_layer_type, require_round_trip
 from clearhead.families.gpt import GPT2_NAMES, GPT2_NAMES_BY_ACTIVATION, gpt_config
 from clearhead.families.gpt_style import multi_head_attention, stack_parts
 from clearhead.families.settings import Settings
@@ -59,11 +59,15 @@ def read_config(settings: Settings) -> ModelConfig:
 def read_patterns(settings: Settings, num_layers: int) -> list[Pattern]:
     """Return the attention pattern of each layer.
 
-    `attention_types` is a list of [names, repetitions], such as [[["global", "local"], 12]].
+    `attention_types` is a list of [names, repetitions], such as [[["global", "local"], 12]]. The older list
+    `attention_layers` has an entry for each layer and takes precedence.
     """
     window = SlidingWindow(size=settings.integer("window_size", 256))
     patterns: dict[str, Pattern] = {"global": Causal(), "local": window}
     names: list[str] = []
+    listed = settings.per_layer("attention_layers", num_layers)
+    if listed:
+        return [look_up_layer_type(patterns, name, settings) for name in listed]
     for group in settings.array("attention_types"):
         match group:
             case [[*repeated], int(times)] if len(repeated) * times <= num_layers:

@@ -181,6 +181,7 @@ def read_config(settings: Settings) -> ModelConfig:
 def read_rotated(settings: Settings, num_layers: int) -> tuple[bool, ...]:
     """Return for each layer whether it has rotary positions: in `no_rope_layers`, 1 means that it has."""
     settings.allow_only("use_sliding_window", False)
+    settings.allow_only("layer_types", ["full_attention"] * num_layers)
     every = settings.integer("no_rope_layer_interval", 4, at_least=1)
     flags = settings.per_layer("no_rope_layers", num_layers) or [(index + 1) % every for index in range(num_layers)]
     return tuple(bool(flag) for flag in flags)

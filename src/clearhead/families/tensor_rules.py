@@ -3,8 +3,8 @@
     NAMES = {"h.{layer}.attn.c_attn.weight": Fused(("…query.weight", "…key.weight", "…value.weight"), transposed=True)}
 
 A name table maps each foreign name, the name in the checkpoint, to one of our names, or to a rule. One table serves
-loading (`split`) and saving (`join`). `{layer}` and `{expert}` stand for numbers, and `name[{expert}]` is
-one expert's slice of our stacked tensor. An entry applies if the network has the tensors it names.
+loading (`split`) and saving (`join`). `{layer}`, `{expert}`, `{head}` and `{kv_head}` stand for numbers, and
+`name[{expert}]` is one expert's slice of our stacked tensor. An entry applies if the network has the tensors it names.
 """
 
 import re
@@ -44,12 +44,14 @@ class Copy(TensorRule):
     """The foreign tensor is one of ours, possibly stored as (in, out).
 
     If the foreign name depends on the network (T5 calls the up projection `wi`, but `wi_1` beside a gate), `only_with`
-    and `only_without` name one of our tensors that the network must or must not have.
+    and `only_without` name one of our tensors that the network must or must not have. `only_placements` are the norm
+    placements of the layer for which the entry applies (Falcon).
     """
 
     transposed: bool = False
     only_with: str | None = None
     only_without: str | None = None
+    only_placements: tuple[str, ...] = ()
 
     def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         return [foreign.transpose(-2, -1) if self.transposed else foreign]
@@ -92,6 +94,63 @@ class FusedPerHead(TensorRule):
 
 
 @dataclass(frozen=True)
+class FusedPerGroup(TensorRule):
+    """For each key-value head, the foreign tensor holds its query heads, then its key, then its value (Falcon).
+
+    With one key-value head this is `Fused`, with as many as query heads `FusedPerHead`.
+    """
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        num_kv_heads = shapes[1][0] // head_width(config)
+        groups = foreign.reshape(num_kv_heads, -1, head_width(config), *foreign.shape[1:])
+        return [part.flatten(0, 2) for part in (groups[:, :-2], groups[:, -2:-1], groups[:, -1:])]
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        import torch
+
+        num_kv_heads = len(parts[1]) // head_width(config)
+        groups = [part.reshape(num_kv_heads, -1, head_width(config), *part.shape[1:]) for part in parts]
+        return torch.cat(groups, dim=1).flatten(0, 2)
+
+
+@dataclass(frozen=True)
+class FusedInBlocks(TensorRule):
+    """The foreign tensor has `num_blocks` blocks of rows, each with the same share of each of ours (CodeGen)."""
+
+    num_blocks: int = 1
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        blocks = foreign.reshape(self.num_blocks, len(self.own_names), -1, *foreign.shape[1:])
+        return [part.flatten(0, 1) for part in blocks.unbind(1)]
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        import torch
+
+        blocks = [part.reshape(self.num_blocks, -1, *part.shape[1:]) for part in parts]
+        return torch.stack(blocks, dim=1).flatten(0, 2)
+
+
+@dataclass(frozen=True)
+class Alternating(TensorRule):
+    """The rows of two of our tensors alternate along the last dimension of the foreign one (gpt-oss).
+
+    If transposed, our rows are the columns of the foreign tensor.
+    """
+
+    transposed: bool = False
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        parts = [foreign[..., ::2], foreign[..., 1::2]]
+        return [part.transpose(-2, -1) if self.transposed else part for part in parts]
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        import torch
+
+        parts = [part.transpose(-2, -1) if self.transposed else part for part in parts]
+        return torch.stack(parts, dim=-1).flatten(-2)
+
+
+@dataclass(frozen=True)
 class Interleaved(TensorRule):
     """The rotary pairs of a query or key matrix are neighboring rows (2j, 2j + 1); ours are rows (j, j + half)."""
 
@@ -129,6 +188,24 @@ class PlusOne(TensorRule):
 NameTable = Mapping[str, str | TensorRule]  # a plain string stands for Copy((string,))
 
 
+def renamed(names: NameTable, changes: Mapping[str, str | None]) -> NameTable:
+    """Return a table with parts of its foreign names replaced, without the entries that have a part given as None."""
+    table = {}
+    for name, rule in names.items():
+        found = [part for part in changes if part in name]
+        if any(changes[part] is None for part in found):
+            continue
+        for part in found:
+            name = name.replace(part, changes[part] or "")
+        table[name] = rule
+    return table
+
+
+def with_biases(modules: Mapping[str, str]) -> NameTable:
+    """Return entries for the weight and the bias of each module, given as foreign name -> our name."""
+    return {f"{theirs}.{part}": f"{ours}.{part}" for theirs, ours in modules.items() for part in ("weight", "bias")}
+
+
 def head_width(config: ModelConfig) -> int:
     """Return the head width of grouped attention, which is the same in all layers."""
     attention = config.output_stack.layers[0].attention
@@ -145,22 +222,28 @@ def expand_table(table: NameTable, config: ModelConfig, own_names: set[str]) -> 
     num_layers = max(len(stack.layers) for stack in stacks)
     feed_forwards = [layer.feed_forward for stack in stacks for layer in stack.layers]
     num_experts = max((part.num_experts for part in feed_forwards if isinstance(part, Experts)), default=0)
+    attention = config.output_stack.layers[0].attention
+    num_kv_heads = attention.num_kv_heads if isinstance(attention, GroupedAttention) else 0
+    counts = {"{expert}": num_experts, "{head}": attention.num_heads, "{kv_head}": num_kv_heads}
     for pattern, rule in table.items():
         rule = Copy((rule,)) if isinstance(rule, str) else rule
         for layer in range(num_layers) if "{layer}" in pattern else (0,):
             names = [name.replace("{layer}", str(layer)) for name in rule.own_names]
-            present = all(name.removesuffix("[{expert}]") in own_names for name in names)
-            if not present or not _condition_holds(rule, layer, own_names):
+            present = all(re.sub(r"\[\{\w+\}\]$", "", name) in own_names for name in names)
+            if not present or not _condition_holds(rule, layer, own_names, config):
                 continue
-            for expert in range(num_experts) if "{expert}" in pattern else (0,):
-                foreign_name = pattern.replace("{layer}", str(layer)).replace("{expert}", str(expert))
-                filled_in = tuple(name.replace("{expert}", str(expert)) for name in names)
+            index = next((placeholder for placeholder in counts if placeholder in pattern), None)
+            for number in range(counts[index]) if index else (0,):
+                foreign_name = pattern.replace("{layer}", str(layer)).replace(index or "{expert}", str(number))
+                filled_in = tuple(name.replace(index or "{expert}", str(number)) for name in names)
                 yield foreign_name, replace(rule, own_names=filled_in)
 
 
-def _condition_holds(rule: TensorRule, layer: int, own_names: set[str]) -> bool:
+def _condition_holds(rule: TensorRule, layer: int, own_names: set[str], config: ModelConfig) -> bool:
     if not isinstance(rule, Copy):
         return True
+    if rule.only_placements and config.output_stack.layers[layer].placement not in rule.only_placements:
+        return False
     needed, excluded = (name and name.replace("{layer}", str(layer)) for name in (rule.only_with, rule.only_without))
     return (needed is None or needed in own_names) and excluded not in own_names
 
