@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,17 +10,16 @@ from clearhead.api import Model, load
 from clearhead.checkpoint import replacement
 from clearhead.checkpoint.replacement import replace_folder
 from clearhead.errors import ClearheadError
+from tests.checkpoint import interrupted_saves
 from tests.checkpoint.tiny import same_network, tiny_network
+from tests.forked_command import call_in_fork
 
 KINDS = ["native", "huggingface", "shards", "renames", "in-place"]
 
 
 def kill_saves(kind, folder, num_kills):
     """Return how often each model was found, and assert that nothing else was."""
-    command = [sys.executable, "-W", "ignore", "-m", "tests.checkpoint.interrupted_saves"]
-    result = subprocess.run(
-        [*command, kind, str(folder / "model"), str(num_kills)], capture_output=True, text=True, check=False
-    )
+    result = call_in_fork(lambda: interrupted_saves.main(kind, folder / "model", num_kills))
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout.splitlines()[-1])
     found = report["found"]

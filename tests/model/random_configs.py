@@ -6,6 +6,7 @@ def test_something(config): ...
 """
 
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import HealthCheck, reject, settings
@@ -18,14 +19,20 @@ from clearhead.errors import ClearheadError
 @st.composite
 def valid_configs(draw: st.DrawFn, config: type) -> Any:
     """Draw a config of this class that passes its own validation."""
-    hints = get_type_hints(config)
+    strategies = strategies_by_field(config)
     for _ in range(20):
-        values = {item.name: draw(field_values(hints[item.name], item.name)) for item in fields(config)}
+        values = {name: draw(strategy) for name, strategy in strategies.items()}
         try:
             return config(**values)
         except ClearheadError:
             continue
     return reject()
+
+
+@cache  # hypothesis checks a strategy once, so a new one for every draw would take most of the time
+def strategies_by_field(config: type) -> dict[str, st.SearchStrategy[Any]]:
+    hints = get_type_hints(config)
+    return {item.name: field_values(hints[item.name], item.name) for item in fields(config)}
 
 
 def field_values(hint: Any, name: str) -> st.SearchStrategy[Any]:

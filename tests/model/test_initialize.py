@@ -13,6 +13,7 @@ from clearhead.architecture import (
     DeviationNorm,
     Embedding,
     Experts,
+    FanInInitial,
     FeedForward,
     Head,
     HeadNorm,
@@ -29,7 +30,7 @@ from clearhead.architecture import (
     Stack,
     XavierInitial,
 )
-from clearhead.families import preset
+from clearhead.families import preset, shrink
 from clearhead.model import initialize
 from clearhead.model.transformer import Transformer
 from tests.model.toys import grouped, latent, layer
@@ -45,7 +46,7 @@ EXPERTS = Experts(
 PLAIN = FeedForward(width=100, activation="relu", bias=True)
 
 
-def config_with_all_weights(initial: NormalInitial | XavierInitial) -> ModelConfig:
+def config_with_all_weights(initial: NormalInitial | XavierInitial | FanInInitial) -> ModelConfig:
     """Return an encoder-decoder config that has every kind of weight."""
     embedding = Embedding(
         vocab_size=300,
@@ -74,7 +75,7 @@ def config_with_all_weights(initial: NormalInitial | XavierInitial) -> ModelConf
     )
 
 
-def initial_parameters(initial: NormalInitial | XavierInitial) -> dict[str, torch.Tensor]:
+def initial_parameters(initial: NormalInitial | XavierInitial | FanInInitial) -> dict[str, torch.Tensor]:
     """Return the freshly initialized parameters by name."""
     torch.manual_seed(0)
     return dict(Transformer(config_with_all_weights(initial)).named_parameters())
@@ -99,7 +100,7 @@ def test_the_table_in_the_docstring_covers_all_parameters():
     assert {table_row(name) for name in initial_parameters(NormalInitial())} == set(rows)
 
 
-@pytest.mark.parametrize("initial", [NormalInitial(), XavierInitial()], ids=["normal", "xavier"])
+@pytest.mark.parametrize("initial", [NormalInitial(), XavierInitial(), FanInInitial()], ids=str)
 def test_norms_start_as_the_identity_and_biases_at_zero(initial):
     parameters = initial_parameters(initial)
     for name, parameter in parameters.items():
@@ -160,6 +161,34 @@ def test_xavier_matrices_are_uniform_within_their_bound():
             assert 0.95 * bound < parameter.abs().max() <= bound, name
             count = parameter.numel()
             assert abs(parameter.var().item() / (bound**2 / 3) - 1) < 4 * math.sqrt(0.8 / count), name
+
+
+def test_xavier_with_tables_also_draws_embeddings_and_the_head():
+    """The code of the Annotated Transformer draws every parameter with more than one dimension."""
+    for name, parameter in initial_parameters(XavierInitial(tables=True)).items():
+        if table_row(name) in ("embeddings", "matrices", "branch outputs"):
+            bound = math.sqrt(6 / (parameter.shape[-2] + parameter.shape[-1]))
+            assert 0.95 * bound < parameter.abs().max() <= bound, name
+
+
+def test_fan_in_keeps_the_size_of_inputs_and_draws_standard_normal_embeddings():
+    for name, parameter in initial_parameters(FanInInitial()).items():
+        if table_row(name) == "embeddings":
+            assert_normal(parameter, 1.0, name)
+        elif table_row(name) in ("matrices", "branch outputs"):
+            assert_normal(parameter, parameter.shape[-1] ** -0.5, name)
+
+
+def test_palm_starts_with_logits_of_order_one():
+    """Embeddings from N(0, 1) and logits times width^-0.5; at toy size the factor follows the width."""
+    config = shrink(preset("palm-540b"))
+    assert config.head.scale == config.width**-0.5
+    torch.manual_seed(0)
+    network = Transformer(config)
+    tokens = torch.randint(0, config.vocab_size, (4, 16))
+    with torch.no_grad():
+        assert 0.5 < network(tokens).std() < 2.0
+        assert 0.9 < network.decoder.embedding(tokens, torch.arange(16)[None]).std() < 1.1
 
 
 def test_shared_and_tied_tables_exist_once():

@@ -7,6 +7,7 @@ A comparison of logits proves something only if it fails for a wrong config; `ch
 
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from clearhead.architecture import (
@@ -36,6 +37,9 @@ WITHOUT_EFFECT = {
 INSTEAD_OF_NONE: dict[str, Any] = {"softcap": 2.0, "clip": 0.3, "scale": 0.9, "renormalize_epsilon": 1e-20}
 
 
+hints_of = cache(get_type_hints)
+
+
 def mutants(config: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
     """Yield (path of the changed field, config with that change) for every single change."""
     yield from mutate_part(config, "")
@@ -43,7 +47,7 @@ def mutants(config: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
 
 def mutate_part(part: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield every version of a dataclass with one change in one of its fields, or deeper inside."""
-    hints = get_type_hints(type(part))
+    hints = hints_of(type(part))
     for field in fields(part):
         if field.name in WITHOUT_EFFECT:
             continue

@@ -68,6 +68,19 @@ def test_byte_level_encodes_as_the_library_does():
     assert tokenizer.special_ids == {0, 1, 2}
 
 
+def test_a_letter_that_is_a_token_of_its_own_is_decoded_as_text():
+    """DeepSeek lists letters such as ü as user-defined tokens; in the alphabet of bytes, ü is byte 252."""
+    metadata = byte_level_metadata()
+    kinds = metadata["tokenizer.ggml.token_type"]
+    letter = metadata["tokenizer.ggml.tokens"].index("ü")
+    assert kinds[letter] == NORMAL
+    kinds[letter] = USER_DEFINED
+    tokenizer = tokenizer_from_gguf(metadata)
+    ids = tokenizer.encode("Zürich, Zürich")
+    assert ids.count(letter) == 2
+    assert tokenizer.decode(ids) == "Zürich, Zürich"
+
+
 def test_byte_level_bos_and_eos_follow_the_metadata_keys():
     plain = byte_level().encode("fox").ids
     assert tokenizer_from_gguf(byte_level_metadata(add_bos_token=True)).encode("fox") == [1, *plain]

@@ -3,8 +3,6 @@
 import base64
 import json
 import struct
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from clearhead.tokenization.byte_level import merges_by_rank
 from clearhead.tokenization.character_map import CharacterMap
 from clearhead.tokenization.load import load_tokenizer
 from clearhead.tokenization.tokenizer_limits import check_vocabulary, parse_tokenizer_json
+from tests.tokenization.measured_forks import measured_forks
 from tests.tokenization.samples import LIBRARY_TOKENIZERS
 
 MAX_SECONDS = 2.0  # for reading the file, encoding a text and decoding it
@@ -161,46 +160,41 @@ REJECTED = {
         "the same key twice",
     ),
 }
-MEASURED = """
-import json, resource, sys, time
-from pathlib import Path
+LOAD = """
 from clearhead.errors import ClearheadError
 from clearhead.tokenization.load import load_tokenizer
-start_seconds = time.process_time()
-try:
-    tokenizer = load_tokenizer(sys.argv[1])
-    outcome = repr(tokenizer.decode(tokenizer.encode("hello " * 100))[:50])
-except ClearheadError as error:
-    outcome = str(error)
-seconds = time.process_time() - start_seconds
-status = Path("/proc/self/status")
-if status.exists():  # a process that was forked from a larger one reports its parent's peak as its own
-    peak = int(status.read_text().split("VmHWM:")[1].split()[0]) << 10
-else:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps([seconds, peak, outcome]))
+
+def run(path):
+    try:
+        tokenizer = load_tokenizer(path)
+        return repr(tokenizer.decode(tokenizer.encode("hello " * 100))[:50])
+    except ClearheadError as error:
+        return str(error)
 """
 
 
-def measure(folder, content):
-    """Load a tokenizer.json in another process; return its processor seconds, peak memory and message."""
-    path = folder / "tokenizer.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", MEASURED, str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    return json.loads(run.stdout)
+@pytest.fixture(scope="module")
+def forks():
+    with measured_forks(LOAD) as measure:
+        yield measure
+
+
+@pytest.fixture
+def measure(forks, tmp_path):
+    """Return a function from the contents of a tokenizer.json to the seconds, peak memory and message of loading it."""
+
+    def load(content):
+        path = tmp_path / "tokenizer.json"
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        return forks(str(path))
+
+    return load
 
 
 @pytest.mark.parametrize("name", REJECTED)
-def test_hostile_files_are_rejected(name, tmp_path):
+def test_hostile_files_are_rejected(name, measure):
     content, message = REJECTED[name]
-    seconds, peak_bytes, outcome = measure(tmp_path, content)
+    seconds, peak_bytes, outcome = measure(content)
     assert message in outcome
     assert len(outcome) < 1000
     assert seconds < MAX_SECONDS
@@ -220,8 +214,8 @@ AT_THE_LIMITS = {
 
 
 @pytest.mark.parametrize("name", AT_THE_LIMITS)
-def test_files_at_the_limits_are_read_or_fail_with_one_message(name, tmp_path):
-    seconds, peak_bytes, _ = measure(tmp_path, AT_THE_LIMITS[name])
+def test_files_at_the_limits_are_read_or_fail_with_one_message(name, measure):
+    seconds, peak_bytes, _ = measure(AT_THE_LIMITS[name])
     assert seconds < 2 * MAX_SECONDS
     assert peak_bytes < 2 * MAX_BYTES
 

@@ -1,11 +1,13 @@
 """Configs that describe a network as plain data. This package imports no torch.
 
     config        a model, its stacks and layers, embedding, output head, dropout, initial weights
+    classifier    scores of labels, and the transform before a head
     attention     grouped and latent attention
     feed_forward  dense feed-forward layers and mixtures of experts
     norms         normalization layers
     positions     position encodings
     patterns      which keys a query may attend to
+    sentence      hidden states to one vector per text
     token_limits  whether a stack can read given tokens
 
 model/ builds a network from a `ModelConfig`; families/ holds the configs of released models.
@@ -19,11 +21,12 @@ from clearhead.architecture.attention import (
     RotatedHeadNorm,
     ScoreTemperature,
 )
+from clearhead.architecture.classifier import Classifier, HeadTransform
 from clearhead.architecture.config import (
     Dropout,
     Embedding,
+    FanInInitial,
     Head,
-    HeadTransform,
     Layer,
     ModelConfig,
     NormalInitial,
@@ -32,9 +35,17 @@ from clearhead.architecture.config import (
 )
 from clearhead.architecture.feed_forward import Activation, ExpertGroups, Experts, FeedForward, GateClamp, Router
 from clearhead.architecture.norms import DeviationNorm, LayerNorm, Norm, RmsNorm
-from clearhead.architecture.patterns import AttentionPattern, Bidirectional, Causal, Chunked, SlidingWindow
+from clearhead.architecture.patterns import (
+    AttentionPattern,
+    Bidirectional,
+    Causal,
+    CenteredWindow,
+    Chunked,
+    SlidingWindow,
+)
 from clearhead.architecture.positions import (
     Alibi,
+    Disentangled,
     DynamicScaling,
     LearnedPositions,
     LinearScaling,
@@ -48,6 +59,14 @@ from clearhead.architecture.positions import (
     SinusoidalPositions,
     YarnScaling,
 )
+from clearhead.architecture.sentence import (
+    Normalize,
+    Pooling,
+    Projection,
+    SentenceConfig,
+    SentenceStep,
+    VectorNorm,
+)
 from clearhead.architecture.token_limits import check_tokens, remaining_positions
 
 __all__ = [
@@ -56,13 +75,17 @@ __all__ = [
     "AttentionPattern",
     "Bidirectional",
     "Causal",
+    "CenteredWindow",
     "Chunked",
+    "Classifier",
     "DeviationNorm",
+    "Disentangled",
     "Dropout",
     "DynamicScaling",
     "Embedding",
     "ExpertGroups",
     "Experts",
+    "FanInInitial",
     "FeedForward",
     "GateClamp",
     "GroupedAttention",
@@ -80,6 +103,9 @@ __all__ = [
     "NoPosition",
     "Norm",
     "NormalInitial",
+    "Normalize",
+    "Pooling",
+    "Projection",
     "QueryTemperature",
     "RelativeBuckets",
     "RelativeSinusoid",
@@ -89,9 +115,12 @@ __all__ = [
     "Router",
     "Scaling",
     "ScoreTemperature",
+    "SentenceConfig",
+    "SentenceStep",
     "SinusoidalPositions",
     "SlidingWindow",
     "Stack",
+    "VectorNorm",
     "XavierInitial",
     "YarnScaling",
     "check_tokens",

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clearhead.architecture.attention import GroupedAttention, LatentAttention
-from clearhead.architecture.feed_forward import Activation, Experts, FeedForward
+from clearhead.architecture.classifier import Classifier, HeadTransform
+from clearhead.architecture.feed_forward import Experts, FeedForward
 from clearhead.architecture.norms import Norm
 from clearhead.architecture.patterns import Bidirectional
 from clearhead.architecture.positions import LearnedPositions, NoPosition, RelativeBuckets, SinusoidalPositions
@@ -27,6 +28,7 @@ class Layer(CheckedConfig):
     cross_attention: GroupedAttention | None = None
     feed_forward: FeedForward | Experts
     norm: Norm
+    attention_norm: bool = True  # False: attention reads the residual stream without a norm (ModernBERT's first layer)
     placement: Literal["pre", "post", "sandwich", "branch", "parallel", "parallel_norms"] = "pre"
     branch_scale: float = 1.0  # multiplies what each branch adds to the residual stream (Granite)
 
@@ -46,7 +48,10 @@ class Layer(CheckedConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Embedding(CheckedConfig):
-    """Token embedding: table lookup · scale, plus token types and positions, then an optional norm."""
+    """Token embedding: table lookup · scale, plus token types and positions, then an optional norm.
+
+    If its tables have another `width` than the model, a linear layer follows (ALBERT, ELECTRA).
+    """
 
     MAY_BE_ZERO = ("num_token_types",)
 
@@ -55,6 +60,7 @@ class Embedding(CheckedConfig):
     positions: LearnedPositions | SinusoidalPositions | None = None
     num_token_types: int = 0  # segment embeddings (BERT)
     norm: Norm | None = None
+    width: int | None = None  # of the tables; None: that of the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +70,7 @@ class Stack(CheckedConfig):
     embedding: Embedding
     layers: tuple[Layer, ...]
     final_norm: Norm | None = None
+    shared_layers: bool = False  # all layers have the same weights (ALBERT)
 
     def __post_init__(self) -> None:
         layers: object = self.layers
@@ -71,27 +78,17 @@ class Stack(CheckedConfig):
             object.__setattr__(self, "layers", tuple(layers))
         super().__post_init__()
         require(len(self.layers) > 0, "a stack needs at least one layer")
+        is_uniform = len(set(self.layers)) == 1
+        require(is_uniform or not self.shared_layers, "layers that share their weights must have equal configs")
         tables = {
             (layer.attention.position, layer.attention.num_heads)
             for layer in self.layers
-            if isinstance(layer.attention.position, RelativeBuckets)
+            if isinstance(layer.attention.position, RelativeBuckets) and not layer.attention.position.per_layer
         }
         require(
             len(tables) <= 1,
             "all layers of a stack share one RelativeBuckets table; give them the same RelativeBuckets and num_heads",
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadTransform(CheckedConfig):
-    """norm(activation(W h + b)), applied to hidden states before the logits (BERT)."""
-
-    activation: Activation
-    norm: Norm
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.activation != "xielu", "xielu has learned numbers of its own, which a HeadTransform does not have")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +134,18 @@ class NormalInitial(CheckedConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class XavierInitial:
+class XavierInitial(CheckedConfig):
     """Draw matrices uniformly from ± √(6 / (rows + columns)) (Glorot & Bengio 2010; book C3)."""
+
+    tables: bool = False  # draw embeddings and head likewise (Annotated Transformer); otherwise from N(0, 1/D)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanInInitial(CheckedConfig):
+    """Draw matrices from N(0, 1 / columns) and embeddings from N(0, 1) (PaLM §2).
+
+    The norms inside each block do not apply to the embeddings, and a tied head is scaled by 1/√width instead.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +163,9 @@ class ModelConfig(CheckedConfig):
     head: Head | None = None
     share_embeddings: bool = False  # encoder and decoder share one token table
     pooler: bool = False  # tanh(W h_first + b) for sentence tasks (BERT); see Transformer.pool
+    classifier: Classifier | None = None  # scores of labels; see Transformer.classify
     dropout: Dropout = field(default_factory=Dropout)
-    initial: NormalInitial | XavierInitial = field(default_factory=NormalInitial)
+    initial: NormalInitial | XavierInitial | FanInInitial = field(default_factory=NormalInitial)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -170,6 +178,11 @@ class ModelConfig(CheckedConfig):
                     (layer.cross_attention is not None) == cross,
                     f"{name} layer {number} must {'' if cross else 'not '}have cross_attention in this model",
                 )
+        if self.classifier is not None:
+            require(self.pooler or self.classifier.reads != "pooled", "a classifier that reads 'pooled' needs a pooler")
+            require(not both, "a classifier needs a model with one stack")
+        if self.head is not None and self.output_stack.embedding.width is not None:
+            require(self.head.transform is not None, "a head after an embedding of another width needs a transform")
         if self.share_embeddings:
             assert self.encoder is not None
             assert self.decoder is not None

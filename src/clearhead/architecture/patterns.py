@@ -32,4 +32,11 @@ class Chunked(CheckedConfig):
     size: int
 
 
-AttentionPattern = Bidirectional | Causal | SlidingWindow | Chunked
+@dataclass(frozen=True, kw_only=True)
+class CenteredWindow(CheckedConfig):
+    """A query attends to itself and to the tokens up to `reach` places before and after it (ModernBERT)."""
+
+    reach: int
+
+
+AttentionPattern = Bidirectional | Causal | SlidingWindow | Chunked | CenteredWindow

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from clearhead.architecture.norms import LayerNorm
 from clearhead.config import CheckedConfig
 from clearhead.errors import require
 
@@ -163,12 +164,13 @@ class Rope(CheckedConfig):
 class RelativeBuckets(CheckedConfig):
     """Add one learned number per head and bucket of key - query distance to the scores (T5).
 
-    All layers of a stack share one table.
+    All layers of a stack share one table, or each has its own (UMT5).
     """
 
     num_buckets: int = 32
     max_distance: int = 128
     bidirectional: bool = False
+    per_layer: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -198,8 +200,29 @@ class RelativeSinusoid:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Disentangled(CheckedConfig):
+    """Add scores of queries and keys with encoded distances (DeBERTa, He et al. 2021); see model/disentangled.py.
+
+    A table of 2 · num_buckets rows, which all layers share, encodes distances up to max_distance.
+    """
+
+    num_buckets: int
+    max_distance: int
+    norm: LayerNorm
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        half = self.num_buckets // 2
+        require(half >= 1, f"Disentangled.num_buckets is {self.num_buckets}; it must be at least 2")
+        require(
+            self.max_distance > half + 1,
+            f"Disentangled.max_distance is {self.max_distance}; it must be greater than {half + 1}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoPosition:
     """Attention without positions. A causal mask still carries some information about order (book B4)."""
 
 
-Position = Rope | RelativeBuckets | Alibi | RelativeSinusoid | NoPosition
+Position = Rope | RelativeBuckets | Alibi | RelativeSinusoid | Disentangled | NoPosition

@@ -32,17 +32,22 @@ from clearhead.backends.modules import (
     set_packed_weight,
 )
 from clearhead.backends.packed import (
+    CPU_BLOCK_TYPES,
     ELEMENTS_PER_CHUNK,
     NATIVE_BLOCK_TYPES,
+    PACKED_PARTS,
     Bits,
     PackedWeight,
+    is_consistent,
     pack,
     pack_gguf_blocks,
 )
 
 __all__ = [
+    "CPU_BLOCK_TYPES",
     "ELEMENTS_PER_CHUNK",
     "NATIVE_BLOCK_TYPES",
+    "PACKED_PARTS",
     "AcceleratedStack",
     "AsyncTokens",
     "Bits",
@@ -61,6 +66,7 @@ __all__ = [
     "find_new_kernels",
     "fused_linear",
     "has_independent_rows",
+    "is_consistent",
     "is_packable",
     "is_packed",
     "load_kernel_library",

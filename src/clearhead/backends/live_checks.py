@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clearhead.architecture import Causal, Chunked, SlidingWindow
 from clearhead.backends.capability import DTYPES, Backend, unsupported_reason, unsupported_weights
 from clearhead.backends.cpu_kernels import is_inference, kernels_support_prompts
-from clearhead.backends.modules import PackedLinear
+from clearhead.backends.modules import PackedLinear, PackedMatrix
 from clearhead.cache import KeyValueCache, PackedCache
 from clearhead.model import (
     Attention,
@@ -60,6 +60,10 @@ def unsupported_network_reason(network: Transformer, backend: Backend) -> str | 
         return reason
     if backend != "cpu" and not _has_original_modules(network, backend):
         return "modules were replaced or have hooks"
+    if backend != "cpu" and any(
+        isinstance(part, PackedMatrix) and not part.packed.is_simple for part in network.modules()
+    ):
+        return "packed weights of 5 or 6 bits or with blocks of 256 values are not supported"
     return None
 
 

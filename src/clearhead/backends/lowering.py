@@ -11,7 +11,7 @@ No weight is stored twice: after merging, the modules hold views of the merged m
 objects, so that an optimizer created earlier still trains them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, cast
 
@@ -36,10 +36,31 @@ LinearModule = nn.Linear | PackedLinear
 
 
 @dataclass(frozen=True)
+class PackedParts:
+    """Packed weights of different formats, one below the other: (N, K)."""
+
+    parts: tuple[PackedWeight, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all parts."""
+        return sum(part.num_bytes for part in self.parts)
+
+    def unpack(self, dtype: torch.dtype) -> Tensor:
+        """Dequantize to (N, K)."""
+        return torch.cat([part.unpack(dtype) for part in self.parts])
+
+
+@dataclass(frozen=True)
 class Projection:
     """A weight (N, K), plain or packed, and its bias (N,)."""
 
-    weight: Tensor | PackedWeight
+    weight: Tensor | PackedWeight | PackedParts
     bias: Tensor | None
 
     @property
@@ -51,11 +72,11 @@ class Projection:
     def num_bytes(self) -> int:
         """Memory of the weight, without the bias."""
         weight = self.weight
-        return weight.num_bytes if isinstance(weight, PackedWeight) else weight.numel() * weight.element_size()
+        return weight.numel() * weight.element_size() if isinstance(weight, Tensor) else weight.num_bytes
 
     def plain_weight(self, dtype: torch.dtype) -> Tensor:
         """Return the weight, unpacked to `dtype` if it is packed."""
-        return self.weight.unpack(dtype) if isinstance(self.weight, PackedWeight) else self.weight
+        return self.weight if isinstance(self.weight, Tensor) else self.weight.unpack(dtype)
 
 
 @dataclass(frozen=True)
@@ -113,8 +134,12 @@ class LoweredBlock:
         return self.query_key_value, self.attention_output, self.gate_and_up, self.down
 
 
-def lower_block(block: Block) -> LoweredBlock:
-    """Collect the weights and settings of a block that `capability.unsupported_reason` accepts; merge its weights."""
+def lower_block(block: Block, *, keep_formats: bool = False) -> LoweredBlock:
+    """Collect the weights and settings of a block that `capability.unsupported_reason` accepts; merge its weights.
+
+    With `keep_formats`, packed queries, keys and values of different formats become PackedParts; otherwise they are
+    unpacked to be merged.
+    """
     attention, feed_forward, config = block.attention, block.feed_forward, block.layer.feed_forward
     assert isinstance(attention, Attention)
     assert isinstance(feed_forward, FeedForwardLayer)
@@ -132,7 +157,7 @@ def lower_block(block: Block) -> LoweredBlock:
     return LoweredBlock(
         placement=block.layer.placement,
         attention=lower_attention(attention),
-        query_key_value=merge_projections(attention.query, attention.key, attention.value),
+        query_key_value=merge_projections(attention.query, attention.key, attention.value, keep_formats=keep_formats),
         attention_output=merge_projections(attention.output),
         attention_residual=block.attention_residual,
         cross_attention=cross,
@@ -196,14 +221,26 @@ def rotation_table(
 # --- merging
 
 
-def merge_projections(*modules: LinearModule) -> Projection:
-    """Return one projection with the rows of all modules, which then hold views of its weight and bias."""
+def merge_projections(*modules: LinearModule, keep_formats: bool = False) -> Projection:
+    """Return one projection with the rows of all modules, which then hold views of its weight and bias.
+
+    With `keep_formats`, packed weights of different formats stay as they are.
+    """
+    packed = [module.packed for module in modules if isinstance(module, PackedLinear)]
+    has_all_biases = len({module.bias is None for module in modules}) == 1
+    if keep_formats and len(packed) == len(modules) and has_all_biases and len({each.format for each in packed}) > 1:
+        return Projection(PackedParts(tuple(packed)), _merge_biases(modules))
+    return Projection(merge_weights(modules), _merge_biases(modules))
+
+
+def _merge_biases(modules: tuple[LinearModule, ...]) -> Tensor | None:
+    """Return the biases of all modules, which then hold views of them; None if there are none."""
     biases = [module.bias for module in modules if module.bias is not None]
     merged = _concatenate_rows([bias.detach() for bias in biases]) if biases else None
     if merged is not None:
         for bias, part in zip(biases, merged.split([len(bias) for bias in biases]), strict=True):
             bias.data = part
-    return Projection(merge_weights(modules), merged)
+    return merged
 
 
 def merge_weights(modules: tuple[LinearModule, ...]) -> Tensor | PackedWeight:
@@ -212,7 +249,7 @@ def merge_weights(modules: tuple[LinearModule, ...]) -> Tensor | PackedWeight:
         module = modules[0]
         return module.packed if isinstance(module, PackedLinear) else module.weight.detach().contiguous()
     packed = [module for module in modules if isinstance(module, PackedLinear)]
-    if len(packed) == len(modules) and len({(m.quants.dtype, m.offsets is None) for m in packed}) == 1:
+    if len(packed) == len(modules) and len({module.packed.format for module in packed}) == 1:
         return _merge_packed_weights(packed)
     if packed:  # formats differ, so the merged weight is unpacked
         return torch.cat([module.weight.detach() for module in modules])
@@ -225,13 +262,8 @@ def merge_weights(modules: tuple[LinearModule, ...]) -> Tensor | PackedWeight:
 
 def _merge_packed_weights(modules: list[PackedLinear]) -> PackedWeight:
     parts = [module.packed for module in modules]
-    offsets = [part.offsets for part in parts if part.offsets is not None]
-    merged = PackedWeight(
-        _concatenate_rows([part.quants for part in parts]),
-        _concatenate_rows([part.scales for part in parts]),
-        _concatenate_rows(offsets) if offsets else None,
-        parts[0].columns,
-    )
+    names = parts[0].tensors
+    merged = replace(parts[0], **{name: _concatenate_rows([part.tensors[name] for part in parts]) for name in names})
     start = 0
     for module, part in zip(modules, parts, strict=True):
         module.set_packed(merged.rows(slice(start, start + part.shape[0])))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from clearhead.architecture import Head
 from clearhead.backends.cpu_kernels import multiply, unpack
 from clearhead.backends.memory import return_freed_memory
-from clearhead.backends.packed import Bits, PackedWeight, pack
+from clearhead.backends.packed import PACKED_PARTS, Bits, PackedWeight, pack
 from clearhead.errors import ClearheadError
 from clearhead.model import LogitHead, MixtureLayer, Transformer, apply_softcap
 
@@ -28,6 +28,9 @@ class PackedMatrix(nn.Module):
     quants: Tensor
     scales: Tensor
     offsets: Tensor | None
+    high_bits: Tensor | None
+    group_scales: Tensor | None
+    group_offsets: Tensor | None
 
     def __init__(self, packed: PackedWeight, dtype: torch.dtype):
         super().__init__()
@@ -36,14 +39,13 @@ class PackedMatrix(nn.Module):
 
     def set_packed(self, packed: PackedWeight) -> None:
         """Replace the buffers by those of `packed`."""
-        self.register_buffer("quants", packed.quants)
-        self.register_buffer("scales", packed.scales)
-        self.register_buffer("offsets", packed.offsets)
+        for name in PACKED_PARTS:
+            self.register_buffer(name, getattr(packed, name))
 
     @property
     def packed(self) -> PackedWeight:
         """The weight, which shares memory with the buffers."""
-        return PackedWeight(self.quants, self.scales, self.offsets, self.columns)
+        return PackedWeight(**{name: getattr(self, name) for name in PACKED_PARTS}, columns=self.columns)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Cast or move the module. Casting must not round the scales, so they are viewed as integers meanwhile."""

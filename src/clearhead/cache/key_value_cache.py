@@ -15,6 +15,7 @@ from torch import Tensor
 from clearhead.architecture import (
     AttentionPattern,
     Bidirectional,
+    CenteredWindow,
     Chunked,
     GroupedAttention,
     LatentAttention,
@@ -33,7 +34,7 @@ def _build_store(layer: Layer, slack: int) -> Store:
     match layer.attention.pattern:
         case SlidingWindow(size=size) | Chunked(size=size):
             return SlidingStore(size, slack)
-        case Bidirectional():
+        case Bidirectional() | CenteredWindow():
             raise ClearheadError(
                 "bidirectional layers cannot be cached, because new tokens change the earlier ones; run without a cache"
             )

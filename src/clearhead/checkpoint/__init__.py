@@ -12,14 +12,24 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     tensors            tensors by name, read when needed; safetensors files
     mxfp4              weights of 4 bits in safetensors files (gpt-oss)
     folder_tokenizer   the tokenizer in a model folder
+    generation_rules   tokens that generation must or must not give
+    labels             the labels of a classification head
+    sentence_folder    the files that the sentence-transformers library adds to a folder
     replacement        a saved folder replaces the old one in one step
     huggingface        Hugging Face folders
     native             Clearhead's own folders
+    packed_weights     packed weights in these folders
     recurrent          recurrent networks in Clearhead's own folders
     gguf_model         models in GGUF files
     gguf               GGUF files: header and tensors
     gguf_header        the parser of their header
     gguf_blocks        their quantized block formats
+    gguf_codebooks     block formats whose quants are entries of a table
+    gguf_fields        the fields of a block
+    gguf_save          models to GGUF files
+    gguf_writer        the writer of these files
+    gguf_quantizers    weights to quantized blocks
+    importance         how much each input of a linear layer matters on a text
     ctranslate2_model  Marian models in CTranslate2 folders
     ctranslate2        CTranslate2 files
     llama2c            llama2.c files
@@ -29,16 +39,22 @@ Each format has its own strict reader, which rejects a damaged file in one sente
 from clearhead.checkpoint.adapter import Adapter, is_adapter, merge_adapter, read_adapter, save_adapter
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.checkpoint.formats import check_save_folder, open_model, read_config
+from clearhead.checkpoint.gguf_save import GGUF_FILE_TYPES, save_gguf
 from clearhead.checkpoint.huggingface import CONFIG_FILE, save_folder
+from clearhead.checkpoint.importance import measure_importance
 from clearhead.checkpoint.interface import LoadOptions, ModelParts, Progress, Weights
+from clearhead.checkpoint.labels import Labels
 from clearhead.checkpoint.locations import resolve_path
 from clearhead.checkpoint.native import save_native
-from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent
+from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent, read_recurrent_config
 from clearhead.checkpoint.replacement import replace_folder
+from clearhead.checkpoint.sentence_folder import save_sentence_pooler
 
 __all__ = [
     "CONFIG_FILE",
+    "GGUF_FILE_TYPES",
     "Adapter",
+    "Labels",
     "LoadOptions",
     "ModelParts",
     "Progress",
@@ -48,13 +64,17 @@ __all__ = [
     "is_recurrent",
     "load_folder_tokenizer",
     "load_recurrent",
+    "measure_importance",
     "merge_adapter",
     "open_model",
     "read_adapter",
     "read_config",
+    "read_recurrent_config",
     "replace_folder",
     "resolve_path",
     "save_adapter",
     "save_folder",
+    "save_gguf",
     "save_native",
+    "save_sentence_pooler",
 ]

@@ -5,7 +5,13 @@ tokenizer = load_folder_tokenizer(Path("SmolLM2-135M"))
 
 from pathlib import Path
 
-from clearhead.tokenization import Tokenizer, find_marian_files, load_marian_tokenizer, load_tokenizer
+from clearhead.tokenization import (
+    Tokenizer,
+    find_marian_files,
+    has_merge_files,
+    load_marian_tokenizer,
+    load_tokenizer,
+)
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.model")
 
@@ -19,4 +25,6 @@ def load_folder_tokenizer(folder: Path) -> Tokenizer | None:
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether `load_folder_tokenizer` would find a tokenizer."""
-    return find_marian_files(folder) is not None or any((folder / file).is_file() for file in _TOKENIZER_FILES)
+    if find_marian_files(folder) is not None or has_merge_files(folder):
+        return True
+    return any((folder / file).is_file() for file in _TOKENIZER_FILES)

@@ -22,6 +22,7 @@ from clearhead.checkpoint.llama2c import is_llama2c, load_llama2c, read_llama2c_
 from clearhead.checkpoint.locations import resolve_path
 from clearhead.checkpoint.native import DESCRIPTION_FILE, load_native, read_native_config
 from clearhead.checkpoint.replacement import check_complete, restore_previous
+from clearhead.checkpoint.sentence_folder import network_folder
 from clearhead.errors import ClearheadError
 from clearhead.files import check_path_length
 from clearhead.tokenization import Tokenizer
@@ -44,7 +45,7 @@ FORMATS = (
     ),
     Format(lambda path: (path / DESCRIPTION_FILE).is_file(), read_native_config, load_native),
     Format(is_ctranslate2, read_ctranslate2_config, load_ctranslate2),
-    Format(lambda path: (path / CONFIG_FILE).is_file(), read_folder_config, load_folder),
+    Format(lambda path: (network_folder(path) / CONFIG_FILE).is_file(), read_folder_config, load_folder),
 )
 
 

@@ -3,10 +3,10 @@
     loaded = load_gguf(Path("model.gguf"), LoadOptions(weights="stored"))
 
 The header is parsed once, for config, weights and tokenizer. With stored weights, matrices whose blocks the kernels can
-use (Q4_0, Q4_1, Q8_0) go from the file to the network as they are and are never dequantized.
+use (Q4_0, Q4_1 and Q8_0; on a CPU also Q5_0, Q5_1, Q4_K, Q5_K and Q6_K) are never dequantized.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Rope
-from clearhead.backends import NATIVE_BLOCK_TYPES, PackedWeight, pack_gguf_blocks
+from clearhead.backends import CPU_BLOCK_TYPES, NATIVE_BLOCK_TYPES, PackedWeight, pack_gguf_blocks
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
@@ -27,10 +27,10 @@ from clearhead.families import Settings, family_of_type, gguf_architecture, gguf
 from clearhead.model import llama3_frequencies
 from clearhead.tokenization import Tokenizer, tokenizer_from_gguf
 
-TOKEN_TABLE, _ROTARY_DIVISORS = "token_embd.weight", "rope_freqs.weight"
+TOKEN_TABLE, ROTARY_DIVISORS = "token_embd.weight", "rope_freqs.weight"
 _THREAD_COUNT_LOCK = Lock()
 # GGUF key -> key in transformers' config.json
-_SPECIAL_ID_KEYS = {
+SPECIAL_ID_KEYS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
     "tokenizer.ggml.eos_token_id": "eos_token_id",
     "tokenizer.ggml.padding_token_id": "pad_token_id",
@@ -45,21 +45,23 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
         options = replace(options, dtype=table.block_type.dtype)
     if options.progress is not None:
         options.progress("", 0, len(file.tensors))
-    read = partial(_read_stored, file) if options.weights == "stored" else file.read
+    on_cpu = options.device is None or torch.device(options.device).type == "cpu"
+    block_types = CPU_BLOCK_TYPES if on_cpu else NATIVE_BLOCK_TYPES
+    read = partial(_read_stored, file, block_types) if options.weights == "stored" else file.read
     naming = NamingScheme(table=architecture.tensor_names, ignored_tensors=architecture.ignored_tensors)
     # Packing works on large pieces, which several threads share well.
     with _single_thread() if options.bits is None else nullcontext():
         tensors = LazyTensors(file.tensors, read)
         network = assemble_network(config_of(file), tensors, str(path), naming, options)
-    ids = {name: to_plain_value(file.metadata.get(key)) for key, name in _SPECIAL_ID_KEYS.items()}
+    ids = {name: to_plain_value(file.metadata.get(key)) for key, name in SPECIAL_ID_KEYS.items()}
     special_ids = Settings(ids, str(path)).special_ids()
     return ModelParts(network, _tokenizer_of(file), family_of_type(architecture.model_type), special_ids)
 
 
-def _read_stored(file: GgufFile, name: str) -> Tensor | PackedWeight:
-    """Return a matrix with its quantized blocks if the kernels support their type, and any other tensor as numbers."""
+def _read_stored(file: GgufFile, block_types: Collection[str], name: str) -> Tensor | PackedWeight:
+    """Return a matrix with its quantized blocks if their type is one of these, and any other tensor as numbers."""
     tensor = file.tensors[name]
-    if len(tensor.shape) != 2 or tensor.block_type.name not in NATIVE_BLOCK_TYPES:
+    if len(tensor.shape) != 2 or tensor.block_type.name not in block_types:
         return file.read(name)
     return pack_gguf_blocks(torch.from_numpy(file.read_blocks(name)), tensor.shape[0], tensor.block_type.name)
 
@@ -95,7 +97,7 @@ def config_of(file: GgufFile) -> ModelConfig:
     assert family.read_config is not None
     shapes = {name: tensor.shape for name, tensor in file.tensors.items()}
     config = family.read_config(gguf_settings(file.metadata, shapes, str(file.path)))
-    return _with_llama3_scaling(config, file) if _ROTARY_DIVISORS in shapes else config
+    return _with_llama3_scaling(config, file) if ROTARY_DIVISORS in shapes else config
 
 
 def _with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
@@ -103,11 +105,11 @@ def _with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
     assert config.decoder is not None
     attention = config.decoder.layers[0].attention
     if not isinstance(attention, GroupedAttention) or not isinstance(attention.position, Rope):
-        raise ClearheadError(f"{file.path} has {_ROTARY_DIVISORS}, but its model has no rotary positions to scale")
-    divisors = file.read(_ROTARY_DIVISORS).float()
+        raise ClearheadError(f"{file.path} has {ROTARY_DIVISORS}, but its model has no rotary positions to scale")
+    divisors = file.read(ROTARY_DIVISORS).float()
     scaling = llama3_scaling(divisors, attention.position.theta)
     if scaling is None:
-        raise ClearheadError(f"{file.path}: {_ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
+        raise ClearheadError(f"{file.path}: {ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
     scaled_attention = replace(attention, position=replace(attention.position, scaling=scaling))
     layers = tuple(replace(layer, attention=scaled_attention) for layer in config.decoder.layers)
     return replace(config, decoder=replace(config.decoder, layers=layers))
@@ -115,10 +117,15 @@ def _with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
 
 def llama3_scaling(divisors: Tensor, theta: float) -> Llama3Scaling | None:
     """Return the scaling that a tensor of frequency divisors represents, or None if it is not Llama 3's."""
-    exponents = 2 * divisors.new_tensor(range(len(divisors))) / (2 * len(divisors))
-    frequencies = 1 / theta**exponents
     scaling = Llama3Scaling(
         factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
     )
-    expected = frequencies / llama3_frequencies(frequencies, scaling)
+    expected = llama3_divisors(theta, 2 * len(divisors), scaling)
     return scaling if ((expected - divisors).abs() <= 1e-3 * divisors).all() else None
+
+
+def llama3_divisors(theta: float, head_width: int, scaling: Llama3Scaling) -> Tensor:
+    """Return the numbers by which Llama 3's scaling divides the frequencies of the rotary pairs, (head_width / 2,)."""
+    exponents = torch.arange(0, head_width, 2, dtype=torch.float32) / head_width
+    frequencies = 1 / theta**exponents
+    return frequencies / llama3_frequencies(frequencies, scaling)

@@ -18,18 +18,26 @@ from torch import Tensor
 from clearhead.architecture import ModelConfig
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
+from clearhead.checkpoint.generation_rules import read_generation_ids
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
-from clearhead.checkpoint.placement import stored_tensors
+from clearhead.checkpoint.labels import Labels, read_labels
+from clearhead.checkpoint.placement import network_dtype, stored_tensors
+from clearhead.checkpoint.sentence_folder import load_sentence_pooler, network_folder
 from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.errors import ClearheadError, quote
 from clearhead.families import (
+    CLASSIFIER_NAMES,
+    GENERATION_IDS,
     Family,
+    NameTable,
     Settings,
     TensorRule,
     expand_table,
     family_for,
     family_of_type,
+    replace_head,
     split_expert_index,
+    write_config,
 )
 from clearhead.files import MAX_JSON_TABLE_BYTES, check_path_length, read_json, read_json_object, write_text
 from clearhead.model import Transformer
@@ -45,12 +53,13 @@ _SHARD_BYTES = 5 * 10**9  # the shard size of the Hub's own tools
 
 
 def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
-    """Load a model from a Hugging Face folder."""
+    """Load a model from a Hugging Face folder, or from a folder of the sentence-transformers library."""
+    outer, folder = folder, network_folder(folder)
     settings = _read_settings(folder)
     family = family_of_type(_language_settings(settings).string("model_type"))
     tensors = open_safetensors([folder / name for name in _shard_names(folder)], str(folder))
     naming = NamingScheme(
-        table=family.tensor_names,
+        table=_name_table(family),
         base_model_prefix=family.base_model_prefix,
         legacy_suffixes=family.legacy_suffixes,
         duplicates=family.duplicates,
@@ -60,7 +69,9 @@ def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
         config = _config_from(family, settings, set(tensors))
         network = assemble_network(config, tensors, str(folder), naming, options)
     special_ids = read_special_ids(folder, settings)
-    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids)
+    sentence = load_sentence_pooler(outer, config.width, options, network_dtype(network))
+    labels = read_labels(config.classifier, settings)
+    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids, sentence, labels, folder)
 
 
 @contextmanager
@@ -83,6 +94,7 @@ def _explain_quantization(settings: Settings) -> Iterator[None]:
 
 def read_folder_config(folder: Path) -> ModelConfig:
     """Return the config of a folder without reading its weights; the weight files may still be missing."""
+    folder = network_folder(folder)
     settings = _read_settings(folder)
     family = family_of_type(_language_settings(settings).string("model_type"))
     if (folder / INDEX_FILE).exists():
@@ -90,6 +102,11 @@ def read_folder_config(folder: Path) -> ModelConfig:
     if (folder / WEIGHTS_FILE).exists():
         return _config_from(family, settings, set(open_safetensors([folder / WEIGHTS_FILE], str(folder))))
     return _config_from(family, settings, None)
+
+
+def _name_table(family: Family) -> NameTable:
+    """Return the names of a family's tensors, with those of the classification heads that transformers adds to it."""
+    return {**CLASSIFIER_NAMES, **family.tensor_names}
 
 
 def _read_settings(folder: Path) -> Settings:
@@ -100,7 +117,10 @@ def _read_settings(folder: Path) -> Settings:
 def read_special_ids(folder: Path, settings: Settings) -> dict[str, int | list[int]]:
     """Return the special ids of a folder; generation_config.json overrides config.json, as in transformers."""
     generation = Settings(read_json_object(folder / _GENERATION_FILE), str(folder / _GENERATION_FILE))
-    return _language_settings(settings).special_ids() | settings.special_ids() | generation.special_ids()
+    ids = _language_settings(settings).special_ids() | settings.special_ids()
+    if generation.data:
+        ids = {name: value for name, value in ids.items() if name not in GENERATION_IDS}
+    return ids | read_generation_ids(generation if generation.data else settings)
 
 
 def _language_settings(settings: Settings) -> Settings:
@@ -123,7 +143,8 @@ def _config_from(family: Family, settings: Settings, tensor_names: set[str] | No
     config = family.read_config(language_settings)
     if config.decoder is not None:
         language_settings.allow_only("is_causal", True)  # transformers reads it in every class with a causal mask
-    return config if tensor_names is None else family.adjust_config(config, tensor_names)
+    config = config if tensor_names is None else family.adjust_config(config, tensor_names)
+    return replace_head(family, config, settings, tensor_names)
 
 
 def read_index(folder: Path) -> dict[str, str]:
@@ -163,6 +184,7 @@ def save_folder(
     folder: Path,
     family: Family | None = None,
     special_ids: dict[str, Any] | None = None,
+    labels: Labels | None = None,
     shard_bytes: int = _SHARD_BYTES,
 ) -> Family:
     """Write config.json and the weights in the format of transformers. Return the family whose format was used.
@@ -170,15 +192,15 @@ def save_folder(
     Without `family`, the first one that can express the config is used. The tokenizer is saved separately.
     """
     family = family or family_for(network.config)
-    if family.write_config is None:
-        raise ClearheadError(f"the {family.name} family has no Hugging Face format; save it as native instead")
+    written = write_config(family, network.config) | (labels.settings() if labels else {})
     tensors = stored_tensors(network)
-    rules = dict(expand_table(family.tensor_names, network.config, set(tensors)))
+    rules = dict(expand_table(_name_table(family), network.config, set(tensors)))
     folder.mkdir(parents=True, exist_ok=True)
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     # transformers replaces an absent id by the default of its class, which may lie outside the vocabulary.
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | (special_ids or {})
-    config = family.write_config(network.config) | {"dtype": dtype} | ids
+    # Some families compute with the id of the padding token and write it themselves.
+    config = written | {"dtype": dtype} | {name: ids[name] for name in ids if name not in written}
     write_text(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
     (folder / _GENERATION_FILE).unlink(missing_ok=True)  # one of an earlier model would override these ids
     shards, total_bytes = _divide_into_shards(rules, tensors, shard_bytes)

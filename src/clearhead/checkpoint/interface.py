@@ -5,13 +5,15 @@ loaded = load_folder(path, LoadOptions(dtype=torch.bfloat16)); loaded.network, l
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from clearhead.backends import Bits
+from clearhead.checkpoint.labels import Labels
 from clearhead.families import Family
-from clearhead.model import Transformer
+from clearhead.model import SentencePooler, Transformer
 from clearhead.tokenization import Tokenizer
 
 Progress = Callable[[str, int, int], None]
@@ -47,3 +49,6 @@ class ModelParts:
     tokenizer: Tokenizer | None = None
     family: Family | None = None
     special_ids: dict[str, Any] = field(default_factory=dict)  # keys are those of transformers, such as "eos_token_id"
+    sentence: SentencePooler | None = None  # how to embed texts; None: the mean of the hidden states
+    labels: Labels | None = None  # of a model that classifies
+    folder: Path | None = None  # the Hugging Face folder whose weights the network has

@@ -4,14 +4,20 @@ save_native(network, folder, family_name="llama"); loaded = load_native(folder)
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from clearhead.architecture import ModelConfig
-from clearhead.checkpoint.assembly import NamingScheme, assemble_network
+from clearhead.checkpoint.assembly import NamingScheme, StoredTensors, assemble_network
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
-from clearhead.checkpoint.placement import stored_tensors
+from clearhead.checkpoint.labels import Labels, read_labels
+from clearhead.checkpoint.packed_weights import PACKED_KEY, join_packed_weights, packed_dtype, split_packed_weights
+from clearhead.checkpoint.placement import network_dtype
+from clearhead.checkpoint.sentence_folder import load_sentence_pooler
 from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.config import from_dict, kind_of, to_dict
 from clearhead.errors import ClearheadError, unknown_name
@@ -22,6 +28,8 @@ from clearhead.tensor_files import write_safetensors
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "clearhead.json", "weights.safetensors"
 _FORMAT_VERSION = 1
+_DTYPE_KEY = "compute_dtype"  # of a network with packed weights; otherwise the weights have it
+_COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TRANSFORMER, RECURRENT = kind_of(Transformer), kind_of(RecurrentTranslator)
 
 
@@ -30,13 +38,19 @@ def save_native(
     folder: Path,
     family_name: str | None = None,
     special_ids: dict[str, Any] | None = None,
+    labels: Labels | None = None,
 ) -> None:
     """Write a network to a folder, which is created if necessary. The tokenizer is saved separately."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in stored_tensors(network).items()}
-    write_safetensors(folder / WEIGHTS_FILE, tensors)
+    tensors, packed_columns = split_packed_weights(network)
+    write_safetensors(
+        folder / WEIGHTS_FILE, {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    )
     description = {"format": _FORMAT_VERSION, "kind": kind_of(type(network)), "family": family_name}
     description |= {"special_ids": special_ids or {}, "model": to_dict(network.config)}
+    description |= {"labels": labels.settings()} if labels is not None else {}
+    if packed_columns:
+        description |= {_DTYPE_KEY: str(packed_dtype(network)).removeprefix("torch."), PACKED_KEY: packed_columns}
     write_text(folder / DESCRIPTION_FILE, json.dumps(description, indent=2) + "\n")
 
 
@@ -44,12 +58,29 @@ def load_native(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
     """Load a Transformer from a folder that `save_native` wrote."""
     config, description = _read_transformer_description(folder)
     where = str(folder / WEIGHTS_FILE)
-    tensors = open_safetensors([folder / WEIGHTS_FILE], where)
+    tensors: StoredTensors = open_safetensors([folder / WEIGHTS_FILE], where)
+    if PACKED_KEY in description:
+        options = _packed_options(description, options)
+        tensors = join_packed_weights(tensors, description, where)  # type: ignore[arg-type]
     network = assemble_network(config, tensors, where, NamingScheme(), options)
     family_name = description.string("family", "")
     family = next((family for family in FAMILIES if family.name == family_name), None)
     special_ids = description.object("special_ids").special_ids()
-    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids)
+    sentence = load_sentence_pooler(folder, config.width, options, network_dtype(network))
+    labels = read_labels(config.classifier, description.object("labels"))
+    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids, sentence, labels)
+
+
+def _packed_options(description: Settings, options: LoadOptions) -> LoadOptions:
+    """Return the options for a folder with packed weights, which keep their format, in the dtype it was saved with."""
+    if options.weights != "full":
+        raise ClearheadError(
+            f"{description.where} describes weights that are already packed; leave out weights={options.weights!r}"
+        )
+    name = description.string(_DTYPE_KEY)
+    if name not in _COMPUTE_DTYPES:
+        raise unknown_name(f"dtype in {description.where}:", name, _COMPUTE_DTYPES)
+    return replace(options, dtype=options.dtype or _COMPUTE_DTYPES[name])
 
 
 def read_native_config(folder: Path) -> ModelConfig:

@@ -25,6 +25,11 @@ def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
     return dict(network.named_parameters()) | dict(network.named_buffers())
 
 
+def network_dtype(network: nn.Module) -> torch.dtype:
+    """Return the dtype of a network's parameters."""
+    return next(network.parameters()).dtype
+
+
 class TensorPlacer:
     """Replaces the tensors of a network on the meta device by those of a checkpoint.
 
@@ -76,8 +81,9 @@ class TensorPlacer:
         assert isinstance(self.network, Transformer)
         self.check_packed_values(name, packed)
         rows = torch.arange(packed.shape[0])[:, None]
-        parts = split(rule, rows, [Size((shape[0], 1)) for shape in shapes], self.network.config)
-        if parts is None or any(shape[1] != packed.columns for shape in shapes):
+        # The rows of all experts are stacked.
+        parts = split(rule, rows, [Size((shape[:-1].numel(), 1)) for shape in shapes], self.network.config)
+        if parts is None or any(shape[-1] != packed.columns for shape in shapes):
             raise self.shape_error(name, packed.shape, shapes)
         for own_name, part in zip(rule.own_names, parts, strict=True):
             own = packed if torch.equal(part, rows) else packed.rows(part[:, 0])
@@ -137,9 +143,11 @@ class TensorPlacer:
 
     def check_packed_values(self, name: str, packed: PackedWeight) -> None:
         """Raise the errors of `check_values`; unpack only if scales and offsets do not already exclude them."""
-        largest = _MAX_QUANT * packed.scales.float().abs().max()
+        # With group scales, quants of 6 bits are multiplied by integers of 8 bits, and offsets by integers of 6 bits.
+        factor = 1 if packed.group_scales is None else _MAX_QUANT
+        largest = factor * _MAX_QUANT * packed.scales.float().abs().max()
         if packed.offsets is not None:
-            largest += packed.offsets.float().abs().max()
+            largest += factor * packed.offsets.float().abs().max()
         if not largest <= torch.finfo(self.dtype or torch.float32).max:  # also if it is NaN
             self.check_values(name, packed.unpack())
 

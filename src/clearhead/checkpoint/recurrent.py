@@ -33,6 +33,13 @@ def is_recurrent(folder: str | Path) -> bool:
     return (path / DESCRIPTION_FILE).is_file() and network_kind(read_description(path)) == RECURRENT
 
 
+def read_recurrent_config(folder: str | Path) -> RecurrentConfig:
+    """Return the config of the network in a native folder without reading its weights."""
+    path = expand_user(folder)
+    check_complete(path)
+    return from_dict(RecurrentConfig, read_description(path).data.get("model"), "model")
+
+
 def load_recurrent(
     folder: Path, dtype: torch.dtype | None = None, device: torch.device | str | None = None
 ) -> tuple[RecurrentTranslator, dict[str, Any]]:

@@ -107,7 +107,7 @@ def _has_few_files(folder: Path) -> bool:
 
 
 def _move_files(staged: Path, folder: Path) -> None:
-    """Give the files directly in `folder` the state of those in `staged`, one by one."""
+    """Give the files directly in `folder` the state of those in `staged`, one by one; add those in its subfolders."""
     (folder / _MARKER).touch()
     _sync_folder(folder)
     for path in _files_of(folder):
@@ -115,6 +115,10 @@ def _move_files(staged: Path, folder: Path) -> None:
             path.unlink()
     for path in _files_of(staged):
         path.replace(folder / path.name)
+    for subfolder in [path for path in staged.iterdir() if path.is_dir() and not path.is_symlink()]:
+        (folder / subfolder.name).mkdir(exist_ok=True)
+        for path in _files_of(subfolder):
+            path.replace(folder / subfolder.name / path.name)
     _sync_folder(folder)
     (folder / _MARKER).unlink()
 

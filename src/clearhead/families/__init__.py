@@ -5,13 +5,17 @@
 This is the only package in which names of models decide anything. docs/add-a-family.md shows how to add one.
 
     family         Family: everything that one family provides
+    tiny           the architecture of a released model at toy size
     settings       Settings: typed access to the values of a config.json
     tensor_rules   how a tensor of a foreign checkpoint holds one or several of ours
     rope           rotary settings in both directions
     gpt_style      parts shared by GPT, BERT, BLOOM, MPT, BART and the Transformer of 2017
     llama_style    parts shared by LLaMA, Qwen, Gemma, DeepSeek, Llama 4 and Grok
+    heads          other heads than the language head of decoders
+    encoder_style  parts shared by the encoders: heads, BERT's tensor names
     decoders       decoder-only model types that are rows of a table (decoders_*: the rows, decoder_*: what a row means)
     gguf           metadata and tensor names of GGUF files
+    gguf_writing   a config as such metadata
     ctranslate2    settings and tensor names of Marian models in CTranslate2's format
     bart, bert, bloom, deepseek, gemma, gopher, gpt, gpt_neo, grok, llama, llama4, mpt, palm, qwen, t5, transformer
                    one family or a few close relatives each
@@ -22,11 +26,15 @@ Importing this package does not import torch.
 from clearhead.architecture import ModelConfig
 from clearhead.errors import ClearheadError, quote, unknown_name
 from clearhead.families import (
+    albert,
     bart,
     bert,
     bloom,
+    deberta,
     decoders,
     deepseek,
+    distilbert,
+    electra,
     gemma,
     gopher,
     gpt,
@@ -34,17 +42,24 @@ from clearhead.families import (
     grok,
     llama,
     llama4,
+    modernbert,
+    mpnet,
     mpt,
+    nomic,
     palm,
     qwen,
+    roberta,
     t5,
     transformer,
 )
 from clearhead.families.ctranslate2 import CTRANSLATE2_MARIAN, marian_config
 from clearhead.families.family import Family
+from clearhead.families.gguf import ARCHITECTURES as GGUF_ARCHITECTURES
 from clearhead.families.gguf import gguf_architecture, gguf_settings, to_plain_value
+from clearhead.families.gguf_writing import gguf_metadata
+from clearhead.families.heads import CLASSIFIER_NAMES, replace_head, write_config
 from clearhead.families.llama import META_LLAMA_NAMES, llama_config
-from clearhead.families.settings import Settings
+from clearhead.families.settings import GENERATION_IDS, Settings
 from clearhead.families.tensor_rules import (
     NUM_LAYERS_PLACEHOLDER,
     NameTable,
@@ -52,6 +67,7 @@ from clearhead.families.tensor_rules import (
     expand_table,
     split_expert_index,
 )
+from clearhead.families.tiny import TinySizes, shrink
 from clearhead.families.transformer import transformer_config
 
 FAMILIES: tuple[Family, ...] = (
@@ -64,6 +80,14 @@ FAMILIES: tuple[Family, ...] = (
     *gpt.FAMILIES,
     gpt_neo.FAMILY,
     bert.FAMILY,
+    roberta.FAMILY,
+    distilbert.FAMILY,
+    mpnet.FAMILY,
+    electra.FAMILY,
+    albert.FAMILY,
+    modernbert.FAMILY,
+    deberta.FAMILY,
+    nomic.FAMILY,
     bloom.FAMILY,
     mpt.FAMILY,
     t5.FAMILY,
@@ -104,7 +128,7 @@ def family_for(config: ModelConfig) -> Family:
         if family.write_config is None:
             continue
         try:
-            family.write_config(config)
+            write_config(family, config)
         except ClearheadError:
             continue
         return family
@@ -112,24 +136,32 @@ def family_for(config: ModelConfig) -> Family:
 
 
 __all__ = [
+    "CLASSIFIER_NAMES",
     "CTRANSLATE2_MARIAN",
     "FAMILIES",
+    "GENERATION_IDS",
+    "GGUF_ARCHITECTURES",
     "META_LLAMA_NAMES",
     "NUM_LAYERS_PLACEHOLDER",
     "Family",
     "NameTable",
     "Settings",
     "TensorRule",
+    "TinySizes",
     "expand_table",
     "family_for",
     "family_of_type",
     "gguf_architecture",
+    "gguf_metadata",
     "gguf_settings",
     "llama_config",
     "marian_config",
     "preset",
     "presets",
+    "replace_head",
+    "shrink",
     "split_expert_index",
     "to_plain_value",
     "transformer_config",
+    "write_config",
 ]

@@ -1,12 +1,16 @@
-"""BART, Marian (OPUS-MT) and Pegasus: the Transformer of 2017 with biases throughout, in three variants.
+"""BART, mBART, Marian (OPUS-MT), Pegasus and M2M-100 (NLLB): the Transformer of 2017 with biases, in five variants.
 
              positions             embedding norm   norm placement   final norm
     bart     learned               yes              post             no
+    mbart    learned               yes              pre              yes
     marian   sines, then cosines   no               post             no
     pegasus  sines, then cosines   no               pre              yes
+    m2m_100  sines, then cosines   no               pre              yes
 
-Source, target and head share one token table; a bias is added to the logits.
-Sources: Lewis et al. 2020, §2.1; Junczys-Dowmunt et al. 2018; Zhang et al. 2020, §6.1; the config.json of each release.
+Source, target and head share one token table; a bias is added to the logits, except in M2M-100, whose positions start
+after the id of the padding token.
+Sources: Lewis et al. 2020, §2.1; Liu et al. 2020, §2.2; Junczys-Dowmunt et al. 2018; Zhang et al. 2020, §6.1; Fan et
+al. 2021; NLLB Team 2022; the config.json of each release.
 """
 
 import math
@@ -27,12 +31,13 @@ from clearhead.architecture import (
     SinusoidalPositions,
     Stack,
 )
+from clearhead.families.bart_names import DUPLICATES, IGNORED_TENSORS, NAMES
 from clearhead.families.family import Family, Preset, require_round_trip, require_type
 from clearhead.families.gpt_style import multi_head_attention
 from clearhead.families.settings import NAMES_BY_ACTIVATION, Settings
-from clearhead.families.tensor_rules import Copy, NameTable, SingleRow
 
-ModelType = Literal["bart", "marian", "pegasus"]
+ModelType = Literal["bart", "mbart", "marian", "pegasus", "m2m_100"]
+_WITH_FINAL_NORM: tuple[ModelType, ...] = ("mbart", "pegasus", "m2m_100")
 NORM = LayerNorm(epsilon=1e-5)  # PyTorch's default; config.json has no setting for it
 
 
@@ -57,19 +62,24 @@ def bart_config(
     scaled: bool,
     target_vocab_size: int | None = None,
     logit_bias: bool = True,
+    padding_id: int = 1,
 ) -> ModelConfig:
     """Return the config of an encoder-decoder.
 
-    `scaled` multiplies embeddings by √width. A `target_vocab_size` gives the target a token table of its own.
+    `scaled` multiplies embeddings by √width. A `target_vocab_size` gives the target a token table of its own. Positions
+    of M2M-100 start after the `padding_id`.
     """
     embedding = Embedding(
         vocab_size=vocab_size,
         scale=math.sqrt(width) if scaled else 1.0,
         positions=SinusoidalPositions(layout="halves"),
     )
-    if model_type == "bart":
+    if model_type in ("bart", "mbart"):
         embedding = replace(embedding, positions=LearnedPositions(num_positions=context, offset=2), norm=NORM)
-    final_norm = NORM if model_type == "pegasus" else None
+    if model_type == "m2m_100":
+        positions = SinusoidalPositions(layout="halves_to_end", offset=padding_id + 1)
+        embedding = replace(embedding, positions=positions)
+    final_norm = NORM if model_type in _WITH_FINAL_NORM else None
 
     def make_layer(size: StackSize, *, is_decoder: bool) -> Layer:
         attention = multi_head_attention(width, size.num_heads, pattern=Bidirectional())
@@ -78,7 +88,7 @@ def bart_config(
             cross_attention=attention if is_decoder else None,
             feed_forward=FeedForward(width=size.feed_forward, activation=activation, bias=True),
             norm=NORM,
-            placement="pre" if model_type == "pegasus" else "post",
+            placement="pre" if final_norm else "post",
         )
 
     return ModelConfig(
@@ -119,6 +129,7 @@ def _bart_preset(
         context=context,
         activation=activation,
         scaled=model_type != "bart",
+        logit_bias=model_type != "m2m_100",
     )
 
 
@@ -128,6 +139,9 @@ PRESETS = {
     # opus-mt-en-de; the vocabulary differs from pair to pair
     "marian": _bart_preset("marian", 512, 6, 8, vocab_size=58101, context=512, activation="silu"),
     "pegasus-large": _bart_preset("pegasus", 1024, 16, 16, vocab_size=96103, context=1024, activation="relu"),
+    "mbart-large-50": _bart_preset("mbart", 1024, 12, 16, vocab_size=250054, context=1024, activation="relu"),
+    "m2m100-418m": _bart_preset("m2m_100", 1024, 12, 16, vocab_size=128112, context=1024, activation="relu"),
+    "nllb-200-600m": _bart_preset("m2m_100", 1024, 12, 16, vocab_size=256206, context=1024, activation="relu"),
 }
 
 
@@ -138,6 +152,8 @@ _IMPLIED_BY_TYPE: dict[ModelType, dict[str, bool]] = {
     "bart": {"normalize_before": False, "normalize_embedding": True, "static_position_embeddings": False},
     "marian": {"normalize_before": False, "normalize_embedding": False, "static_position_embeddings": True},
     "pegasus": {"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True},
+    "mbart": {"normalize_before": True, "normalize_embedding": True, "static_position_embeddings": False},
+    "m2m_100": {"normalize_before": True, "normalize_embedding": False, "static_position_embeddings": True},
 }
 
 
@@ -146,7 +162,7 @@ def read_config(settings: Settings) -> ModelConfig:
     model_type = cast(ModelType, settings.string("model_type"))
     for name, value in _IMPLIED_BY_TYPE[model_type].items():
         settings.allow_only(name, value)
-    settings.allow_only("add_final_layer_norm", model_type == "pegasus")
+    settings.allow_only("add_final_layer_norm", model_type in _WITH_FINAL_NORM)
     settings.allow_only("is_encoder_decoder", True)
     settings.allow_only("is_decoder", False)
     settings.allow_only("tie_word_embeddings", True)
@@ -162,9 +178,10 @@ def read_config(settings: Settings) -> ModelConfig:
         vocab_size=vocab_size,
         target_vocab_size=None if shared else settings.integer("decoder_vocab_size", vocab_size),
         context=settings.integer("max_position_embeddings"),
-        activation=settings.activation("activation_function", "gelu"),
-        scaled=settings.boolean("scale_embedding", False),
-        logit_bias=settings.boolean("final_logits_bias", True),
+        activation=settings.activation("activation_function", "relu" if model_type == "m2m_100" else "gelu"),
+        scaled=settings.boolean("scale_embedding", model_type == "m2m_100"),
+        logit_bias=settings.boolean("final_logits_bias", model_type != "m2m_100"),
+        padding_id=settings.integer("pad_token_id", 1) if model_type == "m2m_100" else 1,
     )
 
 
@@ -186,6 +203,8 @@ ARCHITECTURES = {
     "bart": "BartForConditionalGeneration",
     "marian": "MarianMTModel",
     "pegasus": "PegasusForConditionalGeneration",
+    "mbart": "MBartForConditionalGeneration",
+    "m2m_100": "M2M100ForConditionalGeneration",
 }
 
 
@@ -193,7 +212,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     """Return the config.json that describes a config."""
     encoder, decoder = require_type(Stack, config.encoder), require_type(Stack, config.decoder)
     head, feed_forward = require_type(Head, config.head), require_type(FeedForward, encoder.layers[0].feed_forward)
-    model_type = "pegasus" if encoder.final_norm else "bart" if encoder.embedding.norm else "marian"
+    model_type, positions = _model_type(encoder), encoder.embedding.positions
     data = {
         "architectures": [ARCHITECTURES[model_type]],
         "model_type": model_type,
@@ -209,9 +228,21 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
     }
     if not config.share_embeddings:
         data |= {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": decoder.embedding.vocab_size}
-    if not head.bias:
+    if isinstance(positions, SinusoidalPositions) and positions.offset:
+        data |= {"pad_token_id": positions.offset - 1}
+    elif not head.bias:
         data |= {"final_logits_bias": False}  # a setting of ours; transformers fills in zeros
     return require_round_trip(data, config, read_config)
+
+
+def _model_type(encoder: Stack) -> ModelType:
+    """Return the variant that has the norms and positions of this encoder."""
+    positions = encoder.embedding.positions
+    if encoder.final_norm is None:
+        return "bart" if encoder.embedding.norm else "marian"
+    if encoder.embedding.norm:
+        return "mbart"
+    return "m2m_100" if isinstance(positions, SinusoidalPositions) and positions.offset else "pegasus"
 
 
 def _write_size(stack: Stack, name: str) -> dict[str, int]:
@@ -222,56 +253,10 @@ def _write_size(stack: Stack, name: str) -> dict[str, int]:
     }
 
 
-# --- tensor names
-
-_LAYER_PARTS = {
-    "self_attn.q_proj": "attention.query",
-    "self_attn.k_proj": "attention.key",
-    "self_attn.v_proj": "attention.value",
-    "self_attn.out_proj": "attention.output",
-    "self_attn_layer_norm": "attention_residual.norm",
-    "encoder_attn.q_proj": "cross_attention.query",
-    "encoder_attn.k_proj": "cross_attention.key",
-    "encoder_attn.v_proj": "cross_attention.value",
-    "encoder_attn.out_proj": "cross_attention.output",
-    "encoder_attn_layer_norm": "cross_attention_residual.norm",
-    "fc1": "feed_forward.up",
-    "fc2": "feed_forward.down",
-    "final_layer_norm": "feed_forward_residual.norm",  # the last norm of the layer
-}
-_STACK_PARTS = {
-    "embed_positions": "embedding.positions",
-    "layernorm_embedding": "embedding.norm",
-    "layer_norm": "final_norm",
-    **{f"layers.{{layer}}.{theirs}": f"layers.{{layer}}.{ours}" for theirs, ours in _LAYER_PARTS.items()},
-}
-SOURCE, TARGET = "encoder.embedding.tokens.weight", "decoder.embedding.tokens.weight"
-NAMES: NameTable = {
-    "model.shared.weight": Copy((SOURCE,), only_without=TARGET),
-    "model.encoder.embed_tokens.weight": Copy((SOURCE,), only_with=TARGET),
-    "model.decoder.embed_tokens.weight": TARGET,
-    **{
-        f"model.{stack}.{theirs}.{leaf}": f"{stack}.{ours}.{leaf}"
-        for stack in ("encoder", "decoder")
-        for theirs, ours in _STACK_PARTS.items()
-        for leaf in ("weight", "bias")
-    },
-    "final_logits_bias": SingleRow(("head.bias",)),
-}
-DUPLICATES = {
-    "lm_head.weight": "model.shared.weight",
-    "model.encoder.embed_tokens.weight": "model.shared.weight",
-    "model.decoder.embed_tokens.weight": "model.shared.weight",
-}
-IGNORED_TENSORS = (
-    r"model\.(encoder|decoder)\.embed_positions\.weight",  # fixed sinusoids, which are computed
-    r"model\.(encoder|decoder)\.version",  # version of fairseq's file format
-)
-
 FAMILY = Family(
     name="bart",
     presets=PRESETS,
-    model_types=("bart", "marian", "pegasus"),
+    model_types=("bart", "mbart", "marian", "pegasus", "m2m_100"),
     read_config=read_config,
     write_config=write_config,
     tensor_names=NAMES,

@@ -53,6 +53,7 @@ GPT_NEOX = DecoderRow(
     base_model_prefix="gpt_neox.",
     token_table="gpt_neox.embed_in.weight",
     head_matrix="embed_out.weight",
+    refused={"head_dim": ()},  # transformers uses it for the rotation only
     ignored_tensors=(r".*\.attention\.(masked_)?bias",),  # the causal mask and its fill value
     tensor_names={
         "gpt_neox.embed_in.weight": "decoder.embedding.tokens.weight",

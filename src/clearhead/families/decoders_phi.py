@@ -119,6 +119,7 @@ STABLELM = DecoderRow(
     num_kv_heads=Setting("num_key_value_heads", 32),
     head_width=None,
     rotary=Rotary(partial=0.25),
+    refused={"head_dim": ()},  # transformers uses it for the rotation only
     input_bias=Setting("use_qkv_bias", False),
     output_bias=False,
     head_norm=NormedHeads(when=Setting("qk_layernorm", False), norm=norm_without_bias, scope="per_head"),

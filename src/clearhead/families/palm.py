@@ -1,11 +1,13 @@
 """PaLM: attention and feed-forward in parallel, one key-value head, SwiGLU, no biases.
 
 Chowdhery et al. 2022, §2 and Table 1: layer norm without bias, head width 256, a tied head scaled by width^-0.5, 256k
-tokens. Not published and chosen here: ε of T5X, rotary pairs in halves with θ = 10000.
+tokens; initial embeddings from N(0, 1) and matrices from N(0, 1/columns). Not published and chosen here: ε of T5X,
+rotary pairs in halves with θ = 10000.
 """
 
 from clearhead.architecture import (
     Embedding,
+    FanInInitial,
     FeedForward,
     GroupedAttention,
     Head,
@@ -36,7 +38,8 @@ def palm_config(
         placement="parallel",
     )
     stack = Stack(embedding=Embedding(vocab_size=vocab_size), layers=(layer,) * num_layers, final_norm=norm)
-    return ModelConfig(width=width, context=2048, decoder=stack, head=Head(scale=width**-0.5))
+    head = Head(scale=width**-0.5)
+    return ModelConfig(width=width, context=2048, decoder=stack, head=head, initial=FanInInitial())
 
 
 def _palm_preset(width: int, num_layers: int, num_heads: int) -> Preset:

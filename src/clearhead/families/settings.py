@@ -36,6 +36,8 @@ NAMES_BY_ACTIVATION: dict[Activation, str] = {
 }
 
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+GENERATION_IDS = ("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens")
+_ID_LISTS = ("eos_token_id", "forced_eos_token_id", "suppress_tokens")
 
 
 class Settings:
@@ -103,8 +105,8 @@ class Settings:
         return Settings(self._value(name, {}, dict, "an object"), f"{self.where}: {name}")
 
     def token_ids(self, name: str) -> int | list[int] | None:
-        """Return a token id, or a list of them for `eos_token_id`; None if absent, null or -1."""
-        value, may_be_list = self.data.get(name), name == "eos_token_id"
+        """Return a token id, or for some names a list of them; None if absent, null or -1."""
+        value, may_be_list = self.data.get(name), name in _ID_LISTS
         candidates = value if isinstance(value, list) and may_be_list else [value]
         ids = [token_id for token_id in candidates if token_id not in (None, -1)]
         for token_id in ids:
@@ -115,7 +117,7 @@ class Settings:
 
     def special_ids(self) -> dict[str, int | list[int]]:
         """Return the ids of special tokens; they do not affect the network and are kept from load to save."""
-        found = {name: self.token_ids(name) for name in _SPECIAL_IDS}
+        found = {name: self.token_ids(name) for name in (*_SPECIAL_IDS, *GENERATION_IDS)}
         return {name: ids for name, ids in found.items() if ids is not None}
 
     def activation(self, name: str, default: str | None = None) -> Activation:

@@ -1,7 +1,8 @@
-"""T5 and T5 v1.1: an encoder-decoder with relative-position buckets and without biases.
+"""T5, T5 v1.1, mT5 and UMT5: an encoder-decoder with relative-position buckets and without biases.
 
 Scores are not scaled, and heads may be wider or narrower than width / num_heads. v1.0 has ReLU and a tied head scaled
-by width^-0.5; v1.1 has GeGLU (the tanh form) and an untied head.
+by width^-0.5; v1.1 has GeGLU (the tanh form) and an untied head. mT5 is v1.1 with a larger vocabulary, and in UMT5
+every layer has its own table of buckets. A T5EncoderModel is the encoder alone.
 Sources: Raffel et al. 2020, §2.1 and §3.7; models/t5.1.1.*.gin and the config.json of each release.
 """
 
@@ -25,6 +26,7 @@ from clearhead.families.family import Family, Preset, require_round_trip, requir
 from clearhead.families.settings import NAMES_BY_ACTIVATION, Settings
 from clearhead.families.tensor_rules import LAYER, Copy, NameTable, TensorRule
 
+_FULL_CLASS, _ENCODER_CLASS = "ForConditionalGeneration", "EncoderModel"
 CONTEXT = 512  # length of the training sequences; relative buckets impose no limit
 
 
@@ -42,12 +44,15 @@ def t5_config(
     num_buckets: int = 32,
     max_distance: int = 128,
     epsilon: float = 1e-6,
+    per_layer: bool = False,
 ) -> ModelConfig:
     """Return an encoder-decoder; `num_decoder_layers` None means as many as the encoder has."""
     cross_attention = GroupedAttention(
         num_heads=num_heads, num_kv_heads=num_heads, head_width=head_width, pattern=Bidirectional(), scale=1.0
     )
-    buckets = RelativeBuckets(num_buckets=num_buckets, max_distance=max_distance, bidirectional=True)
+    buckets = RelativeBuckets(
+        num_buckets=num_buckets, max_distance=max_distance, bidirectional=True, per_layer=per_layer
+    )
     norm, embedding = RmsNorm(epsilon=epsilon), Embedding(vocab_size=vocab_size)
     encoder_layer = Layer(attention=replace(cross_attention, position=buckets), feed_forward=feed_forward, norm=norm)
     decoder_layer = Layer(
@@ -79,13 +84,22 @@ def _t5_v1_0_preset(width: int, num_layers: int, num_heads: int, feed_forward: i
     )
 
 
-def _t5_v1_1_preset(width: int, num_layers: int, num_heads: int, feed_forward: int) -> Preset:
+def _t5_v1_1_preset(
+    width: int,
+    num_layers: int,
+    num_heads: int,
+    feed_forward: int,
+    vocab_size: int = 32128,
+    per_layer: bool = False,
+) -> Preset:
     return lambda: t5_config(
         width=width,
         num_layers=num_layers,
         num_heads=num_heads,
         feed_forward=FeedForward(width=feed_forward, activation="gelu_tanh", gated=True),
         head=Head(tied=False),
+        vocab_size=vocab_size,
+        per_layer=per_layer,
     )
 
 
@@ -100,6 +114,9 @@ PRESETS = {
     "t5-v1.1-large": _t5_v1_1_preset(1024, 24, 16, 2816),
     "t5-v1.1-xl": _t5_v1_1_preset(2048, 24, 32, 5120),
     "t5-v1.1-xxl": _t5_v1_1_preset(4096, 24, 64, 10240),
+    "mt5-small": _t5_v1_1_preset(512, 8, 6, 1024, 250112),
+    "mt5-base": _t5_v1_1_preset(768, 12, 12, 2048, 250112),
+    "umt5-small": _t5_v1_1_preset(512, 8, 6, 1024, 256384, per_layer=True),
 }
 
 
@@ -108,34 +125,39 @@ PRESETS = {
 
 def read_config(settings: Settings) -> ModelConfig:
     """Return the config that a config.json describes."""
-    settings.allow_only("is_encoder_decoder", True)
+    model_type = settings.string("model_type", "t5")
+    is_encoder = any(str(name).endswith(_ENCODER_CLASS) for name in settings.array("architectures"))
+    if not is_encoder:
+        settings.allow_only("is_encoder_decoder", True)
     settings.allow_only("is_decoder", False)
     width = settings.integer("d_model", at_least=1)
     num_layers = settings.integer("num_layers", at_least=1)
     tied = settings.boolean("tie_word_embeddings", True)
-    scaled = settings.boolean("scale_decoder_outputs", tied)
-    return t5_config(
+    scaled = settings.boolean("scale_decoder_outputs", tied and model_type != "mt5")
+    config = t5_config(
         width=width,
         num_layers=num_layers,
         num_decoder_layers=settings.integer("num_decoder_layers", num_layers, at_least=1),
         num_heads=settings.integer("num_heads"),
         head_width=settings.integer("d_kv"),
-        feed_forward=_read_feed_forward(settings),
+        feed_forward=_read_feed_forward(settings, "relu" if model_type == "t5" else "gated-gelu"),
         head=Head(tied=tied, scale=width**-0.5 if scaled else 1.0),
         vocab_size=settings.integer("vocab_size"),
         context=settings.integer("n_positions", CONTEXT),
         num_buckets=settings.integer("relative_attention_num_buckets", 32),
         max_distance=settings.integer("relative_attention_max_distance", 128),
         epsilon=settings.number("layer_norm_epsilon", 1e-6),
+        per_layer=model_type == "umt5",
     )
+    return replace(config, decoder=None, head=None, share_embeddings=False) if is_encoder else config
 
 
-def _read_feed_forward(settings: Settings) -> FeedForward:
+def _read_feed_forward(settings: Settings, default: str) -> FeedForward:
     """Return the feed-forward that `feed_forward_proj` names, such as "relu" or "gated-silu".
 
     "gated-gelu" means the tanh form unless `dense_act_fn` is present.
     """
-    projection = settings.string("feed_forward_proj", "relu")
+    projection = settings.string("feed_forward_proj", default)
     gated, name = projection.startswith("gated-"), projection.removeprefix("gated-")
     settings.allow_only("is_gated_act", gated)
     activation = settings.activation("dense_act_fn", "gelu_new" if projection == "gated-gelu" else name)
@@ -148,24 +170,24 @@ def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
     transformers writes `tie_word_embeddings: true` even for v1.1. v1.0, recognized by the scale of its head, is always
     tied; a `lm_head.weight` there is a copy.
     """
-    assert config.head is not None
-    if config.head.scale != 1.0:
+    if config.head is None or config.head.scale != 1.0:
         return config
     return replace(config, head=replace(config.head, tied="lm_head.weight" not in tensor_names))
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:
     """Return the config.json that describes a config."""
-    encoder, decoder = require_type(Stack, config.encoder), require_type(Stack, config.decoder)
-    head, layer = require_type(Head, config.head), encoder.layers[0]
+    encoder, decoder = require_type(Stack, config.encoder), config.decoder or config.output_stack
+    head, layer = config.head or Head(), encoder.layers[0]
     attention, dense = require_type(GroupedAttention, layer.attention), require_type(FeedForward, layer.feed_forward)
     buckets = require_type(RelativeBuckets, attention.position)
     activation = "gelu_new" if dense.activation == "gelu_tanh" else NAMES_BY_ACTIVATION[dense.activation]
     projection = f"gated-{activation.removesuffix('_new')}" if dense.gated else activation
+    model_type = "umt5" if buckets.per_layer else "t5"
     data = {
-        "architectures": ["T5ForConditionalGeneration"],
-        "model_type": "t5",
-        "is_encoder_decoder": True,
+        "architectures": [model_type.upper() + (_ENCODER_CLASS if config.decoder is None else _FULL_CLASS)],
+        "model_type": model_type,
+        "is_encoder_decoder": config.decoder is not None,
         "d_model": config.width,
         "num_layers": len(encoder.layers),
         "num_decoder_layers": len(decoder.layers),
@@ -183,6 +205,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "tie_word_embeddings": head.tied,
         "scale_decoder_outputs": head.scale != 1.0,
     }
+    if config.decoder is None:  # the settings of what is not there have the values that reading takes for granted
+        data |= {"tie_word_embeddings": True, "scale_decoder_outputs": True}
     return require_round_trip(data, config, read_config)
 
 
@@ -201,6 +225,7 @@ def _stack_names(stack: str, feed_forward_index: int) -> dict[str, str | TensorR
     gate, up = f"{ours}.feed_forward.gate", f"{ours}.feed_forward.up"
     return {
         f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight": f"{stack}.relative_bias.weight",
+        f"{theirs}.0.SelfAttention.relative_attention_bias.weight": f"{ours}.attention.relative_bias.weight",  # UMT5
         **_attention_names(f"{theirs}.0.SelfAttention", f"{ours}.attention"),
         f"{theirs}.0.layer_norm.weight": f"{ours}.attention_residual.norm.weight",
         f"{dense}.wi.weight": Copy((f"{up}.weight",), only_without=f"{gate}.weight"),
@@ -232,7 +257,7 @@ IGNORED_TENSORS = (r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_atte
 FAMILY = Family(
     name="t5",
     presets=PRESETS,
-    model_types=("t5",),
+    model_types=("t5", "mt5", "umt5"),
     read_config=read_config,
     write_config=write_config,
     tensor_names=NAMES,

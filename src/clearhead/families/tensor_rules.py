@@ -52,6 +52,7 @@ class Copy(TensorRule):
     only_with: str | None = None
     only_without: str | None = None
     only_placements: tuple[str, ...] = ()
+    only_reads: tuple[str, ...] = ()  # what the classifier reads, for an entry of its tensors (ELECTRA)
 
     def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         return [foreign.transpose(-2, -1) if self.transposed else foreign]
@@ -185,7 +186,8 @@ class PlusOne(TensorRule):
         return parts[0] + 1
 
 
-NameTable = Mapping[str, str | TensorRule]  # a plain string stands for Copy((string,))
+# A plain string stands for Copy((string,)). Of several alternatives, those that apply to the network are used.
+NameTable = Mapping[str, str | TensorRule | tuple[str | TensorRule, ...]]
 
 
 def renamed(names: NameTable, changes: Mapping[str, str | None]) -> NameTable:
@@ -225,7 +227,8 @@ def expand_table(table: NameTable, config: ModelConfig, own_names: set[str]) -> 
     attention = config.output_stack.layers[0].attention
     num_kv_heads = attention.num_kv_heads if isinstance(attention, GroupedAttention) else 0
     counts = {"{expert}": num_experts, "{head}": attention.num_heads, "{kv_head}": num_kv_heads}
-    for pattern, rule in table.items():
+    alternatives = ((key, rules if isinstance(rules, tuple) else (rules,)) for key, rules in table.items())
+    for pattern, rule in ((key, rule) for key, rules in alternatives for rule in rules):
         rule = Copy((rule,)) if isinstance(rule, str) else rule
         for layer in range(num_layers) if "{layer}" in pattern else (0,):
             names = [name.replace("{layer}", str(layer)) for name in rule.own_names]
@@ -242,6 +245,8 @@ def expand_table(table: NameTable, config: ModelConfig, own_names: set[str]) -> 
 def _condition_holds(rule: TensorRule, layer: int, own_names: set[str], config: ModelConfig) -> bool:
     if not isinstance(rule, Copy):
         return True
+    if rule.only_reads and (config.classifier is None or config.classifier.reads not in rule.only_reads):
+        return False
     if rule.only_placements and config.output_stack.layers[layer].placement not in rule.only_placements:
         return False
     needed, excluded = (name and name.replace("{layer}", str(layer)) for name in (rule.only_with, rule.only_without))

@@ -49,6 +49,7 @@ def transformer_config(
     head: Head | None = None,
     share_embeddings: bool = True,
     dropout: Dropout | None = None,
+    initial: XavierInitial | None = None,
 ) -> ModelConfig:
     """Return an encoder-decoder, by default of the published base size; pre-norm adds a final norm to each stack."""
     cross_attention = multi_head_attention(
@@ -77,7 +78,7 @@ def transformer_config(
         head=head or Head(),
         share_embeddings=share_embeddings,
         dropout=dropout or Dropout(),
-        initial=XavierInitial(),
+        initial=initial or XavierInitial(),
     )
 
 
@@ -113,6 +114,7 @@ def annotated_transformer_config(
         head=Head(tied=False, bias=True),
         share_embeddings=False,
         dropout=Dropout(embedding=0.1, residual=0.1, attention=0.1, activation=0.1),
+        initial=XavierInitial(tables=True),  # its code draws every parameter with more than one dimension
     )
 
 

@@ -6,11 +6,12 @@ A forward pass goes from token ids to logits through these modules, in this orde
     embedding     token ids to vectors at the start, vectors to logits at the end
     context       what attention needs besides hidden states: masks (masks), positions (positions), cache protocol
     block         one layer: residual connections and norms (norms) around its branches
-    attention     queries, keys and values (latent_attention: DeepSeek's)
+    attention     queries, keys and values (latent_attention: DeepSeek's; disentangled: DeBERTa's distances)
     attend        the attention kernels: softmax(Q Kᵀ) V
     feed_forward  the feed-forward branch (mixture: mixture of experts)
 
-initialize draws the initial weights, and recurrent is the RNN encoder-decoder that preceded the Transformer.
+classifier computes the scores of labels, and sentence one vector per text. initialize draws the initial weights, and
+recurrent is the RNN encoder-decoder that preceded the Transformer.
 
 One alphabet of shapes for the whole repository:
 
@@ -47,6 +48,7 @@ from clearhead.model.mixture import MixtureLayer, RouterLayer
 from clearhead.model.norms import DeviationNormLayer, OffsetLayerNorm, RmsNormLayer
 from clearhead.model.positions import alibi_slopes, llama3_frequencies, make_rotation, sinusoids
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.model.sentence import SentencePooler
 from clearhead.model.transformer import LayerStack, Transformer, check_shapes
 
 __all__ = [
@@ -73,6 +75,7 @@ __all__ = [
     "RmsNormLayer",
     "RouterLayer",
     "Scoring",
+    "SentencePooler",
     "Transformer",
     "alibi_slopes",
     "apply_softcap",

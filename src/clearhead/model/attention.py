@@ -17,15 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.architecture import (
+    Disentangled,
     GroupedAttention,
     HeadNorm,
     QueryTemperature,
+    RelativeBuckets,
     RelativeSinusoid,
     RotatedHeadNorm,
     ScoreTemperature,
 )
 from clearhead.model.attend import Scoring
 from clearhead.model.context import AttentionContext, KeyValue, RelativeEncodings
+from clearhead.model.disentangled import distance_scores
+from clearhead.model.embedding import empty_embedding
 from clearhead.model.norms import build_head_norm, root_mean_square
 
 
@@ -60,6 +64,8 @@ class Attention(nn.Module):
         self.norm_after_rotation = norm is not None and norm.after_rotation
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if config.sinks else None
         self.relative = _RelativeTerm(config, width) if isinstance(config.position, RelativeSinusoid) else None
+        has_table = isinstance(config.position, RelativeBuckets) and config.position.per_layer
+        self.relative_bias = empty_embedding(config.position.num_buckets, num_heads) if has_table else None
 
     def forward(self, x: Tensor, context: AttentionContext, encoder_output: Tensor | KeyValue | None = None) -> Tensor:
         """x (B, T, D) -> (B, T, D).
@@ -74,6 +80,10 @@ class Attention(nn.Module):
             if context.write_cache is not None:
                 k, v = context.write_cache(k, v)
         bias = context.bias
+        if self.relative_bias is not None:
+            bias = self.relative_bias(context.buckets).movedim(-1, 1)  # (B, T, S, N) -> (B, N, T, S)
+        if isinstance(self.config.position, Disentangled) and context.relative is not None:
+            bias = self.distance_bias(q, k, context.relative)
         if self.relative is not None and context.relative is not None:
             q, bias = self.relative(q, context.relative, self.scale)
         scoring = Scoring(
@@ -86,6 +96,12 @@ class Attention(nn.Module):
             dropout=self.dropout if self.training else 0.0,
         )
         return self.output(merge_heads(context.kernel(self.apply_query_temperature(q, context), k, v, scoring)))
+
+    def distance_bias(self, q: Tensor, k: Tensor, relative: RelativeEncodings) -> Tensor:
+        """Return the scaled scores of queries and keys with encoded distances (B, N, T, S), for DeBERTa."""
+        num_heads = self.config.num_heads
+        projected = (self.project(part, relative.encodings[None], num_heads) for part in (self.query, self.key))
+        return distance_scores(q, k, *projected, relative.index) * self.scale
 
     def keys_and_values(self, x: Tensor, context: AttentionContext) -> KeyValue:
         """Return the keys and values of x (B, S, D). Values never contain the position (book B2)."""

@@ -82,6 +82,8 @@ class Block(nn.Module):
         self.layer = layer
         self.attention = _build_attention(layer.attention, width, dropout.attention)
         self.attention_residual = Residual(layer, width, dropout.residual)
+        if not layer.attention_norm:
+            self.attention_residual.norm = nn.Identity()
         if layer.cross_attention is not None:
             self.cross_attention = _build_attention(layer.cross_attention, width, dropout.attention)
             self.cross_attention_residual = Residual(layer, width, dropout.residual)

@@ -6,9 +6,9 @@ An `AttentionContext` holds the mask, the positions in the form this kind of att
 scores, or relative encodings), the kernel and, with a cache, the function that writes keys and values to it.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from clearhead.architecture import (
     Alibi,
     AttentionPattern,
+    Disentangled,
     GroupedAttention,
     LatentAttention,
     Layer,
@@ -25,10 +26,13 @@ from clearhead.architecture import (
     SinusoidalPositions,
 )
 from clearhead.model.attend import AttentionKernel
+from clearhead.model.disentangled import DistanceTable, distance_rows
+from clearhead.model.embedding import empty_embedding
 from clearhead.model.masks import AttentionIndices, Mask, make_mask
 from clearhead.model.positions import Rotation, alibi_bias, make_rotation, relative_position_bucket, sinusoids
 
 AttentionConfig = GroupedAttention | LatentAttention
+RelativeTable = nn.Embedding | DistanceTable
 KeyValue = tuple[Tensor, Tensor]  # keys (B, K, S, H) and values (B, K, S, H of the values)
 
 _RELATIVE_LAYOUT = SinusoidalPositions(layout="halves")  # of Transformer-XL's R
@@ -75,11 +79,28 @@ class EncoderOutput:
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+class StackOptions(TypedDict, total=False):
+    """Keyword options of an encoder or decoder. LayerStack.forward describes them."""
+
+    token_types: Tensor | None
+    documents: Tensor | None
+    kernel: AttentionKernel
+    absorb: bool
+    residuals: Mapping[int, list[Tensor]] | None
+
+
+class DecoderOptions(StackOptions, total=False):
+    """Keyword options of a forward pass that may continue a cache or attend to encoder output."""
+
+    encoder_output: EncoderOutput | None
+    cache: Cache | None
+
+
 @dataclass(frozen=True)
 class RelativeEncodings:
-    """Transformer-XL's R: one encoding per distance, and the distance of each query and key."""
+    """Transformer-XL's R, or DeBERTa's: one encoding per distance, and the distance of each query and key."""
 
-    encodings: Tensor  # (M, D), for the M distances from the smallest to the largest
+    encodings: Tensor  # (M, D), for the M distances from the smallest to the largest, or their buckets
     index: Tensor  # (B or 1, 1, T, S), row of `encodings` for each query and key
 
 
@@ -92,6 +113,7 @@ class AttentionContext:
     query_index: Tensor  # (B or 1, T)
     rotation: Rotation | None = None
     bias: Tensor | None = None  # (B or 1, N, T, S)
+    buckets: Tensor | None = None  # (B or 1, T, S), of RelativeBuckets with a table in each layer
     relative: RelativeEncodings | None = None
     absorb: bool = False  # latent attention: attend to the latent vectors without unfolding them
     write_cache: Callable[[Tensor, Tensor], KeyValue] | None = None  # `Cache.write` for this layer
@@ -109,10 +131,21 @@ class ForwardContext:
     absorb: bool
 
 
+def build_relative_bias(layers: Iterable[Layer], width: int) -> RelativeTable | None:
+    """Return the table that all layers share: of buckets (num_buckets, N; T5) or of distances (DeBERTa), or None."""
+    for layer in layers:
+        position = layer.attention.position
+        if isinstance(position, Disentangled):
+            return DistanceTable(position, width)
+        if isinstance(position, RelativeBuckets) and not position.per_layer:
+            return empty_embedding(position.num_buckets, layer.attention.num_heads)
+    return None
+
+
 def make_contexts(
-    layers: Iterable[Layer], forward: ForwardContext, relative_bias: nn.Embedding | None
+    layers: Iterable[Layer], forward: ForwardContext, relative_bias: RelativeTable | None
 ) -> dict[AttentionConfig, AttentionContext]:
-    """Return one context per distinct attention config. relative_bias is the table of RelativeBuckets (T5)."""
+    """Return one context per distinct attention config. relative_bias is the table that all layers share."""
     indices: dict[AttentionPattern, AttentionIndices] = {}
     masks: dict[AttentionPattern, Mask] = {}
     contexts: dict[AttentionConfig, AttentionContext] = {}
@@ -130,23 +163,28 @@ def make_context(
     indices: AttentionIndices,
     mask: Mask,
     forward: ForwardContext,
-    relative_bias: nn.Embedding | None,
+    relative_bias: RelativeTable | None,
 ) -> AttentionContext:
     """Turn positions into the form that one attention config uses, and return its context."""
-    rotation, bias, relative = None, None, None
+    rotation, bias, buckets, relative = None, None, None, None
     match attention.position:
         case Rope() as rope:
             width = attention.head_width if isinstance(attention, GroupedAttention) else attention.rotary_width
             rotation = make_rotation(rope, forward.positions, width, forward.dtype)
         case RelativeBuckets() as config:
-            assert relative_bias is not None
             buckets = relative_position_bucket(_query_key_distance(indices), config)
-            bias = relative_bias(buckets).movedim(-1, 1)  # (B, T, S, N) -> (B, N, T, S)
+            if relative_bias is not None:
+                bias = relative_bias(buckets).movedim(-1, 1)  # (B, T, S, N) -> (B, N, T, S)
         case Alibi() as alibi:
             bias = alibi_bias(_query_key_distance(indices), attention.num_heads, alibi, forward.dtype)
+        case Disentangled() as config:
+            assert isinstance(relative_bias, DistanceTable)
+            rows = distance_rows(_query_key_distance(indices), config)
+            relative = RelativeEncodings(relative_bias(), rows[:, None])
         case RelativeSinusoid():
             relative = _make_relative_encodings(_query_key_distance(indices), forward.width, forward.dtype)
-    return AttentionContext(mask, forward.kernel, indices.query_index, rotation, bias, relative, forward.absorb)
+    index, absorb = indices.query_index, forward.absorb
+    return AttentionContext(mask, forward.kernel, index, rotation, bias, buckets, relative, absorb)
 
 
 def _query_key_distance(indices: AttentionIndices) -> Tensor:

@@ -4,7 +4,7 @@
 
 Parts that a config does not have are left out. A tied head uses the token table as W.
 
-    x      = dropout(norm(tokens[id] · scale + types[type] + positions[position]))
+    x      = projection(dropout(norm(tokens[id] · scale + types[type] + positions[position])))
     logits = softcap(transform(h) · scale · Wᵀ + bias)
 """
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 from clearhead.architecture import Embedding, Head, LearnedPositions, SinusoidalPositions
 from clearhead.errors import ClearheadError
 from clearhead.model.attend import apply_softcap
-from clearhead.model.feed_forward import ACTIVATIONS
+from clearhead.model.classifier import HeadTransformLayer
 from clearhead.model.norms import build_norm
 from clearhead.model.positions import sinusoids
 
@@ -34,6 +34,8 @@ class TokenEmbedding(nn.Module):
     def __init__(self, config: Embedding, width: int, dropout: float, table: nn.Embedding | None = None):
         super().__init__()
         self.config = config
+        self.projection = nn.Identity() if config.width is None else nn.Linear(config.width, width)
+        width = config.width or width
         self.tokens = table or empty_embedding(config.vocab_size, width)
         learned = config.positions if isinstance(config.positions, LearnedPositions) else None
         self.positions = empty_embedding(learned.num_positions + learned.offset, width) if learned else None
@@ -55,7 +57,7 @@ class TokenEmbedding(nn.Module):
                 x = x + self.positions(positions + offset)
             case SinusoidalPositions() as config:
                 x = x + sinusoids(positions, x.shape[-1], config, x.dtype)
-        return self.dropout(self.norm(x))
+        return self.projection(self.dropout(self.norm(x)))
 
     def check_ranges(self, tokens: Tensor, positions: Tensor, token_types: Tensor | None) -> None:
         """Raise ClearheadError if a table has no row for an id, instead of an index error inside PyTorch."""
@@ -79,11 +81,11 @@ def check_range(name: str, values: Tensor, limit: int) -> None:
 class LogitHead(nn.Module):
     """Compute logits from hidden states."""
 
-    def __init__(self, config: Head, vocab_size: int, width: int):
+    def __init__(self, config: Head, vocab_size: int, width: int, table_width: int):
         super().__init__()
         self.config = config
-        self.transform = _HeadTransformLayer(config, width) if config.transform else nn.Identity()
-        self.weight = None if config.tied else nn.Parameter(torch.empty(vocab_size, width))
+        self.transform = HeadTransformLayer(config.transform, width, table_width) if config.transform else nn.Identity()
+        self.weight = None if config.tied else nn.Parameter(torch.empty(vocab_size, table_width))
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if config.bias else None
 
     def forward(self, x: Tensor, token_table: Tensor) -> Tensor:
@@ -99,18 +101,3 @@ class LogitHead(nn.Module):
     def output_matrix(self, token_table: Tensor) -> Tensor:
         """Return the output matrix (V, D): the head's own, or the token table if tied."""
         return token_table if self.weight is None else self.weight
-
-
-class _HeadTransformLayer(nn.Module):
-    """norm(activation(W x + b)), BERT's transform before the output matrix."""
-
-    def __init__(self, config: Head, width: int):
-        super().__init__()
-        assert config.transform is not None
-        self.activation = ACTIVATIONS[config.transform.activation]
-        self.dense = nn.Linear(width, width)
-        self.norm = build_norm(config.transform.norm, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (B, T, D) -> (B, T, D)."""
-        return self.norm(self.activation(self.dense(x)))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.architecture import AttentionPattern, Bidirectional, Causal, Chunked, SlidingWindow
+from clearhead.architecture import AttentionPattern, Bidirectional, Causal, CenteredWindow, Chunked, SlidingWindow
 from clearhead.errors import require
 
 
@@ -99,6 +99,8 @@ def pattern_mask(pattern: AttentionPattern, indices: AttentionIndices) -> Tensor
             return key <= query
         case SlidingWindow(size=size):
             return (key <= query) & (query - key < size)
+        case CenteredWindow(reach=reach):
+            return (query - key).abs() <= reach
         case Chunked(size=size):
             start = torch.as_tensor(indices.first_index, device=query.device).reshape(-1, 1, 1)
             query_chunk = (query - start).div(size, rounding_mode="floor")

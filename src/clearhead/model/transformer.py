@@ -10,38 +10,31 @@ positions anew, and the attention kernel and the cache are arguments.
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypedDict, Unpack, cast, overload
+from typing import Any, Unpack, cast, overload
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.architecture import AttentionPattern, ModelConfig, RelativeBuckets, Stack
+from clearhead.architecture import AttentionPattern, ModelConfig, Stack
 from clearhead.errors import ClearheadError
 from clearhead.model.attend import AttentionKernel, fused_attention
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block
-from clearhead.model.context import AttentionContext, Cache, EncoderOutput, ForwardContext, make_contexts
-from clearhead.model.embedding import LogitHead, TokenEmbedding, empty_embedding
+from clearhead.model.classifier import ClassifierLayer
+from clearhead.model.context import (
+    AttentionContext,
+    Cache,
+    DecoderOptions,
+    EncoderOutput,
+    ForwardContext,
+    StackOptions,
+    build_relative_bias,
+    make_contexts,
+)
+from clearhead.model.embedding import LogitHead, TokenEmbedding
 from clearhead.model.initialize import initialize
 from clearhead.model.masks import AttentionIndices, cross_attention_mask, resolve_positions
 from clearhead.model.norms import build_norm
-
-
-class StackOptions(TypedDict, total=False):
-    """Keyword options of an encoder or decoder. LayerStack.forward describes them."""
-
-    token_types: Tensor | None
-    documents: Tensor | None
-    kernel: AttentionKernel
-    absorb: bool
-    residuals: Mapping[int, list[Tensor]] | None
-
-
-class DecoderOptions(StackOptions, total=False):
-    """Keyword options of a forward pass that may continue a cache or attend to encoder output."""
-
-    encoder_output: EncoderOutput | None
-    cache: Cache | None
 
 
 class LayerStack(nn.Module):
@@ -53,8 +46,10 @@ class LayerStack(nn.Module):
         self.width = config.width
         self.embedding = TokenEmbedding(stack.embedding, config.width, config.dropout.embedding, table)
         self.layers = nn.ModuleList(Block(layer, config.width, config.dropout) for layer in stack.layers)
+        if stack.shared_layers:
+            self.layers = nn.ModuleList([self.layers[0]] * len(stack.layers))
         self.final_norm = build_norm(stack.final_norm, config.width) if stack.final_norm else nn.Identity()
-        self.relative_bias = _build_relative_bias(stack)
+        self.relative_bias = build_relative_bias(stack.layers, config.width)
 
     def forward(
         self,
@@ -139,14 +134,6 @@ def _locate_tokens(
     return cache.prepare(tokens, attention_mask), cache.attention_indices
 
 
-def _build_relative_bias(stack: Stack) -> nn.Embedding | None:
-    """Return the table of RelativeBuckets (num_buckets, N) that all layers share (T5), or None if there is none."""
-    for layer in stack.layers:
-        if isinstance(layer.attention.position, RelativeBuckets):
-            return empty_embedding(layer.attention.position.num_buckets, layer.attention.num_heads)
-    return None
-
-
 class Transformer(nn.Module):
     """A decoder, an encoder, or both, with an optional output head and pooler."""
 
@@ -156,7 +143,9 @@ class Transformer(nn.Module):
         self.encoder = LayerStack(config.encoder, config) if config.encoder else None
         shared = self.encoder.embedding.tokens if self.encoder and config.share_embeddings else None
         self.decoder = LayerStack(config.decoder, config, shared) if config.decoder else None
-        self.head = LogitHead(config.head, config.vocab_size, config.width) if config.head else None
+        table_width = config.output_stack.embedding.width or config.width
+        self.head = LogitHead(config.head, config.vocab_size, config.width, table_width) if config.head else None
+        self.classifier = ClassifierLayer(config.classifier, config.width) if config.classifier else None
         self.pooler = nn.Linear(config.width, config.width) if config.pooler else None
         initialize(self, config)
 
@@ -186,14 +175,17 @@ class Transformer(nn.Module):
     ) -> Tensor: ...
 
     def forward(self, *inputs: Any, **options: Any) -> Tensor:
-        """Return logits (B, T, V), or hidden states (B, T, D) if the model has no head.
+        """Return logits (B, T, V); without a head, the scores of the classifier, or else hidden states (B, T, D).
 
         A decoder or an encoder takes tokens (the first signature), an encoder-decoder source and target (the second).
         LayerStack.forward describes the arguments.
         """
         if self.config.is_encoder_decoder:
             return self.encode_and_decode(*inputs, **options)
-        return self.compute_logits(self.hidden_states(*inputs, **options))
+        hidden = self.hidden_states(*inputs, **options)
+        if self.head is None and self.classifier is not None:
+            return self.classify(hidden, inputs[1] if len(inputs) > 1 else options.get("attention_mask"))
+        return self.compute_logits(hidden)
 
     def hidden_states(
         self,
@@ -282,6 +274,13 @@ class Transformer(nn.Module):
         if self.pooler is None:
             raise ClearheadError("this model has no pooler; average its hidden states instead")
         return torch.tanh(self.pooler(hidden_states[:, 0]))
+
+    def classify(self, hidden_states: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the scores of labels of each text (B, C), or of each token (B, T, C); mask (B, T) marks padding."""
+        if self.classifier is None:
+            raise ClearheadError("this model has no classification head; load one that was trained to classify")
+        pooled = self.pool(hidden_states) if self.classifier.config.reads == "pooled" else None
+        return self.classifier(hidden_states, mask, pooled)
 
 
 def check_shapes(tokens: Tensor, **others: Tensor | None) -> None:

@@ -5,7 +5,9 @@
     interface                  Tokenizer, the protocol; StreamDecoder, from a stream of ids to text
     library_tokenizer          LibraryTokenizer, which runs the `tokenizers` library
     load                       tokenizers from folders and files
-    gguf_vocabulary            tokenizers from the metadata of GGUF files
+    gguf_vocabulary, gguf_writing
+                               tokenizers from and to the metadata of GGUF files
+    merge_files                byte-level tokenizers from vocab.json and merges.txt
     marian                     the tokenizer of Marian models, from Hugging Face's or CTranslate2's files
     llama2c, tiktoken          tokenizers from tokenizer.bin and from rank files
     sentencepiece, sentencepiece_file, sentencepiece_normalizer, character_map
@@ -13,6 +15,7 @@
     byte_level, pre_tokenization
                                byte-level vocabularies, and the patterns that split text before merging
     tokenizer_limits           what a tokenizer file may ask of the library
+    pairs                      one or two texts for an encoder, cut to a length
     settings                   tokenizer_config.json and the other small files beside a tokenizer
     characters, train          tokenizers of bytes or characters; learning a vocabulary from texts
     chat_template              render_chat: from messages to a prompt
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from clearhead.tokenization.chat_template import render_chat
     from clearhead.tokenization.conversation import read_conversation, write_conversation
     from clearhead.tokenization.gguf_vocabulary import tokenizer_from_gguf
+    from clearhead.tokenization.gguf_writing import tokenizer_to_gguf
     from clearhead.tokenization.interface import StreamDecoder, Tokenizer
     from clearhead.tokenization.library_tokenizer import SpecialTokens
     from clearhead.tokenization.load import load_tokenizer
@@ -41,40 +45,50 @@ if TYPE_CHECKING:
         load_marian_tokenizer,
         read_marian_vocabulary,
     )
+    from clearhead.tokenization.merge_files import has_merge_files
+    from clearhead.tokenization.pairs import EncodedText, encode_pair
     from clearhead.tokenization.train import train_tokenizer
 
 MODULES = {
     "CTRANSLATE2_VOCABULARY": "marian",
+    "EncodedText": "pairs",
     "SpecialTokens": "library_tokenizer",
     "StreamDecoder": "interface",
     "Tokenizer": "interface",
     "byte_tokenizer": "characters",
+    "encode_pair": "pairs",
     "encode_target": "marian",
     "find_marian_files": "marian",
+    "has_merge_files": "merge_files",
     "load_marian_tokenizer": "marian",
     "load_tokenizer": "load",
     "read_conversation": "conversation",
     "read_marian_vocabulary": "marian",
     "render_chat": "chat_template",
     "tokenizer_from_gguf": "gguf_vocabulary",
+    "tokenizer_to_gguf": "gguf_writing",
     "train_tokenizer": "train",
     "write_conversation": "conversation",
 }
 
 __all__ = [
     "CTRANSLATE2_VOCABULARY",
+    "EncodedText",
     "SpecialTokens",
     "StreamDecoder",
     "Tokenizer",
     "byte_tokenizer",
+    "encode_pair",
     "encode_target",
     "find_marian_files",
+    "has_merge_files",
     "load_marian_tokenizer",
     "load_tokenizer",
     "read_conversation",
     "read_marian_vocabulary",
     "render_chat",
     "tokenizer_from_gguf",
+    "tokenizer_to_gguf",
     "train_tokenizer",
     "write_conversation",
 ]

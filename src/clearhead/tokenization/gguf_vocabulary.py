@@ -67,7 +67,9 @@ def _byte_level(metadata: Mapping[str, object]) -> LibraryTokenizer:
         special.bos if _flag(metadata, "add_bos_token", pre_tokenization.adds_bos) else None,
         special.eos if _flag(metadata, "add_eos_token", False) else None,
     )
-    return LibraryTokenizer(library, special, _chat_template(metadata))
+    # DeepSeek's letters such as ü are tokens of their own, spelled as text and not in the alphabet of bytes.
+    literal = [token for token, type_ in zip(tokens, types, strict=True) if type_ == PieceType.USER_DEFINED]
+    return LibraryTokenizer(library, special, _chat_template(metadata), literal_tokens=literal)
 
 
 def _sentencepiece(metadata: Mapping[str, object]) -> LibraryTokenizer:

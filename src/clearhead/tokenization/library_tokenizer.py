@@ -70,6 +70,7 @@ class LibraryTokenizer:
         special: SpecialTokens,
         chat_template: str | None = None,
         normalizer: TextNormalizer | None = None,
+        literal_tokens: Iterable[str] = (),
     ) -> None:
         if isinstance(library.decoder, decoders.CTC):
             raise ClearheadError(
@@ -90,6 +91,7 @@ class LibraryTokenizer:
         added = library.get_added_tokens_decoder()
         self._added_ids = frozenset(added)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._literal_ids = {self._id(token) for token in literal_tokens}  # decoded as they are, not as byte alphabet
         self.vocab_size = _vocab_size(library)
         self.bos_id = self._id(special.bos)
         self.eos_id = self._id(special.eos)
@@ -102,6 +104,19 @@ class LibraryTokenizer:
         with convert_library_errors(f"the text {text[:40]!r} cannot be encoded"):
             return self._library.encode(text, add_special_tokens=add_special_tokens).ids
 
+    def encode_pair(self, text: str, second: str | None, max_tokens: int | None) -> tuple[list[int], list[int]]:
+        """Return ids and token types of one or two texts, of which at most `max_tokens` tokens are kept."""
+        texts = [text] if second is None else [text, second]
+        with convert_library_errors(f"the text {text[:40]!r} cannot be encoded"):
+            encodings = [self._library.encode(each, add_special_tokens=False) for each in texts]
+            if max_tokens is not None:
+                room = max(max_tokens - self._library.num_special_tokens_to_add(second is not None), 0)
+                lengths = _fit_lengths([len(each) for each in encodings], room)
+                for encoding, length in zip(encodings, lengths, strict=True):
+                    encoding.truncate(length)
+            result = self._library.post_process(*encodings, add_special_tokens=True)
+        return result.ids, result.type_ids
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; an invalid character becomes U+FFFD.
 
@@ -112,6 +127,8 @@ class LibraryTokenizer:
 
     def token_bytes(self, token_id: int, previous_id: int | None) -> bytes:
         """Return the UTF-8 bytes that a token adds to a text that ends in `previous_id` (None: an empty text)."""
+        if token_id in self._literal_ids:
+            return (self._token(token_id) or "").encode()
         previous = None if previous_id is None else (self._token(previous_id) or _ANY_TEXT)
         return self._bytes_after(self._token(token_id) or "", previous)
 
@@ -140,13 +157,13 @@ class LibraryTokenizer:
             config["text_normalizer"] = self._normalizer.settings()
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "tokenizer.json", self._portable_json())
+        write_text(folder / "tokenizer.json", self.portable_json())
         present = {key: value for key, value in config.items() if value not in (None, [])}
         write_text(folder / "tokenizer_config.json", json.dumps(present, indent=2))
         for name in _CONFLICTING_FILES:
             (folder / name).unlink(missing_ok=True)
 
-    def _portable_json(self) -> str:
+    def portable_json(self) -> str:
         """Return tokenizer.json with the library's own normalizer, since one in Python cannot be serialized."""
         current = self._library.normalizer
         self._library.normalizer = self._portable_normalizer
@@ -197,6 +214,16 @@ class LibraryTokenizer:
         if self._has_byte_tokens and previous in _HIGH_BYTES:
             previous = _ANY_TEXT
         return self._decode_tokens([previous, token])[len(self._decode_tokens([previous])) :].encode()
+
+
+def _fit_lengths(lengths: list[int], room: int) -> list[int]:
+    """Return how much of one or two texts to keep: the longer text is cut down first, then both are cut alike."""
+    if sum(lengths) <= room:
+        return lengths
+    if len(lengths) == 1:
+        return [room]
+    short = min(*lengths, room // 2)
+    return [short, room - short] if lengths[0] <= lengths[1] else [room - short, short]
 
 
 def _vocab_size(library: tokenizers.Tokenizer) -> int:

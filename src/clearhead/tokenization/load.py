@@ -5,6 +5,7 @@
 A GGUF file stores its tokenizer in its metadata: see `gguf_vocabulary.tokenizer_from_gguf`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
@@ -13,6 +14,7 @@ from clearhead.errors import ClearheadError
 from clearhead.files import read_bytes
 from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens, convert_library_errors
 from clearhead.tokenization.llama2c import read_tokenizer_bin
+from clearhead.tokenization.merge_files import has_merge_files, load_merge_files
 from clearhead.tokenization.sentencepiece import build_sentencepiece_tokenizer
 from clearhead.tokenization.sentencepiece_file import read_sentencepiece_model
 from clearhead.tokenization.sentencepiece_normalizer import SentencePieceNormalizer
@@ -29,6 +31,8 @@ def load_tokenizer(path: str | Path) -> LibraryTokenizer:
     path = Path(path)
     if path.is_dir():
         found = [file for pattern in FILES for file in sorted(path.glob(pattern))]
+        if not (path / FILES[0]).is_file() and has_merge_files(path):
+            return _explain_errors(path, load_merge_files)
         if not found:
             raise ClearheadError(
                 f"{path} contains no tokenizer; it must contain one of these files: {', '.join(FILES)}"
@@ -36,8 +40,12 @@ def load_tokenizer(path: str | Path) -> LibraryTokenizer:
         path = found[0]
     if not path.is_file():
         raise ClearheadError(f"{path} does not exist; give a folder with a tokenizer, or a tokenizer file")
+    return _explain_errors(path, _load_file)
+
+
+def _explain_errors(path: Path, load: Callable[[Path], LibraryTokenizer]) -> LibraryTokenizer:
     try:
-        return _load_file(path)
+        return load(path)
     except ClearheadError as error:
         raise ClearheadError(f"the tokenizer {path} cannot be loaded: {error}") from error
 

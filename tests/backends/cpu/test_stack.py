@@ -7,7 +7,7 @@ import torch
 
 from clearhead.backends.cpu.plan import Plan
 from clearhead.backends.cpu.stack import AcceleratedStack, accelerate
-from clearhead.backends.cpu_kernels import compiling, library
+from clearhead.backends.cpu_kernels import library
 from clearhead.backends.live_checks import unsupported_network_reason
 from clearhead.backends.modules import pack_network
 from clearhead.cache import KeyValueCache, stores
@@ -23,10 +23,8 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no AVX-512 to leave out")
-def test_without_avx512_prompts_run_in_the_modules(tmp_path, monkeypatch):
-    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-mno-avx512f"))
-    compiling.compile_library(tmp_path / "plain.so")
-    monkeypatch.setattr(library, "_loaded", library.open_library(tmp_path / "plain.so"))
+def test_without_avx512_prompts_run_in_the_modules(plain_library, monkeypatch):
+    monkeypatch.setattr(library, "_loaded", plain_library)
     network, tokens = toy_network("llama-3.1-8b"), torch.randint(0, VOCAB, (3, 14))
     expected, _ = logits_of(network, tokens)
     assert accelerate(network)

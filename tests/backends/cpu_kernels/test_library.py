@@ -43,6 +43,7 @@ def unloaded(tmp_path, monkeypatch):
 
 
 def test_the_library_is_compiled_once_and_loaded_afterwards(unloaded, monkeypatch):
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-O0"))  # a real compiler, but a fast one
     unloaded.parent.mkdir(mode=0o700)
     unloaded.write_bytes(b"\x7fELF and no more, as after a crash")
     assert library.load_kernel_library() is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from clearhead.backends.cpu_kernels import compiling, library
+from clearhead.backends.cpu_kernels import library
 from clearhead.backends.cpu_kernels.products import multiply_in_kernel, unpack
 from clearhead.backends.packed import pack, pack_gguf_blocks
 
@@ -69,7 +69,7 @@ def test_packed_products_round_only_x(bits, rows):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors only have the plain loops")
-def test_the_plain_loops_compute_the_same_as_avx512(tmp_path, monkeypatch):
+def test_the_plain_loops_compute_the_same_as_avx512(plain_library, monkeypatch):
     x, weight = torch.randn(50, 131), torch.randn(67, 131)
     formats = [weight, weight.bfloat16(), pack(weight, "int8"), pack(weight, "int4")]
 
@@ -77,9 +77,7 @@ def test_the_plain_loops_compute_the_same_as_avx512(tmp_path, monkeypatch):
         return torch.cat([multiply_in_kernel(x[:rows], stored) for rows in (1, 2, 5, 17, 50)])
 
     vectorized = [products_of(stored) for stored in formats]
-    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-mno-avx512f"))
-    compiling.compile_library(tmp_path / "plain.so")
-    monkeypatch.setattr(library, "_loaded", library.open_library(tmp_path / "plain.so"))
+    monkeypatch.setattr(library, "_loaded", plain_library)
     for stored, expected in zip(formats, vectorized, strict=True):
         torch.testing.assert_close(products_of(stored), expected, atol=1e-4, rtol=1e-4)
 

@@ -23,9 +23,17 @@ from clearhead.backends.cpu_kernels import (
     MatrixStruct,
     NormStruct,
     describe_matrix,
+    describe_parts,
     load_kernel_library,
 )
-from clearhead.backends.lowering import LoweredAttention, LoweredBlock, Projection, lower_block, lower_norm
+from clearhead.backends.lowering import (
+    LoweredAttention,
+    LoweredBlock,
+    PackedParts,
+    Projection,
+    lower_block,
+    lower_norm,
+)
 from clearhead.cache import KeyValueCache, PackedCache
 from clearhead.model import Block, EncoderOutput, LayerStack
 
@@ -37,7 +45,7 @@ class Plan:
 
     def __init__(self, stack: LayerStack):
         self.referenced: list[Any] = []  # keeps alive what the structures point to
-        blocks = [lower_block(cast(Block, block)) for block in stack.layers]
+        blocks = [lower_block(cast(Block, block), keep_formats=True) for block in stack.layers]
         self.final_norm = self.norm_struct(stack.final_norm)
         self.layers = (LayerStruct * len(blocks))(*(self.layer_struct(block) for block in blocks))
         self.inputs = AttentionInputs(
@@ -131,9 +139,14 @@ class Plan:
 
     def matrix_struct(self, projection: Projection) -> MatrixStruct:
         """Return the structure of a weight matrix and its bias, and keep both alive."""
-        bias = None if projection.bias is None else projection.bias.float()
-        self.referenced += [bias, projection.weight]
-        return describe_matrix(projection.weight, bias)
+        bias, weight = None if projection.bias is None else projection.bias.float(), projection.weight
+        self.referenced += [bias, weight]
+        if not isinstance(weight, PackedParts):
+            return describe_matrix(weight, bias)
+        sizes = [part.shape[0] for part in weight.parts]
+        matrix, parts = describe_parts(weight.parts, [None] * len(sizes) if bias is None else list(bias.split(sizes)))
+        self.referenced.append(parts)
+        return matrix
 
     def address_of(self, tensor: Tensor) -> int:
         """Return the address of a tensor's values and keep the tensor alive."""

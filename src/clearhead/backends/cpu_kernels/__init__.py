@@ -30,6 +30,7 @@ from clearhead.backends.cpu_kernels.structures import (
     PageView,
     RotationAngles,
     describe_matrix,
+    describe_parts,
 )
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "build_in_background",
     "cpu_attention",
     "describe_matrix",
+    "describe_parts",
     "find_new_kernels",
     "is_inference",
     "kernels_support_prompts",

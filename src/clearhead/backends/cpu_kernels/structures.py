@@ -6,6 +6,7 @@ They hold addresses only: whoever keeps a structure must keep the tensors it poi
 """
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
 import torch
@@ -15,6 +16,7 @@ from clearhead.backends.packed import PackedWeight
 
 # Codes of the C++ enums.
 WEIGHT_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
+_FIVE_BITS_CODE, _SIX_BITS_CODE, _PARTS_CODE = 4, 5, 6
 NORM_CODES = {"rms": 1, "layer": 2}  # 0: no norm
 ACTIVATION_CODES = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # 0: the identity
 PLACEMENT_CODES = {"pre": 0, "post": 1, "sandwich": 2}
@@ -32,6 +34,9 @@ class MatrixStruct(ctypes.Structure):
         ("scales", c_void_p),
         ("offsets", c_void_p),
         ("bias", c_void_p),
+        ("high_bits", c_void_p),
+        ("group_scales", c_void_p),
+        ("group_offsets", c_void_p),
     ]
 
 
@@ -166,14 +171,40 @@ def describe_matrix(weight: Tensor | PackedWeight, bias: Tensor | None = None) -
     if isinstance(weight, Tensor):
         kind = WEIGHT_CODES[weight.dtype]
         return MatrixStruct(kind, 0, *weight.shape, weight.data_ptr(), None, None, bias_address)
-    offsets = None if weight.offsets is None else weight.offsets.data_ptr()
-    num_groups, quants = weight.scales.shape[1], weight.quants
     return MatrixStruct(
-        WEIGHT_CODES[quants.dtype],
-        num_groups,
+        _packed_code(weight),
+        weight.num_groups,
         *weight.shape,
-        quants.data_ptr(),
+        weight.quants.data_ptr(),
         weight.scales.data_ptr(),
-        offsets,
+        _address(weight.offsets),
         bias_address,
+        _address(weight.high_bits),
+        _address(weight.group_scales),
+        _address(weight.group_offsets),
     )
+
+
+def _packed_code(weight: PackedWeight) -> int:
+    """Return the code of a packed format."""
+    if weight.high_bits is None:
+        return WEIGHT_CODES[weight.quants.dtype]
+    has_signed_scales = weight.group_scales is not None and weight.group_scales.dtype == torch.int8
+    return _SIX_BITS_CODE if has_signed_scales else _FIVE_BITS_CODE
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def describe_parts(weights: Sequence[PackedWeight], biases: Sequence[Tensor | None]) -> tuple[MatrixStruct, object]:
+    """Return the structure for the rows of several packed weights (N, K) with different formats, and its parts.
+
+    The parts must be kept as long as the structure.
+    """
+    parts = (MatrixStruct * len(weights))(*map(describe_matrix, weights, biases))
+    num_rows = sum(weight.shape[0] for weight in weights)
+    matrix = MatrixStruct(
+        _PARTS_CODE, weights[0].num_groups, num_rows, weights[0].shape[1], ctypes.addressof(parts), None, None, None
+    )
+    return matrix, parts

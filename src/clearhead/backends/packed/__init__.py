@@ -1,15 +1,29 @@
 """Storage formats for weights in 8 or 4 bits. This package imports no other part of backends/.
 
-formats   groups of 32 weights with a shared scale: quantize, store, dequantize; GGUF's blocks without a change
+formats         groups of 32 weights with a shared scale: quantize, store, dequantize; GGUF's blocks without a change
+block_formats   weights of 5 and 6 bits, and blocks with two levels of scales
 """
 
 from clearhead.backends.packed.formats import (
+    CPU_BLOCK_TYPES,
     ELEMENTS_PER_CHUNK,
     NATIVE_BLOCK_TYPES,
+    PACKED_PARTS,
     Bits,
     PackedWeight,
+    is_consistent,
     pack,
     pack_gguf_blocks,
 )
 
-__all__ = ["ELEMENTS_PER_CHUNK", "NATIVE_BLOCK_TYPES", "Bits", "PackedWeight", "pack", "pack_gguf_blocks"]
+__all__ = [
+    "CPU_BLOCK_TYPES",
+    "ELEMENTS_PER_CHUNK",
+    "NATIVE_BLOCK_TYPES",
+    "PACKED_PARTS",
+    "Bits",
+    "PackedWeight",
+    "is_consistent",
+    "pack",
+    "pack_gguf_blocks",
+]

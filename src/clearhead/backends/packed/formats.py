@@ -4,9 +4,11 @@
 
 value = scale · quant + offset, as in GGUF's Q8_0, Q4_0 and Q4_1. Blocks of these three types are stored without
 rounding; only scales and quants are kept in separate tensors, so that a kernel reads each in long runs. In 4-bit
-formats without an offset, a stored quant q stands for q - 8.
+formats without an offset, a stored quant q stands for q - 8. block_formats.py adds formats of 5 and 6 bits, and those
+whose groups have small integers that multiply the scale of a block of 256 values.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from clearhead.backends.packed.block_formats import dequantize_blocks, split_blocks
 from clearhead.errors import ClearheadError
 
 _GROUP_SIZE = 32
@@ -21,7 +24,13 @@ ELEMENTS_PER_CHUNK = 1 << 22  # weights that are converted at a time, which boun
 Bits = Literal["int8", "int4"]
 
 NATIVE_BLOCK_TYPES = ("Q4_0", "Q4_1", "Q8_0")
-"""GGUF block types that `PackedWeight` stores without rounding."""
+"""GGUF block types that `PackedWeight` stores without rounding, for the kernels of all devices."""
+
+PACKED_PARTS = ("quants", "scales", "offsets", "high_bits", "group_scales", "group_offsets")
+"""The tensors of a `PackedWeight`; all but the first two may be None."""
+
+CPU_BLOCK_TYPES = (*NATIVE_BLOCK_TYPES, "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""GGUF block types that `PackedWeight` stores without rounding, for the kernels of the CPU."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +38,12 @@ class PackedWeight:
     """A quantized matrix (N, K)."""
 
     quants: Tensor  # (N, K) int8, or (N, K / 2) uint8: byte j of a group holds its values j and j + 16
-    scales: Tensor  # (N, K / 32) float16
-    offsets: Tensor | None  # (N, K / 32) float16
+    scales: Tensor  # (N, K / 32) float16, or (N, K / 256) if there are group scales
+    offsets: Tensor | None  # as the scales
     columns: int  # K without the padding to a multiple of 64
+    high_bits: Tensor | None = None  # (N, bytes) uint8: further bits of the quants, see block_formats.py
+    group_scales: Tensor | None = None  # (N, K / 32) uint8, or (N, K / 16) int8: factors of the scales
+    group_offsets: Tensor | None = None  # (N, K / 32) uint8: factors of the offsets
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -39,20 +51,41 @@ class PackedWeight:
         return self.quants.shape[0], self.columns
 
     @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are present, by the names of the fields."""
+        return {name: tensor for name in PACKED_PARTS if (tensor := getattr(self, name)) is not None}
+
+    @property
     def num_bytes(self) -> int:
-        """Memory of quants, scales and offsets."""
-        tensors = (self.quants, self.scales, *(() if self.offsets is None else (self.offsets,)))
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        """Memory of all tensors."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of 32 values in a row."""
+        return self.quants.shape[1] // (_GROUP_SIZE if self.quants.dtype == torch.int8 else _GROUP_SIZE // 2)
+
+    @property
+    def format(self) -> tuple[object, ...]:
+        """What two weights must have in common for their rows to be stored in one."""
+        return self.columns, *((name, tensor.dtype, tensor.shape[1]) for name, tensor in self.tensors.items())
+
+    @property
+    def is_simple(self) -> bool:
+        """Whether each group has a scale of its own and all bits of the quants are together."""
+        return self.high_bits is None and self.group_scales is None
 
     def rows(self, index: Tensor | slice) -> "PackedWeight":
         """Return the selected rows; with a slice, they share memory with this weight."""
-        offsets = None if self.offsets is None else self.offsets[index]
-        return PackedWeight(self.quants[index], self.scales[index], offsets, self.columns)
+        return self.map(lambda tensor: tensor[index])
 
     def to(self, device: torch.device | str | None) -> "PackedWeight":
         """Return the same weight on another device; None leaves it where it is."""
-        offsets = None if self.offsets is None else self.offsets.to(device)
-        return PackedWeight(self.quants.to(device), self.scales.to(device), offsets, self.columns)
+        return self.map(lambda tensor: tensor.to(device))
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "PackedWeight":
+        """Return a weight with the results of a function of each tensor."""
+        return _from_tensors({name: function(tensor) for name, tensor in self.tensors.items()}, self.columns)
 
     def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Dequantize to (N, K), a chunk of rows at a time to keep temporary memory small."""
@@ -63,6 +96,8 @@ class PackedWeight:
 
     def dequantize(self) -> Tensor:
         """Return scale · quant + offset in float32, all rows at once."""
+        if not self.is_simple:
+            return dequantize_blocks(self)
         values = self.integers().unflatten(-1, (-1, _GROUP_SIZE)).float() * self.scales.float()[..., None]
         if self.offsets is not None:
             values += self.offsets.float()[..., None]
@@ -75,6 +110,10 @@ class PackedWeight:
         groups = self.quants.unflatten(-1, (-1, _GROUP_SIZE // 2))
         quants = torch.cat((groups & 15, groups >> 4), dim=-1).flatten(-2).to(torch.int8)
         return quants if self.offsets is not None else quants - 8
+
+
+def _from_tensors(tensors: Mapping[str, Tensor], columns: int) -> PackedWeight:
+    return PackedWeight(**{"offsets": None, **tensors}, columns=columns)  # type: ignore[arg-type]
 
 
 def _row_chunks(matrix: Tensor, max_elements: int | None = None) -> list[slice]:
@@ -147,8 +186,11 @@ def divisors(scales: Tensor) -> Tensor:
 def pack_gguf_blocks(blocks: Tensor, rows: int, block_type: str) -> PackedWeight:
     """Store GGUF blocks (num_blocks, bytes) uint8 of a matrix with `rows` rows, without rounding.
 
-    `block_type` is one of NATIVE_BLOCK_TYPES.
+    `block_type` is one of CPU_BLOCK_TYPES.
     """
+    if block_type not in NATIVE_BLOCK_TYPES:
+        tensors, columns = split_blocks(blocks, rows, block_type)
+        return _from_tensors(tensors, columns)
     blocks = blocks.view(rows, -1, blocks.shape[-1])
     columns = blocks.shape[1] * _GROUP_SIZE
     if blocks.shape[1] % 2:
@@ -158,3 +200,35 @@ def pack_gguf_blocks(blocks: Tensor, rows: int, block_type: str) -> PackedWeight
     offsets = blocks[..., 2:4].contiguous().view(torch.float16)[..., 0] if block_type == "Q4_1" else None
     quants = blocks[..., quants_start:].flatten(-2)
     return PackedWeight(quants.view(torch.int8) if block_type == "Q8_0" else quants, scales, offsets, columns)
+
+
+def is_consistent(packed: PackedWeight) -> bool:
+    """Return whether the tensors of a weight have dtypes and shapes that belong together."""
+    tensors, quants, columns = packed.tensors, packed.quants, packed.columns
+    if any(tensor.ndim != 2 or len(tensor) != len(quants) or not tensor.numel() for tensor in tensors.values()):
+        return False
+    if quants.dtype not in (torch.int8, torch.uint8) or any(
+        tensors[name].dtype != torch.float16 for name in ("scales", "offsets") if name in tensors
+    ):
+        return False
+    groups = packed.num_groups
+    if groups % 2 or not 0 < columns <= groups * _GROUP_SIZE < columns + 2 * _GROUP_SIZE:
+        return False
+    found = {name: (tensor.dtype, tensor.shape[1]) for name, tensor in tensors.items()}
+    return found in _known_shapes(groups)
+
+
+def _known_shapes(groups: int) -> list[dict[str, tuple[torch.dtype, int]]]:
+    """Return dtype and width of all tensors, for each format of rows with so many groups."""
+    int8, uint8, half = torch.int8, torch.uint8, torch.float16
+    low, scales, offsets = {"quants": (uint8, groups * 16)}, {"scales": (half, groups)}, {"offsets": (half, groups)}
+    fifth = {"high_bits": (uint8, -(-groups // 4) * 16)}
+    simple = [{"quants": (int8, groups * 32)} | scales, low | scales, low | scales | offsets]
+    known = [*simple, low | scales | fifth, low | scales | offsets | fifth]
+    if groups % 8:
+        return known
+    block_scales, block_offsets = {"scales": (half, groups // 8)}, {"offsets": (half, groups // 8)}
+    levels = {"group_scales": (uint8, groups), "group_offsets": (uint8, groups)}
+    two_levels = low | block_scales | block_offsets | levels
+    six = low | block_scales | {"high_bits": (uint8, groups * 8), "group_scales": (int8, 2 * groups)}
+    return [*known, two_levels, two_levels | fifth, six]

@@ -14,7 +14,7 @@
 
 #include "vectors.h"
 
-enum WeightKind : int32_t { FLOAT32, BFLOAT16, INT8, INT4 };
+enum WeightKind : int32_t { FLOAT32, BFLOAT16, INT8, INT4, INT5, INT6, PARTS };
 enum NormKind : int32_t { NO_NORM, ROOT_MEAN_SQUARE, LAYER_NORM };
 enum Activation : int32_t { IDENTITY, RELU, GELU, GELU_TANH, SILU };
 
@@ -22,10 +22,14 @@ struct Matrix {
   WeightKind kind;
   int32_t num_groups;       // of 32 values along K, an even number; 0 for a plain W
   int64_t N, K;
-  const void* values;       // (N, K) float, bfloat16 or int8; (N, K/2) bytes with two 4-bit values each
+  const void* values;       // (N, K) float, bfloat16 or int8; (N, K/2) bytes with two 4-bit values each; of PARTS: an
+                            // array of matrices whose rows follow each other
   const uint16_t* scales;   // (N, num_groups) float16
   const uint16_t* offsets;  // (N, num_groups) float16, or null: a 4-bit q then means q - 8
   const float* bias;        // (N,) or null
+  const uint8_t* high_bits;      // of INT5 and INT6, whose low 4 bits are in `values`: packed/block_formats.py
+  const uint8_t* group_scales;   // if not null, scales and offsets are (N, num_groups/8), and those of a group are
+  const uint8_t* group_offsets;  // multiplied by these: (N, num_groups), or for INT6 (N, 2 num_groups) int8
 };
 
 struct Norm {
@@ -82,7 +86,9 @@ inline QuantizedGroup quantize_group(int8_t* quants, const float* values) {
 }
 
 // Return how far the zero point of W was moved to make its values unsigned: the factor of x's sum.
-inline int zero_point(const Matrix& w) { return w.kind == INT8 ? 128 : w.offsets ? 0 : 8; }
+inline int zero_point(const Matrix& w) {
+  return w.kind == INT8 ? 128 : w.offsets ? 0 : w.kind == INT6 ? 32 : w.kind == INT5 ? 16 : 8;
+}
 
 // Return the 32-bit words of a row of x in the format of W, padded to a whole vector.
 inline int64_t words_per_row(const Matrix& w) {
@@ -94,13 +100,15 @@ inline int64_t words_per_row(const Matrix& w) {
 // Rows of x in the format of W.
 struct InputRows {
   std::vector<uint32_t> words;        // (M, words_per_row)
-  std::vector<int32_t> initial_sums;  // (M, K/32): -zero point * sum of quants
+  std::vector<int32_t> initial_sums;  // (M, K/32): -zero point * sum of quants; for INT6 of the first half of a group
+  std::vector<int32_t> second_sums;   // (M, K/32): the same for the second half, for INT6 only
   std::vector<float> scales, sums;    // (M, K/32)
 
   // Allocate M rows of up to `longest` words.
   void reserve(int64_t M, int64_t longest) {
     words.resize(std::max<size_t>(words.size(), M * longest));
     initial_sums.resize(std::max<size_t>(initial_sums.size(), M * (longest / 8 + 1)));
+    second_sums.resize(initial_sums.size());
     scales.resize(initial_sums.size());
     sums.resize(initial_sums.size());
   }
@@ -124,6 +132,12 @@ struct InputRows {
       initial_sums[group] = -zero_point(w) * sum;
       scales[group] = scale;
       sums[group] = scale * sum;
+      if (w.kind == INT6) {
+        int first = 0;
+        for (int j = 0; j < 16; j++) first += ((const int8_t*)(to + g * 8))[j];
+        initial_sums[group] = -zero_point(w) * first;
+        second_sums[group] = -zero_point(w) * (sum - first);
+      }
     }
   }
 };

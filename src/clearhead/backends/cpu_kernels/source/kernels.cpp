@@ -4,7 +4,8 @@
 //
 //     vectors.h     number formats                            panels.h     rows of W, transposed
 //     inputs.h      W, norms, rows of x in the format of W    few_rows.h   W as it is stored, for few rows of x
-//     tiles.h       products that stay in registers           linear.h     y = W norm(x)
+//     tiles.h       products that stay in registers           six_bits.h   W in 5 and 6 bits
+//     linear.h      y = W norm(x)
 //     attention.h   attention of one new token per sequence   prompt.h     of all tokens of a prompt
 //     pages.h       of packed tokens of many sequences        packed_batch.h   their layout and pages
 //
@@ -41,6 +42,13 @@ struct Workspace {
 // Dequantize row n of W. Byte j of an int4 group holds values j and j + 16.
 template <class Element>
 static void unpack(Element* y, const Matrix& w, int64_t n) {
+  if (w.high_bits || w.group_scales) {
+    thread_local std::vector<float> values;
+    values.resize(w.K);
+    unpack_blocks(values.data(), w, n);
+    for (int64_t k = 0; k < w.K; k++) write(y[k], values[k]);
+    return;
+  }
   const uint8_t* values = (const uint8_t*)w.values + n * w.num_groups * (w.kind == INT8 ? 32 : 16);
   for (int64_t g = 0; g < w.num_groups; g++) {
     const float scale = from_float16(w.scales[n * w.num_groups + g]);

@@ -10,7 +10,7 @@
 #pragma once
 #include <omp.h>
 
-#include "few_rows.h"
+#include "six_bits.h"
 
 // One of the threads that run the same code in parallel, and its part of some work: items first to last - 1.
 struct Thread {
@@ -40,6 +40,7 @@ struct Output {
   Activation activation;
   bool gated;
   const float* residual;
+  int64_t stride;  // of the rows of y and of the residual
 
   // Write `count` rows from row m on and the columns [n, n + columns), from products (count, PANEL), which change.
   [[gnu::noinline]] void write(int64_t m, int64_t count, int64_t n, int64_t columns, float* products, float* up) const {
@@ -49,8 +50,8 @@ struct Output {
     }
     if (activation != IDENTITY) activate(products, count * PANEL, activation);
     for (int64_t r = 0; r < count; r++) {
-      float *to = y + (m + r) * N + n, *from = products + r * PANEL;
-      const float *factor = up + r * PANEL, *added = residual ? residual + (m + r) * N + n : nullptr;
+      float *to = y + (m + r) * stride + n, *from = products + r * PANEL;
+      const float *factor = up + r * PANEL, *added = residual ? residual + (m + r) * stride + n : nullptr;
       for (int64_t c = 0; gated && c < columns; c++) from[c] *= factor[c];
       for (int64_t c = 0; added && c < columns; c++) from[c] += added[c];
       std::copy(from, from + columns, to);
@@ -70,6 +71,10 @@ void multiply_panel(float* y, const InputRows& x, int64_t m, int64_t count, cons
     multiply_word_panel<rows, FloatWords>(y, xs, stride, words, w.K, prefetcher);
   else if (w.kind == BFLOAT16)
     multiply_word_panel<rows, BfloatPairs>(y, xs, stride, words, (w.K + 1) / 2, prefetcher);
+  else if (w.kind == INT6)
+    multiply_six_bit_panel<rows>(y, xs, {&x.initial_sums[place], &x.scales[place], &x.sums[place]},
+                                 {panel.half_scales.data(), &x.second_sums[place]}, words, panel.scales.data(),
+                                 w.num_groups);
   else
     multiply_packed_panel<rows>(y, xs, {&x.initial_sums[place], &x.scales[place], &x.sums[place]}, words,
                                 panel.all_scales(w), w.num_groups, prefetcher);
@@ -118,13 +123,18 @@ inline void multiply_in_panels(const Output& to, const InputRows& x, int64_t M, 
 inline void multiply_as_stored(const Output& to, const InputRows& x, int64_t M, const Matrix& w, int64_t n, int64_t) {
   thread_local Panel panel;
   float products[MAX_FEW_ROWS * PANEL], up[MAX_FEW_ROWS * PANEL];
+  if (w.high_bits) {
+    multiply_high_bits(products, x, panel, w, n);
+    if (to.gated) multiply_high_bits(up, x, panel, w, to.N + n);
+    return to.write(0, M, n, PANEL, products, up);
+  }
   multiply_few_rows(products, x, M, panel, w, n);
   if (to.gated) multiply_few_rows(up, x, M, panel, w, to.N + n);
   to.write(0, M, n, PANEL, products, up);
 }
 
 inline bool runs_as_stored(int64_t M, const Matrix& w, int64_t columns) {
-  return M <= MAX_FEW_ROWS && columns == PANEL && has_whole_words(w);
+  return M <= (w.high_bits ? 1 : MAX_FEW_ROWS) && columns == PANEL && has_whole_words(w);
 }
 #else
 // Smaller registers hold no tile of sums: one row of W after the other, in plain loops that the compiler vectorizes.
@@ -175,12 +185,14 @@ inline bool runs_as_stored(int64_t M, const Matrix& w, int64_t) {
 }
 #endif
 
-// Compute y; called by all threads. `shared` holds the rows of x in the format of W if they are many.
-inline void linear(const Thread& thread, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
-                   Activation activation, bool gated, const float* residual, InputRows& shared) {
+// Compute y, whose rows are `stride` apart; called by all threads. `shared` holds the rows of x in the format of W if
+// they are many.
+inline void linear_part(const Thread& thread, float* y, int64_t stride, const float* x, int64_t M, const Matrix& w,
+                        const Norm& norm, Activation activation, bool gated, const float* residual,
+                        InputRows& shared) {
   const InputRows& rows = convert_rows(thread, x, M, w, norm, shared);
   const int64_t N = w.N / (gated ? 2 : 1), panels = (N + PANEL - 1) / PANEL;
-  const Output to{y, N, w.bias, activation, gated, residual};
+  const Output to{y, N, w.bias, activation, gated, residual, stride};
   for (int64_t n = thread.first(panels) * PANEL; n < std::min(N, thread.last(panels) * PANEL); n += PANEL) {
     const int64_t columns = std::min(PANEL, N - n);
     if (!runs_as_stored(M, w, columns))
@@ -189,4 +201,14 @@ inline void linear(const Thread& thread, float* y, const float* x, int64_t M, co
       multiply_as_stored(to, rows, M, w, n, columns);
   }
 #pragma omp barrier
+}
+
+// Compute y for a W that may consist of parts with different formats, which have neither activation nor residual.
+inline void linear(const Thread& thread, float* y, const float* x, int64_t M, const Matrix& w, const Norm& norm,
+                   Activation activation, bool gated, const float* residual, InputRows& shared) {
+  if (w.kind != PARTS)
+    return linear_part(thread, y, w.N / (gated ? 2 : 1), x, M, w, norm, activation, gated, residual, shared);
+  const Matrix* part = (const Matrix*)w.values;
+  for (int64_t n = 0; n < w.N; n += part++->N)
+    linear_part(thread, y + n, w.N, x, M, *part, norm, IDENTITY, false, nullptr, shared);
 }

@@ -73,10 +73,14 @@ inline Vector from_float16(Words halves) {
 #endif
 }
 
+// Return the bytes of a row's high bits.
+inline int64_t high_bytes(const Matrix& w) { return (w.num_groups + 3) / 4 * (w.kind == INT6 ? 32 : 16); }
+
 // 32 rows of W, transposed: word i of all rows, then word i + 1.
 struct Panel {
   std::vector<uint32_t> words;
   std::vector<float> scales, offsets;
+  std::vector<int32_t> half_scales;  // (2 num_groups, PANEL), of INT6
 
   // Transpose rows [n, n + count) of W.
   void fill(const Matrix& w, int64_t n, int64_t count) {
@@ -85,7 +89,7 @@ struct Panel {
     const char* rows = (const char*)w.values + n * bytes;
     if (w.kind == INT8)
       fill_words<8>(rows, bytes, count, [](uint32_t* to, Words column) { *(Words*)to = column ^ 0x80808080u; });
-    else if (w.kind == INT4)
+    else if (w.kind >= INT4)
       fill_words<4>(rows, bytes, count, [](uint32_t* to, Words column) {  // the low halves of 16 bytes, then the high
         *(Words*)to = column & 0x0f0f0f0fu;
         *(Words*)(to + 4 * PANEL) = column >> 4 & 0x0f0f0f0fu;
@@ -94,7 +98,40 @@ struct Panel {
       fill_words<8>(rows, bytes, count, [](uint32_t* to, Words column) { *(Words*)to = column; });
     for (int64_t r = 0; w.kind == BFLOAT16 && w.K % 2 && r < count; r++)
       words[w.K / 2 * PANEL + r] = ((const uint16_t*)(rows + r * bytes))[w.K - 1];
+    if (w.kind == INT5) add_fifth_bits(w, n, count);
+    if (w.kind == INT6) add_two_bits(w, n, count);
     if (w.num_groups) fill_scales(w, n, count);
+  }
+
+  // Add the high bits of a 5-bit W. A word of them has a bit for each value of one half of two groups.
+  void add_fifth_bits(const Matrix& w, int64_t n, int64_t count) {
+    const int64_t bytes = high_bytes(w), num_words = bytes / 4;
+    for (int64_t r = 0; r < count; r += 16)
+      for (int64_t i = 0; i < num_words; i += 16)
+        for_columns((const char*)w.high_bits + (n + r) * bytes + i * 4, bytes, count - r, num_words - i,
+                    [&](int c, Words column) {
+                      for (int part = 0; part < 8; part++) {
+                        const int64_t g = (i + c) / 4 * 4 + c % 2 * 2 + part / 4, j = c % 4 / 2 * 4 + part % 4;
+                        // The product moves bit b of four to bit 8 b.
+                        if (g < w.num_groups)
+                          *(Words*)&words[(g * 8 + j) * PANEL + r] |=
+                              ((column >> (4 * part) & 15u) * 0x00204081u & 0x01010101u) << 4;
+                      }
+                    });
+  }
+
+  // Add the high bits of a 6-bit W. A word of them has two bits for each of four values of two groups, both halves.
+  void add_two_bits(const Matrix& w, int64_t n, int64_t count) {
+    const int64_t bytes = high_bytes(w), num_words = bytes / 4;
+    for (int64_t r = 0; r < count; r += 16)
+      for (int64_t i = 0; i < num_words; i += 16)
+        for_columns((const char*)w.high_bits + (n + r) * bytes + i * 4, bytes, count - r, num_words - i,
+                    [&](int c, Words column) {
+                      for (int part = 0; part < 4; part++) {
+                        const int64_t g = (i + c) / 8 * 4 + part % 2 * 2 + c % 8 / 4, j = part / 2 * 4 + c % 4;
+                        *(Words*)&words[(g * 8 + j) * PANEL + r] |= (column >> (2 * part) & 0x03030303u) << 4;
+                      }
+                    });
   }
 
   // Write every word of `count` rows to its place in the panel. Each `per_group` words of W become eight words.
@@ -111,8 +148,55 @@ struct Panel {
 
   // Convert the scales and offsets of rows [n, n + count) of W to floats.
   void fill_scales(const Matrix& w, int64_t n, int64_t count) {
+    if (w.group_scales) return fill_block_scales(w, n, count);
     convert(scales, w.scales, w.num_groups, n, count);
     if (w.offsets) convert(offsets, w.offsets, w.num_groups, n, count);
+  }
+
+  // The same for blocks of eight groups: scale of the block * scale of the group, and likewise the offsets. For INT6,
+  // the scales are those of the blocks, and the integers of half groups go to `half_scales`.
+  void fill_block_scales(const Matrix& w, int64_t n, int64_t count) {
+    const int64_t G = w.num_groups;
+    scales.resize(G * PANEL);
+    if (w.offsets) offsets.resize(G * PANEL);
+    if (w.kind == INT6) half_scales.resize(2 * G * PANEL);
+    for (int64_t r = 0; r < count; r += 16) {
+      const int64_t rows = std::min<int64_t>(count - r, 16);
+      for (int64_t b = 0; b < G / 8; b++) {
+        const Vector scale = block_values(w.scales, G / 8, n + r, rows, b);
+        for (int64_t g = 8 * b; g < 8 * b + 8; g++) *(Vector*)&scales[g * PANEL + r] = scale;
+        if (!w.offsets) continue;
+        const Vector offset = block_values(w.offsets, G / 8, n + r, rows, b);
+        for (int64_t g = 8 * b; g < 8 * b + 8; g++) *(Vector*)&offsets[g * PANEL + r] = offset;
+      }
+      if (w.kind == INT6) {
+        for_bytes(w.group_scales, 2 * G, n + r, rows, [&](int64_t half, Words bytes) {
+          *(Words*)&half_scales[half * PANEL + r] = (Words)((Integers)(bytes << 24) >> 24);
+        });
+        continue;
+      }
+      for_bytes(w.group_scales, G, n + r, rows,
+                [&](int64_t g, Words bytes) { *(Vector*)&scales[g * PANEL + r] *= to_floats(bytes & 255u); });
+      if (w.offsets)
+        for_bytes(w.group_offsets, G, n + r, rows,
+                  [&](int64_t g, Words bytes) { *(Vector*)&offsets[g * PANEL + r] *= to_floats(bytes & 255u); });
+    }
+  }
+
+  // Return the float16 of block b in up to 16 rows of (N, stride).
+  static Vector block_values(const uint16_t* values, int64_t stride, int64_t n, int64_t rows, int64_t b) {
+    Words halves = {};
+    for (int64_t i = 0; i < rows; i++) halves[i] = values[(n + i) * stride + b];
+    return from_float16(halves);
+  }
+
+  // Call use(i, byte i of up to 16 rows, in the low bits) for each byte of a row of (N, stride), a multiple of 4.
+  template <class Use>
+  static void for_bytes(const uint8_t* values, int64_t stride, int64_t n, int64_t rows, Use use) {
+    for (int64_t i = 0; i < stride / 4; i += 16)
+      for_columns((const char*)values + n * stride + i * 4, stride, rows, stride / 4 - i, [&](int c, Words column) {
+        for (int byte = 0; byte < 4; byte++) use((i + c) * 4 + byte, column >> (8 * byte));
+      });
   }
 
   PanelScales all_scales(const Matrix& w) const { return {scales.data(), w.offsets ? offsets.data() : nullptr}; }

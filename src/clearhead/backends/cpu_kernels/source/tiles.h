@@ -101,8 +101,9 @@ inline Words add_byte_products(Words sum, Words w, uint32_t x) {
 #endif
 }
 
+typedef int32_t Integers __attribute__((vector_size(64), aligned(4)));
+
 inline Vector to_floats(Words signed_sums) {
-  typedef int32_t Integers __attribute__((vector_size(64), aligned(4)));
   return __builtin_convertvector((Integers)signed_sums, Vector);
 }
 

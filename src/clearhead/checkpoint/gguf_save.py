@@ -1,0 +1,172 @@
+"""Save models as GGUF files, which llama.cpp reads.
+
+    save_gguf(Path("model.gguf"), network, tokenizer, file_type="q4_k_m")
+
+A file type names the block type of most matrices. Sensitive matrices get more bits, by the rules of llama.cpp's
+quantizer (llama-quant.cpp): the logit head, and in the M types half of the value and down projections. Rows that are no
+multiple of 256 do not fit a K format and get the next larger format with blocks of 32. Vectors stay float32.
+"""
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Rope
+from clearhead.backends import is_packed
+from clearhead.checkpoint.gguf_model import ROTARY_DIVISORS, SPECIAL_ID_KEYS, llama3_divisors, llama3_scaling
+from clearhead.checkpoint.gguf_quantizers import quantize
+from clearhead.checkpoint.gguf_writer import TensorPlan, write_gguf
+from clearhead.checkpoint.interface import Progress
+from clearhead.checkpoint.placement import stored_tensors
+from clearhead.errors import ClearheadError, unknown_name
+from clearhead.families import (
+    GGUF_ARCHITECTURES,
+    Family,
+    TensorRule,
+    expand_table,
+    family_of_type,
+    gguf_metadata,
+)
+from clearhead.model import Transformer
+from clearhead.tokenization import Tokenizer, tokenizer_to_gguf
+
+# file type -> (most matrices, the logit head, sensitive projections, fused projections, llama.cpp's number of the type)
+_FILE_TYPES = {
+    "f16": ("F16", "F16", "F16", "F16", 1),
+    "bf16": ("BF16", "BF16", "BF16", "BF16", 32),
+    "q8_0": ("Q8_0", "Q8_0", "Q8_0", "Q8_0", 7),
+    "q6_k": ("Q6_K", "Q6_K", "Q6_K", "Q6_K", 18),
+    "q5_k_m": ("Q5_K", "Q6_K", "Q6_K", "Q6_K", 17),
+    "q4_k_m": ("Q4_K", "Q6_K", "Q6_K", "Q5_K", 15),
+    "q4_0": ("Q4_0", "Q6_K", "Q4_0", "Q4_0", 2),
+}
+GGUF_FILE_TYPES = tuple(_FILE_TYPES)
+"""What `save_gguf` can write, from large to small."""
+
+_NARROW_TYPES = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256
+_UNQUANTIZED = ("position_embd.weight", ROTARY_DIVISORS)
+_QUANTIZATION_VERSION = 2
+
+
+def save_gguf(
+    path: Path,
+    network: Transformer,
+    tokenizer: Tokenizer | None,
+    *,
+    file_type: str = "q8_0",
+    special_ids: Mapping[str, Any] | None = None,
+    importance: Mapping[str, Tensor] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write a GGUF file atomically. `importance`: our name of a linear layer's weight -> weights of its columns."""
+    if file_type not in _FILE_TYPES:
+        raise unknown_name("GGUF type", file_type, _FILE_TYPES)
+    if is_packed(network):
+        raise ClearheadError("packed weights cannot be written to a GGUF file; load the model with full weights")
+    metadata, rules = _describe(network)
+    metadata |= {
+        "general.name": path.stem,
+        "general.file_type": _FILE_TYPES[file_type][4],
+        "general.quantization_version": _QUANTIZATION_VERSION,
+    }
+    if tokenizer is not None:
+        metadata |= tokenizer_to_gguf(tokenizer, network.config.vocab_size)
+    for key, name in SPECIAL_ID_KEYS.items():
+        token_id = (special_ids or {}).get(name)
+        token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
+        if isinstance(token_id, int):
+            metadata.setdefault(key, token_id)
+    write_gguf(path, metadata, _plan_tensors(network, rules, file_type, importance or {}), progress)
+
+
+def _describe(network: Transformer) -> tuple[dict[str, Any], dict[str, TensorRule]]:
+    """Return the metadata of the first architecture that can express a network, and the rules of its tensors."""
+    config, own_names = network.config, set(stored_tensors(network))
+    for name, architecture in GGUF_ARCHITECTURES.items():
+        family: Family = family_of_type(architecture.model_type)
+        rules = dict(expand_table(architecture.tensor_names, config, own_names))
+        covered = [own_name for rule in rules.values() for own_name in rule.own_names]
+        if set(covered) != own_names or len(covered) != len(own_names):
+            continue
+        shapes = {foreign: _shape(rule, network) for foreign, rule in rules.items()}
+        try:
+            return gguf_metadata(config, name, family, shapes), rules
+        except ClearheadError:
+            continue
+    known = ", ".join(GGUF_ARCHITECTURES)
+    raise ClearheadError(
+        f"no GGUF architecture that can be written ({known}) expresses this model; use --to huggingface instead"
+    )
+
+
+def _shape(rule: TensorRule, network: Transformer) -> tuple[int, ...]:
+    """Return the shape of a foreign tensor without computing it."""
+    parts = [network.get_parameter(name) for name in rule.own_names]
+    return tuple(rule.join([torch.empty_like(part, device="meta") for part in parts], network.config).shape)
+
+
+def _plan_tensors(
+    network: Transformer, rules: Mapping[str, TensorRule], file_type: str, importance: Mapping[str, Tensor]
+) -> list[TensorPlan]:
+    num_layers = len(network.config.output_stack.layers)
+    is_tied = "output.weight" not in rules
+    plans = []
+    for name, rule in rules.items():
+        shape = _shape(rule, network)
+        is_head = name == "output.weight" or (is_tied and name == "token_embd.weight")
+        block_type = _block_type(name, shape, file_type, num_layers, is_head=is_head)
+        weights = next((importance[own_name] for own_name in rule.own_names if own_name in importance), None)
+        make = partial(_make_blocks, network, rule, block_type, weights)
+        plans.append(TensorPlan(name, shape, block_type, make))
+    divisors = _rotary_divisors(network.config)
+    if divisors is not None:
+        plans.append(TensorPlan(ROTARY_DIVISORS, tuple(divisors.shape), "F32", lambda: divisors.view(torch.uint8)))
+    return plans
+
+
+def _block_type(name: str, shape: tuple[int, ...], file_type: str, num_layers: int, *, is_head: bool) -> str:
+    """Return the block type of a tensor."""
+    most, head, sensitive, fused, _ = _FILE_TYPES[file_type]
+    if len(shape) != 2 or name in _UNQUANTIZED:
+        return "F32"
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    if is_head:
+        block_type = head
+    elif match is not None and match[2] in ("attn_v", "ffn_down") and _gets_more_bits(int(match[1]), num_layers):
+        block_type = sensitive
+    else:
+        block_type = fused if match is not None and match[2] == "attn_qkv" else most
+    if block_type.endswith("_K") and shape[1] % 256:
+        block_type = _NARROW_TYPES[block_type]
+    return "F16" if block_type.startswith("Q") and shape[1] % 32 else block_type
+
+
+def _gets_more_bits(layer: int, num_layers: int) -> bool:
+    """Return whether a layer is in the first or last eighth, or every third of the others."""
+    eighth = num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
+
+
+def _make_blocks(network: Transformer, rule: TensorRule, block_type: str, importance: Tensor | None) -> Tensor:
+    parts = [network.get_parameter(name).detach().cpu() for name in rule.own_names]
+    joined = rule.join(parts, network.config)
+    matrix = joined.reshape(-1, joined.shape[-1])
+    return quantize(matrix, block_type, importance)
+
+
+def _rotary_divisors(config: ModelConfig) -> Tensor | None:
+    """Return Llama 3's rotary scaling as divisors of the frequencies; None if the config has none."""
+    attention = config.output_stack.layers[0].attention
+    position = attention.position if isinstance(attention, GroupedAttention) else None
+    if not isinstance(position, Rope) or not isinstance(position.scaling, Llama3Scaling):
+        return None
+    assert isinstance(attention, GroupedAttention)
+    divisors = llama3_divisors(position.theta, attention.head_width, position.scaling)
+    if llama3_scaling(divisors, position.theta) != position.scaling:
+        raise ClearheadError(f"a GGUF file cannot express the rotary scaling {position.scaling}")
+    return divisors

@@ -1,0 +1,104 @@
+"""Describe a config by the metadata of a GGUF file, the inverse of `gguf_settings`.
+
+    metadata = gguf_metadata(config, "llama", family, {"token_embd.weight": (49152, 576), ...})
+
+`shapes` are those of the tensors that the file will hold. The metadata is read back: an architecture that would give
+another config is not used.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isclose
+from typing import Any
+
+from clearhead.architecture import Dropout, GroupedAttention, Llama3Scaling, ModelConfig, NormalInitial, Rope
+from clearhead.config import to_dict
+from clearhead.errors import ClearheadError
+from clearhead.families.family import Family
+from clearhead.families.gguf import ARCHITECTURES, gguf_settings
+from clearhead.families.heads import write_config
+
+_FLOAT32_ERROR = 1e-6  # relative; the metadata holds 32-bit numbers
+
+
+def gguf_metadata(
+    config: ModelConfig, name: str, family: Family, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Return the metadata of a config as the GGUF architecture `name`, which belongs to `family`.
+
+    Raise ClearheadError if the architecture cannot express the config.
+    """
+    architecture = ARCHITECTURES[name]
+    data = write_config(family, config)
+    settings = data | _rope_settings(data) | _window_settings(data)
+    metadata: dict[str, Any] = {"general.architecture": name}
+    for key, setting in architecture.keys.items():
+        if settings.get(setting) is not None:
+            metadata[f"{name}.{key}"] = settings[setting]
+    head_width = data.get("head_dim")
+    if head_width is not None:
+        metadata |= {f"{name}.attention.value_length": head_width, f"{name}.rope.dimension_count": head_width}
+    metadata |= {f"{name}.rope.scaling.{key}": value for key, value in _scaling_keys(data).items()}
+    assert family.read_config is not None
+    read_back = family.read_config(gguf_settings(metadata, shapes, f"a GGUF file of type {name}"))
+    if not _equal(to_dict(_as_metadata_describes(config)), to_dict(read_back)):
+        raise ClearheadError(f"a GGUF file of type {name} cannot express this configuration")
+    return metadata
+
+
+def _rope_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary base, and for Gemma that of the layers with a window."""
+    rope = data.get("rope_parameters") or {}
+    if "full_attention" not in rope and "sliding_attention" not in rope:
+        return {"rope_theta": rope.get("rope_theta")}
+    full, windowed = rope.get("full_attention", {}), rope.get("sliding_attention", {})
+    return {"rope_theta": full.get("rope_theta"), "rope_local_base_freq": windowed.get("rope_theta")}
+
+
+def _scaling_keys(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a rotary scaling. Llama 3's is stored as a tensor, and others cannot be expressed."""
+    rope = data.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope)
+    if rope.get("rope_type") not in ("linear", "yarn"):
+        return {}
+    keys = {"type": rope["rope_type"], "factor": rope["factor"]}
+    original = rope.get("original_max_position_embeddings")
+    return keys | ({} if original is None else {"original_context_length": original})
+
+
+def _window_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return after how many layers with a window one attends to all tokens, if there are both kinds."""
+    types = data.get("layer_types") or []
+    is_full = [kind == "full_attention" for kind in types]
+    if not any(is_full) or all(is_full):
+        return {} if data.get("sliding_window") is None or not all(is_full) else {"sliding_window": None}
+    return {"sliding_window_pattern": is_full.index(True) + 1}
+
+
+def _as_metadata_describes(config: ModelConfig) -> ModelConfig:
+    """Return the config without Llama 3's rotary scaling, which is a tensor, and without what only training needs."""
+    assert config.decoder is not None
+    layers = []
+    for layer in config.decoder.layers:
+        attention = layer.attention
+        position = attention.position if isinstance(attention, GroupedAttention) else None
+        if isinstance(position, Rope) and isinstance(position.scaling, Llama3Scaling):
+            layer = replace(layer, attention=replace(attention, position=replace(position, scaling=None)))
+        layers.append(layer)
+    decoder = replace(config.decoder, layers=tuple(layers))
+    return replace(config, decoder=decoder, dropout=Dropout(), initial=NormalInitial())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Return whether two JSON values are equal, numbers up to the precision of float32."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    if isinstance(one, float) or isinstance(other, float):
+        return (
+            isinstance(one, float | int)
+            and isinstance(other, float | int)
+            and isclose(one, other, rel_tol=_FLOAT32_ERROR)
+        )
+    return bool(one == other)
