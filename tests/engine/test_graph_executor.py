@@ -12,6 +12,7 @@ from clearhead.engine.memory import bytes_per_token
 from clearhead.families import preset
 from clearhead.model import Transformer
 from clearhead.options import SamplingOptions
+from clearhead.sampling import Draft
 from tests.engine.toys import check_no_page_is_lost, finished_tokens, plain_tokens
 from tests.model.toys import redraw
 
@@ -153,3 +154,32 @@ def test_deterministic_mode_gives_the_same_bits_alone_and_together():
     asked = [Request(prompt=each.prompt, options=replace(each.options, logprobs=1)) for each in asked]
     together = logprobs(asked, max_tokens=40, max_sequences=8)
     assert [together[number] for number in range(5)] == [logprobs([request])[0] for request in asked]
+
+
+def test_texts_with_drafts_share_steps_with_captured_ones():
+    network = small_network("llama-3.2-1b")
+    engine = Engine(network, memory=_memory(network, 100), max_tokens=128, max_sequences=8)
+    asked = random_requests(random.Random(3), 6)
+    asked = [Request(prompt=each.prompt, options=replace(each.options, temperature=0.0)) for each in asked]
+    expected = [plain_tokens(network, request) for request in asked]
+    drafted = [
+        replace(request, drafter=_Guesses(text)) if number % 2 else request
+        for number, (request, text) in enumerate(zip(asked, expected, strict=True))
+    ]
+    tokens, _ = finished_tokens(engine.run(drafted))
+    assert [tokens[number] for number in range(6)] == expected
+    assert engine.statistics.num_accepted_tokens > 0
+    check_no_page_is_lost(engine)
+
+
+class _Guesses:
+    """Draft the right tokens, but a wrong one at every fifth place."""
+
+    num_tokens = 4
+
+    def __init__(self, text):
+        self.text = text
+
+    def draft(self, output, count):
+        tokens = self.text[len(output) : len(output) + count]
+        return Draft([(token + ((len(output) + n) % 5 == 4)) % 500 for n, token in enumerate(tokens)])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead.engine import EngineProvider, Request
+from clearhead.engine import Engine, EngineProvider, Request
 from clearhead.engine import provider as provider_module
 from clearhead.engine.memory import bytes_per_token, default_memory, pages_for_memory
 from clearhead.errors import ClearheadError
@@ -84,3 +84,10 @@ def test_too_little_memory_for_a_page_is_an_error(network):
 
 def test_the_default_is_a_share_of_the_free_memory():
     assert 0 < default_memory(torch.device("cpu")) <= 2 * 2**30
+
+
+def test_an_engine_whose_memory_is_no_whole_number_of_pages_is_large_enough_for_the_same_requests(network):
+    provider = EngineProvider(network)
+    for memory in (2**16, 2**16 + 1, 2**16 + bytes_per_token(network.config.output_stack, torch.float32)):
+        engine = Engine(network, memory=memory)
+        assert engine.capacity == provider._capacity_for(memory)

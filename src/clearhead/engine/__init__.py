@@ -11,6 +11,7 @@ executor        a schedule through the network, and the next tokens; the interfa
 executors       the choice of an executor for a network
 runner          a packed batch through the network's modules
 sampler         the next token of each sequence
+drafting        guesses of the next tokens
 token_filters   the tokens that the filters of requests allow
 prompt_scores   log-probabilities of prompts
 graph_executor  the same on an NVIDIA GPU, started before the last tokens are known
@@ -29,7 +30,7 @@ from clearhead.engine.engine import MAX_SEQUENCES, Engine, EngineSettings
 from clearhead.engine.executors import unsupported_by_engine
 from clearhead.engine.memory import bytes_per_token
 from clearhead.engine.provider import EngineProvider
-from clearhead.engine.request import Event, PromptReport, Request, TokenFilter
+from clearhead.engine.request import Event, PromptReport, Request, TokenDrafter, TokenFilter
 from clearhead.engine.shared import SharedEngine
 from clearhead.engine.statistics import EngineStatistics
 from clearhead.engine.worker import EngineWorker, EventStream
@@ -46,6 +47,7 @@ __all__ = [
     "PromptReport",
     "Request",
     "SharedEngine",
+    "TokenDrafter",
     "TokenFilter",
     "bytes_per_token",
     "unsupported_by_engine",

@@ -25,7 +25,7 @@ class PackedBatch:
     layout: PackedLayout
     source_layout: PackedLayout | None  # the pages that the cross-attention of each sequence reads
     sampled_rows: Tensor  # (L,) the packed tokens after which a token is chosen
-    sampled: list[EngineSequence]  # (L,)
+    sampled: list[EngineSequence]  # (L,) their sequences; one with a draft occurs once more for each drafted token
     has_prompts: bool  # whether a sequence has more than one new token
 
     @staticmethod
@@ -33,15 +33,20 @@ class PackedBatch:
         """Lay out the tokens of a schedule in its order."""
         tokens = [token for item in items for token in item.sequence.tokens(item.start, item.stop)]
         ends = list(accumulate(item.stop - item.start for item in items))
-        sampled = [number for number, item in enumerate(items) if item.is_sampled]
+        sampled = [
+            (end - 1 - number, item.sequence)
+            for end, item in zip(ends, items, strict=True)
+            if item.is_sampled
+            for number in reversed(range(1 + len(item.sequence.drafted)))
+        ]
         tables = [_require(item.sequence.table) for item in items]
         sources = [item.sequence.source_table for item in items]
         return PackedBatch(
             tokens=_upload(tokens, device),
             layout=_layout(tables, [item.start for item in items], device),
             source_layout=None if sources[0] is None else source_layout([_require(each) for each in sources], device),
-            sampled_rows=_upload([ends[number] - 1 for number in sampled], device),
-            sampled=[items[number].sequence for number in sampled],
+            sampled_rows=_upload([row for row, _ in sampled], device),
+            sampled=[sequence for _, sequence in sampled],
             has_prompts=len(tokens) > len(items),
         )
 

@@ -20,6 +20,7 @@ from typing import TypedDict
 
 from clearhead.architecture import remaining_positions
 from clearhead.cache import PagePool
+from clearhead.engine.drafting import draft_tokens, settle_drafts
 from clearhead.engine.executor import Pending
 from clearhead.engine.executors import build_executor, is_deterministic_by_default, unsupported_by_engine
 from clearhead.engine.memory import pages_for_memory
@@ -100,7 +101,7 @@ class Engine:
             pool, max_tokens, max_sequences, source_pool, self.executor.max_length, windows_of(stack)
         )
         self.sequences: dict[int, EngineSequence] = {}  # unfinished ones
-        self.num_generated_tokens = 0
+        self.num_generated_tokens = self.num_drafted_tokens = self.num_accepted_tokens = 0
         self._ids = count()
         self._reports: list[Event] = []  # of requests that ended outside of a step
         self._started: list[_Step] = []  # not collected yet
@@ -157,6 +158,8 @@ class Engine:
             num_prompt_tokens=scheduler.num_prompt_tokens,
             num_cached_tokens=scheduler.num_cached_tokens,
             num_generated_tokens=self.num_generated_tokens,
+            num_drafted_tokens=self.num_drafted_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
         )
 
     def forget_prefixes(self) -> None:
@@ -181,6 +184,8 @@ class Engine:
         """Read at most `max_tokens` tokens, and return the events of all requests that got a token or ended."""
         if self._started and self._pages_are_scarce:
             self._reports += self._collect()  # only a sequence whose tokens are all known can be preempted
+        for sequence, error in draft_tokens(self.scheduler.running):
+            self._reports.append(self._finish(sequence, "error", error=error))
         schedule = self.scheduler.schedule()
         for sequence in schedule.preempted:
             self.executor.release(sequence)
@@ -233,12 +238,16 @@ class Engine:
                 running = [item.sequence for item in step.items if item.sequence.state == "running"]
                 events += [self._finish(sequence, "error", error=describe_error(error)) for sequence in running]
                 continue
+            num_drafted, num_accepted = settle_drafts(step.items, choices)
+            self.num_drafted_tokens += num_drafted
+            self.num_accepted_tokens += num_accepted
             # A sequence that ended before this step was collected has got a token too many.
             events += [self._record(*choice) for choice in choices if choice[0].state == "running"]
             for item in step.items:
                 if item.sequence.table is not None and item.stop // page_size > item.start // page_size:
-                    item.sequence.table.publish(min(item.stop, item.sequence.num_known))
-                    self.scheduler.release_past(item.sequence, item.stop)
+                    num_read = min(item.stop, item.sequence.num_computed)
+                    item.sequence.table.publish(min(num_read, item.sequence.num_known))
+                    self.scheduler.release_past(item.sequence, num_read)
                 is_read = item.sequence.state == "running" and item.stop == item.sequence.num_tokens
                 if is_read and item.sequence.max_new_tokens == 0:  # the prompt was only scored
                     events.append(self._finish(item.sequence, "length", Choice(None, None)))
@@ -250,7 +259,7 @@ class Engine:
             sequence = item.sequence
             if sequence.table is not None:
                 sequence.table.truncate(min(item.start, sequence.num_known - 1))
-            sequence.num_pending = 0
+            sequence.num_pending, sequence.draft = 0, None
             self.executor.release(sequence)
 
     def _record(self, sequence: EngineSequence, choice: Choice) -> Event:

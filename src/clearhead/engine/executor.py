@@ -14,18 +14,16 @@ from clearhead.cache import PageCopy
 from clearhead.engine.batch import PackedBatch
 from clearhead.engine.prompt_scores import score_prompts
 from clearhead.engine.runner import Runner
-from clearhead.engine.sampler import Choice, Sampler
+from clearhead.engine.sampler import Choices, Sampler
 from clearhead.engine.scheduler import ScheduledTokens
 from clearhead.engine.sequence import EngineSequence
-
-Choices = list[tuple[EngineSequence, Choice]]
 
 
 class Pending(Protocol):
     """A step that has been started."""
 
     def result(self) -> Choices:
-        """Wait for the step and return the next token of every sequence that was complete."""
+        """Wait for the step and return the next token, or tokens, of every sequence that was complete."""
 
 
 class Executor(Protocol):
@@ -82,7 +80,7 @@ class ModuleExecutor:
         if not batch.sampled:
             return Done([])
         logits = self.runner.logits(hidden[batch.sampled_rows])
-        return Done(list(zip(batch.sampled, self.sampler.choose(batch.sampled, logits), strict=True)))
+        return Done(self.sampler.choose(batch.sampled, logits))
 
     def release(self, sequence: EngineSequence) -> None:
         """Do nothing: all that is kept of a sequence is in its page tables."""

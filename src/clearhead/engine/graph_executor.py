@@ -4,7 +4,7 @@
 
 A sequence whose prompt has been read takes a seat: a row of the buffers that the graphs read and write. From then on
 its tokens stay on the GPU; `start` returns before they are known, and `Pending.result` waits for their copy. A sequence
-with a token filter takes no seat: each of its tokens is read like a prompt, and chosen when the one before is known.
+with a token filter or a drafter takes no seat: its tokens are read like a prompt, and chosen on the host.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from torch import Tensor
 from clearhead.backends import AsyncTokens, Guest, PagedDecoder, triton_available, unsupported_network_reason
 from clearhead.cache import PageCopy, PageStorage
 from clearhead.engine.batch import PackedBatch
-from clearhead.engine.executor import Choices, Pending
+from clearhead.engine.executor import Pending
 from clearhead.engine.prompt_scores import score_prompts
-from clearhead.engine.sampler import Choice, Sampler
+from clearhead.engine.sampler import Choice, Choices, Sampler
 from clearhead.engine.scheduler import ScheduledTokens
 from clearhead.engine.sequence import EngineSequence
 from clearhead.model import Transformer
@@ -59,7 +59,7 @@ class _Tokens:
 
 @dataclass(frozen=True)
 class _Filtered:
-    """The logits of sequences with token filters, which decide on the host what may be chosen."""
+    """The logits of sequences with filters or drafts, whose tokens are chosen on the host."""
 
     sequences: list[EngineSequence]
     logits: Tensor
@@ -67,7 +67,7 @@ class _Filtered:
 
     def result(self) -> Choices:
         """Choose the tokens and return them."""
-        return list(zip(self.sequences, self.sampler.choose(self.sequences, self.logits), strict=True))
+        return self.sampler.choose(self.sequences, self.logits)
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class GraphExecutor:
         if not batch.sampled:
             return []
         logits = self.decoder.logits(hidden[batch.sampled_rows])
-        filtered = [row for row, each in enumerate(batch.sampled) if each.request.token_filter is not None]
+        filtered = [row for row, each in enumerate(batch.sampled) if each.needs_tokens]
         if not filtered:
             return [self._seat(batch.sampled, logits)]
         parts: list[Pending] = [_Filtered([batch.sampled[row] for row in filtered], logits[filtered], self.sampler)]

@@ -35,6 +35,20 @@ class TokenFilter(Protocol):
         """Return an independent filter in the same state, for another text of the same prompt."""
 
 
+class TokenDrafter(Protocol):
+    """Guesses the next tokens of one text; the engine reads them together with its last token and keeps the right ones.
+
+    If it raises an exception, the request ends with an error.
+    """
+
+    @property
+    def num_tokens(self) -> int:
+        """The maximum number of tokens in a draft."""
+
+    def draft(self, output: Sequence[int], count: int) -> Any:
+        """Return a `sampling.Draft` of at most `count` tokens that may follow the prompt and the output."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """One text to generate.
@@ -44,6 +58,7 @@ class Request:
     prompt_logprobs: report the log-probability of every token of the prompt after the first, and of this many most
     likely alternatives. With max_new_tokens=0, the prompt is only scored. None: nothing of the prompt is reported.
     token_filter: rules out tokens before each choice. It belongs to this request alone.
+    drafter: guesses tokens, so that a step may add several. The distribution of the text does not change.
     """
 
     prompt: Sequence[int]
@@ -52,6 +67,7 @@ class Request:
     salt: bytes = b""
     prompt_logprobs: int | None = None
     token_filter: TokenFilter | None = None
+    drafter: TokenDrafter | None = None
 
     def samples(self, n: int) -> "list[Request]":
         """Return requests for n texts of this prompt, with the seeds of `Model.generate(n=...)`.
@@ -114,6 +130,8 @@ def check_request(request: Request, config: ModelConfig) -> None:
     num_top = request.prompt_logprobs
     if num_top is not None and (not isinstance(num_top, int) or isinstance(num_top, bool) or num_top < 0):
         raise ClearheadError(f"prompt_logprobs is {quote(num_top)}; it must be a whole number, 0 or more")
+    if request.token_filter is not None and request.drafter is not None:
+        raise ClearheadError("a request with a token filter cannot use a drafter; leave one of them out")
     if not isinstance(request.salt, bytes):
         raise ClearheadError(f"the salt is {quote(request.salt)}; it must be bytes")
     for name, ids in (("logit_bias", dict(request.options.logit_bias)), ("stop_ids", request.options.stop_ids)):

@@ -15,6 +15,7 @@ from clearhead.sampling import (
     SamplingParameters,
     TokenCounts,
     TokenLogprobs,
+    accept_tokens,
     next_tokens,
     sampling_device,
     token_logprobs,
@@ -29,6 +30,9 @@ class Choice(NamedTuple):
     error: str | None = None
 
 
+Choices = list[tuple[EngineSequence, Choice]]
+
+
 class Sampler:
     """The sampling options of the sequences that were sampled last."""
 
@@ -39,8 +43,40 @@ class Sampler:
         self.parameters: SamplingParameters | None = None
 
     @torch.inference_mode()
-    def choose(self, sequences: Sequence[EngineSequence], logits: Tensor) -> list[Choice]:
-        """Return the next token of each sequence for logits (L, V). Nothing is added to the sequences."""
+    def choose(self, sequences: Sequence[EngineSequence], logits: Tensor) -> Choices:
+        """Return the next tokens of sequences for logits (L, V). Nothing is added to the sequences.
+
+        A sequence with a draft occurs once for its last token and once for each drafted one, and may get several.
+        """
+        plain = [row for row, sequence in enumerate(sequences) if sequence.draft is None]
+        if len(plain) == len(sequences):
+            return list(zip(sequences, self._next_tokens(sequences, logits), strict=True))
+        others = [sequences[row] for row in plain]
+        choices = list(zip(others, self._next_tokens(others, logits[plain]), strict=True)) if plain else []
+        for sequence in dict.fromkeys(each for each in sequences if each.draft is not None):
+            rows = [row for row, each in enumerate(sequences) if each is sequence]
+            choices += [(sequence, choice) for choice in self._accept_draft(sequence, logits[rows])]
+        return choices
+
+    def _accept_draft(self, sequence: EngineSequence, logits: Tensor) -> list[Choice]:
+        """Return the accepted tokens of a draft of n tokens, and one more; logits (n + 1, V)."""
+        logits = logits.to(self.device)
+        if not logits.amax(dim=-1).isfinite().all():
+            return [Choice(None, None)]
+        outputs = [[*sequence.output, *sequence.drafted[:n]] for n in range(len(logits))]
+        options = [sequence.request.options] * len(logits)
+        parameters = SamplingParameters.from_options(options, self.vocab_size, self.device)
+        steps = torch.tensor([len(output) for output in outputs], device=self.device)
+        counts = None
+        if parameters.needs_counts:
+            prompts = [sequence.request.prompt] * len(logits)
+            counts = TokenCounts.from_tokens(prompts, outputs, self.vocab_size, self.device)
+        tokens = accept_tokens(logits, sequence.draft, parameters, steps, counts)
+        chosen = torch.tensor(tokens, device=self.device)
+        return [Choice(token, self.logprobs(sequence, logits, chosen, row)) for row, token in enumerate(tokens)]
+
+    def _next_tokens(self, sequences: Sequence[EngineSequence], logits: Tensor) -> list[Choice]:
+        """Return the next token of each sequence, without drafts."""
         parameters = self.parameters_of(sequences)
         steps = torch.tensor([len(sequence.output) for sequence in sequences], device=self.device)
         counts = None

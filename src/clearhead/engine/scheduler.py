@@ -26,7 +26,7 @@ from clearhead.errors import ClearheadError
 
 
 class ScheduledTokens(NamedTuple):
-    """The tokens from `start` up to `stop` of one sequence."""
+    """The tokens from `start` up to `stop` of one sequence, with its draft if it has one."""
 
     sequence: EngineSequence
     start: int
@@ -99,6 +99,7 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Choose the tokens of the next step and allocate their slots."""
         schedule, budget = Schedule(), self.max_tokens
+        spare = self.max_tokens - len(self.running)  # for drafts: every running sequence gets a token first
         index = 0
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
@@ -106,26 +107,33 @@ class Scheduler:
                 index += 1
                 continue
             count = min(sequence.num_remaining, budget)
+            _cut_draft(sequence, min(spare, budget - count) if sequence.num_remaining == 1 else 0)
             if not self._allocate(sequence, count, schedule):
                 break
-            budget -= count
+            budget -= count + len(sequence.drafted)
+            spare -= len(sequence.drafted)
             index += 1
         if not schedule.preempted:
             self._admit(schedule, budget)
         return schedule
 
     def _allocate(self, sequence: EngineSequence, count: int, schedule: Schedule) -> bool:
-        """Allocate slots for the next `count` tokens of a running sequence, and add them to the schedule.
+        """Allocate slots for the next `count` tokens of a running sequence and its draft, and schedule them.
 
-        Preempt younger sequences until there is room. Return False if the sequence itself had to be preempted.
+        If there is no room, do without the draft, then preempt younger sequences. Return False if the sequence itself
+        had to be preempted.
         """
         table, start, num_tokens = sequence.table, sequence.num_computed, sequence.num_tokens
         assert table is not None
         is_sampled = start + count == num_tokens and sequence.max_new_tokens > 0
         while True:
+            stop = start + count + len(sequence.drafted)
             try:
-                copy = table.append(sequence.tokens(start, start + count))
+                copy = table.append(sequence.tokens(start, stop))
             except OutOfPagesError:
+                if sequence.draft is not None:
+                    sequence.draft = None
+                    continue
                 youngest = self.running[-1]
                 self._preempt(youngest)
                 schedule.preempted.append(youngest)
@@ -133,7 +141,7 @@ class Scheduler:
                     return False
                 continue
             schedule.copies += [] if copy is None else [copy]
-            schedule.items.append(ScheduledTokens(sequence, start, start + count, is_sampled))
+            schedule.items.append(ScheduledTokens(sequence, start, stop, is_sampled))
             return True
 
     def _preempt(self, sequence: EngineSequence) -> None:
@@ -232,6 +240,12 @@ class Scheduler:
             return False  # it computes its prompt itself
         first_missing = next((each for each in sequence.prefix_hashes if each not in self.pool.page_by_hash), None)
         return first_missing is not None and first_missing in in_progress
+
+
+def _cut_draft(sequence: EngineSequence, count: int) -> None:
+    """Keep the first `count` tokens of a draft."""
+    if sequence.draft is not None:
+        sequence.draft = sequence.draft.cut(count) if min(count, len(sequence.drafted)) > 0 else None
 
 
 def _require_room(num_tokens: int, capacity: int, what: str) -> None:

@@ -36,6 +36,7 @@ class EngineSequence:
     prefix_hashes: list[bytes] = field(default_factory=list)  # of the full pages of the prompt
     num_cached: int | None = None  # tokens of the prompt that were cached when it was first read
     num_scored: int = 0  # tokens of the prompt after which the next one has been scored
+    draft: Any = None  # a Draft of the tokens that follow the output, until they are accepted or rejected
     prompt_scores: list[Any] = field(default_factory=list)  # a TokenLogprobs of each part
 
     @property
@@ -69,7 +70,17 @@ class EngineSequence:
     @property
     def waits_for_token(self) -> bool:
         """Whether the next step needs a token that the host does not know yet: a filter depends on it."""
-        return self.num_pending > 0 and self.request.token_filter is not None
+        return self.num_pending > 0 and self.needs_tokens
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether the host must know every token before the next step: a filter or a drafter depends on it."""
+        return self.request.token_filter is not None or self.request.drafter is not None
+
+    @property
+    def drafted(self) -> list[int]:
+        """The drafted tokens."""
+        return [] if self.draft is None else self.draft.tokens
 
     @property
     def num_to_score(self) -> int:
@@ -87,13 +98,14 @@ class EngineSequence:
         return self.num_tokens - self.num_computed
 
     def tokens(self, start: int, stop: int) -> list[int]:
-        """Return the tokens from `start` up to `stop`, of the prompt and then the output."""
+        """Return the tokens from `start` up to `stop`, of the prompt, then the output, then the draft."""
         prompt: Sequence[int] = self.request.prompt
         length = len(prompt)
         if start >= length and stop == start + 1:  # the last token of a running sequence
             return [self.output[start - length] if start < length + len(self.output) else PENDING]
-        output = self.output[max(start - length, 0) : max(stop - length, 0)]
-        return [*prompt[start:stop], *output, *[PENDING] * (stop - max(start, self.num_known))]
+        output = [*self.output, *self.drafted][max(start - length, 0) : max(stop - length, 0)]
+        num_pending = stop - max(start, self.num_known) - len(self.drafted)
+        return [*prompt[start:stop], *output, *[PENDING] * num_pending]
 
     def append(self, token: int) -> None:
         """Add a new token that was pending, and finish after a stop token or the last token that is allowed."""
@@ -101,7 +113,7 @@ class EngineSequence:
         if self.table is not None and self.table.num_tokens > num_known:
             self.table.tokens[num_known] = token  # the next step has been scheduled already
         self.output.append(token)
-        self.num_pending -= 1
+        self.num_pending = max(self.num_pending - 1, 0)  # an accepted draft is not counted
         if token in self.request.options.stop_ids:
             self.finish_reason = "stop"
         elif len(self.output) >= self.request.options.max_new_tokens:
@@ -114,4 +126,4 @@ class EngineSequence:
         for table in (self.table, self.source_table):
             if table is not None:
                 table.free()
-        self.table = self.source_table = None
+        self.table = self.source_table = self.draft = None

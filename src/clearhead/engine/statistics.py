@@ -12,7 +12,7 @@ class EngineStatistics(NamedTuple):
     num_used_pages: pages that running requests hold. num_cached_pages: pages that no request holds, kept for later
     requests with the same prefix until their space is needed. num_prompt_tokens: of all requests that have started;
     num_cached_tokens: those of them that were not computed. num_preemptions: how often a request lost its pages to an
-    older one.
+    older one. num_drafted_tokens: guesses of drafters; num_accepted_tokens: those that were right.
     """
 
     num_running: int
@@ -24,3 +24,5 @@ class EngineStatistics(NamedTuple):
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
+    num_drafted_tokens: int = 0
+    num_accepted_tokens: int = 0

@@ -14,6 +14,7 @@ The num_beams finished beams with the highest scores are kept. These are the rul
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -36,6 +37,18 @@ class Beam(NamedTuple):
     score: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class BeamRules:
+    """What all beams must or must not contain, whatever the options of a search are."""
+
+    last_token: int | None = None  # ends a beam of the maximum length, at no cost
+    suppressed: tuple[int, ...] = ()  # tokens that no beam contains
+    num_forced: int = 0  # tokens at the end of the prompts that count as generated
+
+
+NO_RULES = BeamRules()
+
+
 class Hypothesis(NamedTuple):
     """A running beam, which may continue."""
 
@@ -47,8 +60,9 @@ class Hypothesis(NamedTuple):
 class Search:
     """The running and finished beams of one prompt. It uses no tensors."""
 
-    def __init__(self, options: BeamOptions, max_tokens: int, prompt: int):
+    def __init__(self, options: BeamOptions, max_tokens: int, prompt: int, rules: BeamRules = NO_RULES):
         self.options = options
+        self.rules = rules
         self.max_tokens = max_tokens
         self.prompt = prompt
         self.running = [Hypothesis((), 0.0, prompt)]
@@ -56,7 +70,11 @@ class Search:
 
     def step(self, continuations: Iterable[Hypothesis]) -> None:
         """Choose the beams that finish and those that continue."""
-        num_beams = self.options.num_beams
+        num_beams, continuations = self.options.num_beams, list(continuations)  # consumed even if it is not used
+        if self.rules.last_token is not None and len(self.running[0].tokens) + 1 == self.max_tokens:
+            continuations = [
+                Hypothesis((*beam.tokens, self.rules.last_token), beam.logprob, beam.row) for beam in self.running
+            ]
         ordered = sorted(continuations, key=lambda beam: beam.logprob, reverse=True)
         ended = [Beam(list(beam.tokens), self.score(beam)) for beam in ordered[:num_beams] if self.ends(beam)]
         self.finished = sorted(self.finished + ended, key=lambda beam: beam.score, reverse=True)[:num_beams]
@@ -68,7 +86,8 @@ class Search:
 
     def score(self, beam: Hypothesis, length: int | None = None) -> float:
         """Return log p / length ** length_penalty; without `length`, for the beam's own length."""
-        return beam.logprob / (length or len(beam.tokens)) ** self.options.length_penalty
+        length = (length or len(beam.tokens)) + self.rules.num_forced
+        return beam.logprob / length**self.options.length_penalty
 
     @property
     def is_done(self) -> bool:
@@ -89,6 +108,7 @@ def beam_search(
     prompts: Sequence[Sequence[int]],
     options: BeamOptions,
     encoder_output: EncoderOutput | None = None,
+    rules: BeamRules = NO_RULES,
 ) -> list[list[Beam]]:
     """Return the num_best beams of each prompt, the best first; fewer only if there are not that many texts.
 
@@ -98,7 +118,10 @@ def beam_search(
     check_sequences([TokenSequence(prompt, limits) for prompt in prompts], network)
     searches = [
         Search(
-            options, min(options.max_new_tokens, remaining_positions(network.config.output_stack, len(prompt))), index
+            options,
+            min(options.max_new_tokens, remaining_positions(network.config.output_stack, len(prompt))),
+            index,
+            rules,
         )
         for index, prompt in enumerate(prompts)
     ]
@@ -136,9 +159,13 @@ def _extend_beams(searches: Sequence[Search], logits: Tensor) -> None:
     beam_logprobs = torch.tensor([beam.logprob for beam in beams], dtype=torch.float64, device=logits.device)
     # Only this many continuations of one beam can matter: all its stop tokens, and num_beams that continue.
     num_top = min(options.num_beams + len(set(options.stop_ids)), logits.shape[-1])
-    top = logits.topk(num_top, dim=-1)
+    largest = logits.amax(dim=-1, keepdim=True)
+    allowed = logits
+    if searches[0].rules.suppressed:  # the probabilities of the other tokens stay as they are
+        allowed = logits.clone()
+        allowed[:, list(searches[0].rules.suppressed)] = -math.inf
+    top = allowed.topk(num_top, dim=-1)
     check_finite(logits, top.indices[:, 0])
-    largest = top.values[:, :1]
     logprobs = top.values.double() - largest - (logits - largest).exp_().sum(-1, True, dtype=torch.float64).log()
     by_beam = zip(beams, top.indices.tolist(), (logprobs + beam_logprobs[:, None]).tolist(), strict=True)
     continuations = iter([_continue_beam(*each, row) for row, each in enumerate(by_beam)])

@@ -18,7 +18,6 @@ from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from clearhead.architecture import ModelConfig, remaining_positions
 from clearhead.cache import KeyValueCache, forward_hidden, forward_step
@@ -28,27 +27,8 @@ from clearhead.generation.prompts import encode_sources
 from clearhead.generation.sequences import TokenSequence, check_sequences
 from clearhead.model import EncoderOutput, Transformer
 from clearhead.options import check_positive_integer
-from clearhead.sampling import (
-    adjust_logits,
-    check_finite,
-    draw_tokens,
-    filter_logits,
-    splitmix,
-    token_logprobs,
-    uniforms,
-)
-
-# A step draws three random numbers, which must be independent. The token uses splitmix(seed, step), as in `decode`. The
-# seeds of the draft and of its acceptance are splitmix(seed, -1) and splitmix(seed, -2), which no step uses.
-_DRAFT_SEED, _ACCEPTANCE_SEED = -1, -2
-
-
-@dataclass(frozen=True)
-class Draft:
-    """Tokens that may come next."""
-
-    tokens: list[int]
-    probabilities: Tensor | None = None  # (n, V) that each was drawn from; None: each had probability 1
+from clearhead.sampling import Draft as Draft
+from clearhead.sampling import accept_tokens, check_finite, draw_draft, token_logprobs, token_probabilities
 
 
 @runtime_checkable
@@ -95,7 +75,7 @@ def decode_speculatively(
     differ from that of `decode`.
     """
     check_sequences([sequence], network)
-    _check_speculation(network, speculation)
+    check_speculation(network, speculation)
     return _speculative_steps(network, sequence, speculation, encoder_output, stats or SpeculationStats())
 
 
@@ -114,7 +94,7 @@ def _speculative_steps(
         return
     if encoder_output is None and sequence.source:
         encoder_output = encode_sources(network, [sequence.source])
-    drafter = _make_drafter(speculation, sequence)
+    drafter = make_drafter(speculation, sequence)
     cache = KeyValueCache(network.config, slack=drafter.num_tokens)
     draft = Draft([])
     logits = prefill(network, [list(sequence.prompt)], cache, encoder_output)
@@ -140,44 +120,11 @@ def _speculative_steps(
 
 
 def accept_draft(network: Transformer, sequence: TokenSequence, draft: Draft, logits: Tensor) -> list[int]:
-    """Return the accepted tokens of a draft and one more token; logits (n + 1, V).
-
-    A token x drawn from q is accepted with probability min(1, p(x) / q(x)). In place of the first rejected token
-    another one is drawn from max(0, p - q), normalized; either way the token is distributed as p (Leviathan et al.
-    2023, appendix A.1). If all are accepted, the next token is drawn from p, which is the same rule with q = 0.
-    """
+    """Return the accepted tokens of a draft and one more token; logits (n + 1, V)."""
     check_finite(logits, logits.argmax(dim=-1))
-    count = len(draft.tokens)
-    prefixes = [replace(sequence, tokens=[*sequence.tokens, *draft.tokens[:n]]) for n in range(count + 1)]
+    prefixes = [replace(sequence, tokens=[*sequence.tokens, *draft.tokens[:n]]) for n in range(len(draft.tokens) + 1)]
     sampler = BatchSampler.create(network, prefixes)
-    p = _token_probabilities(logits, sampler)
-    drafted = torch.tensor(draft.tokens, dtype=torch.int64, device=p.device)
-    if draft.probabilities is None:
-        q = one_hot(drafted, p.shape[1]).double()
-    else:
-        q = draft.probabilities.to(p.device)
-    q = torch.cat((q, torch.zeros_like(p[:1])))
-    chance = uniforms(_derive_seeds(sampler, _ACCEPTANCE_SEED), sampler.steps, 1)[:count, 0]
-    accepted = chance * q[range(count), drafted] < p[range(count), drafted]
-    num_accepted = int(accepted.long().cumprod(dim=0).sum())
-    rest = (p - q)[num_accepted].clamp(min=0)
-    token = draw_tokens(rest.log()[None], sampler.parameters.seeds[:1], sampler.steps[num_accepted, None])
-    return [*draft.tokens[:num_accepted], int(token)]
-
-
-def _token_probabilities(logits: Tensor, sampler: BatchSampler) -> Tensor:
-    """Return the probabilities that `next_tokens` draws from (B, V) in float64; one-hot if greedy."""
-    parameters = sampler.parameters
-    logits = adjust_logits(logits.to(sampler.steps.device).float(), parameters, sampler.steps, sampler.counts)
-    if parameters.all_greedy:
-        return one_hot(logits.argmax(dim=-1), logits.shape[-1]).double()
-    return filter_logits(logits, parameters).double().softmax(dim=-1)
-
-
-def _derive_seeds(sampler: BatchSampler, number: int) -> Tensor:
-    """Return number `number` of each sequence's seed, to be used as a seed itself."""
-    seeds = sampler.parameters.seeds
-    return splitmix(seeds, torch.full_like(seeds, number))
+    return accept_tokens(logits, draft, sampler.parameters, sampler.steps, sampler.counts)
 
 
 # --- drafters
@@ -241,9 +188,8 @@ class DraftModel:
             extended = replace(sequence, tokens=[*sequence.tokens, *tokens])
             sampler = BatchSampler.create(self.network, [extended])
             logits = self.next_logits([*sequence.prompt, *extended.tokens])
-            probabilities.append(_token_probabilities(logits, sampler))
-            seeds = _derive_seeds(sampler, _DRAFT_SEED)
-            tokens.append(int(draw_tokens(probabilities[-1].log(), seeds, sampler.steps)))
+            probabilities.append(token_probabilities(logits, sampler.parameters, sampler.steps, sampler.counts))
+            tokens.append(draw_draft(probabilities[-1], sampler.parameters, sampler.steps))
         return Draft(tokens, torch.cat(probabilities) if probabilities else None)
 
     def next_logits(self, text: list[int]) -> Tensor:
@@ -262,7 +208,7 @@ class DraftModel:
         return logits
 
 
-def _make_drafter(speculation: Speculation, sequence: TokenSequence) -> Drafter:
+def make_drafter(speculation: Speculation, sequence: TokenSequence) -> Drafter:
     """Return the drafter for a sequence. A draft network encodes the source of the sequence itself."""
     if isinstance(speculation, str):
         return PromptLookup()
@@ -275,7 +221,7 @@ def _make_drafter(speculation: Speculation, sequence: TokenSequence) -> Drafter:
 # --- checks
 
 
-def _check_speculation(network: Transformer, speculation: object) -> None:
+def check_speculation(network: Transformer, speculation: object) -> None:
     """Raise ClearheadError unless `speculation` is "lookup", a drafter, or a draft network that fits this network."""
     if isinstance(speculation, DraftModel):
         speculation = speculation.network

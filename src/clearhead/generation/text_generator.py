@@ -6,7 +6,7 @@
 All arguments are checked before the first token is generated.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -14,7 +14,7 @@ from clearhead.architecture import check_tokens
 from clearhead.cache import KeyValueCache
 from clearhead.engine import EngineProvider
 from clearhead.errors import ClearheadError
-from clearhead.generation.beam import Beam, beam_search
+from clearhead.generation.beam import Beam, BeamRules, beam_search
 from clearhead.generation.cuda_graph import can_decode_in_graph, decode_in_graph
 from clearhead.generation.decoding import decode
 from clearhead.generation.engine_decoding import can_decode_in_engine, decode_in_engine, require_engine
@@ -31,6 +31,7 @@ from clearhead.generation.speculative import Speculation, decode_speculatively
 from clearhead.generation.text_output import TextOutput
 from clearhead.model import Transformer
 from clearhead.options import (
+    LARGEST,
     BeamOptions,
     SamplingKeywords,
     SamplingOptions,
@@ -61,6 +62,19 @@ class TextGenerator:
         return int(self.special_ids.get("decoder_start_token_id", self.special_ids.get("bos_token_id", 0)))
 
     @property
+    def forced_prefix(self) -> list[int]:
+        """The tokens after the start token that every text of an encoder-decoder begins with: a language, or none."""
+        forced = self.special_ids.get("forced_bos_token_id")
+        return [] if forced is None or not self.network.config.is_encoder_decoder else [int(forced)]
+
+    @property
+    def suppressed_ids(self) -> tuple[int, ...]:
+        """Tokens that no text contains, except those that end one."""
+        found = self.special_ids.get("suppress_tokens", [])
+        ids = found if isinstance(found, list) else [found]
+        return tuple(token for token in ids if token < self.network.config.vocab_size and token not in self.stop_ids)
+
+    @property
     def stop_ids(self) -> frozenset[int]:
         """The stop tokens of the config and the tokenizer that are in the network's vocabulary."""
         eos = self.special_ids.get("eos_token_id", [])
@@ -83,8 +97,7 @@ class TextGenerator:
     ) -> list[Generation]:
         """Return n texts per prompt, in the order of the prompts.
 
-        Without beams these are samples: all in one batch, or one after another with speculation. With beams these are
-        the best texts of a beam search.
+        Without beams these are samples, all in one batch. With beams these are the best texts of a beam search.
 
         deterministic: True gives each text the same bits alone and among others; see Engine.
         on_finish: is called with the number of texts that are finished and the number of all, when texts finish.
@@ -97,7 +110,7 @@ class TextGenerator:
             return self.search(prompts, n, beams, options)
         sequences = [sequence for prompt in prompts for sequence in self.create_sequences(prompt, n, options)]
         outputs = [TextOutput(self.tokenizer, sequence) for sequence in sequences]
-        if speculation is not None:
+        if speculation is not None and not self.speculates_together(sequences):
             batches = [[output] for output in outputs]
         else:
             batches = [outputs] if outputs else []
@@ -139,9 +152,18 @@ class TextGenerator:
         with explain_out_of_memory():
             sources = [sequence.source for sequence in sequences]
             encoder_output = encode_sources(self.network, sources) if sources[0] else None
-            found = beam_search(self.network, [each.prompt for each in sequences], beam_options, encoder_output)
+            prompts = [each.prompt for each in sequences]
+            found = beam_search(self.network, prompts, beam_options, encoder_output, self.beam_rules)
         pairs = zip(sequences, found, strict=True)
         return [self._beam_generation(sequence, beam) for sequence, beams in pairs for beam in beams]
+
+    @property
+    def beam_rules(self) -> BeamRules:
+        """What the beams of every search must and must not contain."""
+        end = self.special_ids.get("forced_eos_token_id")
+        end = end[0] if isinstance(end, list) else end
+        last = end if end is not None and end < self.network.config.vocab_size else None
+        return BeamRules(last_token=last, suppressed=self.suppressed_ids, num_forced=len(self.forced_prefix))
 
     def _beam_generation(self, sequence: TokenSequence, beam: Beam) -> Generation:
         output = TextOutput(self.tokenizer, replace(sequence, tokens=beam.tokens, finished=True))
@@ -159,6 +181,9 @@ class TextGenerator:
         if sampling.stop:
             require_tokenizer(self.tokenizer)  # stop strings are found in the text
         sampling = replace(sampling, stop_ids=(*sampling.stop_ids, *self.stop_ids))
+        if self.suppressed_ids:
+            given = dict(cast(Iterable[tuple[int, float]], sampling.logit_bias))
+            sampling = replace(sampling, logit_bias=dict.fromkeys(self.suppressed_ids, -LARGEST) | given)
         ids = encode_prompt(prompt, self.tokenizer)
         seeds = [wrap_int64(((sampling.seed or 0) + number) % 2**64) for number in range(n)]
         return [self.create_sequence(ids, replace(sampling, seed=seed)) for seed in seeds]
@@ -174,7 +199,7 @@ class TextGenerator:
         if config.encoder is None:
             return TokenSequence(ids, options)
         check_tokens(ids, config.encoder)
-        return TokenSequence([self.start_id], options, source=ids)
+        return TokenSequence([self.start_id, *self.forced_prefix], options, source=ids)
 
     def start_decoding(
         self,
@@ -187,13 +212,15 @@ class TextGenerator:
 
         Return its iterator: each iteration adds tokens to the sequences. With speculation it may add several.
 
-        cache: as for `decode`. With speculation there must be exactly one sequence. deterministic: as for `generate`.
+        cache: as for `decode`. deterministic: as for `generate`.
         """
         if deterministic:
             engine = self.engine or EngineProvider(self.network)
             require_engine(engine, sequences)
             return decode_in_engine(engine, sequences, deterministic)
         if speculation is not None:
+            if self.engine is not None and len(sequences) > 1:
+                return decode_in_engine(self.engine, sequences, speculation=speculation)
             (sequence,) = sequences
             return decode_speculatively(self.network, sequence, speculation)
         if cache is None and self.engine is not None and self.suits_engine(self.engine, sequences):
@@ -201,6 +228,10 @@ class TextGenerator:
         if self.use_cuda_graph and can_decode_in_graph(self.network, sequences, cache):
             return decode_in_graph(self.network, sequences, cache)
         return decode(self.network, sequences, cache=cache)
+
+    def speculates_together(self, sequences: list[TokenSequence]) -> bool:
+        """Return whether several sequences with drafts can share their steps in the engine."""
+        return self.engine is not None and len(sequences) > 1 and can_decode_in_engine(self.engine, sequences)
 
     def suits_engine(self, engine: EngineProvider, sequences: list[TokenSequence]) -> bool:
         """Return whether the engine is the fastest way: for several texts, and on a GPU with graphs even for one."""

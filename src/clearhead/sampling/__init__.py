@@ -7,34 +7,33 @@ choose       logits to the next token of each sequence; log-probabilities
 parameters   the options of a batch as tensors
 penalties    penalties on tokens that have occurred
 randomness   random numbers as a function of seed, step and token
+speculation  drafted tokens, accepted or rejected
 """
 
 from clearhead.sampling.choose import (
     TokenLogprobs,
-    adjust_logits,
     check_finite,
-    filter_logits,
     next_tokens,
     sampling_device,
     token_logprobs,
 )
 from clearhead.sampling.parameters import SamplingParameters, check_vocabulary
 from clearhead.sampling.penalties import TokenCounts
-from clearhead.sampling.randomness import draw_tokens, splitmix, uniforms, wrap_int64
+from clearhead.sampling.randomness import wrap_int64
+from clearhead.sampling.speculation import Draft, accept_tokens, draw_draft, token_probabilities
 
 __all__ = [
+    "Draft",
     "SamplingParameters",
     "TokenCounts",
     "TokenLogprobs",
-    "adjust_logits",
+    "accept_tokens",
     "check_finite",
     "check_vocabulary",
-    "draw_tokens",
-    "filter_logits",
+    "draw_draft",
     "next_tokens",
     "sampling_device",
-    "splitmix",
     "token_logprobs",
-    "uniforms",
+    "token_probabilities",
     "wrap_int64",
 ]
