@@ -48,6 +48,13 @@ def test_panels_equal_the_golden_values(title, panel, keys):
     assert (values - expected.reshape(values.shape)).abs().max() <= 1e-12
 
 
+def test_sinusoids_are_not_rounded_to_one():
+    """The point of the example is that cos(1/100) is 0.99995 and not 1."""
+    cells = panel_cells(EXAMPLES["Sinusoidal positions"]["encoding"])
+    assert [str(cell) for cell in cells[1]] == ["0.841471", "0.540302", "0.00999983", "0.99995"]
+    assert "0.99995" in book_page()
+
+
 @pytest.mark.parametrize("name", ["A", "B", "C", "D"])
 def test_heatmaps_use_the_scores_of_the_book(name):
     panels = next(panels for title, panels in EXAMPLES.items() if title.startswith(f"Heatmap {name}:"))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.inspection.book_examples import worked_examples
+from clearhead.studies import ENTRIES
 from tests.rules.source import FILES, ROOT
 
 REPOSITORY = Path(__file__).parents[2]
@@ -46,3 +47,11 @@ def test_the_module_and_the_test_of_a_statement_exist(number):
     module, test = re.findall(r"`([\w/]+\.py)`", STATEMENTS[number])
     assert (ROOT / module).is_file()
     assert (REPOSITORY / test).is_file()
+
+
+def test_every_statement_has_a_study_and_the_page_lists_exactly_those_that_claim_to_show_it():
+    listed = {number: re.findall(r"`(\w+)`", row.rpartition(" | ")[2]) for number, row in STATEMENTS.items()}
+    shown = {number: [entry.name for entry in ENTRIES.values() if number in entry.statements] for number in STATEMENTS}
+    assert all(listed.values())
+    assert listed == shown
+    assert {number for entry in ENTRIES.values() for number in entry.statements} <= STATEMENTS.keys()

@@ -33,9 +33,10 @@ class Cell:
     value: float
     intensity: float | None  # on the color ramp; None: not colored
     masked: bool
+    num_digits: int = 4
 
     def __str__(self) -> str:
-        return "0" if self.value == 0 else f"{self.value:.4g}".replace("inf", "∞").replace("-", "−")
+        return "0" if self.value == 0 else f"{self.value:.{self.num_digits}g}".replace("inf", "∞").replace("-", "−")
 
     @property
     def page_class(self) -> str:
@@ -64,7 +65,10 @@ def panel_cells(panel: Panel) -> list[list[Cell]]:
             intensities = [[None] * panel.values.shape[1]] * len(panel.values)
     allowed = torch.ones_like(panel.values, dtype=torch.bool) if panel.allowed is None else panel.allowed
     rows = zip(panel.values.tolist(), intensities, allowed.tolist(), strict=True)
-    return [[Cell(value, intensity, not seen) for value, intensity, seen in zip(*row, strict=True)] for row in rows]
+    return [
+        [Cell(value, intensity, not seen, panel.num_digits) for value, intensity, seen in zip(*row, strict=True)]
+        for row in rows
+    ]
 
 
 # --- HTML

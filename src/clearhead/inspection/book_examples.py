@@ -179,7 +179,7 @@ def sinusoidal() -> Example:
     table = sinusoids(torch.arange(count), width, SinusoidalPositions(), torch.float64)
     rows = [f"position {number}" for number in range(count)]
     explanation = "Each pair of dimensions has a sine and a cosine; later pairs have lower frequencies."
-    return Example("B1", "Sinusoidal positions", explanation, [Panel("encoding", table, rows)])
+    return Example("B1", "Sinusoidal positions", explanation, [Panel("encoding", table, rows, num_digits=6)])
 
 
 def _counting_without_positions() -> Example:

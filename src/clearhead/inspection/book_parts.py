@@ -30,6 +30,7 @@ class Panel:
     columns: Sequence[str] = ()
     kind: Literal["numbers", "scores", "weights"] = "numbers"
     allowed: Tensor | None = None  # None: nothing is masked
+    num_digits: int = 4  # significant digits that are displayed
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,54 @@
+"""Command that writes a model with random weights: create.
+
+clearhead create llama-4-scout --tiny --out my-tiny-llama
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, echo, print_json
+from clearhead.cli.threads import takes_threads
+from clearhead.errors import unknown_name
+
+
+@app.command(epilog="Example: `clearhead create llama-4-scout --tiny --out my-tiny-llama`")
+@takes_threads
+def create(
+    preset: Annotated[str, typer.Argument(help="The architecture; `clearhead presets` lists all.")],
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Toy size: the same choices in every layer, a few hundred kilobytes.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; by default the name of the preset, with -tiny at toy size.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random weights.")] = 0,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a model with random weights, to look at an architecture, train it or test a tool with it.
+
+    At toy size it reads and writes bytes, so it needs no vocabulary; at full size it takes token ids only.
+    """
+    from clearhead.families import presets
+
+    if preset not in presets():
+        raise unknown_name("preset", preset, presets(), "`clearhead presets` lists them")
+    folder = out or Path(f"{preset}-tiny" if tiny else preset)
+    check_absent(folder, overwrite)
+    from clearhead.api import create as create_model
+    from clearhead.tokenization import byte_tokenizer
+
+    tokenizer = byte_tokenizer() if tiny else None
+    model = create_model(preset, tokenizer, seed, tiny=tiny)
+    if tokenizer is not None:  # the last token ends a text; a decoder that follows an encoder starts with it
+        end = model.config.vocab_size - 1
+        model = replace(model, special_ids={"eos_token_id": end, "decoder_start_token_id": end})
+    model.save(folder)
+    num_parameters = sum(parameter.numel() for parameter in model.network.parameters())
+    if as_json:
+        print_json({"folder": str(folder), "preset": preset, "tiny": tiny, "parameters": num_parameters})
+    else:
+        echo(f"{folder}: {num_parameters:,} parameters")

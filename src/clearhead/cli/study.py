@@ -1,0 +1,80 @@
+"""Command that runs experiments on the claims of the book: study.
+
+clearhead study mask
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, echo, print_json, print_message, step_bar
+from clearhead.cli.threads import takes_threads
+
+if TYPE_CHECKING:
+    from clearhead.studies import StudyResult
+
+
+@app.command(epilog="Examples: `clearhead study mask`, `clearhead study all --out site`")
+@takes_threads
+def study(
+    name: Annotated[str | None, typer.Argument(help="A study, or all; without it, list all studies.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; by default studies/NAME, and studies for all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The first of the three seeds.")] = 0,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Run a very small version, to check that it works.")] = False,
+    overwrite: OverwriteOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Test a claim of the book on small networks, and write a picture, a table and a page about it.
+
+    A study runs with three seeds and takes up to two minutes on two CPU cores. It writes picture.png, table.json and
+    index.html, and prints its verdict in one line.
+    """
+    from clearhead.studies import ENTRIES, load_study
+
+    if name is None:
+        _print_studies(as_json)
+        return
+    names = list(ENTRIES) if name == "all" else [name]
+    if name not in (*ENTRIES, "all"):
+        load_study(name)  # raises ClearheadError
+    folder = out or (Path("studies") if name == "all" else Path("studies") / name)
+    check_absent(folder, overwrite)
+    from clearhead.studies import check_can_draw, write_site
+
+    check_can_draw()
+    results = []
+    for each in names:
+        results.append(_run(each, folder / each if name == "all" else folder, seed, smoke))
+        if not as_json:
+            echo(results[-1].verdict)
+    if name == "all":
+        write_site(results, folder)
+    if as_json:
+        data = [result.to_dict() for result in results]
+        print_json(data if name == "all" else data[0])
+    print_message("note", f"open {(folder / 'index.html').resolve().as_uri()} in a browser")
+
+
+def _run(name: str, folder: Path, seed: int, smoke: bool) -> "StudyResult":
+    """Run one study and write its files."""
+    from clearhead.studies import load_study, run_study, write_result
+
+    with step_bar("studying") as progress:
+        result = run_study(load_study(name), first_seed=seed, smoke=smoke, progress=progress)
+    write_result(result, folder)
+    return result
+
+
+def _print_studies(as_json: bool) -> None:
+    """Print name, title and statements of every study."""
+    from clearhead.studies import ENTRIES
+
+    if as_json:
+        entries = ENTRIES.values()
+        print_json([{"name": each.name, "title": each.title, "statements": list(each.statements)} for each in entries])
+        return
+    for entry in ENTRIES.values():
+        echo(f"{entry.name}: {entry.title} ({', '.join(entry.statements)})")

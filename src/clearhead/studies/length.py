@@ -1,0 +1,148 @@
+"""Study: position encodings on texts longer than those of the training (book B1 to B4).
+
+clearhead study length
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from clearhead.architecture import (
+    Alibi,
+    DynamicScaling,
+    ModelConfig,
+    NoPosition,
+    RelativeSinusoid,
+    Rope,
+    SinusoidalPositions,
+)
+from clearhead.model import Transformer
+from clearhead.studies.catalog import ENTRIES
+from clearhead.studies.numbers import mean, spread_table
+from clearhead.studies.pictures import COLORS, Figure, finish_axes, plot_spread
+from clearhead.studies.study import Measurements, Run, Study, Table
+from clearhead.studies.toys import build, cross_entropy, english_text, random_generator, text_rows, toy_decoder, train
+
+TRAINED, TESTED, BUCKET = 32, 256, 32  # characters
+NUM_STEPS, WIDTH, BATCH = 300, 32, 24
+SCHEMES: dict[str, dict[str, Any]] = {  # settings of toy_decoder
+    "RoPE": {"position": Rope()},
+    "iRoPE": {"position": Rope()},  # every other layer without positions
+    "NoPE": {"position": NoPosition()},
+    "ALiBi": {"position": Alibi()},
+    "relative (Gopher)": {"position": RelativeSinusoid()},
+    "sinusoidal": {"added": SinusoidalPositions()},
+}
+SCALED = "RoPE, scaled"  # the network trained with RoPE, with lower frequencies in the test
+CURVES = ("RoPE", SCALED, *list(SCHEMES)[1:])
+
+
+def _config(name: str, vocab_size: int, **changes: Any) -> ModelConfig:
+    settings = SCHEMES[name] | changes
+    config = toy_decoder(vocab_size=vocab_size, width=WIDTH, num_layers=2, context=TRAINED, **settings)
+    if name != "iRoPE" or config.decoder is None:
+        return config
+    rotated = config.decoder.layers[0]
+    plain = replace(rotated, attention=replace(rotated.attention, position=NoPosition()))
+    return replace(config, decoder=replace(config.decoder, layers=(rotated, plain)))
+
+
+def _with_scaling(network: Transformer) -> Transformer:
+    """Return the same weights with frequencies that fall once a text is longer than those of the training."""
+    scaling = DynamicScaling(factor=1.0, original_context=TRAINED)
+    copy = build(_config("RoPE", network.config.vocab_size, position=Rope(scaling=scaling)), seed=0)
+    copy.load_state_dict(network.state_dict())
+    return copy.eval()
+
+
+@torch.no_grad()
+def _loss_by_position(network: Transformer, rows: Tensor) -> list[float]:
+    """Return the mean loss of each bucket of positions."""
+    logits = network(rows[:, :-1])
+    losses = functional.cross_entropy(logits.transpose(1, 2), rows[:, 1:], reduction="none")  # (B, T)
+    return losses.mean(dim=0).unflatten(0, (-1, BUCKET)).mean(dim=1).tolist()
+
+
+def _measure(run: Run) -> Measurements:
+    text, vocab_size = english_text()
+    boundary = len(text) * 9 // 10
+    unseen = text_rows(text[boundary:], run.size(128, 2), TESTED, random_generator(run.seed))
+    found: Measurements = {}
+    for name in run.each(SCHEMES):
+        network = build(_config(name, vocab_size), run.seed)
+
+        def loss_of(step: int, network: Transformer = network) -> Tensor:
+            rows = text_rows(text[:boundary], BATCH, TRAINED, random_generator(run.seed, step))
+            return cross_entropy(network(rows[:, :-1]), rows[:, 1:])
+
+        train(network, loss_of, num_steps=run.size(NUM_STEPS, 2), learning_rate=5e-3)
+        found[name] = _loss_by_position(network, unseen)
+        if name == "RoPE":
+            found[SCALED] = _loss_by_position(_with_scaling(network), unseen)
+    return found
+
+
+def _growth(found: Measurements, name: str) -> float:
+    """Return by how much the loss at the end of the long texts exceeds that within the trained length."""
+    return float(found[name][-1] - found[name][0])
+
+
+def _holds(found: Measurements) -> bool:
+    stable = all(_growth(found, name) < 0.15 for name in ("ALiBi", "relative (Gopher)"))
+    fails = all(_growth(found, name) > 0.3 for name in ("RoPE", "sinusoidal"))
+    return stable and fails and _growth(found, SCALED) < 0.7 * _growth(found, "RoPE")
+
+
+def _conclude(results: Sequence[Measurements]) -> str:
+    def change(name: str) -> str:
+        first, last = (mean([found[name][index] for found in results]) for index in (0, -1))
+        return f"{name} {first:.2f} to {last:.2f}"
+
+    rising = ", ".join(change(name) for name in ("RoPE", SCALED, "iRoPE", "NoPE", "sinusoidal"))
+    level = " and ".join(change(name) for name in ("ALiBi", "relative (Gopher)"))
+    return f"loss of the first and last {BUCKET} of {TESTED} characters after training on {TRAINED}: {rising}; {level}"
+
+
+def _tabulate(results: Sequence[Measurements]) -> Table:
+    columns = [f"{start}-{start + BUCKET - 1}" for start in range(0, TESTED, BUCKET)]
+    return spread_table("positions", columns, {name: [found[name] for found in results] for name in CURVES})
+
+
+def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
+    axes = figure.subplots()
+    centers = [start + BUCKET / 2 for start in range(0, TESTED, BUCKET)]
+    for color, name in zip(COLORS, CURVES, strict=False):
+        plot_spread(
+            axes, centers, [found[name] for found in results], label=name, color=color, marker="o", markersize=4
+        )
+    axes.axvline(TRAINED, color="black", linestyle=":", linewidth=1)
+    axes.text(TRAINED + 2, axes.get_ylim()[1], "trained length", va="top", fontsize=8)
+    finish_axes(axes, title="Loss on unseen text", x="position of the character", y="loss (nats per character)")
+
+
+STUDY = Study(
+    entry=ENTRIES["length"],
+    claim="""RoPE may fail beyond the length of the training (B4). Encodings that depend on the distance only and
+        fall off with it, such as ALiBi and Gopher's relative form, continue (B3). Lowering the frequencies of RoPE
+        with the length helps (B2); iRoPE mixes layers with and without RoPE.""",
+    setup=f"""Networks of two layers and width {WIDTH}, which differ only in their position encoding, learn to
+        predict the next character of English text, in pieces of {TRAINED} characters, for {NUM_STEPS} steps. They
+        then read pieces of {TESTED} unseen characters. "{SCALED}" is the network with RoPE, whose frequencies are
+        lowered in the test as the text grows ("NTK-aware" scaling).""",
+    explanation="""Beyond the trained length, RoPE meets angles between query and key that never occurred, and
+        sinusoids are vectors that the network has never seen. ALiBi subtracts a multiple of the distance, so far
+        keys lose weight however long the text is, and the relative form learned to ignore far keys. Scaling squeezes
+        the long distances into the range of trained angles.""",
+    limits="""Characters of English text need little context: ignoring far characters costs nothing here, which
+        favors ALiBi. Large models with RoPE are trained further on long texts, which this study leaves out.""",
+    measure=_measure,
+    holds=_holds,
+    conclude=_conclude,
+    tabulate=_tabulate,
+    draw=_draw,
+    figure_size=(9.0, 4.6),
+)

@@ -1,0 +1,145 @@
+"""Study: the causal mask before the softmax, after it, after it with renormalized rows, and none (book A5, D2).
+
+clearhead study mask
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clearhead.architecture import Rope
+from clearhead.cache import KeyValueCache, forward_hidden
+from clearhead.model import AttentionKernel, Mask, Scoring, Transformer, attention_steps, reference_attention
+from clearhead.studies.catalog import ENTRIES
+from clearhead.studies.numbers import mean, spread_table
+from clearhead.studies.pictures import COLORS, Figure, bar_spread, finish_axes, plot_spread
+from clearhead.studies.study import Measurements, Run, Study, Table
+from clearhead.studies.toys import build, cross_entropy, random_generator, toy_decoder, train
+
+NUM_LETTERS, LENGTH, NUM_STEPS = 4, 16, 300
+CHANCE = math.log(NUM_LETTERS)
+
+
+def _attend_to_all(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """Attention without a mask."""
+    return reference_attention(q, k, v, replace(scoring, mask=Mask()))
+
+
+def _softmax_then_mask(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """Attention whose weights are set to 0 after a softmax over all tokens; with a cache, the queries come last."""
+    weights = attention_steps(q, k, v, replace(scoring, mask=Mask())).weights
+    return weights.tril(k.shape[2] - q.shape[2]) @ v
+
+
+def _softmax_then_mask_then_divide(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """The same, with each row of weights divided by its sum."""
+    weights = attention_steps(q, k, v, replace(scoring, mask=Mask())).weights.tril(k.shape[2] - q.shape[2])
+    return weights / weights.sum(dim=-1, keepdim=True) @ v
+
+
+KERNELS: dict[str, AttentionKernel] = {
+    "before softmax": reference_attention,
+    "after softmax": _softmax_then_mask,
+    "after, renormalized": _softmax_then_mask_then_divide,
+    "no mask": _attend_to_all,
+}
+
+
+@torch.no_grad()
+def _loss_token_by_token(network: Transformer, kernel: AttentionKernel, text: Tensor) -> float:
+    """Return the loss when the text is fed one token at a time, as in generation: later tokens do not exist yet."""
+    cache = KeyValueCache(network.config)
+    steps = [forward_hidden(network, token, cache, kernel=kernel) for token in text[:, :-1].split(1, dim=1)]
+    return cross_entropy(network.compute_logits(torch.cat(steps, dim=1)), text[:, 1:]).item()
+
+
+def _measure(run: Run) -> Measurements:
+    def text(step: int, num_rows: int = 32) -> Tensor:
+        return torch.randint(0, NUM_LETTERS, (num_rows, LENGTH + 1), generator=random_generator(run.seed, step))
+
+    config = toy_decoder(vocab_size=NUM_LETTERS, width=32, position=Rope())
+    unseen, trained, curves, stepwise = text(-1, num_rows=512), {}, {}, {}
+    for name, kernel in run.each(KERNELS.items(), name=lambda item: item[0]):
+        network = build(config, run.seed)
+
+        def loss_of(step: int, network: Transformer = network, kernel: AttentionKernel = kernel) -> Tensor:
+            rows = text(step)
+            return cross_entropy(network(rows[:, :-1], kernel=kernel), rows[:, 1:])
+
+        curves[name] = train(network, loss_of, num_steps=run.size(NUM_STEPS, 4))
+        with torch.no_grad():
+            trained[name] = cross_entropy(network(unseen[:, :-1], kernel=kernel), unseen[:, 1:]).item()
+        stepwise[name] = _loss_token_by_token(network, kernel, unseen)
+    q, k, v = torch.randn(3, 8, 4, LENGTH, 8, generator=random_generator(run.seed)).unbind()
+    first, divided = (
+        KERNELS[name](q, k, v, Scoring(Mask(causal=True), 1.0)) for name in ("before softmax", "after, renormalized")
+    )
+    difference = (first - divided).abs().max().item()
+    return {"trained": trained, "token_by_token": stepwise, "curves": curves, "difference": difference}
+
+
+def _holds(found: Measurements) -> bool:
+    trained, stepwise = found["trained"], found["token_by_token"]
+    honest = all(abs(trained[name] - stepwise[name]) < 1e-4 for name in ("before softmax", "after, renormalized"))
+    leaks = all(trained[name] < 0.5 * CHANCE < 0.98 * CHANCE < stepwise[name] for name in ("after softmax", "no mask"))
+    return honest and leaks and found["difference"] < 1e-5
+
+
+def _conclude(results: Sequence[Measurements]) -> str:
+    def loss(kind: str, name: str) -> float:
+        return mean([found[kind][name] for found in results])
+
+    return (
+        f"masking after the softmax leaks the future: the loss trains to {loss('trained', 'after softmax'):.2f} and is "
+        f"{loss('token_by_token', 'after softmax'):.2f} token by token (chance {CHANCE:.3f}); renormalizing the rows "
+        f"removes the leak and equals masking first"
+    )
+
+
+def _tabulate(results: Sequence[Measurements]) -> Table:
+    rows = {name: [(found["trained"][name], found["token_by_token"][name]) for found in results] for name in KERNELS}
+    return spread_table("mask", ["loss in one pass", "loss token by token"], rows, digits=4)
+
+
+def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
+    curves, bars = figure.subplots(1, 2)
+    for color, name in zip(COLORS, KERNELS, strict=False):
+        rows = [found["curves"][name] for found in results]
+        plot_spread(curves, range(len(rows[0])), rows, label=name, color=color, linewidth=1)
+    groups = {"in one pass": "trained", "token by token": "token_by_token"}
+    values = {label: [[found[kind][name] for found in results] for name in KERNELS] for label, kind in groups.items()}
+    bar_spread(bars, [name.replace(" ", "\n", 1) for name in KERNELS], values)
+    for axes in (curves, bars):
+        axes.axhline(CHANCE, color="black", linestyle=":", linewidth=1, label="chance")
+    finish_axes(curves, title="Training on random letters", x="step", y="loss (nats)")
+    finish_axes(bars, title="The trained networks on unseen text", y="loss (nats)", ylim=(0, None))
+
+
+STUDY = Study(
+    entry=ENTRIES["mask"],
+    claim="""A causal mask sets the scores of later tokens to −∞ before the softmax (A5). The lecture asks whether
+        one may also set the weights to 0 after the softmax, and suspects that this "may just work". Without any
+        mask, the network copies the next token (D2).""",
+    setup=f"""Random text of {NUM_LETTERS} letters cannot be predicted: no honest model has a loss below ln
+        {NUM_LETTERS} = {CHANCE:.3f}. Four equal networks with two layers train on it for {NUM_STEPS} steps. They
+        differ only in the attention kernel. Then each reads unseen text twice: in one pass, as in training, and
+        token by token with a cache, as in generation, where later tokens do not exist.""",
+    explanation="""After a softmax over all tokens, the weight of token j in row i is exp(s_ij) / Σ_k exp(s_ik), and
+        the sum runs over k > i too. Setting the weights of later tokens to 0 does not change the others, so every
+        weight that remains contains the later tokens in its denominator. A head learns scores that depend on the
+        letter of the next token; the size of its output then tells that letter, and the next layers read it off.
+
+        Dividing a masked row by its sum cancels the denominator: exp(s_ij) / Σ_(k ≤ i) exp(s_ik) is the softmax over
+        the tokens up to i, exactly what masking first computes.""",
+    limits="""Two layers and four letters show that the leak exists and is easy to learn. On real text a network
+        mixes the leak with honest prediction, so the training loss looks better than it is by an amount that depends
+        on the text.""",
+    measure=_measure,
+    holds=_holds,
+    conclude=_conclude,
+    tabulate=_tabulate,
+    draw=_draw,
+)

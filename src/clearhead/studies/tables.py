@@ -1,0 +1,150 @@
+"""Study: the book's cost tables in its own letters, with a counter's number beside every entry (book F1 to F5).
+
+clearhead study tables
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from clearhead.architecture import Rope
+from clearhead.cache import KeyValueCache, forward_step
+from clearhead.costs import KernelCounter, find_device
+from clearhead.model import RecurrentConfig, Transformer, reference_attention
+from clearhead.studies.catalog import ENTRIES
+from clearhead.studies.numbers import evaluate_formula, fit_slope, mean, typeset_formula
+from clearhead.studies.pictures import COLORS, Figure, finish_axes
+from clearhead.studies.study import Measurements, Run, Study, Table
+from clearhead.studies.toys import build, build_recurrent, random_generator, toy_decoder
+
+TABLES = {  # operation -> FLOPs, and numbers read and written, as sums of products
+    "whole sequence": {
+        "Q, K, V": ("6 b n d d", "3 d d + 6 b n d"),
+        "scores": ("2 b n n d", "2 b n d + b m n n"),
+        "weighted sum": ("2 b n n d", "2 b n d + b m n n"),
+        "output": ("2 b n d d", "2 b n d + d d"),
+        "feed-forward": ("16 b n d d", "10 b n d + 8 d d"),
+    },
+    "one token": {
+        "Q, K, V": ("6 b d d", "3 d d + 6 b d"),
+        "scores": ("2 b n d", "b n d + b d + b m n"),
+        "weighted sum": ("2 b n d", "b n d + b d + b m n"),
+        "output": ("2 b d d", "2 b d + d d"),
+        "feed-forward": ("16 b d d", "10 b d + 8 d d"),
+    },
+}
+PRODUCTS = {"Q, K, V": 3, "scores": 1, "weighted sum": 1, "output": 1, "feed-forward": 2}  # matrix products, in order
+SIZES = {"b": 2, "n": 96, "d": 64, "m": 4}
+BATCH, LENGTH, WIDTH, HEADS = SIZES.values()
+REAL_SIZES = {"b": 1, "n": 4096, "d": 4096, "m": 32}  # of the roofline: a model of 7 billion parameters
+EXPECTED = {
+    table: {name: [evaluate_formula(each, SIZES) for each in row] for name, row in rows.items()}
+    for table, rows in TABLES.items()
+}
+GROWTH = ("self-attention", "recurrent")
+LENGTHS, FLOAT_BYTES, HALF_BYTES, DEVICE = (64, 128, 256, 512), 4, 2, "h200"
+
+
+def _build(seed: int) -> Transformer:
+    return build(toy_decoder(vocab_size=64, width=WIDTH, num_layers=1, num_heads=HEADS, position=Rope()), seed).eval()
+
+
+@torch.no_grad()
+def _count_layer(seed: int, one_token: bool) -> dict[str, list[int]]:
+    """Run one layer and return FLOPs and numbers moved of each operation, as counted below PyTorch's operators."""
+    network, tokens = _build(seed), torch.randint(0, 64, (BATCH, LENGTH), generator=random_generator(seed))
+    cache = KeyValueCache(network.config) if one_token else None
+    if cache is not None:
+        forward_step(network, tokens[:, :-1], cache)
+    with KernelCounter() as counter:
+        network.hidden_states(tokens[:, -1:] if one_token else tokens, cache=cache, kernel=reference_attention)
+    products, counted = iter([kernel for kernel in counter.kernels if kernel.flops]), {}
+    for name, number in PRODUCTS.items():
+        kernels = [next(products) for _ in range(number)]
+        counted[name] = [sum(one.flops for one in kernels), sum(one.num_bytes for one in kernels) // FLOAT_BYTES]
+    return counted
+
+
+@torch.no_grad()
+def _count_growth(seed: int) -> dict[str, list[int]]:
+    """Return the FLOPs of an attention layer's scores and of a recurrent layer for each of LENGTHS."""
+    sizes = {"source_vocab_size": 64, "target_vocab_size": 64, "embedding_width": WIDTH, "width": WIDTH}
+    recurrent = build_recurrent(RecurrentConfig(**sizes, cell="tanh", attention="none", context=LENGTH), seed)
+    network, counts = _build(seed), {name: [] for name in GROWTH}
+    for length in LENGTHS:
+        tokens = torch.zeros(1, length, dtype=torch.long)
+        with KernelCounter() as attention:
+            network.hidden_states(tokens, kernel=reference_attention)
+        with KernelCounter() as recurrence:
+            recurrent.encode(tokens)
+        counts[GROWTH[0]].append(sum(kernel.flops for kernel in attention.kernels if kernel.name == "bmm"))
+        counts[GROWTH[1]].append(recurrence.flops)
+    return counts
+
+
+def _measure(run: Run) -> Measurements:
+    counted = {name: _count_layer(run.seed, one_token=name == "one token") for name in run.each(TABLES)}
+    return {"counted": counted, "growth": _count_growth(run.seed)}
+
+
+def _holds(found: Measurements) -> bool:
+    attention, recurrent = (fit_slope(LENGTHS, counts) for counts in found["growth"].values())
+    return found["counted"] == EXPECTED and abs(attention - 2) < 0.01 and abs(recurrent - 1) < 0.01
+
+
+def _conclude(results: Sequence[Measurements]) -> str:
+    scores, recurrent = (mean([fit_slope(LENGTHS, found["growth"][name]) for found in results]) for name in GROWTH)
+    return (
+        f"all {4 * len(PRODUCTS)} entries of both tables equal what a counter finds; scores grow like n^{scores:.2f} "
+        f"in one sequential step, a recurrent layer like n^{recurrent:.2f} in n steps; memory limits a decoded token"
+    )
+
+
+def _tabulate(results: Sequence[Measurements]) -> Table:
+    rows = []
+    for table, operations in TABLES.items():
+        numbers = {name: [*EXPECTED[table][name], *results[0]["counted"][table][name]] for name in operations}
+        numbers["total"] = [sum(column) for column in zip(*numbers.values(), strict=True)]
+        for name, row in numbers.items():
+            flops, moved = (typeset_formula(formula) for formula in operations.get(name, ("", "")))
+            first, second, third, fourth = (f"{number:,}" for number in row)
+            rows.append((f"{table}: {name}", flops, first, third, moved, second, fourth))
+    return Table(("operation", "FLOPs", "value", "counted", "numbers moved", "value", "counted"), rows)
+
+
+def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
+    roofline, growth = figure.subplots(1, 2, width_ratios=(1.5, 1))
+    peak, bandwidth = find_device(DEVICE).peak("bfloat16"), find_device(DEVICE).bytes_per_second
+    balance = peak / bandwidth
+    roofline.plot([0.3, balance, 1e4], [0.3e-12 * bandwidth, peak / 1e12, peak / 1e12], "k-", label="limit of an H200")
+    for marker, (table, operations) in zip("os", TABLES.items(), strict=True):
+        for color, (name, (flops, moved)) in zip(COLORS, operations.items(), strict=False):
+            intensity = evaluate_formula(flops, REAL_SIZES) / (HALF_BYTES * evaluate_formula(moved, REAL_SIZES))
+            style = {"color": color, "markersize": 8, "alpha": 0.7, "label": f"{table}: {name}"}
+            roofline.plot(intensity, min(peak, bandwidth * intensity) / 1e12, marker, **style)
+    scales = {"xscale": "log", "yscale": "log"}
+    finish_axes(roofline, title="Roofline: b = 1, n = d = 4096, m = 32", x="FLOPs per byte", y="TFLOP/s", **scales)
+    for name in GROWTH:
+        growth.plot(LENGTHS, results[0]["growth"][name], "o-", label=name)
+    finish_axes(growth, title="FLOPs counted for one layer", x="length n", ticks=LENGTHS, **scales)
+
+
+STUDY = Study(
+    entry=ENTRIES["tables"],
+    claim="""A product of n×m and m×k takes 2nmk FLOPs and moves nm + mk + nk numbers (F1). This gives tables for a
+        whole sequence (F2) and for one token (F3), the growth with the length (F4) and arithmetic intensity (F5).""",
+    setup=f"""One layer with b = {BATCH} sequences of n = {LENGTH} tokens, width d = {WIDTH}, m = {HEADS} heads and a
+        feed-forward of 4d runs under a counter of matrix products. Each entry must equal the count exactly.""",
+    explanation="""The score matrix is the term bmn²: a fused kernel keeps it in fast memory, and scores and weighted
+        sum together then move only 4bnd numbers (2bnd + 2bd for one token). A decoded token reads every weight and
+        cached number for one multiplication each: its intensity is near 1 FLOP per byte, hundreds of times below
+        what a GPU needs. Self-attention has one sequential step per layer, a recurrent layer n.""",
+    limits="""Norms, softmax and activations are left out, as in the book. `clearhead cost` prints the tables for any
+        model and device; the roofline is an upper limit.""",
+    measure=_measure,
+    holds=_holds,
+    conclude=_conclude,
+    tabulate=_tabulate,
+    draw=_draw,
+    figure_size=(12.0, 5.0),
+)

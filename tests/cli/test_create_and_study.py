@@ -1,0 +1,50 @@
+"""The commands create and study."""
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from clearhead.api import load
+from clearhead.cli import main
+from clearhead.families import preset, shrink
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Return a function that runs one command."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["clearhead", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+        with pytest.raises(SystemExit) as exit_info:
+            main()
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=exit_info.value.code or 0, stdout=out, stderr=err)
+
+    return call
+
+
+@pytest.mark.parametrize("name", ["llama-4-scout", "transformer-base", "bert-base"])
+def test_create_writes_a_tiny_model_that_works(run, tmp_path, name):
+    folder = tmp_path / "model"
+    data = json.loads(run("create", name, "--tiny", "--out", folder, "--json").stdout)
+    assert data["parameters"] < 2_000_000
+    model = load(folder)
+    assert model.config == shrink(preset(name))
+    if model.config.decoder is not None:
+        assert len(model.generate("Hello", max_new_tokens=3).tokens) <= 3
+    assert "already exists" in run("create", name, "--tiny", "--out", folder).stderr
+    assert "did you mean 'gpt2'" in run("create", "gtp2", "--tiny").stderr
+
+
+def test_studies_are_listed_and_run(run, tmp_path):
+    assert "mask: Where the causal mask belongs (A5, D1, D2)" in run("study").stdout
+    assert len(json.loads(run("study", "--json").stdout)) == 13
+    done = run("study", "scale", "--smoke", "--out", tmp_path / "scale")
+    assert done.stdout == "scale: smoke run, too small to conclude anything; it ran without an error\n"
+    assert {path.name for path in (tmp_path / "scale").iterdir()} == {"picture.png", "table.json", "index.html"}
+    assert "already exists" in run("study", "scale", "--smoke", "--out", tmp_path / "scale").stderr
+    assert "did you mean 'mask'" in run("study", "maks").stderr
