@@ -16,6 +16,7 @@ Analyze:
     attention_patterns   entropy, previous-token, induction and specific scores, attention rollout
     attention_shares     how much of a head follows trivial patterns; head_ranking: the most specific heads first
     attribution          a logit as a sum over the parts of the network
+    token_probabilities  the probability of each token of a text
     ablation, patching   remove or replace an activation; effect: how the prediction changes
     intervention         a copy of the network with one activation changed
 
@@ -29,7 +30,7 @@ Display:
     book                 the worked examples of `clearhead book` (book_examples, book_parts)
 """
 
-from clearhead.inspection.ablation import ablate
+from clearhead.inspection.ablation import ablate, ablate_parts
 from clearhead.inspection.attention_patterns import (
     attention_entropy,
     attention_rollout,
@@ -37,9 +38,10 @@ from clearhead.inspection.attention_patterns import (
     previous_token_scores,
     specific_scores,
 )
+from clearhead.inspection.attention_shares import attention_shares
 from clearhead.inspection.attribution import Attribution, Contribution, attribute_logit
 from clearhead.inspection.book import book_data, book_page, print_book
-from clearhead.inspection.effect import Effect
+from clearhead.inspection.effect import Effect, most_likely
 from clearhead.inspection.export import (
     check_export_path,
     export_trace,
@@ -49,10 +51,14 @@ from clearhead.inspection.export import (
     trace_data,
 )
 from clearhead.inspection.head_ranking import HeadSelection
+from clearhead.inspection.html_document import html_document
 from clearhead.inspection.lens import logit_lens, make_lens_table
 from clearhead.inspection.lens_table import LensPrediction
+from clearhead.inspection.page_data import thumbnails
 from clearhead.inspection.patching import patch, patch_grid
+from clearhead.inspection.png import draw_matrix
 from clearhead.inspection.recurrent import RecurrentTrace, trace_recurrent
+from clearhead.inspection.token_probabilities import score_tokens
 from clearhead.inspection.trace import Trace
 from clearhead.inspection.tracing import trace_batch, trace_generation, trace_text
 
@@ -65,16 +71,21 @@ __all__ = [
     "RecurrentTrace",
     "Trace",
     "ablate",
+    "ablate_parts",
     "attention_entropy",
     "attention_rollout",
+    "attention_shares",
     "attribute_logit",
     "book_data",
     "book_page",
     "check_export_path",
+    "draw_matrix",
     "export_trace",
+    "html_document",
     "induction_scores",
     "logit_lens",
     "make_lens_table",
+    "most_likely",
     "num_lens_tokens",
     "patch",
     "patch_grid",
@@ -82,7 +93,9 @@ __all__ = [
     "print_book",
     "print_heatmap",
     "print_lens",
+    "score_tokens",
     "specific_scores",
+    "thumbnails",
     "trace_batch",
     "trace_data",
     "trace_generation",

@@ -3,7 +3,8 @@
 effect = ablate(trace, layer=3, head=2); effect.divergence   # nats; 0 if the head does not matter here
 """
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -43,3 +44,17 @@ def ablate(
 
     after = trace.rerun(position, with_intervention(trace.require_network(), site, remove))
     return Effect.from_logits(trace.logits_at(position), after)
+
+
+def ablate_parts(trace: Trace, parts: Sequence[tuple[int, str, int | None]], *, position: int = -1) -> Effect:
+    """Remove several heads and branches at once, at every token; return the effect on the prediction at `position`.
+
+    parts: (layer, "attention", head) for a head, (layer, "attention", None) and (layer, "feed_forward", None) for a
+    branch. Their outputs become zero.
+    """
+    network, position = trace.require_network(), trace.resolve_position(position)
+    for layer, part, head in parts:
+        if part not in ("attention", "feed_forward"):
+            raise unknown_name("part", part, ("attention", "feed_forward"))
+        network = with_intervention(network, find_site(trace, layer, cast(Part, part), head), torch.zeros_like)
+    return Effect.from_logits(trace.logits_at(position), trace.rerun(position, network))

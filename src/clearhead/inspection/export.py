@@ -18,10 +18,12 @@ from clearhead.inspection.heatmap import has_colors, render_heatmap
 from clearhead.inspection.lens_table import LensTable
 from clearhead.inspection.page import render_page
 from clearhead.inspection.png import save_png
+from clearhead.inspection.recurrent import RecurrentTrace
 from clearhead.inspection.token_labels import printable
 from clearhead.inspection.trace import Trace
 from clearhead.inspection.views import AttentionView
 
+AnyTrace = Trace | RecurrentTrace
 _PAGE_LENS_TOKENS = 128  # ten seconds for SmolLM2 on one core
 
 
@@ -41,7 +43,7 @@ class _SelectedLayer:
         return f"{self.view.title}, layer {self.layer}, {heads}"
 
 
-def _select_layer(trace: Trace, selection: HeadSelection) -> _SelectedLayer:
+def _select_layer(trace: AnyTrace, selection: HeadSelection) -> _SelectedLayer:
     """Return the selected layer, by default the last; of an encoder-decoder, that of the cross-attention."""
     views = trace.attention_views()
     view = views[0] if len(views) == 1 else views[1]
@@ -55,7 +57,7 @@ def _select_layer(trace: Trace, selection: HeadSelection) -> _SelectedLayer:
 
 
 def export_trace(
-    trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None = None, model_name: str = ""
+    trace: AnyTrace, path: Path, selection: HeadSelection, lens: LensTable | None = None, model_name: str = ""
 ) -> None:
     """Write an .html page, a .png picture or a .safetensors file, depending on the extension of the path.
 
@@ -75,13 +77,15 @@ def check_export_path(path: Path, selection: HeadSelection, with_lens: bool) -> 
         raise ClearheadError("a .safetensors file contains every layer and head; leave out layer and head")
 
 
-def _write_page(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None, model_name: str) -> None:
+def _write_page(trace: AnyTrace, path: Path, selection: HeadSelection, lens: LensTable | None, model_name: str) -> None:
     selection = _check_selection(trace, selection)
     subtitle = f"{model_name}: {trace.size}" if model_name else trace.size
     write_text(path, render_page(trace.attention_views(), trace.heading, subtitle, lens, selection))
 
 
-def _write_picture(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None, model_name: str) -> None:
+def _write_picture(
+    trace: AnyTrace, path: Path, selection: HeadSelection, lens: LensTable | None, model_name: str
+) -> None:
     selected = _select_layer(trace, selection)
     matrices = {f"layer {selected.layer}, head {head}": matrix for head, matrix in enumerate(selected.weights)}
     if selected.head is not None:
@@ -89,7 +93,11 @@ def _write_picture(trace: Trace, path: Path, selection: HeadSelection, lens: Len
     save_png(path, matrices, selected.view.rows, selected.view.columns)
 
 
-def _write_trace(trace: Trace, path: Path, selection: HeadSelection, lens: LensTable | None, model_name: str) -> None:
+def _write_trace(
+    trace: AnyTrace, path: Path, selection: HeadSelection, lens: LensTable | None, model_name: str
+) -> None:
+    if isinstance(trace, RecurrentTrace):
+        raise ClearheadError("a recurrent network has no residual streams to save; write an .html page or a .png file")
     trace.save(path)
 
 
@@ -104,7 +112,7 @@ def num_lens_tokens(path: Path | None) -> int:
     return _PAGE_LENS_TOKENS if path is not None and path.suffix.lower() == ".html" else 1
 
 
-def _check_selection(trace: Trace, selection: HeadSelection) -> HeadSelection:
+def _check_selection(trace: AnyTrace, selection: HeadSelection) -> HeadSelection:
     """Return the selection with indices from 0, after checking their range."""
     layer = None if selection.layer is None else check_index("layer", selection.layer, trace.num_layers)
     head = None if selection.head is None else check_index("head", selection.head, trace.num_heads(layer or 0))
@@ -114,7 +122,7 @@ def _check_selection(trace: Trace, selection: HeadSelection) -> HeadSelection:
 # --- terminal
 
 
-def print_heatmap(trace: Trace, selection: HeadSelection, console: Console) -> None:
+def print_heatmap(trace: AnyTrace, selection: HeadSelection, console: Console) -> None:
     """Print the weights of a head, or the mean over the heads of a layer, as a heatmap."""
     selected = _select_layer(trace, selection)
     rows, columns = selected.view.rows, selected.view.columns
@@ -137,7 +145,7 @@ def print_lens(lens: LensTable, console: Console) -> None:
 # --- data
 
 
-def trace_data(trace: Trace, selection: HeadSelection, lens: LensTable | None = None) -> dict[str, Any]:
+def trace_data(trace: AnyTrace, selection: HeadSelection, lens: LensTable | None = None) -> dict[str, Any]:
     """Return the selected attention weights, and the lens if there is one, as JSON data."""
     selected = _select_layer(trace, selection)
     data: dict[str, Any] = {

@@ -39,7 +39,7 @@ class RecordingTransformer(Transformer):
         nn.Module.__init__(self)
         self.config, self.training = network.config, network.training
         self.encoder, self.decoder = network.encoder, network.decoder
-        self.head, self.pooler = network.head, network.pooler
+        self.head, self.pooler, self.classifier = network.head, network.pooler, None  # a trace ends at hidden states
         self.residuals: dict[str, dict[int, list[Tensor]]] = {}
         for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if stack is not None:

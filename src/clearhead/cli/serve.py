@@ -1,0 +1,151 @@
+"""The command serve: OpenAI's API in front of a model.
+
+clearhead serve smollm2 --port 8000
+"""
+
+import os
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clearhead.cli.app import ModelArgument, app, print_message
+from clearhead.cli.checks import check_files, check_model_options
+from clearhead.cli.generate import DeviceOption, DtypeOption, FastOption, WeightsOption, load_model
+from clearhead.cli.threads import takes_threads
+from clearhead.errors import ClearheadError
+
+_NEEDED = ("starlette", "uvicorn", "prometheus_client")  # the extra `serve`
+_KEY_VARIABLE = "CLEARHEAD_API_KEY"
+_MAX_KEY_FILE_BYTES = 1 << 20
+_ADDRESS = {"rich_help_panel": "Address and access"}
+_LOAD = {"rich_help_panel": "Load"}
+
+
+@app.command(
+    epilog="Examples: `clearhead serve smollm2`, `clearhead serve smollm2 --weights int4 --port 8080 --alias gpt-4o`"
+)
+@takes_threads
+def serve(
+    model: ModelArgument,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all. By default only this machine.", **_ADDRESS)
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any free one.", **_ADDRESS)] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Key that clients must send; may be repeated. Other users of this machine see it: rather use "
+            f"--api-key-file or the variable {_KEY_VARIABLE}.",
+            **_ADDRESS,
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(help="File with keys that clients may send, one per line.", **_ADDRESS)
+    ] = None,
+    alias: Annotated[
+        list[str] | None, typer.Option(help="Further name of the model for clients; may be repeated.", **_ADDRESS)
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="Host name that clients may use, such as that of a proxy; may be repeated.", **_ADDRESS),
+    ] = None,
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Web site whose pages may call the server (CORS); may be repeated.", **_ADDRESS),
+    ] = None,
+    max_concurrent: Annotated[
+        int | None,
+        typer.Option(help="Texts that are generated at the same time; by default 256 on a GPU, 32 on a CPU.", **_LOAD),
+    ] = None,
+    max_queued: Annotated[
+        int, typer.Option(help="Texts that may wait; further requests are answered with 429.", **_LOAD)
+    ] = 512,
+    max_new_tokens: Annotated[
+        int, typer.Option(help="Tokens that one text may have; the context limits it further.", **_LOAD)
+    ] = 32_768,
+    memory_gb: Annotated[
+        float | None,
+        typer.Option(help="Memory for keys and values in GB; by default a share of what is free.", **_LOAD),
+    ] = None,
+    shutdown_seconds: Annotated[
+        float,
+        typer.Option("--shutdown-timeout", help="Seconds that running requests get after SIGTERM or Ctrl-C.", **_LOAD),
+    ] = 30.0,
+    deterministic: Annotated[
+        bool,
+        typer.Option(
+            "--deterministic",
+            help="Give a text the same bits whatever else is served, also where that is slow. The CPU kernels always "
+            "do so if the processor has AVX-512.",
+            rich_help_panel="Speed",
+        ),
+    ] = False,
+    runs: Annotated[Path | None, typer.Option(help="Folder of training runs that the page shows.")] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    weights: WeightsOption = "full",
+    fast: FastOption = None,
+) -> None:
+    """Serve a model over HTTP with OpenAI's API, and show the page that looks inside it.
+
+    Chats, completions, responses and embeddings are under /v1, the page is at /, measurements for Prometheus at
+    /metrics. The port is open while the model loads; /health says when it is ready. SIGTERM or Ctrl-C lets running
+    requests finish; a second one ends them. The exit code is 0 if all requests were answered.
+    """
+    _check_installed()
+    check_model_options(model, dtype, device, weights)
+    keys = _read_keys(api_key or [], api_key_file)
+    from clearhead.server import Limits, ServerSettings, run_server
+
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        aliases=tuple(alias or ()),
+        api_keys=keys,
+        allowed_hosts=tuple(allow_host or ()),
+        allowed_origins=tuple(allow_origin or ()),
+        max_concurrent=max_concurrent,
+        max_queued=max_queued,
+        shutdown_seconds=shutdown_seconds,
+        deterministic=deterministic,
+        memory=None if memory_gb is None else _as_bytes(memory_gb),
+        runs=runs,
+        limits=Limits(max_new_tokens=max_new_tokens),
+    )
+    if not settings.listens_on_loopback and not keys:
+        print_message("note", f"everybody who reaches {host} can use this server; --api-key-file asks for a key")
+    name = Path(model).stem if model.lower().endswith(".gguf") else Path(model).name or model
+    load = partial(load_model, model, dtype, device, weights, fast)
+    raise typer.Exit(run_server(load, name, settings, partial(print_message, "note")))
+
+
+def _check_installed() -> None:
+    """Raise ClearheadError if the extra `serve` is not installed."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ClearheadError(f'the server needs {", ".join(missing)}; run pip install "clearhead[serve]"')
+
+
+def _read_keys(given: list[str], path: Path | None) -> tuple[str, ...]:
+    """Return the keys of the command line, the environment and a file."""
+    keys = list(given)
+    if variable := os.environ.get(_KEY_VARIABLE):
+        keys.append(variable)
+    if path is not None:
+        check_files([path])
+        with path.open("rb") as file:
+            lines = file.read(_MAX_KEY_FILE_BYTES).decode("utf-8", "replace").splitlines()
+        found = [line.strip() for line in lines if line.strip()]
+        if not found:
+            raise ClearheadError(f"{path} has no key; write one key per line")
+        keys += found
+    return tuple(keys)
+
+
+def _as_bytes(gigabytes: float) -> int:
+    if not 0 < gigabytes < 1e6:
+        raise ClearheadError(f"memory_gb is {gigabytes:g}; it must be greater than 0")
+    return int(gigabytes * 1e9)

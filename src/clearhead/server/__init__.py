@@ -1,0 +1,39 @@
+"""The server: OpenAI's API in front of any model that Clearhead loads, and the page.
+
+    exit_code = run_server(lambda: load("smollm2"), "smollm2", ServerSettings(port=8000), announce)
+
+A request passes through these modules:
+
+settings            addresses, keys, limits
+lifecycle           listen, load, serve, drain
+protocol            time limits of connections
+app                 the routes behind the guard
+security            Guard: hosts, keys, ids of requests, the last place for errors
+routes              from HTTP to the functions below and back
+requests            read bodies within limits
+state, service      what the server is doing; the model with its engine, queue and threads
+admission           how many texts may wait
+schemas, response_schemas, json_checks, json_text
+                    the fields of requests as JSON Schema, and their checks
+fields              JSON to typed requests
+prompts             prompts and messages to requests for the engine
+completions, chat, responses, embeddings, tokenize
+                    one module per endpoint: objects in, objects out
+structured_output   response_format by a grammar
+job, events, choice, token_scores
+                    the texts of a request: from the engine's events to pieces of text
+answers, streaming  complete answers and server-sent events
+sequential_worker   texts of models that the engine cannot run
+metrics, openapi    measurements for Prometheus; the OpenAPI document
+page_routes         the page and what it shows
+
+docs/serving.md explains how to run it and what it promises.
+"""
+
+from clearhead.server.app import create_app
+from clearhead.server.lifecycle import run_server
+from clearhead.server.service import Service
+from clearhead.server.settings import Limits, ServerSettings
+from clearhead.server.state import ServerState
+
+__all__ = ["Limits", "ServerSettings", "ServerState", "Service", "create_app", "run_server"]

@@ -1,0 +1,166 @@
+"""Job: the texts of one HTTP request, from their submission to the engine to their last pieces.
+
+    job = Job(service, plan); job.start()
+    async for pieces in job.pieces(): ...
+
+Closing a job aborts what is still running, within one step of the engine.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+from clearhead.engine import Event, Request
+from clearhead.errors import ClearheadError
+from clearhead.server.api_errors import ApiError, failed, invalid, unavailable
+from clearhead.server.choice import Choice, Piece
+from clearhead.server.events import Mailbox
+from clearhead.server.service import Service
+
+_LOGGER = logging.getLogger("clearhead.server")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Texts to generate. echoes: the text of the prompt for each, if it is part of the answer."""
+
+    requests: Sequence[Request]
+    num_prompt_tokens: int  # of all prompts, each counted once
+    echoes: Sequence[str | None] = ()
+
+    @property
+    def num_tokens_to_read(self) -> int:
+        """Number of prompt tokens of all texts."""
+        return sum(len(each.source or each.prompt) for each in self.requests)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Numbers of tokens."""
+
+    num_prompt_tokens: int
+    num_new_tokens: int
+    num_cached_tokens: int
+
+    def as_data(self) -> dict[str, object]:
+        """Return the usage object of completions and chats."""
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_new_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_new_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+class Job:
+    """Texts that are being generated for one client."""
+
+    def __init__(self, service: Service, plan: Plan, arrived: float):
+        """Prepare the texts. arrived: when the request came (time.monotonic)."""
+        self._service, self._plan, self._arrived = service, plan, arrived
+        echoes = plan.echoes or [None] * len(plan.requests)
+        tokenizer = service.model.tokenizer
+        pairs = zip(plan.requests, echoes, strict=True)
+        self.choices = [Choice(index, request, tokenizer, echo) for index, (request, echo) in enumerate(pairs)]
+        self._mailbox = Mailbox()
+        self._streams = {}  # of texts that the engine has not finished, by index
+        self._last_token_at: dict[int, float] = {}
+        self._deadline = arrived + service.settings.limits.request_seconds
+
+    def start(self) -> None:
+        """Submit all texts to the engine."""
+        metrics, post = self._service.metrics, self._service.dispatcher.post
+        metrics.preparation_seconds.observe(time.monotonic() - self._arrived)
+        for choice in self.choices:
+            num_tokens = len(choice.request.source or choice.request.prompt)
+            metrics.prompt_tokens.inc(num_tokens)
+            metrics.prompt_lengths.observe(num_tokens)
+
+            def on_event(event: Event, index: int = choice.index) -> None:
+                post(self._mailbox, index, event)
+
+            try:
+                self._streams[choice.index] = self._service.submit(choice.request, on_event)
+            except ClearheadError:
+                raise unavailable("the server is shutting down") from None
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """Yield what new tokens add to the texts until all have finished. Raise ApiError if one of them fails."""
+        unfinished = len(self.choices)
+        while unfinished:
+            try:
+                async with asyncio.timeout_at(self._loop_deadline()):
+                    items = await self._mailbox.take()
+            except TimeoutError:
+                seconds = self._service.settings.limits.request_seconds
+                message = f"the request has taken longer than {seconds:g} s; ask for fewer tokens"
+                raise ApiError(504, message, type="timeout_error", code="timeout") from None
+            pieces = [piece for index, event in items if (piece := self._push(index, event)) is not None]
+            unfinished -= sum(piece.finish_reason is not None for piece in pieces)
+            yield pieces
+
+    def _loop_deadline(self) -> float:
+        return asyncio.get_running_loop().time() + self._deadline - time.monotonic()
+
+    def _push(self, index: int, event: Event) -> Piece | None:
+        """Return what an event adds; None if its text has ended already, after a stop string."""
+        choice = self.choices[index]
+        if event.finish_reason is not None:
+            self._streams.pop(index, None)
+        if choice.finish_reason is not None:
+            return None
+        if event.finish_reason in ("error", "aborted"):
+            self._count_end(choice, "error" if event.finish_reason == "error" else "abort")
+            raise _error_of(event)
+        piece = choice.push(event)
+        if event.token is not None:
+            self._count_token(index)
+        if piece.finish_reason is not None:
+            self._count_end(choice, piece.finish_reason)
+            if index in self._streams:  # the engine does not know stop strings
+                self._streams.pop(index).abort()
+        return piece
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens so far. Cached tokens are those of the first text of each prompt, at most."""
+        num_new = sum(choice.num_tokens for choice in self.choices)
+        num_cached = sum(choice.num_cached_tokens for choice in self.choices)
+        return Usage(self._plan.num_prompt_tokens, num_new, min(num_cached, self._plan.num_prompt_tokens))
+
+    def close(self) -> None:
+        """Abort texts that have not finished."""
+        for index, stream in self._streams.items():
+            stream.abort()
+            if self.choices[index].finish_reason is None:
+                self._count_end(self.choices[index], "abort")
+        self._streams = {}
+
+    # --- measurements
+
+    def _count_token(self, index: int) -> None:
+        metrics, now = self._service.metrics, time.monotonic()
+        metrics.generation_tokens.inc()
+        if index in self._last_token_at:
+            metrics.between_tokens_seconds.observe(now - self._last_token_at[index])
+        else:
+            metrics.first_token_seconds.observe(now - self._arrived)
+        self._last_token_at[index] = now
+
+    def _count_end(self, choice: Choice, reason: str) -> None:
+        metrics = self._service.metrics
+        metrics.finished.labels(reason).inc()
+        metrics.request_seconds.observe(time.monotonic() - self._arrived)
+        metrics.output_lengths.observe(choice.num_tokens)
+
+
+def _error_of(event: Event) -> ApiError:
+    """Return the error for a text that did not end by itself."""
+    if event.finish_reason == "aborted":
+        return unavailable("the server is shutting down and has ended this request")
+    if event.request_id == -1 and event.error is not None:  # refused before anything was computed
+        return invalid(event.error)
+    _LOGGER.error("a request failed: %s", event.error)
+    return failed()

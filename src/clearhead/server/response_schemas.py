@@ -1,0 +1,85 @@
+"""The fields of /v1/responses, as JSON Schema with a description. Without HTTP.
+
+table = response_fields(Limits()); table["input"].schema
+"""
+
+from typing import Any
+
+from clearhead.server.schemas import BOOLEAN, STRING, Field, Table, identity_fields, number, refused, whole
+from clearhead.server.settings import Limits
+
+
+def response_fields(limits: Limits) -> Table:
+    """Return the fields of /v1/responses."""
+    no_tools, no_memory = "calls of tools are not parsed yet", "the server keeps nothing of earlier requests"
+    return {
+        "model": Field(STRING, "The model; one of /v1/models. It may be left out."),
+        "input": Field(_input_schema(limits), "A text, or a list of messages.", required=True),
+        "instructions": Field(STRING, "The system message."),
+        "max_output_tokens": Field(whole(1, limits.max_new_tokens), "Maximum number of new tokens."),
+        "temperature": Field(number(0, 2), "0 takes the most likely token; by default 1."),
+        "top_p": Field(
+            {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
+            "Sample from the most likely tokens that reach this total probability.",
+        ),
+        "stream": Field(BOOLEAN, "Send events while the text is generated."),
+        "stream_options": Field(
+            {"type": "object", "properties": {"include_obfuscation": BOOLEAN}, "additionalProperties": False},
+            "Events are never padded.",
+        ),
+        "text": Field(_text_schema(), "The format of the text: text, json_object or json_schema."),
+        **identity_fields(),
+        "background": refused("requests are answered at once", False),
+        "conversation": refused(no_memory),
+        "include": refused("there is nothing to include", []),
+        "max_tool_calls": refused(no_tools),
+        "parallel_tool_calls": refused(no_tools, True, False),
+        "previous_response_id": refused(no_memory),
+        "prompt": refused("there are no stored prompts"),
+        "reasoning": refused("models here have no such setting", {}),
+        "tool_choice": refused(no_tools, "none", "auto"),
+        "tools": refused(no_tools, []),
+        "top_logprobs": refused("log-probabilities are part of /v1/chat/completions", 0),
+        "truncation": refused("prompts are never cut", "disabled"),
+    }
+
+
+def _input_schema(limits: Limits) -> dict[str, Any]:
+    part = {
+        "type": "object",
+        "properties": {"type": {"enum": ["input_text", "output_text", "text"]}, "text": STRING},
+        "required": ["type", "text"],
+    }
+    message = {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["message"]},
+            "role": {"enum": ["system", "developer", "user", "assistant"]},
+            "content": {"anyOf": [STRING, {"type": "array", "items": part}]},
+            "id": STRING,
+            "status": {"enum": ["in_progress", "completed", "incomplete"]},
+        },
+        "required": ["role", "content"],
+        "additionalProperties": False,
+    }
+    return {"anyOf": [STRING, {"type": "array", "items": message, "minItems": 1, "maxItems": limits.max_messages}]}
+
+
+def _text_schema() -> dict[str, Any]:
+    text_format = {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "name": STRING,
+            "description": STRING,
+            "schema": {"type": "object"},
+            "strict": BOOLEAN,
+        },
+        "required": ["type"],
+        "additionalProperties": False,
+    }
+    return {
+        "type": "object",
+        "properties": {"format": text_format, "verbosity": {"enum": ["medium"]}},
+        "additionalProperties": False,
+    }
