@@ -1,12 +1,15 @@
 """Shared fixtures: real models fetched by name into the user's cache, and a seeded generator."""
 
 import os
+import sys
 from pathlib import Path
 
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported, which reads it
 
 os.environ.setdefault("CLEARHEAD_COMPILE", "0")  # tests of models in temporary homes must not compile unasked
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process that a test starts would compile the package anew
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from clearhead.errors import ClearheadError
 
 
 def pytest_configure() -> None:
+    sys.dont_write_bytecode = False
     torch.set_num_threads(1)  # pytest-xdist starts one worker per core, so more threads would only compete
 
 

@@ -12,14 +12,14 @@ import math
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import groupby
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from clearhead.errors import ClearheadError, quote, require, unknown_name
+from clearhead.errors import ClearheadError, quote, unknown_name
 from clearhead.files import parse_json
 
 T = TypeVar("T")
@@ -59,19 +59,24 @@ class CheckedConfig:
             if get_origin(hints[name]) is Literal:
                 if value not in get_args(hints[name]):
                     raise unknown_name(where, str(value), get_args(hints[name]))
-                continue
-            require(
-                _matches_type(value, hints[name]),
-                f"{where} is {quote(value)}; it must be {_describe_type(hints[name])}",
-            )
-            if name in self.MAY_BE_ZERO and value is not None:
-                require(0 <= value < math.inf, f"{where} is {quote(value)}; it must be 0 or more")
-            elif name.endswith("share"):
-                require(0 < value < 1, f"{where} is {quote(value)}; it must be between 0 and 1")
-            elif type(value) in (int, float):
-                require(0 < value < math.inf, f"{where} is {quote(value)}; it must be finite and greater than 0")
-            if type(value) is int and name not in self.MAY_BE_LARGE and not _matches_type(0.5, hints[name]):
-                require(value <= MAX_SIZE, f"{where} is {quote(value)}; it must be at most {MAX_SIZE}")
+            elif required := self._violated(name, value, hints[name]):  # a message costs more than all checks
+                raise ClearheadError(f"{where} is {quote(value)}; it must be {required}")
+
+    def _violated(self, name: str, value: Any, hint: Any) -> str | None:
+        """Return what a field must be if its value is not, else None."""
+        if not _matches_type(value, hint):
+            return _describe_type(hint)
+        if name in self.MAY_BE_ZERO and value is not None:
+            if not 0 <= value < math.inf:
+                return "0 or more"
+        elif name.endswith("share"):
+            if not 0 < value < 1:
+                return "between 0 and 1"
+        elif type(value) in (int, float) and not 0 < value < math.inf:
+            return "finite and greater than 0"
+        if type(value) is int and name not in self.MAY_BE_LARGE and not _matches_type(0.5, hint) and value > MAX_SIZE:
+            return f"at most {MAX_SIZE}"
+        return None
 
 
 def _matches_type(value: Any, hint: Any) -> bool:
@@ -220,6 +225,23 @@ def from_json(part: type[T], text: str) -> T:
     data = parse_json(text)
     check_nesting([data], "the JSON")
     return from_dict(part, data)
+
+
+def config_changes(old: Any, new: Any) -> list[str]:
+    """Return the settings in which two configs differ, one line each: `decoder.layers.0.norm.kind: a → b`."""
+    before, after = (dict(_settings(to_dict(part))) for part in (old, new))
+    names = [*after, *(name for name in before if name not in after)]
+    changed = [name for name in names if before.get(name) != after.get(name)]
+    return [f"{name}: {before.get(name, 'none')} → {after.get(name, 'none')}" for name in changed]
+
+
+def _settings(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield every single value of nested data with its path."""
+    if isinstance(data, Mapping | list):
+        for key, value in data.items() if isinstance(data, Mapping) else enumerate(data):
+            yield from _settings(value, (*path, str(key)))
+    else:
+        yield ".".join(path), data
 
 
 def from_toml(part: type[T], text: str) -> T:

@@ -78,7 +78,7 @@ def summarize(config: ModelConfig) -> Summary:
         embeddings=embeddings,
         layers=[group for name, stack in stacks.items() for group in _group_layers(name, stack, config.width)],
         final_norms={name: describe(stack.final_norm) for name, stack in stacks.items() if stack.final_norm},
-        head=None if config.head is None else _describe_head(config.head),
+        head=_describe_heads(config),
     )
 
 
@@ -95,7 +95,7 @@ def _group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
                 cross_attention=None if cross_attention is None else _describe_attention(cross_attention),
                 feed_forward=_describe_feed_forward(layer.feed_forward),
                 norm=f"{layer.placement}, {describe(layer.norm)}{_describe_scale(layer.branch_scale)}",
-                parameters=len(numbers) * sum(layer_parameters(layer, width).values()),
+                parameters=(1 if stack.shared_layers else len(numbers)) * sum(layer_parameters(layer, width).values()),
             )
         )
     return groups
@@ -131,7 +131,7 @@ def _describe_attention(attention: GroupedAttention | LatentAttention) -> str:
 
 
 def _describe_embedding(embedding: Embedding) -> str:
-    words = [f"{embedding.vocab_size:,} tokens"]
+    words = [f"{embedding.vocab_size:,} tokens"] + [f"width {embedding.width}"] * (embedding.width is not None)
     if embedding.scale != 1.0:
         words.append(f"scale {embedding.scale:g}")
     words += [describe(part) for part in (embedding.positions, embedding.norm) if part is not None]
@@ -151,6 +151,12 @@ def _describe_feed_forward(config: FeedForward | Experts) -> str:
     if config.divisor != 1.0:
         words.append(f"divided by {config.divisor:g}")
     return "; ".join([*words, describe(config.router)])
+
+
+def _describe_heads(config: ModelConfig) -> str | None:
+    heads = [] if config.head is None else [_describe_head(config.head)]
+    heads += [] if config.classifier is None else [describe(config.classifier)]
+    return "; ".join(heads) or None
 
 
 def _describe_head(head: Head) -> str:

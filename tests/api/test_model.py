@@ -239,10 +239,11 @@ def test_create_takes_dtype_and_device():
 
 def test_the_public_names_of_model():
     names = {name for name in dir(Model) if not name.startswith("_")}
-    fields = {"family", "use_cuda_graph", "network", "special_ids", "tokenizer"}
+    fields = {"family", "folder", "labels", "network", "sentence", "special_ids", "tokenizer", "use_cuda_graph"}
     assert names - fields == {
         "ask",
         "chat",
+        "classify",
         "config",
         "device",
         "dtype",
@@ -253,6 +254,7 @@ def test_the_public_names_of_model():
         "generate",
         "generate_many",
         "has_chat_template",
+        "rerank",
         "save",
         "score",
         "text_generator",

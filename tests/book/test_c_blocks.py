@@ -308,7 +308,8 @@ def test_c3_presets_have_the_sizes_of_make_model(name):
         assert all((layer.attention.num_heads, layer.attention.head_width) == (8, 64) for layer in stack.layers)
 
 
-def test_c3_initial_matrices_are_xavier_uniform():
+def test_c3_every_parameter_with_more_than_one_dimension_is_xavier_uniform():
+    """Also the two token tables and the head, as in the code of make_model."""
     config = preset("annotated-transformer")
     one_layer = {
         side: replace(stack, layers=stack.layers[:1], embedding=replace(stack.embedding, vocab_size=50))
@@ -316,12 +317,12 @@ def test_c3_initial_matrices_are_xavier_uniform():
     }
     torch.manual_seed(0)
     network = Transformer(replace(config, **one_layer))
-    matrices = {n: p for n, p in network.named_parameters() if n.endswith("weight") and ".layers." in n and p.ndim == 2}
-    assert len(matrices) == 6 + 10  # four in an attention, two in a feed-forward
+    matrices = {name: parameter for name, parameter in network.named_parameters() if parameter.ndim > 1}
+    assert len(matrices) == 6 + 10 + 3  # four in an attention, two in a feed-forward; two tables and the head
     for matrix in matrices.values():
         bound = math.sqrt(6 / sum(matrix.shape))
         assert 0.99 * bound < matrix.abs().max() <= bound
-        assert matrix.var().item() == pytest.approx(bound**2 / 3, rel=0.02)  # variance of a uniform distribution
+        assert matrix.var().item() == pytest.approx(bound**2 / 3, rel=0.03)  # variance of a uniform distribution
 
 
 # --- C4

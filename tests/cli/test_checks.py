@@ -1,5 +1,6 @@
 """A wrong name, file or option is answered before torch is imported, by every command that takes one."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,18 +13,42 @@ from clearhead.costs.calibration.devices import DEVICES
 from clearhead.costs.formulas import Phase, workload
 from clearhead.errors import ClearheadError
 
-# Import torch as an empty module that raises when anything is taken from it, and say so.
+# Runs commands in forks of a process without torch, in which importing torch ends the command with code 3.
 PROGRAM = """
-import sys
+import json, os, sys
 class Refuse:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] == "torch":
             print("torch was imported", file=sys.stderr)
             raise SystemExit(3)
 sys.meta_path.insert(0, Refuse())
-from clearhead.cli import main
-main()
+from tests.forked_command import run_forked
+for line in sys.stdin:
+    folder, *command = json.loads(line)
+    os.chdir(folder)
+    print(json.dumps(vars(run_forked(*command))), flush=True)
 """
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def run_without_torch():
+    """Return a function that runs a command in a folder and returns its exit code and what it prints."""
+    command, pipes = [sys.executable, "-c", PROGRAM], {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
+
+        def run(folder, command):
+            process.stdin.write(json.dumps([str(folder), *command.split()]) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield run
+        process.stdin.close()
+
+
+def test_importing_torch_is_noticed(run_without_torch, tmp_path):
+    done = run_without_torch(tmp_path, "generate capitals hello")
+    assert done == {"returncode": 3, "stdout": "", "stderr": "torch was imported\n"}
 
 
 @pytest.mark.parametrize(
@@ -76,12 +101,11 @@ main()
         ("train capitls --out run", "capitals"),
     ],
 )
-def test_a_mistake_is_answered_before_torch_is_imported(command, words, tmp_path):
-    arguments = [sys.executable, "-c", PROGRAM, *command.split()]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
+def test_a_mistake_is_answered_before_torch_is_imported(command, words, tmp_path, run_without_torch):
+    done = run_without_torch(tmp_path, command)
+    assert (done["returncode"], done["stdout"]) == (1, ""), done["stderr"]
+    assert words in done["stderr"]
+    assert done["stderr"].count("\n") == 1
 
 
 def test_the_names_known_without_torch_are_those_of_costs():

@@ -16,6 +16,7 @@ from clearhead.costs.calibration.toy_networks import (
     UNUSUAL_HEAD_WIDTH,
     kernel_host_seconds,
     solve_host_seconds,
+    toy_decoder,
     toy_gpt2,
     toy_llama,
 )
@@ -43,10 +44,17 @@ def few_points(monkeypatch):
         "LENGTHS": {"cpu": (1, 16)},
         "TRAFFIC_BYTES": (1 << 12, 1 << 20),
         "COLD_BYTES": {"cpu": 1 << 20},
+        "MAX_SCORES": {"cpu": 1 << 13},
+        "_OPTIMIZER_MATRICES": {"cpu": (2, 64)},
     }.items():
         monkeypatch.setattr(measurement, name, value)
     monkeypatch.setattr("clearhead.costs.calibration.timing.POINT_SECONDS", {"cpu": 0.001})
     monkeypatch.setattr(toy_networks, "STEP_SECONDS", {"cpu": 0.01})
+    monkeypatch.setattr(toy_networks, "NUM_ROUNDS", 2)
+    shallow = toy_decoder(
+        width=64, inner_width=64, num_heads=2, num_kv_heads=1, head_width=32, num_layers=1, context=64
+    )
+    monkeypatch.setattr(toy_networks, "toy_llama", lambda: shallow)
     monkeypatch.setattr(measurement, "measure_packed", lambda quant: {"layer_seconds": 1e-5})
 
 

@@ -1,9 +1,11 @@
 """FLOPs by formula against what PyTorch runs, for every family and phase, and against published numbers."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from clearhead.architecture import Bidirectional, Causal, Chunked, ScoreTemperature, SlidingWindow
+from clearhead.architecture import Bidirectional, Causal, Chunked, Dropout, ScoreTemperature, SlidingWindow
 from clearhead.costs.estimate import cost
 from clearhead.costs.formulas.attention import allowed_pairs, self_attention_size
 from clearhead.costs.formulas.operations import expected_experts, operation_costs
@@ -16,9 +18,9 @@ from tests.costs.cases import CASES, make_workload
 from tests.model.toys import decoder
 
 
-def run_and_count(workload):
+def run_and_count(workload, network=None):
     torch.manual_seed(0)
-    step = prepare_step(build_network(workload, "cpu"), workload)
+    step = prepare_step(network or build_network(workload, "cpu"), workload)
     with KernelCounter() as counter:
         step()
     return counter
@@ -38,18 +40,20 @@ def is_unfused(config, phase):
     return special or latent or other_values or (phase == "train" and (learned or config.dropout.attention > 0))
 
 
-@pytest.mark.parametrize("context", [1, 9, 24])
 @pytest.mark.parametrize("phase", ["train", "prefill", "decode"])
 @pytest.mark.parametrize("name", CASES)
-def test_flops_equal_those_counted(name, phase, context):
+def test_flops_equal_those_counted(name, phase):
     config = CASES[name]
     if phase == "decode" and config.decoder is None:
         pytest.skip("an encoder does not decode")
-    workload = make_workload(config, phase, context)
-    operations, counter = operation_costs(workload), run_and_count(workload)
-    assert sum(operation.flops for operation in operations) == counter.flops > 0
-    if not is_unfused(config, phase):
-        assert sum(operation.allowed_flops for operation in operations) == counter.allowed_flops
+    network = build_network(make_workload(config, phase, 1), "cpu")
+    for context in (1, 9, 24):
+        workload = make_workload(config, phase, context)
+        operations, counter = operation_costs(workload), run_and_count(workload, network)
+        assert sum(operation.flops for operation in operations) == counter.flops > 0, context
+        if not is_unfused(config, phase):
+            allowed = sum(operation.allowed_flops for operation in operations)
+            assert allowed == counter.allowed_flops, context
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "t5-small"])
@@ -98,15 +102,49 @@ def test_model_flops_by_both_conventions():
     assert flops.causal_flops_per_token == 6 * matrices + 12 * 12 * 768 * 1025 // 2
 
 
+def book_table(phase, batch, context, layers):
+    """Return FLOPs, bytes with a fused kernel, and elements without it, of one layer of GPT-2 by operation."""
+    report = cost(preset("gpt2"), phase=phase, batch=batch, context=context)
+    return {
+        operation.name: (
+            operation.flops // layers,
+            operation.num_bytes // (2 * layers),
+            (operation.num_bytes + operation.fused_score_bytes) // (2 * layers),
+        )
+        for operation in report.operations
+    }
+
+
+def test_table_f2_of_the_book():
+    """For b sequences of n tokens, width d, m heads, d_ff = 4d. A fused kernel does not move the term bmn²."""
+    b, n, d, m = 3, 100, 768, 12
+    table = book_table("prefill", b, n, layers=12)
+    assert table["query, key, value"] == (6 * b * n * d * d, *[3 * d * d + 4 * b * n * d] * 2)
+    for name in ("scores", "weighted sum"):
+        assert table[name] == (2 * b * n * n * d, 2 * b * n * d, 2 * b * n * d + b * m * n * n)
+    assert table["output"] == (2 * b * n * d * d, *[d * d + 2 * b * n * d] * 2)
+    assert table["feed-forward"] == (16 * b * n * d * d, *[8 * d * d + 10 * b * n * d] * 2)
+
+
 def test_table_f3_of_the_book():
-    """For b sequences, n tokens, width d, d_ff = 4d: 6bd², 2bnd, 2bnd, 2bd², 16bd²; elements as in the book."""
-    report = cost(preset("gpt2"), phase="decode", batch=3, context=100)
-    operations = {operation.name: operation for operation in report.operations}
-    b, n, d, layers = 3, 100, 768, 12
-    assert operations["query, key, value"].flops == layers * 6 * b * d * d
-    assert operations["query, key, value"].num_bytes == layers * 2 * (3 * d * d + 4 * b * d)
-    assert operations["scores"].flops == operations["weighted sum"].flops == layers * 2 * b * n * d
-    assert operations["scores"].num_bytes == layers * 2 * (b * n * d + b * d)
-    assert operations["output"].flops == layers * 2 * b * d * d
-    assert operations["feed-forward"].flops == layers * 16 * b * d * d
-    assert operations["feed-forward"].num_bytes == layers * 2 * (8 * d * d + 10 * b * d)
+    """The same for one token with a cache of n tokens: the scores are the term bmn."""
+    b, n, d, m = 3, 100, 768, 12
+    table = book_table("decode", b, n, layers=12)
+    assert table["query, key, value"] == (6 * b * d * d, *[3 * d * d + 4 * b * d] * 2)
+    for name in ("scores", "weighted sum"):
+        assert table[name] == (2 * b * n * d, b * n * d + b * d, b * n * d + b * d + b * m * n)
+    assert table["output"] == (2 * b * d * d, *[d * d + 2 * b * d] * 2)
+    assert table["feed-forward"] == (16 * b * d * d, *[8 * d * d + 10 * b * d] * 2)
+
+
+def test_an_unfused_kernel_moves_the_scores():
+    """In training with attention dropout the CPU has no fused kernel, so the term bmn² is part of the bytes."""
+    configs = [replace(preset("gpt2"), dropout=dropout) for dropout in (Dropout(), Dropout(attention=0.1))]
+    fused, unfused = (
+        {one.name: one for one in operation_costs(make_workload(config, "train", 24))} for config in configs
+    )
+    for name in ("scores", "weighted sum"):
+        assert "[+ B·N·T·S]" in fused[name].traffic
+        assert unfused[name].traffic.endswith(" + B·N·T·S")
+        assert unfused[name].fused_score_bytes == 0
+        assert unfused[name].num_bytes == fused[name].num_bytes + fused[name].fused_score_bytes

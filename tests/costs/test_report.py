@@ -4,8 +4,6 @@ import json
 import math
 import pydoc
 import re
-import subprocess
-import sys
 from io import StringIO
 
 import pytest
@@ -19,17 +17,11 @@ from clearhead.costs.calibration.devices import DEVICES
 from clearhead.costs.estimate import cost
 from clearhead.costs.report import print_report, report_to_dict
 from clearhead.costs.tables import legend
-from clearhead.costs.units import format_seconds
+from clearhead.costs.units import format_amount, format_seconds
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from tests.costs.cases import CASES
-
-
-def run_command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "clearhead", *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-
+from tests.forked_command import run_forked as run_command
 
 # --- known numbers
 
@@ -235,6 +227,17 @@ def test_the_data_says_whether_the_workload_fits():
     assert small["bound"]["memory_bytes"] == 141e9
     assert small["model_context"] == 1024
     assert report_to_dict(cost(preset("gpt2"), context=8))["fits"] is None
+
+
+def test_a_workload_that_does_not_fit_has_no_time_and_no_speed():
+    report = cost(preset("gpt3-175b"), phase="train", tokens=300e9, context=8, device="h200")
+    text = " ".join(printed(report, width=400).split())
+    needed = format_amount(report.memory.peak, "B")
+    assert f"time none, since it does not fit: it needs {needed}, and h200 has 141 GB" in text
+    assert "tokens/s" not in text
+    assert "at this speed" not in text
+    assert repr(report).endswith("does not fit h200)")
+    assert report_to_dict(report)["bound"]["tokens_per_second"] is None
 
 
 def test_a_training_run_has_a_time():

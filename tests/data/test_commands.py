@@ -1,17 +1,11 @@
 """Test the commands `clearhead tokenizer train` and `clearhead shards`."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from clearhead.tokenization.load import load_tokenizer
-
-
-def run_clearhead(*arguments):
-    command = [sys.executable, "-m", "clearhead", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+from tests.forked_command import run_forked as run_clearhead
 
 
 @pytest.fixture

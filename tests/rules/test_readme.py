@@ -3,13 +3,17 @@
 import re
 import shlex
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
 import typer
 
+import clearhead
+from clearhead.api import load
 from clearhead.cli.app import app
 from clearhead.families import presets
+from clearhead.inspection import patching
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
@@ -37,7 +41,27 @@ def test_snippets_and_commands_are_found():
     assert len(COMMANDS) >= 20
 
 
+@cache
+def loaded(name):
+    return load(name)
+
+
+@pytest.fixture
+def faster(monkeypatch):
+    """Load a model with default options once for all snippets, and patch only every tenth of its layers."""
+    patch, effects = patching.patch, {}
+
+    def patch_every_tenth(clean, corrupted, layer, positions, **options):
+        if layer % 10 == 0:
+            effects[tuple(positions)] = patch(clean, corrupted, layer, positions, **options)
+        return effects[tuple(positions)]
+
+    monkeypatch.setattr(patching, "patch", patch_every_tenth)
+    monkeypatch.setattr(clearhead, "load", lambda name, **options: load(name, **options) if options else loaded(name))
+
+
 @pytest.mark.parametrize("name", SNIPPETS)
+@pytest.mark.usefixtures("faster")
 def test_snippet_runs(name, tmp_path, monkeypatch, request):
     for model, fixture in FIXTURES.items():
         if f'"{model}"' in SNIPPETS[name]:

@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import clearhead
 from clearhead.api import Model, RecurrentBaseline
-from clearhead.checkpoint import Adapter, merge_adapter, read_adapter, save_adapter
+from clearhead.backends import pack_network
+from clearhead.checkpoint import Adapter, merge_adapter, read_adapter, save_adapter, save_gguf
+from clearhead.checkpoint.gguf import open_gguf
+from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
+from clearhead.checkpoint.gguf_writer import TensorPlan, write_gguf
 from clearhead.checkpoint.huggingface import save_folder
 from clearhead.errors import ClearheadError
 from clearhead.families import FAMILIES, Family, family_for, preset
@@ -22,6 +27,7 @@ from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 from clearhead.tokenization import byte_tokenizer
 from tests.checkpoint.test_ctranslate2_model import folder_content, marian_model
 from tests.checkpoint.test_damaged_files import SIZES, write_gguf_model
+from tests.checkpoint.test_gguf_split import split
 from tests.checkpoint.test_llama2c import checkpoint_bytes
 from tests.checkpoint.tiny import tiny_network
 from tests.slow.other_readers import build_other_kinds
@@ -73,10 +79,15 @@ def _model_kinds() -> dict[str, Maker]:
         "sharded safetensors": _make_shards,
         "generation config": _make_generation_config,
         "gguf": _make_gguf,
+        "gguf with stored blocks": _make_stored_gguf,
+        "gguf of every block type": _make_gguf_blocks,
+        "split gguf": _make_split_gguf,
         "ctranslate2": _make_ctranslate2,
         "llama2c": _make_llama2c,
         "native description": _make_native("clearhead.json", "json"),
         "native weights": _make_native("weights.safetensors", "header"),
+        "native description of packed weights": _make_packed_native("clearhead.json", "json"),
+        "native packed weights": _make_packed_native("weights.safetensors", "header"),
         "recurrent description": _make_recurrent("clearhead.json", "json"),
         "recurrent weights": _make_recurrent("weights.safetensors", "header"),
         "adapter description": _make_adapter("adapter.json", "json"),
@@ -177,6 +188,49 @@ def _make_gguf(folder: Path) -> tuple[dict[str, str], Read]:
     finally:
         SIZES.update(sizes)
     return {"model.gguf": "header"}, lambda folder, name, unchanged: read_model(folder / name, name, unchanged)
+
+
+def _make_stored_gguf(folder: Path) -> tuple[dict[str, str], Read]:
+    """Write a model in Q4_K and Q6_K, and read it without dequantizing its blocks."""
+    network = tiny_network(width=256, feed_forward=256, num_layers=2)
+    save_gguf(folder / "model.gguf", network, None, file_type="q4_k_m")
+
+    def read(folder: Path, name: str, unchanged: bool) -> None:
+        model = clearhead.load(folder / name, weights="stored", fast=False)
+        if model.network.config.context >= 3:
+            use_network(model.network)
+
+    return {"model.gguf": "header"}, read
+
+
+def _make_gguf_blocks(folder: Path) -> tuple[dict[str, str], Read]:
+    rng, tensors = np.random.default_rng(0), []
+    for kind in BLOCK_TYPES.values():
+        blocks = torch.from_numpy(rng.integers(0, 256, (2, kind.bytes_per_block), dtype=np.uint8))
+        tensors.append(TensorPlan(kind.name, (2, kind.values_per_block), kind.name, lambda blocks=blocks: blocks))
+    write_gguf(folder / "model.gguf", {"general.architecture": "llama"}, tensors)
+
+    def read(folder: Path, name: str, unchanged: bool) -> None:
+        file = open_gguf(folder / name)
+        for tensor_name, described in file.tensors.items():
+            assert file.read(tensor_name).shape == described.shape
+
+    return {"model.gguf": "header"}, read
+
+
+def _make_split_gguf(folder: Path) -> tuple[dict[str, str], Read]:
+    save_gguf(folder / "whole.gguf", tiny_network(), None, file_type="f16")
+    parts = [part.name for part in split(folder / "whole.gguf", folder, 2)]
+    (folder / "whole.gguf").unlink()
+    return dict.fromkeys(parts, "header"), lambda folder, name, unchanged: read_model(folder / name, name, unchanged)
+
+
+def _make_packed_native(name: str, form: str) -> Maker:
+    def make(folder: Path) -> tuple[dict[str, str], Read]:
+        Model(pack_network(tiny_network(), "int4"), special_ids={"eos_token_id": 2}).save(folder)
+        return {name: form}, read_model
+
+    return make
 
 
 def _make_ctranslate2(folder: Path) -> tuple[dict[str, str], Read]:

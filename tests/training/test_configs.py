@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +10,7 @@ from clearhead.api import load
 from clearhead.cli import main
 from clearhead.training.loop import train
 from clearhead.training.recipe import read_recipe
+from tests.forked_command import run_forked as run_clearhead
 from tests.training.recipes import quiet_console
 
 NAMES = (
@@ -24,11 +24,6 @@ NAMES = (
     "shakespeare-char",
     "shakespeare-cpu",
 )
-
-
-def run_clearhead(*arguments):
-    command = [sys.executable, "-m", "clearhead", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("name", NAMES)

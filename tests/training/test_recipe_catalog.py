@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import clearhead
 from clearhead.errors import ClearheadError
 from clearhead.training import recipe_catalog
 from clearhead.training.recipe import read_recipe
+from tests.forked_command import run_forked
 
 PROJECT = Path(__file__).parents[2]
 NAMES = {
@@ -60,12 +59,11 @@ def test_an_unknown_recipe_is_rejected(name, message):
 
 
 def test_list_prints_every_recipe_with_its_command():
-    command = [sys.executable, "-m", "clearhead", "train", "--list"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_forked("train", "--list")
     assert {line for line in done.stdout.splitlines() if not line.startswith(" ")} == NAMES
     for name in NAMES:
         assert f"clearhead train {name} --out runs/" in done.stdout
-    listed = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    listed = json.loads(run_forked("train", "--list", "--json").stdout)
     assert {entry["name"] for entry in listed} == NAMES
     assert all(f"clearhead train {entry['name']} --out runs/" in " ".join(entry["about"]) for entry in listed)
 

@@ -8,6 +8,7 @@ from clearhead.training import read_recipe
 from clearhead.training.config import TrainConfig
 from clearhead.training.overrides import flatten
 from clearhead.training.recipe_help import recipe_keys
+from tests.forked_command import run_forked
 
 
 def test_every_value_of_a_recipe_is_listed_with_type_value_origin_and_meaning():
@@ -38,8 +39,8 @@ def flatten_names(resolved):
 
 
 def test_help_after_a_recipe_lists_its_keys():
-    command = [sys.executable, "-m", "clearhead", "train", "capitals", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_forked("train", "capitals", "--help")
+    assert done.returncode == 0
     assert "--print-config" in done.stdout
     assert "--train.schedule.warmup_steps" in done.stdout
     assert "float: maximum norm" in done.stdout

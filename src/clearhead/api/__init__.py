@@ -3,6 +3,8 @@
     model = clearhead.load("smollm2"); print(model.generate("The capital of France is", max_new_tokens=8))
 
 model           Model: a network with its tokenizer and everything a user does with them
+text_reader     what a model does in one forward pass: embed (embedding), classify and rerank (classification)
+languages       the languages of a translation
 loading         load and create: a model from a checkpoint or a config
 architectures   cost, summarize: functions about an architecture, by name or config
 devices         dtypes and devices by name
@@ -11,12 +13,14 @@ description     what repr shows
 progress        a bar over the texts of a call
 recurrent       RecurrentBaseline: the recurrent encoder-decoder with the same interface
 chat            Chat: a conversation that keeps its cache between turns
+gguf_saving     save_gguf: a model as a GGUF file
 """
 
-from clearhead.api.architectures import cost, find_config, summarize
+from clearhead.api.architectures import cost, find_config, summarize, summarize_recurrent
 from clearhead.api.chat import Chat
 from clearhead.api.checks import check_format
 from clearhead.api.devices import DTYPES, resolve_device
+from clearhead.api.gguf_saving import save_gguf
 from clearhead.api.loading import create, load
 from clearhead.api.model import Model
 from clearhead.api.recurrent import RecurrentBaseline
@@ -32,5 +36,7 @@ __all__ = [
     "find_config",
     "load",
     "resolve_device",
+    "save_gguf",
     "summarize",
+    "summarize_recurrent",
 ]

@@ -1,4 +1,4 @@
-"""Functions about an architecture that also take the name of a model: cost and summarize.
+"""Functions about an architecture that also take the name of a model: cost and summarize; summarize_recurrent.
 
     clearhead.cost("llama-3.1-8b", phase="decode", context=8192, device="h200")
 
@@ -9,12 +9,16 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
 
 from clearhead import costs, summary
 from clearhead.architecture import ModelConfig
-from clearhead.checkpoint import read_config
+from clearhead.checkpoint import read_config, read_recurrent_config
+from clearhead.config import to_dict
 from clearhead.families import preset, presets
+from clearhead.model import RecurrentTranslator
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -24,6 +28,16 @@ def find_config(model: str | Path) -> ModelConfig:
     """Return the architecture of a preset, an installed model, a model folder, a .gguf file or a Hub id."""
     is_preset = isinstance(model, str) and model in presets() and not Path(model).exists()
     return preset(str(model)) if is_preset else read_config(model)
+
+
+def summarize_recurrent(folder: str | Path) -> dict[str, Any]:
+    """Return the config of a recurrent network in a folder and the number of parameters in each part, as JSON data."""
+    config = read_recurrent_config(folder)
+    with torch.device("meta"):  # no memory, whatever the sizes are
+        network = RecurrentTranslator(config)
+    counts = {name: sum(each.numel() for each in part.parameters()) for name, part in network.named_children()}
+    parts = {name.replace("_", " "): count for name, count in counts.items() if count}
+    return {"kind": "recurrent", "parameters": sum(parts.values()), "parts": parts, "config": to_dict(config)}
 
 
 def _accept_names(function: Callable[Concatenate[ModelConfig, P], R]) -> Callable[Concatenate[ModelConfig | str, P], R]:

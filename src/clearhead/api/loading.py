@@ -4,6 +4,7 @@ model = load("smollm2", dtype="bfloat16"); untrained = create("llama-3.2-1b", se
 """
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -34,7 +35,7 @@ from clearhead.checkpoint import (
     read_adapter,
 )
 from clearhead.errors import ClearheadError, unknown_name
-from clearhead.families import preset
+from clearhead.families import preset, shrink
 from clearhead.home import expand_user
 from clearhead.model import Transformer
 from clearhead.threads import use_default_threads
@@ -87,6 +88,7 @@ def load(
     parts = open_model(model, LoadOptions(dtype=dtype, device=device, weights=weights, progress=progress))
     if adapter is not None:
         merge_adapter(parts.network, adapter)
+        parts = replace(parts, folder=None)  # its weights are others now
     loaded = Model(**vars(parts), use_cuda_graph=fast is not False)
     reason = _use_fast_path(loaded.network, fast)
     return_freed_memory()
@@ -120,6 +122,8 @@ def create(
     seed: int = 0,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
+    *,
+    tiny: bool = False,
 ) -> Model:
     """Create a model with random weights.
 
@@ -128,9 +132,13 @@ def create(
     seed: seed of the weights; the same seed gives the same weights on every device.
     dtype: "float32", "bfloat16", "float16" or "float64". None means float32.
     device: "cpu", "cuda", "cuda:1", "mps", … None means the CPU.
+    tiny: shrink the architecture to toy size, with the same choices in every layer and a vocabulary of 257 tokens:
+    bytes and the end of a text.
     """
     if isinstance(config, str):
         config = preset(config)
+    if tiny:
+        config = shrink(config)
     use_default_threads()
     dtype = resolve_dtype(dtype)
     device = resolve_device(device, dtype)

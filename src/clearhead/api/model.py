@@ -5,7 +5,7 @@
 The options of generation are described in clearhead/options.py; generation/text_generator.py generates the texts.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -17,10 +17,17 @@ from clearhead.api.chat import Chat, check_message, encode_messages, require_cha
 from clearhead.api.checks import FolderFormat, check_format, check_prompts, check_single
 from clearhead.api.description import describe_network, name_execution
 from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
+from clearhead.api.languages import choose_languages
 from clearhead.api.progress import finished_texts_bar
-from clearhead.architecture import ModelConfig, check_tokens
+from clearhead.api.text_reader import TextReader
 from clearhead.backends import is_packed
-from clearhead.checkpoint import ModelParts, check_save_folder, replace_folder, save_folder, save_native
+from clearhead.checkpoint import (
+    check_save_folder,
+    replace_folder,
+    save_folder,
+    save_native,
+    save_sentence_pooler,
+)
 from clearhead.engine import Engine, EngineProvider, EngineSettings
 from clearhead.errors import ClearheadError
 from clearhead.generation import (
@@ -33,7 +40,6 @@ from clearhead.generation import (
     check_can_score,
     encode_prompt,
     explain_out_of_memory,
-    pad_right,
     score,
 )
 from clearhead.home import expand_user
@@ -44,8 +50,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Model(ModelParts):
-    """A network with its tokenizer: generate, ask, stream, chat, score, embed, trace, save."""
+class Model(TextReader):
+    """A network with its tokenizer: generate, ask, stream, chat, score, embed, classify, rerank, trace, save."""
 
     use_cuda_graph: bool = True  # decode in one CUDA graph on an NVIDIA GPU, if the graph supports the model
     _engines: EngineProvider = field(init=False)
@@ -69,11 +75,6 @@ class Model(ModelParts):
         return name_execution(self.network, self.use_cuda_graph)
 
     @property
-    def config(self) -> ModelConfig:
-        """The architecture of the network."""
-        return self.network.config
-
-    @property
     def device(self) -> torch.device:
         """The device of the weights."""
         return next(self.network.parameters()).device
@@ -92,7 +93,10 @@ class Model(ModelParts):
         if isinstance(device, torch.dtype) or device in DTYPES:
             raise ClearheadError(f"{device} is a dtype; write to(dtype={str(device).removeprefix('torch.')!r})")
         dtype = resolve_dtype(dtype)
-        self.network.to(device=resolve_device(device, dtype or self.dtype), dtype=dtype)
+        device = resolve_device(device, dtype or self.dtype)
+        self.network.to(device=device, dtype=dtype)
+        if self.sentence is not None:
+            self.sentence.to(device=device, dtype=dtype)
         return self
 
     @property
@@ -110,6 +114,8 @@ class Model(ModelParts):
         beams: int | None = None,
         speculate: "Speculation | Model | None" = None,
         deterministic: bool | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> Generation:
         """Continue a text or a list of token ids, or translate it with an encoder-decoder.
@@ -123,11 +129,13 @@ class Model(ModelParts):
         Greedy decoding gives the same text and sampling has the same distribution, usually in less time.
         deterministic: True gives the text and log-probabilities, to the last bit, that `generate_many` gives among
         other prompts with deterministic=True. This is slow where no CPU kernels run the model (docs/engine.md).
+        source_language, target_language: languages of a translation model that has tokens for them (mBART, NLLB).
         """
         check_single(options)
+        generator, prompts = choose_languages(self.text_generator, [prompt], source_language, target_language)
         speculation = speculate.network if isinstance(speculate, Model) else speculate
-        return self.text_generator.generate(
-            [prompt], 1, options, beams=beams, speculation=speculation, deterministic=deterministic
+        return generator.generate(
+            prompts, 1, options, beams=beams, speculation=speculation, deterministic=deterministic
         )[0]
 
     @documents_options(SamplingOptions, BeamOptions)
@@ -176,6 +184,8 @@ class Model(ModelParts):
         beams: int | None = None,
         speculate: "Speculation | Model | None" = None,
         deterministic: bool | None = None,
+        source_language: str | None = None,
+        target_language: str | None = None,
         progress: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> list[Generation]:
@@ -187,12 +197,14 @@ class Model(ModelParts):
         beams, speculate: as for `generate`.
         deterministic: True gives each text the same bits as alone; None does so where it costs nothing, in the CPU
         kernels.
+        source_language, target_language: as for `generate`.
         progress: show a bar of the texts that are finished, on the standard error stream.
         """
         check_prompts(prompts)
+        generator, prompts = choose_languages(self.text_generator, prompts, source_language, target_language)
         speculation = speculate.network if isinstance(speculate, Model) else speculate
         with finished_texts_bar(progress) as on_finish:
-            return self.text_generator.generate(
+            return generator.generate(
                 prompts,
                 n,
                 options,
@@ -251,26 +263,6 @@ class Model(ModelParts):
         with explain_out_of_memory():
             return score(self.network, self.encode(text))
 
-    @torch.no_grad()
-    def embed(self, texts: str | Sequence[Prompt]) -> torch.Tensor:
-        """Return one vector per text (B, D): the mean of its last hidden states, scaled to length 1."""
-        if not isinstance(texts, Iterable):
-            raise ClearheadError(f"the texts are {texts!r}; give one text or a list of them")
-        sequences = [self.encode(text) for text in ([texts] if isinstance(texts, str) else texts)]
-        if not sequences:
-            raise ClearheadError("there is no text to embed; give at least one")
-        stack = self.config.encoder or self.config.output_stack
-        for tokens in sequences:
-            check_tokens(tokens, stack)
-        batch, mask = pad_right(sequences, self.network.device)
-        with explain_out_of_memory():
-            if self.config.is_encoder_decoder:
-                hidden = self.network.encode(batch, mask).states
-            else:
-                hidden = self.network.hidden_states(batch, mask)
-        mean = (hidden * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
-        return torch.nn.functional.normalize(mean, dim=-1)
-
     # --- saving
 
     def save(self, folder: str | Path, format: FolderFormat = "native") -> Path:
@@ -281,14 +273,16 @@ class Model(ModelParts):
         """
         check_format(format)
         folder = expand_user(folder)
-        if is_packed(self.network):
-            raise ClearheadError("packed weights cannot be saved; load the model with full weights to save it")
+        if format != "native" and is_packed(self.network):
+            raise ClearheadError("packed weights can only be saved as native; load the model with full weights instead")
         check_save_folder(folder, format, self.tokenizer)
         with replace_folder(folder) as staged:
             if format == "huggingface":
-                save_folder(self.network, staged, self.family, self.special_ids)
+                save_folder(self.network, staged, self.family, self.special_ids, self.labels)
             else:
-                save_native(self.network, staged, self.family.name if self.family else None, self.special_ids)
+                family = self.family.name if self.family else None
+                save_native(self.network, staged, family, self.special_ids, self.labels)
+            save_sentence_pooler(self.sentence, staged)
             if self.tokenizer is not None:
                 self.tokenizer.save(staged)
         return folder

@@ -193,10 +193,10 @@ def progress_bar(*columns: ProgressColumn) -> Progress:
 
 
 @contextmanager
-def loading_bar(model: str) -> Iterator[Callable[[str, int, int], None]]:
+def loading_bar(model: str, action: str = "loading") -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar while tensors load; yields the callback that `clearhead.load(progress=...)` takes."""
     with progress_bar(MofNCompleteColumn()) as bar:
-        task = bar.add_task(f"loading {model}", total=None)
+        task = bar.add_task(f"{action} {model}", total=None)
         yield lambda name, done, total: bar.update(task, completed=done, total=total)
 
 

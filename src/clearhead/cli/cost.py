@@ -93,9 +93,15 @@ def cost(
     sizes = {"batch": batch, "context": context, "source": source, "tokens": tokens, "gpus": gpus}
     check_cost_options(model, names, sizes)
     from clearhead.api import find_config
+    from clearhead.checkpoint import is_recurrent
     from clearhead.costs import cost as compute_cost
     from clearhead.costs import print_comparisons, print_report, report_to_dict
 
+    if is_recurrent(model):
+        raise ClearheadError(
+            f"{model} is a recurrent network, and cost counts the operations of a Transformer; `clearhead show` counts "
+            "its parameters, and `clearhead curves` measures how the work of a recurrent network grows"
+        )
     measured_device = _require_this_machine(device) if measure else None
     report = compute_cost(find_config(model), recompute=recompute, **names, **sizes)  # type: ignore[arg-type]
     comparisons = [] if measured_device is None else _run_and_compare(report.workload, measured_device)

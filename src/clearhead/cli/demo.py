@@ -29,7 +29,7 @@ def run(bar: Callable[[str], AbstractContextManager[Callable[[str, int, int], No
 
     Without a network, a small random model takes the place of SmolLM2.
     """
-    next_command = 'clearhead generate smollm2 "Once upon a time", clearhead chat smollm2'
+    next_command = "clearhead chat smollm2, clearhead serve smollm2 (API and page at http://127.0.0.1:8000)"
     try:
         with bar("smollm2") as progress:
             get("smollm2", progress)

@@ -23,8 +23,9 @@ from clearhead.cli.app import (
 from clearhead.cli.checks import check_architecture, check_model_options
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError, unknown_name
+from clearhead.files import check_output_path, read_text
 
-_FOLDER_FORMATS = ("huggingface", "native")
+_FORMATS = ("huggingface", "native", "gguf")
 
 
 @app.command(epilog="Example: `clearhead presets --json`")
@@ -49,15 +50,33 @@ def show(
     """Show the architecture of a model and the number of parameters in each part, without reading weights."""
     check_architecture(model)
     from clearhead.api import find_config
+    from clearhead.checkpoint import is_recurrent
     from clearhead.config import to_dict
     from clearhead.summary import print_summary, summarize
 
+    if is_recurrent(model):
+        _show_recurrent(model, as_json)
+        return
     config = find_config(model)
     summary = summarize(config)
     if as_json:
         print_json(asdict(summary) | {"config": to_dict(config)})
     else:
         print_summary(summary, model)
+
+
+def _show_recurrent(folder: str, as_json: bool) -> None:
+    """Print the config of a recurrent network and the number of parameters in each part."""
+    from clearhead.api import summarize_recurrent
+
+    summary = summarize_recurrent(folder)
+    if as_json:
+        print_json(summary)
+        return
+    echo(f"{folder}: recurrent encoder-decoder, {summary['parameters']:,} parameters")
+    for name, value in summary["config"].items():
+        echo(f"  {name.replace('_', ' ')}: {value}")
+    echo("by part: " + "; ".join(f"{part} {count:,}" for part, count in summary["parts"].items()))
 
 
 @app.command(epilog="Example: `clearhead get smollm2`")
@@ -102,32 +121,80 @@ def _list_catalog(as_json: bool) -> None:
         echo(f"{entry.name}: {entry.description} ({entry.licence}{where})")
 
 
-@app.command(epilog="Example: `clearhead convert smollm2 my-folder --to huggingface`")
+@app.command(
+    epilog="Examples: `clearhead convert smollm2 my-folder --to huggingface`, "
+    "`clearhead convert smollm2 smollm2.gguf --to gguf --type q4_k_m --calibrate book.txt`"
+)
 @takes_threads
 def convert(
     source: ModelArgument,
-    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
-    to: Annotated[str, typer.Option("--to", help="Format to write: huggingface or native.")] = "huggingface",
+    output: Annotated[Path, typer.Argument(help="The folder to write, or with --to gguf the file.")],
+    to: Annotated[str, typer.Option("--to", help="Format to write: huggingface, native or gguf.")] = "huggingface",
     dtype: Annotated[
         str | None,
         typer.Option(help="Precision to write: float32, bfloat16, float16 or float64; by default that of the source."),
     ] = None,
+    file_type: Annotated[
+        str | None,
+        typer.Option("--type", help="With --to gguf: q8_0 (default), q6_k, q5_k_m, q4_k_m, q4_0, bf16 or f16."),
+    ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(help="With --to gguf: a text file that tells which weights matter most when they are rounded."),
+    ] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Save a model as a folder that transformers (huggingface) or only Clearhead (native) can load."""
+    """Save a model as a folder for transformers (huggingface) or Clearhead (native), or a file for llama.cpp (gguf)."""
     check_model_options(source, dtype)
-    if to not in _FOLDER_FORMATS:
-        raise unknown_name("format", to, _FOLDER_FORMATS)
-    if folder.is_file():
-        raise ClearheadError(f"{folder} is a file; give a folder to write to")
-    check_absent(folder, overwrite)
+    if to not in _FORMATS:
+        raise unknown_name("format", to, _FORMATS)
+    if to == "gguf":
+        _convert_to_gguf(source, output, dtype, file_type, calibrate, overwrite=overwrite, as_json=as_json)
+        return
+    if file_type is not None or calibrate is not None:
+        raise ClearheadError("--type and --calibrate belong to --to gguf; add it, or leave them out")
+    if output.is_file():
+        raise ClearheadError(f"{output} is a file; give a folder to write to")
+    check_absent(output, overwrite)
     from clearhead.api import load
 
     with loading_bar(source) as progress:
         model = load(source, dtype=dtype, progress=progress)
-    model.save(folder, format=to)  # type: ignore[arg-type]
+    model.save(output, format=to)  # type: ignore[arg-type]
     if as_json:
-        print_json({"folder": str(folder), "format": to, "files": sorted(path.name for path in folder.iterdir())})
+        print_json({"folder": str(output), "format": to, "files": sorted(path.name for path in output.iterdir())})
     else:
-        echo(str(folder))
+        echo(str(output))
+
+
+def _convert_to_gguf(
+    source: str,
+    path: Path,
+    dtype: str | None,
+    file_type: str | None,
+    calibrate: Path | None,
+    *,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
+    """Write a GGUF file and print its path, or its path, type and size as JSON."""
+    if dtype is not None:
+        raise ClearheadError("--dtype does not apply to --to gguf; choose the precision with --type, such as bf16")
+    check_output_path(path, (".gguf",))
+    check_absent(path, overwrite, "file")
+    text = None if calibrate is None else read_text(calibrate)
+    from clearhead.api import load, save_gguf
+    from clearhead.checkpoint import GGUF_FILE_TYPES
+
+    file_type = file_type or "q8_0"
+    if file_type not in GGUF_FILE_TYPES:
+        raise unknown_name("GGUF type", file_type, GGUF_FILE_TYPES)
+    with loading_bar(source) as progress:
+        model = load(source, progress=progress, fast=False)
+    with loading_bar(path.name, "writing") as progress:
+        save_gguf(model, path, file_type, calibration_text=text, progress=progress)
+    if as_json:
+        print_json({"file": str(path), "format": "gguf", "type": file_type, "bytes": path.stat().st_size})
+    else:
+        echo(str(path))

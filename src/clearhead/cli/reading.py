@@ -1,9 +1,10 @@
-"""Commands that read texts without generating: score, embed.
+"""Commands that read texts without generating: score, embed, classify.
 
 clearhead score smollm2 "The capital of France is Paris."
 """
 
 import sys
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -55,13 +56,47 @@ def score(
 def embed(
     model: ModelArgument,
     texts: Annotated[list[str], typer.Argument(help="One or more texts to embed.")],
+    prompt_name: Annotated[str | None, typer.Option(help="Name of a prompt of the model, such as query.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the embedding of each text on one line: a vector of length 1. Dot products are cosine similarities."""
-    vectors = load_model(model, dtype, device).embed(texts).tolist()
+    """Print the embedding of each text on one line.
+
+    A sentence-transformers model gives its own vectors. Any other model gives a vector of length 1, the mean of the
+    last hidden states. Dot products of vectors of length 1 are cosine similarities.
+    """
+    vectors = load_model(model, dtype, device).embed(texts, prompt_name=prompt_name).tolist()
     if as_json:
         print_json([{"text": text, "embedding": vector} for text, vector in zip(texts, vectors, strict=True)])
     for vector in () if as_json else vectors:
         echo(" ".join(f"{number:.7g}" for number in vector))
+
+
+@app.command(epilog='Example: `clearhead classify my-classifier "I liked it." "I did not." --json`')
+@takes_threads
+def classify(
+    model: ModelArgument,
+    texts: Annotated[list[str], typer.Argument(help="One or more texts to classify.")],
+    pair: Annotated[
+        str | None, typer.Option(help="A second text, for models that compare two: each text is paired with it.")
+    ] = None,
+    truncate: Annotated[bool, typer.Option("--truncate", help="Cut off what the model cannot read.")] = False,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the most likely label of each text and its score, or the label of each token.
+
+    --json prints the scores of all labels.
+    """
+    loaded = load_model(model, dtype, device)
+    inputs = [text if pair is None else (text, pair) for text in texts]
+    results = loaded.classify(inputs, truncate=truncate)
+    if as_json:
+        rows = [asdict(each) if is_dataclass(each) else [asdict(token) for token in each] for each in results]
+        print_json([{"text": text, "result": row} for text, row in zip(texts, rows, strict=True)])
+        return
+    for result in results:
+        for each in result if isinstance(result, list) else [result]:
+            echo(f"{each.score:.4f}  {each.label}" + (f"  {each.token}" if isinstance(result, list) else ""))

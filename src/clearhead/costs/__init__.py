@@ -33,11 +33,12 @@ from clearhead.costs.formulas import (
     shard_heads,
 )
 from clearhead.costs.report import Report, print_report, report_to_dict
-from clearhead.costs.simulation import estimate_memory
+from clearhead.costs.simulation import KernelCounter, estimate_memory
 from clearhead.costs.tables import print_comparisons
 
 __all__ = [
     "Comparison",
+    "KernelCounter",
     "Report",
     "Workload",
     "active_parameters",

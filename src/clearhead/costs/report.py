@@ -110,11 +110,17 @@ class Report:
         """Arithmetic intensity: FLOPs per byte moved."""
         return self.flops / self.num_bytes
 
+    @property
+    def fits(self) -> bool | None:
+        """Whether the workload fits into the memory of the device; None without a device."""
+        return None if self.bound is None else self.memory.peak <= self.bound.memory_bytes
+
     def __repr__(self) -> str:
         workload, memory = self.workload, format_amount(self.memory.peak, "B")
         sizes = f"{workload.phase}, batch {workload.batch:,}, context {workload.context:,}, {workload.dtype}"
         work = f"{format_amount(self.flops, 'FLOP')}, {format_amount(self.num_bytes, 'B')} moved"
         time = f", at least {format_seconds(self.bound.seconds)} on {self.bound.device}" if self.bound else ""
+        time = f", does not fit {self.bound.device}" if self.bound and not self.fits else time
         return f"Report({sizes}: {self.total_parameters:,} parameters, {work}, peak memory {memory}{time})"
 
     def _repr_html_(self) -> str:
@@ -144,6 +150,13 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
         "query and key that the mask allows. Bytes: every operand read and every result written, once.",
         style="dim",
     )
+    saved = sum(operation.fused_score_bytes for operation in report.operations)
+    if saved:
+        console.print(
+            f"Terms in brackets: a fused kernel neither writes nor reads its scores; without it, attention would move "
+            f"{format_amount(saved, 'B')} more.",
+            style="dim",
+        )
     if workload.phase == "train":
         _print_training(report, console)
     if report.bound is not None:
@@ -184,6 +197,9 @@ def _answer(report: Report) -> Iterator[tuple[str, str]]:
     each = " per GPU" if workload.gpus > 1 else ""
     if bound is None:
         yield "time", "not computed; give a device: h200, h100, a100, rtx-4090, l40s, or cpu or cuda for this machine"
+    elif not report.fits:
+        needed, has = (format_amount(size, "B") for size in (report.memory.peak, bound.memory_bytes))
+        yield "time", f"none, since it does not fit: it needs {needed}{each}, and {bound.device} has {has}"
     elif bound.predicted_seconds is None:
         yield "time", f"at least {format_seconds(bound.seconds)} on {bound.device}"
         yield "speed", f"at most {format_rate(bound.tokens_per_second)} tokens/s"
@@ -216,7 +232,7 @@ def _describe_fit(report: Report, bound: Bound) -> str:
     workload, has = report.workload, format_amount(bound.memory_bytes, "B")
     length = "source" if workload.encodes_source else "context"
     longest = f"{length} {bound.largest_context:,}{_beyond_context(workload, bound.largest_context)}"
-    if report.memory.peak > bound.memory_bytes:
+    if not report.fits:
         advice = [f"batch {bound.largest_batch:,}"] if bound.largest_batch else []
         advice += [longest] if bound.largest_context else []
         most = f"at most {' or '.join(advice)} does" if advice else "no batch or context does; use more GPUs with tp"
@@ -233,7 +249,7 @@ def _training_answer(report: Report) -> Iterator[tuple[str, str]]:
         return
     total = format_amount(report.training_flops, "FLOP")
     yield "training", f"{report.training_tokens:,} tokens: {total}, 6 per token and active parameter"
-    if report.bound is not None:
+    if report.bound is not None and report.fits:
         seconds = format_seconds(report.training_tokens / report.bound.tokens_per_second)
         limit = "at least " if report.bound.predicted_seconds is None else ""
         yield "", f"{limit}{seconds} at this speed"
@@ -258,8 +274,10 @@ def report_to_dict(report: Report) -> dict[str, Any]:
         "num_bytes": report.num_bytes,
         "intensity": report.intensity,
         "model_context": default_context(report.workload.config),
-        "fits": None if report.bound is None else report.memory.peak <= report.bound.memory_bytes,
+        "fits": report.fits,
     }
+    if report.bound is not None and not report.fits:
+        data["bound"]["tokens_per_second"] = None
     data["workload"]["config"] = to_dict(report.workload.config)
     for operation, operation_data in zip(report.operations, data["operations"], strict=True):
         operation_data["intensity"] = operation.intensity

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from clearhead.training.heap import reuse_freed_memory
     from clearhead.training.learner import Learner
     from clearhead.training.loop import accumulate_gradients, train
+    from clearhead.training.lora import Lora, add_lora
     from clearhead.training.metrics import flops_per_token
     from clearhead.training.models import build_model_config
     from clearhead.training.optimizer import AdamW, Muon
@@ -40,6 +41,7 @@ _MODULES = {  # the module that defines each name
     "AdamW": "optimizer",
     "Constant": "schedule",
     "Learner": "learner",
+    "Lora": "lora",
     "Muon": "optimizer",
     "Recipe": "recipe",
     "RecipeKey": "recipe_help",
@@ -48,6 +50,7 @@ _MODULES = {  # the module that defines each name
     "TrainingResult": "result",
     "World": "distributed",
     "accumulate_gradients": "loop",
+    "add_lora": "lora",
     "available_recipes": "recipe_catalog",
     "build_model_config": "models",
     "describe_recipe": "recipe_catalog",
@@ -64,6 +67,7 @@ __all__ = [
     "AdamW",
     "Constant",
     "Learner",
+    "Lora",
     "Muon",
     "Recipe",
     "RecipeKey",
@@ -72,6 +76,7 @@ __all__ = [
     "TrainingResult",
     "World",
     "accumulate_gradients",
+    "add_lora",
     "available_recipes",
     "build_model_config",
     "describe_recipe",

@@ -75,9 +75,11 @@ def prepare(recipe: Recipe, folder: Path, resumed: bool) -> Setup:
         setup = _prepare_loaded_model(recipe, recipe.model)
     else:
         setup = _prepare_new_model(recipe, folder, resumed)
-    if isinstance(setup.network, Transformer) and setup.network.pooler is not None:
-        # No objective uses the pooler, and DDP fails if a trained weight gets no gradient.
-        setup.network.pooler.requires_grad_(False)
+    if isinstance(setup.network, Transformer):
+        # No objective uses the pooler and the classifier, and DDP fails if a trained weight gets no gradient.
+        for part in (setup.network.pooler, setup.network.classifier):
+            if part is not None:
+                part.requires_grad_(False)
     return setup
 
 

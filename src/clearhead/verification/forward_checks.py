@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import LatentAttention, SinusoidalPositions
+from clearhead.backends import is_packed
 from clearhead.errors import ClearheadError
 from clearhead.model import AttentionKernel, fused_attention, reference_attention
 from clearhead.verification.case import Side, VerificationCase, list_lengths
@@ -112,7 +113,10 @@ def compiled(case: VerificationCase) -> LogitComparison:
 
 
 def transformers(case: VerificationCase) -> LogitComparison:
-    """Check that transformers computes the same logits: save a Hugging Face folder and load it there."""
+    """Check that transformers computes the same logits from the user's own folder.
+
+    A model that was loaded from another format is saved as a Hugging Face folder first.
+    """
     if find_spec("transformers") is None:
         raise CheckSkipped("transformers is not installed; pip install transformers")
     if case.dtype == torch.float64:
@@ -120,21 +124,34 @@ def transformers(case: VerificationCase) -> LogitComparison:
     positions, context = case.config.output_stack.embedding.positions, case.config.context
     if isinstance(positions, SinusoidalPositions) and len(case.sequences[0]) > context:
         raise CheckSkipped(f"transformers has only {context} sinusoidal positions; reduce --length")
+    own_folder = case.model.folder
+    if own_folder is not None and is_packed(case.network):
+        raise CheckSkipped("packed weights differ from those of the folder; load the model with full weights")
     with TemporaryDirectory() as folder:
-        try:
-            case.model.save(folder, format="huggingface")
-        except ClearheadError as reason:
-            raise CheckSkipped(str(reason)) from None
-        name, logits = _transformers_logits(case, Path(folder))
-    return LogitComparison([(case.expected[0], logits)], name)
+        if own_folder is None:
+            try:
+                case.model.save(folder, format="huggingface")
+            except ClearheadError as reason:
+                raise CheckSkipped(str(reason)) from None
+        name, logits = _transformers_logits(case, own_folder or Path(folder))
+    ours = case.expected[0]
+    if case.config.head is None and case.config.classifier is not None:
+        ours = case.network(case.tokens())
+    origin = "your folder" if own_folder else "a folder saved by Clearhead"
+    return LogitComparison([(ours, logits)], f"{name}, {origin}")
 
 
 def _transformers_logits(case: VerificationCase, folder: Path) -> tuple[str, Tensor]:
     """Load a folder with transformers; return the name of the class and the logits of the first sequence."""
     module = import_module("transformers")
-    (name,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    names = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or ["AutoModel"]
+    name, network_class = names[0], getattr(module, str(names[0]), None)
+    if network_class is None:
+        raise CheckSkipped(f"transformers has no class {name}, which config.json names")
     with _progress_bars_disabled():
-        network = getattr(module, name).from_pretrained(folder, dtype=case.dtype, attn_implementation="eager")
+        network = network_class.from_pretrained(
+            folder, dtype=case.dtype, attn_implementation="eager", use_safetensors=True
+        )
     network = network.to(case.device).eval()
     if case.sources:
         source = torch.tensor([case.sources[0]], device=case.device)

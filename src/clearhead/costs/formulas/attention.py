@@ -15,6 +15,7 @@ from clearhead.architecture import (
     AttentionPattern,
     Bidirectional,
     Causal,
+    CenteredWindow,
     Chunked,
     GroupedAttention,
     LatentAttention,
@@ -74,6 +75,8 @@ def allowed_pairs(pattern: AttentionPattern, start: int, length: int) -> int:
             return _triangle(end) - _triangle(start)
         case SlidingWindow(size=size):
             return _windowed_pairs(end, size) - _windowed_pairs(start, size)
+        case CenteredWindow(reach=reach):
+            return 2 * (_windowed_pairs(end, reach + 1) - _windowed_pairs(start, reach + 1)) - length
         case Chunked(size=size):
             return _chunked_pairs(end, size) - _chunked_pairs(start, size)
 
@@ -237,8 +240,9 @@ def _score_operations(heads: _ScoreHeads, workload: Workload, size: AttentionSiz
     batch, num_heads = workload.batch, heads.num_heads
     pair_flops, allowed_pair_flops = (2 * batch * num_heads * num for num in (size.num_pairs, size.num_allowed_pairs))
     key_elements = heads.kv_elements * heads.query_width // (heads.query_width + heads.value_width)
-    scores = 0 if fused else batch * num_heads * size.num_pairs
-    score_traffic = "" if fused else " + B·N·T·S"
+    num_scores = batch * num_heads * size.num_pairs
+    scores, fused_scores = (0, num_scores) if fused else (num_scores, 0)
+    score_traffic = " [+ B·N·T·S]" if fused else " + B·N·T·S"
     yield Operation(
         name="scores",
         formula="2·B·N·T·S·H",
@@ -247,6 +251,7 @@ def _score_operations(heads: _ScoreHeads, workload: Workload, size: AttentionSiz
         allowed_flops=allowed_pair_flops * heads.query_width,
         inputs=batch * (num_heads * heads.query_width * size.num_queries + key_elements * size.num_keys),
         scores=scores,
+        fused_scores=fused_scores,
         backward_factor=3 if fused else 2,
     )
     yield Operation(
@@ -258,6 +263,7 @@ def _score_operations(heads: _ScoreHeads, workload: Workload, size: AttentionSiz
         inputs=batch * (heads.kv_elements - key_elements) * size.num_keys,
         outputs=batch * num_heads * heads.value_width * size.num_queries,
         scores=scores,
+        fused_scores=fused_scores,
     )
 
 

@@ -34,7 +34,8 @@ class Operation:
     active_weights: int = 0  # weights that one token uses: of a mixture, the selected experts
     inputs: int = 0
     outputs: int = 0
-    scores: int = 0  # elements of the score matrix; only an unfused kernel writes and reads them
+    scores: int = 0  # elements of the score matrix, if the kernel is not fused and writes or reads it
+    fused_scores: int = 0  # the same elements, if a fused kernel does not move them
     backward_factor: int = 2  # FLOPs of the backward are this multiple of the forward
     stack: str = ""
     num_layers: int = 1  # equal layers

@@ -27,6 +27,7 @@ class OperationCost:
     flops: int  # all pairs of queries and keys that the kernel receives
     allowed_flops: int  # only pairs that the mask allows
     num_bytes: int  # operands read and results written, each once
+    fused_score_bytes: int = 0  # scores that a fused kernel does not move; in brackets in `traffic`
 
     @property
     def intensity(self) -> float:
@@ -46,6 +47,7 @@ def operation_costs(workload: Workload) -> list[OperationCost]:
             flops=total.flops + num_forwards * operation.flops,
             allowed_flops=total.allowed_flops + num_forwards * operation.allowed_flops,
             num_bytes=total.num_bytes + operation.num_layers * _operation_bytes(operation, workload),
+            fused_score_bytes=total.fused_score_bytes + operation.num_layers * _fused_score_bytes(operation, workload),
         )
     return list(costs.values())
 
@@ -64,6 +66,12 @@ def _operation_bytes(operation: Operation, workload: Workload) -> int:
     if workload.phase != "train":
         return forward
     return forward * (3 + _is_recomputed(operation, workload))
+
+
+def _fused_score_bytes(operation: Operation, workload: Workload) -> int:
+    """Return the bytes of scores that one operation would also move without a fused kernel."""
+    forward = operation.fused_scores * workload.bytes_per_activation
+    return forward if workload.phase != "train" else forward * (3 + _is_recomputed(operation, workload))
 
 
 def _is_recomputed(operation: Operation, workload: Workload) -> bool:

@@ -7,11 +7,13 @@ For every preset, tests/costs/test_parameters.py compares the counts with the ne
 
 from clearhead.architecture import (
     DeviationNorm,
+    Disentangled,
     Embedding,
     Experts,
     FeedForward,
     GroupedAttention,
     HeadNorm,
+    HeadTransform,
     LatentAttention,
     Layer,
     LayerNorm,
@@ -24,7 +26,7 @@ from clearhead.architecture import (
 )
 from clearhead.cache import key_value_shape
 
-PARTS = ("embedding", "attention", "cross-attention", "feed-forward", "norms", "head", "pooler")
+PARTS = ("embedding", "attention", "cross-attention", "feed-forward", "norms", "head", "pooler", "classifier")
 
 
 def parameters_by_part(config: ModelConfig) -> dict[str, int]:
@@ -37,12 +39,22 @@ def parameters_by_part(config: ModelConfig) -> dict[str, int]:
     if config.share_embeddings:
         counts["embedding"] -= config.vocab_size * width
     if config.head is not None:
-        transform = config.head.transform
-        counts["head"] += 0 if config.head.tied else config.vocab_size * width
+        table_width = config.output_stack.embedding.width or width
+        counts["head"] += 0 if config.head.tied else config.vocab_size * table_width
         counts["head"] += config.vocab_size * config.head.bias
-        counts["head"] += width * width + width + _norm_parameters(transform.norm, width) if transform else 0
+        counts["head"] += _transform_parameters(config.head.transform, width, table_width)
     counts["pooler"] = (width * width + width) * config.pooler
+    if config.classifier is not None:
+        counts["classifier"] = config.classifier.num_labels * (width + config.classifier.bias)
+        counts["classifier"] += _transform_parameters(config.classifier.transform, width, width)
     return {part: count for part, count in counts.items() if count}
+
+
+def _transform_parameters(transform: HeadTransform | None, width: int, output_width: int) -> int:
+    if transform is None:
+        return 0
+    norm = 0 if transform.norm is None else _norm_parameters(transform.norm, output_width)
+    return output_width * (width + transform.bias) + norm
 
 
 def total_parameters(config: ModelConfig) -> int:
@@ -62,12 +74,14 @@ def active_parameters(config: ModelConfig) -> int:
 
 
 def _stack_parameters(stack: Stack, width: int) -> dict[str, int]:
+    embedding_norm, table_width = stack.embedding.norm, stack.embedding.width or width
     counts = {
         "embedding": _embedding_parameters(stack.embedding, width),
-        "attention": _bucket_parameters(stack),
-        "norms": sum(_norm_parameters(norm, width) for norm in (stack.embedding.norm, stack.final_norm) if norm),
+        "attention": _bucket_parameters(stack, width),
+        "norms": _norm_parameters(stack.final_norm, width) if stack.final_norm else 0,
     }
-    for layer in stack.layers:
+    counts["norms"] += _norm_parameters(embedding_norm, table_width) if embedding_norm else 0
+    for layer in stack.layers[:1] if stack.shared_layers else stack.layers:
         for part, count in layer_parameters(layer, width).items():
             counts[part] = counts.get(part, 0) + count
     return counts
@@ -84,18 +98,22 @@ def layer_parameters(layer: Layer, width: int) -> dict[str, int]:
     }
 
 
-def _bucket_parameters(stack: Stack) -> int:
+def _bucket_parameters(stack: Stack, width: int) -> int:
     """Return the size of the relative position table, which all layers of a stack share."""
     for layer in stack.layers:
-        if isinstance(layer.attention.position, RelativeBuckets):
-            return layer.attention.position.num_buckets * layer.attention.num_heads
+        position = layer.attention.position
+        if isinstance(position, Disentangled):
+            return 2 * position.num_buckets * width + _norm_parameters(position.norm, width)
+        if isinstance(position, RelativeBuckets) and not position.per_layer:
+            return position.num_buckets * layer.attention.num_heads
     return 0
 
 
 def _embedding_parameters(config: Embedding, width: int) -> int:
     positions = config.positions
     num_learned = positions.num_positions + positions.offset if isinstance(positions, LearnedPositions) else 0
-    return (config.vocab_size + num_learned + config.num_token_types) * width
+    projection = 0 if config.width is None else width * (config.width + 1)
+    return (config.vocab_size + num_learned + config.num_token_types) * (config.width or width) + projection
 
 
 def _attention_parameters(config: GroupedAttention | LatentAttention, width: int) -> int:
@@ -114,6 +132,8 @@ def _grouped_attention_parameters(config: GroupedAttention, width: int) -> int:
         num_norms = 2 if config.head_norm.scope == "shared" else config.num_heads + num_kv_heads
         count += num_norms * _norm_parameters(config.head_norm.norm, head_width)
     count += config.num_heads * config.sinks
+    if isinstance(config.position, RelativeBuckets) and config.position.per_layer:
+        count += config.position.num_buckets * config.num_heads
     if isinstance(config.position, RelativeSinusoid):
         count += width * query_width + 2 * query_width
     return count
@@ -152,4 +172,4 @@ def _norm_parameters(config: Norm, width: int) -> int:
 def _num_norms(layer: Layer) -> int:
     """Return the number of norms: one per residual connection, two in a sandwich; parallel branches share one."""
     num_residuals = 1 if layer.placement == "parallel" else 2 + (layer.cross_attention is not None)
-    return num_residuals * (1 + (layer.placement == "sandwich"))
+    return num_residuals * (1 + (layer.placement == "sandwich")) - (not layer.attention_norm)
