@@ -11,22 +11,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from clearhead.api import Model
 from clearhead.errors import ClearheadError
 from clearhead.server.api_errors import ApiError, invalid
 from clearhead.server.json_text import encode_json
+from clearhead.server.page_routes import page_paths, page_routes
 from clearhead.server.routes import api_routes
 from clearhead.server.security import Guard
 from clearhead.server.state import ServerState
 
 
 def public_paths() -> tuple[str, ...]:
-    """Return the paths that need no key."""
-    return ("/health",)
+    """Return the paths that need no key: /health and the files of the page, which say nothing about the model."""
+    return ("/health", *page_paths())
 
 
 def create_app(state: ServerState) -> Starlette:
     """Return the application; `app.state.server` is the given state."""
-    routes = api_routes(state)
+    routes = [*api_routes(state), *page_routes(lambda: _loaded(state), state.settings.runs)]
     known = {route.path for route in routes if isinstance(route, Route)}
     middleware = [Middleware(Guard, state=state, public_paths=public_paths(), known_paths=known)]
     if state.settings.allowed_origins:
@@ -41,6 +43,11 @@ def create_app(state: ServerState) -> Starlette:
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)  # type: ignore[arg-type]
     app.state.server = state
     return app
+
+
+def _loaded(state: ServerState) -> tuple[Model, str]:
+    service = state.require_service()
+    return service.model, service.name
 
 
 async def _answer_api_error(request: Request, error: ApiError) -> Response:

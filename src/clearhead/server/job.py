@@ -17,7 +17,7 @@ from clearhead.errors import ClearheadError
 from clearhead.server.api_errors import ApiError, failed, invalid, unavailable
 from clearhead.server.choice import Choice, Piece
 from clearhead.server.events import Mailbox
-from clearhead.server.service import Service
+from clearhead.server.service import Service, TextStream
 
 _LOGGER = logging.getLogger("clearhead.server")
 
@@ -65,7 +65,7 @@ class Job:
         pairs = zip(plan.requests, echoes, strict=True)
         self.choices = [Choice(index, request, tokenizer, echo) for index, (request, echo) in enumerate(pairs)]
         self._mailbox = Mailbox()
-        self._streams = {}  # of texts that the engine has not finished, by index
+        self._streams: dict[int, TextStream] = {}  # of texts that the engine has not finished, by index
         self._last_token_at: dict[int, float] = {}
         self._deadline = arrived + service.settings.limits.request_seconds
 
@@ -136,7 +136,7 @@ class Job:
             stream.abort()
             if self.choices[index].finish_reason is None:
                 self._count_end(self.choices[index], "abort")
-        self._streams = {}
+        self._streams.clear()
 
     # --- measurements
 

@@ -19,8 +19,8 @@ async def read_body(scope: Scope, receive: Receive, limits: Limits) -> bytes:
     headers = Headers(scope=scope)
     kind = headers.get("content-type", "")
     if kind.partition(";")[0].strip().lower() != "application/json":
-        message = f"the content type is {quote(kind)}; send the header Content-Type: application/json"
-        raise ApiError(415, message, code="unsupported_media_type")
+        text = f"the content type is {quote(kind)}; send the header Content-Type: application/json"
+        raise ApiError(415, text, code="unsupported_media_type")
     length = headers.get("content-length", "0")
     if length.isdecimal() and int(length[:20]) > limits.max_body_bytes:
         raise _too_large(limits)

@@ -30,7 +30,7 @@ def plan_response(service: Service, body: bytes, salt: bytes) -> tuple[ResponseF
     limits = service.settings.limits
     found = read_fields(parse_json(body), response_fields(limits))
     service.check_model(found.get("model"))
-    options = {name: found[name] for name in ("temperature", "top_p") if name in found}
+    options: dict[str, Any] = {name: found[name] for name in ("temperature", "top_p") if name in found}
     asked = ResponseFields(
         model=found.get("model"),
         stream=found.get("stream", False),

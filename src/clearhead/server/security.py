@@ -9,7 +9,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -31,12 +31,11 @@ class Guard:
     """An ASGI middleware that refuses requests which must not reach the routes."""
 
     def __init__(
-        self, app: ASGIApp, state: ServerState, public_paths: Sequence[str] = (), known_paths: Collection[str] = ()
+        self, app: ASGIApp, state: ServerState, public_paths: Collection[str] = (), known_paths: Collection[str] = ()
     ):
         """Guard an application.
 
-        public_paths: paths that need no key; one that ends in / stands for all paths below it. known_paths: paths that
-        are counted by name.
+        public_paths: paths that need no key. known_paths: paths that are counted by name.
         """
         self._app, self._state, self._public_paths, self._known_paths = app, state, public_paths, known_paths
         self._digests = [_digest(key) for key in state.settings.api_keys]
@@ -70,9 +69,8 @@ class Guard:
         path = scope["path"]
         if path not in _ALWAYS_ANSWERED:
             self._state.check_serving()
-        is_public = any(path == each or (each.endswith("/") and path.startswith(each)) for each in self._public_paths)
         scope[KEY_SCOPE] = b""
-        if self._digests and scope["method"] != "OPTIONS" and not is_public:
+        if self._digests and scope["method"] != "OPTIONS" and path not in self._public_paths:
             scope[KEY_SCOPE] = self._check_key(headers)
 
     def _check_key(self, headers: Headers) -> bytes:

@@ -90,8 +90,8 @@ class SequentialWorker:
     def _generate(self, request: Request, on_event: OnEvent, stream: SequentialStream) -> None:
         """Generate one text and report its tokens."""
         if request.prompt_logprobs is not None or request.token_filter is not None:
-            reason = "this model runs without the engine, so it supports neither echoed log-probabilities nor formats"
-            raise ClearheadError(f"{reason}; leave them out")
+            message = "this model runs without the engine, so it supports neither echoed log-probabilities nor formats"
+            raise ClearheadError(f"{message}; leave them out")
         sequence = TokenSequence(request.prompt, request.options.with_seed(), source=request.source)
         steps = self._text_generator.start_decoding([sequence])
         self._num_prompt_tokens += len(request.prompt)
@@ -104,9 +104,10 @@ class SequentialWorker:
                 self._tell(on_event, Event(0, finish_reason="aborted"))
                 return
             reason = sequence.finish_reason if sequence.finished else None
+            reason = None if reason == "unfinished" else reason
             logprobs = sequence.logprobs[-1] if sequence.logprobs else None
             self._num_generated_tokens += 1
-            event = Event(0, sequence.tokens[-1], logprobs, None if reason == "unfinished" else reason, prompt=report)
+            event = Event(0, sequence.tokens[-1], logprobs, reason, prompt=report)
             if not self._tell(on_event, event) or reason is not None:
                 return
             report = None

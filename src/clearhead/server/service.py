@@ -30,7 +30,9 @@ _MAX_CONCURRENT = {"cuda": 256, "cpu": 32}  # more texts at once only make each 
 _NUM_PREPARING_THREADS = 4
 
 
-class _Stream(Protocol):
+class TextStream(Protocol):
+    """A text that was submitted."""
+
     def abort(self) -> None: ...
 
 
@@ -43,7 +45,7 @@ class _Worker(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
-    def submit(self, request: Request, on_event: Callable[[Event], None]) -> _Stream: ...
+    def submit(self, request: Request, on_event: Callable[[Event], None]) -> TextStream: ...
 
     def close(self) -> None: ...
 
@@ -112,7 +114,7 @@ class Service:
 
     # --- work
 
-    def submit(self, request: Request, on_event: Callable[[Event], None]) -> _Stream:
+    def submit(self, request: Request, on_event: Callable[[Event], None]) -> TextStream:
         """Queue a request; `on_event` is called in the engine's thread."""
         if self.worker is None:
             raise ClearheadError("this model has only an encoder, so it cannot generate texts; use /v1/embeddings")
