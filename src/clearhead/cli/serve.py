@@ -23,6 +23,39 @@ _MAX_KEY_FILE_BYTES = 1 << 20
 _ADDRESS = {"rich_help_panel": "Address and access"}
 _LOAD = {"rich_help_panel": "Load"}
 
+_KeysOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help=f"Key that clients must send; may be repeated. Other users of this machine see it: rather use "
+        f"--api-key-file or the variable {_KEY_VARIABLE}.",
+        **_ADDRESS,
+    ),
+]
+_KeyFileOption = Annotated[
+    Path | None, typer.Option(help="File with keys that clients may send, one per line.", **_ADDRESS)
+]
+_HostsOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Host name that clients may use, such as that of a proxy; may be repeated.", **_ADDRESS),
+]
+_OriginsOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Web site whose pages may call the server (CORS); may be repeated.", **_ADDRESS),
+]
+_DeterministicOption = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Give a text the same bits whatever else is served, also where that is slow. The CPU kernels always "
+        "do so if the processor has AVX-512.",
+        rich_help_panel="Speed",
+    ),
+]
+_ShutdownOption = Annotated[
+    float,
+    typer.Option("--shutdown-timeout", help="Seconds that running requests get after SIGTERM or Ctrl-C.", **_LOAD),
+]
+
 
 @app.command(
     epilog="Examples: `clearhead serve smollm2`, `clearhead serve smollm2 --weights int4 --port 8080 --alias gpt-4o`"
@@ -34,28 +67,13 @@ def serve(
         str, typer.Option(help="Address to listen on; 0.0.0.0 for all. By default only this machine.", **_ADDRESS)
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any free one.", **_ADDRESS)] = 8000,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            help=f"Key that clients must send; may be repeated. Other users of this machine see it: rather use "
-            f"--api-key-file or the variable {_KEY_VARIABLE}.",
-            **_ADDRESS,
-        ),
-    ] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="File with keys that clients may send, one per line.", **_ADDRESS)
-    ] = None,
+    api_key: _KeysOption = None,
+    api_key_file: _KeyFileOption = None,
     alias: Annotated[
         list[str] | None, typer.Option(help="Further name of the model for clients; may be repeated.", **_ADDRESS)
     ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(help="Host name that clients may use, such as that of a proxy; may be repeated.", **_ADDRESS),
-    ] = None,
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Web site whose pages may call the server (CORS); may be repeated.", **_ADDRESS),
-    ] = None,
+    allow_host: _HostsOption = None,
+    allow_origin: _OriginsOption = None,
     max_concurrent: Annotated[
         int | None,
         typer.Option(help="Texts that are generated at the same time; by default 256 on a GPU, 32 on a CPU.", **_LOAD),
@@ -70,19 +88,8 @@ def serve(
         float | None,
         typer.Option(help="Memory for keys and values in GB; by default a share of what is free.", **_LOAD),
     ] = None,
-    shutdown_seconds: Annotated[
-        float,
-        typer.Option("--shutdown-timeout", help="Seconds that running requests get after SIGTERM or Ctrl-C.", **_LOAD),
-    ] = 30.0,
-    deterministic: Annotated[
-        bool,
-        typer.Option(
-            "--deterministic",
-            help="Give a text the same bits whatever else is served, also where that is slow. The CPU kernels always "
-            "do so if the processor has AVX-512.",
-            rich_help_panel="Speed",
-        ),
-    ] = False,
+    shutdown_seconds: _ShutdownOption = 30.0,
+    deterministic: _DeterministicOption = False,
     runs: Annotated[Path | None, typer.Option(help="Folder of training runs that the page shows.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
