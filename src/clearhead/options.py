@@ -104,7 +104,7 @@ class BeamOptions:
     num_best: int = 1
     max_new_tokens: int = described(128, "Maximum number of new tokens.")
     length_penalty: float = described(
-        1.0, "A beam's log-probability is divided by its length to this power; values above 0 favor long texts."
+        1.0, "A beam's log-probability is divided by its length to this power; above 0 favors long texts."
     )
     stop_when: StopWhen = described(
         "unlikely", "When a beam search ends: full, unlikely or impossible; see clearhead.options.BeamOptions."

@@ -92,7 +92,7 @@ def test_tokens(tmp_path):
     texts = ["the cat sat", "a dog ran on the mat"]
     for labeled, rows, text in zip(ours.classify(texts), expected_scores(model, ours, texts), texts, strict=True):
         inner = rows.softmax(dim=-1)[1:-1]  # without [CLS] and [SEP]
-        assert [each.token for each in labeled] == text.split()
+        assert [each.token for each in labeled] == [f" {word}" for word in text.split()]
         assert [each.label for each in labeled] == [NAMES[int(row.argmax())] for row in inner]
         assert [each.score for each in labeled] == pytest.approx(inner.max(dim=-1).values.tolist(), abs=1e-5)
 

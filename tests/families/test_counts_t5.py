@@ -19,6 +19,10 @@ PUBLISHED = {
     "t5-v1.1-large": 783_150_080,
     "t5-v1.1-xl": 2_849_757_184,
     "t5-v1.1-xxl": 11_135_332_352,
+    # As the Hub counts google/mt5-small, google/mt5-base and google/umt5-small
+    "mt5-small": 300_176_768,
+    "mt5-base": 582_401_280,
+    "umt5-small": 306_601_984,
 }
 
 

@@ -40,7 +40,8 @@ def test_a_written_preset_reads_back(family, name):
     ],
 )
 def test_the_defaults_of_transformers_are_the_first_releases(defaults, name):
-    assert read(family_of_type(defaults.model_type), defaults.to_dict()) == preset(name)
+    found = read(family_of_type(defaults.model_type), defaults.to_dict())
+    assert replace(found, classifier=None) == preset(name)  # without the head of BERT's second task
 
 
 def test_the_released_config_of_bloom_is_read():

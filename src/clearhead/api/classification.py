@@ -5,6 +5,7 @@ classify_texts(model, model.config, ["I liked it."])[0].label; rerank_texts(mode
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -52,7 +53,9 @@ def classify_texts(
     classifier, labels = _require_classifier(model, config)
     if not isinstance(texts, Iterable):
         raise ClearheadError(f"the texts are {texts!r}; give one text or a list of them")
-    inputs = [texts] if isinstance(texts, str) or _is_pair(texts) else list(texts)
+    texts = texts if isinstance(texts, str | tuple) else list(texts)
+    is_single = isinstance(texts, str) or _is_pair(texts) or _is_ids(texts)
+    inputs = [cast(Prompt | Pair, texts)] if is_single else list(cast(Sequence[Prompt | Pair], texts))
     if not inputs:
         raise ClearheadError("there is no text to classify; give at least one")
     encoded = [_encode(model, each, truncate) for each in inputs]
@@ -87,6 +90,10 @@ def _require_classifier(model: ModelParts, config: ModelConfig) -> tuple[Classif
         raise ClearheadError("this model has no classification head; load one that was trained to classify")
     names = tuple(f"LABEL_{number}" for number in range(classifier.num_labels))
     return classifier, model.labels or Labels(names=names, activation="softmax" if len(names) > 1 else "sigmoid")
+
+
+def _is_ids(text: Sequence[object]) -> bool:
+    return len(text) > 0 and all(isinstance(part, int) for part in text)
 
 
 def _is_pair(text: object) -> bool:

@@ -12,7 +12,7 @@ config_sentence_transformers.json   prompts
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -227,4 +227,4 @@ def _write_json(path: Path, data: object) -> None:
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     stored = {name if "." in name else f"norm.{name}": value.contiguous().cpu() for name, value in tensors.items()}
-    write_safetensors(path, cast(dict[str, Tensor], stored), {"format": "pt"})
+    write_safetensors(path, stored, {"format": "pt"})

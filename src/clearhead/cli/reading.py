@@ -99,4 +99,5 @@ def classify(
         return
     for result in results:
         for each in result if isinstance(result, list) else [result]:
-            echo(f"{each.score:.4f}  {each.label}" + (f"  {each.token}" if isinstance(result, list) else ""))
+            token = getattr(each, "token", None)  # the labels of a whole text have none
+            echo(f"{each.score:.4f}  {each.label}" + (f"  {token}" if token is not None else ""))

@@ -1,6 +1,6 @@
 """The tensor names of BART, mBART, Marian, Pegasus and M2M-100.
 
-Family(name="bart", tensor_names=NAMES, duplicates=DUPLICATES, ignored_tensors=IGNORED_TENSORS)
+Family(name="bart", presets={}, tensor_names=NAMES, duplicates=DUPLICATES, ignored_tensors=IGNORED_TENSORS)
 """
 
 from clearhead.families.tensor_rules import Copy, NameTable, SingleRow

@@ -25,12 +25,12 @@ class ExpertSetting:
         return settings.integer(self.name, self.default)
 
 
-def softmax_router(settings: Settings, renormalized: bool) -> Router:
+def _softmax_router(settings: Settings, renormalized: bool) -> Router:
     """Return a router that weights experts by a softmax over all of them."""
     return Router(score="softmax", renormalize_epsilon=0.0 if renormalized else None)
 
 
-def write_no_settings(router: Router) -> dict[str, Any]:
+def _write_no_settings(router: Router) -> dict[str, Any]:
     """Return no settings: those of the router are fixed."""
     return {}
 
@@ -74,8 +74,8 @@ class ExpertRow:
     shared_gate: bool = False
     clamp: tuple[str, float] | None = None  # the setting of the limit and its default
     bias: bool = False
-    router: Callable[[Settings, bool], Router] = softmax_router
-    write_router: Callable[[Router], dict[str, Any]] = write_no_settings
+    router: Callable[[Settings, bool], Router] = _softmax_router
+    write_router: Callable[[Router], dict[str, Any]] = _write_no_settings
     sparse_layers: Callable[[Settings, int], Sequence[bool]] | None = None
     write_sparse_layers: Callable[[list[bool]], dict[str, Any]] | None = None
 

@@ -33,7 +33,7 @@ from clearhead.families.settings import Settings
 
 def read_decoder(row: DecoderRow, settings: Settings) -> ModelConfig:
     """Return the config that a config.json of this model type describes."""
-    settings = with_defaults(row, row.prepare(settings))
+    settings = _with_defaults(row, row.prepare(settings))
     for name, values in row.refused.items():
         settings.allow_only(name, *values)
     width, context = settings.integer(row.width.name), settings.integer(row.context.name)
@@ -64,7 +64,7 @@ def read_decoder(row: DecoderRow, settings: Settings) -> ModelConfig:
     return ModelConfig(width=width, context=context, decoder=stack, head=head)
 
 
-def with_defaults(row: DecoderRow, settings: Settings) -> Settings:
+def _with_defaults(row: DecoderRow, settings: Settings) -> Settings:
     """Return the settings with what the absence of a setting means to transformers; a null stays null."""
     defaults = {part.name: part.default for part in row.settings if part.default is not REQUIRED}
     return Settings({**defaults, **row.defaults, **settings.data}, settings.where)

@@ -1,6 +1,6 @@
 """A decoder-only model type as one row of a table: which settings of config.json it has and what is fixed.
 
-    MIXTRAL = DecoderRow(model_type="mixtral", architecture="MixtralForCausalLM", tensor_names=NAMES, ...)
+    MIXTRAL = DecoderRow(model_type="mixtral", architecture="MixtralForCausalLM", tensor_names=NAMES)
 
 A field of a row is either fixed (`gated=True`) or a `Setting` of config.json (`tied=Setting("tie_word_embeddings",
 False)`). decoder_reading.py turns config.json into our config by a row, decoder_writing.py does the reverse, and

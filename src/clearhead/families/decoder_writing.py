@@ -1,6 +1,6 @@
 """Write config.json by a row of the decoder tables, and make a Family of a row.
 
-data = write_decoder(MIXTRAL, config); FAMILY = decoder_family(MIXTRAL)
+data = _write_decoder(MIXTRAL, config); FAMILY = decoder_family(MIXTRAL)
 """
 
 from functools import partial
@@ -32,7 +32,7 @@ def decoder_family(row: DecoderRow) -> Family:
         presets={name: _preset(row, data) for name, data in row.presets.items()},
         model_types=(row.model_type,),
         read_config=partial(read_decoder, row),
-        write_config=partial(write_decoder, row),
+        write_config=partial(_write_decoder, row),
         tensor_names=row.tensor_names,
         base_model_prefix=row.base_model_prefix,
         duplicates={row.head_matrix: row.token_table},
@@ -44,7 +44,7 @@ def _preset(row: DecoderRow, data: Any) -> Preset:
     return lambda: read_decoder(row, Settings(data, row.model_type))
 
 
-def write_decoder(row: DecoderRow, config: ModelConfig) -> dict[str, Any]:
+def _write_decoder(row: DecoderRow, config: ModelConfig) -> dict[str, Any]:
     """Return the config.json of this model type that describes a config."""
     stack, head = require_type(Stack, config.decoder), require_type(Head, config.head)
     layer, attentions = stack.layers[0], grouped_attentions(stack)

@@ -36,7 +36,7 @@ def _prepare_phi3(settings: Settings) -> Settings:
 def _finish_phi3(data: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with the original length at the top level, which takes precedence there."""
     length = "original_max_position_embeddings"
-    return data | {length: data["rope_parameters"].get(length, data["max_position_embeddings"])}
+    return data | {length: data.get("rope_parameters", {}).get(length, data["max_position_embeddings"])}
 
 
 PHI3 = DecoderRow(

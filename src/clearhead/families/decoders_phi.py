@@ -35,7 +35,7 @@ _NORM_NAMES: NameTable = with_biases(
 )
 
 
-def norm_without_bias(epsilon: float) -> LayerNorm:
+def _norm_without_bias(epsilon: float) -> LayerNorm:
     """Return a LayerNorm with a weight and without a bias."""
     return LayerNorm(epsilon=epsilon, bias=False)
 
@@ -122,7 +122,7 @@ STABLELM = DecoderRow(
     refused={"head_dim": ()},  # transformers uses it for the rotation only
     input_bias=Setting("use_qkv_bias", False),
     output_bias=False,
-    head_norm=NormedHeads(when=Setting("qk_layernorm", False), norm=norm_without_bias, scope="per_head"),
+    head_norm=NormedHeads(when=Setting("qk_layernorm", False), norm=_norm_without_bias, scope="per_head"),
     tensor_names={
         **COMMON_NAMES,
         **_NORM_NAMES,
@@ -177,7 +177,7 @@ def _every_nth_full(settings: Settings, num_layers: int) -> list[str]:
 _COHERE: dict[str, Any] = {
     "context": Setting("max_position_embeddings", 8192),
     "epsilon": Setting("layer_norm_eps", 1e-5),
-    "norm": norm_without_bias,
+    "norm": _norm_without_bias,
     "placement": "parallel",
     "tied": Setting("tie_word_embeddings", True),
     "head_scale": Setting("logit_scale", 0.0625),

@@ -227,7 +227,7 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
 def _write_latent(attention: LatentAttention) -> dict[str, Any]:
     rope, scaling = write_rope(attention.rope), attention.rope.scaling
     if attention.scale is not None:
-        width, factor = attention.plain_width + attention.rotary_width, scaling.factor if scaling else 1.0
+        width, factor = attention.plain_width + attention.rotary_width, getattr(scaling, "factor", 1.0)
         mscale = recover_mscale(attention.scale, width, factor)
         if mscale is None:
             raise ClearheadError(f"a DeepSeek config.json cannot express the score scale {attention.scale}")

@@ -1,6 +1,6 @@
 """Describe a config by the metadata of a GGUF file, the inverse of `gguf_settings`.
 
-    metadata = gguf_metadata(config, "llama", family, {"token_embd.weight": (49152, 576), ...})
+    metadata = gguf_metadata(config, "llama", family, {"token_embd.weight": (49152, 576)})
 
 `shapes` are those of the tensors that the file will hold. The metadata is read back: an architecture that would give
 another config is not used.
@@ -81,9 +81,10 @@ def _as_metadata_describes(config: ModelConfig) -> ModelConfig:
     layers = []
     for layer in config.decoder.layers:
         attention = layer.attention
-        position = attention.position if isinstance(attention, GroupedAttention) else None
-        if isinstance(position, Rope) and isinstance(position.scaling, Llama3Scaling):
-            layer = replace(layer, attention=replace(attention, position=replace(position, scaling=None)))
+        rope = attention.position if isinstance(attention, GroupedAttention) else None
+        if isinstance(rope, Rope) and isinstance(rope.scaling, Llama3Scaling):
+            assert isinstance(attention, GroupedAttention)
+            layer = replace(layer, attention=replace(attention, position=replace(rope, scaling=None)))
         layers.append(layer)
     decoder = replace(config.decoder, layers=tuple(layers))
     return replace(config, decoder=decoder, dropout=Dropout(), initial=NormalInitial())

@@ -152,8 +152,8 @@ class TextGenerator:
         with explain_out_of_memory():
             sources = [sequence.source for sequence in sequences]
             encoder_output = encode_sources(self.network, sources) if sources[0] else None
-            prompts = [each.prompt for each in sequences]
-            found = beam_search(self.network, prompts, beam_options, encoder_output, self.beam_rules)
+            prompt_ids = [each.prompt for each in sequences]
+            found = beam_search(self.network, prompt_ids, beam_options, encoder_output, self.beam_rules)
         pairs = zip(sequences, found, strict=True)
         return [self._beam_generation(sequence, beam) for sequence, beams in pairs for beam in beams]
 

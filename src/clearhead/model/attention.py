@@ -64,8 +64,9 @@ class Attention(nn.Module):
         self.norm_after_rotation = norm is not None and norm.after_rotation
         self.sinks = nn.Parameter(torch.zeros(num_heads)) if config.sinks else None
         self.relative = _RelativeTerm(config, width) if isinstance(config.position, RelativeSinusoid) else None
-        has_table = isinstance(config.position, RelativeBuckets) and config.position.per_layer
-        self.relative_bias = empty_embedding(config.position.num_buckets, num_heads) if has_table else None
+        self.relative_bias = None
+        if isinstance(config.position, RelativeBuckets) and config.position.per_layer:
+            self.relative_bias = empty_embedding(config.position.num_buckets, num_heads)
 
     def forward(self, x: Tensor, context: AttentionContext, encoder_output: Tensor | KeyValue | None = None) -> Tensor:
         """x (B, T, D) -> (B, T, D).
@@ -100,8 +101,9 @@ class Attention(nn.Module):
     def distance_bias(self, q: Tensor, k: Tensor, relative: RelativeEncodings) -> Tensor:
         """Return the scaled scores of queries and keys with encoded distances (B, N, T, S), for DeBERTa."""
         num_heads = self.config.num_heads
-        projected = (self.project(part, relative.encodings[None], num_heads) for part in (self.query, self.key))
-        return distance_scores(q, k, *projected, relative.index) * self.scale
+        position_q = self.project(self.query, relative.encodings[None], num_heads)
+        position_k = self.project(self.key, relative.encodings[None], num_heads)
+        return distance_scores(q, k, position_q, position_k, relative.index) * self.scale
 
     def keys_and_values(self, x: Tensor, context: AttentionContext) -> KeyValue:
         """Return the keys and values of x (B, S, D). Values never contain the position (book B2)."""

@@ -1,6 +1,6 @@
 """DeBERTa's attention: queries also meet encoded distances, and keys meet them too (He et al. 2021, §3.1).
 
-    score(i, j) = (q_i · k_j + q_i · K(r_ij) + k_j · Q(r_ij)) · scale
+The score of query i and key j is (q_i · k_j + q_i · K(r_ij) + k_j · Q(r_ij)) · scale.
 
 r_ij is the row of a table of distances for i - j, and Q and K are the projections of queries and keys. All layers share
 the table. Row `num_buckets` stands for distance 0. Up to num_buckets / 2 tokens every distance has its own row; further

@@ -45,13 +45,13 @@ class SentencePooler(nn.Module):
         if not pooling.include_prompt and num_prompt_tokens:
             mask = mask.clone()
             mask[:, :num_prompt_tokens] = False
-        vectors = pool_tokens(hidden_states, mask, pooling)
+        vectors = _pool_tokens(hidden_states, mask, pooling)
         for step in self.steps:
             vectors = step(vectors)
         return vectors
 
 
-def pool_tokens(hidden_states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
+def _pool_tokens(hidden_states: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
     """Return one vector per text: hidden_states (B, T, D), mask (B, T) -> (B, D · number of modes)."""
     weights = mask[..., None].to(hidden_states.dtype)
     return torch.cat([_pool(hidden_states, mask, weights, mode) for mode in pooling.modes], dim=-1)

@@ -114,7 +114,8 @@ class LibraryTokenizer:
                 lengths = _fit_lengths([len(each) for each in encodings], room)
                 for encoding, length in zip(encodings, lengths, strict=True):
                     encoding.truncate(length)
-            result = self._library.post_process(*encodings, add_special_tokens=True)
+            first, following = encodings[0], encodings[1] if second is not None else None
+            result = self._library.post_process(first, following, add_special_tokens=True)
         return result.ids, result.type_ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:

@@ -56,8 +56,8 @@ class VerificationCase:
         """Choose sequences for a model; raise ClearheadError if `length` or `num_new_tokens` do not fit it."""
         if isinstance(model, RecurrentBaseline):
             raise ClearheadError(
-                "this model is a recurrent network, which has neither a cache nor a fast path; it always runs the plain "
-                "modules, so there is nothing to verify"
+                "this model is a recurrent network, which has neither a cache nor a fast path; it always runs the "
+                "plain modules, so there is nothing to verify"
             )
         config, max_length = model.config, _choose_length(model.config, length)
         lengths = [round(part * max_length) for part in _RELATIVE_LENGTHS]
