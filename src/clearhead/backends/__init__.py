@@ -41,6 +41,7 @@ from clearhead.backends.packed import (
     is_consistent,
     pack,
     pack_gguf_blocks,
+    packed_from_tensors,
 )
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "pack",
     "pack_gguf_blocks",
     "pack_network",
+    "packed_from_tensors",
     "return_freed_memory",
     "set_packed_weight",
     "triton_available",

@@ -11,7 +11,7 @@ No weight is stored twice: after merging, the modules hold views of the merged m
 objects, so that an optimizer created earlier still trains them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, cast
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from clearhead.architecture import Activation, FeedForward, GroupedAttention, LatentAttention, Rope
 from clearhead.backends.modules import PackedLinear, PackedMatrix
-from clearhead.backends.packed import PackedWeight
+from clearhead.backends.packed import PackedWeight, packed_from_tensors
 from clearhead.model import (
     Attention,
     Block,
@@ -263,7 +263,9 @@ def merge_weights(modules: tuple[LinearModule, ...]) -> Tensor | PackedWeight:
 def _merge_packed_weights(modules: list[PackedLinear]) -> PackedWeight:
     parts = [module.packed for module in modules]
     names = parts[0].tensors
-    merged = replace(parts[0], **{name: _concatenate_rows([part.tensors[name] for part in parts]) for name in names})
+    merged = packed_from_tensors(
+        {name: _concatenate_rows([part.tensors[name] for part in parts]) for name in names}, parts[0].columns
+    )
     start = 0
     for module, part in zip(modules, parts, strict=True):
         module.set_packed(merged.rows(slice(start, start + part.shape[0])))

@@ -44,7 +44,7 @@ def _signed(values: NDArray[np.int8], signs: Bytes) -> NDArray[np.int8]:
     return values * (1 - 2 * bits.reshape(values.shape))
 
 
-def _quarter_scales(blocks: Bytes, stored: NDArray[np.unsignedinteger]) -> NDArray[np.float32]:
+def _quarter_scales(blocks: Bytes, stored: NDArray[np.integer]) -> NDArray[np.float32]:
     """Return scale * (s + 1/2) / 4 for the integer scales (num_blocks, G), as (num_blocks, G, 1)."""
     return halves(blocks, 0) * (np.float32(0.5) + stored.astype(np.float32))[..., None] * np.float32(0.25)
 

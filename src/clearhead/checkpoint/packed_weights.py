@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.backends import PACKED_PARTS, PackedMatrix, PackedWeight, is_consistent
+from clearhead.backends import PACKED_PARTS, PackedMatrix, PackedWeight, is_consistent, packed_from_tensors
 from clearhead.checkpoint.placement import stored_tensors
 from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
@@ -75,7 +75,8 @@ def _read_packed(tensors: Mapping[str, Tensor], name: str, columns: Any, where: 
     missing = next((part for part in PACKED_PARTS[:2] if f"{name}.{part}" not in tensors), None)
     if missing is not None:
         raise ClearheadError(f"{where} lacks the tensor {name[:100]}.{missing}; it is incomplete")
-    packed = PackedWeight(**{part: tensors.get(f"{name}.{part}") for part in PACKED_PARTS}, columns=columns)
+    present = {part: tensors[f"{name}.{part}"] for part in PACKED_PARTS if f"{name}.{part}" in tensors}
+    packed = packed_from_tensors(present, columns)
     if type(columns) is not int or not is_consistent(packed):
         raise ClearheadError(f"{where}: the parts of the packed weight {name[:100]!r} do not fit together")
     return packed

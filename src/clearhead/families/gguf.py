@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from clearhead.errors import ClearheadError, quote
 from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import (
@@ -190,10 +192,19 @@ def _check_supported(stored: Settings, prefix: str, architecture: GgufArchitectu
 
 
 def to_plain_value(value: Any) -> Any:
-    """Return NumPy arrays and scalars as lists and Python numbers, which compare with `==` and `in`."""
+    """Return NumPy arrays and scalars as lists and Python numbers, which compare with `==` and `in`.
+
+    A 32-bit number becomes the shortest decimal that rounds to it: 1e-05, not 9.999999747378752e-06.
+    """
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     if isinstance(value, list):
         return [to_plain_value(entry) for entry in value]
-    return value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, float):
+        with np.errstate(over="ignore"):
+            single = np.float32(value)
+        return float(str(single)) if single == value else value
+    return value
 
 
 def rope_scaling(stored: Settings, prefix: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from clearhead.backends.packed.formats import (
     is_consistent,
     pack,
     pack_gguf_blocks,
+    packed_from_tensors,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "is_consistent",
     "pack",
     "pack_gguf_blocks",
+    "packed_from_tensors",
 ]

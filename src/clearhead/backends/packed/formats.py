@@ -85,7 +85,7 @@ class PackedWeight:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "PackedWeight":
         """Return a weight with the results of a function of each tensor."""
-        return _from_tensors({name: function(tensor) for name, tensor in self.tensors.items()}, self.columns)
+        return packed_from_tensors({name: function(tensor) for name, tensor in self.tensors.items()}, self.columns)
 
     def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Dequantize to (N, K), a chunk of rows at a time to keep temporary memory small."""
@@ -112,7 +112,8 @@ class PackedWeight:
         return quants if self.offsets is not None else quants - 8
 
 
-def _from_tensors(tensors: Mapping[str, Tensor], columns: int) -> PackedWeight:
+def packed_from_tensors(tensors: Mapping[str, Tensor], columns: int) -> PackedWeight:
+    """Return the packed weight with these tensors; a name of PACKED_PARTS that is missing stands for None."""
     return PackedWeight(**{"offsets": None, **tensors}, columns=columns)  # type: ignore[arg-type]
 
 
@@ -190,7 +191,7 @@ def pack_gguf_blocks(blocks: Tensor, rows: int, block_type: str) -> PackedWeight
     """
     if block_type not in NATIVE_BLOCK_TYPES:
         tensors, columns = split_blocks(blocks, rows, block_type)
-        return _from_tensors(tensors, columns)
+        return packed_from_tensors(tensors, columns)
     blocks = blocks.view(rows, -1, blocks.shape[-1])
     columns = blocks.shape[1] * _GROUP_SIZE
     if blocks.shape[1] % 2:
