@@ -5,11 +5,11 @@
 
 A step reads at most `max_tokens` tokens. Running sequences come first, in the order of their arrival: one token each
 while they generate, or the next part of a prompt that does not fit into one step. What is left of the budget goes to
-waiting sequences, first come, first served:
+waiting sequences, first come, first served. With max_tokens = 8 and prompts of 5, 6 and 4 tokens:
 
-    max_tokens 8    step 1    a: prompt 0-5   b: prompt 0-2
-                    step 2    a: 1 token      b: prompt 2-6   c: prompt 0-3
-                    step 3    a: 1 token      b: 1 token      c: 1 token
+    step 1    a: prompt[0:5]    b: prompt[0:3]
+    step 2    a: 1 token        b: prompt[3:6]    c: prompt[0:4]
+    step 3    a: 1 token        b: 1 token        c: 1 token
 
 If the pages run out, the sequence that arrived last is preempted: it gives its pages back and will be computed again
 once there is room. The oldest sequence is never preempted for a younger one, so every sequence makes progress.
