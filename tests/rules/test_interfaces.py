@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from collections import Counter
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -51,6 +52,27 @@ def own_docstring(value: object) -> bool:
 
 def inherits_docstring(owner: type, attribute: str) -> bool:
     return any(getattr(getattr(base, attribute, None), "__doc__", None) for base in owner.__mro__[1:])
+
+
+def unlisted_modules(init: Path) -> list[str]:
+    """Return the modules and subpackages that the docstring of a package does not name. `parts_*` names several."""
+    listed = re.findall(r"[\w*]+", ast.get_docstring(tree_of(init)) or "")
+    files = [path.stem for path in init.parent.glob("*.py") if path != init]
+    packages = [path.parent.name for path in init.parent.glob("*/__init__.py")]
+    return sorted(name for name in files + packages if not any(fnmatchcase(name, word) for word in listed))
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=".".join)
+def test_docstring_of_a_package_lists_its_modules(package):
+    assert unlisted_modules(Path(clearhead.__file__).parent.joinpath(*package, "__init__.py")) == []
+
+
+def test_module_that_no_docstring_names_is_found(tmp_path):
+    init = tmp_path / "__init__.py"
+    init.write_text('"""Parts: one, rows_*."""')
+    for name in ("one", "two", "rows_a"):
+        (tmp_path / f"{name}.py").touch()
+    assert unlisted_modules(init) == ["two"]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=".".join)

@@ -47,7 +47,7 @@ def open_engines(
 def open_serving_engines(
     target: BenchmarkTarget, weights: Sequence[str], against: Sequence[str], notify: Callable[[str], object]
 ) -> list[ServingEngine]:
-    """Do the same with engines that answer many requests at once. They do not load their weights yet."""
+    """Return Clearhead and the named engines for many requests at once. They do not load their weights yet."""
     check_engine_names(weights, against, _OTHER_SERVERS)
     candidates = {"clearhead": (ClearheadServing, WEIGHTS), **{name: _OTHER_SERVERS[name] for name in against}}
     return _open_candidates(candidates, target, weights, notify)

@@ -2,9 +2,9 @@
 
     key_value_cache  a cache of sequences that share their slots
     stores           where one layer keeps its keys and values: contiguous, or a ring of the last tokens
-    page_pool        allocation, sharing and eviction of pages; no torch
+    page_pool        allocation, sharing and eviction of pages; no tensors
     page_storage     the keys and values of all pages
-    paged_cache      a cache of padded sequences that keep their keys and values in pages
+    paged_cache      a cache in pages whose new tokens are padded to one length; its pages hold no padding
     packed_cache     the same for packed tokens: sequences of any length in one row without padding
     step             run new tokens through the network and advance the cache
 

@@ -1,4 +1,4 @@
-"""Allocate the pages of a paged cache, share them between sequences, and evict them. This module imports no torch.
+"""Allocate the pages of a paged cache, share them between sequences, and evict them. It uses no tensors.
 
     pool = PagePool(num_pages=64, page_size=16)
     table = pool.create_table(prompt); copy = table.append(prompt[table.num_tokens :]); ...; table.publish()

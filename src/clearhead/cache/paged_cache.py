@@ -1,10 +1,11 @@
-"""A cache in pages of a shared pool: sequences of any length in one batch, shared prefixes, and no padding.
+"""A cache in pages of a shared pool: sequences of any length in one batch, with shared prefixes.
 
     storage = PageStorage(PagePool(num_pages=64, page_size=16))
     cache = PagedCache(storage, [storage.pool.create_table(prompt)])
 
-page_pool.py decides where tokens go, and page_storage.py stores their keys and values. What a sequence attends to is
-gathered from the slots of its table, so this is also the reference for a kernel that reads pages in place.
+New tokens are padded to one length; pages hold only real ones. page_pool.py decides where tokens go, and
+page_storage.py stores their keys and values. What a sequence attends to is gathered from the slots of its table, so
+this is also the reference for a kernel that reads pages in place.
 """
 
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ def translation(target: Sequence[int], start: int, end: int) -> tuple[list[int],
 
 
 def continuation(source: Sequence[int], target: Sequence[int], start: int, end: int) -> tuple[list[int], list[int]]:
-    """Return the same for a decoder-only network, which reads the source first. The source has no targets."""
+    """Return inputs and targets of a translation by a decoder-only network. The source comes first, without targets."""
     inputs, targets = translation(target, start, end)
     return [*source, *inputs], [IGNORED] * len(source) + targets
 

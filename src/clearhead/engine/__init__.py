@@ -2,10 +2,10 @@
 
     for event in Engine(network).run(requests): ...
 
-request         Request, TokenFilter and Event: what callers give and get; no torch
-sequence        one request on its way through the engine; no torch
-windows         which tokens are outside of the windows of all layers; no torch
-scheduler       which tokens of which sequences the next step reads; no torch
+request         Request, TokenFilter and Event: what callers give and get; no tensors
+sequence        one request on its way through the engine; no tensors
+windows         which tokens are outside of the windows of all layers; no tensors
+scheduler       which tokens of which sequences the next step reads; no tensors
 batch           a schedule as packed tensors
 executor        a schedule through the network, and the next tokens; the interface of executors
 executors       the choice of an executor for a network

@@ -1,4 +1,4 @@
-"""Decide which tokens of which sequences the network reads in the next step. This module imports no torch.
+"""Decide which tokens of which sequences the network reads in the next step. It uses no tensors.
 
     scheduler = Scheduler(pool, max_tokens=256, max_sequences=64)
     scheduler.add(sequence); schedule = scheduler.schedule()

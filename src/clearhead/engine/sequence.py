@@ -1,4 +1,4 @@
-"""EngineSequence: one request on its way through the engine. This module imports no torch.
+"""EngineSequence: one request on its way through the engine. It uses no tensors.
 
 sequence = EngineSequence(request_id=0, request=request, max_new_tokens=8)
 """

@@ -17,7 +17,9 @@ This is the only package in which names of models decide anything. docs/add-a-fa
     gguf           metadata and tensor names of GGUF files
     gguf_writing   a config as such metadata
     ctranslate2    settings and tensor names of Marian models in CTranslate2's format
-    bart, bert, bloom, deepseek, gemma, gopher, gpt, gpt_neo, grok, llama, llama4, mpt, palm, qwen, t5, transformer
+    bloom, deepseek, gemma, gopher, gpt, gpt_neo, grok, llama, llama4, mpt, palm, qwen
+    bart (with bart_names), t5, transformer
+    albert, bert, deberta, distilbert, electra, modernbert, mpnet, nomic, roberta
                    one family or a few close relatives each
 
 Importing this package does not import torch.

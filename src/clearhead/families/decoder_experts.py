@@ -1,6 +1,6 @@
 """Mixtures of experts in the rows of the decoder tables: their settings, read and written.
 
-ExpertRow(num_experts=Setting("num_local_experts", 8), num_chosen=Setting("num_experts_per_tok", 2))
+ExpertRow(num_experts=ExpertSetting("num_local_experts", 8), num_chosen=ExpertSetting("num_experts_per_tok", 2))
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,8 @@
-"""Parts shared by GPT, BERT, BLOOM and MPT: multi-head attention, ungated feed-forward, LayerNorm.
+"""Parts shared by GPT, BERT, BLOOM, MPT, BART and the Transformer of 2017.
 
-layers = make_layers([multi_head_attention(768, 12)] * 12, feed_forward, norm); parts = stack_parts(stack)
+    layers = make_layers([multi_head_attention(768, 12)] * 12, feed_forward, norm); parts = stack_parts(stack)
+
+All have multi-head attention, ungated feed-forward layers and LayerNorm.
 """
 
 from collections.abc import Iterable

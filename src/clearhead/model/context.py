@@ -67,6 +67,7 @@ class EncoderOutput:
 
     def select(self, indices: Tensor) -> "EncoderOutput":
         """Return the sequences at these batch indices, in this order. An index may be repeated."""
+        assert self.target_documents is None, "packed sequences cannot be selected"
         cross_keys_values = None
         if self.cross_keys_values is not None:
             cross_keys_values = tuple((key[indices], value[indices]) for key, value in self.cross_keys_values)

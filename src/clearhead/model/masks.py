@@ -65,7 +65,7 @@ class AttentionIndices:
     def from_positions(
         positions: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None
     ) -> "AttentionIndices":
-        """Return the same, counted in positions (B or 1, T), so that padding does not increase any distance."""
+        """Return indices counted in positions (B or 1, T), so that padding does not increase any distance."""
         real = None if attention_mask is None else attention_mask.bool()
         return AttentionIndices(positions, positions, real, documents, documents)
 

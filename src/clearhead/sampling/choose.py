@@ -156,7 +156,7 @@ def _cut_tail(logits: Tensor, tail: Tensor) -> Tensor:
 
 
 def _cut_tail_of_row(logits: Tensor, probabilities: Tensor, tail: float) -> Tensor:
-    """Do the same for one row (V,), but sort only its likely tokens.
+    """Cut the tail of the probabilities of one row (V,), and sort only its likely tokens for that.
 
     Tokens less likely than tail / V are cut for certain: they are the least likely ones, and their total is below tail.
     """

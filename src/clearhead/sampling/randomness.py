@@ -68,7 +68,7 @@ def draw_tokens(logits: Tensor, seeds: Tensor, steps: Tensor) -> Tensor:
 
 
 def _draw_from_candidates(logits: Tensor, seeds: Tensor, steps: Tensor, places: Tensor) -> Tensor:
-    """Do the same with random numbers only at these places of the flattened logits; elsewhere the logits are -inf."""
+    """Draw one token per sequence. `places` are the finite ones of the flattened logits; only they need numbers."""
     vocab_size = logits.shape[-1]
     rows, tokens = places // vocab_size, places % vocab_size
     noise = _gumbel(_to_uniform(splitmix(splitmix(seeds, steps)[rows], tokens)))

@@ -25,7 +25,12 @@ job, events, choice, token_scores
 answers, streaming  complete answers and server-sent events
 sequential_worker   texts of models that the engine cannot run
 metrics, openapi    measurements for Prometheus; the OpenAPI document
-page_routes         the page and what it shows
+api_errors          ApiError: errors in OpenAI's form
+page_routes         the page and what it asks for
+inspection_data, inspection_fields, inspection_json, inspection_lens
+                    what the model computed, as JSON objects for the page
+model_json, request_cost, training_runs
+                    what the model is; what a request cost; training runs
 
 docs/serving.md explains how to run it and what it promises.
 """

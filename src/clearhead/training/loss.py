@@ -53,7 +53,7 @@ def chunked_cross_entropy(
     smoothing: float = 0.0,
     z_weight: float = 0.0,
 ) -> Losses:
-    """Return the same losses from hidden states (B, T, D), with the logits of one chunk in memory at a time.
+    """Return the losses from hidden states (B, T, D), with the logits of one chunk in memory at a time.
 
     The backward pass computes the logits of each chunk again.
     """

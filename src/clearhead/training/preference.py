@@ -39,7 +39,7 @@ class PreferenceLosses(NamedTuple):
     """Sums over the pairs, and the margins."""
 
     total: Tensor  # to minimize
-    cross_entropy: Tensor  # the same: to report
+    cross_entropy: Tensor  # the loss again, under the name by which the training loop reports it
     margins: Tensor  # (B / 2,) of the pairs; 0 for a pair without targets
 
 

@@ -24,8 +24,8 @@ from clearhead.training.preference import Dpo, PreferenceObjective
 from clearhead.training.recipe import Recipe
 from clearhead.training.setup import Setup, prepare
 
-# A resumed run may change these settings of [train]. `steps` stretches the schedule; device, strategy and compile change
-# at most the order of sums (and what dropout draws); the others do not affect the numbers.
+# A resumed run may change these settings of [train]. `steps` stretches the schedule; device, strategy and compile
+# change at most the order of sums (and what dropout draws); the others do not affect the numbers.
 _CHANGEABLE = (
     *("steps", "log_every", "validate_every", "validate_batches", "save_every", "tracker", "project", "samples"),
     *("num_workers", "device", "strategy", "compile"),

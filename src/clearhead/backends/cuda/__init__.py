@@ -2,11 +2,18 @@
 
 paged_decoder      PagedDecoder: packed prompts and captured steps over the pages of many sequences
 seats              the static buffers of its sequences; sampler: their next tokens; async_tokens: tokens for the host
+paged_layers       its layers: branches that read and write pages, and the norms and sums around them
+latent, mixture    latent attention over pages; experts without waiting for the host
 paged_launch       the kernels over pages as functions of tensors
 triton_pages       attention of one new token per sequence over its pages
 triton_chunks      attention of packed prompts over pages
 triton_rows        norms and activations of many rows
 triton_sampling    logits to tokens without sorting
+triton_logits      logits with the options of each sequence
+triton_candidates, triton_filters
+                   top_k, top_p and min_p
+triton_latent, triton_experts
+                   latent attention over pages; the experts of a few tokens
 triton_heads       query and key heads, normalized and rotated
 decoder            GraphDecoder: one batch of sequences over a contiguous cache
 layers             a block with its part of that cache, at fixed addresses

@@ -86,7 +86,7 @@ class PagedDecoder:
 
     @torch.inference_mode()
     def read(self, tokens: Tensor, layout: PackedLayout) -> Tensor:
-        """Do the same, but return the residual stream (T, D) after the last layer, for `logits`."""
+        """Run packed tokens (T,), store their keys and values, and return the residual stream (T, D) for `logits`."""
         return run_layers(self.layers, self._embed(tokens, layout.positions), PromptStep(layout))
 
     def choose(self, logits: Tensor, seats: Sequence[int]) -> AsyncTokens:
