@@ -97,7 +97,25 @@ def test_another_content_type_is_refused(server):
     assert server.client.post(COMPLETIONS, content=json.dumps({"prompt": "Hi"}), headers=accepted).status_code == 200
 
 
-def test_an_unknown_field_is_refused_with_the_nearest_name(server):
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "Hi", "max_tokens": 1}),
+        (CHATS, {"messages": CHAT, "max_tokens": 1}),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+        ("/v1/embeddings", {"input": "Hi"}),
+        ("/tokenize", {"prompt": "Hi"}),
+    ],
+)
+def test_an_unknown_field_is_accepted_and_logged_once(server, caplog, path, body):
+    """OpenAI's client sends new fields every month (A14)."""
+    name = f"brand_new{path.replace('/', '_')}"
+    for _ in range(2):
+        assert server.post(path, {**body, name: {"x": 1}}).status_code == 200
+    assert [name in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_misspelt_field_is_refused_with_the_nearest_name(server):
     error = check_error(server.post(COMPLETIONS, {"prompt": "Hi", "temprature": 1}), 400)
     assert (error["param"], error["code"]) == ("temprature", "unknown_parameter")
     assert "did you mean 'temperature'?" in error["message"]

@@ -13,9 +13,11 @@ routes              from HTTP to the functions below and back
 requests            read bodies within limits
 state, service      what the server is doing; the model with its engine, queue and threads
 admission           how many texts may wait
-schemas, response_schemas, json_checks, json_text
+schema_parts, schemas, response_schemas, json_checks, json_text
                     the fields of requests as JSON Schema, and their checks
-fields              JSON to typed requests
+fields, messages    JSON to typed requests
+tool_fields, tool_syntax, tool_readers, tool_messages
+                    functions that the model may call: fields, formats, calls in texts, messages
 prompts             prompts and messages to requests for the engine
 completions, chat, responses, embeddings, tokenize
                     one module per endpoint: objects in, objects out

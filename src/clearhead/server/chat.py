@@ -3,6 +3,7 @@
 asked, plan = plan_chat(service, body, salt); data = ChatFormat(head, asked).complete(texts, usage)
 """
 
+from dataclasses import replace
 from typing import Any
 
 from clearhead.server.answers import DONE, AnswerHead, CompleteText
@@ -14,22 +15,33 @@ from clearhead.server.json_text import parse_json
 from clearhead.server.prompts import encode_messages, plan_texts
 from clearhead.server.service import Service
 from clearhead.server.token_scores import TokenScore, TokenText
+from clearhead.server.tool_messages import MessageReader, call_filters, model_syntax, special_markers
 
 
 def plan_chat(service: Service, body: bytes, salt: bytes) -> tuple[ChatFields, Plan]:
     """Return what a request asks for, and its n texts."""
     asked = read_chat(parse_json(body), service.settings.limits, service.model.config.vocab_size)
     service.check_model(asked.model)
+    if asked.tools is not None:
+        asked = replace(asked, tool_syntax=model_syntax(service))
     return asked, plan_messages(service, asked, salt)
 
 
 def plan_messages(service: Service, asked: ChatFields, salt: bytes) -> Plan:
     """Return the texts that continue a conversation."""
-    ids = encode_messages(service, asked.messages, asked.variables, asked.add_generation_prompt)
-    if asked.json_schema is not None and asked.ignore_eos:
-        raise invalid("ignore_eos excludes response_format, whose text must be able to end", "ignore_eos")
-    token_filter = None if asked.json_schema is None else service.grammars.json_filter(asked.json_schema)
-    return Plan(plan_texts(service, ids, asked, salt, token_filter=token_filter), len(ids))
+    tools = None if asked.tools is None else asked.tools.definitions
+    ids = encode_messages(service, asked.messages, asked.variables, asked.add_generation_prompt, tools)
+    filters = [] if asked.json_schema is None else [service.grammars.json_filter(asked.json_schema)]
+    visible: dict[int, str] = {}
+    if asked.tools is not None and asked.tool_syntax is not None:
+        visible = special_markers(service, asked.tool_syntax)
+        filters += call_filters(service, asked.tools, asked.tool_syntax, visible)
+        if asked.json_schema is not None:
+            raise invalid("response_format excludes tools; leave one of them out", "response_format")
+    if filters and asked.ignore_eos:
+        raise invalid("ignore_eos excludes response_format and required calls, which end by themselves", "ignore_eos")
+    token_filter = filters[0] if filters else None
+    return Plan(plan_texts(service, ids, asked, salt, token_filter=token_filter), len(ids), visible=visible)
 
 
 class ChatFormat:
@@ -38,6 +50,7 @@ class ChatFormat:
     def __init__(self, head: AnswerHead, asked: ChatFields):
         self._head, self._asked = head, asked
         self._begun: set[int] = set()
+        self._messages: dict[int, MessageReader] = {}
 
     @property
     def ending(self) -> bytes:
@@ -50,16 +63,16 @@ class ChatFormat:
 
     def chunks(self, piece: Piece, usage: Usage) -> list[dict[str, Any]]:
         """Return the events of a stream for a piece: the role first, then the text, at the end an empty delta."""
-        scores = [score for score in piece.scores if not score.is_special]
+        message = self._messages.setdefault(piece.index, MessageReader(self._asked))
+        message.scores += [score for score in piece.scores if not score.is_special]
         deltas: list[tuple[dict[str, Any], list[TokenScore], str | None]] = []
         if piece.index not in self._begun:
             self._begun.add(piece.index)
             deltas.append(({"role": "assistant", "content": ""}, [], None))
-        if piece.text:
-            deltas.append(({"content": piece.text}, scores, None))
-            scores = []
+        for delta in message.deltas(piece.text, piece.finish_reason is not None):
+            deltas.append((delta, message.take_scores(), None))
         if piece.finish_reason is not None:
-            deltas.append(({}, scores, piece.finish_reason))
+            deltas.append(({}, message.take_scores(), message.finish_reason(piece.finish_reason)))
         return [self._chunk(piece.index, *delta, usage) for delta in deltas]
 
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
@@ -70,16 +83,17 @@ class ChatFormat:
 
     def complete(self, texts: list[CompleteText], usage: Usage) -> dict[str, Any]:
         """Return the answer to a request without stream."""
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": text.text, "refusal": None},
-                "logprobs": self._logprobs([score for score in text.scores if not score.is_special]),
-                "finish_reason": text.finish_reason,
-            }
-            for index, text in enumerate(texts)
-        ]
+        choices = [self._choice(index, text) for index, text in enumerate(texts)]
         return {**self._head.as_data("chat.completion"), "choices": choices, "usage": usage.as_data()}
+
+    def _choice(self, index: int, text: CompleteText) -> dict[str, Any]:
+        message = MessageReader(self._asked)
+        return {
+            "index": index,
+            "message": message.complete(text.text),
+            "logprobs": self._logprobs([score for score in text.scores if not score.is_special]),
+            "finish_reason": message.finish_reason(text.finish_reason),
+        }
 
     def _chunk(
         self, index: int, delta: dict[str, Any], scores: list[TokenScore], finish_reason: str | None, usage: Usage

@@ -6,6 +6,7 @@ Stop strings, characters that are split over tokens, and log-probabilities are h
 and complete answers, so that both have the same text.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,9 +32,21 @@ class Piece:
 class Choice:
     """One text that is being generated. The last piece has a finish reason."""
 
-    def __init__(self, index: int, request: Request, tokenizer: Tokenizer | None, echo: str | None = None):
-        """Begin a text. echo: the text of the prompt, if it shall be part of the answer."""
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        tokenizer: Tokenizer | None,
+        echo: str | None = None,
+        visible: Mapping[int, str] | None = None,
+    ):
+        """Begin a text.
+
+        echo: the text of the prompt, if it shall be part of the answer. visible: special tokens that are part of the
+        text, by their id.
+        """
         self.index = index
+        self._visible = visible or {}
         self.request = request
         self.num_cached_tokens = 0  # of the prompt, known after the first event
         self.finish_reason: FinishReason | None = None
@@ -59,7 +72,7 @@ class Choice:
                 self._waiting.append(self._scorer.score(event.token, *step_scores(event.logprobs)))
         if event.finish_reason is not None:
             self._sequence.finished = True
-        text = self._output.update()
+        text = self._output.update() + self._visible.get(-1 if event.token is None else event.token, "")
         self._num_characters += len(text)
         if self._sequence.finished:
             self.finish_reason = "stop" if self._output.finish_reason == "stop" else "length"

@@ -1,19 +1,30 @@
-"""From JSON to typed requests. Every field is used, or refused by name: nothing is ignored. Without HTTP.
+"""From JSON to typed requests. Every known field is used, or refused by name. Without HTTP.
 
 asked = read_completion(body, Limits(), vocab_size=32_000); asked.prompts, asked.options
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any
 
 from clearhead.errors import quote, unknown_name
 from clearhead.server.api_errors import ApiError, invalid
 from clearhead.server.json_checks import check_value, describe
-from clearhead.server.schemas import Table, chat_fields, completion_fields
+from clearhead.server.messages import plain_messages
+from clearhead.server.schema_parts import Table
+from clearhead.server.schemas import chat_fields, completion_fields
 from clearhead.server.settings import Limits
+from clearhead.server.tool_fields import Tools, read_tools
+from clearhead.server.tool_syntax import ToolSyntax
 
 _DEFAULT_COMPLETION_TOKENS = 16  # that of OpenAI's API
+_LOGGER = logging.getLogger("clearhead.server")
+_MAX_NAME = 80  # characters of an unknown field that messages repeat
+_MISSPELT = 0.85  # similarity (0 to 1) to a known name from which on an unknown one is taken for a mistake
+_MAX_REPORTED = 100
+_REPORTED: set[str] = set()  # unknown fields that the log has named
 _OPTIONS = {  # of SamplingOptions, by the name of the field
     "temperature": "temperature",
     "top_p": "top_p",
@@ -62,28 +73,34 @@ class CompletionFields(GenerationFields):
 class ChatFields(GenerationFields):
     """A request for /v1/chat/completions.
 
-    json_schema: the schema that the answer must follow; True allows any JSON object, None any text.
+    json_schema: the schema that the answer must follow; True allows any JSON object, None any text. tools: functions
+    that the model may call; None for no calls.
     """
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
     variables: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     json_schema: Mapping[str, Any] | bool | None = None
+    tools: Tools | None = None
+    tool_syntax: ToolSyntax | None = None  # of the model; set once its chat template is known
 
 
 def read_fields(body: Any, table: Table) -> dict[str, Any]:
-    """Return the fields that are given and not null. Raise ApiError for unknown, missing, wrong or refused ones."""
+    """Return the fields that are given and not null. Raise ApiError for missing, wrong, refused or misspelt ones.
+
+    A field that is not in the table, such as a new one of OpenAI's API, is left out, and the log says so.
+    """
     if not isinstance(body, dict):
         raise invalid(f"the body of the request is {quote(body)}; it must be a JSON object")
     for name in body:
         if name not in table:
-            raise invalid(str(unknown_name("field", name, table)), param=name[:80], code="unknown_parameter")
+            _report_unknown(name, table)
     missing = next((name for name, each in table.items() if each.required and body.get(name) is None), None)
     if missing is not None:
         raise invalid(f"{missing} is missing; give {describe(table[missing].schema)}", missing, "missing_parameter")
     found = {}
     for name, value in body.items():
-        if value is None:
+        if value is None or name not in table:
             continue
         try:
             found[name] = check_value(value, table[name].schema, name)
@@ -92,6 +109,15 @@ def read_fields(body: Any, table: Table) -> dict[str, Any]:
                 raise
             raise invalid(_refusal(name, table), name, "unsupported_parameter") from error
     return found
+
+
+def _report_unknown(name: str, table: Table) -> None:
+    """Log that a field is ignored, once per name. Raise ApiError if it is a known name with a spelling mistake."""
+    if get_close_matches(name[:_MAX_NAME], table, n=1, cutoff=_MISSPELT):
+        raise invalid(str(unknown_name("field", name, table)), param=name[:_MAX_NAME], code="unknown_parameter")
+    if name not in _REPORTED and len(_REPORTED) < _MAX_REPORTED:
+        _REPORTED.add(name)
+        _LOGGER.warning("requests have the unknown field %s, which is ignored", quote(name[:_MAX_NAME]))
 
 
 def _refusal(name: str, table: Table) -> str:
@@ -132,6 +158,7 @@ def read_chat(body: Any, limits: Limits, vocab_size: int) -> ChatFields:
         add_generation_prompt=found.get("add_generation_prompt", True),
         logprobs=found.get("top_logprobs", 0) if found.get("logprobs") else None,
         json_schema=read_json_schema(found.get("response_format"), limits, "response_format"),
+        tools=read_tools(found),
     )
 
 
@@ -207,19 +234,6 @@ def split_prompts(given: Any) -> list[str | list[int]]:
     if given and isinstance(given[0], int):
         return [given]
     return list(given)
-
-
-def plain_messages(given: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """Return messages as chat templates expect them: the parts of a content joined, developers as system."""
-    messages = []
-    for message in given:
-        content = message["content"]
-        if not isinstance(content, str):
-            content = "".join(part["text"] for part in content)
-        role = "system" if message["role"] == "developer" else message["role"]
-        others = {name: value for name, value in message.items() if value is not None}
-        messages.append({**others, "role": role, "content": content})
-    return messages
 
 
 def template_variables(found: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -9,8 +9,8 @@ Closing a job aborts what is still running, within one step of the engine.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from clearhead.engine import Event, Request
 from clearhead.errors import ClearheadError
@@ -24,11 +24,16 @@ _LOGGER = logging.getLogger("clearhead.server")
 
 @dataclass(frozen=True)
 class Plan:
-    """Texts to generate. echoes: the text of the prompt for each, if it is part of the answer."""
+    """Texts to generate.
+
+    echoes: the text of the prompt for each, if it is part of the answer. visible: special tokens that are part of the
+    text, by their id.
+    """
 
     requests: Sequence[Request]
     num_prompt_tokens: int  # of all prompts, each counted once
     echoes: Sequence[str | None] = ()
+    visible: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def num_tokens_to_read(self) -> int:
@@ -63,7 +68,9 @@ class Job:
         echoes = plan.echoes or [None] * len(plan.requests)
         tokenizer = service.model.tokenizer
         pairs = zip(plan.requests, echoes, strict=True)
-        self.choices = [Choice(index, request, tokenizer, echo) for index, (request, echo) in enumerate(pairs)]
+        self.choices = [
+            Choice(index, request, tokenizer, echo, plan.visible) for index, (request, echo) in enumerate(pairs)
+        ]
         self._mailbox = Mailbox()
         self._streams: dict[int, TextStream] = {}  # of texts that the engine has not finished, by index
         self._last_token_at: dict[int, float] = {}

@@ -128,6 +128,8 @@ def _check_object(value: dict[str, Any], schema: Schema, path: str) -> dict[str,
     for name, each in value.items():
         if name in properties:
             checked[name] = None if each is None else check_value(each, properties[name], f"{path}.{name}")
+        elif others is False and each is None:
+            continue  # clients send back messages with all fields that they know
         elif others is False:
             known = ", ".join(properties)
             raise invalid(f"{path} has the unknown field {quote(name)}; it may have {known}", f"{path}.{name[:80]}")

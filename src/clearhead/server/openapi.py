@@ -7,9 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 from clearhead.server.response_schemas import response_fields
+from clearhead.server.schema_parts import STRING, Table
 from clearhead.server.schemas import (
-    STRING,
-    Table,
     chat_fields,
     completion_fields,
     detokenize_fields,
@@ -68,7 +67,7 @@ def request_schema(table: Table) -> dict[str, Any]:
         "type": "object",
         "properties": properties,
         "required": [name for name, each in table.items() if each.required],
-        "additionalProperties": False,
+        "additionalProperties": True,
     }
 
 

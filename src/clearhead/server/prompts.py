@@ -33,7 +33,11 @@ def encode_text(
 
 
 def encode_messages(
-    service: Service, messages: Sequence[Mapping[str, str]], variables: Mapping[str, Any], add_generation_prompt: bool
+    service: Service,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    add_generation_prompt: bool,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation in the chat template."""
     if not service.model.has_chat_template:
@@ -41,7 +45,7 @@ def encode_messages(
         raise invalid(message, "messages", "no_chat_template")
     try:
         text = render_chat(
-            service.tokenizer, messages, add_generation_prompt=add_generation_prompt, variables=variables
+            service.tokenizer, messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
         return service.tokenizer.encode(text, add_special_tokens=False)
     except ClearheadError as error:

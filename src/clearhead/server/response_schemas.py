@@ -5,13 +5,15 @@ table = response_fields(Limits()); table["input"].schema
 
 from typing import Any
 
-from clearhead.server.schemas import BOOLEAN, STRING, Field, Table, identity_fields, number, refused, whole
+from clearhead.server.schema_parts import BOOLEAN, STRING, Field, Table, number, refused, whole
+from clearhead.server.schemas import identity_fields
 from clearhead.server.settings import Limits
 
 
 def response_fields(limits: Limits) -> Table:
     """Return the fields of /v1/responses."""
-    no_tools, no_memory = "calls of tools are not parsed yet", "the server keeps nothing of earlier requests"
+    no_tools = "calls of tools are part of /v1/chat/completions"
+    no_memory = "the server keeps nothing of earlier requests"
     return {
         "model": Field(STRING, "The model; one of /v1/models. It may be left out."),
         "input": Field(_input_schema(limits), "A text, or a list of messages.", required=True),

@@ -11,9 +11,10 @@ from clearhead.server.answers import AnswerHead, CompleteText, new_id
 from clearhead.server.api_errors import ApiError, invalid
 from clearhead.server.chat import plan_messages
 from clearhead.server.choice import Piece
-from clearhead.server.fields import ChatFields, plain_messages, read_fields, read_json_schema
+from clearhead.server.fields import ChatFields, read_fields, read_json_schema
 from clearhead.server.job import Plan, Usage
 from clearhead.server.json_text import parse_json
+from clearhead.server.messages import plain_messages
 from clearhead.server.response_schemas import response_fields
 from clearhead.server.service import Service
 

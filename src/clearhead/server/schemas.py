@@ -6,44 +6,11 @@ A field that OpenAI's API has and this server has not is in the table too: its s
 nothing, and `unsupported` says why the others are refused. null always means the default.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from clearhead.server.schema_parts import BOOLEAN, INT64, STRING, TOKEN_ID, Field, Table, number, refused, whole
 from clearhead.server.settings import Limits
-
-INT64 = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
-BOOLEAN = {"type": "boolean"}
-STRING = {"type": "string"}
-TOKEN_ID = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
-
-
-@dataclass(frozen=True)
-class Field:
-    """A field of a request."""
-
-    schema: Mapping[str, Any]
-    description: str
-    unsupported: str | None = None  # why values that the schema does not allow are refused
-    required: bool = False
-
-
-Table = dict[str, Field]
-
-
-def number(low: float, high: float) -> dict[str, Any]:
-    """Return the schema of a number in a range."""
-    return {"type": "number", "minimum": low, "maximum": high}
-
-
-def whole(low: int, high: int) -> dict[str, Any]:
-    """Return the schema of a whole number in a range."""
-    return {"type": "integer", "minimum": low, "maximum": high}
-
-
-def refused(reason: str, *allowed: Any) -> Field:
-    """Return a field that is not supported; only the allowed values, which change nothing, are accepted."""
-    return Field({"enum": list(allowed)}, f"Not supported: {reason}", unsupported=reason)
+from clearhead.server.tool_fields import call_schema, tool_fields
 
 
 def _strings(limits: Limits) -> dict[str, Any]:
@@ -132,7 +99,7 @@ def completion_fields(limits: Limits) -> Table:
 def chat_fields(limits: Limits) -> Table:
     """Return the fields of /v1/chat/completions."""
     tokens = whole(1, limits.max_new_tokens)
-    deprecated = "it was replaced by tools, which this server does not offer yet"
+    deprecated = "it was replaced by tools"
     return {
         **_sampling_fields(limits),
         "messages": Field(message_schema(limits), "The conversation.", required=True),
@@ -146,9 +113,7 @@ def chat_fields(limits: Limits) -> Table:
         ),
         "add_generation_prompt": Field(BOOLEAN, "Begin the assistant's answer; by default true."),
         "modalities": refused("models here write text only", ["text"]),
-        "tools": refused("calls of tools are not parsed yet", []),
-        "tool_choice": refused("calls of tools are not parsed yet", "none", "auto"),
-        "parallel_tool_calls": refused("calls of tools are not parsed yet", True, False),
+        **tool_fields(limits),
         "functions": refused(deprecated, []),
         "function_call": refused(deprecated, "none", "auto"),
         "reasoning_effort": refused("use chat_template_kwargs for templates that have such a setting", "none"),
@@ -176,11 +141,11 @@ def message_schema(limits: Limits) -> dict[str, Any]:
             "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
             "content": content,
             "name": STRING,
+            "tool_calls": {"type": "array", "items": call_schema(), "maxItems": limits.max_tools},
             "tool_call_id": STRING,
-            "refusal": {"enum": []},
             "reasoning_content": STRING,
         },
-        "required": ["role", "content"],
+        "required": ["role"],
         "additionalProperties": False,
     }
     return {"type": "array", "items": message, "minItems": 1, "maxItems": limits.max_messages}

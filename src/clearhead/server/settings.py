@@ -22,6 +22,7 @@ class Limits:
     max_choices: int = 64  # n
     max_prompts: int = 1024  # of one completion or embedding request
     max_messages: int = 1024
+    max_tools: int = 128
     max_stop_strings: int = 16
     max_stop_characters: int = 256
     max_logit_biases: int = 1024

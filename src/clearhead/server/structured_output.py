@@ -7,7 +7,7 @@ come next. Compiling takes up to a second, so it is done in a thread, before the
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any
 
@@ -36,24 +36,30 @@ class Grammars:
 
         Raise ApiError for a schema that is wrong or that the library does not support.
         """
+        wanted = json.dumps({"type": "object"} if isinstance(schema, bool) else dict(schema))
+        overrides = {"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
+        return self._filter(lambda matcher: matcher.grammar_from_json_schema(wanted, overrides=overrides), _PARAM)
+
+    def lark_filter(self, grammar: str, param: str) -> "GrammarFilter":
+        """Return a filter for texts of a grammar in the form of Lark. Raise ApiError, which names `param`, as above."""
+        return self._filter(lambda matcher: matcher.grammar_from_lark(grammar), param)
+
+    def _filter(self, compile_grammar: Callable[[Any], str], param: str) -> "GrammarFilter":
         try:
             from llguidance import LLMatcher
         except ImportError:
-            raise _unsupported("the server runs without the grammar library, clearhead[grammar]") from None
+            raise _unsupported("the server runs without the grammar library, clearhead[grammar]", param) from None
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = _create_vocabulary(self._model)
-        wanted = {"type": "object"} if isinstance(schema, bool) else dict(schema)
+                self._vocabulary = _create_vocabulary(self._model, param)
         try:
-            grammar = LLMatcher.grammar_from_json_schema(
-                json.dumps(wanted), overrides={"whitespace_flexible": True, "whitespace_pattern": _WHITESPACE}
-            )
+            grammar = compile_grammar(LLMatcher)
             error = LLMatcher.validate_grammar(grammar, self._vocabulary)
         except (ValueError, RecursionError) as failure:
             error = str(failure)
         if error and not error.startswith("WARNING"):
             reason = shorten(error.splitlines()[0], _MAX_MESSAGE_CHARACTERS)
-            raise invalid(f"the JSON schema cannot be used: {reason}", _PARAM, "invalid_json_schema")
+            raise invalid(f"the JSON schema cannot be used: {reason}", param, "invalid_json_schema")
         return GrammarFilter(LLMatcher(self._vocabulary, grammar, log_level=0), self._model.config.vocab_size)
 
 
@@ -107,17 +113,18 @@ class _Vocabulary:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
 
-def _create_vocabulary(model: Model) -> Any:
+def _create_vocabulary(model: Model, param: str) -> Any:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     ends = sorted(model.text_generator.stop_ids)
     if model.tokenizer is None or not ends:
-        raise _unsupported("the model has no tokenizer or no token that ends a text")
+        raise _unsupported("the model has no tokenizer or no token that ends a text", param)
     vocab_size = model.config.vocab_size
     wrapper = TokenizerWrapper(_Vocabulary(model.tokenizer, vocab_size, ends[0]))
     return LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=ends)
 
 
-def _unsupported(reason: str) -> ApiError:
-    message = f'response_format is not supported, because {reason}; leave it out or set it to {{"type": "text"}}'
-    return invalid(message, _PARAM, "unsupported_parameter")
+def _unsupported(reason: str, param: str) -> ApiError:
+    instead = 'set it to {"type": "text"}' if param == _PARAM else "set it to auto or none"
+    message = f"{param} is not supported, because {reason}; leave it out or {instead}"
+    return invalid(message, param, "unsupported_parameter")

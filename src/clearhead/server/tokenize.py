@@ -7,8 +7,9 @@ from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.server.api_errors import invalid
-from clearhead.server.fields import plain_messages, read_fields, template_variables
+from clearhead.server.fields import read_fields, template_variables
 from clearhead.server.json_text import parse_json
+from clearhead.server.messages import plain_messages
 from clearhead.server.prompts import encode_messages
 from clearhead.server.schemas import detokenize_fields, tokenize_fields
 from clearhead.server.service import Service
