@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.inspection.book import book_page
+from clearhead.course import book_page
 from clearhead.inspection.head_ranking import HeadSelection
 from clearhead.inspection.html_document import sandboxed_frame
 from clearhead.inspection.page import render_page

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.inspection.book_examples import worked_examples
+from clearhead.course.examples import worked_examples
+from clearhead.course.statements import read_errata, read_parts
 from clearhead.studies import ENTRIES
 from tests.rules.source import FILES, ROOT
 
@@ -39,7 +40,18 @@ def test_every_cited_number_is_on_the_page():
 
 def test_every_worked_example_is_on_the_page():
     numbers = {number for example in worked_examples() for number in example.number.split(", ")}
-    assert numbers <= STATEMENTS.keys()
+    assert numbers == STATEMENTS.keys()
+
+
+def test_the_course_has_a_lesson_for_every_statement_with_the_code_that_the_page_names():
+    lessons = {statement.number: statement for part in read_parts() for statement in part.statements}
+    assert list(lessons) == list(STATEMENTS)
+    for number, statement in lessons.items():
+        assert statement.code == re.findall(r"`([\w/]+\.py)`", STATEMENTS[number])[0]
+
+
+def test_the_course_has_an_exercise_for_every_erratum():
+    assert {erratum.number for erratum in read_errata()} == ERRATA == set(range(1, 19))
 
 
 @pytest.mark.parametrize("number", STATEMENTS)

@@ -44,8 +44,9 @@ ALLOWED_IMPORTS = {
         "tokenization",
     },
     "cli": {
-        *("api", "architecture", "benchmark", "catalog", "checkpoint", "costs", "data", "evaluation", "families"),
+        *("api", "architecture", "benchmark", "catalog", "checkpoint", "costs", "course", "data", "evaluation"),
         *(
+            "families",
             "generation",
             "inspection",
             "options",
@@ -61,6 +62,7 @@ ALLOWED_IMPORTS = {
         *("api", "architecture", "cache", "costs", "data", "families", "generation", "inspection", "model"),
         "training",
     },
+    "course": {"api", "architecture", "cache", "costs", "data", "families", "inspection", "model", "studies"},
     **{name: set() for name in BASICS},
 }
 

@@ -90,20 +90,30 @@ def trace(
             print_lens(lens_table, console)
 
 
-@app.command(epilog="Example: `clearhead book --out book.html`")
+@app.command(epilog="Example: `clearhead book --out course.html`")
 def book(
     out: Annotated[Path | None, typer.Option(help="HTML file to write; by default the examples are printed.")] = None,
+    studies: Annotated[
+        Path | None, typer.Option(help="Folder of `clearhead study all`, whose pictures the page shows.")
+    ] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show worked examples with small numbers: attention, masks, positions and the cache."""
-    from clearhead.files import write_text
-    from clearhead.inspection import book_data, book_page, print_book
+    """Teach the Transformer from attention to its cost, with worked numbers.
 
+    With --out, write a course as one HTML page: every statement with its formula, numbers, questions and sliders.
+    Otherwise print the worked examples.
+    """
+    if studies is not None and out is None:
+        raise typer.BadParameter("only the page shows studies; add --out course.html", param_hint="--studies")
     if out is not None:
         check_output_path(out, [".html"])
         check_absent(out, overwrite, "name")
-        write_text(out, book_page())
+    from clearhead.course import book_data, book_page, print_book
+    from clearhead.files import write_text
+
+    if out is not None:
+        write_text(out, book_page(studies))
     if as_json:
         print_json(book_data())
     elif out is not None:

@@ -28,7 +28,9 @@ from clearhead.costs.estimate import cost, model_flops
 from clearhead.costs.formulas import (
     Workload,
     active_parameters,
+    cache_bytes_per_token,
     layer_parameters,
+    operation_costs,
     parameters_by_part,
     shard_heads,
 )
@@ -42,6 +44,7 @@ __all__ = [
     "Report",
     "Workload",
     "active_parameters",
+    "cache_bytes_per_token",
     "compare_with_measurement",
     "cost",
     "device_for_gpu",
@@ -53,6 +56,7 @@ __all__ = [
     "measure_curves",
     "measure_machine",
     "model_flops",
+    "operation_costs",
     "parameters_by_part",
     "print_comparisons",
     "print_report",

@@ -24,11 +24,12 @@ from clearhead.data.batch import IGNORED, Batch, PreferenceBatch
 from clearhead.data.config import Data, LongText, Masked, PairData, PreferenceData, SpanCorruption, SyntheticData
 from clearhead.data.datasets import Examples
 from clearhead.data.loader import Dataset, Loader, evaluation_batches
-from clearhead.data.objectives import count_noise, span_corruption_lengths
+from clearhead.data.objectives import causal, count_noise, span_corruption_lengths, translation
 from clearhead.data.open import decoder_start_id, open_data, tokenizer_texts
 from clearhead.data.preferences import Preferences
 from clearhead.data.shards import INDEX_FILE, ShardIndex, verify_shards, write_shards
 from clearhead.data.sources import Pair, read_json_lines, read_parallel, read_table, read_text, read_texts
+from clearhead.data.synthetic import make_example
 from clearhead.data.tokens import document_ids
 
 __all__ = [
@@ -49,10 +50,12 @@ __all__ = [
     "ShardIndex",
     "SpanCorruption",
     "SyntheticData",
+    "causal",
     "count_noise",
     "decoder_start_id",
     "document_ids",
     "evaluation_batches",
+    "make_example",
     "open_data",
     "read_json_lines",
     "read_parallel",
@@ -61,6 +64,7 @@ __all__ = [
     "read_texts",
     "span_corruption_lengths",
     "tokenizer_texts",
+    "translation",
     "verify_shards",
     "write_shards",
 ]

@@ -27,9 +27,9 @@ Display:
     page_data            what a page contains (rounded_matrices: in 8 bits); html_document, assets: the file around it
     colors, token_labels what these have in common
     export               choose among them by file extension; JSON data
-    book                 the worked examples of `clearhead book` (book_examples, book_parts)
 """
 
+from clearhead.inspection import colors
 from clearhead.inspection.ablation import ablate, ablate_parts
 from clearhead.inspection.attention_patterns import (
     attention_entropy,
@@ -40,7 +40,6 @@ from clearhead.inspection.attention_patterns import (
 )
 from clearhead.inspection.attention_shares import attention_shares
 from clearhead.inspection.attribution import Attribution, Contribution, attribute_logit
-from clearhead.inspection.book import book_data, book_page, print_book
 from clearhead.inspection.effect import Effect, most_likely
 from clearhead.inspection.export import (
     check_export_path,
@@ -76,9 +75,8 @@ __all__ = [
     "attention_rollout",
     "attention_shares",
     "attribute_logit",
-    "book_data",
-    "book_page",
     "check_export_path",
+    "colors",
     "draw_matrix",
     "export_trace",
     "html_document",
@@ -90,7 +88,6 @@ __all__ = [
     "patch",
     "patch_grid",
     "previous_token_scores",
-    "print_book",
     "print_heatmap",
     "print_lens",
     "score_tokens",

@@ -46,7 +46,14 @@ from clearhead.model.masks import (
 )
 from clearhead.model.mixture import MixtureLayer, RouterLayer
 from clearhead.model.norms import DeviationNormLayer, OffsetLayerNorm, RmsNormLayer
-from clearhead.model.positions import alibi_slopes, llama3_frequencies, make_rotation, sinusoids
+from clearhead.model.positions import (
+    alibi_bias,
+    alibi_slopes,
+    llama3_frequencies,
+    make_rotation,
+    relative_position_bucket,
+    sinusoids,
+)
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
 from clearhead.model.sentence import SentencePooler
 from clearhead.model.transformer import LayerStack, Transformer, check_shapes
@@ -77,6 +84,7 @@ __all__ = [
     "Scoring",
     "SentencePooler",
     "Transformer",
+    "alibi_bias",
     "alibi_slopes",
     "apply_softcap",
     "attention_steps",
@@ -91,6 +99,7 @@ __all__ = [
     "masked_softmax",
     "positions_from_mask",
     "reference_attention",
+    "relative_position_bucket",
     "resolve_positions",
     "sinusoids",
 ]

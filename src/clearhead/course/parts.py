@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from importlib.resources import files
 from typing import Any, Literal
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from clearhead.architecture import GroupedAttention
 from clearhead.cache import ContiguousStore
-from clearhead.inspection.html_document import read_asset
 from clearhead.model import Attention, AttentionContext, AttentionSteps, Mask, Scoring, attention_steps, fused_attention
 
 NO_MASK = Mask()
@@ -34,19 +34,58 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Example:
-    """A worked example: an explanation and the matrices that it is about."""
+class TextTable:
+    """A table of words and counts."""
 
-    number: str  # of the statement in the book, such as A1
+    name: str
+    columns: Sequence[str]
+    cells: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over common x values, drawn as a small picture."""
+
+    name: str
+    x: Sequence[float]
+    lines: dict[str, Sequence[float]]
+    x_label: str
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """A matrix that is too large to be printed, drawn as a picture of its numbers from -1 to 1."""
+
+    name: str
+    values: Tensor
+    row_label: str
+    column_label: str
+
+
+Part = Panel | TextTable | Chart | Heatmap
+
+
+@dataclass(frozen=True)
+class Example:
+    """A worked example: an explanation, and the matrices, tables and pictures that it is about."""
+
+    number: str  # of the statement in the book, such as A1; several are separated by a comma and a space
     title: str
     explanation: str
-    panels: list[Panel]
+    panels: Sequence[Part]
+
+
+def read_asset(name: str) -> str:
+    """Return the text of a file in course/assets."""
+    return files("clearhead.course").joinpath("assets", name).read_text(encoding="utf-8")
 
 
 @cache
 def _book_inputs() -> dict[str, Any]:
     """Return the inputs of all examples."""
-    return dict(json.loads(read_asset("book.json")))
+    return dict(json.loads(read_asset("inputs.json")))
 
 
 def inputs(example: str) -> dict[str, Any]:
@@ -85,3 +124,8 @@ def step_context(step: int, store: ContiguousStore | None) -> AttentionContext:
     """Return the context of one decoding step, with the store as its cache."""
     write_cache = None if store is None else partial(store.write, step)
     return AttentionContext(NO_MASK, fused_attention, torch.tensor([[step]]), write_cache=write_cache)
+
+
+def numbered(name: str, count: int) -> list[str]:
+    """Return labels such as token 1, token 2."""
+    return [f"{name} {number}" for number in range(1, count + 1)]

@@ -1,0 +1,158 @@
+"""Write formulas as MathML, which browsers typeset without a library.
+
+    to_mathml(r"\\frac{QK^T}{\\sqrt{d_k}}")   # '<math display="block"><mrow><mfrac>...'
+
+The input is a small part of TeX: letters, numbers, operators, groups in braces, `^`, `_`, and the commands below. A
+word after a backslash that is not a command is a function name such as `\\softmax`.
+"""
+
+import html
+import re
+from collections.abc import Callable
+
+from clearhead.errors import ClearheadError
+
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\s+|.")
+_SYMBOLS = {
+    "cdot": "·",
+    "times": "×",
+    "le": "≤",
+    "ge": "≥",
+    "ne": "≠",
+    "to": "→",
+    "sim": "∼",
+    "approx": "≈",
+    "in": "∈",
+    "sum": "∑",
+    "prod": "∏",
+    "infty": "∞",
+    "dots": "…",
+    "odot": "⊙",
+    "otimes": "⊗",
+    "mid": "|",
+    "pm": "±",
+    "alpha": "α",
+    "beta": "β",
+    "delta": "δ",
+    "theta": "θ",
+    "mu": "μ",
+    "sigma": "σ",
+    "omega": "ω",
+    "phi": "φ",
+    "ell": "ℓ",
+    "Delta": "Δ",
+    "gets": "←",
+    "partial": "∂",
+}
+_IDENTIFIERS = set("αβδθμσωφℓΔ")
+_LARGE = set("∑∏")
+
+
+def to_mathml(formula: str) -> str:
+    """Return a formula as a MathML element of its own line; raise ClearheadError if its braces do not match."""
+    tokens = [token for token in _TOKEN.findall(formula) if not token.isspace()]
+    parser = _Parser(tokens)
+    content = parser.row(end=None)
+    return f'<math display="block"><mrow>{content}</mrow></math>'
+
+
+class _Parser:
+    """Read tokens from left to right."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._tokens = tokens
+        self._place = 0
+
+    def row(self, end: str | None) -> str:
+        """Return all parts up to the token `end`, or up to the end of the formula."""
+        parts = []
+        while (token := self._peek()) != end:
+            if token is None or token == "}":
+                raise ClearheadError(f"the braces of the formula {' '.join(self._tokens)} do not match")
+            parts.append(self._scripted())
+        self._place += 1
+        return "".join(parts)
+
+    def _peek(self) -> str | None:
+        return self._tokens[self._place] if self._place < len(self._tokens) else None
+
+    def _scripted(self) -> str:
+        """Return one part with its subscript and superscript."""
+        is_large = self._tokens[self._place] in ("\\sum", "\\prod")
+        base, scripts = self._atom(), {}
+        while (token := self._peek()) in ("_", "^"):
+            self._place += 1
+            scripts[token] = self._atom()
+        names = {"_": ("munder", "msub"), "^": ("mover", "msup"), "_^": ("munderover", "msubsup")}
+        kind = "".join(mark for mark in "_^" if mark in scripts)
+        if not kind:
+            return base
+        name = names[kind][0 if is_large else 1]
+        return f"<{name}>{base}{''.join(scripts[mark] for mark in kind)}</{name}>"
+
+    def _atom(self) -> str:
+        """Return one part without scripts."""
+        token = self._peek()
+        if token is None:
+            raise ClearheadError("the formula ends where a part is expected")
+        self._place += 1
+        if token == "{":
+            return f"<mrow>{self.row(end='}')}</mrow>"
+        if not token.startswith("\\"):
+            return _leaf(token)
+        name = token[1:]
+        if name in _COMMANDS:
+            return _COMMANDS[name](self)
+        if name in _SYMBOLS:
+            return _leaf(_SYMBOLS[name])
+        return f"<mo>{html.escape(name)}</mo>" if len(name) == 1 else f"<mi>{name}</mi>"
+
+    def fraction(self) -> str:
+        """Return the fraction of the next two parts."""
+        return f"<mfrac>{self._atom()}{self._atom()}</mfrac>"
+
+    def root(self) -> str:
+        """Return the square root of the next part."""
+        return f"<msqrt>{self._atom()}</msqrt>"
+
+    def text(self) -> str:
+        """Return the next group as upright words."""
+        words = []
+        self._place += 1  # the opening brace
+        while (token := self._peek()) != "}":
+            if token is None:
+                raise ClearheadError("the text of the formula does not end")
+            words.append(token)
+            self._place += 1
+        self._place += 1
+        return f"<mtext>{html.escape(' '.join(_join_words(words)))}</mtext>"
+
+    def space(self) -> str:
+        """Return a wide space."""
+        return '<mspace width="1.2em"></mspace>'
+
+
+def _join_words(characters: list[str]) -> list[str]:
+    """Return the words of single characters; `~` separates them, since the tokens have no spaces."""
+    return "".join(characters).split("~")
+
+
+_COMMANDS: dict[str, Callable[[_Parser], str]] = {
+    "frac": _Parser.fraction,
+    "sqrt": _Parser.root,
+    "text": _Parser.text,
+    "quad": _Parser.space,
+}
+
+
+def _leaf(token: str) -> str:
+    """Return a number, a letter or an operator."""
+    if token[0].isdigit():
+        return f"<mn>{token}</mn>"
+    if token.isalpha() or token in _IDENTIFIERS:
+        return f"<mi>{token}</mi>"
+    if token == "~":
+        return '<mspace width="0.35em"></mspace>'
+    if token in _LARGE:
+        return f'<mo largeop="true" movablelimits="false">{token}</mo>'
+    return f"<mo>{html.escape('−' if token == '-' else token)}</mo>"
