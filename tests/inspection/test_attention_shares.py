@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from clearhead.inspection.attention_shares import attention_shares
+from clearhead.inspection.shares import attention_shares
 
 LENGTH = 12
 CAUSAL = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()

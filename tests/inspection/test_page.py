@@ -18,9 +18,9 @@ import clearhead
 from clearhead.cli import main as _main  # noqa: F401  registers the commands
 from clearhead.cli.app import app
 from clearhead.errors import ClearheadError
+from clearhead.inspection.document import script_json
 from clearhead.inspection.export import export_trace
 from clearhead.inspection.head_ranking import HeadSelection
-from clearhead.inspection.html_document import script_json
 from clearhead.inspection.lens import make_lens_table
 from clearhead.inspection.page import render_page
 from clearhead.inspection.page_data import THUMBNAIL_SIZE
@@ -353,4 +353,4 @@ def test_book_command_writes_html_and_prints_json(tmp_path):
     with pytest.raises(ClearheadError, match=r"unsupported extension; use \.html"):
         run_command("book", "--out", tmp_path / "book.txt")
     assert "Heatmap D" in Path(tmp_path / "book.html").read_text(encoding="utf-8")
-    assert json.loads(run_command("book", "--json").stdout)[0]["number"] == "A1, A2"
+    assert json.loads(run_command("book", "--json").stdout)[0]["number"] == "A1"

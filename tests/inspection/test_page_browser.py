@@ -10,8 +10,8 @@ import torch
 
 import clearhead
 from clearhead.course import book_page
+from clearhead.inspection.document import sandboxed_frame
 from clearhead.inspection.head_ranking import HeadSelection
-from clearhead.inspection.html_document import sandboxed_frame
 from clearhead.inspection.page import render_page
 from clearhead.inspection.page_data import thumbnails
 from tests.inspection.fake_views import causal_view, cross_view, random_lens

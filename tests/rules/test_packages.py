@@ -24,7 +24,7 @@ ALLOWED_IMPORTS = {
     "sampling": {"options"},
     "engine": {"architecture", "backends", "cache", "model", "options", "sampling"},
     "generation": {"architecture", "backends", "cache", "engine", "model", "options", "sampling", "tokenization"},
-    "inspection": {"architecture", "cache", "data", "generation", "model", "options", "tokenization"},
+    "inspection": {"architecture", "data", "generation", "model", "options", "tokenization"},
     "api": {
         *("architecture", "backends", "cache", "checkpoint", "costs", "engine", "families", "generation", "inspection"),
         *("model", "options", "summary", "tokenization"),

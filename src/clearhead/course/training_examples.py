@@ -62,7 +62,7 @@ def masked_weights(scores: Tensor, masking: str) -> Tensor:
     return weights if masking == MASKINGS[1] else weights / weights.sum(dim=-1, keepdim=True)
 
 
-def influence(masking: str) -> Tensor:
+def _influence(masking: str) -> Tensor:
     """Return how much each output changes with each token (T, T): the norm of the derivative."""
     x = tensor(inputs("leak")["x"])
 
@@ -80,7 +80,7 @@ def _leak() -> Example:
     tokens = numbered("token", count)
     outputs = numbered("output", count)
     panels: list[Panel] = [Panel("x", tensor(inputs("leak")["x"]), rows=tokens)]
-    panels += [Panel(masking, influence(masking), outputs, tokens, kind="scores") for masking in MASKINGS]
+    panels += [Panel(masking, _influence(masking), outputs, tokens, kind="scores") for masking in MASKINGS]
     explanation = (
         "How strongly each output depends on each token: the size of the derivative, with q = k = v = x. Only the mask "
         "before the softmax, or renormalizing, leaves zeros above the diagonal. Masking after the softmax hides later "

@@ -14,7 +14,7 @@ Analyze:
 
     lens                 the logit lens; lens_table: its predictions
     attention_patterns   entropy, previous-token, induction and specific scores, attention rollout
-    attention_shares     how much of a head follows trivial patterns; head_ranking: the most specific heads first
+    shares               how much of a head follows trivial patterns; head_ranking: the most specific heads first
     attribution          a logit as a sum over the parts of the network
     token_probabilities  the probability of each token of a text
     ablation, patching   remove or replace an activation; effect: how the prediction changes
@@ -24,7 +24,7 @@ Display:
 
     views                the attention matrices to display
     heatmap, png, page   in the terminal, as a picture, as an HTML page; notebook: the page in a frame
-    page_data            what a page contains (rounded_matrices: in 8 bits); html_document, assets: the file around it
+    page_data            what a page contains (rounded_matrices: in 8 bits); document, assets: the file around it
     colors, token_labels what these have in common
     export               choose among them by file extension; JSON data
 """
@@ -38,8 +38,8 @@ from clearhead.inspection.attention_patterns import (
     previous_token_scores,
     specific_scores,
 )
-from clearhead.inspection.attention_shares import attention_shares
 from clearhead.inspection.attribution import Attribution, Contribution, attribute_logit
+from clearhead.inspection.document import html_document
 from clearhead.inspection.effect import Effect, most_likely
 from clearhead.inspection.export import (
     check_export_path,
@@ -50,13 +50,13 @@ from clearhead.inspection.export import (
     trace_data,
 )
 from clearhead.inspection.head_ranking import HeadSelection
-from clearhead.inspection.html_document import html_document
 from clearhead.inspection.lens import logit_lens, make_lens_table
 from clearhead.inspection.lens_table import LensPrediction
 from clearhead.inspection.page_data import thumbnails
 from clearhead.inspection.patching import patch, patch_grid
 from clearhead.inspection.png import draw_matrix
 from clearhead.inspection.recurrent import RecurrentTrace, trace_recurrent
+from clearhead.inspection.shares import attention_shares
 from clearhead.inspection.token_probabilities import score_tokens
 from clearhead.inspection.trace import Trace
 from clearhead.inspection.tracing import trace_batch, trace_generation, trace_text

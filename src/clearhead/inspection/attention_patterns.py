@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.errors import ClearheadError
-from clearhead.inspection.attention_shares import attention_shares
+from clearhead.inspection.shares import attention_shares
 from clearhead.inspection.trace import Trace
 
 

@@ -6,7 +6,7 @@ ranking = rank_heads(views, measure_shares(views)); ranking[0]   # RankedHead(vi
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clearhead.inspection.attention_shares import AttentionShares, attention_shares
+from clearhead.inspection.shares import AttentionShares, attention_shares
 from clearhead.inspection.views import AttentionView
 
 

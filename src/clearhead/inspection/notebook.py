@@ -5,7 +5,7 @@ html = notebook_html(trace.attention_views(), title="The cat sat")
 
 from collections.abc import Sequence
 
-from clearhead.inspection.html_document import sandboxed_frame
+from clearhead.inspection.document import sandboxed_frame
 from clearhead.inspection.page import render_page
 from clearhead.inspection.views import AttentionView
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from clearhead.errors import ClearheadError
 from clearhead.inspection.colors import DARK, LIGHT, MASKED, shade_styles
+from clearhead.inspection.document import EmbeddedArrays, html_document, read_asset
 from clearhead.inspection.head_ranking import NO_SELECTION, HeadSelection, RankedHead, measure_shares, rank_heads
-from clearhead.inspection.html_document import EmbeddedArrays, html_document, read_asset
 from clearhead.inspection.lens_table import LensTable
 from clearhead.inspection.page_data import lens_data, view_data
 from clearhead.inspection.token_labels import printable

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
-from clearhead.inspection.attention_shares import AttentionShares
 from clearhead.inspection.colors import weight_intensities
-from clearhead.inspection.html_document import EmbeddedArrays
+from clearhead.inspection.document import EmbeddedArrays
 from clearhead.inspection.lens_table import LensTable
 from clearhead.inspection.rounded_matrices import round_matrices
+from clearhead.inspection.shares import AttentionShares
 from clearhead.inspection.token_labels import printable
 from clearhead.inspection.views import AttentionMatrices, AttentionView
 
