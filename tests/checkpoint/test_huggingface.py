@@ -205,7 +205,10 @@ def test_a_tensor_in_two_shards_is_rejected(folder):
         ({"num_key_value_heads": 0}, "num_kv_heads is 0"),
         ({"head_dim": 0}, "head_width is 0"),
         ({"head_dim": 0, "num_attention_heads": 0}, "'num_attention_heads' is 0; it must be from 1"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "'longrope' needs the lists of numbers short_factor and long_factor"),
+        (
+            {"rope_parameters": {"rope_type": "longrope"}},
+            "'longrope' needs the lists of numbers short_factor and long_factor",
+        ),
         ({"rope_parameters": [1]}, "'rope_parameters' must be an object"),
         ({"hidden_act": "gelou"}, "unknown activation in .* 'gelou'; did you mean 'gelu'"),
         ({"vocab_size": 30}, r"embed_tokens.weight has shape \(31, 16\); the config needs \(30, 16\)"),

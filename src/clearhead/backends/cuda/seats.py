@@ -1,9 +1,9 @@
-"""Static buffers of the sequences that a GPU decodes: a seat is a row in each of them.
+"""Static buffers of the sequences that a GPU decodes: each buffer has an entry for every seat.
 
     seats = Seats(num_seats=256, max_pages=512, vocab_size=128256, device=device); seats.assign(guests)
 
-A captured CUDA graph reads and writes these buffers, so their addresses never change. A sequence takes a seat, by
-writing its columns, and keeps it until it ends; a step names the seats that it advances.
+A captured CUDA graph reads and writes these buffers, so their addresses never change. A sequence takes a seat, which
+sets the entries of the seat, and keeps it until it ends; a step names the seats that it advances.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from clearhead.options import SamplingOptions
 
-# Rows of `integers` and `numbers`, as in triton_logits.py.
+# The fields of a seat in `integers` (fields, seats), as in triton_logits.py.
 _TOKEN, _POSITION, _STEP, _SEED, _TOP_K, _MIN_NEW, _ADJUSTED = range(7)
 _IN_PROMPT, _IS_STOP = 1 << 30, 1 << 29  # bits of `counts`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guest:
-    """What a seat needs to know of a sequence.
+    """A sequence that takes a seat, with all that a step needs to know of it.
 
     num_tokens: tokens of the sequence whose keys and values are in its pages when its next token is chosen, which is
     the length of a prompt. num_generated: how many of its tokens were generated before, after a preemption. tokens:
@@ -37,7 +37,7 @@ class Guest:
 
 
 class Seats:
-    """The columns of all seats on the device, and the page table of each."""
+    """The fields of all seats on the device, and the page table of each."""
 
     def __init__(self, num_seats: int, max_pages: int, vocab_size: int, device: torch.device):
         self.num_seats, self.vocab_size, self.device = num_seats, vocab_size, device
@@ -61,16 +61,16 @@ class Seats:
         return self.integers[_POSITION]
 
     def assign(self, guests: Sequence[Guest]) -> None:
-        """Write the columns and page tables of these seats."""
+        """Write the fields and page tables of these seats."""
         if not guests:
             return
-        rows = self.upload([guest.seat for guest in guests])
-        integers = [_integer_columns(guest, self.vocab_size) for guest in guests]
-        self.integers[:, rows] = self.upload(integers).T
-        self.numbers[:, rows] = self.upload([_number_columns(guest.options) for guest in guests], torch.float32).T
+        seats = self.upload([guest.seat for guest in guests])
+        integers = [_integer_fields(guest, self.vocab_size) for guest in guests]
+        self.integers[:, seats] = self.upload(integers).T
+        self.numbers[:, seats] = self.upload([_number_fields(guest.options) for guest in guests], torch.float32).T
         width = max(len(guest.pages) for guest in guests)
         tables = [[*guest.pages, *[0] * (width - len(guest.pages))] for guest in guests]
-        self.page_tables[rows, :width] = self.upload(tables, torch.int32)
+        self.page_tables[seats, :width] = self.upload(tables, torch.int32)
         for guest in guests:
             self._adjusted.discard(guest.seat)
             if _is_adjusted(guest.options):
@@ -80,8 +80,8 @@ class Seats:
     def add_pages(self, seats: Sequence[int], numbers: Sequence[int], pages: Sequence[int]) -> None:
         """Write entry `numbers[i]` of the page table of `seats[i]`, because its sequence has grown to another page."""
         if seats:
-            rows, columns, values = self.upload([list(seats), list(numbers), list(pages)])
-            self.page_tables[rows, columns] = values.int()
+            rows, entries, values = self.upload([list(seats), list(numbers), list(pages)])
+            self.page_tables[rows, entries] = values.int()
 
     def activate(self, seats: Sequence[int], size: int) -> None:
         """Make these the seats of the next step, and fill `size` places with -1."""
@@ -124,18 +124,18 @@ def _is_adjusted(options: SamplingOptions) -> bool:
     return penalties != (1.0, 0.0, 0.0) or bool(options.logit_bias) or options.min_new_tokens > 0
 
 
-def _integer_columns(guest: Guest, vocab_size: int) -> list[int]:
+def _integer_fields(guest: Guest, vocab_size: int) -> list[int]:
     options = guest.options
     top_k = options.top_k if options.top_k is not None and options.top_k < vocab_size else 0
     # Choosing a token advances the position and the step, so the position is still that of the last token.
-    columns = {
+    fields = {
         _TOKEN: 0, _POSITION: guest.num_tokens - 1, _STEP: guest.num_generated, _SEED: options.seed or 0,
         _TOP_K: top_k, _MIN_NEW: options.min_new_tokens, _ADJUSTED: int(_is_adjusted(options)),
     }  # fmt: skip
-    return [columns[row] for row in range(len(columns))]
+    return [fields[number] for number in range(len(fields))]
 
 
-def _number_columns(options: SamplingOptions) -> list[float]:
+def _number_fields(options: SamplingOptions) -> list[float]:
     tail = -1.0 if options.top_p is None or options.top_p == 1 else 1 - options.top_p
     penalties = options.repetition_penalty, options.presence_penalty, options.frequency_penalty
     return [options.temperature, tail, options.min_p or 0.0, *penalties]

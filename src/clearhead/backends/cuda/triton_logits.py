@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-# Rows of the columns that a seat has: `integers` (rows, seats) int64 and `numbers` (rows, seats) float32.
-TOKEN, POSITION, STEP, SEED, TOP_K, MIN_NEW, ADJUSTED = (tl.constexpr(row) for row in range(7))
-TEMPERATURE, TAIL, MIN_P, REPETITION, PRESENCE, FREQUENCY = (tl.constexpr(row) for row in range(6))
+# The fields of a seat: `integers` (fields, seats) int64 and `numbers` (fields, seats) float32.
+TOKEN, POSITION, STEP, SEED, TOP_K, MIN_NEW, ADJUSTED = (tl.constexpr(number) for number in range(7))
+TEMPERATURE, TAIL, MIN_P, REPETITION, PRESENCE, FREQUENCY = (tl.constexpr(number) for number in range(6))
 # Bits of an entry of `counts` (seats, V) int32; the other bits count the token in the output.
 IN_PROMPT, IS_STOP = tl.constexpr(1 << 30), tl.constexpr(1 << 29)
 _COUNT = tl.constexpr((1 << 29) - 1)
