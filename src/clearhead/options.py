@@ -88,6 +88,18 @@ class SamplingOptions:
         """Return options that have a seed: their own, or a random one."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(63))
 
+    def for_samples(self, n: int) -> "list[SamplingOptions]":
+        """Return the options of n texts of one prompt: consecutive seeds, wrapped to 64 bits."""
+        first = self.with_seed().seed or 0
+        return [replace(self, seed=(first + number + 2**63) % 2**64 - 2**63) for number in range(n)]
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise ClearheadError if logit_bias or stop_ids contain an id outside the vocabulary."""
+        for name, ids in (("logit_bias", dict(self.logit_bias)), ("stop_ids", tuple(self.stop_ids))):
+            last = vocab_size - 1
+            if ids and (token := max(ids)) > last:
+                raise ClearheadError(f"{name} contains token {token}; the vocabulary has the ids 0 to {last}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class BeamOptions:
@@ -282,9 +294,7 @@ def parse_stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
     strings = _as_tuple((stop,) if isinstance(stop, str) else stop, "stop")
     for string in strings:
         if not isinstance(string, str) or not string:
-            raise ClearheadError(
-                f"stop contains {quote(string)}; a stop string must be a text of at least one character"
-            )
+            raise ClearheadError(f"stop contains {quote(string)}; a stop string has at least one character")
     return strings
 
 

@@ -23,7 +23,7 @@ from clearhead.errors import ClearheadError
 from clearhead.options import SamplingOptions
 from clearhead.sampling import choose
 from clearhead.sampling.choose import adjust_logits, filter_logits, next_tokens, token_logprobs
-from clearhead.sampling.parameters import SamplingParameters, check_vocabulary
+from clearhead.sampling.parameters import SamplingParameters
 from clearhead.sampling.penalties import TokenCounts
 
 V = 97
@@ -297,10 +297,10 @@ def test_half_precision_logits_are_filtered_in_float32(generator):
 
 def test_ids_outside_the_vocabulary_raise():
     with pytest.raises(ClearheadError, match="logit_bias contains token 97; the vocabulary has the ids 0 to 96"):
-        check_vocabulary(SamplingOptions(logit_bias={V: 1.0}), V)
+        SamplingOptions(logit_bias={V: 1.0}).check_vocabulary(V)
     with pytest.raises(ClearheadError, match="stop_ids contains token 100"):
-        check_vocabulary(SamplingOptions(stop_ids=[1, 100]), V)
-    check_vocabulary(SamplingOptions(logit_bias={V - 1: 1.0}, stop_ids=[0, V - 1]), V)
+        SamplingOptions(stop_ids=[1, 100]).check_vocabulary(V)
+    SamplingOptions(logit_bias={V - 1: 1.0}, stop_ids=[0, V - 1]).check_vocabulary(V)
 
 
 # --- log-probabilities

@@ -75,9 +75,7 @@ class Request:
         They share the pages of their prompt. Only the first one reports log-probabilities of the prompt.
         """
         check_positive_integer("n", n)
-        options = self.options.with_seed()
-        seeds = [((options.seed or 0) + number + 2**63) % 2**64 - 2**63 for number in range(n)]  # wrapped to 64 bits
-        requests = [replace(self, options=replace(options, seed=seed)) for seed in seeds]
+        requests = [replace(self, options=options) for options in self.options.for_samples(n)]
         others = [
             replace(
                 each,
@@ -134,12 +132,7 @@ def check_request(request: Request, config: ModelConfig) -> None:
         raise ClearheadError("a request with a token filter cannot use a drafter; leave one of them out")
     if not isinstance(request.salt, bytes):
         raise ClearheadError(f"the salt is {quote(request.salt)}; it must be bytes")
-    for name, ids in (("logit_bias", dict(request.options.logit_bias)), ("stop_ids", request.options.stop_ids)):
-        for token in ids:
-            if token >= config.vocab_size:
-                raise ClearheadError(
-                    f"{name} contains token {token}; the vocabulary has the ids 0 to {config.vocab_size - 1}"
-                )
+    request.options.check_vocabulary(config.vocab_size)
 
 
 def _check_integers(name: str, ids: Sequence[int]) -> None:

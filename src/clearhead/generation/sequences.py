@@ -11,7 +11,7 @@ from clearhead.architecture import check_tokens
 from clearhead.errors import ClearheadError
 from clearhead.model import Transformer
 from clearhead.options import SamplingOptions
-from clearhead.sampling import TokenLogprobs, check_vocabulary
+from clearhead.sampling import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "context", "unfinished"]
 
@@ -54,4 +54,4 @@ def check_sequences(sequences: Sequence[TokenSequence], network: Transformer) ->
         raise ClearheadError("there is no prompt to continue; give at least one")
     for sequence in sequences:
         check_tokens(sequence.prompt, network.config.output_stack, len(sequence.cached_tokens))
-        check_vocabulary(sequence.options, network.config.vocab_size)
+        sequence.options.check_vocabulary(network.config.vocab_size)

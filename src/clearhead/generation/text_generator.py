@@ -39,7 +39,6 @@ from clearhead.options import (
     check_positive_integer,
     check_temperature_is_set,
 )
-from clearhead.sampling import wrap_int64
 from clearhead.tokenization import Tokenizer
 
 OnFinish = Callable[[int, int], None]
@@ -176,7 +175,7 @@ class TextGenerator:
         """Check the sampling options and return n sequences of one prompt, each with its own seed."""
         check_names(options, beams=False)
         check_positive_integer("n", n, at_most=_MAX_SEQUENCES)
-        sampling = SamplingOptions(**cast(SamplingKeywords, options)).with_seed()
+        sampling = SamplingOptions(**cast(SamplingKeywords, options))
         check_temperature_is_set(options, n)
         if sampling.stop:
             require_tokenizer(self.tokenizer)  # stop strings are found in the text
@@ -185,8 +184,7 @@ class TextGenerator:
             given = dict(cast(Iterable[tuple[int, float]], sampling.logit_bias))
             sampling = replace(sampling, logit_bias=dict.fromkeys(self.suppressed_ids, -LARGEST) | given)
         ids = encode_prompt(prompt, self.tokenizer)
-        seeds = [wrap_int64(((sampling.seed or 0) + number) % 2**64) for number in range(n)]
-        return [self.create_sequence(ids, replace(sampling, seed=seed)) for seed in seeds]
+        return [self.create_sequence(ids, each) for each in sampling.for_samples(n)]
 
     def create_sequence(self, prompt: Prompt, options: SamplingOptions) -> TokenSequence:
         """Return the sequence of a prompt; for an encoder-decoder the prompt is its source."""

@@ -17,9 +17,8 @@ from clearhead.sampling.choose import (
     sampling_device,
     token_logprobs,
 )
-from clearhead.sampling.parameters import SamplingParameters, check_vocabulary
+from clearhead.sampling.parameters import SamplingParameters
 from clearhead.sampling.penalties import TokenCounts
-from clearhead.sampling.randomness import wrap_int64
 from clearhead.sampling.speculation import Draft, accept_tokens, draw_draft, token_probabilities
 
 __all__ = [
@@ -29,11 +28,9 @@ __all__ = [
     "TokenLogprobs",
     "accept_tokens",
     "check_finite",
-    "check_vocabulary",
     "draw_draft",
     "next_tokens",
     "sampling_device",
     "token_logprobs",
     "token_probabilities",
-    "wrap_int64",
 ]

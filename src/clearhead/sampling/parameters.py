@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clearhead.errors import ClearheadError
 from clearhead.options import SamplingOptions
 
 
@@ -90,11 +89,3 @@ def _sparse_values(entries: Sequence[tuple[int, int, float]], device: torch.devi
     rows, tokens, values = zip(*entries, strict=True)
     floats = torch.tensor(values, dtype=torch.float32, device=device)
     return SparseValues(torch.tensor(rows, device=device), torch.tensor(tokens, device=device), floats)
-
-
-def check_vocabulary(options: SamplingOptions, vocab_size: int) -> None:
-    """Raise ClearheadError if logit_bias or stop_ids contain an id outside the vocabulary."""
-    for name, ids in (("logit_bias", dict(options.logit_bias)), ("stop_ids", options.stop_ids)):
-        for token in ids:
-            if token >= vocab_size:
-                raise ClearheadError(f"{name} contains token {token}; the vocabulary has the ids 0 to {vocab_size - 1}")
