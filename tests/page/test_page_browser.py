@@ -38,13 +38,12 @@ def server(tmp_path_factory):
     (runs / "first" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (runs / "first" / "sample.txt").write_text(HOSTILE, encoding="utf-8")
     command = [sys.executable, "-m", "tests.page.serve_toy", str(runs)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
-    try:
-        line = process.stdout.readline()
-        yield re.search(r"http://\S+", line)[0]
-    finally:
-        process.terminate()
-        process.wait(30)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        try:
+            yield re.search(r"http://\S+", process.stdout.readline())[0]
+        finally:
+            process.terminate()
+            process.wait(30)
 
 
 @pytest.fixture
