@@ -26,7 +26,7 @@ def byte_model(layers=3, context=256, special=None):
 
 def hostile_model():
     """Return a model with a token that would run a script if it became markup."""
-    return byte_model(special=SpecialTokens(eos="<|endoftext|>", unknown=HOSTILE))
+    return byte_model(context=4096, special=SpecialTokens(eos="<|endoftext|>", unknown=HOSTILE))
 
 
 def translation_model():

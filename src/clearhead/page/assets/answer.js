@@ -38,7 +38,11 @@ const decoders = new WeakMap(); // of answers that are being generated: a charac
 
 function listen(body, answer, actions) {
   const spanOf = (event) => event.target.closest?.(".tok");
-  body.addEventListener("mouseover", (event) => spanOf(event) && showAlternatives(spanOf(event), answer, actions, false));
+  body.addEventListener("mousemove", (event) => {
+    // Not mouseover, which also comes when a new token appears below a pointer that rests.
+    const span = spanOf(event);
+    if (span && (span !== anchor || byId("popover").hidden)) showAlternatives(span, answer, actions, false);
+  });
   body.addEventListener("focusin", (event) => spanOf(event) && showAlternatives(spanOf(event), answer, actions, false));
   body.addEventListener("mouseleave", () => scheduleHide());
   body.addEventListener("click", (event) => spanOf(event) && showAlternatives(spanOf(event), answer, actions, true));
@@ -116,9 +120,8 @@ function candidateRow(other, token, branch) {
   const value = probability(other);
   const bar = h("span", { class: "bar", "aria-hidden": "true" });
   bar.style.setProperty("--share", String(value ?? 0));
-  const label = `${visible(other.name, 24)} ${percent(value)}${chosen ? ", chosen" : ""}`;
-  const inside = [h("span", { class: "name" }, visible(other.name, 24)), bar, h("span", { class: "value" }, percent(value))];
-  return h("li", {}, h("button", { type: "button", class: chosen ? "candidate chosen" : "candidate", disabled: chosen, "aria-label": label, onclick: branch }, ...inside));
+  const inside = [h("span", { class: "name" }, visible(other.name, 24)), " ", bar, h("span", { class: "value" }, percent(value)), chosen ? h("span", { class: "offscreen" }, ", chosen") : null];
+  return h("li", {}, h("button", { type: "button", class: chosen ? "candidate chosen" : "candidate", disabled: chosen, onclick: branch }, ...inside));
 }
 
 function position(popover, span) {

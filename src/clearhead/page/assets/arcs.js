@@ -3,6 +3,7 @@
 import { h, svg, visible } from "./dom.js";
 
 const ROW = 22; // pixels
+const CHARACTER = 8; // pixels
 const MAX_WORDS = 60;
 const MIN_WEIGHT = 0.02;
 const MIN_NAMED = 0.1; // of the weights of a small picture: the words of smaller ones are dots
@@ -32,13 +33,14 @@ export function arcDiagram(texts, weights, query, { width = 640, height = 150 } 
 }
 
 /** Lines from queries on the left to keys on the right, as strong as the weights; those of one query stand out. */
-export function wordLines(rows, columns, weights, selected, onChoose) {
+export function wordLines(rows, columns, weights, selected, onChoose, width = 420) {
   const first = Math.max(Math.min(selected - Math.floor(MAX_WORDS / 2), rows.length - MAX_WORDS), 0);
   const shownRows = rows.slice(first, first + MAX_WORDS);
   const firstColumn = rows.length === columns.length ? first : 0;
   const shownColumns = columns.slice(firstColumn, firstColumn + MAX_WORDS);
   const height = Math.max(shownRows.length, shownColumns.length) * ROW + 8;
-  const [width, left, right] = [420, 130, 290];
+  const [left, right] = [Math.round(0.38 * width), Math.round(0.62 * width)];
+  const longest = Math.max(Math.floor(left / CHARACTER), 4);
   const y = (place) => place * ROW + ROW / 2 + 4;
   const lines = [];
   shownRows.forEach((_, row) =>
@@ -50,7 +52,7 @@ export function wordLines(rows, columns, weights, selected, onChoose) {
     }),
   );
   lines.sort(([one], [other]) => one - other);
-  const label = (text, place, x, anchor, chosen) => svg("text", { x, y: y(place) + 4, "text-anchor": anchor, "font-size": 13, class: chosen ? "word query" : "word" }, visible(text, 14));
+  const label = (text, place, x, anchor, chosen) => svg("text", { x, y: y(place) + 4, "text-anchor": anchor, "font-size": 13, class: chosen ? "word query" : "word" }, visible(text, longest));
   const queries = shownRows.map((text, place) => {
     const word = label(text, place, left, "end", first + place === selected);
     word.addEventListener("mouseenter", () => onChoose(first + place));

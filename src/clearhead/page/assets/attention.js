@@ -221,7 +221,14 @@ class AttentionPage {
     if (this.drawn?.data === this.data && this.drawn.row === row) return; // only the key has changed
     this.drawn = { data: this.data, row };
     this.showStrongest(row, rows, columns);
-    this.lines.replaceChildren(wordLines(rows, columns, weights, row, (other) => other !== this.row && this.point(other, this.column)));
+    this.lines.replaceChildren(wordLines(rows, columns, weights, row, (other) => other !== this.row && this.point(other, this.column), Math.min(Math.max(this.lines.clientWidth, 240), 520)));
+    this.keepInView(this.lines.querySelector(".query"));
+  }
+
+  /** Scroll the lines to the word of the chosen query, if it is outside. */
+  keepInView(word) {
+    const [outer, inner] = [this.lines, word].map((element) => element.getBoundingClientRect());
+    if (inner.top < outer.top || inner.bottom > outer.bottom) this.lines.scrollTop += inner.top - outer.top - outer.height / 2;
   }
 
   showStrongest(row, rows, columns) {

@@ -4,8 +4,15 @@ import { LINES, theme } from "./colors.js";
 import { h, svg } from "./dom.js";
 
 const DASHES = ["", "6 3", "2 3", "9 3 2 3"];
-const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [560, 220, 56, 26, 10];
+const [WIDTH, HEIGHT, LEFT, BOTTOM, TOP] = [560, 220, 56, 26, 10]; // pixels
 const MAX_DOTS = 30; // points of a short line, which are drawn one by one
+
+/** The width of a chart in a grid of charts (.charts in views.css), so that its text is drawn in its own size. */
+export function columnWidth(grid) {
+  const [least, gap] = [24, 1.5].map((rem) => rem * parseFloat(getComputedStyle(document.documentElement).fontSize));
+  const columns = Math.max(Math.floor((grid.clientWidth + gap) / (least + gap)), 1);
+  return (grid.clientWidth - gap * (columns - 1)) / columns;
+}
 
 /** Round numbers between low and high, for the labels of an axis. */
 function ticks(low, high, count) {
@@ -20,10 +27,11 @@ function ticks(low, high, count) {
 const short = (value) => (Math.abs(value) >= 10000 || (Math.abs(value) < 0.001 && value !== 0) ? value.toExponential(1).replace("e+", "e") : String(Number(value.toPrecision(3))));
 
 /**
- * A chart of `series`: [{name, points: [[x, y], ...]}]. `options`: title, xLabel, low, high, format of a y.
+ * A chart of `series`: [{name, points: [[x, y], ...]}]. `options`: title, xLabel, low, high, width, format of a y.
  * Pointing at it tells the values below.
  */
 export function lineChart(series, options = {}) {
+  const width = Math.max(options.width ?? WIDTH, 240);
   const shown = series.filter((one) => one.points.length);
   const all = shown.flatMap((one) => one.points);
   if (!all.length) return h("figure", { class: "chart" }, h("figcaption", {}, options.title ?? ""), h("p", { class: "hint" }, "No values yet."));
@@ -34,19 +42,19 @@ export function lineChart(series, options = {}) {
   const high = options.high ?? Math.max(...ys);
   const margin = options.low === undefined ? (high - low) * 0.06 || Math.abs(high) * 0.1 || 1 : 0;
   const [y0, y1] = [low - margin, high + (options.high === undefined ? margin || (high - low) * 0.06 || 1 : 0)];
-  const x = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (WIDTH - LEFT - 8);
+  const x = (value) => LEFT + ((value - x0) / (x1 - x0 || 1)) * (width - LEFT - 8);
   const y = (value) => HEIGHT - BOTTOM - ((value - y0) / (y1 - y0 || 1)) * (HEIGHT - BOTTOM - TOP);
   const colors = LINES[theme()];
-  const grid = ticks(y0, y1, 4).flatMap((value) => [svg("line", { x1: LEFT, x2: WIDTH - 8, y1: y(value), y2: y(value), class: "grid" }), svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end", class: "tick" }, (options.format ?? short)(value))]);
+  const grid = ticks(y0, y1, 4).flatMap((value) => [svg("line", { x1: LEFT, x2: width - 8, y1: y(value), y2: y(value), class: "grid" }), svg("text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end", class: "tick" }, (options.format ?? short)(value))]);
   const below = ticks(x0, x1, 6).map((value) => svg("text", { x: x(value), y: HEIGHT - 8, "text-anchor": "middle", class: "tick" }, (options.xFormat ?? short)(value)));
   const lines = shown.map((one, place) => svg("polyline", { points: one.points.map(([px, py]) => `${x(px).toFixed(1)},${y(py).toFixed(1)}`).join(" "), class: "series", stroke: colors[place % colors.length], "stroke-dasharray": DASHES[Math.floor(place / 2) % DASHES.length] }));
   const dots = shown.flatMap((one, place) => (one.points.length > MAX_DOTS ? [] : one.points.map(([px, py]) => svg("circle", { cx: x(px), cy: y(py), r: 2.5, fill: colors[place % colors.length] }))));
   const pointer = svg("line", { y1: TOP, y2: HEIGHT - BOTTOM, class: "pointer", visibility: "hidden" });
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${options.title ?? "Chart"} of ${shown.map((one) => one.name).join(", ")}` }, ...grid, ...below, ...lines, ...dots, pointer);
+  const picture = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": `${options.title ?? "Chart"} of ${shown.map((one) => one.name).join(", ")}` }, ...grid, ...below, ...lines, ...dots, pointer);
   const readout = h("p", { class: "small muted chart-readout" }, options.xLabel ?? "");
   picture.addEventListener("mousemove", (event) => {
     const box = picture.getBoundingClientRect();
-    const at = x0 + ((((event.clientX - box.left) / box.width) * WIDTH - LEFT) / (WIDTH - LEFT - 8)) * (x1 - x0);
+    const at = x0 + ((((event.clientX - box.left) / box.width) * width - LEFT) / (width - LEFT - 8)) * (x1 - x0);
     const nearest = shown.map((one) => [one.name, one.points.reduce((best, point) => (Math.abs(point[0] - at) < Math.abs(best[0] - at) ? point : best))]);
     const place = x(nearest[0][1][0]);
     for (const name of ["x1", "x2"]) pointer.setAttribute(name, place);

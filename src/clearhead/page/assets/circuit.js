@@ -70,7 +70,7 @@ class CircuitPage {
   candidate(one) {
     const bar = h("span", { class: "bar", "aria-hidden": "true" });
     bar.style.setProperty("--share", String(one.probability ?? 0));
-    return h("li", {}, h("button", { type: "button", class: "candidate", "aria-pressed": String(one.id === this.token), onclick: () => this.chooseToken(one.id) }, h("span", { class: "name" }, visible(one.text, 20)), bar, h("span", { class: "value" }, percent(one.probability))));
+    return h("li", {}, h("button", { type: "button", class: "candidate", "aria-pressed": String(one.id === this.token), onclick: () => this.chooseToken(one.id) }, h("span", { class: "name" }, visible(one.text, 20)), " ", bar, h("span", { class: "value" }, percent(one.probability))));
   }
 
   otherToken() {

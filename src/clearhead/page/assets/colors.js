@@ -38,7 +38,7 @@ export const rampTable = () => tables[theme()];
 /** The color of a number from -1 to 1. */
 export function signColor(value) {
   const { middle, positive, negative } = SIGNS[theme()];
-  const strength = Math.min(Math.abs(value || 0), 1) ** 0.7;
+  const strength = Math.min(Math.abs(value || 0), 1) ** 0.6;
   return mix(parse(middle), parse(value < 0 ? negative : positive), strength);
 }
 

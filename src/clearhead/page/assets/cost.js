@@ -26,7 +26,7 @@ export async function show(main) {
   main.replaceChildren(
     h("section", { class: "panel" }, h("h2", {}, tokens ? "What this request cost" : "What a request costs"), h("p", {}, `${prompt} tokens read, ${fresh} written${tokens ? "" : " (open an answer of the chat here to see its own account)"}.`), h("div", { class: "facts" }, ...cards)),
     h("section", { class: "panel" }, h("h2", {}, "Predicted and measured"), timeTable(data, measured, fresh), data.note ? h("p", { class: "hint" }, `No prediction: ${data.note}`) : null, h("p", { class: "hint" }, "At least: if every operation ran at the measured peak rate that limits it. Measured: by this browser, over HTTP; a prompt that was cached is faster.")),
-    h("section", { class: "panel" }, h("h2", {}, "Where the work goes"), ...["prefill", "decode"].filter((phase) => data[phase]).map((phase) => operations(phase, data[phase]))),
+    h("section", { class: "panel" }, h("h2", {}, "Where the work goes"), h("div", { class: "operations" }, ...["prefill", "decode"].filter((phase) => data[phase]).map((phase) => operations(phase, data[phase])))),
   );
 }
 

@@ -1,7 +1,7 @@
 // The engine, live: texts that run and wait, pages in use and cached, and tokens per second.
 
 import { send } from "./api.js";
-import { lineChart } from "./chart.js";
+import { columnWidth, lineChart } from "./chart.js";
 import { amount, h } from "./dom.js";
 
 const MAX_POINTS = 180;
@@ -82,9 +82,10 @@ function drawPages(pages, metrics) {
 
 function drawCharts(charts) {
   const last = history.at(-1).time;
+  const shape = { low: 0, xLabel: "seconds", width: columnWidth(charts) };
   const points = (value) => history.map((one) => [one.time - last, value(one)]);
   charts.replaceChildren(
-    lineChart([{ name: "written", points: points((one) => one.written) }, { name: "read", points: points((one) => one.read) }], { title: "Tokens per second", low: 0, xLabel: "seconds" }),
-    lineChart([{ name: "running", points: points((one) => one.metrics.num_requests_running ?? 0) }, { name: "waiting", points: points((one) => one.metrics.num_requests_waiting ?? 0) }], { title: "Texts", low: 0, xLabel: "seconds" }),
+    lineChart([{ name: "written", points: points((one) => one.written) }, { name: "read", points: points((one) => one.read) }], { title: "Tokens per second", ...shape }),
+    lineChart([{ name: "running", points: points((one) => one.metrics.num_requests_running ?? 0) }, { name: "waiting", points: points((one) => one.metrics.num_requests_waiting ?? 0) }], { title: "Texts", ...shape }),
   );
 }

@@ -101,7 +101,7 @@ class LensPage {
       const name = this.branches === "both" ? `${stage.layer} ${branchName(stage.after)}` : `layer ${stage.layer}`;
       const cells = positions.map((position, place) => {
         const [id, probability] = [stage.ids[place][0], stage.probabilities[place][0]];
-        const cell = h("td", { class: position === this.position ? "chosen" : "" }, h("button", { type: "button", class: "lens-cell", "aria-label": `${visible(texts[id])} ${percent(probability)} after ${name}, at ${visible(this.info.tokens[position].text)}`, onclick: () => this.showDetail(stage, place) }, visible(texts[id], 12)));
+        const cell = h("td", { class: position === this.position ? "chosen" : "" }, h("button", { type: "button", class: "lens-cell", "aria-label": `${visible(texts[id])} ${percent(probability)} after ${name}, at ${visible(this.info.tokens[position].text)}`, title: `${visible(texts[id])} ${percent(probability)}`, onclick: () => this.showDetail(stage, place) }, visible(texts[id], 12)));
         paint(cell.firstChild, ramp(0.05 + 0.9 * (probability ?? 0)));
         return cell;
       });
@@ -135,7 +135,7 @@ class LensPage {
       ? { title: "Rank (logarithmic; the top is the most likely token)", format: (value) => String(Math.round(10 ** -value)), xLabel: "layers" }
       : { title: "Probability", low: 0, format: (value) => percent(value), xLabel: "layers" };
     const describeX = (x) => (x % 1 ? `after attention of layer ${Math.floor(x)}` : `after layer ${x - 1}`);
-    this.tracks.replaceChildren(h("p", { class: "hint" }, `At token ${this.trackData.position} ${visible(this.info.tokens[this.trackData.position].text)}. Half of the lines are the model's final predictions, the others led somewhere on the way.`), lineChart(series, { ...options, describeX }));
+    this.tracks.replaceChildren(h("p", { class: "hint" }, `At token ${this.trackData.position} ${visible(this.info.tokens[this.trackData.position].text)}. Half of the lines are the model's final predictions, the others led somewhere on the way.`), lineChart(series, { ...options, describeX, width: this.tracks.clientWidth }));
   }
 
   save() {

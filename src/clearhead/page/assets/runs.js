@@ -1,7 +1,7 @@
 // Training runs, live: loss, rate, gradient norm, speed, and samples of the trained model.
 
 import { inspect } from "./api.js";
-import { lineChart } from "./chart.js";
+import { columnWidth, lineChart } from "./chart.js";
 import { amount, h } from "./dom.js";
 import { state, update } from "./state.js";
 
@@ -87,6 +87,6 @@ class RunsPage {
     const shown = Object.entries(last).filter(([name]) => ["step", "loss", "validation_loss", "learning_rate", "gradient_norm", "tokens_per_second", "mfu", "seconds_left"].includes(name));
     this.facts.replaceChildren(...shown.map(([name, value]) => h("div", { class: "fact" }, h("span", { class: "small muted" }, name.replaceAll("_", " ")), h("strong", {}, name === "step" || value >= 1000 ? amount(value) : String(Number(value.toPrecision(4)))))));
     const charts = CHARTS.map(([title, names]) => [title, names.map((name) => ({ name: name.replaceAll("_", " "), points: this.rows.filter((row) => name in row).map((row) => [row.step, row[name]]) })).filter((one) => one.points.length)]);
-    this.charts.replaceChildren(...charts.filter(([, series]) => series.length).map(([title, series]) => lineChart(series, { title, xLabel: "step" })));
+    this.charts.replaceChildren(...charts.filter(([, series]) => series.length).map(([title, series]) => lineChart(series, { title, xLabel: "step", width: columnWidth(this.charts) })));
   }
 }
