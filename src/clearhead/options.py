@@ -46,9 +46,7 @@ class SamplingOptions:
     top_p: float | None = described(
         None, "Sample only from the smallest set of most likely tokens that reaches this total probability."
     )
-    min_p: float | None = described(
-        None, "Sample only from tokens with at least this share of the highest probability."
-    )
+    min_p: float | None = described(None, "Sample only tokens with at least this share of the highest probability.")
     repetition_penalty: float = described(
         1.0, "Above 1, tokens that occur in the prompt or the output become less likely."
     )

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 
-def wrap_int64(number: int) -> int:
+def _wrap_int64(number: int) -> int:
     """Return the int64 that has the same 64 bits as an unsigned number."""
     return number - 2**64 if number >= 2**63 else number
 
 
-GOLDEN = wrap_int64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
-FIRST_FACTOR = wrap_int64(0xBF58476D1CE4E5B9)  # with the shifts below: David Stafford's "Mix13"
-SECOND_FACTOR = wrap_int64(0x94D049BB133111EB)
+GOLDEN = _wrap_int64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
+FIRST_FACTOR = _wrap_int64(0xBF58476D1CE4E5B9)  # with the shifts below: David Stafford's "Mix13"
+SECOND_FACTOR = _wrap_int64(0x94D049BB133111EB)
 _FEW = 4  # on a CPU, random numbers are computed for single tokens if at most one in so many can be drawn
 
 
