@@ -47,8 +47,7 @@ def _accuracy(network: Transformer, texts: Tensor) -> list[float]:
 
 def _measure(run: Run) -> Measurements:
     steps = [run.size(PRETRAINING_STEPS, 2), run.size(ADAPTATION_STEPS, 2)]
-    sizes = {"vocab_size": NUM_WORDS * (1 + NUM_LANGUAGES), "width": WIDTH, "context": 2 * NUM_PAIRS}
-    config = toy_decoder(**sizes, position=Rope())
+    config = toy_decoder(vocab_size=NUM_WORDS * (1 + NUM_LANGUAGES), width=WIDTH, position=Rope())
     task = torch.tensor([run.seed % NUM_LANGUAGES])  # the one language to translate into
     test = _texts(task.expand(run.size(256, 4)), random_generator(run.seed, -2))
     pretrained = build(config, run.seed)
@@ -117,7 +116,7 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     finish_axes(prompting, title="Prompting", x="examples in the prompt", y="accuracy", ylim=(0, 1.03))
     for color, method in zip(COLORS, METHODS, strict=False):
         rows = [found["curves"][method] for found in results]
-        plot_spread(training, CHECKS[: len(rows[0])], rows, label=method, color=color, marker="o", markersize=4)
+        plot_spread(training, CHECKS[: len(rows[0])], rows, label=method, color=color, marker="o")
     finish_axes(training, title="Training, no examples in the prompt", x="step", ylim=(0, 1.03))
     counts = {"weights": [[found["trained"][method] / 1000 for found in results] for method in METHODS]}
     bar_spread(weights, [method.replace(" ", "\n") for method in METHODS], counts, digits=0)

@@ -4,7 +4,7 @@ clearhead study bottleneck
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,22 +12,22 @@ from torch import Tensor
 from clearhead.data import Batch
 from clearhead.families import transformer_config
 from clearhead.inspection import draw_matrix, trace_recurrent
-from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
+from clearhead.model import RecurrentTranslator, Transformer
 from clearhead.studies.catalog import ENTRIES
 from clearhead.studies.numbers import mean, spread_table
 from clearhead.studies.pictures import COLORS, Figure, finish_axes, plot_spread
 from clearhead.studies.study import Measurements, Run, Study, Table
-from clearhead.studies.toys import build, build_recurrent, cross_entropy, random_generator, train
+from clearhead.studies.toys import build, build_recurrent, cross_entropy, random_generator, toy_recurrent, train
 
 LENGTHS = (4, 8, 16, 32)
-NUM_STEPS, WIDTH, BATCH, CONTEXT = 400, 48, 64, 64
-CELLS = {"tanh RNN": "tanh", "GRU": "gru", "LSTM": "lstm"}
-NETWORKS = (*CELLS, *(f"{cell} + attention" for cell in CELLS), "Transformer")
+NUM_STEPS, WIDTH, BATCH = 400, 48, 64
+CELLS: dict[str, Literal["tanh", "gru", "lstm"]] = {"tanh RNN": "tanh", "GRU": "gru", "LSTM": "lstm"}
+ATTENTION = " + attention"
+NETWORKS = (*CELLS, *(cell + ATTENTION for cell in CELLS), "Transformer")
 SENTENCE = "I am learning"
 SYMBOLS = ["<start>", "<U>", "<L>", *sorted(set(SENTENCE.lower() + SENTENCE.upper()))]
 IDS = {symbol: number for number, symbol in enumerate(SYMBOLS)}
 UPPER, LOWER = (torch.tensor([IDS.get(change(each), 0) for each in SYMBOLS]) for change in (str.upper, str.lower))
-VOCABULARY = {"source_vocab_size": len(SYMBOLS), "target_vocab_size": len(SYMBOLS)}
 Network = RecurrentTranslator | Transformer
 
 
@@ -43,11 +43,19 @@ def _make_batch(length: int, num_rows: int, *key: int) -> Batch:
 
 def _build_network(name: str, seed: int) -> Network:
     if name == "Transformer":
-        sizes: dict[str, Any] = {"width": WIDTH, "num_layers": 2, "num_heads": 4, "feed_forward": 2 * WIDTH}
-        return build(transformer_config(**VOCABULARY, **sizes, context=CONTEXT, placement="pre"), seed)
-    sizes = {"embedding_width": WIDTH // 2, "width": WIDTH, "cell": CELLS[name.split(" + ")[0]], "bidirectional": True}
-    attention: Any = "dot_product" if "attention" in name else "none"
-    return build_recurrent(RecurrentConfig(**VOCABULARY, **sizes, attention=attention, context=CONTEXT), seed)
+        config = transformer_config(
+            source_vocab_size=len(SYMBOLS),
+            target_vocab_size=len(SYMBOLS),
+            width=WIDTH,
+            num_layers=2,
+            num_heads=4,
+            feed_forward=2 * WIDTH,
+            placement="pre",
+        )
+        return build(config, seed)
+    cell, attends = CELLS[name.removesuffix(ATTENTION)], name.endswith(ATTENTION)
+    recurrent = toy_recurrent(vocab_size=len(SYMBOLS), width=WIDTH, cell=cell, attends=attends, bidirectional=True)
+    return build_recurrent(recurrent, seed)
 
 
 def _measure(run: Run) -> Measurements:
@@ -64,7 +72,7 @@ def _measure(run: Run) -> Measurements:
         rate = 4e-3 if name == "Transformer" else 1e-2
         train(network, loss_of, num_steps=run.size(NUM_STEPS, 3), learning_rate=rate)
         found["accuracy"][name] = [_accuracy(network, batch) for batch in tests]
-        if name == "GRU + attention":
+        if name == "GRU" + ATTENTION:
             assert isinstance(network, RecurrentTranslator)
             source, target = ["<U>", *SENTENCE], ["<start>", *SENTENCE.upper()[:-1]]
             traced = trace_recurrent(network, [IDS[each] for each in source], [IDS[each] for each in target])
@@ -104,12 +112,12 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     curves, alignment = figure.subplots(1, 2, width_ratios=(1.2, 1))
     for index, name in enumerate(NETWORKS):
         rows = [found["accuracy"][name] for found in results]
-        style = {"linestyle": "-" if "attention" in name else "--", "marker": "o", "markersize": 4}
-        style |= {"linestyle": "-", "linewidth": 2.5} if name == "Transformer" else {}
-        color = COLORS[index % len(CELLS)] if name != "Transformer" else "black"
-        plot_spread(curves, results[0]["lengths"], rows, label=name, color=color, **style)
-    scale: dict[str, Any] = {"xscale": "log", "ticks": results[0]["lengths"], "ylim": (0, 1.03)}
-    finish_axes(curves, title="Accuracy on unseen sentences", x="length of the sentence", **scale)
+        color = "black" if name == "Transformer" else COLORS[index % len(CELLS)]
+        line, width = "--" if name in CELLS else "-", 2.5 if name == "Transformer" else 1.5
+        lengths = results[0]["lengths"]
+        plot_spread(curves, lengths, rows, label=name, color=color, linestyle=line, linewidth=width, marker="o")
+    title, x = "Accuracy on unseen sentences", "length of the sentence"
+    finish_axes(curves, title=title, x=x, xscale="log", ylim=(0, 1.03), ticks=results[0]["lengths"])
     matrix = torch.tensor(results[0]["alignment"])
     title, columns = "Alignment of the GRU with attention", ["<U>", *SENTENCE]
     draw_matrix(alignment, title, matrix, list(SENTENCE.upper()), columns, labeled=True)

@@ -22,7 +22,6 @@ from clearhead.studies.toys import build, toy_decoder
 
 WIDTH, NUM_LAYERS, FLOAT_BYTES = 64, 2, 4
 LENGTHS = (16, 32, 64, 128, 256, 512)
-LOG = {"xscale": "log", "yscale": "log"}
 METHODS = {"without a cache": False, "with a cache": True}
 COUNTS = ("scores", "projections")
 EXPECTED = {"without a cache": {"scores": 3, "projections": 2}, "with a cache": {"scores": 2, "projections": 1}}
@@ -70,7 +69,7 @@ def _generate(network: Transformer, lengths: Sequence[int], cached: bool) -> Mea
 
 
 def _measure(run: Run) -> Measurements:
-    lengths = LENGTHS[:2] if run.smoke else LENGTHS
+    lengths = LENGTHS[:3] if run.smoke else LENGTHS
     config = toy_decoder(vocab_size=64, width=WIDTH, num_layers=NUM_LAYERS, context=max(lengths), position=Rope())
     network = build(config, run.seed).eval()
     _generate(network, lengths[:1], cached=False)  # the first call is slow
@@ -123,8 +122,9 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
             rows = [found[name][quantity] for found in results]
             slope = mean([_slopes(found, quantity)[name] for found in results])
             label = f"{name}: n^{slope:.2f}"
-            plot_spread(axes, results[0]["lengths"], rows, label=label, color=color, marker="o", markersize=4)
-        finish_axes(axes, title=title, x="generated tokens n", ticks=results[0]["lengths"], **LOG)
+            plot_spread(axes, results[0]["lengths"], rows, label=label, color=color, marker="o")
+        ticks = results[0]["lengths"]
+        finish_axes(axes, title=title, x="generated tokens n", xscale="log", yscale="log", ticks=ticks)
 
 
 STUDY = Study(

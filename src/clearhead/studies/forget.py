@@ -4,18 +4,18 @@ clearhead study forget
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.architecture import Rope
-from clearhead.model import Block, RecurrentConfig, Residual
+from clearhead.model import Block, Residual
 from clearhead.studies.catalog import ENTRIES
 from clearhead.studies.numbers import mean, spread_table
 from clearhead.studies.pictures import COLORS, Figure, finish_axes, plot_spread
 from clearhead.studies.study import Measurements, Run, Study, Table
-from clearhead.studies.toys import build, build_recurrent, random_generator, toy_decoder
+from clearhead.studies.toys import build, build_recurrent, random_generator, toy_decoder, toy_recurrent
 
 WIDTH, LENGTH, NUM_LAYERS, BATCH = 32, 64, 24, 16
 CELLS: dict[str, Literal["tanh", "gru", "lstm"]] = {"tanh RNN": "tanh", "GRU": "gru", "LSTM": "lstm"}
@@ -41,9 +41,7 @@ def _gradient_by_distance(name: str, seed: int) -> list[float]:
     x, direction = torch.randn(2, BATCH, LENGTH, WIDTH, generator=random_generator(seed))
     x.requires_grad_()
     if name in CELLS:
-        sizes = {"source_vocab_size": 2, "target_vocab_size": 2, "embedding_width": WIDTH, "width": WIDTH}
-        config = RecurrentConfig(**sizes, cell=CELLS[name], attention="none", context=LENGTH)
-        states = build_recurrent(config, seed).encoder(x)[0]
+        states = build_recurrent(toy_recurrent(vocab_size=2, width=WIDTH, cell=CELLS[name]), seed).encoder(x)[0]
     else:
         network = build(toy_decoder(vocab_size=2, width=WIDTH, context=LENGTH, position=Rope()), seed)
         assert network.decoder is not None
@@ -56,8 +54,9 @@ def _gradient_by_distance(name: str, seed: int) -> list[float]:
 
 def _gradient_by_layer(name: str, seed: int) -> list[float]:
     """Return the gradient at the input of each layer of a deep stack, relative to that after the last layer."""
-    sizes: dict[str, Any] = {"vocab_size": 64, "width": WIDTH, "num_layers": NUM_LAYERS, "context": LENGTH}
-    network = build(toy_decoder(**sizes, placement="post" if name == "post-norm" else "pre", position=Rope()), seed)
+    placement: Literal["pre", "post"] = "post" if name == "post-norm" else "pre"
+    config = toy_decoder(vocab_size=64, width=WIDTH, num_layers=NUM_LAYERS, position=Rope(), placement=placement)
+    network = build(config, seed)
     for block in network.modules():
         if isinstance(block, Block) and name in ("residuals only", "neither"):
             block.attention_residual.norm = block.feed_forward_residual.norm = nn.Identity()

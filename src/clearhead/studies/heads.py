@@ -23,9 +23,11 @@ KINDS = {"MHA (8 of 8)": 8, "GQA (4 of 8)": 4, "GQA (2 of 8)": 2, "MQA (1 of 8)"
 FIELD_HEADS, FIELD_LEVELS, FIELD_LENGTH = (1, 2, 4), (1, 2, 3), 512
 
 
-def _config(num_kv_heads: int, vocab_size: int) -> ModelConfig:
-    sizes = {"width": WIDTH, "num_layers": NUM_LAYERS, "num_heads": NUM_HEADS, "num_kv_heads": num_kv_heads}
-    return toy_decoder(vocab_size=vocab_size, context=LENGTH, position=Rope(), **sizes)
+def _config(shared: int, vocab_size: int) -> ModelConfig:
+    """Return a decoder with this number of key-value heads."""
+    return toy_decoder(
+        vocab_size=vocab_size, width=WIDTH, num_heads=NUM_HEADS, num_kv_heads=shared, context=LENGTH, position=Rope()
+    )
 
 
 def _argmax_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
@@ -36,8 +38,9 @@ def _argmax_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tens
 
 def _receptive_field(num_heads: int, num_layers: int, seed: int, num_outputs: int) -> int:
     """Return the largest number of inputs on which one of the outputs of an argmax network depends."""
-    sizes = {"vocab_size": 2, "width": 32, "num_layers": num_layers, "num_heads": num_heads}
-    network = build(toy_decoder(**sizes, context=FIELD_LENGTH, pattern=Bidirectional()), seed)
+    everywhere = Bidirectional()
+    config = toy_decoder(vocab_size=2, width=32, num_layers=num_layers, num_heads=num_heads, pattern=everywhere)
+    network = build(config, seed)
     x = torch.randn(1, FIELD_LENGTH, 32, generator=random_generator(seed)).requires_grad_()
     assert network.decoder is not None
     network.decoder.embedding.register_forward_hook(lambda module, inputs, output: x)

@@ -4,8 +4,6 @@ clearhead study length
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +12,8 @@ from torch.nn import functional
 from clearhead.architecture import (
     Alibi,
     DynamicScaling,
-    ModelConfig,
     NoPosition,
+    Position,
     RelativeSinusoid,
     Rope,
     SinusoidalPositions,
@@ -29,32 +27,23 @@ from clearhead.studies.toys import build, cross_entropy, english_text, random_ge
 
 TRAINED, TESTED, BUCKET = 32, 256, 32  # characters
 NUM_STEPS, WIDTH, BATCH = 300, 32, 24
-SCHEMES: dict[str, dict[str, Any]] = {  # settings of toy_decoder
-    "RoPE": {"position": Rope()},
-    "iRoPE": {"position": Rope()},  # every other layer without positions
-    "NoPE": {"position": NoPosition()},
-    "ALiBi": {"position": Alibi()},
-    "relative (Gopher)": {"position": RelativeSinusoid()},
-    "sinusoidal": {"added": SinusoidalPositions()},
+SCHEMES: dict[str, Position | SinusoidalPositions | tuple[Position, ...]] = {
+    "RoPE": Rope(),
+    "iRoPE": (Rope(), NoPosition()),  # the second layer has no positions
+    "NoPE": NoPosition(),
+    "ALiBi": Alibi(),
+    "relative (Gopher)": RelativeSinusoid(),
+    "sinusoidal": SinusoidalPositions(),
 }
 SCALED = "RoPE, scaled"  # the network trained with RoPE, with lower frequencies in the test
 CURVES = ("RoPE", SCALED, *list(SCHEMES)[1:])
 
 
-def _config(name: str, vocab_size: int, **changes: Any) -> ModelConfig:
-    settings = SCHEMES[name] | changes
-    config = toy_decoder(vocab_size=vocab_size, width=WIDTH, num_layers=2, context=TRAINED, **settings)
-    if name != "iRoPE" or config.decoder is None:
-        return config
-    rotated = config.decoder.layers[0]
-    plain = replace(rotated, attention=replace(rotated.attention, position=NoPosition()))
-    return replace(config, decoder=replace(config.decoder, layers=(rotated, plain)))
-
-
 def _with_scaling(network: Transformer) -> Transformer:
     """Return the same weights with frequencies that fall once a text is longer than those of the training."""
     scaling = DynamicScaling(factor=1.0, original_context=TRAINED)
-    copy = build(_config("RoPE", network.config.vocab_size, position=Rope(scaling=scaling)), seed=0)
+    config = toy_decoder(vocab_size=network.config.vocab_size, width=WIDTH, position=Rope(scaling=scaling))
+    copy = build(config, seed=0)
     copy.load_state_dict(network.state_dict())
     return copy.eval()
 
@@ -73,7 +62,7 @@ def _measure(run: Run) -> Measurements:
     unseen = text_rows(text[boundary:], run.size(128, 2), TESTED, random_generator(run.seed))
     found: Measurements = {}
     for name in run.each(SCHEMES):
-        network = build(_config(name, vocab_size), run.seed)
+        network = build(toy_decoder(vocab_size=vocab_size, width=WIDTH, position=SCHEMES[name]), run.seed)
 
         def loss_of(step: int, network: Transformer = network) -> Tensor:
             rows = text_rows(text[:boundary], BATCH, TRAINED, random_generator(run.seed, step))
@@ -116,9 +105,7 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     axes = figure.subplots()
     centers = [start + BUCKET / 2 for start in range(0, TESTED, BUCKET)]
     for color, name in zip(COLORS, CURVES, strict=False):
-        plot_spread(
-            axes, centers, [found[name] for found in results], label=name, color=color, marker="o", markersize=4
-        )
+        plot_spread(axes, centers, [found[name] for found in results], label=name, color=color, marker="o")
     axes.axvline(TRAINED, color="black", linestyle=":", linewidth=1)
     axes.text(TRAINED + 2, axes.get_ylim()[1], "trained length", va="top", fontsize=8)
     finish_axes(axes, title="Loss on unseen text", x="position of the character", y="loss (nats per character)")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.architecture import Bidirectional, Causal, GroupedAttention
+from clearhead.architecture import AttentionPattern, Bidirectional, Causal, GroupedAttention
 from clearhead.model import Attention, AttentionContext, Mask, fused_attention
 from clearhead.studies.catalog import ENTRIES
 from clearhead.studies.numbers import mean, spread_table
@@ -18,7 +18,7 @@ from clearhead.studies.study import Measurements, Run, Study, Table
 from clearhead.studies.toys import build, cross_entropy, random_generator, toy_decoder, train
 
 LENGTH, BEGIN, NUM_STEPS = 24, 0, 500
-PATTERNS = {"causal": Causal(), "bidirectional": Bidirectional()}
+PATTERNS: dict[str, AttentionPattern] = {"causal": Causal(), "bidirectional": Bidirectional()}
 CONSTRUCTED, LEARNED = "constructed", "learned"
 HEAD_WIDTH = 8
 

@@ -22,9 +22,9 @@ NUM_POSITIONS, TABLE_WIDTH = 50, 130  # the picture of the book
 DISTANCES, SHIFTS = range(129), (0, 1, 10, 1000)
 SENTENCES = ("the man chased the dog", "the dog chased the man")
 NETWORKS = {
-    "without positions": {},
-    "with RoPE": {"position": Rope()},
-    "with sinusoids": {"added": SinusoidalPositions()},
+    "without positions": toy_decoder(vocab_size=16, width=WIDTH, pattern=Bidirectional()),
+    "with RoPE": toy_decoder(vocab_size=16, width=WIDTH, pattern=Bidirectional(), position=Rope()),
+    "with sinusoids": toy_decoder(vocab_size=16, width=WIDTH, pattern=Bidirectional(), position=SinusoidalPositions()),
 }
 
 
@@ -56,8 +56,7 @@ def _rope_scores(q: Tensor, k: Tensor, shift: int) -> Tensor:
 @torch.no_grad()
 def _measure(run: Run) -> Measurements:
     found: Measurements = {"permutation": {}, "sentences": {}}
-    for name, positions in run.each(NETWORKS.items(), lambda item: item[0]):
-        config = toy_decoder(vocab_size=16, width=WIDTH, pattern=Bidirectional(), **positions)
+    for name, config in run.each(NETWORKS.items(), lambda item: item[0]):
         network = build(config, run.seed).double().eval()
         found["permutation"][name] = _permutation_error(network, run.seed)
         found["sentences"][name] = _sentence_difference(network)

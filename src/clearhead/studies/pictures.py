@@ -14,7 +14,7 @@ from clearhead.studies.study import StudyResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as Figure  # the studies import it from here
 else:  # matplotlib is an extra, so it is imported only to draw
     Axes = Figure = Any
 
@@ -44,10 +44,19 @@ def draw_picture(result: StudyResult) -> bytes:
 
 
 def plot_spread(
-    axes: Axes, x: Sequence[float], rows: Sequence[Sequence[float]], *, label: str, color: str, **style: Any
+    axes: Axes,
+    x: Sequence[float],
+    rows: Sequence[Sequence[float]],
+    *,
+    label: str,
+    color: str,
+    linestyle: str = "-",
+    linewidth: float = 1.5,
+    marker: str = "",
 ) -> None:
     """Draw a line through the means over seeds, one row each, and a band from their minimum to their maximum."""
     values = np.array(rows, dtype=float)
+    style: dict[str, Any] = {"linestyle": linestyle, "linewidth": linewidth, "marker": marker, "markersize": 4}
     axes.plot(x, values.mean(axis=0), color=color, label=label, **style)
     axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=color, alpha=0.2, linewidth=0)
 
@@ -73,15 +82,19 @@ def finish_axes(
     title: str,
     x: str = "",
     y: str = "",
+    xscale: str = "linear",
+    yscale: str = "linear",
+    ylim: tuple[float, float | None] | None = None,
     ticks: Sequence[int] | None = None,
     legend: bool = True,
-    **settings: Any,
 ) -> None:
-    """Set title, labels, a light grid and the legend of a plot.
+    """Set title, labels, scales, a light grid and the legend of a plot.
 
-    ticks: numbers to label on the x axis, instead of those that matplotlib chooses. settings: those of `Axes.set`.
+    ticks: numbers to label on the x axis, instead of those that matplotlib chooses.
     """
-    axes.set(xlabel=x, ylabel=y, **settings)
+    axes.set(xlabel=x, ylabel=y, xscale=xscale, yscale=yscale)
+    if ylim is not None:
+        axes.set_ylim(*ylim)
     if ticks is not None:
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.set_xticks([], minor=True)

@@ -83,9 +83,11 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     for axes, quantity, title in zip(figure.subplots(1, 4), QUANTITIES, TITLES, strict=True):
         for color, name in zip(COLORS, SCALINGS, strict=False):
             rows = [found[name][quantity] for found in results]
-            plot_spread(axes, WIDTHS, rows, label=name, color=color, marker="o", markersize=3)
-        scale = {"yscale": "log"} if quantity == "variance" else {"ylim": (0, None)}
-        finish_axes(axes, title=title, x="d", xscale="log", legend=quantity == "variance", **scale)
+            plot_spread(axes, WIDTHS, rows, label=name, color=color, marker="o")
+        if quantity == "variance":
+            finish_axes(axes, title=title, x="d", xscale="log", yscale="log")
+        else:
+            finish_axes(axes, title=title, x="d", xscale="log", ylim=(0, None), legend=False)
 
 
 STUDY = Study(

@@ -51,7 +51,7 @@ class Table:
     """The result of a study as text: one row for each thing that was compared."""
 
     headings: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)

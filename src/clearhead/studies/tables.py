@@ -10,12 +10,12 @@ import torch
 from clearhead.architecture import Rope
 from clearhead.cache import KeyValueCache, forward_step
 from clearhead.costs import KernelCounter, find_device
-from clearhead.model import RecurrentConfig, Transformer, reference_attention
+from clearhead.model import Transformer, reference_attention
 from clearhead.studies.catalog import ENTRIES
 from clearhead.studies.numbers import evaluate_formula, fit_slope, mean, typeset_formula
 from clearhead.studies.pictures import COLORS, Figure, finish_axes
 from clearhead.studies.study import Measurements, Run, Study, Table
-from clearhead.studies.toys import build, build_recurrent, random_generator, toy_decoder
+from clearhead.studies.toys import build, build_recurrent, random_generator, toy_decoder, toy_recurrent
 
 TABLES = {  # operation -> FLOPs, and numbers read and written, as sums of products
     "whole sequence": {
@@ -68,18 +68,17 @@ def _count_layer(seed: int, one_token: bool) -> dict[str, list[int]]:
 @torch.no_grad()
 def _count_growth(seed: int) -> dict[str, list[int]]:
     """Return the FLOPs of an attention layer's scores and of a recurrent layer for each of LENGTHS."""
-    sizes = {"source_vocab_size": 64, "target_vocab_size": 64, "embedding_width": WIDTH, "width": WIDTH}
-    recurrent = build_recurrent(RecurrentConfig(**sizes, cell="tanh", attention="none", context=LENGTH), seed)
-    network, counts = _build(seed), {name: [] for name in GROWTH}
+    recurrent = build_recurrent(toy_recurrent(vocab_size=64, width=WIDTH, cell="tanh"), seed)
+    network, scores, recurrence = _build(seed), [], []
     for length in LENGTHS:
         tokens = torch.zeros(1, length, dtype=torch.long)
-        with KernelCounter() as attention:
+        with KernelCounter() as counter:
             network.hidden_states(tokens, kernel=reference_attention)
-        with KernelCounter() as recurrence:
+        scores.append(sum(kernel.flops for kernel in counter.kernels if kernel.name == "bmm"))
+        with KernelCounter() as counter:
             recurrent.encode(tokens)
-        counts[GROWTH[0]].append(sum(kernel.flops for kernel in attention.kernels if kernel.name == "bmm"))
-        counts[GROWTH[1]].append(recurrence.flops)
-    return counts
+        recurrence.append(counter.flops)
+    return dict(zip(GROWTH, (scores, recurrence), strict=True))
 
 
 def _measure(run: Run) -> Measurements:
@@ -120,13 +119,14 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     for marker, (table, operations) in zip("os", TABLES.items(), strict=True):
         for color, (name, (flops, moved)) in zip(COLORS, operations.items(), strict=False):
             intensity = evaluate_formula(flops, REAL_SIZES) / (HALF_BYTES * evaluate_formula(moved, REAL_SIZES))
-            style = {"color": color, "markersize": 8, "alpha": 0.7, "label": f"{table}: {name}"}
-            roofline.plot(intensity, min(peak, bandwidth * intensity) / 1e12, marker, **style)
-    scales = {"xscale": "log", "yscale": "log"}
-    finish_axes(roofline, title="Roofline: b = 1, n = d = 4096, m = 32", x="FLOPs per byte", y="TFLOP/s", **scales)
+            y, label = min(peak, bandwidth * intensity) / 1e12, f"{table}: {name}"
+            roofline.plot(intensity, y, marker, color=color, markersize=8, alpha=0.7, label=label)
+    title, x = "Roofline: b = 1, n = d = 4096, m = 32", "FLOPs per byte"
+    finish_axes(roofline, title=title, x=x, y="TFLOP/s", xscale="log", yscale="log")
     for name in GROWTH:
         growth.plot(LENGTHS, results[0]["growth"][name], "o-", label=name)
-    finish_axes(growth, title="FLOPs counted for one layer", x="length n", ticks=LENGTHS, **scales)
+    title = "FLOPs counted for one layer"
+    finish_axes(growth, title=title, x="length n", xscale="log", yscale="log", ticks=LENGTHS)
 
 
 STUDY = Study(

@@ -6,7 +6,7 @@ network = build(toy_decoder(vocab_size=4, width=32, position=Rope()), seed=0); t
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +14,17 @@ from torch.nn import functional
 
 from clearhead.api import create
 from clearhead.architecture import (
+    AttentionPattern,
+    Causal,
     Embedding,
     FeedForward,
     GroupedAttention,
     Head,
     Layer,
-    LearnedPositions,
     ModelConfig,
+    NoPosition,
     NormalInitial,
+    Position,
     RmsNorm,
     SinusoidalPositions,
     Stack,
@@ -29,7 +32,7 @@ from clearhead.architecture import (
 from clearhead.errors import ClearheadError
 from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 
-_NORM = RmsNorm(epsilon=1e-6)
+_NORM, _NO_POSITION, _CAUSAL = RmsNorm(epsilon=1e-6), NoPosition(), Causal()
 
 
 def toy_decoder(
@@ -38,24 +41,60 @@ def toy_decoder(
     width: int,
     num_layers: int = 2,
     num_heads: int = 4,
+    num_kv_heads: int | None = None,
     context: int = 64,
-    added: LearnedPositions | SinusoidalPositions | None = None,
+    position: Position | SinusoidalPositions | tuple[Position, ...] = _NO_POSITION,
+    pattern: AttentionPattern = _CAUSAL,
     placement: Literal["pre", "post"] = "pre",
-    **attention: Any,
 ) -> ModelConfig:
-    """Return a small decoder. `added` are positions added to the embeddings, `attention` settings of every layer."""
-    settings = {"num_kv_heads": num_heads, "head_width": width // num_heads} | attention
-    layer = Layer(
-        attention=GroupedAttention(num_heads=num_heads, **settings),
-        feed_forward=FeedForward(width=4 * width, activation="gelu"),
-        norm=_NORM,
-        placement=placement,
-    )
+    """Return a small decoder.
+
+    position: that of every layer, or of each layer, or sinusoids, which are added to the embeddings.
+    """
+    added = position if isinstance(position, SinusoidalPositions) else None
+    if isinstance(position, SinusoidalPositions):
+        position = _NO_POSITION
+    layers = [
+        Layer(
+            attention=GroupedAttention(
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads or num_heads,
+                head_width=width // num_heads,
+                position=each,
+                pattern=pattern,
+            ),
+            feed_forward=FeedForward(width=4 * width, activation="gelu"),
+            norm=_NORM,
+            placement=placement,
+        )
+        for each in (position if isinstance(position, tuple) else (position,) * num_layers)
+    ]
     # At these widths the usual deviation of 0.02 would be too small: here every matrix keeps the size of its input.
     initial = NormalInitial(deviation=width**-0.5, residual_scaled=True)
     embedding = Embedding(vocab_size=vocab_size, positions=added, scale=math.sqrt(width))
-    stack = Stack(embedding=embedding, layers=(layer,) * num_layers, final_norm=_NORM)
+    stack = Stack(embedding=embedding, layers=tuple(layers), final_norm=_NORM)
     return ModelConfig(width=width, context=context, decoder=stack, head=Head(tied=False), initial=initial)
+
+
+def toy_recurrent(
+    *,
+    vocab_size: int,
+    width: int,
+    cell: Literal["tanh", "gru", "lstm"],
+    attends: bool = False,
+    bidirectional: bool = False,
+) -> RecurrentConfig:
+    """Return a small recurrent encoder-decoder, whose decoder attends to the states of the encoder or does not."""
+    return RecurrentConfig(
+        source_vocab_size=vocab_size,
+        target_vocab_size=vocab_size,
+        embedding_width=width,
+        width=width,
+        cell=cell,
+        attention="dot_product" if attends else "none",
+        bidirectional=bidirectional,
+        context=64,
+    )
 
 
 def build(config: ModelConfig, seed: int) -> Transformer:
