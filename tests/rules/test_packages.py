@@ -59,8 +59,7 @@ ALLOWED_IMPORTS = {
         ),
     },
     "studies": {
-        *("api", "architecture", "cache", "costs", "data", "families", "generation", "inspection", "model"),
-        "training",
+        *("api", "architecture", "cache", "costs", "data", "families", "inspection", "model", "training"),
     },
     "course": {"api", "architecture", "cache", "costs", "data", "families", "inspection", "model", "studies"},
     **{name: set() for name in BASICS},

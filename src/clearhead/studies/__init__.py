@@ -3,7 +3,7 @@
     clearhead study mask --out studies/mask
 
 catalog    names, titles and statements of all studies; no torch
-study      Study, its runs with several seeds, and StudyResult
+study      Study, load_study, the runs with several seeds, and StudyResult
 report     the files of a result: picture, table and page; a site of all results
 pictures   matplotlib helpers: lines and bars with their spread over seeds
 numbers    means, spreads and fitted power laws
@@ -23,10 +23,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from clearhead.studies.catalog import ENTRIES, Entry, load_study
+    from clearhead.studies.catalog import ENTRIES, Entry
     from clearhead.studies.pictures import check_can_draw, draw_picture
     from clearhead.studies.report import write_result, write_site
-    from clearhead.studies.study import Study, StudyResult, run_study
+    from clearhead.studies.study import Study, StudyResult, load_study, run_study
 
 _MODULES = {  # the module that defines each name
     "ENTRIES": "catalog",
@@ -35,7 +35,7 @@ _MODULES = {  # the module that defines each name
     "StudyResult": "study",
     "check_can_draw": "pictures",
     "draw_picture": "pictures",
-    "load_study": "catalog",
+    "load_study": "study",
     "run_study": "study",
     "write_result": "report",
     "write_site": "report",

@@ -1,16 +1,9 @@
 """The studies by name: what each asks, and which statements of the book it tests. This module imports no torch.
 
-study = load_study("mask"); print(study.claim)
+print(ENTRIES["mask"].title, ENTRIES["mask"].statements)
 """
 
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING
-
-from clearhead.errors import unknown_name
-
-if TYPE_CHECKING:
-    from clearhead.studies.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +31,3 @@ _ENTRIES = (
     Entry(name="scaling", title="Loss, parameters and data", statements=("D1", "F1")),
 )
 ENTRIES = {entry.name: entry for entry in _ENTRIES}
-
-
-def load_study(name: str) -> "Study":
-    """Return the study of this name; raise ClearheadError if there is none."""
-    if name not in ENTRIES:
-        raise unknown_name("study", name, ENTRIES, "`clearhead study` lists all studies")
-    study: Study = import_module(f"clearhead.studies.{name}").STUDY
-    return study

@@ -56,7 +56,7 @@ def _gradient_by_layer(name: str, seed: int) -> list[float]:
     """Return the gradient at the input of each layer of a deep stack, relative to that after the last layer."""
     placement: Literal["pre", "post"] = "post" if name == "post-norm" else "pre"
     config = toy_decoder(vocab_size=64, width=WIDTH, num_layers=NUM_LAYERS, position=Rope(), placement=placement)
-    network = build(config, seed)
+    network = build(config, seed).double()  # without residuals and norms, gradients fall below the range of floats
     for block in network.modules():
         if isinstance(block, Block) and name in ("residuals only", "neither"):
             block.attention_residual.norm = block.feed_forward_residual.norm = nn.Identity()
@@ -68,7 +68,7 @@ def _gradient_by_layer(name: str, seed: int) -> list[float]:
     residuals: dict[int, list[Tensor]] = {number: [] for number in range(NUM_LAYERS + 1)}
     network.hidden_states(tokens, residuals=residuals)
     streams = [residuals[number][0] for number in residuals]
-    direction = torch.randn(streams[-1].shape, generator=generator)
+    direction = torch.randn(streams[-1].shape, generator=generator, dtype=torch.float64)
     gradients = torch.autograd.grad((streams[-1] * direction).sum(), streams)
     return [float(gradient.norm() / gradients[-1].norm()) for gradient in gradients]
 

@@ -41,6 +41,11 @@ def evaluate_formula(formula: str, sizes: Mapping[str, int]) -> int:
     return sum(math.prod(term) for term in terms)
 
 
+def evaluate_rows(rows: Mapping[str, Sequence[str]], sizes: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return the values of all formulas of a table."""
+    return {name: [evaluate_formula(formula, sizes) for formula in formulas] for name, formulas in rows.items()}
+
+
 def typeset_formula(formula: str) -> str:
     """Return a formula as the book writes it: `2 b n d + d d` becomes `2bnd + d²`."""
     return formula.replace("d d", "d²").replace("n n", "n²").replace(" + ", "+").replace(" ", "").replace("+", " + ")

@@ -13,7 +13,7 @@ from clearhead.architecture import Bidirectional, Rope, SinusoidalPositions
 from clearhead.model import Transformer, make_rotation, sinusoids
 from clearhead.studies.catalog import ENTRIES
 from clearhead.studies.numbers import mean, spread_table
-from clearhead.studies.pictures import COLORS, Figure, finish_axes, plot_spread
+from clearhead.studies.pictures import COLORS, Figure, bar_spread, finish_axes, plot_spread
 from clearhead.studies.study import Measurements, Run, Study, Table
 from clearhead.studies.toys import build, random_generator, toy_decoder
 
@@ -104,8 +104,8 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     similarity = [found["sinusoid_similarity"] for found in results]
     plot_spread(distances, range(NUM_POSITIONS), similarity, label="sinusoids: similarity", color=COLORS[1])
     finish_axes(distances, title="Near positions are alike", x="distance", y="relative to distance 0")
-    values = [mean([found["sentences"][name] for found in results]) for name in NETWORKS]
-    words.bar([name.replace(" ", "\n") for name in NETWORKS], values, color=COLORS[: len(NETWORKS)])
+    values = [[found["sentences"][name] for found in results] for name in NETWORKS]
+    bar_spread(words, [name.replace(" ", "\n") for name in NETWORKS], {"difference": values})
     finish_axes(words, title="Man chases dog, dog chases man", y="difference of the mean vectors", legend=False)
 
 

@@ -76,14 +76,30 @@ def bar_spread(
     axes.set_xticks(range(len(names)), names)
 
 
+def plot_roofline(axes: Axes, peak_flops: float, bytes_per_second: float, intensities: Mapping[str, float]) -> None:
+    """Draw the limit that arithmetic and memory set to a device, and on it operations by their FLOPs per byte.
+
+    Operations with almost the same intensity share a point and a line of the legend.
+    """
+    ends = [min(intensities.values()) / 3, peak_flops / bytes_per_second, max(intensities.values()) * 3]
+    axes.plot(ends, [min(peak_flops, bytes_per_second * x) / 1e12 for x in ends], "k-", label="limit of the device")
+    points: dict[str, list[str]] = {}
+    for name, intensity in intensities.items():
+        points.setdefault(f"{intensity:.0e}", []).append(name)
+    for color, names in zip(COLORS, points.values(), strict=False):
+        x = float(np.mean([intensities[name] for name in names]))
+        y = min(peak_flops, bytes_per_second * x) / 1e12
+        axes.plot(x, y, "o", color=color, markersize=9, label="\n".join(names))
+
+
 def finish_axes(
     axes: Axes,
     *,
     title: str,
     x: str = "",
     y: str = "",
-    xscale: str = "linear",
-    yscale: str = "linear",
+    xscale: str | None = None,
+    yscale: str | None = None,
     ylim: tuple[float, float | None] | None = None,
     ticks: Sequence[int] | None = None,
     legend: bool = True,
@@ -92,9 +108,9 @@ def finish_axes(
 
     ticks: numbers to label on the x axis, instead of those that matplotlib chooses.
     """
-    axes.set(xlabel=x, ylabel=y, xscale=xscale, yscale=yscale)
-    if ylim is not None:
-        axes.set_ylim(*ylim)
+    # Setting a scale, even the same one, removes the names of bars.
+    settings = {"xscale": xscale, "yscale": yscale, "ylim": ylim}
+    axes.set(xlabel=x, ylabel=y, **{name: value for name, value in settings.items() if value is not None})
     if ticks is not None:
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.set_xticks([], minor=True)

@@ -9,9 +9,11 @@ Every study is one module of this package with a constant STUDY. It builds small
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from clearhead.studies.catalog import Entry
+from clearhead.errors import unknown_name
+from clearhead.studies.catalog import ENTRIES, Entry
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,6 +116,14 @@ class StudyResult:
             "table": {"headings": list(table.headings), "rows": [list(row) for row in table.rows]},
             "measurements": self.measurements,
         }
+
+
+def load_study(name: str) -> Study:
+    """Return the study of this name; raise ClearheadError if there is none. A wrong name does not import torch."""
+    if name not in ENTRIES:
+        raise unknown_name("study", name, ENTRIES, "`clearhead study` lists all studies")
+    study: Study = import_module(f"clearhead.studies.{name}").STUDY
+    return study
 
 
 def run_study(
