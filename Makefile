@@ -23,7 +23,7 @@ lint: $(VENV)/.installed-dev
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "setting up $(VENV): once, a few minutes"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[plot,serve]"
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

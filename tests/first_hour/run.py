@@ -33,10 +33,14 @@ PAGES = (
     "docs/cost.md",
     "docs/fast-path.md",
     "docs/engine.md",
+    "docs/serving.md",
 )
 MAX_MINUTES = 20
 _PROMPT = r"(?m)^(>|you).{0,3}$"
-_ANSWERS = {"clearhead chat": [Answer(_PROMPT, "What is the capital of France?\r"), Answer(_PROMPT, "\x04")]}
+_ANSWERS = {
+    "clearhead chat": [Answer(_PROMPT, "What is the capital of France?\r"), Answer(_PROMPT, "\x04")],
+    "clearhead serve": [Answer("Ctrl-C ends the server", "\x03")],
+}
 _PROBLEMS = re.compile(r"Traceback \(most recent call last\)|Segmentation fault|command not found")
 
 
