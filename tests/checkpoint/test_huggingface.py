@@ -76,11 +76,11 @@ def test_progress_counts_every_tensor(folder):
 
 
 def test_the_error_mentions_quantized_weights(folder):
-    edit_config(folder, quantization_config={"quant_method": "awq", "bits": 4})
+    edit_config(folder, quantization_config={"quant_method": "hqq", "bits": 4})
     load_folder(folder)
     edit_weights(folder, lambda t: t.update({n + "x": t.pop(n) for n in list(t) if "_proj" in n}))
     with pytest.raises(
-        ClearheadError, match=r"lacks 14 tensors.* quantized \(awq\), which is not supported: .* or a \.gguf file"
+        ClearheadError, match=r"lacks 14 tensors.* quantized \(hqq\), which is not supported: .* or a \.gguf file"
     ):
         load_folder(folder)
 

@@ -3,6 +3,7 @@
 kinds = build_kinds(Path("folder")); kinds[0].read(kinds[0].folder, "config.json", True)
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from clearhead.errors import ClearheadError
 from clearhead.families import FAMILIES, Family, family_for, preset
 from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 from clearhead.tokenization import byte_tokenizer
+from tests.checkpoint.quantized_files import QUANTIZERS, quantize_folder
 from tests.checkpoint.test_ctranslate2_model import folder_content, marian_model
 from tests.checkpoint.test_damaged_files import SIZES, write_gguf_model
 from tests.checkpoint.test_gguf_split import split
@@ -74,25 +76,30 @@ Maker = Callable[[Path], tuple[dict[str, str], Read]]
 def _model_kinds() -> dict[str, Maker]:
     """Return what writes each kind of model file."""
     families = {f"config of {family.name}": _family_maker(name) for family in FAMILIES if (name := _writable(family))}
-    return families | {
-        "safetensors": _make_safetensors,
-        "sharded safetensors": _make_shards,
-        "generation config": _make_generation_config,
-        "gguf": _make_gguf,
-        "gguf with stored blocks": _make_stored_gguf,
-        "gguf of every block type": _make_gguf_blocks,
-        "split gguf": _make_split_gguf,
-        "ctranslate2": _make_ctranslate2,
-        "llama2c": _make_llama2c,
-        "native description": _make_native("clearhead.json", "json"),
-        "native weights": _make_native("weights.safetensors", "header"),
-        "native description of packed weights": _make_packed_native("clearhead.json", "json"),
-        "native packed weights": _make_packed_native("weights.safetensors", "header"),
-        "recurrent description": _make_recurrent("clearhead.json", "json"),
-        "recurrent weights": _make_recurrent("weights.safetensors", "header"),
-        "adapter description": _make_adapter("adapter.json", "json"),
-        "adapter weights": _make_adapter("adapter.safetensors", "header"),
-    }
+    quantized = {f"folder in {name}": _quantized_maker(name) for name in QUANTIZERS}
+    return (
+        families
+        | quantized
+        | {
+            "safetensors": _make_safetensors,
+            "sharded safetensors": _make_shards,
+            "generation config": _make_generation_config,
+            "gguf": _make_gguf,
+            "gguf with stored blocks": _make_stored_gguf,
+            "gguf of every block type": _make_gguf_blocks,
+            "split gguf": _make_split_gguf,
+            "ctranslate2": _make_ctranslate2,
+            "llama2c": _make_llama2c,
+            "native description": _make_native("clearhead.json", "json"),
+            "native weights": _make_native("weights.safetensors", "header"),
+            "native description of packed weights": _make_packed_native("clearhead.json", "json"),
+            "native packed weights": _make_packed_native("weights.safetensors", "header"),
+            "recurrent description": _make_recurrent("clearhead.json", "json"),
+            "recurrent weights": _make_recurrent("weights.safetensors", "header"),
+            "adapter description": _make_adapter("adapter.json", "json"),
+            "adapter weights": _make_adapter("adapter.safetensors", "header"),
+        }
+    )
 
 
 def _writable(family: Family) -> str | None:
@@ -152,6 +159,22 @@ def _family_maker(name: str) -> Maker:
     def make(folder: Path) -> tuple[dict[str, str], Read]:
         save_folder(random_network(shrink(preset(name))), folder)
         return {"config.json": "json"}, read_model
+
+    return make
+
+
+def _quantized_maker(name: str) -> Maker:
+    def make(folder: Path) -> tuple[dict[str, str], Read]:
+        save_folder(tiny_network(width=64, feed_forward=96), folder)
+        quantize_folder(folder, name)
+
+        def read(folder: Path, file: str, unchanged: bool) -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # which matrices were dequantized
+                read_model(folder, file, unchanged)
+                use_network(clearhead.load(folder, weights="stored", fast=False).network)
+
+        return {"model.safetensors": "header", "config.json": "json"}, read
 
     return make
 

@@ -41,6 +41,7 @@ from clearhead.backends.packed import (
     is_consistent,
     pack,
     pack_gguf_blocks,
+    pack_quants,
     packed_from_tensors,
 )
 
@@ -74,6 +75,7 @@ __all__ = [
     "pack",
     "pack_gguf_blocks",
     "pack_network",
+    "pack_quants",
     "packed_from_tensors",
     "return_freed_memory",
     "set_packed_weight",

@@ -53,7 +53,7 @@ def open_model(model: str | Path, options: LoadOptions = DEFAULT_OPTIONS) -> Mod
     """Load a model from a path, the name of an installed model or a hub id."""
     path = resolve_path(model)
     format = format_of(path)
-    if options.weights == "stored" and format.load is not load_gguf:
+    if options.weights == "stored" and format.load not in (load_gguf, load_folder):
         raise ClearheadError(
             f"{model} has no stored blocks, which only .gguf files have; use weights='int8' or 'int4' instead"
         )

@@ -7,7 +7,8 @@ Only safetensors files are read. Pickle files are never opened, whatever their n
 
 import json
 import re
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import ModelConfig
+from clearhead.backends import PackedWeight
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.checkpoint.generation_rules import read_generation_ids
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
 from clearhead.checkpoint.labels import Labels, read_labels
 from clearhead.checkpoint.placement import network_dtype, stored_tensors
+from clearhead.checkpoint.quantized_folder import Quantization, read_quantization
 from clearhead.checkpoint.sentence_folder import load_sentence_pooler, network_folder
 from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.errors import ClearheadError, quote
@@ -57,7 +60,13 @@ def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
     outer, folder = folder, network_folder(folder)
     settings = _read_settings(folder)
     family = family_of_type(_language_settings(settings).string("model_type"))
-    tensors = open_safetensors([folder / name for name in _shard_names(folder)], str(folder))
+    quantization = read_quantization(settings)
+    if options.weights == "stored" and quantization is None:
+        raise ClearheadError(
+            f"{folder} has no stored blocks, which only .gguf files and quantized folders have; "
+            "use weights='int8' or 'int4' instead"
+        )
+    tensors = _open_tensors(folder, quantization, keep_packed=options.weights == "stored")
     naming = NamingScheme(
         table=_name_table(family),
         base_model_prefix=family.base_model_prefix,
@@ -68,10 +77,22 @@ def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
     with _explain_quantization(settings):
         config = _config_from(family, settings, set(tensors))
         network = assemble_network(config, tensors, str(folder), naming, options)
+    note = None if quantization is None else quantization.note(str(folder), network_dtype(network))
+    if note is not None:
+        warnings.warn(note, stacklevel=2)
     special_ids = read_special_ids(folder, settings)
     sentence = load_sentence_pooler(outer, config.width, options, network_dtype(network))
     labels = read_labels(config.classifier, settings)
     return ModelParts(network, load_folder_tokenizer(folder), family, special_ids, sentence, labels, folder)
+
+
+def _open_tensors(
+    folder: Path, quantization: Quantization | None, *, keep_packed: bool
+) -> Mapping[str, Tensor | PackedWeight]:
+    """Return the tensors of a folder; those of quantized folders under the names of full weights."""
+    paths = [folder / name for name in _shard_names(folder)]
+    stored = open_safetensors(paths, str(folder), raw=quantization is not None)
+    return stored if quantization is None else quantization.open(stored, str(folder), keep_packed=keep_packed)
 
 
 @contextmanager
@@ -84,7 +105,7 @@ def _explain_quantization(settings: Settings) -> Iterator[None]:
         yield
     except ClearheadError as error:
         method = settings.object("quantization_config").data.get("quant_method")
-        if method is None:
+        if method is None or read_quantization(settings) is not None:
             raise
         raise ClearheadError(
             f"{error}; config.json says that the weights are quantized ({method}), which is not supported: "
@@ -97,11 +118,14 @@ def read_folder_config(folder: Path) -> ModelConfig:
     folder = network_folder(folder)
     settings = _read_settings(folder)
     family = family_of_type(_language_settings(settings).string("model_type"))
+    quantization, names = read_quantization(settings), None
     if (folder / INDEX_FILE).exists():
-        return _config_from(family, settings, set(read_index(folder)))
-    if (folder / WEIGHTS_FILE).exists():
-        return _config_from(family, settings, set(open_safetensors([folder / WEIGHTS_FILE], str(folder))))
-    return _config_from(family, settings, None)
+        names = set(read_index(folder))
+    elif (folder / WEIGHTS_FILE).exists():
+        names = set(open_safetensors([folder / WEIGHTS_FILE], str(folder), raw=quantization is not None))
+    if names is not None and quantization is not None:
+        names = set(quantization.names(names))
+    return _config_from(family, settings, names)
 
 
 def _name_table(family: Family) -> NameTable:

@@ -50,7 +50,8 @@ class TensorPlacer:
         targets = [split_expert_index(own_name) for own_name in rule.own_names]
         shapes = [self.shapes[own_name][0 if expert is None else 1 :] for own_name, expert in targets]
         if isinstance(stored, PackedWeight):
-            if all(is_packable(self.network, own_name) for own_name in rule.own_names):
+            whole = all(expert is None for _, expert in targets)
+            if whole and all(is_packable(self.network, own_name) for own_name in rule.own_names):
                 self.place_packed(name, rule, stored, shapes)
                 return stored.num_bytes
             stored = stored.unpack()  # for example a table of positions

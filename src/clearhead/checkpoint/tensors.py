@@ -41,8 +41,8 @@ class LazyTensors(Mapping[str, Value]):
         return len(self.names)
 
 
-def open_safetensors(paths: Iterable[Path], where: str) -> LazyTensors[Tensor]:
-    """Return the tensors of one or several safetensors files; those in float8 and MXFP4 are dequantized.
+def open_safetensors(paths: Iterable[Path], where: str, *, raw: bool = False) -> LazyTensors[Tensor]:
+    """Return the tensors of one or several safetensors files; those in float8 and MXFP4 are dequantized unless `raw`.
 
     `where` is the file or folder that error messages name.
     """
@@ -53,6 +53,8 @@ def open_safetensors(paths: Iterable[Path], where: str) -> LazyTensors[Tensor]:
             if name in files:
                 raise ClearheadError(f"{where}: the tensor {name} is in two files")
             files[name] = file
+    if raw:
+        return LazyTensors(files, lambda name: files[name].read(name))
     names = [_dequantized_name(name, files) for name in files if not _is_scale(name, files)]
     return LazyTensors(names, partial(_read_tensor, files, where))
 

@@ -14,6 +14,7 @@ from clearhead.backends.packed.formats import (
     is_consistent,
     pack,
     pack_gguf_blocks,
+    pack_quants,
     packed_from_tensors,
 )
 
@@ -27,5 +28,6 @@ __all__ = [
     "is_consistent",
     "pack",
     "pack_gguf_blocks",
+    "pack_quants",
     "packed_from_tensors",
 ]

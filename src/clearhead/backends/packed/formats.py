@@ -171,6 +171,21 @@ def _pack_nibbles(quants: Tensor) -> Tensor:
     return (quants[..., : _GROUP_SIZE // 2] | (quants[..., _GROUP_SIZE // 2 :] << 4)).flatten(-2)
 
 
+def pack_quants(quants: Tensor, scales: Tensor, offsets: Tensor | None) -> PackedWeight:
+    """Store integers (N, K) with scales and offsets (N, K / 32) in float16: int8, or 4 bits in uint8.
+
+    Without offsets, a quant q of 4 bits stands for q - 8.
+    """
+    columns = quants.shape[1]
+    missing = -columns % (2 * _GROUP_SIZE)
+    groups = missing // _GROUP_SIZE
+    quants, scales = functional.pad(quants, (0, missing)), functional.pad(scales, (0, groups))
+    offsets = None if offsets is None else functional.pad(offsets, (0, groups))
+    if quants.dtype == torch.uint8:
+        quants = _pack_nibbles(quants.unflatten(-1, (-1, _GROUP_SIZE)))
+    return PackedWeight(quants.contiguous(), scales.contiguous(), offsets, columns)
+
+
 def _to_float16(scales: Tensor) -> Tensor:
     if scales.abs().max() > torch.finfo(torch.float16).max:
         raise ClearheadError(
