@@ -9,7 +9,7 @@ from clearhead.architecture import Chunked, HeadNorm, Rope, SlidingWindow
 from clearhead.backends.cpu.plan import Plan
 from clearhead.backends.cpu.stack import accelerate
 from clearhead.backends.modules import pack_network
-from clearhead.cache import PackedCache, PackedLayout, PagePool, PageStorage
+from clearhead.cache import KeyValueCache, PackedCache, PackedLayout, PagePool, PageStorage, forward_hidden
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.model import Transformer
@@ -268,3 +268,24 @@ def test_a_changed_weight_is_noticed_when_a_prompt_begins():
     sequences.texts[1] = sequences.texts[0]
     sequences.step({1: 20})
     assert not same_bits(*sequences.results())
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("wide heads", None), ("wide heads", "bfloat16"), ("wide heads", "int4"), ("odd heads", None), ("gpt2", "int8")],
+)
+def test_a_contiguous_cache_gives_the_bits_of_pages(name, bits, monkeypatch):
+    """Texts in rows of one cache, read in pieces and then token by token, as the decode loop does."""
+    network = network_for(name, torch.float32 if bits is None else torch.bfloat16, bits if bits != "bfloat16" else None)
+    assert accelerate(network)
+    texts = random_texts((85, 85))
+    pages = PackedSequences(network, texts)
+    pages.step({0: 85, 1: 85})
+    calls, run = [], Plan.run_rows
+    monkeypatch.setattr(Plan, "run_rows", lambda plan, *inputs: calls.append(run(plan, *inputs)) or calls[-1])
+    cache, tokens = KeyValueCache(network.config), torch.tensor(texts)
+    with torch.no_grad():
+        parts = [forward_hidden(network, part, cache) for part in tokens.split([37, 30, *[1] * 18], dim=1)]
+    assert calls == [True] * 20
+    for found, expected in zip(torch.cat(parts, dim=1), pages.results(), strict=True):
+        assert same_bits(found, expected)

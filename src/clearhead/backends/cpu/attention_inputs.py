@@ -65,6 +65,7 @@ class AttentionInputs:
         self.view_fields, self.angle_fields = np.ctypeslib.as_array(self.views), np.ctypeslib.as_array(self.angles)
         self.bound_buffers: list[ref[Tensor]] = []  # the cache buffers that `views` points to
         self.bound_capacity = 0  # tokens that fit into all of them; 0 if one is a ring buffer
+        self.row_capacity = 0  # slots of a row, if all of them consist of rows with so many; otherwise 0
 
     def prepare(self, cache: KeyValueCache, positions: Tensor, batch: int) -> list[Tensor]:
         """Point the structures to a cache with room for the new tokens at `positions` (B or 1, T).
@@ -89,7 +90,12 @@ class AttentionInputs:
         )
         if same and cache.length + num_new <= self.bound_capacity:
             return [(cache.length, cache.length + num_new)] * len(self.configs)
-        self.bound_buffers, self.bound_capacity, slots = [], 0, []  # nothing is bound if an error occurs below
+        self.bound_buffers, self.bound_capacity, self.row_capacity = (
+            [],
+            0,
+            0,
+        )  # nothing is bound if an error occurs below
+        slots = []
         for layer, (config, view) in enumerate(zip(self.configs, self.views, strict=True)):
             shape = (batch, config.num_kv_heads, config.head_width)
             reserved = cache.reserve(layer, shape, num_new, self.dtype)
@@ -99,6 +105,8 @@ class AttentionInputs:
         buffers = cache.buffers()
         self.bound_buffers = [ref(buffer) for buffer in buffers]
         self.bound_capacity = min(buffer.shape[2] for buffer in buffers) if cache.is_contiguous else 0
+        if all(buffer.is_contiguous() and buffer.shape[2] == self.bound_capacity for buffer in buffers):
+            self.row_capacity = self.bound_capacity
         return slots
 
     def check_sizes(self, key: Tensor, value: Tensor, config: GroupedAttention, batch: int) -> None:

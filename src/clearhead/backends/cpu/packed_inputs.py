@@ -2,7 +2,9 @@
 
     inputs = PackedInputs(attention_groups, dtype); batch = inputs.prepare(cache)
 
-Keys and values stay in their pages. The kernels derive everything else from the layout of the step.
+Keys and values stay in their pages. The kernels derive everything else from the layout of the step. A contiguous cache
+is a special case: every sequence has one page that holds all of its tokens. So a text has the same bits in the engine
+and in the decode loop.
 """
 
 from collections.abc import Sequence
@@ -42,14 +44,7 @@ class PackedInputs:
         _check_layout(layout, pool.page_size, pool.num_pages)
         if self.bound_storage is None or self.bound_storage() is not cache.storage:
             self.bind(cache)
-        largest = int(layout.lengths.max()) - 1
-        for group in self.groups:
-            if group.table is not None:
-                cosine, sine = group.table_for(largest)
-                self.fields["cosine"][group.layers], self.fields["sine"][group.layers] = (
-                    cosine.data_ptr(),
-                    sine.data_ptr(),
-                )
+        self.set_rotations(int(layout.lengths.max()) - 1)
         return PackedBatchStruct(
             len(layout.lengths),
             len(layout.positions),
@@ -61,6 +56,16 @@ class PackedInputs:
             layout.lengths.data_ptr(),
             layout.page_tables.data_ptr(),
         )
+
+    def set_rotations(self, largest: int) -> None:
+        """Point the structures to rotation tables that contain the position `largest`."""
+        for group in self.groups:
+            if group.table is not None:
+                cosine, sine = group.table_for(largest)
+                self.fields["cosine"][group.layers], self.fields["sine"][group.layers] = (
+                    cosine.data_ptr(),
+                    sine.data_ptr(),
+                )
 
     def bind(self, cache: PackedCache) -> None:
         """Point the views to the pages of all layers."""
@@ -79,6 +84,29 @@ class PackedInputs:
                         )
                 self.fields["keys"][layer], self.fields["values"][layer] = keys.data_ptr(), values.data_ptr()
         self.bound_storage = ref(cache.storage)
+
+
+class RowInputs(PackedInputs):
+    """The structures for a contiguous cache (B, K, capacity, H): row b is page b, with `capacity` slots."""
+
+    def prepare_rows(
+        self, addresses: np.ndarray, length: int, num_rows: int, num_new: int, capacity: int
+    ) -> tuple[PackedBatchStruct, list[np.ndarray]]:
+        """Return the layout of `num_new` new tokens of each row after `length` earlier ones.
+
+        addresses: of the keys and values of all layers, as fields of these names. The arrays that are returned too must
+        live until the kernel returns.
+        """
+        self.fields["keys"], self.fields["values"] = addresses["keys"], addresses["values"]
+        end = length + num_new
+        self.set_rotations(end - 1)
+        rows = np.arange(num_rows + 1, dtype=np.int32)
+        positions = np.tile(np.arange(length, end, dtype=np.int64), num_rows)
+        slots = positions + rows[:-1].astype(np.int64).repeat(num_new) * capacity
+        starts, lengths = rows * np.int32(num_new), np.full(num_rows, end, dtype=np.int32)
+        arrays = [positions, slots, starts, lengths, rows]
+        sizes = (num_rows, num_rows * num_new, capacity, 1)
+        return PackedBatchStruct(*sizes, *(array.ctypes.data for array in arrays)), arrays
 
 
 def _check_layout(layout: PackedLayout, page_size: int, num_pages: int) -> None:

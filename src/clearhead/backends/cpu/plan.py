@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.backends.cpu.attention_inputs import AttentionInputs
 from clearhead.backends.cpu.change_detector import ChangeDetector
-from clearhead.backends.cpu.packed_inputs import PackedInputs
+from clearhead.backends.cpu.packed_inputs import PackedInputs, RowInputs
 from clearhead.backends.cpu_kernels import (
     ACTIVATION_CODES,
     NORM_CODES,
@@ -22,8 +22,10 @@ from clearhead.backends.cpu_kernels import (
     LayerStruct,
     MatrixStruct,
     NormStruct,
+    PackedBatchStruct,
     describe_matrix,
     describe_parts,
+    kernels_support_prompts,
     load_kernel_library,
 )
 from clearhead.backends.lowering import (
@@ -54,6 +56,7 @@ class Plan:
             next(stack.layers.parameters()).dtype,
         )
         self.packed_inputs = PackedInputs(self.inputs.groups, self.inputs.dtype)
+        self.row_inputs = RowInputs(self.inputs.groups, self.inputs.dtype)
         self.detector = ChangeDetector(stack)
         self.writer = object()  # becomes last_writer of the caches it writes; does not keep the plan alive
 
@@ -63,6 +66,9 @@ class Plan:
         positions are (B or 1, T). If T > 1, every store of the cache must be contiguous.
         """
         batch, num_new = x.shape[:2]
+        is_plain = encoder_output is None and cache.attention_mask is None and cache.is_contiguous
+        if is_plain and kernels_support_prompts() and self.run_rows(x, cache):
+            return
         referenced = self.inputs.prepare(cache, positions, batch)
         cross_views = None
         if encoder_output is not None and encoder_output.cross_keys_values is not None:
@@ -83,12 +89,31 @@ class Plan:
         )
         del referenced  # the structures pointed to these tensors until here
 
+    def run_rows(self, x: Tensor, cache: KeyValueCache) -> bool:
+        """Do the same for a contiguous cache without padding as for pages, in the same order of sums.
+
+        Return False, without having done it, if the buffers of the cache are not such rows.
+        """
+        batch, num_new = x.shape[:2]
+        self.inputs.bind(cache, batch, num_new)
+        if not self.inputs.row_capacity:
+            return False
+        layout, referenced = self.row_inputs.prepare_rows(
+            self.inputs.view_fields, cache.length, batch, num_new, self.inputs.row_capacity
+        )
+        self._call_packed(self.row_inputs, layout, x)
+        del referenced  # the layout pointed to these arrays until here
+        return True
+
     def run_packed(self, x: Tensor, cache: PackedCache) -> None:
         """Run packed tokens x (1, T, D) through all layers and the final norm, in place; write keys and values."""
-        batch, kernels = self.packed_inputs.prepare(cache), load_kernel_library()
+        self._call_packed(self.packed_inputs, self.packed_inputs.prepare(cache), x)
+
+    def _call_packed(self, inputs: PackedInputs, batch: PackedBatchStruct, x: Tensor) -> None:
+        kernels = load_kernel_library()
         assert kernels is not None
         kernels.clearhead_run_packed(
-            self.layers, len(self.layers), self.packed_inputs.views, byref(batch), byref(self.final_norm), x.data_ptr()
+            self.layers, len(self.layers), inputs.views, byref(batch), byref(self.final_norm), x.data_ptr()
         )
 
     # --- structures

@@ -106,20 +106,105 @@ struct PagedAttention {
     }
   }
 
+  // Scores are added in one order, whether a token is alone or in a band: 16 sums of every sixteenth product, which are
+  // then added in the order of sum_vectors. A single token reads the keys as they are stored, since turning them into a
+  // panel takes longer than to multiply them once.
+  static constexpr int SCORE_ROWS = 4;
+
+  // Compute the scores of up to a block of keys for `rows` queries, four keys at a time.
+  template <int rows>
+  void score_slots(float* scores, const float* queries, const Element* keys, int64_t count) const {
+    for (int64_t s = 0; s < count; s += 4, scores += 4) {
+      const Element* key[4];  // those after the last one are not used
+      for (int64_t i = 0; i < 4; i++) key[i] = keys + std::min(s + i, count - 1) * H;
+      Vector sums[rows][4] = {};
+      for (int64_t h = 0; h + 16 <= H; h += 16) {
+        CLEARHEAD_UNROLL
+        for (int i = 0; i < 4; i++) {
+          const Vector part = load(key[i] + h);
+          CLEARHEAD_UNROLL
+          for (int r = 0; r < rows; r++) sums[r][i] = fused_add(sums[r][i], part, load(queries + r * H + h));
+        }
+      }
+      for (int r = 0; r < rows; r++) {
+        sum_vectors(scores + r * SPAN, sums[r]);
+        for (int64_t h = H / 16 * 16; h < H; h++)
+          for (int i = 0; i < 4; i++)
+            scores[r * SPAN + i] = std::fma(read(key[i][h]), queries[r * H + h], scores[r * SPAN + i]);
+      }
+    }
+  }
+
+  // Compute the scores of PANEL keys, which are columns of a panel (H, SPAN), for `rows` queries.
+  template <int rows>
+  void score_panel(float* scores, const float* queries, const float* panel) const {
+    using Sums = Vector[rows][2];
+    const Vector unit = broadcast(1.f);
+    auto add = [&](Sums& sums, const Sums& others) {  // the compiler may reorder a +, but not a fused_add
+      CLEARHEAD_UNROLL
+      for (int r = 0; r < rows; r++) {
+        sums[r][0] = fused_add(sums[r][0], others[r][0], unit);
+        sums[r][1] = fused_add(sums[r][1], others[r][1], unit);
+      }
+    };
+    auto add_product = [&](Sums& sums, int64_t h) {
+      const Vector left = load(panel + h * SPAN), right = load(panel + h * SPAN + 16);
+      CLEARHEAD_UNROLL
+      for (int r = 0; r < rows; r++) {
+        const Vector one = broadcast(queries[r * H + h]);
+        sums[r][0] = fused_add(sums[r][0], left, one);
+        sums[r][1] = fused_add(sums[r][1], right, one);
+      }
+    };
+    auto add_lane = [&](Sums& sums, int64_t lane) {  // every sixteenth product
+      Sums part = {};
+      for (int64_t h = lane; h < H / 16 * 16; h += 16) add_product(part, h);
+      add(sums, part);
+    };
+    auto add_four = [&](Sums& sums, int64_t lane) {
+      Sums even = {}, odd = {};
+      add_lane(even, lane);
+      add_lane(even, lane + 2);
+      add_lane(odd, lane + 1);
+      add_lane(odd, lane + 3);
+      add(even, odd);
+      add(sums, even);
+    };
+    Sums sums = {}, others = {};
+    add_four(sums, 0);
+    add_four(sums, 8);
+    add_four(others, 4);
+    add_four(others, 12);
+    add(sums, others);
+    for (int64_t h = H / 16 * 16; h < H; h++) add_product(sums, h);
+    store_sums(scores, SPAN, sums);
+  }
+
   // Compute states (rows, H + 2) of all rows of a band for the slots [first, first + SPAN).
   void attend_span(float* states, Scratch& scratch, const Band& band, int64_t k, int64_t first) const {
     const int64_t rows = band.count * group, last = batch.positions[band.token + band.count - 1] + 1;
     const int64_t count = std::min(SPAN, last - first), begin = first_block(band, first);
-    prefetch(pages.values, band.sequence, k, first + begin, first + count);
-    transpose_keys(scratch.keys.data(), band.sequence, k, first, begin, count);
-    prefetch(pages.keys, band.sequence, k, first + SPAN, std::min(first + 2 * SPAN, last));
     float* scores = scratch.scores.data();
-    for (int64_t r = 0; r < rows; r += BAND)
-      for (int64_t s = begin / PANEL * PANEL; s < count; s += PANEL)
-        in_tiles<BAND>(rows - r, [&](auto tile) {
-          multiply_float_panel<tile.value>(scores + r * SPAN + s, SPAN, &scratch.queries[r * H], H,
-                                           scratch.keys.data() + s, SPAN, H);
-        });
+    if (band.count == 1) {
+      for (int64_t s = begin; s < count; s += BLOCK) {
+        const int64_t end = std::min(s + BLOCK, count);
+        prefetch(pages.values, band.sequence, k, first + s, first + end);
+        const Element* keys = block(pages.keys, band.sequence, k, first + s);
+        for (int64_t r = 0; r < rows; r += SCORE_ROWS)
+          in_tiles<SCORE_ROWS>(rows - r, [&](auto tile) {
+            score_slots<tile.value>(scores + r * SPAN + s, &scratch.queries[r * H], keys, end - s);
+          });
+      }
+    } else {
+      prefetch(pages.values, band.sequence, k, first + begin, first + count);
+      transpose_keys(scratch.keys.data(), band.sequence, k, first, begin, count);
+      prefetch(pages.keys, band.sequence, k, first + SPAN, std::min(first + 2 * SPAN, last));
+      for (int64_t r = 0; r < rows; r += SCORE_ROWS)
+        for (int64_t s = begin / PANEL * PANEL; s < count; s += PANEL)
+          in_tiles<SCORE_ROWS>(rows - r, [&](auto tile) {
+            score_panel<tile.value>(scores + r * SPAN + s, &scratch.queries[r * H], scratch.keys.data() + s);
+          });
+    }
     for (int64_t r = 0; r < rows; r++) {
       const int64_t position = batch.positions[band.token + r / group];
       float* state = states + r * (H + 2);
