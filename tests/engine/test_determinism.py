@@ -108,6 +108,21 @@ def test_one_text_has_the_bits_that_it_has_in_a_batch():
     assert model.generate_many(prompts, max_new_tokens=8)[0].tokens == together[0].tokens
 
 
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("kind", ["float32", "int4"])
+def test_a_text_of_the_decode_loop_has_the_bits_of_the_engine(kind):
+    """One text uses a contiguous cache, several use pages; the kernels add both in the same order."""
+    network = network_of(shrink(preset("llama-3.1-8b")))
+    accelerate(pack_network(network, kind) if kind == "int4" else network)
+    model = Model(network)
+    if not model.engine().deterministic:
+        pytest.skip("this processor has no AVX-512")
+    prompts = [request.prompt for request in asked_for(network.config)]
+    together = model.generate_many(prompts, max_new_tokens=40, logprobs=2)
+    alone = [model.generate(prompt, max_new_tokens=40, logprobs=2) for prompt in prompts]
+    assert alone == together
+
+
 def test_deterministic_excludes_beams_and_speculation():
     model = Model(network_of(decoder()))
     with pytest.raises(ClearheadError, match="deterministic excludes beams and speculate"):
