@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all lint docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/clearhead demo
@@ -14,6 +14,9 @@ test: lint
 
 test-all: lint
 	$(BIN)/pytest
+
+docs: $(VENV)/.installed-dev
+	$(BIN)/python docs/site/build.py --out build/site
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -27,8 +27,11 @@ from tests.first_hour.terminal import Answer, Outcome, Terminal, visible_text
 ROOT = Path(__file__).parents[2]
 PAGES = (
     "README.md",
+    "docs/tutorials/first-model.md",
     "docs/guide.md",
     "docs/training.md",
+    "docs/tutorials/train-and-open.md",
+    "docs/tutorials/attention-to-llama4.md",
     "docs/evaluation.md",
     "docs/cost.md",
     "docs/fast-path.md",

@@ -1,0 +1,108 @@
+"""Build the site of docs/ with Sphinx, strictly: any broken link or unknown page is an error.
+
+    python docs/site/build.py --out build/site
+
+The pages are copied to a folder with the layout of the repository, so that the links between them work on the site as
+they do in a checkout. Links to code become plain text there. The reference is generated from the code.
+
+Sphinx with MyST, because MkDocs has had no release since 2024, Material for MkDocs is no longer developed, and its
+successor Zensical is still at version 0.0.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from sphinx.cmd.build import build_main
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parent))
+OTHER_PAGES = ("README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md")
+NAVIGATION = {
+    "Tutorials": (
+        "tutorials/first-model",
+        "tutorials/train-and-open",
+        "tutorials/attention-to-llama4",
+        "tutorials/serve-and-look",
+    ),
+    "How to": ("guide", "training", "evaluation", "serving", "page", "cost", "add-a-family"),
+    "Reference": ("reference/api", "reference/cli", "reference/packages", "models", "book", "glossary"),
+    "How it works": (
+        "architecture",
+        "engine",
+        "fast-path",
+        "/benchmarks/README",
+        "/benchmarks/training",
+        "/benchmarks/log",
+    ),
+    "What we promise": ("promises", "/SECURITY"),
+    "The project": ("/README", "/CONTRIBUTING", "/CHANGELOG", "/tests/README"),
+}
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+_STATEMENT = re.compile(r"^\| ([A-F]\d+) \|", re.MULTILINE)
+
+
+def copy_pages(target: Path) -> None:
+    """Copy every page and picture below the target, with the layout of the repository."""
+    from reference import reference_pages
+
+    shutil.copytree(ROOT / "docs", target / "docs", ignore=shutil.ignore_patterns("site", "*.sh"))
+    for name in (*OTHER_PAGES, *(f"benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("*.md"))):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, target / name)
+    (target / "docs" / "reference").mkdir()
+    for name, text in reference_pages().items():
+        (target / "docs" / "reference" / name).write_text(text, encoding="utf-8")
+    shutil.copyfile(Path(__file__).with_name("conf.py"), target / "conf.py")
+    for path in target.rglob("*.md"):
+        path.write_text(adapt_page(path, target), encoding="utf-8")
+
+
+def adapt_page(path: Path, target: Path) -> str:
+    """Return a page for the site: navigation on the first page, anchors in the book, and no links to code."""
+    text = path.read_text(encoding="utf-8")
+
+    def keep_or_name(link: re.Match[str]) -> str:
+        label, address, _ = link.groups()
+        page = (path.parent / address).resolve()
+        if page.suffix == ".md" and page.is_file():
+            return link[0]
+        checkout = ROOT / page.relative_to(target.resolve())
+        if not checkout.exists():
+            raise SystemExit(f"{path.relative_to(target)}: {address} does not exist")
+        return label
+
+    text = _LINK.sub(keep_or_name, text)
+    if path.name == "book.md":
+        text = _STATEMENT.sub(r"| [\1]{#\1} |", text)
+    if path == target / "docs" / "index.md":
+        for title, pages in NAVIGATION.items():
+            text += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n"
+    return text
+
+
+def build(out: Path) -> int:
+    """Build the site into a folder and return the exit code of Sphinx."""
+    with tempfile.TemporaryDirectory() as temporary:
+        source = Path(temporary).resolve() / "pages"
+        source.mkdir()
+        copy_pages(source)
+        options = ["-q", "-W", "--keep-going", "-b", "html", "-d", f"{temporary}/doctrees"]
+        code = build_main([*options, str(source), str(out)])
+    index = '<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html">'
+    (out / "index.html").write_text(f"{index}<title>Clearhead</title>\n", encoding="utf-8")
+    return code
+
+
+def main() -> int:
+    """Parse the arguments and build."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="folder for the site")
+    return build(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
