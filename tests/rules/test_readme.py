@@ -16,7 +16,9 @@ from clearhead.families import presets
 from clearhead.inspection import patching
 
 ROOT = Path(__file__).parents[2]
-PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))}
+PAGES = {
+    path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
 COMMAND = re.compile(r"`(clearhead [^`|]+)`")  # in the cell of a table
 SNIPPETS = {
     f"{path.stem} {number}": snippet

@@ -31,7 +31,7 @@ def widget_data(widgets: dict[str, Widget]) -> dict[str, Any]:
     data = {}
     for name, widget in widgets.items():
         frames = [
-            {"values": [[round(value, 5) for value in row] for row in frame.values], "note": frame.note}
+            {"values": [[round(value, 9) for value in row] for row in frame.values], "note": frame.note}
             for frame in widget.frames
         ]
         data[name] = {
