@@ -1,4 +1,4 @@
-"""What the commands do with the recurrent baseline: show and trace work, cost and verify say why they do not."""
+"""What the commands show, trace, cost and verify do with the recurrent baseline."""
 
 import io
 import json
@@ -66,6 +66,21 @@ def test_the_alignment_of_a_recurrent_network_is_traced(run, recurrent_folder, t
     assert "needs a source" in run(*arguments[:3]).stderr
 
 
-def test_cost_and_verify_say_why_they_do_not_take_a_recurrent_network(run, recurrent_folder):
-    assert "counts the operations of a Transformer" in run("cost", recurrent_folder).stderr
-    assert "there is nothing to verify" in run("verify", recurrent_folder).stderr
+def test_cost_of_a_recurrent_network(run, recurrent_folder):
+    data = json.loads(run("cost", recurrent_folder, "--batch", 2, "--context", 5, "--source", 7, "--json").stdout)
+    encoder, decoder = (2 * 3 * 8 * (inputs + 8) for inputs in (6, 6 + 8))
+    expected = {"encoder": 7 * encoder, "attention": 5 * 4 * 7 * 8, "decoder": 5 * decoder, "head": 5 * 2 * 8 * 257}
+    assert data["flops_by_part"] == {name: 2 * flops for name, flops in expected.items()}
+    assert data["flops"] == 2 * sum(expected.values())
+    assert (data["sequential_steps"], data["source"], data["target"]) == (12, 7, 5)
+    printed = run("cost", recurrent_folder, "--context", 5).stdout
+    assert "sequential steps: 10, one per token" in printed
+    assert "not on --device" in run("cost", recurrent_folder, "--device", "h200").stderr
+
+
+def test_a_recurrent_network_is_verified(run, recurrent_folder):
+    done = run("verify", recurrent_folder, "--tokens", 6, "--json")
+    results = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert [result["verdict"] for result in results] == ["pass"] * 3
+    assert "3 pass, in float32" in run("verify", recurrent_folder, "--tokens", 6).stdout

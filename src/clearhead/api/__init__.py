@@ -16,7 +16,7 @@ chat            Chat: a conversation that keeps its cache between turns
 gguf_saving     save_gguf: a model as a GGUF file
 """
 
-from clearhead.api.architectures import cost, find_config, summarize, summarize_recurrent
+from clearhead.api.architectures import cost, find_config, recurrent_cost, summarize, summarize_recurrent
 from clearhead.api.chat import Chat
 from clearhead.api.checks import check_format
 from clearhead.api.devices import DTYPES, resolve_device
@@ -35,6 +35,7 @@ __all__ = [
     "create",
     "find_config",
     "load",
+    "recurrent_cost",
     "resolve_device",
     "save_gguf",
     "summarize",

@@ -1,4 +1,4 @@
-"""Functions about an architecture that also take the name of a model: cost and summarize; summarize_recurrent.
+"""Functions about an architecture that also take the name of a model, and those for recurrent networks.
 
     clearhead.cost("llama-3.1-8b", phase="decode", context=8192, device="h200")
 
@@ -38,6 +38,22 @@ def summarize_recurrent(folder: str | Path) -> dict[str, Any]:
     counts = {name: sum(each.numel() for each in part.parameters()) for name, part in network.named_children()}
     parts = {name.replace("_", " "): count for name, count in counts.items() if count}
     return {"kind": "recurrent", "parameters": sum(parts.values()), "parts": parts, "config": to_dict(config)}
+
+
+def recurrent_cost(
+    folder: str | Path, *, batch: int = 1, target: int | None = None, source: int | None = None
+) -> dict[str, Any]:
+    """Return parameters, FLOPs of a forward pass and sequential steps of a recurrent network, as JSON data.
+
+    target, source: numbers of tokens per sequence; by default the model's context, and `target`.
+    """
+    config = read_recurrent_config(folder)
+    target = config.context if target is None else target
+    source = target if source is None else source
+    parts = costs.recurrent_flops(config, source=source, target=target, batch=batch)
+    sizes = {"batch": batch, "source": source, "target": target, "sequential_steps": source + target}
+    counts = {"parameters": summarize_recurrent(folder)["parameters"], "flops": sum(parts.values())}
+    return {"kind": "recurrent", **sizes, **counts, "flops_by_part": parts}
 
 
 def _accept_names(function: Callable[Concatenate[ModelConfig, P], R]) -> Callable[Concatenate[ModelConfig | str, P], R]:

@@ -98,10 +98,9 @@ def cost(
     from clearhead.costs import print_comparisons, print_report, report_to_dict
 
     if is_recurrent(model):
-        raise ClearheadError(
-            f"{model} is a recurrent network, and cost counts the operations of a Transformer; `clearhead show` counts "
-            "its parameters, and `clearhead curves` measures how the work of a recurrent network grows"
-        )
+        others = [name for name in ("phase", "quant", "device", "tokens") if (names | sizes)[name] is not None]
+        _print_recurrent_cost(model, batch, context, source, others, as_json)
+        return
     measured_device = _require_this_machine(device) if measure else None
     report = compute_cost(find_config(model), recompute=recompute, **names, **sizes)  # type: ignore[arg-type]
     comparisons = [] if measured_device is None else _run_and_compare(report.workload, measured_device)
@@ -123,6 +122,28 @@ def _run_and_compare(workload: "Workload", device: Literal["cpu", "cuda"]) -> li
         reuse_freed_memory()
     with errors.status("measuring"):
         return compare_with_measurement(replace(workload, device_type=device), load_calibration(device))
+
+
+def _print_recurrent_cost(
+    folder: str, batch: int, context: int | None, source: int | None, other_options: list[str], as_json: bool
+) -> None:
+    """Print parameters, FLOPs of one forward pass and sequential steps of a recurrent network."""
+    from clearhead.api import recurrent_cost
+
+    if other_options:
+        raise ClearheadError(
+            f"{folder} is a recurrent network; its cost depends on --batch, --context and --source only, not on "
+            f"--{other_options[0]}"
+        )
+    found = recurrent_cost(folder, batch=batch, target=context, source=source)
+    if as_json:
+        print_json(found)
+        return
+    echo(f"{folder}: recurrent encoder-decoder, {found['parameters']:,} parameters")
+    echo(f"{batch:,} × ({found['source']:,} source + {found['target']:,} target) tokens: {found['flops']:,} FLOPs")
+    for part, flops in found["flops_by_part"].items():
+        echo(f"  {part:<10} {flops:>15,}")
+    echo(f"sequential steps: {found['sequential_steps']:,}, one per token; a Transformer reads all tokens at once")
 
 
 def _require_this_machine(device: str | None) -> Literal["cpu", "cuda"]:

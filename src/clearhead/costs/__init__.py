@@ -9,6 +9,7 @@ estimate      cost: all of it in one Report
 report        Report: typed data, printed text and JSON
 tables        tables of operations and comparisons
 curves        how work grows with the length, as a plot
+recurrent     FLOPs of the recurrent baseline
 units         numbers with units
 
 Of formulas, simulation and calibration, each depends only on those before it.
@@ -34,6 +35,7 @@ from clearhead.costs.formulas import (
     parameters_by_part,
     shard_heads,
 )
+from clearhead.costs.recurrent import recurrent_flops
 from clearhead.costs.report import Report, print_report, report_to_dict
 from clearhead.costs.simulation import KernelCounter, estimate_memory
 from clearhead.costs.tables import print_comparisons
@@ -60,6 +62,7 @@ __all__ = [
     "parameters_by_part",
     "print_comparisons",
     "print_report",
+    "recurrent_flops",
     "report_to_dict",
     "save_calibration",
     "shard_heads",

@@ -10,6 +10,7 @@ generation_checks   checks of the decoding loops
 engine_checks       checks of the engine
 determinism_checks  the check that a text has the same bits alone and among others
 backend_checks      checks of the C++ kernels and of packed weights
+recurrent_checks    checks of the recurrent baseline
 checks              the table of all checks, and verify
 report              results as a table in the terminal
 """

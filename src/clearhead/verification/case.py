@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from clearhead.api import Model, RecurrentBaseline
+from clearhead.api import Model
 from clearhead.architecture import Chunked, LearnedPositions, ModelConfig, SlidingWindow, Stack
 from clearhead.errors import ClearheadError
 from clearhead.generation import TokenSequence, decode, encode_sources, pad_right
@@ -54,11 +54,6 @@ class VerificationCase:
         model: Model, *, length: int | None = None, num_new_tokens: int | None = None, compiles: bool = False
     ) -> "VerificationCase":
         """Choose sequences for a model; raise ClearheadError if `length` or `num_new_tokens` do not fit it."""
-        if isinstance(model, RecurrentBaseline):
-            raise ClearheadError(
-                "this model is a recurrent network, which has neither a cache nor a fast path; it always runs the "
-                "plain modules, so there is nothing to verify"
-            )
         config, max_length = model.config, _choose_length(model.config, length)
         lengths = [round(part * max_length) for part in _RELATIVE_LENGTHS]
         if config.encoder is None or config.decoder is None:

@@ -8,7 +8,7 @@ method. A "full forward" reads a whole text at once, alone and without a cache.
 
 from collections.abc import Callable, Iterator, Mapping
 
-from clearhead.api import Model
+from clearhead.api import Model, RecurrentBaseline
 from clearhead.verification import (
     backend_checks,
     cache_checks,
@@ -18,6 +18,7 @@ from clearhead.verification import (
     generation_checks,
 )
 from clearhead.verification.case import VerificationCase
+from clearhead.verification.recurrent_checks import verify_recurrent
 from clearhead.verification.results import Check, CheckResult, run_check
 
 CHECKS: Mapping[str, Check] = {
@@ -65,6 +66,8 @@ def verify(
     torch.compile, which takes a minute. progress: called before each check with its name, the number of finished checks
     and the number of all.
     """
+    if isinstance(model, RecurrentBaseline):
+        return verify_recurrent(model, length=length, num_new_tokens=num_new_tokens, progress=progress)
     case = VerificationCase.create(model, length=length, num_new_tokens=num_new_tokens, compiles=compiles)
 
     def run_checks() -> Iterator[CheckResult]:

@@ -78,11 +78,16 @@ class CheckResult:
         return {"check": self.check, **finite, "verdict": self.verdict, "detail": self.detail}
 
 
-@torch.inference_mode()
 def run_check(name: str, check: Check, case: VerificationCase) -> CheckResult:
     """Run one check; any exception but CheckSkipped is a failure, so that the other checks still run."""
+    return judge(name, lambda: check(case), case.dtype)
+
+
+@torch.inference_mode()
+def judge(name: str, compare: Callable[[], LogitComparison], dtype: torch.dtype) -> CheckResult:
+    """Run a comparison and return the verdict on it; see `run_check`."""
     try:
-        comparison = check(case)
+        comparison = compare()
     except CheckSkipped as reason:
         return CheckResult(name, "skipped", str(reason))
     except Exception as error:
@@ -90,6 +95,6 @@ def run_check(name: str, check: Check, case: VerificationCase) -> CheckResult:
     difference = comparison.difference
     tolerance = comparison.tolerance
     if tolerance is None:
-        tolerance = TOLERANCES[case.dtype] * max(1.0, comparison.magnitude)
+        tolerance = TOLERANCES[dtype] * max(1.0, comparison.magnitude)
     agrees = difference <= tolerance < math.inf
     return CheckResult(name, "pass" if agrees else "fail", comparison.detail, difference, tolerance)
