@@ -1,6 +1,6 @@
 """Draw the pictures of studies with matplotlib (pip install "clearhead[plot]").
 
-content = draw_picture(result); plot_spread(axes, [1, 2, 3], rows, label="loss")
+content = draw_picture(result); plot_spread(axes, [1, 2, 3], rows, label="loss", color=COLORS[0])
 """
 
 from collections.abc import Mapping, Sequence
