@@ -1,6 +1,6 @@
 """Put a random load on an engine, with aborts, bad requests and callers that go away, and watch its memory.
 
-    python -m tests.slow.engine_load smollm2 --minutes 10
+    python -m tests.slow.engine_load smollm2 --weights int4 --minutes 10
     python -m tests.slow.engine_load llama-3.2-1b --minutes 3 --device cuda     # a preset with random weights
 
 Every request must be answered or refused, the answers to a fixed request must stay equal, no page may be lost, and the
@@ -24,6 +24,9 @@ from clearhead.families import presets
 from clearhead.options import SamplingOptions
 
 PROBE = [5, 6, 7, 8, 9, 10, 11, 12] * 6
+MEMORY = 64 * 2**20  # bytes of pages: few, so that all are in use soon; until then memory grows
+    64 * 2**20
+)  # bytes of pages: few, so that all are in use soon (until then memory grows) and texts are preempted
 MAX_GROWTH = 64 * 2**20  # bytes, after the first quarter: what the allocator keeps
 
 
@@ -35,11 +38,11 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * 4096
 
 
-def open_model(name: str, device: str) -> Model:
+def open_model(name: str, device: str, weights: str = "full") -> Model:
     """Load a model, or create one with random weights for a preset."""
     if name in presets():
         return clearhead.create(name, dtype="bfloat16" if device == "cuda" else "float32", device=device)
-    return clearhead.load(name, device=device)
+    return clearhead.load(name, device=device, weights=weights)
 
 
 class Load:
@@ -143,10 +146,11 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--memory", type=int, help="bytes for keys and values; few, so that sequences are preempted")
+    parser.add_argument("--weights", default="full", help="full, int8, int4 or stored, of a model that is loaded")
+    parser.add_argument("--memory", type=int, default=MEMORY, help="bytes for keys and values")
     arguments = parser.parse_args()
     try:
-        model = open_model(arguments.model, arguments.device)
+        model = open_model(arguments.model, arguments.device, arguments.weights)
     except ClearheadError as error:
         raise SystemExit(str(error)) from None
     print(json.dumps(run(model, arguments.minutes * 60, memory=arguments.memory), indent=1))
