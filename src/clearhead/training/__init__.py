@@ -4,7 +4,7 @@ Start with `loop.py`, which contains the training loop. It uses, in this order:
 
     recipe, recipe_catalog    read a TOML file (models, config: its tables; overrides; recipe_help: its keys)
     start, setup              build tokenizer, data and network, or restore a checkpoint
-    opening                   summarize the run before its first step
+    run_summary               model, data and settings in a few lines, before the first step
     schedule                  the learning rate
     objective                 a batch to its loss (loss, head_loss, triton_loss, balance; preference: DPO)
     distributed               several processes (tensor_parallel, tensor_slice)
@@ -13,7 +13,8 @@ Start with `loop.py`, which contains the training loop. It uses, in this order:
     validation                the validation loss
     checkpoints               save and restore
     signals                   stop on SIGTERM and Ctrl-C
-    finish, closing           save the model, samples and the loss curve (curve), and print what to try next (result)
+    finite_check              abort if the loss or the gradient is not finite
+    finish, final_summary     save the model, samples and the loss curve (curve), and print what to try next (result)
 
 Names are imported on first use, so that a wrong name of a recipe is answered before torch is imported.
 """

@@ -1,9 +1,8 @@
-"""End a run: save the model, a loss curve and samples; or abort if the loss is not finite.
+"""End a run: save the model, a loss curve and samples.
 
 finished = finish_run(recipe, setup, learner, Path("runs/x"), reporter); finished.samples
 """
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from clearhead.errors import ClearheadError
 from clearhead.files import write_text
 from clearhead.home import expand_user
 from clearhead.model import RecurrentTranslator
-from clearhead.tokenization import Tokenizer
 from clearhead.training.checkpoints import restore_weights
 from clearhead.training.curve import draw_loss_curve
 from clearhead.training.learner import Learner
@@ -28,30 +26,7 @@ from clearhead.training.recipe import Recipe
 from clearhead.training.reporter import Reporter
 from clearhead.training.setup import Setup, network_kind
 
-_MAX_SAMPLE_TOKENS, _PROMPT_TOKENS, _EXCERPT_CHARACTERS = 256, 16, 200
-
-
-def abort_if_not_finite(
-    step: int, loss: float, gradient_norm: float, batch: Batch, tokenizer: Tokenizer, folder: Path, rank: int = 0
-) -> None:
-    """Raise ClearheadError if the loss or the gradient is not finite.
-
-    Each process writes its part of the batch as text into the run folder.
-    """
-    if math.isfinite(loss) and math.isfinite(gradient_norm):
-        return
-    path = folder / (f"bad-batch-{step}-{rank}.txt" if rank else f"bad-batch-{step}.txt")
-    input_ids = batch.tokens if batch.source is None else batch.source
-    target_ids = [[token for token in row if token >= 0] for row in batch.targets.tolist()]
-    inputs, targets = (
-        [tokenizer.decode(row, skip_special_tokens=False) for row in rows] for rows in (input_ids.tolist(), target_ids)
-    )
-    rows = (f"input: {one!r}\ntarget: {other!r}\n" for one, other in zip(inputs, targets, strict=True))
-    write_text(path, "\n".join(rows))
-    raise ClearheadError(
-        f"the loss is {loss} and the gradient norm {gradient_norm} at step {step}; the weights were not updated, and "
-        f"the last checkpoint is intact. The batch is in {path} and begins with {inputs[0][:_EXCERPT_CHARACTERS]!r}"
-    )
+_MAX_SAMPLE_TOKENS, _PROMPT_TOKENS = 256, 16
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,16 @@ from clearhead.data import Batch
 from clearhead.home import expand_user
 from clearhead.terminal import TerminalConsole
 from clearhead.training.checkpoints import RunFolder
-from clearhead.training.closing import closing_lines
 from clearhead.training.distributed import World
-from clearhead.training.finish import abort_if_not_finite, finish_run
+from clearhead.training.final_summary import summarize_result
+from clearhead.training.finish import finish_run
+from clearhead.training.finite_check import abort_if_not_finite
 from clearhead.training.learner import Learner
-from clearhead.training.opening import summarize_run
 from clearhead.training.optimizer import set_learning_rates
 from clearhead.training.recipe import Recipe, ResolvedRecipe, resolve
 from clearhead.training.reporter import Reporter
 from clearhead.training.result import TrainingResult
+from clearhead.training.run_summary import summarize_run
 from clearhead.training.schedule import learning_rate_factor
 from clearhead.training.setup import Setup
 from clearhead.training.signals import StopSignals
@@ -106,7 +107,7 @@ def train(
             if finished is None:  # not the main process
                 return TrainingResult(out, config.steps, loss, final_loss)
             result = TrainingResult(out, config.steps, loss, final_loss, finished.samples[0].text)
-            for line in closing_lines(result, finished.model, finished.samples):
+            for line in summarize_result(result, finished.model, finished.samples):
                 reporter.print(line)
     return result
 

@@ -6,7 +6,7 @@ import pytest
 
 import clearhead
 from clearhead.errors import ClearheadError
-from clearhead.training.closing import closing_lines, next_commands
+from clearhead.training.final_summary import next_commands, summarize_result
 from clearhead.training.finish import Sample
 from clearhead.training.recipe import read_recipe
 from clearhead.training.result import TrainingResult
@@ -68,7 +68,7 @@ def small_decoder():
 
 def test_a_finished_run_that_is_started_again_has_no_losses_to_show(tmp_path):
     model = clearhead.create(small_decoder())
-    lines = closing_lines(TrainingResult(tmp_path, 5, None, None), model, [Sample("a", "a b")])
+    lines = summarize_result(TrainingResult(tmp_path, 5, None, None), model, [Sample("a", "a b")])
     assert lines[0] == "finished 5 steps"
 
 

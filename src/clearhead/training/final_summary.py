@@ -1,6 +1,6 @@
 """Say how a run ended: its losses, a sample, and the commands to try next.
 
-for line in closing_lines(result, model, samples): reporter.print(line)
+for line in summarize_result(result, model, samples): reporter.print(line)
 """
 
 import shlex
@@ -14,7 +14,7 @@ from clearhead.training.result import TrainingResult
 _SAMPLE_CHARACTERS, _PROMPT_CHARACTERS = 400, 40
 
 
-def closing_lines(result: TrainingResult, model: Model, samples: Sequence[Sample]) -> list[str]:
+def summarize_result(result: TrainingResult, model: Model, samples: Sequence[Sample]) -> list[str]:
     """Return the losses of a run, the first sample, and commands that use the trained model."""
     losses = {"loss": result.loss, "validation loss": result.validation_loss}
     shown = ", ".join(f"{name} {value:.4f}" for name, value in losses.items() if value is not None)
