@@ -25,8 +25,6 @@ from clearhead.options import SamplingOptions
 
 PROBE = [5, 6, 7, 8, 9, 10, 11, 12] * 6
 MEMORY = 64 * 2**20  # bytes of pages: few, so that all are in use soon; until then memory grows
-    64 * 2**20
-)  # bytes of pages: few, so that all are in use soon (until then memory grows) and texts are preempted
 MAX_GROWTH = 64 * 2**20  # bytes, after the first quarter: what the allocator keeps
 
 
