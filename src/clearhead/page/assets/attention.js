@@ -35,6 +35,7 @@ class AttentionPage {
 
   close() {
     this.controller.abort();
+    cancelAnimationFrame(this.frame);
     removeEventListener("keydown", this.onKey);
     removeEventListener("resize", this.onResize);
   }
@@ -220,8 +221,14 @@ class AttentionPage {
     this.readout.replaceChildren("Query ", chip(rows[row]), ` ${row} → key `, chip(columns[column]), ` ${column}:${score} ${hidden ? "masked, so weight 0" : `weight ${percent(weights[cell])}`}`);
     if (this.drawn?.data === this.data && this.drawn.row === row) return; // only the key has changed
     this.drawn = { data: this.data, row };
+    cancelAnimationFrame(this.frame); // rows that the pointer crosses between two frames are not drawn
+    this.frame = requestAnimationFrame(() => this.showWords(row, rows, columns));
+  }
+
+  showWords(row, rows, columns) {
     this.showStrongest(row, rows, columns);
-    this.lines.replaceChildren(wordLines(rows, columns, weights, row, (other) => other !== this.row && this.point(other, this.column), Math.min(Math.max(this.lines.clientWidth, 240), 520)));
+    const width = Math.min(Math.max(this.lines.clientWidth, 240), 520);
+    this.lines.replaceChildren(wordLines(rows, columns, this.data.weights, row, (other) => other !== this.row && this.point(other, this.column), width));
     this.keepInView(this.lines.querySelector(".query"));
   }
 

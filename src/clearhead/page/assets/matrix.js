@@ -62,6 +62,7 @@ export class Matrix {
     let size = Math.min((available - wide) / this.columns.length, MAX_CELL, Math.max(620, innerHeight - 260) / this.rows.length);
     const labeled = size >= MIN_LABEL_CELL;
     if (!labeled) size = Math.min((available - 14) / this.columns.length, Math.max(640, innerHeight - 260) / this.rows.length);
+    this.cursorColor = resolved("--cursor"); // reading it costs a layout, which is too much for every move of the pointer
     this.geometry = { size: size >= 4 ? Math.floor(size) : size, left: labeled ? wide : 14, top: labeled ? tall : 14, labeled };
   }
 
@@ -155,7 +156,7 @@ export class Matrix {
     const { size, left, top } = this.geometry;
     const [row, column] = this.cell;
     const context = resize(this.cursor, left + size * this.columns.length + 2, top + size * this.rows.length + 2);
-    context.strokeStyle = resolved("--cursor");
+    context.strokeStyle = this.cursorColor;
     context.lineWidth = 1;
     context.strokeRect(left - 0.5, top + row * size - 0.5, size * this.columns.length + 1, size + 1);
     context.lineWidth = 2;
@@ -169,7 +170,8 @@ export class Matrix {
     const row = Math.floor((event.clientY - box.top - top) / size);
     const column = Math.floor((event.clientX - box.left - left) / size);
     if (row < 0 || row >= this.rows.length || column < -left / size || column >= this.columns.length) return;
-    this.onPoint(row, Math.max(column, 0));
+    const cell = [row, Math.max(column, 0)];
+    if (String(cell) !== String(this.cell)) this.onPoint(...cell);
   }
 
   move(event) {
@@ -194,10 +196,14 @@ export class Matrix {
 
 function resize(canvas, width, height) {
   const ratio = devicePixelRatio || 1;
-  Object.assign(canvas, { width: Math.round(width * ratio), height: Math.round(height * ratio) });
-  canvas.style.setProperty("width", `${width}px`);
-  canvas.style.setProperty("height", `${height}px`);
   const context = canvas.getContext("2d");
+  const size = { width: Math.round(width * ratio), height: Math.round(height * ratio) };
+  if (canvas.width !== size.width || canvas.height !== size.height) {
+    Object.assign(canvas, size);
+    canvas.style.setProperty("width", `${width}px`);
+    canvas.style.setProperty("height", `${height}px`);
+  }
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
   return context;
 }
