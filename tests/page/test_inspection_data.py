@@ -12,8 +12,11 @@ from clearhead.errors import ClearheadError
 from clearhead.inspection import ablate, attribute_logit, logit_lens, patch_grid
 from clearhead.inspection.page_data import thumbnails
 from clearhead.server.inspection_data import QUESTIONS, Inspector
+from clearhead.server.inspection_json import TokenTexts
 from clearhead.tokenization import render_chat
+from clearhead.tokenization.marian import load_marian_tokenizer
 from tests.page.models import array, byte_model, translation_model
+from tests.tokenization.test_marian import write_folder
 
 TEXT = "a cat and a cat"
 
@@ -74,6 +77,16 @@ def test_ids_are_found_by_their_bytes(inspector):
     special = inspector.model.tokenizer.eos_id
     found = inspector.answer("ids", {"bytes": ["c3", "61", b"<|endoftext|>".hex(" "), "61 62"]})
     assert found["ids"] == [0xC3, 0x61, special, None]
+
+
+def test_ids_of_a_translation_are_found_although_its_first_token_has_lost_its_space(tmp_path):
+    tokenizer = load_marian_tokenizer(write_folder(tmp_path))
+    texts = TokenTexts(tokenizer)
+    ids = tokenizer.encode_target("the cat sat on the mat.", add_special_tokens=False)
+    assert len(ids) > 3
+    first, *rest = [tokenizer.token_bytes(token, before) for token, before in zip(ids, [None, *ids], strict=False)]
+    assert first[:1] != b" "
+    assert [texts.find(first, starts_text=True), *map(texts.find, rest)] == ids
 
 
 def test_probabilities_are_those_of_the_model(inspector, tokens, traced):

@@ -110,7 +110,9 @@ def _find_ids(inspector: Inspector, fields: Fields) -> Answer:
     """Return the ids of tokens that are given by their bytes, as OpenAI's API names tokens; null for unknown ones."""
     pieces = fields.texts("bytes")
     fields.finish()
-    return {"ids": [inspector.texts.find(_bytes_of(piece)) for piece in pieces]}
+    starts_text = inspector.model.config.is_encoder_decoder  # what it generates follows no prompt
+    ids = [inspector.texts.find(_bytes_of(piece), starts_text and not place) for place, piece in enumerate(pieces)]
+    return {"ids": ids}
 
 
 def _bytes_of(piece: str) -> bytes:

@@ -74,20 +74,28 @@ class TokenTexts:
             for token, before in zip(tokens, previous, strict=False)
         ]
 
-    def find(self, content: bytes) -> int | None:
-        """Return the id of the token with these bytes, as they occur in the middle of a text; None if there is none.
+    def find(self, content: bytes, starts_text: bool = False) -> int | None:
+        """Return the id of the token with these bytes in the middle or at the start of a text; None if there is none.
 
         Where several tokens have the same bytes, the last is taken: vocabularies begin with single bytes, which stand
-        for themselves only where nothing else does.
+        for themselves only where nothing else does. At the start of a text, tokens that begin a word come first: some
+        tokenizers drop their space there.
         """
-        return self._ids_by_bytes.get(content)
+        return (self._ids_at_start if starts_text else self._ids_by_bytes).get(content)
 
     @cached_property
     def _ids_by_bytes(self) -> dict[bytes, int]:
         if self.tokenizer is None:
             return {}
-        before = next((token for token in range(self.tokenizer.vocab_size) if self._bytes(token, None)), None)
+        ordinary = (token for token in range(self.tokenizer.vocab_size) if token not in self.tokenizer.special_ids)
+        before = next((token for token in ordinary if self._bytes(token, None)), None)
         return {self._bytes(token, before): token for token in range(self.tokenizer.vocab_size)}
+
+    @cached_property
+    def _ids_at_start(self) -> dict[bytes, int]:
+        found = {self._bytes(token, None): token for token in self._ids_by_bytes.values()}
+        words = [token for content, token in self._ids_by_bytes.items() if content.startswith(b" ")]
+        return found | {self._bytes(token, None): token for token in words}
 
     def _bytes(self, token: int, previous: int | None) -> bytes:
         if self.tokenizer is None or not self._is_known(token):
