@@ -96,14 +96,24 @@ class CircuitPage {
     this.grid.classList.add("busy");
     try {
       const answer = await this.subject.ask("attribution", { token: this.token, position: this.position }, this.controller.signal);
-      this.drawGrid(answer);
+      this.drawGrid(answer.contributions);
+      this.drawSum(answer);
     } catch (error) {
-      if (error.name !== "AbortError") this.grid.replaceChildren(h("p", { class: "error" }, error.message));
+      if (error.name !== "AbortError") this.drawGrid(this.partsWithoutValues());
+      if (error.name !== "AbortError") this.sum.textContent = `No numbers: ${error.message}. The parts can still be switched off.`;
     }
     this.grid.classList.remove("busy");
   }
 
-  drawGrid({ contributions, logit }) {
+  /** All parts, for a model whose logits are no sum over them. */
+  partsWithoutValues() {
+    return this.info.views[0].num_heads.flatMap((count, layer) => [
+      ...Array.from({ length: count }, (_, head) => ({ part: "attention", layer, head, logit: null })),
+      { part: "feed_forward", layer, head: null, logit: null },
+    ]);
+  }
+
+  drawGrid(contributions) {
     const largest = Math.max(...contributions.map((one) => Math.abs(one.logit ?? 0)), 1e-9);
     const layers = Math.max(...contributions.map((one) => one.layer ?? -1)) + 1;
     const numHeads = Math.max(...contributions.map((one) => one.head ?? -1)) + 1;
@@ -122,6 +132,9 @@ class CircuitPage {
     const head = h("tr", {}, h("th", { scope: "col" }, "layer"), ...Array.from({ length: numHeads }, (_, place) => h("th", { scope: "col" }, `H${place}`)), h("th", { scope: "col" }, "FF"));
     const rows = Array.from({ length: layers }, (_, place) => layers - 1 - place).map((layer) => h("tr", {}, h("th", { scope: "row" }, String(layer)), ...Array.from({ length: numHeads }, (_, place) => cell(layer, "attention", place)), cell(layer, "feed_forward", null)));
     this.grid.replaceChildren(h("table", { class: "parts" }, h("thead", {}, head), h("tbody", {}, ...rows)));
+  }
+
+  drawSum({ contributions, logit }) {
     const top = [...contributions].filter((one) => one.layer !== null).sort((one, other) => Math.abs(other.logit) - Math.abs(one.logit)).slice(0, 3);
     const names = top.map((one) => `${one.head === null ? (one.part === "feed_forward" ? "feed-forward" : one.part) : `head ${one.head}`} of layer ${one.layer} (${signed(one.logit)})`);
     this.sum.replaceChildren("The logit of ", chip(this.tokenText), ` is ${signed(logit)}; the largest parts: ${names.join(", ")}.`);
