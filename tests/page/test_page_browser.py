@@ -98,7 +98,7 @@ def test_every_view_opens_and_fits(opened, view, width):
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("view", VIEWS)
 def test_axe_finds_nothing_serious(opened, axe, view, scheme):  # noqa: F811
     tab = opened(f"#/{view}?text={TEXT}", color_scheme=scheme)
