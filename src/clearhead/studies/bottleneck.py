@@ -54,7 +54,9 @@ def _build_network(name: str, seed: int) -> Network:
         )
         return build(config, seed)
     cell, attends = CELLS[name.removesuffix(ATTENTION)], name.endswith(ATTENTION)
-    recurrent = toy_recurrent(vocab_size=len(SYMBOLS), width=WIDTH, cell=cell, attends=attends, bidirectional=True)
+    recurrent = toy_recurrent(
+        vocab_size=len(SYMBOLS), width=WIDTH, embedding_width=WIDTH // 2, cell=cell, attends=attends, bidirectional=True
+    )
     return build_recurrent(recurrent, seed)
 
 

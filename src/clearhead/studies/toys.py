@@ -81,6 +81,7 @@ def toy_recurrent(
     vocab_size: int,
     width: int,
     cell: Literal["tanh", "gru", "lstm"],
+    embedding_width: int | None = None,
     attends: bool = False,
     bidirectional: bool = False,
 ) -> RecurrentConfig:
@@ -88,7 +89,7 @@ def toy_recurrent(
     return RecurrentConfig(
         source_vocab_size=vocab_size,
         target_vocab_size=vocab_size,
-        embedding_width=width,
+        embedding_width=embedding_width or width,
         width=width,
         cell=cell,
         attention="dot_product" if attends else "none",
