@@ -17,13 +17,24 @@ from torch import Tensor
 import clearhead
 from clearhead.api import Model, RecurrentBaseline
 from clearhead.backends import pack_network
-from clearhead.checkpoint import Adapter, merge_adapter, read_adapter, save_adapter, save_gguf
+from clearhead.checkpoint import (
+    Adapter,
+    PeftAdapter,
+    merge_adapter,
+    merge_peft_adapter,
+    read_adapter,
+    read_peft_adapter,
+    save_adapter,
+    save_gguf,
+    save_peft_adapter,
+)
 from clearhead.checkpoint.gguf import open_gguf
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
 from clearhead.checkpoint.gguf_writer import TensorPlan, write_gguf
 from clearhead.checkpoint.huggingface import save_folder
+from clearhead.checkpoint.peft_adapter import ModuleChange
 from clearhead.errors import ClearheadError
-from clearhead.families import FAMILIES, Family, family_for, preset
+from clearhead.families import FAMILIES, Family, family_for, family_of_type, preset
 from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 from clearhead.tokenization import byte_tokenizer
 from tests.checkpoint.quantized_files import QUANTIZERS, quantize_folder
@@ -98,6 +109,7 @@ def _model_kinds() -> dict[str, Maker]:
             "recurrent weights": _make_recurrent("weights.safetensors", "header"),
             "adapter description": _make_adapter("adapter.json", "json"),
             "adapter weights": _make_adapter("adapter.safetensors", "header"),
+            "peft adapter": _make_peft_adapter,
         }
     )
 
@@ -300,3 +312,14 @@ def _make_adapter(name: str, form: str) -> Maker:
         return {name: form}, read
 
     return make
+
+
+def _make_peft_adapter(folder: Path) -> tuple[dict[str, str], Read]:
+    change = ModuleChange(torch.ones(2, 16), torch.ones(16, 2), 1.5, torch.ones(16))
+    changes = {"model.layers.0.self_attn.q_proj": change}
+    save_peft_adapter(folder, PeftAdapter("base", changes, False, 3.0, 2, False))
+
+    def read(folder: Path, file: str, unchanged: bool) -> None:
+        merge_peft_adapter(tiny_network(), family_of_type("llama"), read_peft_adapter(folder))
+
+    return {"adapter_config.json": "json", "adapter_model.safetensors": "header"}, read

@@ -27,12 +27,15 @@ from clearhead.checkpoint import (
     Progress,
     Weights,
     is_adapter,
+    is_peft_adapter,
     is_recurrent,
     load_folder_tokenizer,
     load_recurrent,
     merge_adapter,
+    merge_peft_adapter,
     open_model,
     read_adapter,
+    read_peft_adapter,
 )
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import preset, shrink
@@ -54,7 +57,8 @@ def load(
     """Load a model with its tokenizer.
 
     model: the name of an installed model (see clearhead.get), a folder, a .gguf file, or a Hub id. For the folder of a
-    LoRA adapter, the model that it was trained for is loaded and the adapter is merged into it.
+    LoRA adapter, ours or one of the PEFT library, the model that it was trained for is loaded and the adapter is merged
+    into it.
     dtype: "float32", "bfloat16", "float16" or "float64". None keeps the dtype of the file, and reads a quantized file
     in float32.
     device: "cpu", "cuda", "cuda:1", "mps", … None means the CPU.
@@ -76,6 +80,14 @@ def load(
         if weights != "full":
             raise ClearheadError("an adapter can be merged only into full weights; leave out the option weights")
         model = adapter.base
+    peft = read_peft_adapter(model) if is_peft_adapter(model) else None
+    if peft is not None:
+        if weights != "full" or not peft.base:
+            raise ClearheadError(
+                "an adapter can be merged only into full weights: leave out the option weights, and name the base "
+                "model in base_model_name_or_path"
+            )
+        model = peft.base
     if is_recurrent(model):
         if fast or weights != "full":
             raise ClearheadError(
@@ -88,6 +100,9 @@ def load(
     parts = open_model(model, LoadOptions(dtype=dtype, device=device, weights=weights, progress=progress))
     if adapter is not None:
         merge_adapter(parts.network, adapter)
+    if peft is not None:
+        merge_peft_adapter(parts.network, parts.family, peft)
+    if adapter is not None or peft is not None:
         parts = replace(parts, folder=None)  # its weights are others now
     loaded = Model(**vars(parts), use_cuda_graph=fast is not False)
     reason = _use_fast_path(loaded.network, fast)

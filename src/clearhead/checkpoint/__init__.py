@@ -11,6 +11,8 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     placement          one stored tensor to its place in a network: checked, converted, packed
     tensors            tensors by name, read when needed; safetensors files
     mxfp4              weights of 4 bits in safetensors files (gpt-oss)
+    quantized_folder   quantized Hugging Face folders: GPTQ, AWQ, compressed-tensors, bitsandbytes, FP8
+    quantized_formats  how these store a matrix
     folder_tokenizer   the tokenizer in a model folder
     generation_rules   tokens that generation must or must not give
     labels             the labels of a classification head
@@ -34,6 +36,7 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     ctranslate2        CTranslate2 files
     llama2c            llama2.c files
     adapter            LoRA adapters without their model
+    peft_adapter       adapters in the folder format of the PEFT library
 """
 
 from clearhead.checkpoint.adapter import Adapter, is_adapter, merge_adapter, read_adapter, save_adapter
@@ -46,6 +49,15 @@ from clearhead.checkpoint.interface import LoadOptions, ModelParts, Progress, We
 from clearhead.checkpoint.labels import Labels
 from clearhead.checkpoint.locations import resolve_path
 from clearhead.checkpoint.native import save_native
+from clearhead.checkpoint.peft_adapter import (
+    AdapterSet,
+    PeftAdapter,
+    is_peft_adapter,
+    merge_peft_adapter,
+    read_peft_adapter,
+    save_peft_adapter,
+    to_peft,
+)
 from clearhead.checkpoint.recurrent import is_recurrent, load_recurrent, read_recurrent_config
 from clearhead.checkpoint.replacement import replace_folder
 from clearhead.checkpoint.sentence_folder import save_sentence_pooler
@@ -54,21 +66,26 @@ __all__ = [
     "CONFIG_FILE",
     "GGUF_FILE_TYPES",
     "Adapter",
+    "AdapterSet",
     "Labels",
     "LoadOptions",
     "ModelParts",
+    "PeftAdapter",
     "Progress",
     "Weights",
     "check_save_folder",
     "is_adapter",
+    "is_peft_adapter",
     "is_recurrent",
     "load_folder_tokenizer",
     "load_recurrent",
     "measure_importance",
     "merge_adapter",
+    "merge_peft_adapter",
     "open_model",
     "read_adapter",
     "read_config",
+    "read_peft_adapter",
     "read_recurrent_config",
     "replace_folder",
     "resolve_path",
@@ -76,5 +93,7 @@ __all__ = [
     "save_folder",
     "save_gguf",
     "save_native",
+    "save_peft_adapter",
     "save_sentence_pooler",
+    "to_peft",
 ]
