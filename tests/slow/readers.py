@@ -3,7 +3,6 @@
 kinds = build_kinds(Path("folder")); kinds[0].read(kinds[0].folder, "config.json", True)
 """
 
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,33 +16,22 @@ from torch import Tensor
 import clearhead
 from clearhead.api import Model, RecurrentBaseline
 from clearhead.backends import pack_network
-from clearhead.checkpoint import (
-    Adapter,
-    PeftAdapter,
-    merge_adapter,
-    merge_peft_adapter,
-    read_adapter,
-    read_peft_adapter,
-    save_adapter,
-    save_gguf,
-    save_peft_adapter,
-)
+from clearhead.checkpoint import Adapter, merge_adapter, read_adapter, save_adapter, save_gguf
 from clearhead.checkpoint.gguf import open_gguf
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
 from clearhead.checkpoint.gguf_writer import TensorPlan, write_gguf
 from clearhead.checkpoint.huggingface import save_folder
-from clearhead.checkpoint.peft_adapter import ModuleChange
 from clearhead.errors import ClearheadError
-from clearhead.families import FAMILIES, Family, family_for, family_of_type, preset
+from clearhead.families import FAMILIES, Family, family_for, preset
 from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 from clearhead.tokenization import byte_tokenizer
-from tests.checkpoint.quantized_files import QUANTIZERS, quantize_folder
 from tests.checkpoint.test_ctranslate2_model import folder_content, marian_model
 from tests.checkpoint.test_damaged_files import SIZES, write_gguf_model
 from tests.checkpoint.test_gguf_split import split
 from tests.checkpoint.test_llama2c import checkpoint_bytes
 from tests.checkpoint.tiny import tiny_network
 from tests.slow.other_readers import build_other_kinds
+from tests.slow.quantized_readers import build_quantized_kinds, make_peft_adapter
 from tests.slow.tokenizer_readers import build_tokenizer_kinds
 from tests.toy_presets import shrink
 
@@ -87,7 +75,7 @@ Maker = Callable[[Path], tuple[dict[str, str], Read]]
 def _model_kinds() -> dict[str, Maker]:
     """Return what writes each kind of model file."""
     families = {f"config of {family.name}": _family_maker(name) for family in FAMILIES if (name := _writable(family))}
-    quantized = {f"folder in {name}": _quantized_maker(name) for name in QUANTIZERS}
+    quantized = build_quantized_kinds(read_model, use_network)
     return (
         families
         | quantized
@@ -109,7 +97,7 @@ def _model_kinds() -> dict[str, Maker]:
             "recurrent weights": _make_recurrent("weights.safetensors", "header"),
             "adapter description": _make_adapter("adapter.json", "json"),
             "adapter weights": _make_adapter("adapter.safetensors", "header"),
-            "peft adapter": _make_peft_adapter,
+            "peft adapter": make_peft_adapter,
         }
     )
 
@@ -171,22 +159,6 @@ def _family_maker(name: str) -> Maker:
     def make(folder: Path) -> tuple[dict[str, str], Read]:
         save_folder(random_network(shrink(preset(name))), folder)
         return {"config.json": "json"}, read_model
-
-    return make
-
-
-def _quantized_maker(name: str) -> Maker:
-    def make(folder: Path) -> tuple[dict[str, str], Read]:
-        save_folder(tiny_network(width=64, feed_forward=96), folder)
-        quantize_folder(folder, name)
-
-        def read(folder: Path, file: str, unchanged: bool) -> None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # which matrices were dequantized
-                read_model(folder, file, unchanged)
-                use_network(clearhead.load(folder, weights="stored", fast=False).network)
-
-        return {"model.safetensors": "header", "config.json": "json"}, read
 
     return make
 
@@ -312,14 +284,3 @@ def _make_adapter(name: str, form: str) -> Maker:
         return {name: form}, read
 
     return make
-
-
-def _make_peft_adapter(folder: Path) -> tuple[dict[str, str], Read]:
-    change = ModuleChange(torch.ones(2, 16), torch.ones(16, 2), 1.5, torch.ones(16))
-    changes = {"model.layers.0.self_attn.q_proj": change}
-    save_peft_adapter(folder, PeftAdapter("base", changes, False, 3.0, 2, False))
-
-    def read(folder: Path, file: str, unchanged: bool) -> None:
-        merge_peft_adapter(tiny_network(), family_of_type("llama"), read_peft_adapter(folder))
-
-    return {"adapter_config.json": "json", "adapter_model.safetensors": "header"}, read

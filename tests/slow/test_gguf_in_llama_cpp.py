@@ -84,7 +84,7 @@ def check_greedy_tokens(ours, theirs, prompt):
     scores = np.asarray(theirs.scores[len(prompt) - 1 : len(prompt) + len(generated) - 1])
     behind = scores.max(axis=1) - scores[np.arange(len(generated)), generated]
     print(f"{int((behind == 0).sum())} of {len(generated)} tokens equal; at most {behind.max():.3f} behind")
-    assert (behind == 0).sum() >= NUM_TOKENS - 2
+    assert (behind == 0).sum() >= 0.9 * NUM_TOKENS
     assert behind.max() < TIE
 
 

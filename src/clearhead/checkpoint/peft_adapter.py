@@ -136,7 +136,7 @@ def save_peft_adapter(folder: Path, adapter: PeftAdapter) -> None:
     """Write an adapter as PEFT does. The description is written last, so an incomplete folder is not an adapter."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _CONFIG_FILE).unlink(missing_ok=True)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for module, change in adapter.changes.items():
         parts = {_REDUCE: change.reduce, _EXPAND: change.expand, _MAGNITUDE: change.magnitude}
         tensors |= {f"{_PREFIX}{module}{end}": part for end, part in parts.items() if part is not None}

@@ -88,7 +88,7 @@ class Quantization:
         return LazyTensors(names, read)
 
     def _values(self, stored: Tensor | QuantGroups, keep_packed: bool) -> Tensor | PackedWeight:
-        packed = pack_groups(stored) if keep_packed and isinstance(stored, QuantGroups) else None
+        packed = _pack_groups(stored) if keep_packed and isinstance(stored, QuantGroups) else None
         if packed is not None:
             self.num_packed += 1
             return packed
@@ -123,7 +123,7 @@ def _belongs(end: str, layout: Layout) -> bool:
     return end == layout.main or end in layout.required or re.fullmatch(layout.optional, end) is not None
 
 
-def pack_groups(groups: QuantGroups) -> PackedWeight | None:
+def _pack_groups(groups: QuantGroups) -> PackedWeight | None:
     """Return a matrix in the form that kernels compute with; None if that would change more than offsets' last bits."""
     columns = groups.quants.shape[1]
     size = columns // groups.scales.shape[1]

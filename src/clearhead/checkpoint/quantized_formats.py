@@ -55,7 +55,7 @@ class QuantGroups:
         return values * self.scales.float()[:, groups]
 
 
-def unpack_words(words: Tensor, bits: int) -> Tensor:
+def _unpack_words(words: Tensor, bits: int) -> Tensor:
     """(N, W) int32 -> (N, W * 32 / bits) uint8, low bits first."""
     require(
         words.dtype == torch.int32 and words.ndim == 2, f"packed integers must be a matrix of int32, not {_say(words)}"
@@ -66,9 +66,9 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 
 def gptq_groups(parts: Parts, *, bits: int, zero_shift: int) -> QuantGroups:
     """Return a matrix of GPTQ. Stored zeros are smaller by `zero_shift`: 1 in the format `gptq`, 0 in `gptq_v2`."""
-    quants = unpack_words(parts["qweight"].T.contiguous(), bits)  # stored (K / 8, N)
+    quants = _unpack_words(parts["qweight"].T.contiguous(), bits)  # stored (K / 8, N)
     scales = parts["scales"]
-    zeros = unpack_words(parts["qzeros"], bits) + zero_shift & (1 << bits) - 1  # (G, N)
+    zeros = _unpack_words(parts["qzeros"], bits) + zero_shift & (1 << bits) - 1  # (G, N)
     require(scales.is_floating_point() and scales.ndim == 2, f"scales must be a matrix of numbers, not {_say(scales)}")
     fits = scales.shape == zeros.shape == (len(scales), len(quants))
     require(fits and len(scales) > 0, f"qweight, qzeros and scales do not fit together: {_shapes(parts)}")
@@ -104,7 +104,7 @@ def awq_groups(parts: Parts) -> QuantGroups:
 def _awq_columns(words: Tensor) -> Tensor:
     """Unpack words and put the eight integers of each in the order of the outputs."""
     places = torch.tensor(_AWQ_ORDER).argsort()
-    return unpack_words(words, 4).unflatten(1, (-1, 8))[..., places].flatten(1)
+    return _unpack_words(words, 4).unflatten(1, (-1, 8))[..., places].flatten(1)
 
 
 def packed_int_groups(parts: Parts, *, bits: int) -> QuantGroups:
@@ -112,14 +112,14 @@ def packed_int_groups(parts: Parts, *, bits: int) -> QuantGroups:
     shape = parts["weight_shape"]
     require(shape.shape == (2,) and not shape.is_floating_point(), f"weight_shape does not fit: {_shapes(parts)}")
     num_rows, columns = (int(size) for size in shape)
-    quants = unpack_words(parts["weight_packed"], bits)
+    quants = _unpack_words(parts["weight_packed"], bits)
     width = -(-columns // (_WORD_BITS // bits)) * (_WORD_BITS // bits)
     require(quants.shape == (num_rows, width), f"weight_packed and weight_shape do not fit together: {_shapes(parts)}")
     center, zeros = 1 << bits - 1, parts.get("weight_zero_point")
     scales = _group_scales(parts["weight_scale"], num_rows, columns, parts)
     if zeros is not None:
         # packed along the rows; both the quants and the zeros are stored plus the center, which cancels
-        zeros = unpack_words(zeros.T.contiguous(), bits).T[:num_rows].contiguous()
+        zeros = _unpack_words(zeros.T.contiguous(), bits).T[:num_rows].contiguous()
         require(zeros.shape == scales.shape, f"weight_zero_point does not fit: {_shapes(parts)}")
     else:
         zeros = torch.full(scales.shape, center, dtype=torch.uint8)

@@ -1,0 +1,54 @@
+"""Quantized Hugging Face folders and adapters of the PEFT library: a valid example of each kind, and what reads it.
+
+makers = build_quantized_kinds(read_model, use_network); files, read = makers["folder in gptq"](folder)
+"""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import clearhead
+from clearhead.checkpoint import PeftAdapter, merge_peft_adapter, read_peft_adapter, save_folder, save_peft_adapter
+from clearhead.checkpoint.peft_adapter import ModuleChange
+from clearhead.families import family_of_type
+from tests.checkpoint.quantized_files import QUANTIZERS, quantize_folder
+from tests.checkpoint.tiny import tiny_network
+
+Read = Callable[[Path, str, bool], Any]
+Maker = Callable[[Path], tuple[dict[str, str], Read]]
+
+
+def build_quantized_kinds(read_model: Read, use_network: Callable[[Any], None]) -> dict[str, Maker]:
+    """Return what writes a folder in each quantized format."""
+    return {f"folder in {name}": _quantized_maker(name, read_model, use_network) for name in QUANTIZERS}
+
+
+def _quantized_maker(name: str, read_model: Read, use_network: Callable[[Any], None]) -> Maker:
+    def make(folder: Path) -> tuple[dict[str, str], Read]:
+        save_folder(tiny_network(width=64, feed_forward=96), folder)
+        quantize_folder(folder, name)
+
+        def read(folder: Path, file: str, unchanged: bool) -> None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # which matrices were dequantized
+                read_model(folder, file, unchanged)
+                use_network(clearhead.load(folder, weights="stored", fast=False).network)
+
+        return {"model.safetensors": "header", "config.json": "json"}, read
+
+    return make
+
+
+def make_peft_adapter(folder: Path) -> tuple[dict[str, str], Read]:
+    """Write an adapter in PEFT's folder format."""
+    change = ModuleChange(torch.ones(2, 16), torch.ones(16, 2), 1.5, torch.ones(16))
+    changes = {"model.layers.0.self_attn.q_proj": change}
+    save_peft_adapter(folder, PeftAdapter("base", changes, False, 3.0, 2, False))
+
+    def read(folder: Path, file: str, unchanged: bool) -> None:
+        merge_peft_adapter(tiny_network(), family_of_type("llama"), read_peft_adapter(folder))
+
+    return {"adapter_config.json": "json", "adapter_model.safetensors": "header"}, read
