@@ -46,7 +46,7 @@ class Server:
 
     def __init__(self, url, state):
         self.url, self.state = url, state
-        self.client = httpx2.Client(base_url=url, timeout=30)
+        self.client = httpx2.Client(base_url=url, timeout=120, limits=httpx2.Limits(max_connections=None))
 
     @property
     def service(self):

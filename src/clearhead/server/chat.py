@@ -108,10 +108,10 @@ class ChatFormat:
     def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any] | None:
         if self._asked.logprobs is None:
             return None
-        return {"content": [chat_score(score) for score in scores], "refusal": None}
+        return {"content": [_chat_score(score) for score in scores], "refusal": None}
 
 
-def chat_score(score: TokenScore) -> dict[str, Any]:
+def _chat_score(score: TokenScore) -> dict[str, Any]:
     """Return a token with its log-probability, its bytes and its alternatives."""
     return {
         **_token(score.token, score.logprob),

@@ -1,6 +1,6 @@
 """Job: the texts of one HTTP request, from their submission to the engine to their last pieces.
 
-    job = Job(service, plan); job.start()
+    job = Job(service, plan, arrived); job.start()
     async for pieces in job.pieces(): ...
 
 Closing a job aborts what is still running, within one step of the engine.

@@ -41,7 +41,7 @@ def openapi_document(limits: Limits) -> dict[str, Any]:
     name = {"name": "name", "in": "path", "required": True, "schema": STRING}
     paths["/v1/models/{name}"] = {"get": {**_operation("Describe a model"), "parameters": [name]}}
     for path, (summary, table, streams) in posts.items():
-        content = {"application/json": {"schema": request_schema(table)}}
+        content = {"application/json": {"schema": _request_schema(table)}}
         operation = _operation(summary, {**_json(), **(_STREAM if streams else {})})
         paths[path] = {"post": {**operation, "requestBody": {"required": True, "content": content}}}
     return {
@@ -56,7 +56,7 @@ def openapi_document(limits: Limits) -> dict[str, Any]:
     }
 
 
-def request_schema(table: Table) -> dict[str, Any]:
+def _request_schema(table: Table) -> dict[str, Any]:
     """Return the schema of a request body. Every field may be null, which means its default."""
     properties = {
         name: {**_or_null(each.schema, each.required), "description": each.description}

@@ -57,7 +57,7 @@ def api_routes(state: ServerState) -> list[BaseRoute]:
     ]
 
 
-def json_response(data: Any) -> Response:
+def _json_response(data: Any) -> Response:
     """Return an answer in JSON."""
     return Response(encode_json(data), media_type="application/json")
 
@@ -72,15 +72,15 @@ class _Endpoints:
         """Say whether requests are answered."""
         self._state.require_service()
         self._state.check_serving()
-        return json_response({"status": "ok"})
+        return _json_response({"status": "ok"})
 
     async def version(self, request: Request) -> Response:
         """Name the version."""
-        return json_response({"version": version("clearhead")})
+        return _json_response({"version": version("clearhead")})
 
     async def openapi(self, request: Request) -> Response:
         """Describe all routes."""
-        return json_response(openapi_document(self._state.settings.limits))
+        return _json_response(openapi_document(self._state.settings.limits))
 
     async def metrics(self, request: Request) -> Response:
         """Report all measurements to Prometheus."""
@@ -89,17 +89,17 @@ class _Endpoints:
     async def models(self, request: Request) -> Response:
         """List the names of the model."""
         service = self._state.require_service()
-        return json_response({"object": "list", "data": [_model_data(service, name) for name in service.names]})
+        return _json_response({"object": "list", "data": [_model_data(service, name) for name in service.names]})
 
     async def model(self, request: Request) -> Response:
         """Describe one model."""
         service, name = self._state.require_service(), request.path_params["name"]
         service.check_model(name)
-        return json_response(_model_data(service, name))
+        return _json_response(_model_data(service, name))
 
     async def tokenizer_info(self, request: Request) -> Response:
         """Describe the tokenizer."""
-        return json_response(tokenizer_info(self._state.require_service()))
+        return _json_response(tokenizer_info(self._state.require_service()))
 
 
 def _model_data(service: Service, name: str) -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _model_data(service: Service, name: str) -> dict[str, Any]:
 class _Post:
     """An ASGI app that answers a JSON body with JSON."""
 
-    def __init__(self, state: ServerState, answer: Callable[[Service, bytes], Awaitable[Any]]):
+    def __init__(self, state: ServerState, answer: Callable[[Service, bytes], Awaitable[bytes]]):
         self._state, self._answer = state, answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,29 +124,30 @@ class _Post:
         try:
             with service.admission.request():
                 body = await read_body(scope, receive, service.settings.limits)
-                response = json_response(await run_while_connected(_awaited(self._answer(service, body)), receive))
+                content = await run_while_connected(_awaited(self._answer(service, body)), receive)
+                response = Response(content, media_type="application/json")
         except ClientGoneError:
             return
         await response(scope, receive, send)
 
 
-async def _awaited(result: Awaitable[Any]) -> Any:
+async def _awaited(result: Awaitable[bytes]) -> bytes:
     return await result
 
 
-def _prepared(function: Callable[[Service, bytes], Any]) -> Callable[[Service, bytes], Awaitable[Any]]:
-    """Return an endpoint whose function runs in a thread."""
+def _prepared(function: Callable[[Service, bytes], Any]) -> Callable[[Service, bytes], Awaitable[bytes]]:
+    """Return an endpoint whose function runs in a thread, and whose answer, which may be large, is encoded there."""
 
-    async def answer(service: Service, body: bytes) -> Any:
-        return await service.prepare(function, service, body)
+    async def answer(service: Service, body: bytes) -> bytes:
+        return await service.prepare(lambda: encode_json(function(service, body)))
 
     return answer
 
 
-async def _embeddings(service: Service, body: bytes) -> Any:
+async def _embeddings(service: Service, body: bytes) -> bytes:
     asked = await service.prepare(plan_embeddings, service, body)
     vectors = [await service.compute(embed, service, text, asked.dimensions) for text in asked.texts]
-    return embedding_answer(service, asked, vectors)
+    return await service.prepare(lambda: encode_json(embedding_answer(service, asked, vectors)))
 
 
 class _Generation:
@@ -190,6 +191,6 @@ async def _complete(job: Job, form: AnswerFormat, receive: Receive) -> Response:
     try:
         job.start()
         texts = await run_while_connected(collect(job), receive)
-        return json_response(form.complete(texts, job.usage))
+        return _json_response(form.complete(texts, job.usage))
     finally:
         job.close()

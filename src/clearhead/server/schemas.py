@@ -102,12 +102,12 @@ def chat_fields(limits: Limits) -> Table:
     deprecated = "it was replaced by tools"
     return {
         **_sampling_fields(limits),
-        "messages": Field(message_schema(limits), "The conversation.", required=True),
+        "messages": Field(_message_schema(limits), "The conversation.", required=True),
         "max_tokens": Field(tokens, "Maximum number of new tokens; by default what the context has room for."),
         "max_completion_tokens": Field(tokens, "The newer name of max_tokens."),
         "logprobs": Field(BOOLEAN, "Return the log-probabilities of the tokens."),
         "top_logprobs": Field(whole(0, limits.max_logprobs), "Number of alternatives; needs logprobs."),
-        "response_format": Field(response_format_schema(), "text, json_object, or json_schema with a schema."),
+        "response_format": Field(_response_format_schema(), "text, json_object, or json_schema with a schema."),
         "chat_template_kwargs": Field(
             {"type": "object", "maxProperties": 32}, "Further variables of the chat template, such as enable_thinking."
         ),
@@ -127,7 +127,7 @@ def chat_fields(limits: Limits) -> Table:
     }
 
 
-def message_schema(limits: Limits) -> dict[str, Any]:
+def _message_schema(limits: Limits) -> dict[str, Any]:
     """Return the schema of a list of messages."""
     part = {
         "type": "object",
@@ -151,7 +151,7 @@ def message_schema(limits: Limits) -> dict[str, Any]:
     return {"type": "array", "items": message, "minItems": 1, "maxItems": limits.max_messages}
 
 
-def response_format_schema() -> dict[str, Any]:
+def _response_format_schema() -> dict[str, Any]:
     """Return the schema of response_format."""
     json_schema = {
         "type": "object",
@@ -188,7 +188,7 @@ def tokenize_fields(limits: Limits) -> Table:
     return {
         "model": Field(STRING, "The model; one of /v1/models. It may be left out."),
         "prompt": Field(STRING, "The text."),
-        "messages": Field(message_schema(limits), "A conversation, instead of a text."),
+        "messages": Field(_message_schema(limits), "A conversation, instead of a text."),
         "add_special_tokens": Field(BOOLEAN, "Add the model's special tokens; by default true for a text."),
         "add_generation_prompt": Field(BOOLEAN, "Begin the assistant's answer; by default true."),
         "chat_template_kwargs": Field({"type": "object", "maxProperties": 32}, "Variables of the chat template."),

@@ -59,18 +59,18 @@ async def _write_events(
         async for following in pieces:
             if content := _encode(form, following, job):
                 await _write_body(send, content, limits)
-        content = b"".join(encode_event(chunk) for chunk in form.last_chunks(job.usage)) + form.ending
+        content = b"".join(_encode_event(chunk) for chunk in form.last_chunks(job.usage)) + form.ending
     except ApiError as error:
-        content = encode_event(form.error_event(error))
+        content = _encode_event(form.error_event(error))
     await _write(send, {"type": "http.response.body", "body": content, "more_body": False}, limits)
 
 
 def _encode(form: AnswerFormat, pieces: list[Piece], job: Job) -> bytes:
     usage = job.usage
-    return b"".join(encode_event(chunk) for piece in pieces for chunk in form.chunks(piece, usage))
+    return b"".join(_encode_event(chunk) for piece in pieces for chunk in form.chunks(piece, usage))
 
 
-def encode_event(data: dict[str, Any]) -> bytes:
+def _encode_event(data: dict[str, Any]) -> bytes:
     """Return one server-sent event; that of an API with named events has its name as `type`."""
     name = data.get("type")
     head = f"event: {name}\n".encode() if isinstance(name, str) else b""
