@@ -7,6 +7,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from clearhead.api import load
+from clearhead.course import generation_examples
 from clearhead.course.examples import worked_examples
 from clearhead.course.panels import book_data, panel_cells, print_book
 from clearhead.course.parts import Panel
@@ -168,3 +170,14 @@ def test_every_matrix_has_as_many_labels_as_rows_and_columns():
         rows, columns = panel.values.shape
         assert len(panel.rows) in (0, rows), panel.name
         assert len(panel.columns) in (0, columns), panel.name
+
+
+def test_examples_load_their_model_without_the_kernels(monkeypatch):
+    """With the kernels, `clearhead book` would start the compiler on a new machine, and say so."""
+    loaded = []
+    monkeypatch.setattr(
+        generation_examples, "load", lambda *args, **options: loaded.append(load(*args, **options)) or loaded[-1]
+    )
+    with torch.no_grad():
+        generation_examples.generation_examples()
+    assert [type(model.network.decoder).__name__ for model in loaded] == ["LayerStack"]

@@ -39,7 +39,7 @@ def generation_examples() -> list[Example]:
 def _token_by_token() -> Example:
     """Generate with the bundled model that spells out pronunciations, and list the likeliest tokens of each step."""
     word = inputs("generate")["word"]
-    model = load("g2p")
+    model = load("g2p", fast=False)  # six tokens are not worth compiling kernels for
     assert model.tokenizer is not None
     result = model.generate(word, temperature=0.0, logprobs=3, max_new_tokens=16)
     rows, text = [], []
