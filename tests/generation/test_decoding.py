@@ -14,6 +14,7 @@ from clearhead.generation.plain import decode_plainly
 from clearhead.generation.prompts import encode_sources
 from clearhead.generation.scoring import score
 from clearhead.generation.sequences import TokenSequence
+from clearhead.generation.speculative import decode_speculatively
 from clearhead.options import SamplingOptions
 from clearhead.tokenization.characters import byte_tokenizer
 from tests.checkpoint.tiny import tiny_network
@@ -221,6 +222,21 @@ def test_with_dynamic_scaling_a_text_is_scored_as_a_whole(tmp_path):
         expected = theirs(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     result = score(load_network(theirs, tmp_path), ids, chunk=10)
     assert result.logprobs == pytest.approx([expected[n, t].item() for n, t in enumerate(ids[1:])], abs=1e-5)
+
+
+def test_with_dynamic_scaling_a_short_prompt_beside_a_long_one_continues_as_alone():
+    network = tiny_network(rope=Rope(scaling=DynamicScaling(factor=4.0, original_context=4)))
+    prompts = [[5, 2, 9], [1, 5, 2, 9, 9, 3, 7, 4, 8, 6, 3, 2, 2, 7, 1, 9, 8, 5]]
+
+    def continuations(group):
+        sequences = [TokenSequence(prompt, SamplingOptions(max_new_tokens=12)) for prompt in group]
+        for _ in decode(network, sequences):
+            pass
+        return [sequence.tokens for sequence in sequences]
+
+    assert continuations(prompts) == [continuations([prompt])[0] for prompt in prompts]
+    with pytest.raises(ClearheadError, match="speculation would change the text"):
+        decode_speculatively(network, TokenSequence(prompts[0], SamplingOptions(max_new_tokens=4)), "lookup")
 
 
 # --- stop strings and options

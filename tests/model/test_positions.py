@@ -124,7 +124,7 @@ def test_scaled_frequencies_equal_those_of_transformers(kind, length):
     expected, factor = transformers_frequencies(kind, settings, length)
     rope = Rope(theta=1000.0, scaling=scaling)
     positions = torch.arange(length)[None]
-    assert_close(rope_frequencies(rope, positions, WIDTH, torch.float32), expected, 1e-6)
+    assert_close(rope_frequencies(rope, positions, WIDTH, torch.float32).flatten(), expected, 1e-6)
     found = make_rotation(rope, positions, WIDTH, torch.float32)
     angles = positions[0, :, None] * expected
     assert_close(found.cosine[0, 0], angles.cos() * factor, 2e-5)

@@ -54,6 +54,7 @@ class Case:
     undetectable: tuple[str, ...] = ()  # parts of the paths of fields whose small errors this case cannot detect
     same_tensors: bool = True  # the tensors we save equal those that transformers saves
     first_token: int = 0  # smallest token id of the inputs; to RoBERTa, the id of the padding token is padding anywhere
+    rows_alone: bool = False  # the reference reads each text of a padded batch alone, without padding
     not_saved: str = "$."  # pattern of tensors that transformers saves and we compute; the default matches none
 
     def __str__(self) -> str:
@@ -136,6 +137,8 @@ def make_inputs(case: Case, config: ModelConfig, padded: bool) -> dict[str, Tens
 
 def run_reference(model: nn.Module, case: Case, inputs: dict[str, Tensor]) -> Tensor:
     """Return the reference's output for the arguments of our network."""
+    if case.rows_alone and not bool(inputs["attention_mask"].all()):
+        return _run_rows(model, case, inputs)
     if "target" in inputs:
         arguments = {
             "input_ids": inputs["source"],
@@ -150,6 +153,19 @@ def run_reference(model: nn.Module, case: Case, inputs: dict[str, Tensor]) -> Te
     with torch.no_grad():
         output = model(**arguments, **({"use_cache": False} if hasattr(model.config, "use_cache") else {}))
     return getattr(output, case.output)
+
+
+def _run_rows(model: nn.Module, case: Case, inputs: dict[str, Tensor]) -> Tensor:
+    """Return the reference's output for each text alone; it is zero at padding."""
+    rows: list[Tensor] = []
+    for row, is_real in enumerate(inputs["attention_mask"].bool()):
+        alone = {name: tensor[row, is_real][None] for name, tensor in inputs.items()}
+        first = {name: tensor[:, :1] for name, tensor in alone.items()}
+        run_reference(model, case, first)  # a short text makes transformers forget the length of an earlier one
+        output = run_reference(model, case, alone)[0]
+        rows.append(output.new_zeros(len(is_real), output.shape[-1]))
+        rows[-1][is_real] = output
+    return torch.stack(rows)
 
 
 def largest_difference(ours: Tensor, theirs: Tensor, inputs: dict[str, Tensor]) -> float:

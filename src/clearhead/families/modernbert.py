@@ -83,6 +83,8 @@ def _read_attentions(settings: Settings, width: int, context: int) -> dict[str, 
     """Return the attention of each layer type."""
     bias = settings.boolean("attention_bias", False)
     reach = settings.integer("local_attention", 128, at_least=2) // 2
+    settings.allow_only("sliding_window", reach)  # another name of half the window, which transformers reads last
+    settings.allow_only("rope_scaling")  # transformers would merge it into the entry of each layer type
     attentions = {}
     for name, (old_name, theta) in _THETAS.items():
         nested = settings.object("rope_parameters").object(name).data

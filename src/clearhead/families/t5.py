@@ -97,7 +97,7 @@ def _t5_v1_1_preset(
         num_layers=num_layers,
         num_heads=num_heads,
         feed_forward=FeedForward(width=feed_forward, activation="gelu_tanh", gated=True),
-        head=Head(tied=False),
+        head=Head(tied=False, scale=width**-0.5 if per_layer else 1.0),
         vocab_size=vocab_size,
         per_layer=per_layer,
     )
@@ -133,7 +133,8 @@ def read_config(settings: Settings) -> ModelConfig:
     width = settings.integer("d_model", at_least=1)
     num_layers = settings.integer("num_layers", at_least=1)
     tied = settings.boolean("tie_word_embeddings", True)
-    scaled = settings.boolean("scale_decoder_outputs", tied and model_type != "mt5")
+    # UMT5's class scales them always, the classes of T5 and mT5 as the settings say.
+    scaled = model_type == "umt5" or settings.boolean("scale_decoder_outputs", tied and model_type != "mt5")
     config = t5_config(
         width=width,
         num_layers=num_layers,
@@ -165,12 +166,15 @@ def _read_feed_forward(settings: Settings, default: str) -> FeedForward:
 
 
 def adjust_config(config: ModelConfig, tensor_names: set[str]) -> ModelConfig:
-    """Untie the head of a v1.1 checkpoint that holds `lm_head.weight`.
+    """Untie the head of a v1.1 or UMT5 checkpoint that holds `lm_head.weight`.
 
     transformers writes `tie_word_embeddings: true` even for v1.1. v1.0, recognized by the scale of its head, is always
     tied; a `lm_head.weight` there is a copy.
     """
-    if config.head is None or config.head.scale != 1.0:
+    attention = config.output_stack.layers[0].attention
+    position = attention.position if isinstance(attention, GroupedAttention) else None
+    is_umt5 = isinstance(position, RelativeBuckets) and position.per_layer
+    if config.head is None or (config.head.scale != 1.0 and not is_umt5):
         return config
     return replace(config, head=replace(config.head, tied="lm_head.weight" not in tensor_names))
 

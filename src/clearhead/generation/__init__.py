@@ -18,7 +18,7 @@ recurrent             greedy decoding with the recurrent baseline
 """
 
 from clearhead.generation.beam import beam_search
-from clearhead.generation.decoding import decode, prefill
+from clearhead.generation.decoding import decode, prefill, rotation_depends_on_length
 from clearhead.generation.prompts import (
     Prompt,
     encode_prompt,
@@ -58,6 +58,7 @@ __all__ = [
     "pad_right",
     "prefill",
     "require_tokenizer",
+    "rotation_depends_on_length",
     "score",
     "translate",
 ]

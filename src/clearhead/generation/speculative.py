@@ -22,7 +22,7 @@ from torch import Tensor
 from clearhead.architecture import ModelConfig, remaining_positions
 from clearhead.cache import KeyValueCache, forward_hidden, forward_step
 from clearhead.errors import ClearheadError
-from clearhead.generation.decoding import BatchSampler, prefill
+from clearhead.generation.decoding import BatchSampler, prefill, rotation_depends_on_length
 from clearhead.generation.prompts import encode_sources
 from clearhead.generation.sequences import TokenSequence, check_sequences
 from clearhead.model import EncoderOutput, Transformer
@@ -70,9 +70,6 @@ def decode_speculatively(
 
     speculation: "lookup" for PromptLookup, a smaller network of the same vocabulary for DraftModel, or a drafter.
     encoder_output: as for `decode`. stats: counts to update.
-
-    With dynamic scaling, rotations depend on the length of the text including drafts, so only there the text may
-    differ from that of `decode`.
     """
     check_sequences([sequence], network)
     check_speculation(network, speculation)
@@ -223,6 +220,11 @@ def make_drafter(speculation: Speculation, sequence: TokenSequence) -> Drafter:
 
 def check_speculation(network: Transformer, speculation: object) -> None:
     """Raise ClearheadError unless `speculation` is "lookup", a drafter, or a draft network that fits this network."""
+    if network.config.decoder is not None and rotation_depends_on_length(network.config.decoder):
+        raise ClearheadError(
+            "with dynamic scaling or LongRoPE, rotations depend on the length of the text including drafts, so "
+            "speculation would change the text; generate without it"
+        )
     if isinstance(speculation, DraftModel):
         speculation = speculation.network
     if isinstance(speculation, Transformer):

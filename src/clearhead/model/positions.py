@@ -78,7 +78,10 @@ def make_rotation(rope: Rope, positions: Tensor, width: int, dtype: torch.dtype)
 
 
 def rope_frequencies(rope: Rope, positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """Return the frequencies (width / 2,) in radians per position, scaled as in the papers and model cards."""
+    """Return the frequencies in radians per position, scaled as in the papers and model cards.
+
+    (width / 2,), or (B or 1, 1, 1, width / 2) if they depend on the length of each text.
+    """
     exponents = torch.arange(0, width, 2, device=positions.device).to(dtype) / width
     frequencies = 1 / rope.theta**exponents  # divided like this, they equal the references' to the last bit
     match rope.scaling:
@@ -87,8 +90,9 @@ def rope_frequencies(rope: Rope, positions: Tensor, width: int, dtype: torch.dty
         case LinearScaling(factor=factor):
             return frequencies / factor
         case DynamicScaling(factor=factor, original_context=original):
-            # A pure function of the current length: keys cached at another length are not rotated again.
-            length = (positions.max() + 1).clamp(min=original).to(dtype)
+            # A pure function of the current length: keys cached at another length are not rotated again. Each text of
+            # a batch has its own length; transformers takes that of the longest for all.
+            length = _text_lengths(positions).clamp(min=original).to(dtype)
             stretch = factor * length / original - (factor - 1)
             return 1 / (rope.theta * stretch ** (width / (width - 2))) ** exponents
         case Llama3Scaling():
@@ -101,7 +105,12 @@ def rope_frequencies(rope: Rope, positions: Tensor, width: int, dtype: torch.dty
                 1 / (torch.tensor(factors, dtype=dtype, device=positions.device) * rope.theta**exponents)
                 for factors in (rope.scaling.short_factors, rope.scaling.long_factors)
             )
-            return torch.where(positions.max() + 1 > rope.scaling.original_context, long, short)
+            return torch.where(_text_lengths(positions) > rope.scaling.original_context, long, short)
+
+
+def _text_lengths(positions: Tensor) -> Tensor:
+    """Return the length of each text up to its last position (B or 1, T) -> (B or 1, 1, 1, 1)."""
+    return (positions.amax(dim=1) + 1)[:, None, None, None]
 
 
 def llama3_frequencies(frequencies: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
-from clearhead.generation import Draft, SpeculationStats, TokenSequence, decode, decode_speculatively
+from clearhead.generation import (
+    Draft,
+    SpeculationStats,
+    TokenSequence,
+    decode,
+    decode_speculatively,
+    rotation_depends_on_length,
+)
 from clearhead.verification.case import VerificationCase
 from clearhead.verification.results import CheckSkipped, LogitComparison, LogitPair
 
@@ -37,6 +44,8 @@ def batched_greedy(case: VerificationCase) -> LogitComparison:
 def speculative(case: VerificationCase) -> LogitComparison:
     """Check speculative decoding with drafts that are partly right."""
     require_decoder(case)
+    if rotation_depends_on_length(case.config.output_stack):
+        raise CheckSkipped("rotations depend on the length of the text including drafts")
     sequence, stats = case.prompt(0, case.num_new_tokens), SpeculationStats()
     drafter = _PartlyRightDrafter(case.continuation.tokens, case.config.vocab_size)
     encoder_output = case.encode_sources([0])
