@@ -65,3 +65,12 @@ TRANSLATORS: dict[str, ToyType] = {
     "umt5": ("UMT5ForConditionalGeneration", T5),
 }
 TYPES = DECODERS | ENCODERS | TRANSLATORS
+VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+VISION |= {"image_size": 28, "patch_size": 14}
+LLAMA4_VISION = VISION | {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+# model type of a model that also reads images -> class, type of its text part, settings of its vision part
+TEXT_PARTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text", VISION),
+    "llama4": ("Llama4ForConditionalGeneration", "llama4_text", LLAMA4_VISION),
+    "mistral3": ("Mistral3ForConditionalGeneration", "mistral", VISION | {"model_type": "pixtral"}),
+}

@@ -7,6 +7,7 @@ those of the class and those that transformers reads from the config of any clas
 import json
 import warnings
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 
 from clearhead.checkpoint.huggingface import load_folder
 from clearhead.errors import ClearheadError
-from tests.parity.config_types import TYPES
+from clearhead.families import FAMILIES
+from tests.parity.config_types import TEXT_PARTS, TYPES
 from tests.parity.harness import VOCAB, randomize
 
 # Fields of any config that transformers reads, or that some class reads
@@ -88,6 +90,21 @@ def toy_data(model_type: str) -> dict[str, Any]:
     return config.to_dict() | {"architectures": [architecture], "dtype": "float32"}
 
 
+def composite_data(model_type: str) -> dict[str, Any]:
+    """Return config.json of the toy model of a type that also reads images."""
+    architecture, text_type, vision = TEXT_PARTS[model_type]
+    text = TYPES[text_type][1] | {"model_type": text_type}
+    config = transformers.AutoConfig.for_model(model_type, text_config=text, vision_config=vision)
+    return config.to_dict() | {"architectures": [architecture], "dtype": "float32"}
+
+
+def composite_changes(data: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return (field, other value) for the fields of the text part."""
+    text = data["text_config"]
+    tied = [("tie_word_embeddings", value) for value in (False, True)]
+    return [("text_config", text | {name: value}) for name, value in changes_of(text)] + tied
+
+
 def keep_sinusoids(model: nn.Module, name: str, tensor: Tensor) -> Tensor | None:
     """Return the table of sinusoidal positions, which is not learned, as it is."""
     owner = model.get_submodule(name.rpartition(".")[0])
@@ -130,8 +147,10 @@ def changed_keys(data: dict[str, Any], name: str, value: Any) -> list[str]:
     return [name, *[key for key in old if value.get(key) != old[key]]] if is_object else [name]
 
 
-def silent_differences(model_type: str, changes: list[tuple[str, Any]], folder) -> list[str]:
-    data = toy_data(model_type)
+def silent_differences(
+    model_type: str, data: dict[str, Any], changes: list[tuple[str, Any]], folder: Path
+) -> list[str]:
+    """Return the changes that neither give the logits of transformers nor are refused."""
     assert outcome(data, folder / "unchanged") == "matched"
     found = []
     for number, (name, value) in enumerate(changes):
@@ -145,10 +164,23 @@ def silent_differences(model_type: str, changes: list[tuple[str, Any]], folder) 
 @pytest.mark.parametrize("model_type", ["mistral", "gemma2", "gpt_neox", "modernbert", "umt5", "marian"])
 def test_a_sample_of_fields_matches_transformers_or_is_refused(model_type, tmp_path):
     """Try the first of the fields that any config may have, and one that each class reads in its own way."""
-    assert not silent_differences(model_type, [*EXTRA_FIELDS[:8], ("tie_word_embeddings", False)], tmp_path)
+    changes = [*EXTRA_FIELDS[:8], ("tie_word_embeddings", False)]
+    assert not silent_differences(model_type, toy_data(model_type), changes, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", TYPES)
 def test_every_field_matches_transformers_or_is_refused(model_type, tmp_path):
-    assert not silent_differences(model_type, changes_of(toy_data(model_type)), tmp_path)
+    data = toy_data(model_type)
+    assert not silent_differences(model_type, data, changes_of(data), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", TEXT_PARTS)
+def test_every_field_of_a_text_part_matches_transformers_or_is_refused(model_type, tmp_path):
+    data = composite_data(model_type)
+    assert not silent_differences(model_type, data, composite_changes(data), tmp_path)
+
+
+def test_every_model_type_is_swept():
+    assert {model_type for family in FAMILIES for model_type in family.model_types} == TYPES.keys()

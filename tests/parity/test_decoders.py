@@ -9,9 +9,10 @@ import torch
 
 from clearhead.checkpoint.huggingface import load_folder, save_folder
 from clearhead.families.decoders import ROWS
+from clearhead.generation.beam import beam_search
 from clearhead.generation.decoding import decode
 from clearhead.generation.sequences import TokenSequence
-from clearhead.options import SamplingOptions
+from clearhead.options import BeamOptions, SamplingOptions
 from tests.parity.decoder_cases import CASES, SETTINGS, VARIANTS
 from tests.parity.harness import (
     build_reference,
@@ -80,6 +81,27 @@ def test_every_error_in_one_field_is_detected(case, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ALL_CASES, ids=str)
-def test_forty_greedy_tokens_agree(case, tmp_path):
+def test_forty_greedy_tokens_and_four_beams_agree(case, tmp_path):
     model = build_reference(case)
-    check_greedy(model, load_network(model, tmp_path), case, 40)
+    network = load_network(model, tmp_path)
+    check_greedy(model, network, case, 40)
+    check_beams(model, network, case, 12)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "gemma2", "gpt_neox"])
+def test_four_beams_agree(name, tmp_path):
+    model = build_reference(CASES[name])
+    check_beams(model, load_network(model, tmp_path), CASES[name], 6)
+
+
+def check_beams(model, network, case, count):
+    """Compare the best of four beams for a left-padded batch with transformers' generate."""
+    inputs = make_inputs(case, network.config, padded=True)
+    tokens, mask = inputs["tokens"], inputs["attention_mask"]
+    options = {"num_beams": 4, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    theirs = model.generate(input_ids=tokens, attention_mask=mask, max_new_tokens=count, **options)[
+        :, tokens.shape[1] :
+    ]
+    prompts = [row[real.bool()].tolist() for row, real in zip(tokens, mask, strict=True)]
+    found = beam_search(network, prompts, BeamOptions(num_beams=4, max_new_tokens=count))
+    assert [beams[0].tokens for beams in found] == theirs.tolist()
