@@ -3,7 +3,7 @@
 #pragma once
 #include "attention.h"
 
-constexpr int64_t SPAN = 64, BAND_TOKENS = 16;
+constexpr int64_t SPAN = 64, BAND_TOKENS = 32;
 constexpr int64_t BLOCK = 16;  // slots that are always adjacent in memory: page sizes are multiples of it
 
 // The layout of a call; T tokens of B sequences.

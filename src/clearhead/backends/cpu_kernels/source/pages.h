@@ -109,7 +109,7 @@ struct PagedAttention {
   // Scores are added in one order, whether a token is alone or in a band: 16 sums of every sixteenth product, which are
   // then added in the order of sum_vectors. A single token reads the keys as they are stored, since turning them into a
   // panel takes longer than to multiply them once.
-  static constexpr int SCORE_ROWS = 4;
+  static constexpr int SCORE_ROWS = 4, PANEL_ROWS = 2;
 
   // Compute the scores of up to a block of keys for `rows` queries, four keys at a time.
   template <int rows>
@@ -135,12 +135,14 @@ struct PagedAttention {
     }
   }
 
-  // Compute the scores of PANEL keys, which are columns of a panel (H, SPAN), for `rows` queries.
-  template <int rows>
+  // Compute the scores of PANEL keys, which are columns of a panel (H, SPAN), for `rows` queries. `width` is H as a
+  // constant, or 0. The sums are a tree, computed depth first, so that few of its nodes are in registers at a time.
+  template <int rows, int width>
   void score_panel(float* scores, const float* queries, const float* panel) const {
     using Sums = Vector[rows][2];
-    const Vector unit = broadcast(1.f);
+    const int64_t H = width ? width : this->H, whole = H / 16 * 16;
     auto add = [&](Sums& sums, const Sums& others) {  // the compiler may reorder a +, but not a fused_add
+      const Vector unit = broadcast(1.f);
       CLEARHEAD_UNROLL
       for (int r = 0; r < rows; r++) {
         sums[r][0] = fused_add(sums[r][0], others[r][0], unit);
@@ -156,28 +158,42 @@ struct PagedAttention {
         sums[r][1] = fused_add(sums[r][1], right, one);
       }
     };
-    auto add_lane = [&](Sums& sums, int64_t lane) {  // every sixteenth product
-      Sums part = {};
-      for (int64_t h = lane; h < H / 16 * 16; h += 16) add_product(part, h);
-      add(sums, part);
+    auto sum_lane = [&](Sums& sums, int64_t lane) {  // every sixteenth product
+      CLEARHEAD_UNROLL
+      for (int64_t h = lane; h < whole; h += 16) add_product(sums, h);
     };
-    auto add_four = [&](Sums& sums, int64_t lane) {
-      Sums even = {}, odd = {};
-      add_lane(even, lane);
-      add_lane(even, lane + 2);
-      add_lane(odd, lane + 1);
-      add_lane(odd, lane + 3);
-      add(even, odd);
-      add(sums, even);
+    auto sum_two = [&](Sums& sums, int64_t lane) {
+      Sums other = {};
+      sum_lane(sums, lane);
+      sum_lane(other, lane + 2);
+      add(sums, other);
+    };
+    auto sum_four = [&](Sums& sums, int64_t lane) {
+      Sums odd = {};
+      sum_two(sums, lane);
+      sum_two(odd, lane + 1);
+      add(sums, odd);
+    };
+    auto sum_eight = [&](Sums& sums, int64_t lane) {
+      Sums other = {};
+      sum_four(sums, lane);
+      sum_four(other, lane + 8);
+      add(sums, other);
     };
     Sums sums = {}, others = {};
-    add_four(sums, 0);
-    add_four(sums, 8);
-    add_four(others, 4);
-    add_four(others, 12);
+    sum_eight(sums, 0);
+    sum_eight(others, 4);
     add(sums, others);
-    for (int64_t h = H / 16 * 16; h < H; h++) add_product(sums, h);
+    for (int64_t h = whole; h < H; h++) add_product(sums, h);
     store_sums(scores, SPAN, sums);
+  }
+
+  // Call use with H as a constant if it is a common head width, else with 0.
+  template <class Use>
+  void for_width(Use use) const {
+    if (H == 64) return use(std::integral_constant<int, 64>());
+    if (H == 128) return use(std::integral_constant<int, 128>());
+    use(std::integral_constant<int, 0>());
   }
 
   // Compute states (rows, H + 2) of all rows of a band for the slots [first, first + SPAN).
@@ -199,11 +215,14 @@ struct PagedAttention {
       prefetch(pages.values, band.sequence, k, first + begin, first + count);
       transpose_keys(scratch.keys.data(), band.sequence, k, first, begin, count);
       prefetch(pages.keys, band.sequence, k, first + SPAN, std::min(first + 2 * SPAN, last));
-      for (int64_t r = 0; r < rows; r += SCORE_ROWS)
-        for (int64_t s = begin / PANEL * PANEL; s < count; s += PANEL)
-          in_tiles<SCORE_ROWS>(rows - r, [&](auto tile) {
-            score_panel<tile.value>(scores + r * SPAN + s, &scratch.queries[r * H], scratch.keys.data() + s);
-          });
+      for_width([&](auto width) {
+        for (int64_t r = 0; r < rows; r += PANEL_ROWS)
+          for (int64_t s = begin / PANEL * PANEL; s < count; s += PANEL)
+            in_tiles<PANEL_ROWS>(rows - r, [&](auto tile) {
+              score_panel<tile.value, width.value>(scores + r * SPAN + s, &scratch.queries[r * H],
+                                                   scratch.keys.data() + s);
+            });
+      });
     }
     for (int64_t r = 0; r < rows; r++) {
       const int64_t position = batch.positions[band.token + r / group];
