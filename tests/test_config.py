@@ -140,13 +140,13 @@ INVALID = {
         {"zzz": 1},
         "unknown key in head: 'zzz'; available: bias, scale, softcap, tied, transform",
     ),
-    "missing": (LayerNorm, {}, "layer_norm.epsilon is missing"),
-    "string for a float": (Rope, {"theta": "big"}, "rope.theta must be float, not 'big'"),
-    "float for an int": (Rope, {"width": 4.0}, "rope.width must be int, not 4.0"),
-    "bool for a float": (Rope, {"theta": True}, "rope.theta must be float, not True"),
-    "bool for an int": (Rope, {"width": True}, "rope.width must be int, not True"),
-    "int for a bool": (LayerNorm, {"epsilon": 1e-5, "bias": 1}, "layer_norm.bias must be bool, not 1"),
-    "null for a float": (Rope, {"theta": None}, "rope.theta must be float, not None"),
+    "missing": (LayerNorm, {}, "layer_norm.epsilon is missing; add it"),
+    "string for a float": (Rope, {"theta": "big"}, "rope.theta is 'big'; it must be a number"),
+    "float for an int": (Rope, {"width": 4.0}, "rope.width is 4.0; it must be a whole number"),
+    "bool for a float": (Rope, {"theta": True}, "rope.theta is True; it must be a number"),
+    "bool for an int": (Rope, {"width": True}, "rope.width is True; it must be a whole number"),
+    "int for a bool": (LayerNorm, {"epsilon": 1e-5, "bias": 1}, "layer_norm.bias is 1; it must be true or false"),
+    "null for a float": (Rope, {"theta": None}, "rope.theta is None; it must be a number"),
     "infinite": (Rope, {"theta": float("inf")}, "rope.theta must be a finite number"),
     "not a number": (Rope, {"theta": float("nan")}, "rope.theta must be a finite number"),
     "too large for a float": (Rope, {"theta": 10**400}, "rope.theta must be a finite number"),
@@ -174,11 +174,11 @@ INVALID = {
         {"scaling": {"kind": "linear_scaling", "factor": 2.0, "beta_fast": 1.0}},
         "unknown key in rope.scaling: 'beta_fast'",
     ),
-    "rejected by the dataclass": (Rope, {"theta": 0.5}, "Rope.theta is 0.5"),
+    "rejected by the dataclass": (Rope, {"theta": 0.5}, "rope.theta is 0.5"),
     "missing in a nested table": (
         ModelConfig,
         {"width": 4, "context": 4, "decoder": {"layers": []}},
-        "model_config.decoder.embedding is missing",
+        "model_config.decoder.embedding is missing; add it",
     ),
 }
 
@@ -210,9 +210,9 @@ def with_layers(layers: Any) -> dict[str, Any]:
             f"model_config.decoder.layers[0].times is 0; it must be at least 1, and the list may have {MAX_LAYERS}",
         ),
         ([LAYERS | {"times": 10**9}], "model_config.decoder.layers[0].times is 1000000000; it must be at least 1"),
-        ([LAYERS | {"times": "2"}], "model_config.decoder.layers[0].times must be int, not '2'"),
-        ([LAYERS | {"times": 2.0}], "model_config.decoder.layers[0].times must be int, not 2.0"),
-        ([LAYERS], "model_config.decoder.layers[0].feed_forward is missing"),
+        ([LAYERS | {"times": "2"}], "model_config.decoder.layers[0].times is '2'; it must be a whole number"),
+        ([LAYERS | {"times": 2.0}], "model_config.decoder.layers[0].times is 2.0; it must be a whole number"),
+        ([LAYERS], "model_config.decoder.layers[0].feed_forward is missing; add it"),
         ([], "a stack needs at least one layer"),
     ],
 )
@@ -235,7 +235,7 @@ def test_invalid_lists_of_layers_have_a_clear_error(layers, message):
         (from_toml, "theta = 1.0\ntheta = 2.0", "the text is not valid TOML: Cannot overwrite a value"),
         (from_toml, "theta = " + "9" * 5000, "the text is not valid TOML: Exceeds the limit"),
         (from_toml, "theta = inf", "rope.theta must be a finite number"),
-        (from_toml, "theta = 1979-05-27", "rope.theta must be float, not datetime.date(1979, 5, 27)"),
+        (from_toml, "theta = 1979-05-27", "rope.theta is datetime.date(1979, 5, 27); it must be a number"),
     ],
     ids=lambda value: value[:16] if isinstance(value, str) else None,
 )
@@ -287,5 +287,5 @@ def test_an_integer_beyond_64_bits_is_rejected():
 def test_lists_of_plain_values_are_written_in_full():
     paper = Paper(title="", pages=(1, 1, 1, 2))
     assert to_dict(paper)["pages"] == [1, 1, 1, 2]
-    with pytest.raises(ClearheadError, match=r"paper.pages\[1\] must be int, not 'two'"):
+    with pytest.raises(ClearheadError, match=r"paper.pages\[1\] is 'two'; it must be a whole number"):
         from_dict(Paper, {"title": "", "pages": [1, "two"]})

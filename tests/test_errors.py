@@ -36,7 +36,7 @@ def test_a_short_list_of_choices_follows_the_suggestion():
 def test_where_listed_replaces_a_long_list_of_choices():
     names = [f"llama-{number}b" for number in range(30)]
     near = str(unknown_name("model", "lama-7b", names, "`get` lists them"))
-    assert near.startswith("unknown model 'lama-7b'; did you mean 'llama-7b' or 'llama-")
+    assert near.startswith("unknown model 'lama-7b'; did you mean 'llama-7b', 'llama-")
     assert near.endswith("? `get` lists them")
     assert str(unknown_name("model", "zzz", names, "`get` lists them")) == "unknown model 'zzz'; `get` lists them"
 

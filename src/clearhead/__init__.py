@@ -1,13 +1,14 @@
-"""Clearhead: every Transformer works, in the clear.
+"""Clearhead: load, run, train and look inside Transformer models.
 
     import clearhead
     model = clearhead.load("smollm2")
     print(model.generate("The capital of France is", max_new_tokens=8))
 
 load, create              load a model from a checkpoint, or create one with random weights
-Model                     a network with its tokenizer: generate, ask, stream, chat, score, embed, trace, save
+Model                     a network with its tokenizer: generate, generate_many, ask, stream, chat, score, embed,
+                          classify, rerank, trace, engine, save
 Generation, Trace         what Model.generate and Model.trace return
-get                       download a model by name
+get                       download a model or data set by name
 train                     train a model from a recipe
 preset, presets           the architecture of a released model by name; all names
 ModelConfig, Transformer  an architecture as data, and the network that it describes

@@ -73,10 +73,13 @@ class CheckedConfig:
             if not 0 < value < 1:
                 return "between 0 and 1"
         elif type(value) in (int, float) and not 0 < value < math.inf:
-            return "finite and greater than 0"
+            return "a finite number greater than 0" if _matches_type(0.5, hint) else "a whole number, 1 or more"
         if type(value) is int and name not in self.MAY_BE_LARGE and not _matches_type(0.5, hint) and value > MAX_SIZE:
             return f"at most {MAX_SIZE}"
         return None
+
+
+_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "None"}
 
 
 def _matches_type(value: Any, hint: Any) -> bool:
@@ -94,8 +97,7 @@ def _matches_type(value: Any, hint: Any) -> bool:
 def _describe_type(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a tuple of {_describe_type(get_args(hint)[0])}"
-    names = [option.__name__ for option in get_args(hint) or (hint,)]
-    return " or ".join("None" if name == "NoneType" else name for name in names)
+    return " or ".join(_TYPE_NAMES.get(option, option.__name__) for option in get_args(hint) or (hint,))
 
 
 def check_nesting(data: Any, where: str) -> None:
@@ -151,8 +153,11 @@ def from_dict(part: type[T], data: Any, where: str = "") -> T:
         if name in data:
             values[name] = _parse(hints[name], data[name], f"{where}.{name}")
         elif item.default is MISSING and item.default_factory is MISSING:
-            raise ClearheadError(f"{where}.{name} is missing")
-    return part(**values)
+            raise ClearheadError(f"{where}.{name} is missing; add it")
+    try:
+        return part(**values)
+    except ClearheadError as error:  # CheckedConfig names a field by its class; here its place is known
+        raise ClearheadError(str(error).replace(f"{part.__name__}.", f"{where}.")) from None
 
 
 def _parse(hint: Any, data: Any, where: str) -> Any:
@@ -206,7 +211,7 @@ def _parse_scalar(kind: Any, data: Any, where: str) -> Any:
             raise ClearheadError(f"{where} must be a finite number")
         return float(data)
     if not isinstance(data, kind) or (isinstance(data, bool) and kind is not bool):
-        raise ClearheadError(f"{where} must be {kind.__name__}, not {quote(data)}")
+        raise ClearheadError(f"{where} is {quote(data)}; it must be {_describe_type(kind)}")
     if kind is int and not -(2**63) <= data < 2**63:
         raise ClearheadError(f"{where} is out of range; it must fit in 64 bits")
     return data
@@ -261,7 +266,7 @@ def to_toml(part: Any) -> str:
 
 def _toml_table(table: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     """Return the lines of a table: its plain values, then [sub.tables], then [[lists.of.tables]]."""
-    lines = [f"{key} = {_toml_value(value)}" for key, value in table.items() if not _is_table(value)]
+    lines = [f"{key} = {to_toml_value(value)}" for key, value in table.items() if not _is_table(value)]
     for key, value in table.items():
         name = ".".join((*path, key))
         if isinstance(value, Mapping):
@@ -278,6 +283,7 @@ def _is_table(value: Any) -> bool:
     )
 
 
-def _toml_value(value: Any) -> str:
+def to_toml_value(value: Any) -> str:
+    """Return a plain value as TOML writes it."""
     # JSON writes booleans, integers, lists and strings as TOML does, except DEL. repr keeps the point of a float.
     return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", r"\u007f")

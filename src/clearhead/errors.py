@@ -56,6 +56,12 @@ def require(condition: bool, message: str) -> None:
         raise ClearheadError(message)
 
 
+def join_choices(choices: Iterable[str]) -> str:
+    """Return choices as a part of a sentence: `a, b or c`."""
+    *first, last = choices
+    return f"{', '.join(first)} or {last}" if first else last
+
+
 def unknown_name(kind: str, name: str, choices: Iterable[str], where_listed: str = "") -> ClearheadError:
     """Return the error for a name that is not among `choices`.
 
@@ -68,7 +74,7 @@ def unknown_name(kind: str, name: str, choices: Iterable[str], where_listed: str
     matches = get_close_matches(name.lower(), by_lower_case, n=num_suggestions, cutoff=0.6)
     parts = []
     if matches:
-        parts.append(f"did you mean {' or '.join(repr(by_lower_case[match]) for match in matches)}?")
+        parts.append(f"did you mean {join_choices(repr(by_lower_case[match]) for match in matches)}?")
     if where_listed:
         parts.append(where_listed)
     elif not matches:

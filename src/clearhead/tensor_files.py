@@ -59,7 +59,9 @@ class SafetensorsFile:
         try:
             self._read_header(num_bytes)
         except ClearheadError as error:
-            raise ClearheadError(f"{path} is not a complete safetensors file: {error}") from None
+            raise ClearheadError(
+                f"{path} is not a complete safetensors file: {error}; write or download it again"
+            ) from None
 
     def _read_header(self, num_bytes: int) -> None:
         require(num_bytes >= _LENGTH_BYTES, f"it has {num_bytes} bytes")

@@ -33,8 +33,8 @@ def bench(tmp_path, monkeypatch):
 
 def test_json_has_one_result_per_engine(bench):
     result = bench(
-        "decode", "--against", "huggingface", "--weights", "float32,bfloat16,int4", "--prompt", "6", "--tokens", "5",
-        "--rounds", "2", "--json",
+        "decode", "--against", "huggingface", "--weights", "float32,bfloat16,int4", "--prompt-tokens", "6",
+        "--new-tokens", "5", "--rounds", "2", "--json",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     rows = json.loads(result.stdout)
@@ -51,14 +51,16 @@ def test_json_has_one_result_per_engine(bench):
 
 
 def test_prefill_measures_only_the_prompt(bench):
-    result = bench("prefill", "--weights", "float32", "--prompt", "20", "--rounds", "1", "--json")
+    result = bench("prefill", "--weights", "float32", "--prompt-tokens", "20", "--rounds", "1", "--json")
     (row,) = json.loads(result.stdout)
     assert row["tokens_per_second"] is None
     assert row["prefill_tokens_per_second"] == pytest.approx(20 / row["first_token_seconds"])
 
 
 def test_the_table_has_headings_and_explains_the_numbers(bench):
-    result = bench("decode", "--weights", "float32", "--against", "huggingface", "--prompt", "6", "--tokens", "5")
+    result = bench(
+        "decode", "--weights", "float32", "--against", "huggingface", "--prompt-tokens", "6", "--new-tokens", "5"
+    )
     text = " ".join(result.stdout.split())
     assert "engine weights tokens/s MB/token of bandwidth first token prefill tokens/s spread same tokens" in text
     assert "5 of 5" in text
@@ -68,7 +70,7 @@ def test_the_table_has_headings_and_explains_the_numbers(bench):
 
 
 def test_contexts_measure_the_growth_of_the_time_per_token(bench):
-    options = ("decode", "--weights", "bfloat16", "--contexts", "4,16,40", "--tokens", "3", "--rounds", "1")
+    options = ("decode", "--weights", "bfloat16", "--prompt-tokens", "4,16,40", "--new-tokens", "3", "--rounds", "1")
     rows = json.loads(bench(*options, "--json").stdout)
     assert [row["context"] for row in rows] == [4, 16, 40]
     per_token = 2 * 2 * 2 * 4 * 2  # layers, heads, key and value, head width, bytes
@@ -82,7 +84,7 @@ def test_serving_has_one_result_per_load_and_engine(bench, monkeypatch):
     monkeypatch.setenv("PATH", "")
     options = (
         "serve", "--concurrency", "3,1", "--weights", "float32,int8", "--against", "llama.cpp,huggingface",
-        "--prompt", "6", "--tokens", "4", "--shared-prefix", "32", "--rounds", "2",
+        "--prompt-tokens", "6", "--new-tokens", "4", "--shared-prefix", "32", "--rounds", "2",
     )  # fmt: skip
     result = bench(*options, "--json")
     assert result.exit_code == 0, result.stderr
@@ -107,7 +109,7 @@ def test_serving_has_one_result_per_load_and_engine(bench, monkeypatch):
 def test_a_preset_runs_with_random_weights(monkeypatch):
     monkeypatch.setattr(measurement, "PAUSE_SECONDS", 0)
     monkeypatch.setattr("clearhead.families.preset", lambda name: tiny_network().config)
-    options = ("--weights", "bfloat16", "--prompt", "4", "--tokens", "3", "--rounds", "1", "--json")
+    options = ("--weights", "bfloat16", "--prompt-tokens", "4", "--new-tokens", "3", "--rounds", "1", "--json")
     (row,) = json.loads(CliRunner().invoke(app, ["bench", "decode", "llama-3.2-1b", *options]).stdout)
     assert (row["engine"], row["weights"]) == ("clearhead", "bfloat16")
 
@@ -122,7 +124,17 @@ def test_a_missing_engine_prints_a_note(bench, monkeypatch):
 
     monkeypatch.setattr(importlib, "import_module", hide)
     result = bench(
-        "decode", "--weights", "int8", "--against", "ctranslate2", "--tokens", "2", "--prompt", "3", "--rounds", "1"
+        "decode",
+        "--weights",
+        "int8",
+        "--against",
+        "ctranslate2",
+        "--new-tokens",
+        "2",
+        "--prompt-tokens",
+        "3",
+        "--rounds",
+        "1",
     )
     assert result.exit_code == 0
     assert result.stderr == "note: skipped ctranslate2 int8: it is not installed; run: pip install ctranslate2\n"
@@ -132,20 +144,19 @@ def test_a_missing_engine_prints_a_note(bench, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["decod", "x"], "unknown phase 'decod'; did you mean 'decode'?"),
+        (["decod", "x"], "unknown command 'decod'; did you mean 'decode'?"),
         (["decode", "x", "--weights", "int7"], "unknown weight format 'int7'; did you mean 'int8'?"),
         (["decode", "x", "--against", "lama.cpp"], "unknown engine 'lama.cpp'; did you mean 'llama.cpp'?"),
-        (["decode", "x", "--contexts", "4", "--prompt", "4"], "leave out --prompt"),
-        (["decode", "x", "--contexts", "4,b"], "it must be positive integers"),
-        (["decode", "x", "--contexts", ","], "it must be positive integers"),
+        (["decode", "x", "--prompt-tokens", "4,b"], "--prompt-tokens is '4,b'; it must be positive integers"),
+        (["decode", "x", "--prompt-tokens", ","], "it must be positive integers"),
         (["decode", "x", "--weights", ""], "there are no weights to measure"),
-        (["decode", "x", "--tokens", "1"], "so it must be at least 2"),
-        (["decode", "x", "--rounds", "0"], "1 round"),
-        (["decode", "x", "--prompt", "0"], "a prompt of at least 1 token"),
+        (["decode", "x", "--new-tokens", "1"], "so it must be at least 2"),
+        (["decode", "x", "--rounds", "0"], "--rounds is 0; it must be at least 1"),
+        (["decode", "x", "--prompt-tokens", "0"], "such as 128,1024,8192"),
         (["serve", "x", "--concurrency", "1,b"], "--concurrency is '1,b'; it must be positive integers"),
-        (["serve", "x", "--concurrency", "0"], "it must be positive integers"),
-        (["serve", "x", "--tokens", "1"], "--tokens is 1; it must be at least 2"),
-        (["serve", "x", "--prompt", "0"], "--prompt is 0; it must be at least 1"),
+        (["serve", "x", "--concurrency", "0"], "such as 1,8,32"),
+        (["serve", "x", "--new-tokens", "1"], "--new-tokens is 1; it must be at least 2"),
+        (["serve", "x", "--prompt-tokens", "0"], "--prompt-tokens is 0; it must be at least 1"),
         (["serve", "x", "--shared-prefix", "-1"], "--shared-prefix is -1; it must be at least 0"),
         (["serve", "x", "--requests", "31"], "--requests is 31; it must be at least 32"),
         (["serve", "x", "--against", "ctranslate2"], "unknown engine 'ctranslate2'"),

@@ -271,7 +271,9 @@ def test_the_command_writes_a_file_that_loads(tmp_path, capsys, monkeypatch, tok
     Model(network, tokenizer).save(tmp_path / "model")
     (tmp_path / "book.txt").write_text(TEXT)
     arguments = ["convert", str(tmp_path / "model"), str(tmp_path / "out.gguf"), "--to", "gguf", "--type", "f16"]
-    monkeypatch.setattr(sys, "argv", ["clearhead", *arguments, "--calibrate", str(tmp_path / "book.txt"), "--json"])
+    monkeypatch.setattr(
+        sys, "argv", ["clearhead", *arguments, "--calibration-text", str(tmp_path / "book.txt"), "--json"]
+    )
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code in (0, None)

@@ -58,15 +58,22 @@ def test_importing_torch_is_noticed(run_without_torch, tmp_path):
         ("generate no/such/folder hello", "does not exist"),
         ("generate gpt2 hello", "gpt2 is a preset"),
         ("generate capitals hello --dtype float23", "unknown dtype 'float23'"),
-        ("generate capitals hello --device gpu", "unknown device 'gpu'"),
+        ("generate ./hello hello", "./hello does not exist; check the path"),
+        ("generate broken.gguf hello", "broken.gguf is not a GGUF file: it begins with b'GGML' instead of b'GGUF'"),
+        ("generate capitals hello --dtype fp16", "unknown dtype 'fp16'; did you mean 'float16'?"),
+        ("generate capitals hello --device gpu", "unknown device 'gpu'; use cuda for an NVIDIA"),
+        ("generate capitals hello --beams 0", "--beams is 0; it must be a whole number, 1 or more"),
+        ("generate capitals hello --beams 2 --temperature 1", "--temperature has no effect with --beams; leave it out"),
+        ("generate capitals hello --seed 1", "--seed has no effect at --temperature 0"),
         ("generate capitals hello --weights int5", "unknown weights 'int5'"),
         ("generate capitals hello --weights stored", "which only .gguf files have"),
         ("generate capitals hello --speculate lokup", "did you mean 'lookup'"),
         ("generate capitals hello --temperature -1", "--temperature is -1"),
         ("generate capitals hello --raw --system x", "give only one of them"),
         ("chat smolm2", "did you mean 'smollm2'"),
+        ("chat capitals --load missing.json", "missing.json does not exist; check the path"),
         ("verify smolm2", "did you mean 'smollm2'"),
-        ("verify capitals --tokens 0", "--tokens is 0"),
+        ("verify capitals --new-tokens 0", "--new-tokens is 0"),
         ("trace smolm2 hello", "did you mean 'smollm2'"),
         ("trace capitals hello --out page.pdf", "unsupported extension"),
         ("score smolm2 hello", "did you mean 'smollm2'"),
@@ -74,34 +81,47 @@ def test_importing_torch_is_noticed(run_without_torch, tmp_path):
         ("embed smolm2 hello", "did you mean 'smollm2'"),
         ("eval smolm2 --task arc-easy", "did you mean 'smollm2'"),
         ("eval capitals --task arc-eazy", "did you mean 'arc-easy'"),
-        ("eval capitals --task perplexity --text missing.txt", "missing.txt cannot be read: there is no such file"),
+        ("eval capitals --task perplexity --text missing.txt", "missing.txt does not exist; check the path"),
         ("bench decode smolm2", "did you mean"),
         ("bench decod smollm2", "did you mean 'decode'"),
         ("cost gpt2x", "did you mean"),
         ("cost gpt2 --dtype float23", "unknown dtype 'float23'"),
         ("cost gpt2 --phase decoding", "did you mean 'decode'"),
-        ("cost gpt2 --quant q4_2", "unknown quant 'q4_2'; did you mean 'q4_"),
+        ("cost gpt2 --weights q4_2", "unknown weights 'q4_2'; did you mean 'q4_"),
         ("cost gpt2 --device h20", "did you mean 'h200'"),
         ("cost gpt2 --optimizer adam", "did you mean 'adamw'"),
         ("cost gpt2 --parallel ddd", "did you mean 'ddp'"),
         ("cost gpt2 --batch 0", "--batch is 0; it must be 1 or more"),
-        ("calibrate --device gpu", "unknown device to measure 'gpu'"),
+        ("calibrate --device gpu", "unknown device to measure 'gpu'; use cpu, or cuda"),
         ("curves curves.png --device gpu", "unknown device to measure 'gpu'"),
         ("curves curves.pdf", "unsupported extension"),
         ("tokenizer train missing.txt --vocab-size 300 --out folder", "missing.txt does not exist"),
+        ("tokenizer train . --out folder", "a bpe tokenizer needs a --vocab-size, such as 8000"),
         ("shards write missing.txt --tokenizer missing --out folder", "missing.txt does not exist"),
         ("shards write . --tokenizer missing --out folder", "give a folder with a tokenizer"),
         ("shards verify missing", "missing does not exist"),
         ("show gtp2", "did you mean"),
         ("convert smolm2 folder", "did you mean 'smollm2'"),
         ("convert capitals folder --to onnx", "unknown format 'onnx'"),
+        ("get dolma", "unknown model or data set 'dolma'; `clearhead list` shows all names"),
         ("get smolm2", "did you mean 'smollm2'"),
+        ("info gpt2", "gpt2 is a preset"),
         ("info smolm2", "did you mean 'smollm2'"),
         ("remove smolm2", "did you mean 'smollm2'"),
+        ("remove capitals", "capitals is part of Clearhead itself"),
         ("train capitls --out run", "capitals"),
+        ("train capitls", "did you mean 'capitals'"),
+        (
+            "train capitals --out run --steps 5",
+            "unknown option '--steps'; to change a value of the recipe, give its whole",
+        ),
+        ("serve capitals --port 99999", "--port is 99999; it must be from 1 to 65535"),
+        ("serve capitals --max-queued -1", "--max-queued is -1; it must be 0 or more"),
+        ("serve capitals --max-new-tokens 0", "--max-new-tokens is 0"),
     ],
 )
 def test_a_mistake_is_answered_before_torch_is_imported(command, words, tmp_path, run_without_torch):
+    (tmp_path / "broken.gguf").write_bytes(b"GGML")
     done = run_without_torch(tmp_path, command)
     assert (done["returncode"], done["stdout"]) == (1, ""), done["stderr"]
     assert words in done["stderr"]
@@ -112,7 +132,7 @@ def test_the_names_known_without_torch_are_those_of_costs():
     choices = {
         "phase": get_args(Phase),
         "dtype": workload._DTYPE_BYTES,
-        "quant": workload._QUANT_BITS,
+        "weights": ["full", *workload._PACKED_BITS],
         "optimizer": workload.OPTIMIZER_STATES,
         "parallel": get_args(workload.Parallel),
         "device": [*(device.name for device in DEVICES), *MEASURABLE_DEVICES],
@@ -123,7 +143,9 @@ def test_the_names_known_without_torch_are_those_of_costs():
 
 
 def test_a_folder_that_is_no_model_is_rejected(tmp_path):
-    with pytest.raises(ClearheadError, match=r"neither config\.json nor clearhead\.json"):
+    with pytest.raises(
+        ClearheadError, match=r"must contain config\.json, clearhead\.json, model\.bin or adapter\.json"
+    ):
         check_model(str(tmp_path))
     (tmp_path / "notes.txt").write_text("no model")
     with pytest.raises(ClearheadError, match="not a model file"):

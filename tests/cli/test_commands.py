@@ -182,7 +182,7 @@ def test_convert(clearhead, folder, tmp_path, kind):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("show", "llama-3.1-8bb"), "unknown model 'llama-3.1-8bb'; did you mean 'llama-3.1-8b' or "),
+        (("show", "llama-3.1-8bb"), "unknown model 'llama-3.1-8bb'; did you mean 'llama-3.1-8b', "),
         (("generate", "llama-3.1-8bb", "x"), "'llama-3.1-8bb'; `clearhead list` lists models with weights"),
         (("show", "no/such/folder"), "no/such/folder does not exist"),
         (("get", "smolm2"), "did you mean 'smollm2'"),
@@ -252,10 +252,16 @@ def test_errors_of_convert_and_generate(clearhead, folder, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("show",), "error: missing argument 'model' (see clearhead show --help)"),
-        (("shwo",), "error: no such command 'shwo'. Did you mean 'show'? (see clearhead --help)"),
-        (("show", "gpt2", "--jsn"), "(see clearhead show --help)"),
-        (("generate", "gpt2", "x", "--temperature", "hot"), "error: invalid value for '--temperature': "),
+        (("show",), "error: missing argument 'MODEL' (see clearhead show --help)"),
+        (("shwo",), "error: unknown command 'shwo'; did you mean 'show'? (see clearhead --help)"),
+        (("show", "gpt2", "--jsn"), "error: unknown option --jsn; did you mean --json? (see clearhead show --help)"),
+        (("create", "gpt2", "--seed", "-1"), "error: --seed must be 0 or more (see"),
+        (("train",), "error: train needs a recipe, such as"),
+        (("train", "capitals"), "error: train needs a folder for the run; add --out runs/capitals (see"),
+        (
+            ("generate", "gpt2", "x", "--temperature", "hot"),
+            "error: --temperature must be a number (see clearhead generate --help)",
+        ),
         (("tokenizer", "trian"), "(see clearhead tokenizer --help)"),
     ],
 )

@@ -13,7 +13,7 @@ from tests.cli.test_commands import clearhead  # noqa: F401  (a fixture)
 
 ANSWERING = "note: answering with the chat template; --raw continues the text instead\n"
 CONTINUING = "note: continuing the text; without --raw, the model answers with its chat template\n"
-CUT_OFF = "note: the answer was cut off; --max-new-tokens allows a longer one\n"
+CUT_OFF = "note: the answer was cut off after 9 tokens; --max-new-tokens allows a longer one\n"
 
 
 def byte_model():

@@ -55,7 +55,7 @@ def few_points(monkeypatch):
         width=64, inner_width=64, num_heads=2, num_kv_heads=1, head_width=32, num_layers=1, context=64
     )
     monkeypatch.setattr(toy_networks, "toy_llama", lambda: shallow)
-    monkeypatch.setattr(measurement, "measure_packed", lambda quant: {"layer_seconds": 1e-5})
+    monkeypatch.setattr(measurement, "measure_packed", lambda weights: {"layer_seconds": 1e-5})
 
 
 def test_a_round_ends_early_on_a_busy_machine():
@@ -190,6 +190,6 @@ def test_rates_of_packed_weights_are_plausible(monkeypatch):
     rates = toy_networks.measure_packed("int4")
     assert 1e-7 < rates["layer_seconds"] < 1e-2
     assert rates["cache_bytes_per_second"] > 1e7
-    workload = make_workload(toy_llama(), "decode", 24, quant="int4", batch=1)
+    workload = make_workload(toy_llama(), "decode", 24, weights="int4", batch=1)
     comparisons = compare_with_measurement(workload, replace(MACHINE, packed={"int4": rates}))
     assert [comparison.quantity for comparison in comparisons] == ["seconds"]

@@ -243,6 +243,6 @@ def test_bytes_of_quantized_weights_equal_those_of_their_blocks():
     plain = estimate_memory(make_workload(decoder(), "decode", 8)).weights
     block_bytes = {"q4_0": 18, "q4_1": 20, "q8_0": 34}
     block_bytes |= {bits: pack(torch.randn(1, 64), bits).num_bytes // 2 for bits in ("int8", "int4")}
-    for quant, size in block_bytes.items():
-        weights = estimate_memory(make_workload(decoder(), "decode", 8, quant=quant)).weights
+    for weights_format, size in block_bytes.items():
+        weights = estimate_memory(make_workload(decoder(), "decode", 8, weights=weights_format)).weights
         assert weights == pytest.approx(plain / 4 / 32 * size, abs=1)

@@ -42,14 +42,14 @@ def test_a_decode_step_in_a_cuda_graph_takes_the_sum_of_its_kernels(config, batc
     [
         (toy_llama(), {}, True),
         (toy_llama(), {"batch": 2}, False),
-        (toy_llama(), {"quant": "q4_0"}, False),
+        (toy_llama(), {"weights": "q4_0"}, False),
         (toy_llama(), {"device_type": "cuda"}, False),
         (CASES["deepseek-v3"], {}, False),
     ],
     ids=["decoded by kernels", "batch", "format", "device", "latent attention"],
 )
 def test_packed_weights_are_predicted_only_where_our_kernels_decode_them(config, options, is_known):
-    workload = make_workload(config, "decode", 24, **({"quant": "int4", "batch": 1} | options))
+    workload = make_workload(config, "decode", 24, **({"weights": "int4", "batch": 1} | options))
     rates = {"weight_bytes_per_second": 1e9, "layer_seconds": 1e-3, "cache_bytes_per_second": 1e6}
     packed = replace(MACHINE, packed={"int4": rates, "q4_0": rates})
     assert can_predict(workload, packed) == is_known
@@ -82,7 +82,10 @@ def test_a_precision_that_is_not_calibrated_is_compared_without_seconds():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"quant": "int8"}, "with quant, only decoding of one sequence on a CPU in int8 or int4 can be measured"),
+        (
+            {"weights": "int8"},
+            "with int8 weights, only decoding of one sequence on a CPU in int8 or int4 can be measured",
+        ),
         ({"gpus": 2}, "a measurement runs on one device; leave out gpus, which is 2"),
     ],
 )

@@ -36,7 +36,10 @@ from tests.forked_command import run_forked as run_command
             ("llama-3.1-8b", "--context", 10**7, "--device", "h100"),
             ("(beyond the model's own context of 131,072)", "no: h100 has 80 GB; at most context "),
         ),
-        (("gpt2", "--tokens", "1e9", "--context", 64), ("PaLM: 6·P + 12·L·N·H·T", "1,000,000,000 tokens: 746.6 PFLOP")),
+        (
+            ("gpt2", "--training-tokens", "1e9", "--context", 64),
+            ("PaLM: 6·P + 12·L·N·H·T", "1,000,000,000 tokens: 746.6 PFLOP"),
+        ),
     ],
 )
 def test_the_command_prints_known_numbers(arguments, expected):
@@ -48,12 +51,12 @@ def test_the_command_prints_known_numbers(arguments, expected):
 
 def test_training_gpt3_took_314_zettaflop():
     """Brown et al. 2020, table D.1: 3.14e23 for 300 billion tokens."""
-    data = json.loads(run_command("cost", "gpt3-175b", "--tokens", "300e9", "--context", 8, "--json").stdout)
+    data = json.loads(run_command("cost", "gpt3-175b", "--training-tokens", "300e9", "--context", 8, "--json").stdout)
     assert data["training_flops"] == pytest.approx(314e21, rel=2e-3)
 
 
 def test_json_contains_the_whole_report():
-    options = ("--phase", "decode", "--context", 64, "--device", "h200", "--quant", "q4_0", "--json")
+    options = ("--phase", "decode", "--context", 64, "--device", "h200", "--weights", "q4_0", "--json")
     data = json.loads(run_command("cost", "gpt2", *options).stdout)
     assert data["total_parameters"] == 124_439_808
     assert data["flops"] == sum(operation["flops"] for operation in data["operations"])
@@ -150,7 +153,7 @@ def test_a_ring_of_gpus_sends_all_but_one_part():
     [
         ({"device": "h2000"}, "unknown device 'h2000'; did you mean 'h200'"),
         ({"phase": "trian"}, "unknown phase 'trian'; did you mean 'train'"),
-        ({"quant": "q4_2"}, "unknown quant 'q4_2'; did you mean 'q4_"),
+        ({"weights": "q4_2"}, "unknown weights 'q4_2'; did you mean 'q4_"),
         ({"dtype": "bf16"}, "unknown dtype 'bf16'"),
         ({"context": 2000}, "context 2000 exceeds the 1024 learned positions of this model; use 1024 or fewer"),
         ({"dtype": torch.float16}, "unknown dtype 'torch.float16'; did you mean 'float16'"),
@@ -160,13 +163,16 @@ def test_a_ring_of_gpus_sends_all_but_one_part():
         ({"gpus": 2}, "ddp cannot divide a batch of 1 sequences among 2 GPUs; use a batch that is a multiple"),
         ({"gpus": 5, "parallel": "tp"}, "tensor parallelism cannot divide 12 heads among 5 GPUs"),
         ({"gpus": 24, "parallel": "tp"}, "tensor parallelism cannot divide 12 heads among 24 GPUs"),
-        ({"phase": "train", "quant": "int8"}, "quant 'int8' is for inference; leave it out"),
+        ({"phase": "train", "weights": "int8"}, "weights 'int8' are for inference; leave them out"),
         ({"phase": "decode", "recompute": True}, "recompute has no effect in phase 'decode'; leave it out"),
         ({"source": 9}, "source applies only to an encoder-decoder; leave it out"),
-        ({"tokens": 0}, "tokens is 0; it must be from 1 to 1e\\+30"),
-        ({"tokens": math.nan}, "tokens is nan"),
-        ({"tokens": math.inf}, "tokens is inf"),
-        ({"phase": "decode", "tokens": 9}, "tokens applies only to phase 'train'; leave it out for phase 'decode'"),
+        ({"training_tokens": 0}, "training_tokens is 0; it must be from 1 to 1e\\+30"),
+        ({"training_tokens": math.nan}, "training_tokens is nan"),
+        ({"training_tokens": math.inf}, "training_tokens is inf"),
+        (
+            {"phase": "decode", "training_tokens": 9},
+            "training_tokens applies only to phase 'train'; leave it out for phase 'decode'",
+        ),
     ],
 )
 def test_an_invalid_argument_raises_an_error_of_one_sentence(options, message):
@@ -209,7 +215,7 @@ def test_the_answer_comes_before_formulas_and_tables():
 
 
 def test_the_answer_says_how_to_get_a_time():
-    assert "time      not computed; give a device: h200" in printed(cost(preset("gpt2"), context=8))
+    assert "time      unknown without a device: h200" in printed(cost(preset("gpt2"), context=8))
 
 
 def test_contexts_beyond_the_models_own_are_marked():
@@ -230,7 +236,7 @@ def test_the_data_says_whether_the_workload_fits():
 
 
 def test_a_workload_that_does_not_fit_has_no_time_and_no_speed():
-    report = cost(preset("gpt3-175b"), phase="train", tokens=300e9, context=8, device="h200")
+    report = cost(preset("gpt3-175b"), phase="train", training_tokens=300e9, context=8, device="h200")
     text = " ".join(printed(report, width=400).split())
     needed = format_amount(report.memory.peak, "B")
     assert f"time none, since it does not fit: it needs {needed}, and h200 has 141 GB" in text
@@ -241,7 +247,7 @@ def test_a_workload_that_does_not_fit_has_no_time_and_no_speed():
 
 
 def test_a_training_run_has_a_time():
-    report = cost(preset("gpt2"), tokens=300e9, context=1024, batch=32, device="h100")
+    report = cost(preset("gpt2"), training_tokens=300e9, context=1024, batch=32, device="h100")
     days = 300e9 / report.bound.tokens_per_second / 86_400
     assert f"at least {days:.4g} days at this speed" in printed(report)
 
@@ -268,7 +274,7 @@ def test_cost_and_summarize_take_the_name_of_a_model(tmp_path):
 def test_help_shows_the_arguments_of_cost():
     text = pydoc.plain(pydoc.render_doc(clearhead.cost))
     assert "config: clearhead.architecture.config.ModelConfig | str" in text
-    assert all(f"{name}: " in text for name in ("phase", "quant", "parallel"))
+    assert all(f"{name}: " in text for name in ("phase", "weights", "parallel"))
 
 
 def test_clearhead_cost_is_callable_after_its_package_is_imported():

@@ -280,7 +280,7 @@ def test_data_tables_survive_toml_and_dict_round_trips():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TextData(path="a", context=0), "TextData.context is 0; it must be finite and greater than 0"),
+        (lambda: TextData(path="a", context=0), "TextData.context is 0; it must be a whole number, 1 or more"),
         (lambda: TextData(path="a", context=8, validation_share=1.0), "validation_share is 1.0; it must be between"),
         (lambda: TextData(path="a", context=8, rows="window"), "did you mean 'windows'"),
         (

@@ -16,7 +16,7 @@ from tests.verification.models import kernels_available
 @pytest.fixture
 def verify(tmp_path):
     save_folder(tiny_network().bfloat16(), tmp_path / "tiny")
-    return lambda *options: CliRunner().invoke(app, ["verify", str(tmp_path / "tiny"), "--tokens", "4", *options])
+    return lambda *options: CliRunner().invoke(app, ["verify", str(tmp_path / "tiny"), "--new-tokens", "4", *options])
 
 
 def test_the_table_has_a_line_for_each_check_and_explains_the_numbers(verify):

@@ -23,6 +23,9 @@ from clearhead.tokenization import Tokenizer, read_conversation, render_chat, wr
 class Chat:
     """A conversation with a model.
 
+    say and stream send a message and return its answer; undo and regenerate change the last turn; save and load keep
+    the conversation in a file.
+
     messages: the conversation so far, a list of {"role": …, "content": …}.
     last_generation: the last answer with its tokens and finish reason; None before the first one.
     num_prompt_tokens: how many tokens of the last turn the network read because they were not in the cache.
@@ -209,7 +212,7 @@ def require_chat_template(text_generator: TextGenerator) -> Tokenizer:
     if tokenizer is None:
         raise ClearheadError("this model has no tokenizer, which chat needs; call generate with token ids")
     if tokenizer.chat_template is None:
-        raise ClearheadError("this model has no chat template; it was not trained to chat, so use generate")
+        raise ClearheadError("this model has no chat template; use generate to continue a text")
     return tokenizer
 
 

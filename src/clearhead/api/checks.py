@@ -25,5 +25,9 @@ def check_single(options: Mapping[str, object]) -> None:
 
 def check_format(name: str) -> None:
     """Raise ClearheadError unless a model can be saved in this format."""
+    if name == "gguf":
+        raise ClearheadError(
+            "save writes folders, as huggingface or native; clearhead.api.save_gguf writes a GGUF file"
+        )
     if name not in ("huggingface", "native"):
         raise unknown_name("format", name, ("huggingface", "native"))

@@ -70,7 +70,7 @@ def rerank_texts(model: ModelParts, config: ModelConfig, query: str, documents: 
     classifier, labels = _require_classifier(model, config)
     if classifier.num_labels != 1 or classifier.reads == "tokens":
         raise ClearheadError(
-            f"this model has {classifier.num_labels} labels; ranking needs a model with one score for a pair of texts, "
+            f"this model has {classifier.num_labels} labels; ranking needs a model with one score for a pair of texts; "
             "use classify instead"
         )
     if isinstance(documents, str) or not isinstance(documents, Iterable):
@@ -87,7 +87,7 @@ def rerank_texts(model: ModelParts, config: ModelConfig, query: str, documents: 
 def _require_classifier(model: ModelParts, config: ModelConfig) -> tuple[Classifier, Labels]:
     classifier = config.classifier
     if classifier is None:
-        raise ClearheadError("this model has no classification head; load one that was trained to classify")
+        raise ClearheadError("this model has no classification head; load one that was fine-tuned to classify")
     names = tuple(f"LABEL_{number}" for number in range(classifier.num_labels))
     return classifier, model.labels or Labels(names=names, activation="softmax" if len(names) > 1 else "sigmoid")
 

@@ -39,7 +39,7 @@ def _language_id(tokenizer: Tokenizer | None, language: str) -> int:
         if len(ids) == 1 and ids[0] in _language_ids(tokenizer):
             return ids[0]
     names = [tokenizer.token_text(token_id).strip("_") for token_id in sorted(_language_ids(tokenizer))]
-    raise unknown_name("language", language, names, "the special tokens of the model's tokenizer name its languages")
+    raise unknown_name("language", language, names)
 
 
 def _encode_source(tokenizer: Tokenizer | None, prompt: Prompt, language: str | None) -> Prompt:

@@ -78,7 +78,7 @@ def load(
     adapter = read_adapter(model) if is_adapter(model) else None
     if adapter is not None:
         if weights != "full":
-            raise ClearheadError("an adapter can be merged only into full weights; leave out the option weights")
+            raise ClearheadError(f"an adapter can be merged only into full weights; leave out weights={weights!r}")
         model = adapter.base
     peft = read_peft_adapter(model) if is_peft_adapter(model) else None
     if peft is not None:
@@ -90,9 +90,9 @@ def load(
         model = peft.base
     if is_recurrent(model):
         if fast or weights != "full":
+            given = f"weights={weights!r}" if weights != "full" else "fast=True"
             raise ClearheadError(
-                f"{model} is a recurrent network, which has neither packed weights nor a fast path; "
-                "leave out the options weights and fast"
+                f"{model} is a recurrent network, which has neither packed weights nor a fast path; leave out {given}"
             )
         folder = expand_user(model)
         network, special_ids = load_recurrent(folder, dtype, device)
@@ -108,7 +108,7 @@ def load(
     reason = _use_fast_path(loaded.network, fast)
     return_freed_memory()
     if fast and reason:
-        raise ClearheadError(f"the fast path does not support this model: {reason}; leave out the option fast")
+        raise ClearheadError(f"the fast path does not support this model: {reason}; leave out fast=True")
     return loaded
 
 

@@ -229,7 +229,10 @@ class Model(TextReader):
         return self.text_generator.stream(prompt, options, speculation)
 
     def chat(self, system: str | None = None) -> Chat:
-        """Start a conversation that keeps its cache between turns. system: the system message."""
+        """Start a conversation that keeps its cache between turns: chat = model.chat(); chat.say("Hello").
+
+        system: the system message.
+        """
         return Chat(self.text_generator, system)
 
     def engine(self, **settings: Unpack[EngineSettings]) -> Engine:
@@ -237,7 +240,7 @@ class Model(TextReader):
 
         It keeps the keys and values of common prefixes from one request to the next, so the weights must not change.
 
-        settings: memory, max_tokens, max_sequences, page_size and deterministic; EngineSettings explains them.
+        settings: memory, max_tokens, max_sequences, page_size and deterministic; see clearhead.engine.EngineSettings.
         """
         return Engine(self.network, **settings)
 
@@ -267,6 +270,8 @@ class Model(TextReader):
 
     def save(self, folder: str | Path, format: FolderFormat = "native") -> Path:
         """Save to a folder that `clearhead.load` reads; transformers also reads it if the format is "huggingface".
+
+        `clearhead.api.save_gguf` writes a file for llama.cpp.
 
         The new model replaces an old one in one step: an interrupted save leaves the old one. Other files in the folder
         stay.

@@ -34,9 +34,10 @@ class TextReader(ModelParts):
     def embed(
         self, texts: str | Sequence[Prompt], *, prompt_name: str | None = None, prompt: str | None = None
     ) -> torch.Tensor:
-        """Return one vector per text (B, E), as the modules of a sentence-transformers folder say.
+        """Return one embedding per text, a tensor (texts, width).
 
-        Any other model gives the mean of the last hidden states, scaled to length 1.
+        A sentence-transformers model applies its own pooling and normalization. Any other model gives the mean of the
+        last hidden states, scaled to length 1.
 
         prompt_name: name of a prompt of the model, such as "query", to put before each text. None: its default, if any.
         prompt: a prompt of your own, instead.

@@ -17,11 +17,12 @@ Everything is pinned by its SHA-256, and an installed package is found without a
 
 from clearhead.catalog.bundled import BundledModel
 from clearhead.catalog.installed import CatalogEntry, describe_entry, has_chat_template, list_entries, remove
-from clearhead.catalog.locations import check_model_files, locate_model, not_a_model
-from clearhead.catalog.packages import catalog_entries, dataset_names, model_names
+from clearhead.catalog.locations import GGUF_START, check_model_files, locate_model, not_a_model, not_gguf
+from clearhead.catalog.packages import catalog_entries, dataset_names, find_package, model_names
 from clearhead.catalog.store import DownloadError, find_installed, get
 
 __all__ = [
+    "GGUF_START",
     "BundledModel",
     "CatalogEntry",
     "DownloadError",
@@ -30,11 +31,13 @@ __all__ = [
     "dataset_names",
     "describe_entry",
     "find_installed",
+    "find_package",
     "get",
     "has_chat_template",
     "list_entries",
     "locate_model",
     "model_names",
     "not_a_model",
+    "not_gguf",
     "remove",
 ]

@@ -81,7 +81,9 @@ def remove(name: str) -> CatalogEntry:
     """Delete an installed model or data set, complete or not; return what it was."""
     entry = describe_entry(name)
     if entry.is_bundled:
-        raise ClearheadError(f"{entry.name} is part of this package and cannot be removed alone")
+        raise ClearheadError(
+            f"{entry.name} is part of Clearhead itself; only models that `clearhead get` fetched can be removed"
+        )
     folder = _folder_of(find_package(name))
     if not folder.is_dir():
         raise ClearheadError(f"{entry.name} is not installed; `clearhead list` shows what is")

@@ -211,7 +211,8 @@ def find_package(name: str) -> Package:
     """Return the package with this name or alias, ignoring case."""
     by_name = {known: package for package in (*PACKAGES, *DATASETS) for known in (package.name, *package.aliases)}
     if name.lower() not in by_name:
-        raise unknown_name("model", name, by_name.keys() | BUNDLED_MODELS, "`clearhead get` lists them")
+        names = {package.name for package in (*PACKAGES, *DATASETS)} | BUNDLED_MODELS.keys()
+        raise unknown_name("model or data set", name, names, "`clearhead list` shows all names")
     return by_name[name.lower()]
 
 

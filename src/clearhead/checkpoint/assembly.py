@@ -84,7 +84,8 @@ def check_num_layers(num_layers: int, num_tensors: int, where: str) -> None:
     """Raise ClearheadError if there are fewer tensors than layers; each layer takes 50 kB even on the meta device."""
     if num_layers > num_tensors:
         raise ClearheadError(
-            f"{where} holds {num_tensors} tensors, too few for the {num_layers} layers of the config; it is incomplete"
+            f"{where} holds {num_tensors} tensors, too few for the {num_layers} layers of the config; "
+            "it is incomplete: download it again"
         )
 
 
@@ -147,7 +148,10 @@ def check_names(
     """
     missing = sorted(expected - stored)
     if missing:
-        raise ClearheadError(f"{where} lacks {_list_tensors(missing)}; it is incomplete or has another architecture")
+        raise ClearheadError(
+            f"{where} lacks {_list_tensors(missing)}; it is incomplete or has another architecture: "
+            "download it again, or check that its config belongs to it"
+        )
     patterns, originals = [re.compile(pattern) for pattern in ignored], duplicates or {}
     unexpected = [
         name
@@ -155,7 +159,10 @@ def check_names(
         if originals.get(name) not in stored and not any(pattern.fullmatch(name) for pattern in patterns)
     ]
     if unexpected:
-        raise ClearheadError(f"{where} holds {_list_tensors(unexpected)}, which this model does not have")
+        raise ClearheadError(
+            f"{where} holds {_list_tensors(unexpected)}, which this model does not have; check that "
+            "its config belongs to it"
+        )
 
 
 def _list_tensors(names: list[str]) -> str:

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from clearhead.catalog import GGUF_START, not_gguf
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES, BlockType
 from clearhead.errors import ClearheadError
 
@@ -102,8 +103,8 @@ class HeaderReader:
     def read_counts(self) -> tuple[int, int, int]:
         """Read magic, version and counts; return (version, num_tensors, num_pairs)."""
         magic = self.take(4, "magic")
-        if magic != b"GGUF":
-            raise self.error(f"found {magic!r}; a GGUF file begins with b'GGUF'")
+        if magic != GGUF_START:
+            raise not_gguf(self.path, magic)
         version = self.integer(4, "version")
         if version not in (2, 3):
             swapped = int.from_bytes(version.to_bytes(4, "big"), "little")

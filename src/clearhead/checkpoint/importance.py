@@ -26,7 +26,7 @@ def measure_importance(network: Transformer, tokens: Sequence[int]) -> dict[str,
     The network must be a decoder with plain modules.
     """
     if network.decoder is None or network.encoder is not None:
-        raise ClearheadError("only a decoder can be calibrated on a text; leave out --calibrate")
+        raise ClearheadError("only a decoder can be calibrated on a text; leave out the calibration text")
     if len(tokens) < _MIN_TOKENS:
         raise ClearheadError(f"the calibration text has {len(tokens)} tokens; give one with at least {_MIN_TOKENS}")
     sums: dict[str, Tensor] = {}

@@ -34,7 +34,12 @@ def fetch_from_hub(hub_id: str, patterns: tuple[str, ...]) -> Path:
     """Fetch the files of a hub model that match `patterns`; return the folder that contains them."""
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            HFValidationError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
     except ImportError:
         raise ClearheadError(
             f"{hub_id} is neither a path nor the name of a model; "
@@ -42,9 +47,14 @@ def fetch_from_hub(hub_id: str, patterns: tuple[str, ...]) -> Path:
         ) from None
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(patterns), ignore_patterns=list(_IGNORED_PATTERNS)))
+    except RepositoryNotFoundError:
+        raise ClearheadError(
+            f"the Hugging Face Hub has no model {hub_id} that you may read; check the name, or set HF_TOKEN if it is "
+            "private"
+        ) from None
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ClearheadError(
-            f"{hub_id} does not exist here and could not be fetched from the Hugging Face Hub ({reason}); "
-            "download it on a machine with network access and give the path of its folder"
+            f"{hub_id} does not exist here and could not be fetched from the Hugging Face Hub ({reason}); check the "
+            "name and the network, or give the path of a folder"
         ) from None

@@ -34,7 +34,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from clearhead.errors import ClearheadError
+from clearhead.errors import ClearheadError, join_choices
 from clearhead.terminal import TerminalConsole, escape_controls, escape_in_json, is_terminal, one_line
 
 app = typer.Typer(
@@ -42,15 +42,16 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    help="Every Transformer works, in the clear. Start with `clearhead get smollm2`.",
+    help="Load, run, train and look inside Transformer models. Start with `clearhead get smollm2`.",
 )
 errors = TerminalConsole(stderr=True)
 _PIPE_WIDTH = 120  # characters
 UsageError: type[typer.BadParameter] = typer.BadParameter.__mro__[1]  # it has no public name in typer
 
 ModelArgument = Annotated[
-    str, typer.Argument(help="The name of an installed model, a folder, a .gguf file or a Hub id.")
+    str, typer.Argument(help="The name of an installed model, a folder, a .gguf file or a Hub id.", metavar="MODEL")
 ]
+ARCHITECTURE_HELP = "A preset, the name of an installed model, a folder, a .gguf file or a Hub id."
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -73,7 +74,7 @@ def main() -> None:
     except UsageError as error:
         if message := error.format_message():  # empty if the help was printed
             command = error.ctx.command_path if error.ctx else "clearhead"
-            print_message("error", f"{message[0].lower()}{message[1:].rstrip('.')} (see {command} --help)")
+            print_message("error", f"{_describe_usage(message)} (see {command} --help)")
         sys.exit(2)
     except (ClearheadError, OSError) as error:  # OSError: a full disk, a missing permission
         if len(arguments) < len(sys.argv) - 1:
@@ -112,18 +113,63 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
         sys.stderr.write(f"{one_line(line)}\n")
 
 
+def _describe_usage(message: str) -> str:
+    """Return what typer says about a wrong command line in the words of Clearhead's other messages."""
+    for pattern, words in (
+        (r"No such (option|command):? ('?[^\s']+'?)\.?", r"unknown \1 \2"),
+        (r" \(Possible options: (.*)\)| Did you mean (.*?)\??$", lambda found: _suggest(found[1] or found[2])),
+        (r"Invalid value for '(.*?)': Input should be greater than or equal to (.*)", r"\1 must be \2 or more"),
+        (r"Invalid value for '(.*?)': Input should be a valid integer.*", r"\1 must be a whole number"),
+        (r"Invalid value for '(.*?)': Input should be a valid number.*", r"\1 must be a number"),
+    ):
+        message = re.sub(pattern, words, message)
+    return f"{message[0].lower()}{message[1:].rstrip('.')}"
+
+
+def _suggest(names: str) -> str:
+    """Return typer's suggestions, `--a, --b`, as the end of a sentence."""
+    return f"; did you mean {join_choices(re.split(', | or ', names))}?"
+
+
 def _with_option_names(message: str, arguments: list[str]) -> str:
     """Return a message with options spelled as on the command line: `top_p` becomes `--top-p`.
 
-    A parameter name that is also a plain word (temperature) is replaced only in front of a number.
+    A parameter name that is also a plain word (temperature) is replaced only where it stands for the option. A key of a
+    recipe is replaced if it was given on the command line.
     """
     command: Any = typer.main.get_command(app)
     for word in arguments:
         command = getattr(command, "commands", {}).get(word, command)
     for parameter in command.params:
-        ending = r"\b" if "_" in parameter.name else r"(?=(?: is)? -?\d)"
-        message = re.sub(rf"(?<!-)\b{parameter.name}{ending}", parameter.opts[0], message)
-    return message
+        name, option = parameter.name, parameter.opts[0]
+        message = re.sub(rf"\b{name}=True\b", option, message)
+        message = re.sub(rf"\b{name}=False\b", (*parameter.secondary_opts, option)[0], message)
+        message = re.sub(rf"\b{name}='([^']*)'", rf"{option} \1", message)
+        for place in [_ANY_PLACE] if "_" in name else _OPTION_PLACES:
+            message = re.sub(place.format(name), option, message)
+    return _with_recipe_keys(message, arguments)
+
+
+_ANY_PLACE = r"(?<!-)\b{}\b"
+_OPTION_PLACES = (  # where a plain word that is the name of an option stands for the option
+    r"(?<!-)\b{}(?=(?: is)? -?\d)",
+    r"^{}(?= is [\d'-]| has no effect| applies only| contains )",
+    r"(?<=has no effect with ){}(?=;)",
+    r"(?<=has no effect without ){}(?=;)",
+    r"(?<=leave out ){}$",
+)
+
+
+def _with_recipe_keys(message: str, arguments: list[str]) -> str:
+    """Return a message with the keys of a recipe spelled as they were given: `recipe.train.steps`, --train.steps."""
+    given = {argument.partition("=")[0] for argument in arguments}
+    unknown = re.fullmatch(r"unknown key in recipe\.([\w.]+): '(\w+)'; (did you mean '(\w+)')?(.*)", message)
+    if unknown and f"--{unknown[1]}.{unknown[2]}" in given:
+        suggestion = f"did you mean --{unknown[1]}.{unknown[4]}" if unknown[3] else ""
+        return f"unknown key --{unknown[1]}.{unknown[2]}; {suggestion}{unknown[5]}"
+    return re.sub(
+        r"\brecipe\.([\w.]+\w)", lambda found: f"--{found[1]}" if f"--{found[1]}" in given else found[0], message
+    )
 
 
 def _print_version(requested: bool) -> None:

@@ -38,17 +38,17 @@ _DEFAULT_WEIGHTS = {"cpu": "float32,bfloat16,int8,int4", "cuda": "bfloat16,int8"
 _EXAMPLE = "Example: `clearhead bench decode smollm2 --against huggingface,llama.cpp --weights bfloat16,int4`"
 
 
-class _Phases(TyperGroup):
+class _Commands(TyperGroup):
     """The subcommands, and a suggestion for a name that is none of them."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not args[0].startswith("-") and args[0] not in self.commands:
-            raise unknown_name("phase", args[0], self.commands)
+            raise unknown_name("command", args[0], self.commands)
         return super().resolve_command(ctx, args)
 
 
 bench_app = typer.Typer(
-    cls=_Phases,
+    cls=_Commands,
     no_args_is_help=True,
     help="Measure the speed of Clearhead and other engines: of one text (decode, prefill) or of many at once (serve).",
     epilog=_EXAMPLE,
@@ -59,7 +59,8 @@ BenchModelArgument = Annotated[
     str,
     typer.Argument(
         help="The name of an installed model, a folder, a .gguf file or a Hub id; or a preset, to run it with random "
-        "weights."
+        "weights.",
+        metavar="MODEL",
     ),
 ]
 AgainstOption = Annotated[
@@ -82,25 +83,25 @@ def decode(
     model: BenchModelArgument,
     against: AgainstOption = "",
     weights: WeightsOption = None,
-    prompt: Annotated[int | None, typer.Option(help="Number of prompt tokens; by default 128.")] = None,
-    tokens: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 128,
-    contexts: Annotated[
-        str | None,
-        typer.Option(help="Prompt lengths in tokens, such as 128,1024,8192, to measure how the time per token grows."),
-    ] = None,
+    prompt_tokens: Annotated[
+        str,
+        typer.Option(
+            metavar="NUMBERS",
+            help="Number of prompt tokens; or several, such as 128,1024,8192, to measure how the time per token grows.",
+        ),
+    ] = "128",
+    new_tokens: Annotated[int, typer.Option(help="Number of tokens to generate.")] = 128,
     rounds: RoundsOption = 5,
     device: BenchDeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Measure the speed of decoding, and compare it with this machine's memory bandwidth."""
-    if contexts is not None and prompt is not None:
-        raise ClearheadError("--contexts sets the prompt lengths; leave out --prompt")
-    if tokens < 2:
+    if new_tokens < 2:
         raise ClearheadError(
-            f"--tokens is {tokens}; decoding is measured from the second token on, so it must be at least 2"
+            f"--new-tokens is {new_tokens}; decoding is measured from the second token on, so it must be at least 2"
         )
-    lengths = [128 if prompt is None else prompt] if contexts is None else parse_counts(contexts, "--contexts")
-    _measure(model, against, weights, lengths, tokens, rounds, device, as_json, growth=contexts is not None)
+    lengths = parse_counts(prompt_tokens, "--prompt-tokens", "128,1024,8192")
+    _measure(model, against, weights, lengths, new_tokens, rounds, device, as_json)
 
 
 @bench_app.command(epilog="Example: `clearhead bench prefill smollm2 --against ctranslate2,llama.cpp --weights int8`")
@@ -109,13 +110,13 @@ def prefill(
     model: BenchModelArgument,
     against: AgainstOption = "",
     weights: WeightsOption = None,
-    prompt: Annotated[int, typer.Option(help="Number of prompt tokens.")] = 512,
+    prompt_tokens: Annotated[int, typer.Option(help="Number of prompt tokens.")] = 512,
     rounds: RoundsOption = 5,
     device: BenchDeviceOption = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Measure the speed of reading a prompt."""
-    _measure(model, against, weights, [prompt], 1, rounds, device, as_json, growth=False)
+    _measure(model, against, weights, [prompt_tokens], 1, rounds, device, as_json)
 
 
 def _measure(
@@ -127,11 +128,12 @@ def _measure(
     rounds: int,
     device: str,
     as_json: bool,
-    growth: bool,
 ) -> None:
-    """Measure the engines with prompts of these lengths and print the results."""
-    if min(lengths) < 1 or rounds < 1:
-        raise ClearheadError("a benchmark needs a prompt of at least 1 token, and at least 1 round")
+    """Measure the engines with prompts of these lengths and print the results: with several, how the time grows."""
+    for option, count in (("--prompt-tokens", min(lengths)), ("--rounds", rounds)):
+        if count < 1:
+            raise ClearheadError(f"{option} is {count}; it must be at least 1")
+    growth = len(lengths) > 1
     formats, others = check_engines(model, device, weights, _DEFAULT_WEIGHTS, against, ENGINES)
     from clearhead.benchmark import measure_growth, measure_speed, num_runs, open_engines, print_growth, print_speeds
 
@@ -171,12 +173,12 @@ def check_engines(
     return formats, others
 
 
-def parse_counts(text: str, option: str) -> list[int]:
+def parse_counts(text: str, option: str, example: str) -> list[int]:
     """Return distinct positive integers in ascending order. Raise ClearheadError for anything else."""
     parts = _split_names(text)
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise ClearheadError(
-            f"{option} is {text!r}; it must be positive integers separated by commas, such as 128,1024,8192"
+            f"{option} is {text!r}; it must be positive integers separated by commas, such as {example}"
         )
     return sorted(set(map(int, parts)))
 

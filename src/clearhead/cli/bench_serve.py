@@ -45,8 +45,10 @@ def serve(
     requests: Annotated[
         int | None, typer.Option(help="Number of requests in total; by default two for each client, and at least 4.")
     ] = None,
-    prompt: Annotated[int, typer.Option(help="Number of prompt tokens; every request has a different prompt.")] = 64,
-    tokens: Annotated[int, typer.Option(help="Number of tokens to generate for each request.")] = 64,
+    prompt_tokens: Annotated[
+        int, typer.Option(help="Number of prompt tokens; every request has a different prompt.")
+    ] = 64,
+    new_tokens: Annotated[int, typer.Option(help="Number of tokens to generate for each request.")] = 64,
     shared_prefix: Annotated[
         int, typer.Option(help="Number of tokens in front of the prompt that are the same in all requests of a round.")
     ] = 0,
@@ -69,10 +71,10 @@ def serve(
     as_json: JsonOption = False,
 ) -> None:
     """Measure throughput, the time to the first token and between tokens, with many requests at once."""
-    clients = parse_counts(concurrency, "--concurrency")
+    clients = parse_counts(concurrency, "--concurrency", "1,8,32")
     for option, count, least in (
-        ("--prompt", prompt, 1),
-        ("--tokens", tokens, 2),
+        ("--prompt-tokens", prompt_tokens, 1),
+        ("--new-tokens", new_tokens, 2),
         ("--shared-prefix", shared_prefix, 0),
         ("--rounds", rounds, 1),
         ("--requests", max(clients) if requests is None else requests, max(clients)),
@@ -83,7 +85,8 @@ def serve(
     from clearhead.benchmark import Load, measure_serving, num_serving_runs, open_serving_engines, print_serving
 
     loads = [
-        Load(number, requests or max(2 * number, _MIN_REQUESTS), prompt, tokens, shared_prefix) for number in clients
+        Load(number, requests or max(2 * number, _MIN_REQUESTS), prompt_tokens, new_tokens, shared_prefix)
+        for number in clients
     ]
     note = partial(print_message, "note")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends llama-server too

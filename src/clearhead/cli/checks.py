@@ -8,18 +8,20 @@ Only what is certainly wrong is rejected here. The functions that do the work ch
 import os
 import re
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
-from clearhead.errors import ClearheadError, unknown_name
+from clearhead.errors import ClearheadError, quote, unknown_name
 from clearhead.home import expand_user
 
 DTYPE_NAMES = ("float32", "bfloat16", "float16", "float64")  # those of clearhead.api, which imports torch
+_SHORT_DTYPES = {"fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 WEIGHTS = ("full", "stored", "int8", "int4")  # those of clearhead.checkpoint, which imports torch
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 COST_OPTIONS = {  # the names that clearhead.costs accepts, which imports torch
     "phase": ("train", "prefill", "decode"),
     "dtype": DTYPE_NAMES,
-    "quant": ("int8", "int4", "q4_0", "q4_1", "q8_0"),
+    "weights": ("full", "int8", "int4", "q4_0", "q4_1", "q8_0"),
     "optimizer": ("adamw", "sgd"),
     "parallel": ("ddp", "fsdp", "tp"),
     "device": ("h200", "h100", "a100", "rtx-4090", "l40s", "cpu", "cuda"),
@@ -83,19 +85,24 @@ def check_cost_options(model: str, names: Mapping[str, str | None], counts: Mapp
 def check_measurable(device: str) -> None:
     """Raise ClearheadError unless `clearhead calibrate` can measure a device of this name."""
     if device not in MEASURABLE_DEVICES:
-        raise unknown_name("device to measure", device, MEASURABLE_DEVICES)
+        raise ClearheadError(f"unknown device to measure {quote(device)}; use cpu, or cuda for the GPU of this machine")
 
 
 def _check_precision(name: str | None) -> None:
     """Raise ClearheadError unless this is the name of a dtype, or None."""
     if name is not None and name not in DTYPE_NAMES:
+        if long_name := _SHORT_DTYPES.get(name.lower()):
+            raise ClearheadError(f"unknown dtype {name!r}; did you mean {long_name!r}?")
         raise unknown_name("dtype", name, DTYPE_NAMES)
 
 
 def check_device(name: str | None) -> None:
     """Raise ClearheadError unless this may be the name of a device, or None. Whether it exists here is not checked."""
     if name is not None and re.sub(r":\d+$", "", name) not in _DEVICES:
-        raise unknown_name("device", name, _DEVICES)
+        raise ClearheadError(
+            f"unknown device {quote(name)}; use cuda for an NVIDIA or AMD GPU, mps for an Apple GPU, xpu for an Intel "
+            "GPU, or cpu"
+        )
 
 
 def _check_weights(name: str) -> None:
@@ -108,8 +115,8 @@ def check_files(paths: Iterable[Path | None]) -> None:
     """Raise ClearheadError if one of these input files does not exist."""
     for path in paths:
         if path is not None and not path.is_file():
-            reason = "it is a folder; give a file" if path.is_dir() else "there is no such file; check the path"
-            raise ClearheadError(f"{path} cannot be read: {reason}")
+            problem = "is a folder; give a file" if path.is_dir() else "does not exist; check the path"
+            raise ClearheadError(f"{path} {problem}")
 
 
 def check_exists(paths: Iterable[Path], instead: str) -> None:
@@ -139,6 +146,19 @@ def find_texts(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
+def check_installed(packages: Iterable[str], purpose: str, extra: str) -> None:
+    """Raise ClearheadError if a package of an extra of Clearhead is not installed."""
+    if missing := [name for name in packages if _is_missing(name)]:
+        raise ClearheadError(f'{purpose} needs {", ".join(missing)}; run: pip install "clearhead[{extra}]"')
+
+
+def _is_missing(package: str) -> bool:
+    try:
+        return find_spec(package) is None
+    except ValueError:  # its import has failed before
+        return True
+
+
 def check_layer(path: Path | None, layer: int | None, head: int | None) -> None:
     """Raise ClearheadError if a GGUF file has no such layer or head."""
     if path is None or path.suffix.lower() != ".gguf":
@@ -149,4 +169,6 @@ def check_layer(path: Path | None, layer: int | None, head: int | None) -> None:
         found = re.search(key + rb"\x04\0\0\0(.{4})", start, re.DOTALL)  # 4: an unsigned number of 32 bits
         count = int.from_bytes(found[1], "little") if found else None
         if count is not None and number is not None and not -count <= number < count:
-            raise ClearheadError(f"{kind} {number} is out of range: there are {count}, from 0 to {count - 1}")
+            raise ClearheadError(
+                f"{kind} {number} is out of range: there are {count}, from 0 to {count - 1}, or from -{count} to -1"
+            )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from clearhead.cli.app import (
+    ARCHITECTURE_HELP,
     JsonOption,
     OverwriteOption,
     app,
@@ -21,7 +22,7 @@ from clearhead.cli.app import (
     step_bar,
     table_console,
 )
-from clearhead.cli.checks import check_cost_options, check_measurable
+from clearhead.cli.checks import check_cost_options, check_installed, check_measurable
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError
 
@@ -34,13 +35,16 @@ MeasureOption = Annotated[
 ]
 
 
-@app.command(epilog="Example: `clearhead cost llama-3.1-8b --phase decode --context 8192 --device h200`")
+@app.command(
+    epilog="Examples: `clearhead cost llama-3.1-8b --phase decode --context 8192 --device h200`, "
+    "`clearhead cost llama-3.1-8b --training-tokens 1e12 --batch 64 --gpus 8 --parallel fsdp --device h100`"
+)
 @takes_threads
 def cost(
-    model: Annotated[str, typer.Argument(help="A preset, an installed model, a model folder or a .gguf file.")],
+    model: Annotated[str, typer.Argument(help=ARCHITECTURE_HELP, metavar="MODEL")],
     phase: Annotated[
         str | None,
-        typer.Option(help="Phase: train, prefill or decode; by default prefill, or train if --tokens is given."),
+        typer.Option(help="Phase: train, prefill or decode; by default prefill, or train with --training-tokens."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Number of sequences, over all GPUs.")] = 1,
     context: Annotated[
@@ -60,18 +64,20 @@ def cost(
     dtype: Annotated[
         str, typer.Option(help="Precision of weights and activations: bfloat16, float16, float32 or float64.")
     ] = "bfloat16",
-    quant: Annotated[
-        str | None,
-        typer.Option(help="Format of quantized weights: int8, int4, q4_0, q4_1 or q8_0; by default that of --dtype."),
-    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="Format of the weights: full (in --dtype), int8, int4, q4_0, q4_1 or q8_0.")
+    ] = "full",
     optimizer: Annotated[str, typer.Option(help="Optimizer of the training: adamw or sgd.")] = "adamw",
     recompute: Annotated[
         bool,
         typer.Option("--recompute", help="In training, recompute the activations of each block in the backward pass."),
     ] = False,
-    tokens: Annotated[
+    training_tokens: Annotated[
         float | None,
-        typer.Option(help="Number of tokens of a whole training run, such as 300e9, to report its total FLOPs."),
+        typer.Option(
+            help="Number of tokens of a whole training run, such as 300e9, to report its total FLOPs; implies --phase "
+            "train."
+        ),
     ] = None,
     gpus: Annotated[int, typer.Option(help="Number of GPUs.")] = 1,
     parallel: Annotated[
@@ -86,11 +92,12 @@ def cost(
     """Compute time, tokens per second, memory, FLOPs and parameters of a model from its config alone.
 
     The answer comes first: how long it takes and whether it fits the --device. Formulas and tables follow. A context
-    beyond the model's own is marked.
+    longer than the one that the model was made for is marked.
     """
-    names = {"phase": phase, "dtype": dtype, "quant": quant, "optimizer": optimizer, "parallel": parallel}
+    names = {"phase": phase, "dtype": dtype, "weights": weights, "optimizer": optimizer, "parallel": parallel}
     names["device"] = device
-    sizes = {"batch": batch, "context": context, "source": source, "tokens": tokens, "gpus": gpus}
+    sizes: dict[str, float | None] = {"batch": batch, "context": context, "source": source, "gpus": gpus}
+    sizes["training_tokens"] = training_tokens
     check_cost_options(model, names, sizes)
     from clearhead.api import find_config
     from clearhead.checkpoint import is_recurrent
@@ -189,17 +196,21 @@ def calibrate(
 
 @app.command(epilog="Example: `clearhead curves curves.png`")
 def curves(
-    path: Annotated[Path, typer.Argument(help="The picture to write: .png or .svg.")],
+    path: Annotated[Path, typer.Argument(help="The picture to write: .png or .svg.", metavar="PATH")],
     device: DeviceOption = "cpu",
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Plot how FLOPs and time grow with length n: O(n²) for a sequence, O(n) for a cached token and for an RNN."""
+    """Plot how FLOPs and time grow with length n: O(n²) for a sequence, O(n) for a cached token and for an RNN.
+
+    The times are measured on this machine, after `clearhead calibrate`.
+    """
     from clearhead.files import check_output_path
 
     check_measurable(device)
     check_output_path(path, [".png", ".svg"])
     check_absent(path, overwrite, "name")
+    check_installed(["matplotlib"], "a plot", "plot")
     from clearhead.costs import draw_curves, find_device, measure_curves
 
     calibration = find_device(_require_this_machine(device)).calibration

@@ -17,9 +17,10 @@ from clearhead.errors import unknown_name
 @app.command(epilog="Example: `clearhead create llama-4-scout --tiny --out my-tiny-llama`")
 @takes_threads
 def create(
-    preset: Annotated[str, typer.Argument(help="The architecture; `clearhead presets` lists all.")],
+    preset: Annotated[str, typer.Argument(help="The architecture; `clearhead presets` lists all.", metavar="PRESET")],
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Toy size: the same choices in every layer, a few hundred kilobytes.")
+        bool,
+        typer.Option("--tiny", help="Toy size: the same architecture with small dimensions, a few hundred kilobytes."),
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; by default the name of the preset, with -tiny at toy size.")
@@ -30,7 +31,8 @@ def create(
 ) -> None:
     """Write a model with random weights, to look at an architecture, train it or test a tool with it.
 
-    At toy size it reads and writes bytes, so it needs no vocabulary; at full size it takes token ids only.
+    At toy size it reads and writes bytes, so it needs no vocabulary; at full size it has no tokenizer and takes token
+    ids, and a large preset fills the disk with its weights: `clearhead cost PRESET` tells how many bytes they have.
     """
     from clearhead.families import presets
 

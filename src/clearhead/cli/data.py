@@ -26,7 +26,10 @@ app.add_typer(_tokenizer_app, name="tokenizer")
 app.add_typer(_shards_app, name="shards")
 
 FilesArgument = Annotated[
-    list[Path], typer.Argument(help="Text or JSON lines files, also as .gz, folders that contain them, or data sets.")
+    list[Path],
+    typer.Argument(
+        help="Text or JSON lines files, also as .gz, folders that contain them, or data sets.", metavar="FILE"
+    ),
 ]
 UnitOption = Annotated[str, typer.Option(help="What counts as one document in a text file: file, paragraph or line.")]
 FieldOption = Annotated[str, typer.Option(help="Key of the text in each object of a JSON lines file.")]
@@ -92,7 +95,8 @@ def write_command(
 
 @_shards_app.command("verify", epilog="Example: `clearhead shards verify corpus`")
 def verify_command(
-    folder: Annotated[Path, typer.Argument(help="Folder of token shards.")], as_json: JsonOption = False
+    folder: Annotated[Path, typer.Argument(help="Folder of token shards.", metavar="FOLDER")],
+    as_json: JsonOption = False,
 ) -> None:
     """Read every byte of token shards and compare it with the checksums of the index."""
     check_exists([folder], "a folder that `clearhead shards write` made")

@@ -21,7 +21,7 @@ from clearhead.cli.app import (
     step_bar,
     table_console,
 )
-from clearhead.cli.checks import check_model, check_model_options
+from clearhead.cli.checks import check_files, check_model, check_model_options
 from clearhead.cli.sampling import takes_sampling
 from clearhead.cli.texts import prepare_prompt, print_generations, print_generations_as_json, print_notes, print_stream
 from clearhead.cli.threads import takes_threads
@@ -30,6 +30,7 @@ from clearhead.options import (
     CHAT_DEFAULTS,
     BeamOptions,
     SamplingOptions,
+    check_names,
     check_positive_integer,
     check_temperature_is_set,
     description_of,
@@ -44,12 +45,14 @@ DtypeOption = Annotated[
     str | None,
     typer.Option(help="Precision: float32, bfloat16, float16 or float64; by default that of the model's file."),
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="Device to run on: cpu, cuda or mps; by default cpu.")]
+DeviceOption = Annotated[
+    str | None, typer.Option(help="Device to run on: cpu, cuda, cuda:1 for the second GPU, mps or xpu; by default cpu.")
+]
 WeightsOption = Annotated[
     str,
     typer.Option(
-        help="Format of the weights: full, int8 or int4 (quantized on loading), or stored (the quantized "
-        "blocks of a .gguf file). All but full compute in bfloat16 unless --dtype is given.",
+        help="Format of the weights: full (in --dtype, also if the file is quantized), int8 or int4 (quantized on "
+        "loading), or stored (as in the .gguf file). All but full compute in bfloat16 unless --dtype is given.",
         rich_help_panel="Speed",
     ),
 ]
@@ -57,8 +60,8 @@ FastOption = Annotated[
     bool | None,
     typer.Option(
         "--fast/--no-fast",
-        help="Use the C++ kernels on a CPU and wait until they are compiled, or do without them; by default they are "
-        "compiled in the background if they are missing.",
+        help="--fast uses the C++ kernels on a CPU, and waits until they are compiled; --no-fast uses PyTorch. By "
+        "default they are compiled in the background if they are missing, and used once they are ready.",
         rich_help_panel="Speed",
     ),
 ]
@@ -75,7 +78,10 @@ _BEAM_DESCRIPTIONS = {each.name: description_of(each) for each in option_fields(
 def generate(
     model: ModelArgument,
     prompt: Annotated[
-        str, typer.Argument(help="The text to answer, continue or translate; - reads it from standard input.")
+        str,
+        typer.Argument(
+            help="The text to answer, continue or translate; - reads it from standard input.", metavar="PROMPT"
+        ),
     ],
     sampling: dict[str, Any],
     raw: Annotated[
@@ -98,8 +104,8 @@ def generate(
     speculate: Annotated[
         str | None,
         typer.Option(
-            help="Decode speculatively: `lookup` drafts tokens by copying from the text; any other value is a smaller "
-            "model with the same vocabulary, which drafts them.",
+            help="Speculative decoding: `lookup` drafts tokens by copying from the text itself; the name of a smaller "
+            "model with the same vocabulary drafts with that model.",
             **_SEARCH,
         ),
     ] = None,
@@ -123,8 +129,7 @@ def generate(
     check_model_options(model, dtype, device, weights)
     if speculate not in (None, "lookup"):
         _check_speculation(speculate)
-    if beams is None:
-        check_temperature_is_set(sampling, n)
+    _check_search(sampling, n, beams, length_penalty)
     if logprobs is not None and not as_json:
         raise ClearheadError("--logprobs needs --json, which prints the log-probabilities; add --json")
     if raw and system is not None:
@@ -168,6 +173,7 @@ def chat(
     """
     check_model_options(model, dtype, device, weights)
     check_temperature_is_set(sampling)
+    check_files([load])
     if load is not None:
         read_conversation(load)  # a wrong file is answered before the model is loaded
     loaded = load_model(model, dtype, device, weights, fast)
@@ -180,11 +186,11 @@ def chat(
     run_chat(conversation, sampling, load)
 
 
-@app.command(epilog="Example: `clearhead verify smollm2 --tokens 64`")
+@app.command(epilog="Example: `clearhead verify smollm2 --new-tokens 64`")
 @takes_threads
 def verify(
     model: ModelArgument,
-    tokens: Annotated[
+    new_tokens: Annotated[
         int | None,
         typer.Option(help="Number of tokens to generate; by default 256, or 32 above a billion parameters."),
     ] = None,
@@ -198,7 +204,8 @@ def verify(
         bool, typer.Option("--compile", help="Also check torch.compile, which takes a minute.")
     ] = False,
     dtype: Annotated[
-        str, typer.Option(help="Precision: float32, float64, bfloat16 or float16. The last two hide small errors.")
+        str,
+        typer.Option(help="Precision: float32, float64, bfloat16 or float16; bfloat16 and float16 hide small errors."),
     ] = "float32",
     device: DeviceOption = None,
     as_json: JsonOption = False,
@@ -215,7 +222,7 @@ def verify(
     reference is right. Ctrl-C prints the checks that have run. The exit code is 1 if a check fails.
     """
     check_model_options(model, dtype, device)
-    for name, number in (("tokens", tokens), ("length", length)):
+    for name, number in (("new_tokens", new_tokens), ("length", length)):
         if number is not None:
             check_positive_integer(name, number)
     from clearhead.verification import print_results
@@ -227,7 +234,7 @@ def verify(
     with step_bar("checking") as progress:
         try:
             for result in run_checks(
-                loaded, length=length, num_new_tokens=tokens, compiles=compiles, progress=progress
+                loaded, length=length, num_new_tokens=new_tokens, compiles=compiles, progress=progress
             ):
                 results.append(result)
         except KeyboardInterrupt:
@@ -269,6 +276,17 @@ def load_model(
 def _load_speculation(name: str, dtype: str | None, device: str | None) -> "Model | str":
     """Return "lookup", or load the draft model of this name."""
     return name if name == "lookup" else load_model(name, dtype, device)
+
+
+def _check_search(sampling: dict[str, Any], n: int, beams: int | None, length_penalty: float | None) -> None:
+    """Raise ClearheadError if the options of sampling and beam search exclude each other or are out of range."""
+    given = sampling if length_penalty is None else sampling | {"length_penalty": length_penalty}
+    if beams is None:
+        check_temperature_is_set(sampling, n)
+    else:
+        check_positive_integer("beams", beams)
+    check_positive_integer("n", n)
+    check_names(given, beams=beams is not None)
 
 
 def _check_speculation(name: str) -> None:

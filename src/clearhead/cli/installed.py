@@ -17,7 +17,7 @@ from clearhead.cli.checks import check_model
 if TYPE_CHECKING:
     from clearhead.catalog import CatalogEntry
 
-_NameArgument = Annotated[str, typer.Argument(help="A name that `clearhead list` shows.")]
+_NameArgument = Annotated[str, typer.Argument(help="Name of an installed model or data set.", metavar="NAME")]
 
 
 @app.command("list", epilog="Example: `clearhead list --json`")
@@ -34,9 +34,9 @@ def list_models(as_json: JsonOption = False) -> None:
     table = Table("name", "size", "", box=None, title_justify="left", pad_edge=False)
     table.columns[0].no_wrap = table.columns[1].no_wrap = True
     table.columns[1].justify = "right"
-    _add_rows(table, "installed", [(entry, entry.disk_bytes) for entry in installed])
+    _add_rows(table, "installed (size on disk)", [(entry, entry.disk_bytes) for entry in installed])
     if offered:
-        _add_rows(table, "clearhead get NAME", [(entry, entry.download_bytes) for entry in offered])
+        _add_rows(table, "clearhead get NAME (download)", [(entry, entry.download_bytes) for entry in offered])
     table_console().print(table)
 
 
@@ -92,8 +92,11 @@ def _entry_data(entry: "CatalogEntry") -> dict[str, Any]:
 
 
 def _catalog_data(name: str) -> dict[str, Any]:
-    from clearhead.catalog import describe_entry
+    from clearhead.catalog import describe_entry, model_names
+    from clearhead.families import presets
 
+    if name in presets() and name not in model_names():
+        check_model(name)  # raises ClearheadError, which says what a preset is
     return _entry_data(describe_entry(name))
 
 

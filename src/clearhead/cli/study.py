@@ -7,8 +7,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.table import Table
 
-from clearhead.cli.app import JsonOption, OverwriteOption, app, check_absent, echo, print_json, print_message, step_bar
+from clearhead.cli.app import (
+    JsonOption,
+    OverwriteOption,
+    app,
+    check_absent,
+    echo,
+    print_json,
+    print_message,
+    step_bar,
+    table_console,
+)
+from clearhead.cli.checks import check_installed
 from clearhead.cli.threads import takes_threads
 
 if TYPE_CHECKING:
@@ -18,7 +30,9 @@ if TYPE_CHECKING:
 @app.command(epilog="Examples: `clearhead study mask`, `clearhead study all --out site`")
 @takes_threads
 def study(
-    name: Annotated[str | None, typer.Argument(help="A study, or all; without it, list all studies.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A study, or all; without it, list all studies.", metavar="NAME")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; by default studies/NAME, and studies for all.")
     ] = None,
@@ -27,7 +41,7 @@ def study(
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Test a claim of the book on small networks, and write a picture, a table and a page about it.
+    """Test a claim about Transformers on small networks, and write a picture, a table and a page about it.
 
     A study runs with three seeds and takes up to two minutes on two CPU cores. It writes picture.png, table.json and
     index.html, and prints its verdict in one line.
@@ -42,9 +56,9 @@ def study(
         load_study(name)  # raises ClearheadError
     folder = out or (Path("studies") if name == "all" else Path("studies") / name)
     check_absent(folder, overwrite)
-    from clearhead.studies import check_can_draw, write_site
+    check_installed(["matplotlib"], "the picture of a study", "plot")
+    from clearhead.studies import write_site
 
-    check_can_draw()
     results = []
     for each in names:
         results.append(_run(each, folder / each if name == "all" else folder, seed, smoke))
@@ -76,5 +90,8 @@ def _print_studies(as_json: bool) -> None:
         entries = ENTRIES.values()
         print_json([{"name": each.name, "title": each.title, "statements": list(each.statements)} for each in entries])
         return
+    table = Table("study", "title", "statements of docs/book.md", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
     for entry in ENTRIES.values():
-        echo(f"{entry.name}: {entry.title} ({', '.join(entry.statements)})")
+        table.add_row(entry.name, entry.title, ", ".join(entry.statements))
+    table_console().print(table)

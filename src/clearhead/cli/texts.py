@@ -116,8 +116,9 @@ def print_notes(model: "Model", prompt: PreparedPrompt, generations: "Sequence[G
         print_message("note", PAST_CONTEXT.format(context=context))
     elif any(generation.finish_reason == "context" for generation in generations):
         print_message("note", f"the text ends because the model's context of {context:,} tokens is full")
-    elif prompt.is_chat and any(generation.finish_reason == "length" for generation in generations):
-        print_message("note", "the answer was cut off; --max-new-tokens allows a longer one")
+    elif prompt.is_chat and (cut := [each for each in generations if each.finish_reason == "length" and each.tokens]):
+        length = max(len(each.tokens) for each in cut)
+        print_message("note", f"the answer was cut off after {length:,} tokens; --max-new-tokens allows a longer one")
 
 
 def _why_empty(tokenizer: "Tokenizer | None", generation: "Generation") -> str | None:

@@ -30,12 +30,16 @@ from clearhead.terminal import TerminalConsole
 @takes_threads
 def trace(
     model: ModelArgument,
-    text: Annotated[str, typer.Argument(help="The text to read; - reads it from standard input.")],
+    text: Annotated[str, typer.Argument(help="The text to read; - reads it from standard input.", metavar="TEXT")],
     source: Annotated[
         str | None, typer.Option(help="Input of the encoder of an encoder-decoder; TEXT is the input of its decoder.")
     ] = None,
     layer: Annotated[
-        int | None, typer.Option(help="Layer to show, from 0, or from the end if negative; by default the last.")
+        int | None,
+        typer.Option(
+            help="Layer to show, from 0, or from the end if negative; by default the last, and in a page the "
+            "one with the most specific head."
+        ),
     ] = None,
     head: Annotated[int | None, typer.Option(help="Head to show, from 0; by default all heads of the layer.")] = None,
     lens: Annotated[

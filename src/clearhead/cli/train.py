@@ -37,7 +37,9 @@ def _print_recipes(as_json: bool) -> None:
 @takes_threads
 def train(
     context: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(help="Name of a recipe (see --list), or a TOML file.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="Name of a recipe (see --list), or a TOML file.", metavar="RECIPE")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the run. An interrupted run in this folder is resumed.")
     ] = None,
@@ -63,11 +65,16 @@ def train(
     if list_recipes:
         _print_recipes(as_json)
         return
-    if recipe is None or (out is None and not print_config):
-        raise UsageError("train needs a recipe and --out FOLDER; --list shows the recipes")
-    from clearhead.training import find_recipe
+    if recipe is None:
+        raise UsageError(
+            "train needs a recipe, such as `clearhead train capitals --out runs/capitals`; --list shows all"
+        )
+    from clearhead.training import find_recipe, parse_overrides
 
-    find_recipe(recipe)  # a wrong name is answered before torch is imported
+    path = find_recipe(recipe)  # wrong names are answered before torch is imported
+    parse_overrides(context.args)
+    if out is None and not print_config:
+        raise UsageError(f"train needs a folder for the run; add --out runs/{path.stem}")
     from clearhead.training import is_main_process, read_recipe
     from clearhead.training import train as run
 

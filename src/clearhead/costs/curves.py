@@ -104,7 +104,7 @@ def draw_curves(curves: Iterable[Curve], path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ClearheadError('a plot needs matplotlib: pip install "clearhead[plot]"') from None
+        raise ClearheadError('a plot needs matplotlib; run: pip install "clearhead[plot]"') from None
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     flops_axes, seconds_axes = figure.subplots(1, 2)
     for number, curve in enumerate(curves):

@@ -38,10 +38,10 @@ def cost(
     context: int | None = None,
     source: int | None = None,
     dtype: str = "bfloat16",
-    quant: str | None = None,
+    weights: str = "full",
     optimizer: Optimizer = "adamw",
     recompute: bool = False,
-    tokens: float | None = None,
+    training_tokens: float | None = None,
     device: str | None = None,
     gpus: int = 1,
     parallel: Parallel = "ddp",
@@ -49,15 +49,16 @@ def cost(
     """Compute parameters, FLOPs, bytes, memory and time of a model from its config. Nothing is loaded or run.
 
     config: The model. `clearhead.cost` takes a name, such as "llama-3.1-8b", or a ModelConfig, such as `model.config`.
-    phase: "train", "prefill" or "decode". Default: "train" if `tokens` is given, else "prefill".
+    phase: "train", "prefill" or "decode". Default: "train" if `training_tokens` is given, else "prefill".
     batch: Number of sequences, over all GPUs.
     context: Tokens per sequence; in decode, the tokens in the cache after the step. Default: the model's context.
     source: Tokens per source sequence of an encoder-decoder. Default: `context`.
     dtype: Precision of weights and activations: "bfloat16", "float16", "float32" or "float64".
-    quant: Format of quantized weights at inference: "int8", "int4", "q4_0", "q4_1" or "q8_0". Default: that of `dtype`.
+    weights: Format of the weights at inference: "full", which is that of `dtype`, or "int8", "int4", "q4_0", "q4_1" or
+        "q8_0".
     optimizer: "adamw", which stores two values per parameter, or "sgd", which stores none.
     recompute: Store only the input of each block in training, and recompute its activations in the backward pass.
-    tokens: Tokens of a whole training run, to report its total FLOPs.
+    training_tokens: Tokens of a whole training run, to report its total FLOPs; only in the phase "train".
     device: A GPU by name ("h200", "h100", "a100", "rtx-4090", "l40s"), or "cpu" or "cuda" for this machine, which
         `clearhead calibrate` must have measured. The report then has a `bound` on the time.
     gpus: Number of GPUs. With several, operations and memory are those of one GPU.
@@ -66,17 +67,17 @@ def cost(
 
     Raise ClearheadError if an argument is invalid or does not fit the model.
     """
-    _check_arguments(config, phase, source, tokens)
+    _check_arguments(config, phase, source, training_tokens)
     found_device = None if device is None else find_device(device)
     length = default_context(config) if context is None else context
     workload = Workload(
         config=config,
-        phase=phase or ("prefill" if tokens is None else "train"),
+        phase=phase or ("prefill" if training_tokens is None else "train"),
         batch=batch,
         context=length,
         source=length if source is None else source,
         dtype=dtype,
-        quant=quant,
+        weights=weights,
         optimizer=optimizer,
         recompute=recompute,
         device_type="cpu" if device == "cpu" else "cuda",
@@ -84,17 +85,19 @@ def cost(
         parallel=parallel,
     )
     check_size(workload)
-    return _make_report(workload, found_device, None if tokens is None else int(tokens))
+    return _make_report(workload, found_device, None if training_tokens is None else int(training_tokens))
 
 
-def _check_arguments(config: ModelConfig, phase: Phase | None, source: int | None, tokens: float | None) -> None:
+def _check_arguments(
+    config: ModelConfig, phase: Phase | None, source: int | None, training_tokens: float | None
+) -> None:
     """Raise ClearheadError if the arguments of `cost` that a Workload does not have are invalid."""
     if not isinstance(config, ModelConfig):
         raise ClearheadError(f"config is {config!r}; it must be a ModelConfig: clearhead.preset(name), or model.config")
-    if tokens is not None and phase not in (None, "train"):
-        raise ClearheadError(f"tokens applies only to phase 'train'; leave it out for phase {phase!r}")
-    if tokens is not None and not 1 <= tokens <= _MAX_TRAINING_TOKENS:
-        raise ClearheadError(f"tokens is {tokens:g}; it must be from 1 to {_MAX_TRAINING_TOKENS:g}")
+    if training_tokens is not None and phase not in (None, "train"):
+        raise ClearheadError(f"training_tokens applies only to phase 'train'; leave it out for phase {phase!r}")
+    if training_tokens is not None and not 1 <= training_tokens <= _MAX_TRAINING_TOKENS:
+        raise ClearheadError(f"training_tokens is {training_tokens:g}; it must be from 1 to {_MAX_TRAINING_TOKENS:g}")
     if source is not None and not config.is_encoder_decoder:
         raise ClearheadError("source applies only to an encoder-decoder; leave it out for this model")
 
@@ -132,7 +135,7 @@ def model_flops(workload: Workload) -> ModelFlops:
 
     The FLOPs of an encoder are divided among the tokens of the decoder.
     """
-    operations = list_operations(replace(workload, phase="train", batch=1, gpus=1, quant=None))
+    operations = list_operations(replace(workload, phase="train", batch=1, gpus=1, weights="full"))
     num_weights = sum(operation.active_weights * operation.num_layers for operation in operations)
     attention = [operation for operation in operations if not operation.weights]
     all_pairs = sum(operation.flops * operation.num_layers for operation in attention) // workload.context

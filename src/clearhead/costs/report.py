@@ -146,8 +146,8 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
     console.print()
     console.print(number_table(report.operations, has_two_stacks, limited_by))
     console.print(
-        "FLOPs: multiplications and additions of matrix products. Unmasked FLOPs: attention counts only the pairs of "
-        "query and key that the mask allows. Bytes: every operand read and every result written, once.",
+        "FLOPs: multiplications and additions of matrix products. FLOPs with mask: attention counts only the pairs "
+        "of query and key that the mask allows. Bytes: every operand read and every result written, once.",
         style="dim",
     )
     saved = sum(operation.fused_score_bytes for operation in report.operations)
@@ -169,10 +169,10 @@ def print_report(report: Report, title: str, console: Console | None = None) -> 
 
 def _describe_workload(workload: Workload) -> str:
     source = f", source {workload.source:,}" if workload.config.is_encoder_decoder else ""
-    quant = f", weights in {workload.quant}" if workload.quant else ""
+    weights = f", weights in {workload.weights}" if workload.is_packed else ""
     gpus = f", {workload.gpus} GPUs with {workload.parallel}" if workload.gpus > 1 else ""
     context = f"context {workload.context:,}{_beyond_context(workload, workload.context)}"
-    return f"batch {workload.batch:,}, {context}{source}, {workload.dtype}{quant}{gpus}"
+    return f"batch {workload.batch:,}, {context}{source}, {workload.dtype}{weights}{gpus}"
 
 
 def _beyond_context(workload: Workload, length: int) -> str:
@@ -196,7 +196,7 @@ def _answer(report: Report) -> Iterator[tuple[str, str]]:
     bound, workload = report.bound, report.workload
     each = " per GPU" if workload.gpus > 1 else ""
     if bound is None:
-        yield "time", "not computed; give a device: h200, h100, a100, rtx-4090, l40s, or cpu or cuda for this machine"
+        yield "time", "unknown without a device: h200, h100, a100, rtx-4090, l40s, or cpu or cuda for this machine"
     elif not report.fits:
         needed, has = (format_amount(size, "B") for size in (report.memory.peak, bound.memory_bytes))
         yield "time", f"none, since it does not fit: it needs {needed}{each}, and {bound.device} has {has}"

@@ -34,7 +34,7 @@ SYMBOLS = {
     "r": "rotary head width",
     "v": "value head width",
 }
-_NUMERIC_HEADINGS = ("FLOPs", "unmasked FLOPs", "bytes", "FLOPs/byte", "predicted", "measured", "ratio")
+_NUMERIC_HEADINGS = ("FLOPs", "FLOPs with mask", "bytes", "FLOPs/byte", "predicted", "measured", "ratio")
 
 
 def legend(operations: Iterable[OperationCost]) -> str:
@@ -56,7 +56,7 @@ def number_table(
     operations: Sequence[OperationCost], has_two_stacks: bool, limited_by: Sequence[str] | None = None
 ) -> Table:
     """Return the table of FLOPs, bytes and their ratio with a total; limited_by: "compute" or "memory", one each."""
-    headings = ("all layers", "FLOPs", "unmasked FLOPs", "bytes", "FLOPs/byte")
+    headings = ("all layers", "FLOPs", "FLOPs with mask", "bytes", "FLOPs/byte")
     table = _plain_table(*headings, *([] if limited_by is None else ["limit"]))
     for index, operation in enumerate(operations):
         limit = [] if limited_by is None else [f"{limited_by[index]}-bound"]

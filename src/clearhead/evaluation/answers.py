@@ -94,8 +94,8 @@ def _check_can_translate(config: ModelConfig | RecurrentConfig, beams: int) -> N
         require(beams == 1, "a recurrent network does not support beam search; set beams to 1")
     elif not config.is_encoder_decoder:
         raise ClearheadError(
-            "translation needs an encoder-decoder model; a decoder would only continue the sentence in its language. "
-            "Evaluate this model with perplexity or pairs"
+            "translation needs an encoder-decoder model, since a decoder would only continue the sentence; evaluate "
+            "this model with perplexity or pairs"
         )
 
 
@@ -105,7 +105,7 @@ def _sacrebleu_metrics() -> dict[str, Any]:
         from sacrebleu.metrics.bleu import BLEU
         from sacrebleu.metrics.chrf import CHRF
     except ModuleNotFoundError:
-        raise ClearheadError('BLEU and chrF need sacrebleu: pip install "clearhead[eval]"') from None
+        raise ClearheadError('BLEU and chrF need sacrebleu; run: pip install "clearhead[eval]"') from None
     return {"bleu": _with_float_counts(BLEU()), "chrf": _with_float_counts(CHRF())}
 
 

@@ -21,7 +21,7 @@ try:
     from lm_eval.api.model import LM
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ModuleNotFoundError:
-    raise ClearheadError("the adapter needs lm-evaluation-harness: pip install lm_eval") from None
+    raise ClearheadError("the adapter needs lm-evaluation-harness; run: pip install lm_eval") from None
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance

@@ -29,7 +29,7 @@ def save_png(path: str | Path, matrices: Mapping[str, Tensor], rows: Sequence[st
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ClearheadError('a PNG needs matplotlib: pip install "clearhead[plot]"') from None
+        raise ClearheadError('a PNG needs matplotlib; run: pip install "clearhead[plot]"') from None
     assert matrices
     num_columns = math.ceil(math.sqrt(len(matrices)))
     num_rows = math.ceil(len(matrices) / num_columns)

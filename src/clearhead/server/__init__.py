@@ -34,13 +34,33 @@ inspection_data, inspection_fields, inspection_json, inspection_lens
 model_json, request_cost, training_runs
                     what the model is; what a request cost; training runs
 
-docs/serving.md explains how to run it and what it promises.
+docs/serving.md explains how to run it and what it promises. Names are imported on first use, so that a wrong setting is
+answered before torch is imported.
 """
 
-from clearhead.server.app import create_app
-from clearhead.server.lifecycle import run_server
-from clearhead.server.service import Service
-from clearhead.server.settings import Limits, ServerSettings
-from clearhead.server.state import ServerState
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clearhead.server.app import create_app
+    from clearhead.server.lifecycle import run_server
+    from clearhead.server.service import Service
+    from clearhead.server.settings import Limits, ServerSettings
+    from clearhead.server.state import ServerState
+
+_MODULES = {  # the module that defines each name
+    "Limits": "settings",
+    "ServerSettings": "settings",
+    "ServerState": "state",
+    "Service": "service",
+    "create_app": "app",
+    "run_server": "lifecycle",
+}
 
 __all__ = ["Limits", "ServerSettings", "ServerState", "Service", "create_app", "run_server"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'clearhead.server' has no attribute {name!r}")
+    return getattr(import_module(f"clearhead.server.{_MODULES[name]}"), name)

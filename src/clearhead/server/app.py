@@ -63,11 +63,11 @@ async def _answer_http_error(request: Request, error: HTTPException) -> Response
     """Answer for paths and methods that do not exist."""
     path, method = request.url.path, request.method
     if error.status_code == 404:
-        message = f"there is nothing at {path[:200]}; see /openapi.json"
+        message = f"there is nothing at {path[:200]}; /openapi.json lists all paths"
         found = ApiError(404, message, type="not_found_error", code="not_found")
     elif error.status_code == 405:
         allowed = dict(error.headers or {})
-        message = f"{path[:200]} does not answer {method[:20]}; see /openapi.json"
+        message = f"{path[:200]} does not answer {method[:20]}; use {allowed.get('Allow', 'another method')}"
         found = ApiError(405, message, code="method_not_allowed", headers=allowed)
     else:
         found = ApiError(error.status_code, str(error.detail))

@@ -57,7 +57,8 @@ def _listen(settings: ServerSettings) -> Iterator[socket.socket]:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise ClearheadError(
-                f"port {settings.port} of {settings.host} cannot be used: {reason}; choose another port"
+                f"port {settings.port} cannot be used on {settings.host}: {reason}; choose another port, or 0 for any "
+                "free one"
             ) from None
         listener.setblocking(False)
         yield listener

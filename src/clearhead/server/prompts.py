@@ -41,7 +41,7 @@ def encode_messages(
 ) -> list[int]:
     """Return the token ids of a conversation in the chat template."""
     if not service.model.has_chat_template:
-        message = "this model has no chat template, so it was not trained to chat; use /v1/completions"
+        message = "this model has no chat template; use /v1/completions to continue a text"
         raise invalid(message, "messages", "no_chat_template")
     try:
         text = render_chat(

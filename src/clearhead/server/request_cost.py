@@ -24,7 +24,7 @@ def cost_data(model: Model, num_prompt_tokens: int, num_new_tokens: int) -> dict
         num_new_tokens >= 0 and total <= _MAX_TOKENS,
         f"num_new_tokens is {num_new_tokens}; it must be from 0 to {_MAX_TOKENS:,}",
     )
-    options: dict[str, Any] = {"dtype": str(model.dtype).removeprefix("torch."), "quant": _packed_format(model)}
+    options: dict[str, Any] = {"dtype": str(model.dtype).removeprefix("torch."), "weights": _weights_format(model)}
     device, note = model.device.type, None
     try:
         cost(model.config, phase="prefill", context=1, device=device, **options)
@@ -40,7 +40,7 @@ def cost_data(model: Model, num_prompt_tokens: int, num_new_tokens: int) -> dict
     return {
         "parameters": prompt.total_parameters,
         "active_parameters": prompt.active_parameters,
-        "dtype": options["quant"] or options["dtype"],
+        "dtype": options["dtype"] if options["weights"] == "full" else options["weights"],
         "device": options.get("device"),
         "note": note,
         "cache_bytes_per_token": prompt.cache_bytes_per_token,
@@ -79,11 +79,11 @@ def _report_data(report: Report, times: int) -> dict[str, Any]:
     }
 
 
-def _packed_format(model: Model) -> str | None:
-    """Return the format of packed weights, or None if the weights are not packed."""
+def _weights_format(model: Model) -> str:
+    """Return the format of packed weights, or "full" if the weights are not packed."""
     packed = next((part.packed for part in model.network.modules() if isinstance(part, PackedMatrix)), None)
     if packed is None:
-        return None
+        return "full"
     if packed.high_bits is not None or packed.quants.shape[1] >= packed.columns:  # 5 and 6 bits: the nearest larger
         return "int8"
     return "q4_0" if packed.offsets is None else "int4"

@@ -86,10 +86,10 @@ class ServerSettings:
             raise ClearheadError(f"shutdown_seconds is {self.shutdown_seconds}; it must be 0 or more")
         for key in self.api_keys:
             if not key or not key.isascii() or any(character.isspace() for character in key):
-                raise ClearheadError("an API key is empty or has spaces or characters beyond ASCII; choose another one")
+                raise ClearheadError("an API key must have at least one character, only ASCII, and no spaces")
         for name in self.aliases:
             if not name.strip() or not name.isprintable():
-                raise ClearheadError(f"the alias {quote(name)} is no name; give it at least one printable character")
+                raise ClearheadError(f"the alias {quote(name)} is no name; it must be printable and not blank")
 
     @property
     def listens_on_loopback(self) -> bool:

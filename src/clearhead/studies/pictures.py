@@ -28,7 +28,7 @@ def check_can_draw() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise ClearheadError('the picture of a study needs matplotlib: pip install "clearhead[plot]"') from None
+        raise ClearheadError('the picture of a study needs matplotlib; run: pip install "clearhead[plot]"') from None
 
 
 def draw_picture(result: StudyResult) -> bytes:

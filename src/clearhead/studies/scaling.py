@@ -91,7 +91,7 @@ def _conclude(results: Sequence[Measurements]) -> str:
     (parameters, tokens), (parameters_error, tokens_error) = exponents.mean(axis=0), exponents.std(axis=0, ddof=1)
     large = _config(LARGER, english_text()[1])
     size = cost(large).total_parameters
-    flops = cost(large, phase="train", tokens=TOKENS_PER_PARAMETER * size).training_flops
+    flops = cost(large, phase="train", training_tokens=TOKENS_PER_PARAMETER * size).training_flops
     return (
         f"the loss falls like parameters^({parameters:.3f} ± {parameters_error:.3f}) and like "
         f"tokens^({tokens:.3f} ± {tokens_error:.3f}); a model of width {LARGER} would have {size / 1e6:.0f} million "

@@ -47,7 +47,9 @@ def _explain_errors(path: Path, load: Callable[[Path], LibraryTokenizer]) -> Lib
     try:
         return load(path)
     except ClearheadError as error:
-        raise ClearheadError(f"the tokenizer {path} cannot be loaded: {error}") from error
+        raise ClearheadError(
+            f"the tokenizer {path} cannot be loaded: {error}; download the model again, or give another tokenizer"
+        ) from error
 
 
 def _load_file(path: Path) -> LibraryTokenizer:

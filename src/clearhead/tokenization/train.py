@@ -55,18 +55,26 @@ def train_tokenizer(
     special = special_tokens or _DEFAULT_SPECIAL_TOKENS[kind]
     if "" in (*special.present(), *extra_tokens):
         raise ClearheadError("a special token is empty; it must have at least one character")
+    size = _check_size(kind, vocab_size, extra_tokens)
     texts = _nonempty(texts)
+    if size is None:
+        return byte_tokenizer(special) if kind == "byte" else character_tokenizer(chain.from_iterable(texts), special)
+    return _train(texts, kind, size, special, [*special.present(), *extra_tokens])
+
+
+def _check_size(kind: str, vocab_size: int | None, extra_tokens: Sequence[str]) -> int | None:
+    """Return the size of a vocabulary that is learned, or None. Raise ClearheadError if the kind does not allow it."""
     if kind in ("byte", "character"):
         if vocab_size is not None or extra_tokens:
             raise ClearheadError(
                 f"the {kind}s determine the vocabulary of a {kind} tokenizer; leave out vocab_size and extra tokens"
             )
-        return byte_tokenizer(special) if kind == "byte" else character_tokenizer(chain.from_iterable(texts), special)
+        return None
     if vocab_size is None:
         raise ClearheadError(f"a {kind} tokenizer needs a vocab_size, such as 8000")
     if not 1 <= vocab_size <= _MAX_VOCAB_SIZE:
         raise ClearheadError(f"vocab_size is {vocab_size}; it must be from 1 to {_MAX_VOCAB_SIZE}")
-    return _train(texts, kind, vocab_size, special, [*special.present(), *extra_tokens])
+    return vocab_size
 
 
 def _train(

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from clearhead.training.metrics import flops_per_token
     from clearhead.training.models import build_model_config
     from clearhead.training.optimizer import AdamW, Muon
+    from clearhead.training.overrides import parse_overrides
     from clearhead.training.recipe import Recipe, ResolvedRecipe, read_recipe
     from clearhead.training.recipe_catalog import available_recipes, describe_recipe, find_recipe
     from clearhead.training.recipe_help import RecipeKey, recipe_keys
@@ -58,6 +59,7 @@ _MODULES = {  # the module that defines each name
     "find_recipe": "recipe_catalog",
     "flops_per_token": "metrics",
     "is_main_process": "distributed",
+    "parse_overrides": "overrides",
     "read_recipe": "recipe",
     "recipe_keys": "recipe_help",
     "reuse_freed_memory": "heap",
@@ -84,6 +86,7 @@ __all__ = [
     "find_recipe",
     "flops_per_token",
     "is_main_process",
+    "parse_overrides",
     "read_recipe",
     "recipe_keys",
     "reuse_freed_memory",

@@ -23,7 +23,7 @@ class TrainConfig(CheckedConfig):
     MAY_BE_ZERO = ("clip", "num_workers", "seed", "smoothing", "z_weight")
     MAY_BE_LARGE = ("seed",)
 
-    steps: int
+    steps: int  # steps of the optimizer
     batch_size: int  # rows of one step, over all processes
     accumulation: int = 1  # parts in which a process computes its rows; results depend on it only with balance_loss
     optimizer: AdamW | Muon = field(default_factory=AdamW)
@@ -35,17 +35,17 @@ class TrainConfig(CheckedConfig):
     average: float | None = None  # validate and save a moving average: old · average + new · (1 - average) at each step
     keep: Literal["last", "best"] = "last"  # weights to save: the last, or those with the lowest validation loss
     precision: Literal["float32", "bfloat16", "auto"] = "float32"  # for computations; weights stay in float32
-    compile: bool = False
-    chunk_tokens: int | None = None  # compute logits for this many tokens at a time; None: for all
+    compile: bool = False  # use torch.compile
+    chunk_tokens: int | None = None  # compute logits for this many tokens at a time; none: for all
     checkpoint_activations: bool = False  # recompute each block in the backward pass
     strategy: Literal["ddp", "fsdp", "tp"] = "ddp"  # how processes that torchrun starts divide the work
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     num_workers: int = 0  # processes that load batches
-    seed: int = 0
-    log_every: int = 10
-    validate_every: int = 250
-    validate_batches: int = 20
-    save_every: int = 500
+    seed: int = 0  # seed of the weights, the order of the data and dropout
+    log_every: int = 10  # steps between two lines of the log
+    validate_every: int = 250  # steps between two validations
+    validate_batches: int = 20  # batches of one validation
+    save_every: int = 500  # steps between two checkpoints
     tracker: Literal["none", "tensorboard", "wandb", "trackio"] = "none"  # where to log, besides metrics.jsonl
     project: str = "clearhead"  # name of the project in the tracker
     samples: tuple[str, ...] = ()  # prompts from which the trained model generates sample.txt

@@ -16,7 +16,7 @@ def draw_loss_curve(folder: Path) -> Path:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ClearheadError('matplotlib is not installed; run pip install "clearhead[plot]"') from None
+        raise ClearheadError('the loss curve needs matplotlib; run: pip install "clearhead[plot]"') from None
     rows = read_metrics(folder)
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)

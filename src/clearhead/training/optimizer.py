@@ -21,11 +21,11 @@ class AdamW(CheckedConfig):
 
     MAY_BE_ZERO = ("weight_decay",)
 
-    learning_rate: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
+    learning_rate: float = 1e-3  # the highest; the schedule scales it
+    beta1: float = 0.9  # decay of the mean of the gradients
+    beta2: float = 0.95  # decay of the mean of their squares
+    epsilon: float = 1e-8  # added to the square root of that mean
+    weight_decay: float = 0.1  # share of a matrix that is subtracted at each step, times the learning rate
 
     def __post_init__(self) -> None:
         super().__post_init__()

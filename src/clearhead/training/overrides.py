@@ -43,7 +43,8 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         name, equals, text = argument.removeprefix("--").partition("=")
         if not argument.startswith("--") or "." not in name:
             raise ClearheadError(
-                f"{argument!r} is not an option; to change a value of the recipe, write for example --train.steps 100"
+                f"unknown option {argument!r}; to change a value of the recipe, give its whole name, as in "
+                "--train.steps 100; `clearhead train RECIPE --help` lists all"
             )
         if not equals:
             has_value = remaining and not remaining[0].startswith("--")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from clearhead.config import dataclass_choices, kind_of
+from clearhead.config import dataclass_choices, kind_of, to_toml_value
 from clearhead.training.recipe import ResolvedRecipe
 
 
@@ -52,7 +52,12 @@ def _walk(part: Any, prefix: str) -> Iterator[tuple[str, str, str, str]]:
         if is_dataclass(value):
             yield from _walk(value, f"{name}.")
         elif not choices:
-            yield name, _type_name(hints[item.name]), "none" if value is None else repr(value), about
+            yield name, _type_name(hints[item.name]), _value_text(value), about
+
+
+def _value_text(value: Any) -> str:
+    """Return a value as a recipe writes it; a value that is not set is shown as none."""
+    return "none" if value is None else to_toml_value(list(value) if isinstance(value, tuple) else value)
 
 
 def _type_name(hint: Any) -> str:

@@ -19,7 +19,7 @@ class Constant(CheckedConfig):
 
     MAY_BE_ZERO = ("warmup_steps",)
 
-    warmup_steps: int = 0
+    warmup_steps: int = 0  # steps in which the learning rate rises
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,8 @@ class Linear(CheckedConfig):
 
     MAY_BE_ZERO = ("final", "warmup_steps")
 
-    warmup_steps: int = 0
-    final: float = 0.0
+    warmup_steps: int = 0  # steps in which the learning rate rises
+    final: float = 0.0  # learning rate at the end, as a share of the highest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,8 @@ class Cosine(CheckedConfig):
 
     MAY_BE_ZERO = ("final", "warmup_steps")
 
-    warmup_steps: int = 0
-    final: float = 0.1
+    warmup_steps: int = 0  # steps in which the learning rate rises
+    final: float = 0.1  # learning rate at the end, as a share of the highest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +48,16 @@ class WarmupStableDecay(CheckedConfig):
 
     MAY_BE_ZERO = ("final", "warmup_steps")
 
-    warmup_steps: int = 0
-    decay_steps: int
-    final: float = 0.0
+    warmup_steps: int = 0  # steps in which the learning rate rises
+    decay_steps: int  # steps at the end in which the learning rate falls
+    final: float = 0.0  # learning rate at the end, as a share of the highest
 
 
 @dataclass(frozen=True, kw_only=True)
 class Noam(CheckedConfig):
     """width^-½ · min(s^-½, s · warmup^-3/2) with s = step + 1 (Vaswani et al. 2017, §5.3), for a learning rate of 1."""
 
-    warmup_steps: int = 4000
+    warmup_steps: int = 4000  # steps in which the learning rate rises
 
 
 Schedule = Constant | Linear | Cosine | WarmupStableDecay | Noam

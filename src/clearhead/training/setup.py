@@ -100,7 +100,8 @@ def _find_data(key: str, name: str) -> Path:
     """Return the path of an installed data set. Raise ClearheadError if there is none of this name."""
     if name not in dataset_names():
         raise ClearheadError(
-            f"{key} {name} does not exist; set --{key}, or see which files each recipe needs: clearhead train --list"
+            f"{key} {name} does not exist; this recipe needs a file of your own: give it as --{key}; docs/training.md "
+            "says what it contains"
         )
     path = find_installed(name)
     if path is None:

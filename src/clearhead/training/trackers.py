@@ -42,7 +42,7 @@ def _import(module: str, kind: str) -> Any:
         return import_module(module)
     except ImportError:
         raise ClearheadError(
-            f'{kind} is not installed; run pip install "clearhead[{_EXTRAS[kind]}]", or set train.tracker to none'
+            f'{kind} is not installed; run: pip install "clearhead[{_EXTRAS[kind]}]", or set train.tracker to none'
         ) from None
 
 

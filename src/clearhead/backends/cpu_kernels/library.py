@@ -73,12 +73,12 @@ def build_in_background() -> str | None:
             reason = f"the CPU kernels cannot be compiled: {error}"
     if reason:
         return (
-            f"{reason}; PyTorch computes instead, several times slower (fast=True or --fast tries again, fast=False or "
-            "--no-fast hides this note)"
+            f"{reason}; PyTorch computes instead, several times slower (to try again: --fast, or fast=True in Python; "
+            "without this note: --no-fast, or fast=False)"
         )
     return (
         "the CPU kernels are being compiled in the background, once; until they are ready, PyTorch computes, several "
-        "times slower (fast=True or --fast waits for them)"
+        "times slower (to wait for them: --fast, or fast=True in Python)"
     )
 
 

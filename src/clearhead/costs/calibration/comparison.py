@@ -69,14 +69,15 @@ def prepare_trial(workload: Workload) -> Trial:
     """
     if workload.gpus > 1:
         raise ClearheadError(f"a measurement runs on one device; leave out gpus, which is {workload.gpus}")
-    if workload.quant is not None and not uses_packed_kernels(workload):
+    if workload.is_packed and not uses_packed_kernels(workload):
         raise ClearheadError(
-            "with quant, only decoding of one sequence on a CPU in int8 or int4 can be measured; leave quant out"
+            f"with {workload.weights} weights, only decoding of one sequence on a CPU in int8 or int4 can be measured; "
+            f"leave out weights={workload.weights!r}"
         )
     if workload.device_type == "cuda" and not torch.cuda.is_available():
         raise ClearheadError("this machine has no CUDA device to measure on; use --device cpu")
     _check_memory(workload)
-    if workload.quant is not None:
+    if workload.is_packed:
         return Trial(workload, _packed_step(workload), [])
     bytes_before = _allocated_before_network() if workload.device_type == "cuda" else 0
     network, counter = build_network(workload, workload.device_type), KernelCounter()

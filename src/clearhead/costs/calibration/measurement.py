@@ -81,7 +81,7 @@ def measure_machine(
         raise ClearheadError("this machine has no CUDA device; run: clearhead calibrate --device cpu")
     dtypes = DTYPES[device] if dtypes is None else dtypes
     pass_parts = _list_parts(device, dtypes)
-    packed_parts = {f"{quant} weights": partial(measure_packed, quant) for quant in PACKED_FORMATS}
+    packed_parts = {f"{weights} weights": partial(measure_packed, weights) for weights in PACKED_FORMATS}
     num_packed = len(packed_parts) if device == "cpu" else 0
     parts = MeasuredParts(device, dtypes, _NUM_PASSES[device] * len(pass_parts) + num_packed, show_progress)
     passes: list[Calibration] = []
@@ -94,7 +94,9 @@ def measure_machine(
         passes.append(_measure_pass(device, parts, pass_parts, f"pass {number}"))
     packed: dict[str, dict[str, float]] = {}
     if device == "cpu":
-        packed = {quant: parts.measure(*part) for quant, part in zip(PACKED_FORMATS, packed_parts.items(), strict=True)}
+        packed = {
+            weights: parts.measure(*part) for weights, part in zip(PACKED_FORMATS, packed_parts.items(), strict=True)
+        }
     parts.finish()
     return replace(best_of(passes), packed=packed)
 

@@ -12,8 +12,8 @@ from clearhead.costs.simulation import simulate
 
 def can_predict(workload: Workload, calibration: Calibration) -> bool:
     """Return whether the calibration covers this workload."""
-    if workload.quant is not None:
-        return uses_packed_kernels(workload) and bool(calibration.packed.get(workload.quant))
+    if workload.is_packed:
+        return uses_packed_kernels(workload) and bool(calibration.packed.get(workload.weights))
     return workload.gpus == 1 and workload.dtype in calibration.products
 
 
@@ -22,8 +22,8 @@ def predict_seconds(workload: Workload, calibration: Calibration) -> float:
 
     A training step ends with AdamW, which is one kernel.
     """
-    if workload.quant is not None:
-        return _packed_seconds(workload, calibration.packed[workload.quant])
+    if workload.is_packed:
+        return _packed_seconds(workload, calibration.packed[workload.weights])
     seconds = calibration.run_time(simulate(workload), workload.dtype, workload.phase)
     if workload.phase == "train":
         seconds += weight_bytes(workload) / calibration.optimizer[workload.dtype]
@@ -36,7 +36,7 @@ def uses_packed_kernels(workload: Workload) -> bool:
     Only this case is calibrated.
     """
     config = workload.config
-    is_packed = workload.device_type == "cpu" and workload.quant in PACKED_FORMATS
+    is_packed = workload.device_type == "cpu" and workload.weights in PACKED_FORMATS
     if workload.phase != "decode" or not is_packed or not workload.batch == workload.gpus == 1:
         return False
     return not config.is_encoder_decoder and unsupported_reason(config, "cpu") is None

@@ -180,15 +180,15 @@ MEASURED_SECONDS = 1.5
 
 def build_packed(workload: Workload) -> Transformer | None:
     """Build a network with packed weights in our CPU kernels, or return None if these cannot be compiled."""
-    network = pack_network(build_network(workload, "cpu"), workload.quant)  # type: ignore[arg-type]  # a packed format
+    network = pack_network(build_network(workload, "cpu"), workload.weights)  # type: ignore[arg-type]  # a packed format
     return network if accelerate(network) else None
 
 
-def measure_packed(quant: str) -> dict[str, float]:
+def measure_packed(weights: str) -> dict[str, float]:
     """Return the rates of decoding with packed weights, from the fastest steps, or {} without the kernels."""
-    wide = _packed_workload(*WIDE, _NUM_WIDE_LAYERS, quant, _SHORT)
-    narrow = _packed_workload(64, 64, _NUM_NARROW_LAYERS, quant, _SHORT)
-    short, long = (_packed_workload(512, 64, 16, quant, context) for context in (_SHORT, _LONG))
+    wide = _packed_workload(*WIDE, _NUM_WIDE_LAYERS, weights, _SHORT)
+    narrow = _packed_workload(64, 64, _NUM_NARROW_LAYERS, weights, _SHORT)
+    short, long = (_packed_workload(512, 64, 16, weights, context) for context in (_SHORT, _LONG))
     steps = []
     for workload in (wide, narrow, short, long):
         network = build_packed(workload)
@@ -208,7 +208,7 @@ def measure_packed(quant: str) -> dict[str, float]:
     }
 
 
-def _packed_workload(width: int, inner_width: int, num_layers: int, quant: str, context: int) -> Workload:
+def _packed_workload(width: int, inner_width: int, num_layers: int, weights: str, context: int) -> Workload:
     num_heads = width // _HEAD_WIDTH
     config = toy_decoder(
         width=width,
@@ -219,4 +219,4 @@ def _packed_workload(width: int, inner_width: int, num_layers: int, quant: str, 
         num_layers=num_layers,
         context=_LONG,
     )
-    return Workload(config=config, phase="decode", context=context, source=context, quant=quant, device_type="cpu")
+    return Workload(config=config, phase="decode", context=context, source=context, weights=weights, device_type="cpu")

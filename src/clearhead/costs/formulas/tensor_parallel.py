@@ -61,6 +61,6 @@ def divide(count: int, num_gpus: int, what: str) -> int:
     """Return count / num_gpus; raise ClearheadError if it is not a whole number."""
     require(
         count % num_gpus == 0,
-        f"tensor parallelism cannot divide {count} {what} among {num_gpus} GPUs; gpus must divide them evenly",
+        f"tensor parallelism cannot divide {count} {what} among {num_gpus} GPUs; use a number that divides {count}",
     )
     return count // num_gpus

@@ -27,7 +27,7 @@ _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 # Bits per weight of a matrix. Blocks of 32 weights share a 16-bit scale; int4 and q4_1 also store a 16-bit offset
 # (int8 and int4: backends/packed/formats.py; q4_0, q4_1 and q8_0: blocks of GGUF).
-_QUANT_BITS = {"int8": 8.5, "int4": 5.0, "q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5}
+_PACKED_BITS = {"int8": 8.5, "int4": 5.0, "q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5}
 
 # Values per parameter that an optimizer stores besides the gradient. PyTorch stores them in the parameter's precision.
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
@@ -43,7 +43,7 @@ class Workload:
     context: int  # tokens per sequence
     source: int  # tokens per source sequence of an encoder-decoder
     dtype: str = "bfloat16"
-    quant: str | None = None
+    weights: str = "full"  # "full": in `dtype`; otherwise a format of _PACKED_BITS
     optimizer: Optimizer = "adamw"
     recompute: bool = False  # the backward recomputes each block from its input instead of storing its activations
     device_type: DeviceType = "cuda"
@@ -54,7 +54,7 @@ class Workload:
         for kind, value, choices in (
             ("phase", self.phase, get_args(Phase)),
             ("dtype", self.dtype, _DTYPE_BYTES),
-            ("quant", self.quant, _QUANT_BITS),
+            ("weights", self.weights, ("full", *_PACKED_BITS)),
             ("optimizer", self.optimizer, OPTIMIZER_STATES),
             ("parallel", self.parallel, get_args(Parallel)),
         ):
@@ -70,9 +70,9 @@ class Workload:
     def _check_phase(self) -> None:
         if self.phase == "decode" and self.config.decoder is None:
             raise ClearheadError("phase 'decode' needs a decoder; for this encoder use phase 'prefill' or 'train'")
-        if self.phase == "train" and self.quant is not None:
+        if self.phase == "train" and self.is_packed:
             raise ClearheadError(
-                f"quant {self.quant!r} is for inference; leave it out, since training uses weights in {self.dtype}"
+                f"weights {self.weights!r} are for inference; leave them out, since training uses {self.dtype} weights"
             )
         if self.phase != "train" and self.recompute:
             raise ClearheadError(f"recompute has no effect in phase {self.phase!r}; leave it out or use phase 'train'")
@@ -105,9 +105,14 @@ class Workload:
         return _DTYPE_BYTES[self.dtype]
 
     @property
+    def is_packed(self) -> bool:
+        """Whether the weights are quantized."""
+        return self.weights != "full"
+
+    @property
     def bytes_per_weight(self) -> float:
         """Bytes of one weight of a matrix, with its part of the scale and offset of a quantized block."""
-        return self.bytes_per_activation if self.quant is None else _QUANT_BITS[self.quant] / 8
+        return _PACKED_BITS[self.weights] / 8 if self.is_packed else self.bytes_per_activation
 
     @cached_property
     def per_gpu(self) -> "Workload":

@@ -136,7 +136,7 @@ def last_logits(
 
 def uses_cuda_graph(workload: Workload) -> bool:
     """Return whether this workload is predicted and measured in the CUDA graph of backends/cuda/decoder.py."""
-    if workload.phase != "decode" or workload.device_type != "cuda" or workload.quant is not None:
+    if workload.phase != "decode" or workload.device_type != "cuda" or workload.is_packed:
         return False
     return workload.dtype != "float64" and unsupported_reason(workload.config, "cuda") is None
 

@@ -98,6 +98,8 @@ class RunFolder:
                 os.close(descriptor)
 
     def _acquire_lock(self) -> int:
+        if self.path.is_file():
+            raise ClearheadError(f"{self.path} is a file; give a folder for the run")
         with _disk_errors(f"{self.path} cannot be used as a run folder"):
             self.is_new = not self.path.exists()
             self.checkpoints.mkdir(parents=True, exist_ok=True)
