@@ -42,7 +42,7 @@ def test_create_writes_a_tiny_model_that_works(run, tmp_path, name):
 
 
 def test_studies_are_listed_and_run(run, tmp_path):
-    assert re.search("^mask +Where the causal mask belongs +A5, D1, D2$", run("study").stdout, re.MULTILINE)
+    assert re.search("^mask +Where the causal mask belongs +A5, D1, D2 *$", run("study").stdout, re.MULTILINE)
     assert len(json.loads(run("study", "--json").stdout)) == 13
     done = run("study", "scale", "--smoke", "--out", tmp_path / "scale")
     assert done.stdout == "scale: smoke run, too small to conclude anything; it ran without an error\n"

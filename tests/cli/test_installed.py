@@ -89,7 +89,7 @@ def test_what_is_incomplete_can_be_removed(home):
 
 
 def test_a_bundled_model_stays():
-    with pytest.raises(ClearheadError, match="part of this package"):
+    with pytest.raises(ClearheadError, match="part of Clearhead itself"):
         remove("capitals")
     assert describe_entry("capitals").path.is_dir()
 

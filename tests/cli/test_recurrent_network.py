@@ -76,11 +76,13 @@ def test_cost_of_a_recurrent_network(run, recurrent_folder):
     printed = run("cost", recurrent_folder, "--context", 5).stdout
     assert "sequential steps: 10, one per token" in printed
     assert "not on --device" in run("cost", recurrent_folder, "--device", "h200").stderr
+    assert "not on --training-tokens" in run("cost", recurrent_folder, "--training-tokens", 9).stderr
+    assert "not on --weights" in run("cost", recurrent_folder, "--weights", "int8").stderr
 
 
 def test_a_recurrent_network_is_verified(run, recurrent_folder):
-    done = run("verify", recurrent_folder, "--tokens", 6, "--json")
+    done = run("verify", recurrent_folder, "--new-tokens", 6, "--json")
     results = json.loads(done.stdout)
     assert done.returncode == 0
     assert [result["verdict"] for result in results] == ["pass"] * 3
-    assert "3 pass, in float32" in run("verify", recurrent_folder, "--tokens", 6).stdout
+    assert "3 pass, in float32" in run("verify", recurrent_folder, "--new-tokens", 6).stdout

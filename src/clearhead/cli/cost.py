@@ -105,7 +105,9 @@ def cost(
     from clearhead.costs import print_comparisons, print_report, report_to_dict
 
     if is_recurrent(model):
-        others = [name for name in ("phase", "quant", "device", "tokens") if (names | sizes)[name] is not None]
+        given = {"phase": phase, "device": device, "training-tokens": training_tokens}
+        given["weights"] = None if weights == "full" else weights
+        others = [name for name, value in given.items() if value is not None]
         _print_recurrent_cost(model, batch, context, source, others, as_json)
         return
     measured_device = _require_this_machine(device) if measure else None
