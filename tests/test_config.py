@@ -156,7 +156,7 @@ INVALID = {
     "no kind": (
         Rope,
         {"scaling": {"factor": 2.0}},
-        "rope.scaling needs a kind: one of dynamic_scaling, linear_scaling, llama3_scaling, yarn_scaling",
+        "rope.scaling needs a kind: one of dynamic_scaling, linear_scaling, llama3_scaling, long_rope_scaling",
     ),
     "number for a choice": (
         Rope,

@@ -57,9 +57,7 @@ class SamplingOptions:
     logit_bias: Mapping[int, float] | Iterable[tuple[int, float]] = described(  # stored as a tuple of pairs
         (), "Values to add to the logits of tokens, by token id."
     )
-    seed: int | None = described(
-        None, "Seed for sampling, which needs a temperature above 0; without it, every call samples a different text."
-    )
+    seed: int | None = described(None, "Seed of sampling; without it, every call samples a different text.")
     stop: str | Iterable[str] = described((), "String or strings that end the text.")  # stored as a tuple
     stop_ids: Iterable[int] = described((), "Token ids that end the text, besides the model's own.")  # as a tuple
     logprobs: int | None = described(

@@ -217,7 +217,10 @@ def test_convert(clearhead, folder, tmp_path, kind):
         (("score", "MODEL"), "give one of the two"),
         (("score", "MODEL", "x", "--file", "x"), "give one of the two"),
         (("score", "MODEL", "--file", "no/such"), "no/such does not exist; check the path"),
-        (("score", "MODEL", "--file", "no:100:such"), "no:100:such does not exist; check the path"),  # not an emoji's name
+        (
+            ("score", "MODEL", "--file", "no:100:such"),
+            "no:100:such does not exist; check the path",
+        ),  # not an emoji's name
         (("score", "MODEL", "x"), "a text of fewer than two tokens cannot be scored"),
         (("embed", "MODEL", ""), "the text is empty"),
         (("trace", "MODEL", "x", "--head", "-9"), "--head -9 is out of range"),

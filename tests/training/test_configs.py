@@ -79,7 +79,7 @@ def test_finetune_lora_runs_with_smoke(tmp_path):
 def test_a_misspelled_key_gives_a_one_line_error_and_no_folder(tmp_path):
     done = run_clearhead("train", "capitals", "--out", tmp_path / "run", "--train.stpes", "3")
     assert done.returncode == 1
-    assert done.stderr.strip() == "error: unknown key in recipe.train: 'stpes'; did you mean 'steps'?"
+    assert done.stderr.strip() == "error: unknown key --train.stpes; did you mean --train.steps?"
     assert not (tmp_path / "run").exists()
 
 

@@ -30,7 +30,7 @@ def write_result(result: StudyResult, folder: Path) -> None:
     picture = draw_picture(result)
     write_bytes(folder / "picture.png", picture)
     write_text(folder / "table.json", json.dumps(result.to_dict(), indent=1, allow_nan=False) + "\n")
-    write_text(folder / "index.html", study_page(result, picture))
+    write_text(folder / "index.html", _study_page(result, picture))
 
 
 def write_site(results: Sequence[StudyResult], folder: Path) -> None:
@@ -45,7 +45,7 @@ def write_site(results: Sequence[StudyResult], folder: Path) -> None:
     write_text(folder / "index.html", html_document(_SITE_TITLE, body, styles=_styles()))
 
 
-def study_page(result: StudyResult, picture: bytes) -> str:
+def _study_page(result: StudyResult, picture: bytes) -> str:
     """Return the page of one study: claim, set-up, result, explanation and limits."""
     study = result.study
     seeds = ", ".join(map(str, result.seeds))

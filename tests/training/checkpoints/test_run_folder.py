@@ -211,7 +211,10 @@ def test_a_file_size_limit_keeps_the_old_checkpoint(tmp_path):
 
 def test_a_path_that_is_a_file_is_rejected(tmp_path):
     (tmp_path / "x").write_text("a file")
-    with pytest.raises(ClearheadError, match="cannot be used as a run folder"), RunFolder(tmp_path / "x").lock():
+    with (
+        pytest.raises(ClearheadError, match="x is a file; give a folder for the run"),
+        RunFolder(tmp_path / "x").lock(),
+    ):
         pass
 
 
