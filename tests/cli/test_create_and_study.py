@@ -41,6 +41,15 @@ def test_create_writes_a_tiny_model_that_works(run, tmp_path, name):
     assert "did you mean 'gpt2'" in run("create", "gtp2", "--tiny").stderr
 
 
+@pytest.mark.parametrize("command", ["presets", "study", "list"])
+def test_lists_fit_a_narrow_terminal_and_keep_names_whole(run, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = run(command).stdout.splitlines()
+    assert max(map(len, lines)) <= 60
+    words = {word for line in lines for word in line.split()}
+    assert {"presets": {"llama-3.1-405b", "gpt2-xl"}, "study": {"bottleneck"}, "list": {"capitals"}}[command] <= words
+
+
 def test_studies_are_listed_and_run(run, tmp_path):
     assert re.search("^mask +Where the causal mask belongs +A5, D1, D2 *$", run("study").stdout, re.MULTILINE)
     assert len(json.loads(run("study", "--json").stdout)) == 13

@@ -83,10 +83,8 @@ def load(
     peft = read_peft_adapter(model) if is_peft_adapter(model) else None
     if peft is not None:
         if weights != "full" or not peft.base:
-            raise ClearheadError(
-                "an adapter can be merged only into full weights: leave out the option weights, and name the base "
-                "model in base_model_name_or_path"
-            )
+            change = f"leave out weights={weights!r}" if weights != "full" else "name it in base_model_name_or_path"
+            raise ClearheadError(f"an adapter can be merged only into the full weights of a base model; {change}")
         model = peft.base
     if is_recurrent(model):
         if fast or weights != "full":

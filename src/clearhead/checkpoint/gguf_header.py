@@ -96,7 +96,8 @@ class HeaderReader:
 
     def error(self, problem: str) -> ClearheadError:
         """Return the error for the current item."""
-        return ClearheadError(f"{self.path}, {self.section}, byte {self.item_start}: {problem}")
+        remedy = "" if ";" in problem else "; the file is damaged or incomplete: download it again"
+        return ClearheadError(f"{self.path}, {self.section}, byte {self.item_start}: {problem}{remedy}")
 
     # --- the three parts of a header
 

@@ -227,7 +227,7 @@ def finite(data: Any) -> Any:
 def table_console() -> TerminalConsole:
     """Return a console for tables; in a pipe it is wide enough not to fold rows."""
     console = TerminalConsole()
-    if not console.is_terminal:  # rich assumes 80 characters in a pipe
+    if not console.is_terminal and "COLUMNS" not in os.environ:  # rich assumes 80 characters in a pipe
         console.width = max(console.width, _PIPE_WIDTH)
     return console
 

@@ -64,9 +64,13 @@ def info(
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for label, text in _describe(data).items():
-        table.add_row(label, Text(text))  # a path may look like markup
-    table_console().print(table)
+    lines = _describe(data)
+    for label, text in lines.items():
+        table.add_row(label, Text(text))  # a text may look like markup
+    console = table_console()
+    console.print(table)
+    if path is not None:  # whole, so that it can be copied from a narrow terminal
+        console.print(f"{'path':{max(map(len, lines))}}  {path}", markup=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: `clearhead remove smollm2`")
@@ -134,8 +138,6 @@ def _describe(data: dict[str, Any]) -> dict[str, str]:
     if data.get("download_bytes"):
         lines["download"] = format_bytes(data["download_bytes"])
     lines["on disk"] = format_bytes(data["disk_bytes"]) if data["installed"] else "not installed"
-    if data["path"] is not None:
-        lines["path"] = data["path"]
     if architecture := data.get("architecture"):
         sizes = f"{architecture['num_layers']} layers of width {architecture['width']:,}"
         lines["architecture"] = f"{architecture['kind']}, {sizes}"

@@ -59,7 +59,9 @@ _ShutdownOption = Annotated[
 
 
 @app.command(
-    epilog="Examples: `clearhead serve smollm2`, `clearhead serve smollm2 --weights int4 --port 8080 --alias gpt-4o`"
+    epilog="Examples: `clearhead serve smollm2`, `clearhead serve smollm2 --weights int4 --port 8080 --alias gpt-4o`. "
+    "Then: `curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d "
+    """'{"model": "smollm2", "messages": [{"role": "user", "content": "Hello"}]}'`"""
 )
 @takes_threads
 def serve(

@@ -61,12 +61,11 @@ class SpanCorruption(CheckedConfig):
 class LongText(CheckedConfig):
     """Common settings of text files and token shards: one long token sequence, read in rows of `context` tokens."""
 
-    path: str
-    context: int
-    validation_path: str | None = None
+    path: str  # a file, a folder of files, or a data set from `clearhead get`
+    context: int  # tokens of one row
+    validation_path: str | None = None  # texts to validate on
     validation_share: float = 0.1  # share of the tokens, at the end, that is held out if there is no validation_path
-    # windows: rows start at random positions. chunks: consecutive rows. packed: several whole documents per row.
-    rows: Literal["windows", "chunks", "packed"] = "windows"
+    rows: Literal["windows", "chunks", "packed"] = "windows"  # start anywhere; consecutive; whole documents together
     objective: Causal | Masked | SpanCorruption = Causal()
 
     def __post_init__(self) -> None:

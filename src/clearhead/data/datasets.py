@@ -176,7 +176,10 @@ class _RaggedArray:
 def _row_length(tokens: Tokens, context: int, reader: Reader) -> int:
     needed = context + reader.num_extra
     if len(tokens) < needed:
-        raise ClearheadError(f"the text has {len(tokens)} tokens, but a row of context {context} needs {needed}")
+        raise ClearheadError(
+            f"the text has {len(tokens)} tokens, but a row of context {context} needs {needed}; use a smaller context "
+            "or more text"
+        )
     return needed
 
 

@@ -97,7 +97,7 @@ def read_table(path: str | Path, source_column: int = 0, target_column: int = 1,
         if len(cells) <= max(source_column, target_column):
             raise ClearheadError(
                 f"line {number} of {path} has {len(cells)} {separated} columns, but columns {source_column} and"
-                f" {target_column}, numbered from 0, were requested"
+                f" {target_column}, numbered from 0, were requested; choose others, or correct the line"
             )
         pairs.append((cells[source_column], cells[target_column]))
     return _require_rows(pairs[1:] if header else pairs, path)
@@ -119,7 +119,9 @@ def _read_csv_entries(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
         if names is None:
             names = [cell.strip() for cell in cells]
         elif len(cells) != len(names):
-            raise ClearheadError(f"line {number} of {path} has {len(cells)} cells, but the first line has {len(names)}")
+            raise ClearheadError(
+                f"line {number} of {path} has {len(cells)} cells, but the first line has {len(names)}; correct the line"
+            )
         else:
             yield number, dict(zip(names, cells, strict=True))
 
@@ -132,7 +134,7 @@ def _read_csv(path: str | Path) -> Iterator[tuple[int, list[str]]]:
             if cells:
                 yield rows.line_num, cells
     except csv.Error as error:
-        raise ClearheadError(f"line {rows.line_num} of {path} is not valid CSV: {error}") from None
+        raise ClearheadError(f"line {rows.line_num} of {path} is not valid CSV: {error}; correct it") from None
 
 
 def read_json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -142,7 +144,9 @@ def read_json_lines(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
             continue
         entry = parse_json(line, f"line {number} of {path} is ")
         if not isinstance(entry, dict):
-            raise ClearheadError(f"line {number} of {path} is not a JSON object")
+            raise ClearheadError(
+                f'line {number} of {path} is not a JSON object; each line must be one, such as {{"text": "…"}}'
+            )
         if "\\ud" in line.lower() and _SURROGATE.search(json.dumps(entry, ensure_ascii=False)):
             raise ClearheadError(f"line {number} of {path} has an unpaired surrogate (\\ud800 to \\udfff); remove it")
         yield number, entry
@@ -180,7 +184,7 @@ def _readable(path: str | Path) -> Iterator[BufferedIOBase]:
         with _open(Path(path)) as file:
             yield file
     except (EOFError, zlib.error) as error:
-        raise ClearheadError(f"{path} is not a complete gzip file: {error}") from None
+        raise ClearheadError(f"{path} is not a complete gzip file: {error}; compress or download it again") from None
     except OSError as error:  # gzip also raises it for a file that is not compressed
         raise ClearheadError(f"{path} cannot be read: {error.strerror or error}") from None
 

@@ -123,5 +123,7 @@ def check_index(kind: str, number: int, count: int, note: str = "") -> int:
     except TypeError:
         raise ClearheadError(f"{kind} {number!r} is not an integer from 0 to {count - 1}") from None
     if not -count <= number < count:
-        raise ClearheadError(f"{kind} {number} is out of range: there are {count}, from 0 to {count - 1}{note}")
+        raise ClearheadError(
+            f"{kind} {number} is out of range: there are {count}, from 0 to {count - 1}, or from -{count} to -1{note}"
+        )
     return number % count

@@ -217,13 +217,13 @@ class _TraceReader:
     def tensor(self, name: str) -> Tensor:
         """Return a tensor of the file by name."""
         if name not in self.tensors:
-            raise ClearheadError(f"{self.path} has no tensor {name}")
+            raise ClearheadError(f"{self.path} has no tensor {name}; save the trace again")
         return self.tensors[name]
 
     def require(self, condition: bool, message: str) -> None:
         """Raise ClearheadError with the message and the path of the file unless the condition holds."""
         if not condition:
-            raise ClearheadError(f"{self.path}: {message}")
+            raise ClearheadError(f"{self.path} is damaged: {message}; save the trace again")
 
 
 def _is_broadcastable(tensor: Tensor, shape: tuple[int, ...]) -> bool:

@@ -58,12 +58,12 @@ class DecoderModel(CheckedConfig):
 
     MAY_BE_ZERO = ("dropout",)
 
-    width: int
+    width: int  # width of the residual stream
     num_layers: int
     num_heads: int
-    num_kv_heads: int | None = None  # None: the same as num_heads
-    feed_forward: int | None = None  # inner width; None: 8/3 of `width`, rounded up to a multiple of 8
-    context: int
+    num_kv_heads: int | None = None  # none: the same as num_heads
+    feed_forward: int | None = None  # inner width; none: 8/3 of `width`, rounded up to a multiple of 8
+    context: int  # longest sequence in tokens
     head_norm: bool = False  # apply an RMS norm to queries and keys
     theta: float = 10000.0  # base of the rotary frequencies
     dropout: float = 0.0  # dropout of embeddings, branches and attention weights
@@ -80,11 +80,11 @@ class TranslatorModel(CheckedConfig):
 
     MAY_BE_ZERO = ("dropout", "weight_dropout")
 
-    width: int
+    width: int  # width of the residual stream
     num_layers: int  # number of layers in the encoder, and as many in the decoder
     num_heads: int
     feed_forward: int  # width of the feed-forward layers
-    context: int
+    context: int  # longest sequence in tokens
     dropout: float = 0.0  # dropout of embeddings and branches
     weight_dropout: float = 0.0  # dropout of attention weights and inside the feed-forward
 
@@ -99,9 +99,9 @@ class RecurrentModel(CheckedConfig):
 
     MAY_BE_ZERO = ("dropout",)
 
-    width: int
+    width: int  # of embeddings and states
     num_layers: int = 1
-    context: int
+    context: int  # longest sequence in tokens
     attends: bool = True  # attend to the encoder output, by dot-product attention
     dropout: float = 0.0
 
