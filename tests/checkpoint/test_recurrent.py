@@ -88,7 +88,6 @@ def test_operations_that_need_a_transformer_are_rejected(folder):
         lambda: model.stream([3]),
         lambda: model.embed([[3]]),
         lambda: model.score([3]),
-        lambda: model.trace([3]),
     ):
         with pytest.raises(ClearheadError, match="recurrent network"):
             operation()

@@ -72,7 +72,7 @@ def test_a_missing_or_misshapen_tensor_raises(saved_trace):
 
 WRONG_METADATA = {
     "not a trace of format 1": lambda d: d.update(format=2),
-    "ModelConfig.width is -1": lambda d: d["model"].update(width=-1),
+    "model.width is -1": lambda d: d["model"].update(width=-1),
     "key in .*scoring": lambda d: d["scoring"].update(other=[]),
     "scoring.cross must have 2 layers": lambda d: d["scoring"].update(cross=[]),
     "token_texts must be a list of strings": lambda d: d.update(token_texts=[1]),

@@ -84,6 +84,18 @@ def test_a_misspelled_key_gives_a_one_line_error_and_no_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("-5", "error: --train.steps is -5; it must be a whole number, 1 or more"),
+        ("ten", "error: --train.steps is 'ten'; it must be a whole number"),
+    ],
+)
+def test_a_wrong_value_is_reported_with_the_key_as_it_was_given(value, sentence):
+    done = run_clearhead("train", "capitals", "--print-config", "--train.steps", value)
+    assert (done.returncode, done.stderr.strip()) == (1, sentence)
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (
