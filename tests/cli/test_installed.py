@@ -44,7 +44,12 @@ def test_list_separates_what_is_installed_from_what_get_offers(clearhead, instal
 @pytest.mark.parametrize("command", [("list",), ("info", "minilm"), ("info", "capitals")])
 def test_tables_fit_60_columns(clearhead, home, monkeypatch, command):  # noqa: F811
     monkeypatch.setattr("clearhead.cli.installed.table_console", lambda: Console(width=60))
-    assert max(map(len, clearhead(*command).stdout.splitlines())) <= 60
+    *lines, last = clearhead(*command).stdout.splitlines()
+    assert max(map(len, lines)) <= 60
+    if command[-1] == "capitals":  # the terminal folds a long path, so that it can be copied
+        assert last.split() == ["path", str(find_installed("capitals"))]
+    else:
+        assert len(last) <= 60
 
 
 def test_info_of_a_model_that_is_not_installed_says_how_to_get_it(clearhead, home):  # noqa: F811
