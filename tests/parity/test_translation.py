@@ -86,16 +86,38 @@ def test_encoders_alone(case, tmp_path):
 LANGUAGES = {"eng": 5, "fra": 6, "deu": 7}
 
 
-def draw_small_tokens(name, tensor):
-    """Draw small token embeddings, so that a text does not repeat one token, whose logit is largest after itself."""
-    return (
-        0.02 * torch.randn_like(tensor) if "shared" in name or "embed_tokens" in name else draw_attention(name, tensor)
-    )
+TOKEN_SCALES = {"mbart": 0.02, "m2m_100": 0.2, "mt5": 0.02, "umt5": 0.02}
+
+
+def draw_varied(case):
+    """Return a function that draws weights with which a text depends on its source and does not repeat one token.
+
+    Token embeddings are small, because a token would otherwise make itself the next one. Biases are small, because they
+    add the same to the logits of every step, and the other weights of BART's relatives are large.
+    """
+
+    scale = 4 if case.name == "mbart" else 6
+
+    def draw(name, tensor):
+        noise = torch.randn_like(tensor)
+        if "shared" in name or "embed_tokens" in name:
+            return TOKEN_SCALES[case.name] * noise
+        if "t5" in case.name:
+            return draw_attention(name, tensor)
+        if "layer_norm" in name or "layernorm" in name:
+            return 0.1 * noise + (0 if name.endswith("bias") else 1)
+        if name.endswith("final_logits_bias"):
+            return 0.01 * noise
+        return (
+            0.3 * noise if "embed_positions" in name or tensor.ndim == 1 else scale * noise * tensor.shape[-1] ** -0.5
+        )
+
+    return draw
 
 
 def save_translator(case, folder, **generation):
     """Save a reference with its generation config; return it, and our model of the folder."""
-    model = build_reference(replace(case, draw=draw_small_tokens))
+    model = build_reference(replace(case, draw=draw_varied(case)))
     model.generation_config.update(**{"max_new_tokens": None, "max_length": 20} | generation)
     model.save_pretrained(folder)
     return model, clearhead.load(folder)

@@ -104,8 +104,11 @@ def _results(engine: Engine, requests: Sequence[Request]) -> list[Tensor]:
 def _variant_logits(case: VerificationCase) -> Iterator[None]:
     """Change the logits of several rows by one rounding error while the context lasts."""
 
+    # Log-probabilities are computed in float32, whatever the logits are.
+    error = max(torch.finfo(case.dtype).eps, torch.finfo(torch.float32).eps)
+
     def change(module: object, inputs: object, logits: Tensor) -> Tensor:
-        return logits if len(logits) == 1 else logits * (1 + torch.finfo(logits.dtype).eps)
+        return logits if len(logits) == 1 else logits * (1 + error)
 
     assert case.network.head is not None
     handle = case.network.head.register_forward_hook(change)
