@@ -13,7 +13,8 @@ This is the only package in which names of models decide anything. docs/add-a-fa
     llama_style    parts shared by LLaMA, Qwen, Gemma, DeepSeek, Llama 4 and Grok
     heads          other heads than the language head of decoders
     encoder_style  parts shared by the encoders: heads, BERT's tensor names
-    decoders       decoder-only model types that are rows of a table (decoders_*: the rows, decoder_*: what a row means)
+    decoders       decoder-only model types that are rows of a table: decoder_rows_* has the rows, decoder_row says
+                   what a row means, decoder_reading, decoder_writing and decoder_experts translate it
     gguf           metadata and tensor names of GGUF files
     gguf_writing   a config as such metadata
     ctranslate2    settings and tensor names of Marian models in CTranslate2's format

@@ -2,29 +2,28 @@
 
     FAMILIES[0].read_config(Settings(json_data, "config.json"))
 
-The rows are in decoders_gpt.py, decoders_opt.py, decoders_phi.py, decoders_llama.py, decoders_gemma.py,
-decoders_glm.py and decoders_experts.py.
+The rows are in decoder_rows_*.py: relatives together, so that no file is long.
 """
 
 from clearhead.families import (
-    decoders_experts,
-    decoders_gemma,
-    decoders_glm,
-    decoders_gpt,
-    decoders_llama,
-    decoders_opt,
-    decoders_phi,
+    decoder_rows_gemma,
+    decoder_rows_glm,
+    decoder_rows_gpt,
+    decoder_rows_llama,
+    decoder_rows_mixtures,
+    decoder_rows_opt,
+    decoder_rows_phi,
 )
 from clearhead.families.decoder_writing import decoder_family
 
 _TABLES = (
-    decoders_gpt,
-    decoders_opt,
-    decoders_phi,
-    decoders_llama,
-    decoders_gemma,
-    decoders_glm,
-    decoders_experts,
+    decoder_rows_gpt,
+    decoder_rows_opt,
+    decoder_rows_phi,
+    decoder_rows_llama,
+    decoder_rows_gemma,
+    decoder_rows_glm,
+    decoder_rows_mixtures,
 )
 ROWS = tuple(row for table in _TABLES for row in table.ROWS)
 FAMILIES = tuple(decoder_family(row) for row in ROWS)

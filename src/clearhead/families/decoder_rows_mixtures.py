@@ -10,8 +10,8 @@ from typing import Any
 from clearhead.architecture import RmsNorm
 from clearhead.families.decoder_experts import ExpertRow, ExpertSetting
 from clearhead.families.decoder_row import FULL, WINDOWED, DecoderRow, NormedHeads, Rotary, Setting, Windows
-from clearhead.families.decoders_gemma import JOINT_HEAD_NORM_NAMES, every_nth_full
-from clearhead.families.decoders_llama import GRANITE_SCALES, with_default_rope
+from clearhead.families.decoder_rows_gemma import JOINT_HEAD_NORM_NAMES, every_nth_full
+from clearhead.families.decoder_rows_llama import GRANITE_SCALES, with_default_rope
 from clearhead.families.llama_style import EXPERT_NAMES, PRE_NORM_NAMES
 from clearhead.families.settings import Settings
 from clearhead.families.tensor_rules import (
