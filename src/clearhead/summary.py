@@ -20,6 +20,7 @@ from clearhead.architecture import (
     GroupedAttention,
     Head,
     LatentAttention,
+    Layer,
     ModelConfig,
     NoPosition,
     Stack,
@@ -39,6 +40,7 @@ class LayerGroup:
     cross_attention: str | None
     feed_forward: str
     norm: str
+    shared: bool  # whether all layers have the same weights
     parameters: int  # of all layers of the group
 
 
@@ -94,7 +96,8 @@ def _group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
                 attention=_describe_attention(layer.attention),
                 cross_attention=None if cross_attention is None else _describe_attention(cross_attention),
                 feed_forward=_describe_feed_forward(layer.feed_forward),
-                norm=f"{layer.placement}, {describe(layer.norm)}{_describe_scale(layer.branch_scale)}",
+                norm=_describe_norm(layer),
+                shared=stack.shared_layers,
                 parameters=(1 if stack.shared_layers else len(numbers)) * sum(layer_parameters(layer, width).values()),
             )
         )
@@ -104,8 +107,9 @@ def _group_layers(name: str, stack: Stack, width: int) -> list[LayerGroup]:
 # --- words
 
 
-def _describe_scale(scale: float) -> str:
-    return "" if scale == 1.0 else f"; branches times {scale:g}"
+def _describe_norm(layer: Layer) -> str:
+    words = f"{layer.placement}, {describe(layer.norm)}" + "; none before attention" * (not layer.attention_norm)
+    return words if layer.branch_scale == 1.0 else f"{words}; branches times {layer.branch_scale:g}"
 
 
 def _describe_attention(attention: GroupedAttention | LatentAttention) -> str:
@@ -144,7 +148,7 @@ def _describe_feed_forward(config: FeedForward | Experts) -> str:
     if isinstance(config, FeedForward):
         gate, bias = "gated " if config.gated else "", ", bias" if config.bias else ""
         clamp = "" if config.clamp is None else f", {describe(config.clamp)}"
-        return f"{gate}{config.activation}, {config.width}{bias}{clamp}"
+        return f"{gate}{config.activation}, width {config.width:,}{bias}{clamp}"
     words = [f"{config.num_chosen} of {config.num_experts} experts, each {_describe_feed_forward(config.expert)}"]
     if config.shared:
         words.append(f"shared {_describe_feed_forward(config.shared)}{', gated' if config.shared_gate else ''}")
@@ -173,7 +177,7 @@ def _describe_head(head: Head) -> str:
 
 
 def describe(part: Any) -> str:
-    """Return the kind of a part of the config and its fields: `rope theta=500000, (llama3 scaling factor=8, …)`."""
+    """Return the kind of a part of the config and its fields: `rope theta 500000, (llama3 scaling factor 8, …)`."""
     name = kind_of(type(part)).replace("_", " ")
     values = []
     for item in fields(part):
@@ -183,12 +187,19 @@ def describe(part: Any) -> str:
         if is_dataclass(value):
             values.append(f"({describe(value)})")
         elif value is True:
-            values.append(item.name)
+            values.append(item.name.replace("_", " "))
         elif isinstance(value, tuple):
             values.append(f"{len(value)} {item.name.replace('_', ' ')}")
         else:
-            values.append(f"{item.name}={value:g}" if isinstance(value, float) else f"{item.name}={value}")
+            values.append(_describe_value(item.name, value))
     return f"{name} {', '.join(values)}".strip()
+
+
+def _describe_value(name: str, value: float | int | str) -> str:
+    """Return a field and its value in words: `epsilon 1e-05`, `1,024 positions` for num_positions."""
+    shown = f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+    words = name.replace("_", " ")
+    return f"{shown} {words.removeprefix('num ')}" if name.startswith("num_") else f"{words} {shown}"
 
 
 # --- the table
@@ -216,7 +227,8 @@ def print_summary(summary: Summary, title: str, console: Console | None = None) 
         table.add_row("  tokens", words)
     for group in summary.layers:
         numbers = format_ranges(group.numbers)
-        table.add_row(group.stack, f"layers {numbers}: {group.parameters:,} parameters", style="bold")
+        shared = ", shared by all" if group.shared else ""
+        table.add_row(group.stack, f"layers {numbers}: {group.parameters:,} parameters{shared}", style="bold")
         table.add_row("  attention", group.attention)
         if group.cross_attention:
             table.add_row("  cross-attention", group.cross_attention)

@@ -8,7 +8,14 @@ from typing import get_args
 
 import pytest
 
-from clearhead.cli.checks import COST_OPTIONS, MEASURABLE_DEVICES, check_layer, check_model, find_texts
+from clearhead.cli.checks import (
+    COST_OPTIONS,
+    MEASURABLE_DEVICES,
+    check_installed,
+    check_layer,
+    check_model,
+    find_texts,
+)
 from clearhead.costs.calibration.devices import DEVICES
 from clearhead.costs.formulas import Phase, workload
 from clearhead.errors import ClearheadError
@@ -167,6 +174,14 @@ def test_texts_are_files_folders_or_installed_data_sets(tmp_path, monkeypatch):
     assert find_texts([Path("books")]) == [Path("books")]  # what exists here comes before the data set
     with pytest.raises(ClearheadError, match="bookz does not exist"):
         find_texts([Path("bookz")])
+
+
+def test_a_missing_extra_is_named_with_the_command_that_installs_it(monkeypatch):
+    check_installed(["json"], "a plot", "plot")
+    monkeypatch.setitem(sys.modules, "blocked", None)
+    with pytest.raises(ClearheadError) as raised:
+        check_installed(["json", "no_such_package", "blocked"], "a plot", "plot")
+    assert str(raised.value) == 'a plot needs no_such_package, blocked; run: pip install "clearhead[plot]"'
 
 
 def test_a_name_too_long_for_a_file_is_an_unknown_model():

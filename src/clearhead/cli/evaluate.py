@@ -22,7 +22,7 @@ from clearhead.cli.app import (
     print_message,
     progress_bar,
 )
-from clearhead.cli.checks import check_files, check_model_options
+from clearhead.cli.checks import check_files, check_installed, check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError, unknown_name
@@ -97,6 +97,8 @@ def evaluate(
     given = {name: value for name, value in call.params.items() if name in _TASK_OPTIONS and value is not None}
     _check_options(task, given)
     check_files(given[name] for name in _FILE_OPTIONS if name in given)
+    if task == "translation":
+        check_installed(["sacrebleu"], "the task translation", "eval")
     check_model_options(model, dtype, device)
     data = _read_data(task, given)
     loaded = load_model(model, dtype, device)

@@ -19,7 +19,7 @@ from clearhead.cli.app import (
     format_bytes,
     print_json,
 )
-from clearhead.cli.checks import check_layer, check_model_options
+from clearhead.cli.checks import check_installed, check_layer, check_model_options
 from clearhead.cli.generate import DeviceOption, load_model
 from clearhead.cli.threads import takes_threads
 from clearhead.files import check_output_path
@@ -63,6 +63,8 @@ def trace(
     if out is not None:
         check_output_path(out, [".html", ".png", ".safetensors"])
         check_absent(out, overwrite, "name")
+        if out.suffix.lower() == ".png":
+            check_installed(["matplotlib"], "a PNG", "plot")
     from clearhead.inspection import (
         HeadSelection,
         check_export_path,
