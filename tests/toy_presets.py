@@ -14,9 +14,14 @@ SIZES = TinySizes(vocab_size=VOCAB, width=WIDTH, context=CONTEXT, head_width=4, 
 MIN_LAYERS = 3  # a first, a middle and a last one
 
 
+def shrink_sizes(config: ModelConfig) -> ModelConfig:
+    """Return the config at toy size with its first eight layers, all choices kept."""
+    return shrink_to(config, SIZES)
+
+
 def shrink(config: ModelConfig) -> ModelConfig:
     """Return the config at toy size: the first layers, with one of every kind, all choices kept, all sizes small."""
-    small = shrink_to(config, SIZES)
+    small = shrink_sizes(config)
     return replace(
         small,
         encoder=small.encoder and without_repeated_layers(small.encoder),

@@ -13,8 +13,11 @@ from clearhead.backends.modules import PackedLinear, PackedTable, is_packed
 from clearhead.cache import KeyValueCache
 from clearhead.checkpoint.gguf import open_gguf
 from clearhead.errors import ClearheadError
-from tests.backends.networks import logits_of, toy_network
-from tests.toy_presets import shrink
+from clearhead.families import preset
+from clearhead.model import Transformer
+from tests.backends.networks import logits_of
+from tests.model.toys import redraw
+from tests.toy_presets import shrink, shrink_sizes
 
 PROMPT = "The letter was posted in the morning, and"
 
@@ -23,7 +26,10 @@ PROMPT = "The letter was posted in the morning, and"
 def llama_folder(tmp_path_factory):
     """A saved LLaMA at toy size."""
     folder = tmp_path_factory.mktemp("toy") / "model"
-    clearhead.Model(toy_network("llama-3.1-8b")).save(folder)
+    torch.manual_seed(0)
+    network = Transformer(shrink_sizes(preset("llama-3.1-8b"))).eval()
+    redraw(network)
+    clearhead.Model(network).save(folder)
     return folder
 
 

@@ -60,6 +60,7 @@ def random_block(config: Layer) -> Block:
 
 FORMULAS = {
     "relu": lambda x: x.clamp(min=0),
+    "relu_squared": lambda x: x.clamp(min=0) ** 2,
     "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
     "gelu_tanh": lambda x: x / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),

@@ -9,7 +9,7 @@ from clearhead.architecture import Chunked, ModelConfig, RelativeSinusoid, Slidi
 from clearhead.costs.formulas import Phase, Workload
 from clearhead.families import preset
 from tests.model.toys import decoder, encoder, latent, stack, translator
-from tests.toy_presets import shrink
+from tests.toy_presets import shrink_sizes
 
 # One preset of each kind of architecture; all other presets differ from one of these in sizes only.
 PRESETS = (
@@ -26,7 +26,7 @@ def windowed_latent() -> ModelConfig:
     return replace(config, decoder=stack(latent(pattern=SlidingWindow(size=3))))
 
 
-CASES: dict[str, ModelConfig] = {name: shrink(preset(name)) for name in PRESETS} | {
+CASES: dict[str, ModelConfig] = {name: shrink_sizes(preset(name)) for name in PRESETS} | {
     "other value width": decoder(value_width=3),
     "chunks": decoder(pattern=Chunked(size=5)),
     "windowed latent": windowed_latent(),

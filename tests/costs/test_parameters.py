@@ -21,6 +21,7 @@ PARTS = (
     ("relative_bias", "attention"),
     ("head", "head"),
     ("pooler", "pooler"),
+    ("classifier", "classifier"),
 )
 
 

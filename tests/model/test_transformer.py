@@ -409,7 +409,12 @@ def test_every_valid_config_builds_and_runs(config):
             found, expected = (
                 network(tokens, mask, kernel=kernel) for kernel in (fused_attention, reference_attention)
             )
-        assert found.shape == (2, 2, config.vocab_size if config.head else config.width)
+        if config.head is None and config.classifier is not None and config.classifier.reads != "tokens":
+            assert found.shape == (2, config.classifier.num_labels)
+        elif config.head is None and config.classifier is not None:
+            assert found.shape == (2, 2, config.classifier.num_labels)
+        else:
+            assert found.shape == (2, 2, config.vocab_size if config.head else config.width)
         assert found.isfinite().all()
         assert_close(found, expected, 1e-9)
 

@@ -137,7 +137,7 @@ def test_wordpiece_encodes_as_the_library_does():
     [
         ({"model": None}, r"no tokenizer: the key tokenizer\.ggml\.model is missing"),
         ({"model": "gpt3"}, "unknown GGUF tokenizer model 'gpt3'; did you mean 'gpt2'"),
-        ({"model": 5}, "model is int; it must be str"),
+        ({"model": 5}, "model has type int; it must have type str"),
         ({"pre": "gpt-9"}, "unknown pre-tokenizer 'gpt-9'.*known names: .*smollm"),
         ({"tokens": None}, "no vocabulary"),
         ({"tokens": []}, "no vocabulary"),
@@ -150,7 +150,7 @@ def test_wordpiece_encodes_as_the_library_does():
         ({"merges": ["qqq zzz"]}, "merges do not fit its tokens"),
         ({"bos_token_id": 10_000}, "bos_token_id is 10000, but the GGUF file has"),
         ({"eos_token_id": -1}, "eos_token_id is -1"),
-        ({"eos_token_id": "x"}, "eos_token_id is str"),
+        ({"eos_token_id": "x"}, "eos_token_id has type str"),
         ({"model": "llama"}, "one score for each"),
         ({"model": "llama", "scores": [0.0]}, "one score for each"),
     ],
@@ -161,5 +161,5 @@ def test_invalid_metadata_is_rejected(changes, message):
 
 
 def test_a_chat_template_must_be_a_string():
-    with pytest.raises(ClearheadError, match="chat_template is list"):
+    with pytest.raises(ClearheadError, match="chat_template has type list"):
         tokenizer_from_gguf({**byte_level_metadata(), "tokenizer.chat_template": ["x"]})

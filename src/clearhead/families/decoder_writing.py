@@ -84,7 +84,7 @@ def _attention_values(row: DecoderRow, attention: GroupedAttention) -> list[tupl
         (row.head_width, attention.head_width),
         (row.input_bias, attention.input_bias),
         (row.output_bias, attention.output_bias),
-        (row.score_scale, attention.scale),
+        (row.score_scale, attention.scale or attention.head_width**-0.5),  # transformers refuses null
         (row.softcap, attention.softcap),
         (row.clip, attention.clip),
         (row.head_norm and row.head_norm.when, isinstance(attention.head_norm, HeadNorm)),

@@ -19,6 +19,7 @@ from clearhead.tokenization.settings import TokenizerSettings
 from clearhead.tokenization.tokenizer_limits import parse_tokenizer_json
 
 VOCABULARY_FILE, MERGES_FILE = "vocab.json", "merges.txt"
+_MASK, _END_OF_TEXT = "<mask>", "<|endoftext|>"
 _END_OF_WORD = "</w>"  # in the vocabularies of GPT-1 and CLIP, which are not byte-level
 # Classes whose tokenizers put <s> before a text and </s> after it; others add nothing, or bos with add_bos_token.
 _FRAMING_CLASSES = ("Roberta", "Bart", "LED", "Longformer", "Blenderbot")
@@ -39,14 +40,11 @@ def load_merge_files(folder: Path) -> LibraryTokenizer:
     listed = settings.added_tokens()
     ids |= {token.content: token_id for token_id, token in listed.items()}
     texts = {token_id: token for token, token_id in ids.items()}
-    special = settings.special_tokens(texts.get, _default_special_tokens(vocabulary))
-    names = [
-        *special.present(),
-        *(["<mask>"] if "<mask>" in ids else []),
-        *added,
-        *[t.content for t in listed.values()],
-    ]
-    content = json.dumps(_describe(vocabulary, merges, settings, special, {n: ids[n] for n in names if n in ids}))
+    frames = _frames_texts(vocabulary, settings)
+    special = settings.special_tokens(texts.get, _default_special_tokens(vocabulary, frames))
+    names = [*special.present(), *([_MASK] if frames else []), *added, *[token.content for token in listed.values()]]
+    special_ids = {name: ids[name] for name in names if name in ids}
+    content = json.dumps(_describe(vocabulary, merges, settings, special, special_ids, frames))
     parse_tokenizer_json(content.encode())
     with convert_library_errors("the tokenizers library does not accept it"):
         library = tokenizers.Tokenizer.from_str(content)
@@ -73,13 +71,21 @@ def _read_merges(path: Path) -> list[list[str]]:
     return pairs
 
 
-def _default_special_tokens(vocabulary: dict[str, int]) -> SpecialTokens:
-    """Return the special tokens of folders that name none: those of GPT-2, or those of RoBERTa."""
-    if "<|endoftext|>" in vocabulary:
-        return SpecialTokens(bos="<|endoftext|>", eos="<|endoftext|>", unknown="<|endoftext|>")
-    return (
-        SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>") if "<s>" in vocabulary else SpecialTokens()
-    )
+def _frames_texts(vocabulary: dict[str, int], settings: TokenizerSettings) -> bool:
+    """Return whether the tokenizer is one like RoBERTa's, with <s> before and </s> after a text, and a mask."""
+    class_name = settings.tokenizer_config.get("tokenizer_class")
+    if class_name is None:
+        return "<s>" in vocabulary and _END_OF_TEXT not in vocabulary
+    return isinstance(class_name, str) and class_name.startswith(_FRAMING_CLASSES)
+
+
+def _default_special_tokens(vocabulary: dict[str, int], frames: bool) -> SpecialTokens:
+    """Return the special tokens of folders that name none: those of RoBERTa, or those of GPT-2."""
+    if frames:
+        return SpecialTokens(bos="<s>", eos="</s>", pad="<pad>", unknown="<unk>")
+    if _END_OF_TEXT in vocabulary:
+        return SpecialTokens(bos=_END_OF_TEXT, eos=_END_OF_TEXT, unknown=_END_OF_TEXT)
+    return SpecialTokens()
 
 
 def _describe(
@@ -88,12 +94,10 @@ def _describe(
     settings: TokenizerSettings,
     special: SpecialTokens,
     added: dict[str, int],
+    frames: bool,
 ) -> dict[str, Any]:
     """Return the tokenizer.json of a byte-level BPE."""
     config = settings.tokenizer_config
-    class_name = config.get("tokenizer_class")
-    frames = class_name is None and special.bos == "<s>"
-    frames = frames or (isinstance(class_name, str) and class_name.startswith(_FRAMING_CLASSES))
     prefix_space = config.get("add_prefix_space") is True
     byte_level = {"type": "ByteLevel", "add_prefix_space": prefix_space, "trim_offsets": True, "use_regex": True}
     first = special.bos if frames or settings.adds_token("bos") else None
@@ -106,7 +110,7 @@ def _describe(
     return {
         "version": "1.0",
         "added_tokens": [
-            {"id": token_id, "content": token, "single_word": False, "lstrip": token == "<mask>", "rstrip": False}
+            {"id": token_id, "content": token, "single_word": False, "lstrip": token == _MASK, "rstrip": False}
             | {"normalized": False, "special": True}
             for token, token_id in sorted(added.items(), key=lambda item: item[1])
         ],
