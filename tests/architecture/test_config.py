@@ -3,7 +3,7 @@
 import math
 from dataclasses import MISSING, FrozenInstanceError, fields, is_dataclass, replace
 from types import NoneType
-from typing import get_args, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -14,7 +14,9 @@ from clearhead.architecture import (
     Causal,
     CenteredWindow,
     Chunked,
+    Classifier,
     DeviationNorm,
+    Disentangled,
     Dropout,
     DynamicScaling,
     Embedding,
@@ -33,6 +35,7 @@ from clearhead.architecture import (
     LongRopeScaling,
     ModelConfig,
     NormalInitial,
+    Projection,
     QueryTemperature,
     RelativeBuckets,
     RmsNorm,
@@ -40,9 +43,11 @@ from clearhead.architecture import (
     RotatedHeadNorm,
     Router,
     ScoreTemperature,
+    SentenceConfig,
     SinusoidalPositions,
     SlidingWindow,
     Stack,
+    VectorNorm,
     YarnScaling,
 )
 from clearhead.config import from_json, to_json
@@ -79,6 +84,11 @@ EXAMPLES = [
     SlidingWindow(size=3),
     Chunked(size=3),
     CenteredWindow(reach=2),
+    Classifier(num_labels=3, reads="first"),
+    Disentangled(num_buckets=8, max_distance=16, norm=LayerNorm(epsilon=1e-5)),
+    Projection(input_width=4, width=3, activation="tanh"),
+    VectorNorm(width=3, epsilon=1e-5),
+    SentenceConfig(width=4, max_tokens=8),
     RotatedHeadNorm(epsilon=1e-5),
     QueryTemperature(floor=8, scale=0.1),
     ScoreTemperature(length=8),
@@ -91,7 +101,7 @@ EXAMPLES = [
     ExpertGroups(num_groups=4, num_kept=2, scored_by="max"),
     Router(score="softmax", softcap=30.0, renormalize_epsilon=1e-20),
     EXPERTS,
-    Embedding(vocab_size=10, num_token_types=2),
+    Embedding(vocab_size=10, num_token_types=2, width=4),
     Head(softcap=30.0),
     NormalInitial(),
     decoder(),
@@ -119,7 +129,7 @@ def test_examples_cover_every_number_and_every_choice():
     numbers, choices = {field_name(pair) for pair in NUMBERS}, {field_name(pair) for pair in CHOICES}
     for config in CONFIG_CLASSES:
         for name, hint in get_type_hints(config).items():
-            options = {hint, *get_args(hint)}
+            options = {hint} if get_origin(hint) is tuple else {hint, *get_args(hint)}
             if options & {int, float} and config is not Dropout:
                 assert f"{config.__name__}.{name}" in numbers
             if any(isinstance(option, str) for option in options):

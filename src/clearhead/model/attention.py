@@ -100,9 +100,10 @@ class Attention(nn.Module):
 
     def distance_bias(self, q: Tensor, k: Tensor, relative: RelativeEncodings) -> Tensor:
         """Return the scaled scores of queries and keys with encoded distances (B, N, T, S), for DeBERTa."""
-        num_heads = self.config.num_heads
+        num_heads, num_kv_heads = self.config.num_heads, self.config.num_kv_heads
         position_q = self.project(self.query, relative.encodings[None], num_heads)
-        position_k = self.project(self.key, relative.encodings[None], num_heads)
+        position_k = self.project(self.key, relative.encodings[None], num_kv_heads)
+        k, position_k = (each.repeat_interleave(num_heads // num_kv_heads, dim=1) for each in (k, position_k))
         return distance_scores(q, k, position_q, position_k, relative.index) * self.scale
 
     def keys_and_values(self, x: Tensor, context: AttentionContext) -> KeyValue:

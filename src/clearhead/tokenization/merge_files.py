@@ -110,7 +110,7 @@ def _describe(
     return {
         "version": "1.0",
         "added_tokens": [
-            {"id": token_id, "content": token, "single_word": False, "lstrip": token == _MASK, "rstrip": False}
+            {"id": token_id, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
             | {"normalized": False, "special": True}
             for token, token_id in sorted(added.items(), key=lambda item: item[1])
         ],
