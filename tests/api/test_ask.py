@@ -35,7 +35,7 @@ def test_ask_takes_the_options_of_generate():
 @pytest.mark.parametrize(
     ("model", "call", "message"),
     [
-        (byte_model, lambda model: model.ask("Hello"), "this model has no chat template; .* use generate"),
+        (byte_model, lambda model: model.ask("Hello"), "this model has no chat template; use generate"),
         (chat_model, lambda model: model.ask(["Hello"]), "must be a text"),
         (chat_model, lambda model: model.ask("Hello", system=3), "must be a text"),
         (chat_model, lambda model: model.ask("Hello", n=2), "generate_many"),

@@ -23,6 +23,12 @@ EXPECTED_KEYS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """Print tables without shortened headings."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 @pytest.fixture
 def bench(tmp_path, monkeypatch):
     monkeypatch.setattr(measurement, "PAUSE_SECONDS", 0)

@@ -93,7 +93,7 @@ def test_pairs_prints_json(run, folder, tmp_path):
     [
         (("--task", "perplexty"), "did you mean 'perplexity'?"),
         (("--task", "perplexity"), "the task perplexity needs a file; add --text FILE"),
-        (("--task", "perplexity", "--text", "nowhere.txt"), "nowhere.txt cannot be read"),
+        (("--task", "perplexity", "--text", "nowhere.txt"), "nowhere.txt does not exist"),
         (("--task", "perplexity", "--text", "x", "--limit", 3), "--limit has no effect on the task perplexity"),
         (("--task", "piqa", "--beams", 3), "--beams has no effect on the task piqa"),
         (("--task", "piqa", "--limit", 0), "--limit is 0; it must be at least 1"),

@@ -77,7 +77,10 @@ def test_rows_of_span_corruption_must_fit_the_context_of_the_model(tmp_path):
     ],
 )
 def test_a_missing_file_gives_an_error_with_its_key_in_the_recipe(tmp_path, name, arguments):
-    with pytest.raises(ClearheadError, match=f"{arguments[-2][2:]} absent does not exist; set {arguments[-2]}, or"):
+    with pytest.raises(
+        ClearheadError,
+        match=f"{arguments[-2][2:]} absent does not exist; this recipe needs a file of your own: .* {arguments[-2]}",
+    ):
         prepare(read_recipe(name, arguments).recipe, tmp_path, False)
 
 

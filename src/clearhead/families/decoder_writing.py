@@ -84,11 +84,17 @@ def _attention_values(row: DecoderRow, attention: GroupedAttention) -> list[tupl
         (row.head_width, attention.head_width),
         (row.input_bias, attention.input_bias),
         (row.output_bias, attention.output_bias),
-        (row.score_scale, attention.scale or attention.head_width**-0.5),  # transformers refuses null
+        (row.score_scale, _score_scale(row, attention)),
         (row.softcap, attention.softcap),
         (row.clip, attention.clip),
         (row.head_norm and row.head_norm.when, isinstance(attention.head_norm, HeadNorm)),
     ]
+
+
+def _score_scale(row: DecoderRow, attention: GroupedAttention) -> float | None:
+    """Return the scale of the scores; as a number if the setting is one, since transformers refuses null there."""
+    is_number = row.score_scale is not None and isinstance(row.score_scale.default, float)
+    return attention.head_width**-0.5 if is_number and attention.scale is None else attention.scale
 
 
 def _write_windows(row: DecoderRow, attentions: list[GroupedAttention]) -> dict[str, Any]:
