@@ -291,3 +291,16 @@ def test_any_template_gives_text_or_a_clearhead_error(words):
         assert isinstance(render_chat(tokenizer_with(template), MESSAGES, limit_seconds=0.2), str)
     except ClearheadError:
         assert words
+
+
+def test_waiting_for_a_busy_machine_does_not_count_as_time_of_a_template():
+    messages = [{"role": "user", "content": _SlowText("Hello")}]
+    assert render_chat(tokenizer_with("{{ messages[0].content }}"), messages, limit_seconds=0.05) == "Hello"
+
+
+class _SlowText(str):
+    """A text that waits, without computing, when a template prints it."""
+
+    def __str__(self):
+        time.sleep(0.1)
+        return str.__str__(self)

@@ -43,7 +43,7 @@ def render_chat(
     """Return the prompt for `messages`; `add_generation_prompt` appends the start of the assistant's answer.
 
     `variables` are further variables of the template, such as `enable_thinking`. Raise ClearheadError if the tokenizer
-    has no template, or if the template fails or exceeds `limit_seconds`.
+    has no template, or if the template fails or computes for more than `limit_seconds`.
     """
     if tokenizer.chat_template is None:
         raise ClearheadError("the tokenizer has no chat template; give the prompt as plain text instead")
