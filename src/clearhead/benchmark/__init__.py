@@ -16,7 +16,9 @@ memory_traffic                 bytes read per token, and the read bandwidth of t
 
 Many requests at once:
 serving_engine                 ServingEngine: anything that answers many requests at once
-clearhead_serving, huggingface_serving, llamacpp_server    the engines
+clearhead_serving, huggingface_serving    engines in this process
+server_process                 ServerProcess: a server that is asked over HTTP
+clearhead_server, llamacpp_server    the servers
 streamed_request               an HTTP request whose answer is a stream of events
 serving_load                   clients, and when their tokens arrive
 serving_result                 throughput and percentiles

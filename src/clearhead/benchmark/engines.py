@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from clearhead.benchmark.clearhead_engine import open_clearhead
+from clearhead.benchmark.clearhead_server import ClearheadServer
 from clearhead.benchmark.clearhead_serving import ClearheadServing
 from clearhead.benchmark.ctranslate2 import CTranslate2Engine
 from clearhead.benchmark.huggingface import HuggingFaceEngine
@@ -45,11 +46,23 @@ def open_engines(
 
 
 def open_serving_engines(
-    target: BenchmarkTarget, weights: Sequence[str], against: Sequence[str], notify: Callable[[str], object]
+    target: BenchmarkTarget,
+    weights: Sequence[str],
+    against: Sequence[str],
+    notify: Callable[[str], object],
+    over_http: bool = False,
 ) -> list[ServingEngine]:
-    """Return Clearhead and the named engines for many requests at once. They do not load their weights yet."""
+    """Return Clearhead and the named engines for many requests at once. They do not load their weights yet.
+
+    over_http: add `clearhead serve`, a process of its own, as llama.cpp's server is.
+    """
     check_engine_names(weights, against, _OTHER_SERVERS)
-    candidates = {"clearhead": (ClearheadServing, WEIGHTS), **{name: _OTHER_SERVERS[name] for name in against}}
+    candidates: dict[str, tuple[Callable[[BenchmarkTarget, str], ServingEngine], tuple[str, ...]]] = {
+        "clearhead": (ClearheadServing, WEIGHTS)
+    }
+    if over_http:
+        candidates[ClearheadServer.name] = (ClearheadServer, WEIGHTS)
+    candidates |= {name: _OTHER_SERVERS[name] for name in against}
     return _open_candidates(candidates, target, weights, notify)
 
 

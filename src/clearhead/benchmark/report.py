@@ -11,6 +11,8 @@ from rich.table import Table
 from clearhead.benchmark.measurement import GrowthResult, SpeedResult
 from clearhead.benchmark.serving_result import ServingResult
 
+_HTTP = "HTTP / its: the same for `clearhead serve`. "
+
 
 def print_speeds(results: Sequence[SpeedResult], num_tokens: int, console: Console) -> None:
     """Print one line per engine, the fastest first."""
@@ -69,7 +71,9 @@ def print_growth(results: Sequence[GrowthResult], console: Console) -> None:
 def print_serving(results: Sequence[ServingResult], console: Console) -> None:
     """Print one line per load and engine."""
     times = ["first p50", "p99", "later", "next p50", "p99"]
-    table = _make_table(["clients", "tokens/s", "ours / its", "requests/s", *times, "spread"])
+    over_http = any(result.server_ratio is not None for result in results)
+    ratios = ["ours / its", "HTTP / its"] if over_http else ["ours / its"]
+    table = _make_table(["clients", "tokens/s", *ratios, "requests/s", *times, "spread"])
     for result in results:
         later = result.later_request_seconds
         table.add_row(
@@ -77,7 +81,7 @@ def print_serving(results: Sequence[ServingResult], console: Console) -> None:
             result.weights,
             str(result.concurrency),
             f"{result.tokens_per_second:,.1f}",
-            "" if result.clearhead_ratio is None else f"{result.clearhead_ratio:.2f}",
+            *map(_ratio, (result.clearhead_ratio, result.server_ratio)[: len(ratios)]),
             f"{result.requests_per_second:,.2f}",
             *map(_milliseconds, (result.first_token_p50, result.first_token_p99, later)),
             *map(_milliseconds, (result.between_tokens_p50, result.between_tokens_p99)),
@@ -89,11 +93,15 @@ def print_serving(results: Sequence[ServingResult], console: Console) -> None:
     console.print(
         f"Prompts of {one.prompt_length} random tokens{prefix}, {one.num_tokens} new tokens. Each client sends its "
         "next request when its last one is finished. Tokens/s: new tokens of all requests. Ours / its: Clearhead's "
-        "tokens/s divided by this engine's in the same round. First: from sending a request to its first token; later: "
-        "the median of requests sent after the first ones were finished. Next: between two tokens of a request. Times "
-        "are in milliseconds. Medians over rounds in which the engines alternate. Spread: (fastest - slowest round) / "
-        "median."
+        f"tokens/s divided by this engine's in the same round. {_HTTP if over_http else ''}First: from sending a "
+        "request to its first token; later: the median of requests sent after the first ones were finished. Next: "
+        "between two tokens of a request. Times are in milliseconds. Medians over rounds in which the engines "
+        "alternate. Spread: (fastest - slowest round) / median."
     )
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _milliseconds(seconds: float | None) -> str:

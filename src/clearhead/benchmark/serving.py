@@ -10,6 +10,8 @@ first request must read it.
 import time
 from collections.abc import Callable, Sequence
 
+from clearhead.benchmark.clearhead_server import ClearheadServer
+from clearhead.benchmark.clearhead_serving import ClearheadServing
 from clearhead.benchmark.measurement import PAUSE_SECONDS, OnRun, rotate
 from clearhead.benchmark.serving_engine import ServingEngine
 from clearhead.benchmark.serving_load import Load, LoadRun, run_load
@@ -88,8 +90,9 @@ def _measure_load(
             else:
                 on_run(f"{_describe(engine, load)}: round {number + 1} of {rounds}")
                 runs[engine].append(run_load(engine, prompts, load.concurrency, load.num_tokens))
-    ours = next((runs[engine] for engine in opened if engine.name == "clearhead"), None)
-    return [summarize(engine, load, runs[engine], ours) for engine in opened]
+    by_name = {engine.name: runs[engine] for engine in opened}
+    ours, our_server = by_name.get(ClearheadServing.name), by_name.get(ClearheadServer.name)
+    return [summarize(engine, load, runs[engine], ours, our_server) for engine in opened]
 
 
 def _describe(engine: ServingEngine, load: Load) -> str:

@@ -1,6 +1,6 @@
 """The times of a load, and their summary: throughput and percentiles, as medians over the rounds.
 
-result = summarize(engine, load, runs, our_runs)
+result = summarize(engine, load, runs, our_runs, our_server_runs)
 """
 
 import math
@@ -34,21 +34,27 @@ class ServingResult:
     spread: float  # of the tokens per second: (fastest - slowest round) / median
     clearhead_ratio: float | None  # Clearhead's tokens per second divided by this engine's, round by round
     clearhead_ratio_range: tuple[float, float] | None  # the smallest and the largest of the rounds
+    server_ratio: float | None = None  # the same for `clearhead serve`, over HTTP
+    server_ratio_range: tuple[float, float] | None = None
 
 
 def summarize(
-    engine: ServingEngine, load: Load, runs: Sequence[LoadRun], our_runs: Sequence[LoadRun] | None
+    engine: ServingEngine,
+    load: Load,
+    runs: Sequence[LoadRun],
+    our_runs: Sequence[LoadRun] | None,
+    our_server_runs: Sequence[LoadRun] | None = None,
 ) -> ServingResult:
-    """Return the result of one engine. our_runs are Clearhead's, round by round."""
+    """Return the result of one engine. our_runs and our_server_runs are Clearhead's, round by round."""
 
     def median(value: Callable[[LoadRun], float]) -> float:
         return statistics.median(map(value, runs))
 
     speeds = [run.tokens_per_second for run in runs]
     has_later = load.num_requests > load.concurrency
-    ratios = None
-    if our_runs is not None and engine.name != "clearhead":
-        ratios = [ours.tokens_per_second / theirs for ours, theirs in zip(our_runs, speeds, strict=True)]
+    ratios, server_ratios = (
+        None if ours is None or ours is runs else _ratios(ours, runs) for ours in (our_runs, our_server_runs)
+    )
     return ServingResult(
         engine=engine.name,
         weights=engine.weights,
@@ -70,7 +76,14 @@ def summarize(
         spread=(max(speeds) - min(speeds)) / statistics.median(speeds),
         clearhead_ratio=None if ratios is None else statistics.median(ratios),
         clearhead_ratio_range=None if ratios is None else (min(ratios), max(ratios)),
+        server_ratio=None if server_ratios is None else statistics.median(server_ratios),
+        server_ratio_range=None if server_ratios is None else (min(server_ratios), max(server_ratios)),
     )
+
+
+def _ratios(ours: Sequence[LoadRun], theirs: Sequence[LoadRun]) -> list[float]:
+    """Return our tokens per second divided by theirs, round by round."""
+    return [our.tokens_per_second / their.tokens_per_second for our, their in zip(ours, theirs, strict=True)]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

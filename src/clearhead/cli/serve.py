@@ -16,7 +16,7 @@ from clearhead.cli.generate import DeviceOption, DtypeOption, FastOption, Weight
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError
 
-_NEEDED = ("starlette", "uvicorn", "prometheus_client")  # the extra `serve`
+NEEDED_TO_SERVE = ("starlette", "uvicorn", "prometheus_client")  # the extra `serve`
 _KEY_VARIABLE = "CLEARHEAD_API_KEY"
 _MAX_KEY_FILE_BYTES = 1 << 20
 _ADDRESS = {"rich_help_panel": "Address and access"}
@@ -114,7 +114,7 @@ def serve(
     /metrics. The port is open while the model loads; /health says when it is ready. SIGTERM or Ctrl-C lets running
     requests finish; a second one ends them. The exit code is 0 if all requests were answered.
     """
-    check_installed(_NEEDED, "the server", "serve")
+    check_installed(NEEDED_TO_SERVE, "the server", "serve")
     check_model_options(model, dtype, device, weights)
     keys = _read_keys(api_key or [], api_key_file)
     from clearhead.server import Limits, ServerSettings

@@ -1,0 +1,60 @@
+"""`clearhead serve` under load: the server as a process of its own, asked over HTTP as llama.cpp's server is.
+
+    engine = ClearheadServer(target, "int4"); engine.open(concurrency=8, capacity=128)
+
+It keeps its defaults, but for one place for each client and the threads of the benchmark.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from clearhead.benchmark.server_process import ServerProcess
+from clearhead.benchmark.target import BenchmarkTarget
+from clearhead.engine import unsupported_by_engine
+from clearhead.errors import ClearheadError
+
+_LOAD_OPTIONS = {  # of `clearhead serve`, by weight format
+    "float32": ("--dtype", "float32"),
+    "bfloat16": ("--dtype", "bfloat16"),
+    "int8": ("--weights", "int8"),
+    "int4": ("--weights", "int4"),
+    "stored": ("--weights", "stored"),
+}
+
+
+class ClearheadServer(ServerProcess):
+    """A process of `clearhead serve`."""
+
+    name = program_name = "clearhead serve"
+    path = "/v1/completions"
+
+    def __init__(self, target: BenchmarkTarget, weights: str):
+        super().__init__(target, weights)
+        if weights == "stored":
+            target.gguf_file()
+        if reason := unsupported_by_engine(target.model.config):
+            raise ClearheadError(reason)
+        self.model_path = target.path or target.huggingface_folder()
+
+    def command(self, concurrency: int, capacity: int) -> list[str]:
+        return [
+            *(sys.executable, "-m", "clearhead", "serve", str(self.model_path)),
+            *("--host", "127.0.0.1", "--port", str(self.port), "--max-concurrent", str(concurrency)),
+            *("--device", str(self.target.device), "--threads", str(self.target.num_threads)),
+            *_LOAD_OPTIONS[self.weights],
+        ]
+
+    def request_body(self, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
+        return {
+            "prompt": list(prompt),
+            "max_tokens": num_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},  # counts in every event
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+
+    def num_tokens_in(self, event: Mapping[str, Any]) -> int | None:
+        usage = event.get("usage")
+        return None if usage is None else int(usage["completion_tokens"])

@@ -1,0 +1,142 @@
+"""Servers under load: a process of its own that answers over HTTP with server-sent events.
+
+    engine = LlamaServer(target, "int4"); engine.open(concurrency=8, capacity=128)    # a ServerProcess
+
+A subclass gives the command, the body of a request, and how many tokens an event reports. One thread sends and receives
+everything, in the same way for every server.
+"""
+
+import http.client
+import os
+import selectors
+import socket
+import subprocess
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from clearhead.benchmark.serving_engine import ServingEngine
+from clearhead.benchmark.streamed_request import StreamedRequest
+from clearhead.benchmark.target import BenchmarkTarget
+from clearhead.errors import ClearheadError
+
+_START_SECONDS = 600.0  # large models take minutes to load from a slow disk
+_OUR_SETTINGS = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")  # clearhead sets them for its own threads
+
+
+@dataclass(eq=False)
+class _Answer:
+    """A request that the server is answering."""
+
+    number: int
+    stream: StreamedRequest
+    num_tokens: int = 0  # that have arrived
+
+
+class ServerProcess(ServingEngine):
+    """A server that the benchmark starts and ends."""
+
+    program_name: ClassVar[str]  # in messages
+    path: ClassVar[str]  # that requests are sent to
+
+    def __init__(self, target: BenchmarkTarget, weights: str):
+        self.target, self.weights = target, weights
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = target.folder / f"{self.program_name.replace(' ', '-')}-{weights}.log"
+        self.port = 0
+        self.selector = selectors.DefaultSelector()
+        self.answers: set[_Answer] = set()  # that are not complete yet
+
+    @abstractmethod
+    def command(self, concurrency: int, capacity: int) -> list[str]:
+        """Return the command that starts the server on `self.port` of the loopback interface."""
+
+    @abstractmethod
+    def request_body(self, prompt: Sequence[int], num_tokens: int) -> dict[str, Any]:
+        """Return the body of a request for this many greedy tokens, as a stream."""
+
+    @abstractmethod
+    def num_tokens_in(self, event: Mapping[str, Any]) -> int | None:
+        """Return how many tokens of an answer have been generated so far; None if the event does not say."""
+
+    def open(self, concurrency: int, capacity: int) -> None:
+        self.close()
+        self.port = _free_port()
+        command = self.command(concurrency, capacity)
+        environment = {name: value for name, value in os.environ.items() if name not in _OUR_SETTINGS}
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+            )
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, number: int, prompt: Sequence[int], num_tokens: int) -> None:
+        answer = _Answer(number, StreamedRequest(self.port, self.path, self.request_body(prompt, num_tokens)))
+        self.answers.add(answer)
+        self.selector.register(answer.stream.socket, selectors.EVENT_READ, answer)
+
+    def wait(self) -> list[tuple[int, int]]:
+        arrived = []
+        for key, _ in self.selector.select(timeout=1):
+            answer: _Answer = key.data
+            num_before = answer.num_tokens
+            for event in answer.stream.read():
+                # A token that ends within a character is sent with the next one.
+                count = self.num_tokens_in(event)
+                answer.num_tokens = answer.num_tokens if count is None else count
+            if answer.stream.is_closed:
+                self._forget(answer)
+            if answer.num_tokens > num_before:
+                arrived.append((answer.number, answer.num_tokens - num_before))
+        self._check_running()
+        return arrived
+
+    def close(self) -> None:
+        for answer in list(self.answers):
+            self._forget(answer)
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def _forget(self, answer: "_Answer") -> None:
+        self.selector.unregister(answer.stream.socket)
+        answer.stream.close()
+        self.answers.remove(answer)
+
+    def _wait_until_ready(self) -> None:
+        """Return when the model is loaded. Raise ClearheadError if the server ends or takes too long."""
+        deadline = time.monotonic() + _START_SECONDS
+        while time.monotonic() < deadline:
+            self._check_running()
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+            try:
+                connection.request("GET", "/health")
+                if connection.getresponse().status == http.client.OK:
+                    return
+            except OSError:  # it does not listen yet
+                pass
+            finally:
+                connection.close()
+            time.sleep(0.05)
+        raise ClearheadError(f"{self.program_name} was not ready after {_START_SECONDS:.0f} seconds")
+
+    def _check_running(self) -> None:
+        assert self.process is not None
+        if self.process.poll() is not None:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+            reason = next((line.strip() for line in reversed(lines) if "error" in line.lower()), "it gave no reason")
+            raise ClearheadError(f"{self.program_name} ended with code {self.process.returncode}: {reason}")
+
+
+def _free_port() -> int:
+    """Return a port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
