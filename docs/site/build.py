@@ -28,7 +28,7 @@ NAVIGATION = {
         "tutorials/attention-to-llama4",
         "tutorials/serve-and-look",
     ),
-    "How to": ("guide", "training", "evaluation", "serving", "page", "cost", "add-a-family"),
+    "How to": ("guide", "training", "evaluation", "serving", "interop", "page", "cost", "add-a-family"),
     "Reference": ("reference/api", "reference/cli", "reference/packages", "models", "book", "glossary"),
     "How it works": (
         "architecture",

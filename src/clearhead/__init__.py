@@ -5,6 +5,7 @@
     print(model.generate("The capital of France is", max_new_tokens=8))
 
 load, create              load a model from a checkpoint, or create one with random weights
+from_huggingface          a model from a module of transformers in memory; Model.to_huggingface goes back
 Model                     a network with its tokenizer: generate, generate_many, ask, stream, chat, score, embed,
                           classify, rerank, trace, engine, save
 Generation, Trace         what Model.generate and Model.trace return
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from clearhead.threads import shorten_spinning
 
 if TYPE_CHECKING:
-    from clearhead.api import Model, cost, create, load, summarize
+    from clearhead.api import Model, cost, create, from_huggingface, load, summarize
     from clearhead.architecture import ModelConfig
     from clearhead.catalog import get
     from clearhead.config import from_json, from_toml, to_json, to_toml
@@ -52,6 +53,7 @@ MODULES = {  # the module that defines each public name
     "Transformer": "model",
     "cost": "api",
     "create": "api",
+    "from_huggingface": "api",
     "from_json": "config",
     "from_toml": "config",
     "get": "catalog",
@@ -74,6 +76,7 @@ __all__ = [
     "Transformer",
     "cost",
     "create",
+    "from_huggingface",
     "from_json",
     "from_toml",
     "get",

@@ -260,6 +260,7 @@ def test_the_public_names_of_model():
         "text_generator",
         "stream",
         "to",
+        "to_huggingface",
         "trace",
     }
 

@@ -101,6 +101,7 @@ WIDE = [
     case("mpnet-texts", "MPNetForSequenceClassification", SMALL | NORMS | LABELS),
     case("electra-texts", "ElectraForSequenceClassification", ELECTRA | LABELS),
     case("albert-texts", "AlbertForSequenceClassification", ALBERT | LABELS),
+    case("albert-two-labels", "AlbertForSequenceClassification", ALBERT | {"num_labels": 2}),
     case("modernbert-texts", "ModernBertForSequenceClassification", MODERN | LABELS),
     case("modernbert-mean", "ModernBertForSequenceClassification", MODERN | LABELS | {"classifier_pooling": "mean"}),
     case("deberta-positions", "DebertaV2ForMaskedLM", DEBERTA | {"position_biased_input": True, "type_vocab_size": 2}),
@@ -110,9 +111,13 @@ WIDE = [
     hidden("nomic-model", "NomicBertModel", SMALL | NORMS | {"hidden_act": "gelu"}),
     hidden("deberta-model", "DebertaV2Model", DEBERTA),
     case("bert-texts", "BertForSequenceClassification", SMALL | NORMS | LABELS),
+    case("bert-two-labels", "BertForSequenceClassification", SMALL | NORMS | {"num_labels": 2}),  # as for pretraining
     case("distilbert-texts", "DistilBertForSequenceClassification", DISTIL | LABELS),
 ]
-BRIEF = [*LANGUAGE, *[each for each in WIDE if each.name in ("roberta-texts", "albert-texts", "modernbert-mean")]]
+BRIEF = [
+    *LANGUAGE,
+    *[each for each in WIDE if each.name in ("roberta-texts", "albert-texts", "bert-two-labels", "modernbert-mean")],
+]
 # transformers computes with 32 buckets, 128 positions and an epsilon of 1e-12 where config.json cannot say otherwise
 UNDETECTABLE = ("max_distance", "num_buckets", "context", "epsilon", "placement")
 

@@ -5,7 +5,8 @@
 model           Model: a network with its tokenizer and everything a user does with them
 text_reader     what a model does in one forward pass: embed (embedding), classify and rerank (classification)
 languages       the languages of a translation
-loading         load and create: a model from a checkpoint or a config
+interop         what a model offers to other libraries
+loading         load, from_huggingface, create: a model from a checkpoint, a module of transformers or a config
 architectures   cost, summarize: functions about an architecture, by name or config
 devices         dtypes and devices by name
 checks          checks of arguments
@@ -21,7 +22,7 @@ from clearhead.api.chat import Chat
 from clearhead.api.checks import check_format
 from clearhead.api.devices import DTYPES, resolve_device
 from clearhead.api.gguf_saving import save_gguf
-from clearhead.api.loading import create, load
+from clearhead.api.loading import create, from_huggingface, load
 from clearhead.api.model import Model
 from clearhead.api.recurrent import RecurrentBaseline
 
@@ -34,6 +35,7 @@ __all__ = [
     "cost",
     "create",
     "find_config",
+    "from_huggingface",
     "load",
     "recurrent_cost",
     "resolve_device",

@@ -1,4 +1,4 @@
-"""Load a model from a checkpoint, or create one with random weights.
+"""Load a model from a checkpoint or from a module of transformers, or create one with random weights.
 
 model = load("smollm2", dtype="bfloat16"); untrained = create("llama-3.2-1b", seed=1)
 """
@@ -6,9 +6,10 @@ model = load("smollm2", dtype="bfloat16"); untrained = create("llama-3.2-1b", se
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
+from torch import nn
 
 from clearhead.api.devices import resolve_device, resolve_dtype
 from clearhead.api.model import Model
@@ -35,7 +36,9 @@ from clearhead.checkpoint import (
     merge_peft_adapter,
     open_model,
     read_adapter,
+    read_module,
     read_peft_adapter,
+    read_transformers_tokenizer,
 )
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.families import preset, shrink
@@ -105,6 +108,25 @@ def load(
     loaded = Model(**vars(parts), use_cuda_graph=fast is not False)
     reason = _use_fast_path(loaded.network, fast)
     return_freed_memory()
+    if fast and reason:
+        raise ClearheadError(f"the fast path does not support this model: {reason}; leave out fast=True")
+    return loaded
+
+
+def from_huggingface(module: nn.Module, tokenizer: Any = None, *, fast: bool | None = None) -> Model:
+    """Return a model with a copy of the weights of a transformers module, without writing a folder.
+
+    module: a module of a class of transformers, such as LlamaForCausalLM; docs/models.md lists the classes. The model
+    has its device and dtype.
+    tokenizer: a tokenizer of transformers, or one of ours. Without one, the model accepts only token ids.
+    fast: as for `load`.
+    """
+    use_default_threads()
+    parts = read_module(module)
+    if hasattr(tokenizer, "save_pretrained"):
+        tokenizer = read_transformers_tokenizer(tokenizer)
+    loaded = Model(**vars(replace(parts, tokenizer=tokenizer)), use_cuda_graph=fast is not False)
+    reason = _use_fast_path(loaded.network, fast)
     if fast and reason:
         raise ClearheadError(f"the fast path does not support this model: {reason}; leave out fast=True")
     return loaded

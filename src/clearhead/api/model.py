@@ -17,6 +17,7 @@ from clearhead.api.chat import Chat, check_message, encode_messages, require_cha
 from clearhead.api.checks import FolderFormat, check_format, check_prompts, check_single
 from clearhead.api.description import describe_network, name_execution
 from clearhead.api.devices import DTYPES, resolve_device, resolve_dtype
+from clearhead.api.interop import Interop
 from clearhead.api.languages import choose_languages
 from clearhead.api.progress import finished_texts_bar
 from clearhead.api.text_reader import TextReader
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Model(TextReader):
+class Model(TextReader, Interop):
     """A network with its tokenizer: generate, ask, stream, chat, score, embed, classify, rerank, trace, save."""
 
     use_cuda_graph: bool = True  # decode in one CUDA graph on an NVIDIA GPU, if the graph supports the model

@@ -19,6 +19,8 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     sentence_folder    the files that the sentence-transformers library adds to a folder
     replacement        a saved folder replaces the old one in one step
     huggingface        Hugging Face folders
+    huggingface_config  their config.json
+    huggingface_module  modules of transformers in memory
     native             Clearhead's own folders
     packed_weights     packed weights in these folders
     recurrent          recurrent networks in Clearhead's own folders
@@ -44,6 +46,7 @@ from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.checkpoint.formats import check_save_folder, open_model, read_config
 from clearhead.checkpoint.gguf_save import GGUF_FILE_TYPES, save_gguf
 from clearhead.checkpoint.huggingface import CONFIG_FILE, save_folder
+from clearhead.checkpoint.huggingface_module import build_module, read_module, read_transformers_tokenizer
 from clearhead.checkpoint.importance import measure_importance
 from clearhead.checkpoint.interface import LoadOptions, ModelParts, Progress, Weights
 from clearhead.checkpoint.labels import Labels
@@ -73,6 +76,7 @@ __all__ = [
     "PeftAdapter",
     "Progress",
     "Weights",
+    "build_module",
     "check_save_folder",
     "is_adapter",
     "is_peft_adapter",
@@ -85,8 +89,10 @@ __all__ = [
     "open_model",
     "read_adapter",
     "read_config",
+    "read_module",
     "read_peft_adapter",
     "read_recurrent_config",
+    "read_transformers_tokenizer",
     "replace_folder",
     "resolve_path",
     "save_adapter",

@@ -39,7 +39,7 @@ def read_generation_ids(settings: Settings) -> dict[str, int | list[int]]:
         warnings.warn(
             f"{settings.where} sets {', '.join(ignored)}, which generation does not use here; texts may differ from "
             "those of transformers",
-            stacklevel=4,
+            stacklevel=5,
         )
     return ids
 

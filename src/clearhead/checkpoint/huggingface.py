@@ -20,7 +20,13 @@ from clearhead.architecture import ModelConfig
 from clearhead.backends import PackedWeight
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
-from clearhead.checkpoint.generation_rules import read_generation_ids
+from clearhead.checkpoint.huggingface_config import (
+    config_from,
+    folder_config,
+    language_settings_of,
+    merge_special_ids,
+    name_table,
+)
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
 from clearhead.checkpoint.labels import Labels, read_labels
 from clearhead.checkpoint.placement import network_dtype, stored_tensors
@@ -29,18 +35,13 @@ from clearhead.checkpoint.sentence_folder import load_sentence_pooler, network_f
 from clearhead.checkpoint.tensors import open_safetensors
 from clearhead.errors import ClearheadError, quote
 from clearhead.families import (
-    CLASSIFIER_NAMES,
-    GENERATION_IDS,
     Family,
-    NameTable,
     Settings,
     TensorRule,
     expand_table,
     family_for,
     family_of_type,
-    replace_head,
     split_expert_index,
-    write_config,
 )
 from clearhead.files import MAX_JSON_TABLE_BYTES, check_path_length, read_json, read_json_object, write_text
 from clearhead.model import Transformer
@@ -59,7 +60,7 @@ def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
     """Load a model from a Hugging Face folder, or from a folder of the sentence-transformers library."""
     outer, folder = folder, network_folder(folder)
     settings = _read_settings(folder)
-    family = family_of_type(_language_settings(settings).string("model_type"))
+    family = family_of_type(language_settings_of(settings).string("model_type"))
     quantization = read_quantization(settings)
     if options.weights == "stored" and quantization is None:
         raise ClearheadError(
@@ -67,23 +68,33 @@ def load_folder(folder: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelPa
             "use weights='int8' or 'int4' instead"
         )
     tensors = _open_tensors(folder, quantization, keep_packed=options.weights == "stored")
+    with _explain_quantization(settings):
+        network = assemble_model(family, settings, tensors, str(folder), options)
+    note = None if quantization is None else quantization.note(str(folder), network_dtype(network))
+    if note is not None:
+        warnings.warn(note, stacklevel=2)
+    special_ids = read_special_ids(folder, settings)
+    sentence = load_sentence_pooler(outer, network.config.width, options, network_dtype(network))
+    labels = read_labels(network.config.classifier, settings)
+    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids, sentence, labels, folder)
+
+
+def assemble_model(
+    family: Family,
+    settings: Settings,
+    tensors: Mapping[str, Tensor | PackedWeight],
+    where: str,
+    options: LoadOptions = DEFAULT_OPTIONS,
+) -> Transformer:
+    """Build the network that config.json describes with the weights in `tensors`, which have the family's names."""
     naming = NamingScheme(
-        table=_name_table(family),
+        table=name_table(family),
         base_model_prefix=family.base_model_prefix,
         legacy_suffixes=family.legacy_suffixes,
         duplicates=family.duplicates,
         ignored_tensors=family.ignored_tensors,
     )
-    with _explain_quantization(settings):
-        config = _config_from(family, settings, set(tensors))
-        network = assemble_network(config, tensors, str(folder), naming, options)
-    note = None if quantization is None else quantization.note(str(folder), network_dtype(network))
-    if note is not None:
-        warnings.warn(note, stacklevel=2)
-    special_ids = read_special_ids(folder, settings)
-    sentence = load_sentence_pooler(outer, config.width, options, network_dtype(network))
-    labels = read_labels(config.classifier, settings)
-    return ModelParts(network, load_folder_tokenizer(folder), family, special_ids, sentence, labels, folder)
+    return assemble_network(config_from(family, settings, set(tensors)), tensors, where, naming, options)
 
 
 def _open_tensors(
@@ -117,7 +128,7 @@ def read_folder_config(folder: Path) -> ModelConfig:
     """Return the config of a folder without reading its weights; the weight files may still be missing."""
     folder = network_folder(folder)
     settings = _read_settings(folder)
-    family = family_of_type(_language_settings(settings).string("model_type"))
+    family = family_of_type(language_settings_of(settings).string("model_type"))
     quantization, names = read_quantization(settings), None
     if (folder / INDEX_FILE).exists():
         names = set(read_index(folder))
@@ -125,12 +136,7 @@ def read_folder_config(folder: Path) -> ModelConfig:
         names = set(open_safetensors([folder / WEIGHTS_FILE], str(folder), raw=quantization is not None))
     if names is not None and quantization is not None:
         names = set(quantization.names(names))
-    return _config_from(family, settings, names)
-
-
-def _name_table(family: Family) -> NameTable:
-    """Return the names of a family's tensors, with those of the classification heads that transformers adds to it."""
-    return {**CLASSIFIER_NAMES, **family.tensor_names}
+    return config_from(family, settings, names)
 
 
 def _read_settings(folder: Path) -> Settings:
@@ -140,35 +146,8 @@ def _read_settings(folder: Path) -> Settings:
 
 def read_special_ids(folder: Path, settings: Settings) -> dict[str, int | list[int]]:
     """Return the special ids of a folder; generation_config.json overrides config.json, as in transformers."""
-    generation = Settings(read_json_object(folder / _GENERATION_FILE), str(folder / _GENERATION_FILE))
-    ids = _language_settings(settings).special_ids() | settings.special_ids()
-    if generation.data:
-        ids = {name: value for name, value in ids.items() if name not in GENERATION_IDS}
-    return ids | read_generation_ids(generation if generation.data else settings)
-
-
-def _language_settings(settings: Settings) -> Settings:
-    """Return the settings of the language model: all of them, or `text_config` of a model that also reads images.
-
-    `tie_word_embeddings` of the outer settings takes precedence, and `is_text_part` tells the families that the class
-    is that of the whole model.
-    """
-    inner, tied = settings.object("text_config"), "tie_word_embeddings"
-    if not inner.data:
-        return settings
-    outer = {tied: settings.data[tied]} if tied in settings else {}
-    return Settings({**inner.data, **outer, "is_text_part": True}, inner.where)
-
-
-def _config_from(family: Family, settings: Settings, tensor_names: set[str] | None) -> ModelConfig:
-    """Return the config that config.json describes, adjusted to the stored tensors if their names are known."""
-    assert family.read_config is not None
-    language_settings = _language_settings(settings)
-    config = family.read_config(language_settings)
-    if config.decoder is not None:
-        language_settings.allow_only("is_causal", True)  # transformers reads it in every class with a causal mask
-    config = config if tensor_names is None else family.adjust_config(config, tensor_names)
-    return replace_head(family, config, settings, tensor_names)
+    path = folder / _GENERATION_FILE
+    return merge_special_ids(settings, Settings(read_json_object(path), str(path)))
 
 
 def read_index(folder: Path) -> dict[str, str]:
@@ -216,20 +195,15 @@ def save_folder(
     Without `family`, the first one that can express the config is used. The tokenizer is saved separately.
     """
     family = family or family_for(network.config)
-    written = write_config(family, network.config) | (labels.settings() if labels else {})
+    config = folder_config(network, family, special_ids, labels)
     tensors = stored_tensors(network)
-    rules = dict(expand_table(_name_table(family), network.config, set(tensors)))
+    rules = dict(expand_table(name_table(family), network.config, set(tensors)))
     folder.mkdir(parents=True, exist_ok=True)
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    # transformers replaces an absent id by the default of its class, which may lie outside the vocabulary.
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")) | (special_ids or {})
-    # Some families compute with the id of the padding token and write it themselves.
-    config = written | {"dtype": dtype} | {name: ids[name] for name in ids if name not in written}
     write_text(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
     (folder / _GENERATION_FILE).unlink(missing_ok=True)  # one of an earlier model would override these ids
     shards, total_bytes = _divide_into_shards(rules, tensors, shard_bytes)
     for file, names in shards.items():
-        joined = {name: _join_tensor(rules[name], tensors, network.config) for name in names}
+        joined = {name: join_tensor(rules[name], tensors, network.config).cpu() for name in names}
         write_safetensors(folder / file, joined, {"format": "pt"})
     _write_index(folder, shards, total_bytes)
     _remove_stale_weights(folder, shards)
@@ -262,14 +236,14 @@ def tensor_bytes(own_name: str, tensors: dict[str, Tensor]) -> int:
     return num_bytes if expert is None else num_bytes // len(tensors[name])
 
 
-def _join_tensor(rule: TensorRule, tensors: dict[str, Tensor], config: ModelConfig) -> Tensor:
+def join_tensor(rule: TensorRule, tensors: dict[str, Tensor], config: ModelConfig) -> Tensor:
     """Return the tensor that the family stores for one or several of ours."""
     parts = []
     for own_name in rule.own_names:
         name, expert = split_expert_index(own_name)
         parts.append(tensors[name].detach() if expert is None else tensors[name].detach()[expert])
     # The whole storage behind a view would be written, so the result must own its storage.
-    return rule.join(parts, config).clone(memory_format=torch.contiguous_format).cpu()
+    return rule.join(parts, config).clone(memory_format=torch.contiguous_format)
 
 
 def _write_index(folder: Path, shards: dict[str, list[str]], total_bytes: int) -> None:

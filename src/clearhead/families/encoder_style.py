@@ -80,11 +80,16 @@ def adjust_heads(config: ModelConfig, classes: EncoderClasses, tensor_names: set
     classifier = config.classifier
     if any(name.startswith(classes.pretraining_tensors) for name in tensor_names):
         classifier = classes.pretraining
-    elif classifier == classes.pretraining:
+    elif _has_pretraining_head(config, classes):
         classifier = None
     if classes.poolers == ():
         has_pooler = False
     return replace(config, head=classes.language if has_head else None, pooler=has_pooler, classifier=classifier)
+
+
+def _has_pretraining_head(config: ModelConfig, classes: EncoderClasses) -> bool:
+    """Return whether a classifier is that of ForPreTraining; one of two labels without the language head is not."""
+    return config.classifier == classes.pretraining and (config.head is not None) == classes.pretrains_language
 
 
 def write_heads(config: ModelConfig, classes: EncoderClasses) -> dict[str, Any]:
@@ -92,7 +97,7 @@ def write_heads(config: ModelConfig, classes: EncoderClasses) -> dict[str, Any]:
     classifier = config.classifier
     if classifier is None:
         suffix = _LANGUAGE if config.head else "Model"
-    elif classifier == classes.pretraining:
+    elif _has_pretraining_head(config, classes):
         suffix = _PRETRAINING
     else:
         suffix = _TOKENS if classifier.reads == "tokens" else _SEQUENCE
