@@ -27,7 +27,7 @@ from clearhead.costs.simulation.peak_memory import (
 )
 from clearhead.costs.simulation.workload_steps import build_network, dummy_tokens, prepare_step
 from clearhead.families import preset
-from clearhead.training.tensor_parallel import TensorParallelRank, shard_network
+from clearhead.parallel import TensorParallelRank, shard_network
 from tests.costs.cases import CASES, make_workload
 from tests.model.toys import decoder
 
@@ -146,7 +146,7 @@ def test_tensor_parallel_costs_equal_those_of_a_sharded_network(name):
     """The network as `clearhead train` shards it, one rank under the counter: its weights, FLOPs and memory."""
     workload = make_workload(CASES[name], "train", 24, gpus=2, parallel="tp")
     network = build_network(workload, "cpu")
-    shard_network(network, TensorParallelRank(0, 2, lambda x: x))
+    shard_network(network, TensorParallelRank(0, 2, lambda x: x, ""))
     with KernelCounter() as real:
         prepare_step(network, workload)()
     weights = weight_bytes_of(network)

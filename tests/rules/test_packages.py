@@ -34,14 +34,15 @@ ALLOWED_IMPORTS = {
     "data": {"tokenization"},
     "evaluation": {"api", "architecture", "cache", "data", "generation", "model", "tokenization"},
     "verification": {"api", "architecture", "backends", "cache", "engine", "generation", "model", "options"},
+    "parallel": {"architecture", "costs", "engine", "model"},
     "training": {
         *("api", "architecture", "backends", "catalog", "checkpoint", "costs", "data", "families", "model"),
-        "tokenization",
+        *("parallel", "tokenization"),
     },
     "benchmark": {"api", "architecture", "backends", "cache", "checkpoint", "engine", "generation", "model", "options"},
     "server": {
         *("api", "architecture", "backends", "costs", "engine", "generation", "inspection", "options"),
-        "tokenization",
+        *("parallel", "tokenization"),
     },
     "cli": {
         *("api", "architecture", "benchmark", "catalog", "checkpoint", "costs", "course", "data", "evaluation"),
@@ -50,6 +51,7 @@ ALLOWED_IMPORTS = {
             "generation",
             "inspection",
             "options",
+            "parallel",
             "server",
             "studies",
             "summary",

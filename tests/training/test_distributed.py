@@ -9,9 +9,9 @@ import torch
 from clearhead.architecture import Alibi, Dropout, Experts, FeedForward, HeadNorm, Rope, Router
 from clearhead.errors import ClearheadError
 from clearhead.model.recurrent import RecurrentConfig, RecurrentTranslator
+from clearhead.parallel import TensorParallelRank, shard_network
 from clearhead.training.checkpoints import RunFolder, flatten_optimizer, restore_optimizer, restore_weights
 from clearhead.training.distributed import World
-from clearhead.training.tensor_parallel import TensorParallelRank, shard_network
 from tests.model.toys import NORM, decoder, grouped, latent, stack, toy, translator
 from tests.training.faulty_disk import FaultyFileSystem
 from tests.training.processes import SmallRun, run_distributed
@@ -232,14 +232,14 @@ def test_clip_gradients_with_zero_does_not_change_them():
 )
 def test_tensor_parallelism_rejects_unsupported_networks(config, count, message):
     with pytest.raises(ClearheadError, match=message):
-        shard_network(toy(config), TensorParallelRank(0, count, lambda tensor: tensor))
+        shard_network(toy(config), TensorParallelRank(0, count, lambda tensor: tensor, "use strategy 'fsdp'"))
 
 
 def test_tensor_parallelism_rejects_recurrent_networks():
     sizes = {"source_vocab_size": 9, "target_vocab_size": 9, "embedding_width": 4, "width": 4, "context": 9}
     network = RecurrentTranslator(RecurrentConfig(cell="gru", attention="none", **sizes))
     with pytest.raises(ClearheadError, match="does not support recurrent networks; use strategy 'ddp'"):
-        shard_network(network, TensorParallelRank(0, 2, lambda tensor: tensor))
+        shard_network(network, TensorParallelRank(0, 2, lambda tensor: tensor, "use strategy 'fsdp'"))
 
 
 def test_the_single_strategy_is_rejected_under_torchrun_with_several_processes(monkeypatch):

@@ -15,6 +15,7 @@ from clearhead.cli.checks import check_files, check_installed, check_model_optio
 from clearhead.cli.generate import DeviceOption, DtypeOption, FastOption, WeightsOption, load_model
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError
+from clearhead.parallel import current_launch
 
 NEEDED_TO_SERVE = ("starlette", "uvicorn", "prometheus_client")  # the extra `serve`
 _KEY_VARIABLE = "CLEARHEAD_API_KEY"
@@ -113,9 +114,12 @@ def serve(
     Chats, completions, responses and embeddings are under /v1, the page is at /, measurements for Prometheus at
     /metrics. The port is open while the model loads; /health says when it is ready. SIGTERM or Ctrl-C lets running
     requests finish; a second one ends them. The exit code is 0 if all requests were answered.
+
+    `torchrun --nproc-per-node 2 -m clearhead serve MODEL` divides the model among two processes.
     """
     check_installed(NEEDED_TO_SERVE, "the server", "serve")
     check_model_options(model, dtype, device, weights)
+    _check_processes(weights, fast)
     keys = _read_keys(api_key or [], api_key_file)
     from clearhead.server import Limits, ServerSettings
 
@@ -134,13 +138,23 @@ def serve(
         runs=runs,
         limits=Limits(max_new_tokens=max_new_tokens),
     )
-    if not settings.listens_on_loopback and not keys:
+    if not settings.listens_on_loopback and not keys and current_launch().is_main:
         print_message("note", f"everybody who reaches {host} can use this server; --api-key-file asks for a key")
     from clearhead.server import run_server
 
     name = Path(model).stem if model.lower().endswith(".gguf") else Path(model).name or model
-    load = partial(load_model, model, dtype, device, weights, fast)
-    raise typer.Exit(run_server(load, name, settings, partial(print_message, "note")))
+    is_divided = current_launch().size > 1  # each process loads the model to the CPU and keeps its part
+    load = partial(load_model, model, dtype, "cpu" if is_divided else device, weights, False if is_divided else fast)
+    raise typer.Exit(run_server(load, name, settings, partial(print_message, "note"), device))
+
+
+def _check_processes(weights: str, fast: bool | None) -> None:
+    """Raise ClearheadError if several processes cannot serve with these options."""
+    if current_launch().size > 1 and (weights != "full" or fast):
+        if not current_launch().is_main:
+            raise typer.Exit(1)  # the first process says why
+        option = "--fast" if fast else f"--weights {weights}"
+        raise ClearheadError(f"several processes divide only full weights in PyTorch's modules; leave out {option}")
 
 
 def _read_keys(given: list[str], path: Path | None) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from clearhead.costs.formulas import (
     layer_parameters,
     operation_costs,
     parameters_by_part,
+    shard_config,
     shard_heads,
 )
 from clearhead.costs.recurrent import recurrent_flops
@@ -65,5 +66,6 @@ __all__ = [
     "recurrent_flops",
     "report_to_dict",
     "save_calibration",
+    "shard_config",
     "shard_heads",
 ]

@@ -10,6 +10,7 @@ batch           a schedule as packed tensors
 executor        a schedule through the network, and the next tokens; the interface of executors
 executors       the choice of an executor for a network
 runner          a packed batch through the network's modules
+parallel_runner the same in several processes, each with a shard of the network
 sampler         the next token of each sequence
 drafting        guesses of the next tokens
 token_filters   the tokens that the filters of requests allow
@@ -28,7 +29,8 @@ docs/engine.md follows a request through these modules.
 
 from clearhead.engine.engine import MAX_SEQUENCES, Engine, EngineSettings
 from clearhead.engine.executors import unsupported_by_engine
-from clearhead.engine.memory import bytes_per_token
+from clearhead.engine.memory import bytes_per_token, default_memory
+from clearhead.engine.parallel_runner import Channel, LostProcessError, MessageKind, follow_steps
 from clearhead.engine.provider import EngineProvider
 from clearhead.engine.request import Event, PromptReport, Request, TokenDrafter, TokenFilter
 from clearhead.engine.shared import SharedEngine
@@ -37,6 +39,7 @@ from clearhead.engine.worker import EngineWorker, EventStream
 
 __all__ = [
     "MAX_SEQUENCES",
+    "Channel",
     "Engine",
     "EngineProvider",
     "EngineSettings",
@@ -44,11 +47,15 @@ __all__ = [
     "EngineWorker",
     "Event",
     "EventStream",
+    "LostProcessError",
+    "MessageKind",
     "PromptReport",
     "Request",
     "SharedEngine",
     "TokenDrafter",
     "TokenFilter",
     "bytes_per_token",
+    "default_memory",
+    "follow_steps",
     "unsupported_by_engine",
 ]

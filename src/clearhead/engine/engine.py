@@ -24,6 +24,7 @@ from clearhead.engine.drafting import draft_tokens, settle_drafts
 from clearhead.engine.executor import Pending
 from clearhead.engine.executors import build_executor, is_deterministic_by_default, unsupported_by_engine
 from clearhead.engine.memory import pages_for_memory
+from clearhead.engine.parallel_runner import Channel, LostProcessError
 from clearhead.engine.reports import NOT_FINITE, advance_filter, describe_error, prompt_report
 from clearhead.engine.request import Event, FinishReason, Request, check_request
 from clearhead.engine.sampler import Choice
@@ -58,6 +59,7 @@ class EngineSettings(TypedDict, total=False):
     deterministic: the tokens and log-probabilities of a request are the same to the last bit, whatever runs beside it.
     None: where that costs nothing, which is in the CPU kernels. True: always; elsewhere every token then passes through
     the network alone, which is slow.
+    channel: leads to other processes that hold shards of the same network and run every step too; None: there are none.
     """
 
     memory: int | None
@@ -65,6 +67,7 @@ class EngineSettings(TypedDict, total=False):
     max_sequences: int
     page_size: int
     deterministic: bool | None
+    channel: Channel | None
 
 
 class Engine:
@@ -79,6 +82,7 @@ class Engine:
         max_sequences: int = MAX_SEQUENCES,
         page_size: int = PAGE_SIZE,
         deterministic: bool | None = None,
+        channel: Channel | None = None,
     ):
         """Allocate the pages. EngineSettings explains the arguments."""
         if reason := unsupported_by_engine(network.config):
@@ -96,7 +100,7 @@ class Engine:
         source_pool = PagePool(num_pages, page_size) if network.config.is_encoder_decoder else None
         self.network = network
         self.deterministic = is_deterministic_by_default(network, page_size) if deterministic is None else deterministic
-        self.executor = build_executor(network, pool, source_pool, max_sequences, self.deterministic)
+        self.executor = build_executor(network, pool, source_pool, max_sequences, self.deterministic, channel)
         self.scheduler = Scheduler(
             pool, max_tokens, max_sequences, source_pool, self.executor.max_length, windows_of(stack)
         )
@@ -218,6 +222,8 @@ class Engine:
         try:
             step = _Step(items, self.executor.start(items))
         except Exception as error:
+            if isinstance(error, LostProcessError):
+                raise
             if len(items) > 1:
                 return [step for item in items for step in self._start([item])]
             self._reports.append(self._finish(items[0].sequence, "error", error=describe_error(error)))

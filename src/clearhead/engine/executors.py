@@ -8,27 +8,37 @@ from clearhead.backends import has_independent_rows
 from clearhead.cache import PagePool, PageStorage
 from clearhead.engine.executor import Executor, ModuleExecutor
 from clearhead.engine.graph_executor import GraphExecutor, can_run_in_graphs
+from clearhead.engine.parallel_runner import Channel, LeadingRunner
 from clearhead.engine.runner import Runner
 from clearhead.engine.sampler import Sampler
 from clearhead.model import Transformer
 
 
 def build_executor(
-    network: Transformer, pool: PagePool, source_pool: PagePool | None, max_sequences: int, deterministic: bool
+    network: Transformer,
+    pool: PagePool,
+    source_pool: PagePool | None,
+    max_sequences: int,
+    deterministic: bool,
+    channel: Channel | None = None,
 ) -> Executor:
     """Return the fastest executor for a network, with pages for its keys and values.
 
     deterministic: the fastest one whose results for a request do not depend on other requests, to the last bit.
+    channel: leads to the processes that hold the other shards of the network, which run every step too.
     """
     parameter = next(network.parameters())
     storage = PageStorage.for_stack(network.config.output_stack, pool, parameter.dtype, parameter.device)
-    if not deterministic and source_pool is None and can_run_in_graphs(network):
+    if not deterministic and source_pool is None and channel is None and can_run_in_graphs(network):
         return GraphExecutor(network, storage, max_sequences)
     source_storage = None if source_pool is None else PageStorage(source_pool)
     rows_alone = deterministic and not is_deterministic_by_default(network, pool.page_size)
-    return ModuleExecutor(
-        Runner(network, storage, source_storage, rows_alone), Sampler(network.config.vocab_size, parameter.device)
-    )
+    if channel is None:
+        runner = Runner(network, storage, source_storage, rows_alone)
+    else:
+        runner = LeadingRunner(network, storage, source_storage, rows_alone, channel)
+        runner.announce_pages()
+    return ModuleExecutor(runner, Sampler(network.config.vocab_size, parameter.device))
 
 
 def is_deterministic_by_default(network: Transformer, page_size: int) -> bool:

@@ -37,7 +37,11 @@ class Runner:
     def run(self, batch: PackedBatch) -> Tensor:
         """Read the tokens of a batch and return their last hidden states (T, D)."""
         if self.rows_alone and len(batch.tokens) > 1:
-            return torch.cat([self.run(each) for each in batch.tokens_alone()])
+            return torch.cat([self.run_together(each) for each in batch.tokens_alone()])
+        return self.run_together(batch)
+
+    def run_together(self, batch: PackedBatch) -> Tensor:
+        """Read the tokens of a batch in one forward pass (T, D)."""
         cache = PackedCache(self.storage, batch.layout)
         hidden = forward_hidden(
             self.network,
@@ -59,16 +63,19 @@ class Runner:
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]], tables: Sequence[PageTable]) -> None:
-        """Run the encoder on packed sources, and write the keys and values of cross-attention to their pages."""
-        assert self.source_storage is not None
+        """Run the encoder on sources, and write the keys and values of cross-attention to their pages."""
         if self.rows_alone and len(sources) > 1:
             for source, table in zip(sources, tables, strict=True):
                 self.encode([source], [table])
             return
         device = self.network.device
-        layout = source_layout(tables, device)
-        tokens = torch.tensor([[token for source in sources for token in source]], device=device)
-        encoder_output = self.network.encode(tokens, documents=layout.documents[None])
+        tokens = torch.tensor([token for source in sources for token in source], device=device)
+        self.encode_together(tokens, source_layout(tables, device))
+
+    def encode_together(self, tokens: Tensor, layout: PackedLayout) -> None:
+        """Run the encoder on packed sources (S,) in one forward pass."""
+        assert self.source_storage is not None
+        encoder_output = self.network.encode(tokens[None], documents=layout.documents[None])
         keys_values = self.network.precompute_cross_attention(encoder_output).cross_keys_values
         assert keys_values is not None
         for layer, (key, value) in enumerate(keys_values):  # (1, K, S, H)

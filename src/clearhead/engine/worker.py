@@ -14,6 +14,7 @@ from threading import Lock, Thread
 from typing import Self
 
 from clearhead.engine.engine import Engine
+from clearhead.engine.parallel_runner import LostProcessError
 from clearhead.engine.request import Event, Request
 from clearhead.engine.statistics import EngineStatistics
 from clearhead.errors import ClearheadError
@@ -40,8 +41,9 @@ class EventStream(Iterator[Event]):
 class EngineWorker:
     """A thread that runs the steps of an engine while there is work."""
 
-    def __init__(self, engine: Engine):
-        self._engine = engine
+    def __init__(self, engine: Engine, on_failure: Callable[[LostProcessError], None] | None = None):
+        """Start the thread. on_failure: is called in it if it ends because another process of the engine is lost."""
+        self._engine, self._on_failure = engine, on_failure
         self._messages: SimpleQueue[Callable[[], None]] = SimpleQueue()  # functions for the worker's thread
         self._listeners: dict[int, OnEvent] = {}
         self._closing = Flag()
@@ -125,9 +127,18 @@ class EngineWorker:
             self._engine.abort(request_id)
 
     def _step(self) -> list[Event]:
-        """Run a step. An error that is no request's fault ends all of them, and the worker stays usable."""
+        """Run a step. An error that is no request's fault ends all of them, and the worker stays usable.
+
+        Without one of its processes, the engine cannot go on, and the thread ends.
+        """
         try:
             return self._engine.step() if self._engine.has_work else []
+        except LostProcessError as error:
+            with self._lock:
+                self._closing.set()
+            if self._on_failure is not None:
+                self._on_failure(error)
+            return self._engine.abort_all(str(error))
         except Exception as error:
             return self._engine.abort_all(f"the engine failed with {type(error).__name__}: {error}")
 

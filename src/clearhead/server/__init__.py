@@ -6,6 +6,7 @@ A request passes through these modules:
 
 settings            addresses, keys, limits
 lifecycle           listen, load, serve, drain
+processes           one server in several processes, which divide the model
 protocol            time limits of connections
 app                 the routes behind the guard
 security            Guard: hosts, keys, ids of requests, the last place for errors

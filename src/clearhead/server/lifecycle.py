@@ -11,15 +11,19 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Thread
 
 import uvicorn
 
 from clearhead.api import Model
+from clearhead.engine import LostProcessError
 from clearhead.errors import ClearheadError
+from clearhead.parallel import ProcessGroup, current_launch
 from clearhead.server.app import create_app
+from clearhead.server.processes import common_memory, load_shard, run_follower
 from clearhead.server.protocol import limited_protocol
-from clearhead.server.service import Service
+from clearhead.server.service import Service, Shards
 from clearhead.server.settings import ServerSettings
 from clearhead.server.state import ServerState
 
@@ -31,14 +35,19 @@ _POLL_SECONDS = 0.02
 _BACKLOG = 2048
 
 
-def run_server(load: Callable[[], Model], name: str, settings: ServerSettings, announce: Announce) -> int:
+def run_server(
+    load: Callable[[], Model], name: str, settings: ServerSettings, announce: Announce, device: str | None = None
+) -> int:
     """Serve a model until a signal arrives. Return the exit code.
 
     It is 0 if all requests were answered, else 128 plus the number of the signal. Raise ClearheadError if the port is
-    taken or the model cannot be loaded.
+    taken or the model cannot be loaded. If torchrun has started several processes, `load` must load the whole model to
+    the CPU; each process keeps its part of it on `device`, and only the first one listens.
     """
+    if not current_launch().is_main:
+        return run_follower(load, device)
     with _listen(settings) as listener:
-        return asyncio.run(_Run(load, name, settings, announce).run(listener))
+        return asyncio.run(_Run(load, name, settings, announce, device).run(listener))
 
 
 @contextmanager
@@ -75,8 +84,12 @@ class _Server(uvicorn.Server):
 class _Run:
     """One run of a server."""
 
-    def __init__(self, load: Callable[[], Model], name: str, settings: ServerSettings, announce: Announce):
+    def __init__(
+        self, load: Callable[[], Model], name: str, settings: ServerSettings, announce: Announce, device: str | None
+    ):
         self._load, self._name, self._settings, self._announce = load, name, settings, announce
+        self._device = device
+        self._group: ProcessGroup | None = None  # with the other processes, if there are any
         self._state = ServerState(settings)
         self._app = create_app(self._state)
         self._signals: list[int] = []
@@ -100,6 +113,8 @@ class _Run:
         await serving
         if self._state.service is not None:
             self._state.service.close()
+        if self._group is not None:
+            self._group.close()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
         if self._failure is not None:
@@ -129,14 +144,31 @@ class _Run:
     def _start_service(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         """Load the model and start its engine, in a thread of its own."""
         try:
-            model = self._load()
-            names = (self._name, *self._settings.aliases)
-            service = Service(model, names, self._settings, self._state.metrics, loop)
+            service = self._create_service(loop)
         except BaseException as error:
-            self._failure = error
-            loop.call_soon_threadsafe(self._woken.set)
+            loop.call_soon_threadsafe(self._fail, error)
         else:
             loop.call_soon_threadsafe(self._serve, service, listener.getsockname())
+
+    def _create_service(self, loop: asyncio.AbstractEventLoop) -> Service:
+        names = (self._name, *self._settings.aliases)
+        if current_launch().size == 1:
+            return Service(self._load(), names, self._settings, self._state.metrics, loop)
+        group = self._group = ProcessGroup.start(self._device)
+
+        def on_failure(error: LostProcessError) -> None:
+            loop.call_soon_threadsafe(self._fail, error)
+
+        model = load_shard(self._load, group)
+        settings = replace(self._settings, memory=common_memory(group, self._settings.memory))
+        service = Service(model, names, settings, self._state.metrics, loop, Shards(group, on_failure))
+        group.watch(on_failure)
+        return service
+
+    def _fail(self, error: BaseException) -> None:
+        """End the server because of an error."""
+        self._failure = self._failure or error
+        self._woken.set()
 
     def _serve(self, service: Service, address: tuple[str, int]) -> None:
         self._state.serve(service)

@@ -8,16 +8,25 @@ import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol, TypeVar
 
 from clearhead.api import Model, RecurrentBaseline
-from clearhead.engine import EngineStatistics, EngineWorker, Event, Request, unsupported_by_engine
+from clearhead.engine import (
+    Channel,
+    EngineStatistics,
+    EngineWorker,
+    Event,
+    LostProcessError,
+    Request,
+    unsupported_by_engine,
+)
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.generation import require_tokenizer
 from clearhead.options import SamplingOptions
 from clearhead.server.admission import Admission
-from clearhead.server.api_errors import ApiError
+from clearhead.server.api_errors import ApiError, invalid
 from clearhead.server.events import Dispatcher
 from clearhead.server.metrics import Metrics
 from clearhead.server.sequential_worker import SequentialWorker
@@ -50,6 +59,14 @@ class _Worker(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Shards:
+    """The other processes of a server; on_failure is called, in any thread, if one of them is lost."""
+
+    channel: Channel
+    on_failure: Callable[[LostProcessError], None]
+
+
 class Service:
     """A model that is being served. Its methods are for the event loop, unless they say otherwise."""
 
@@ -60,12 +77,17 @@ class Service:
         settings: ServerSettings,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
+        shards: Shards | None = None,
     ):
-        """Create the engine and try it. This takes seconds, so call it in a thread beside the event loop."""
+        """Create the engine and try it. This takes seconds, so call it in a thread beside the event loop.
+
+        shards: the other processes that hold parts of the network; None: there are none.
+        """
         if isinstance(model, RecurrentBaseline):
             raise ClearheadError("a recurrent network cannot be served; clearhead generate runs it")
         self.model, self.names, self.settings, self.metrics = model, names, settings, metrics
         self.created = int(time.time())
+        self._shards = shards
         self.dispatcher = Dispatcher(loop)
         self.max_concurrent = settings.max_concurrent or _MAX_CONCURRENT.get(model.device.type, _MAX_CONCURRENT["cpu"])
         self.max_length = model.config.context
@@ -125,7 +147,12 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._preparing, function, *arguments)
 
     async def compute(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a function that uses the network in a thread beside the engine, one after another."""
+        """Run a function that uses the network in a thread beside the engine, one after another.
+
+        Raise ApiError if the network is divided among processes, which run only the steps of the engine.
+        """
+        if self._shards is not None:
+            raise invalid("several processes share this model, so it only generates texts; serve it in one process")
         return await asyncio.get_running_loop().run_in_executor(self._computing, function, *arguments)
 
     def close(self) -> None:
@@ -141,19 +168,22 @@ class Service:
         config = self.model.config
         if config.decoder is None or config.head is None:
             return None
-        if unsupported_by_engine(config):
+        if reason := unsupported_by_engine(config):
+            if self._shards is not None:
+                raise ClearheadError(f"several processes cannot serve this model: {reason}; serve it in one process")
             self.max_concurrent = 1
             return SequentialWorker(self.model.text_generator)
         engine = self.model.engine(
             memory=self.settings.memory,
             max_sequences=self.max_concurrent,
             deterministic=self.settings.deterministic or None,  # None: where it costs nothing
+            channel=None if self._shards is None else self._shards.channel,
         )
         lengths = (self.max_length, engine.capacity, engine.executor.max_length)
         self.max_length = min(length for length in lengths if length is not None)
         list(engine.run([_trial_request(self.model)]))  # so that the first client does not wait for preparations
         engine.forget_prefixes()
-        return EngineWorker(engine)
+        return EngineWorker(engine, None if self._shards is None else self._shards.on_failure)
 
 
 def _trial_request(model: Model) -> Request:

@@ -7,7 +7,7 @@ Start with `loop.py`, which contains the training loop. It uses, in this order:
     run_summary               model, data and settings in a few lines, before the first step
     schedule                  the learning rate
     objective                 a batch to its loss (loss, head_loss, triton_loss, balance; preference: DPO)
-    distributed               several processes (tensor_parallel, tensor_slice)
+    distributed               several processes (tensor_slice: the part of a tensor in one)
     learner                   weights, optimizers and averages (optimizer, lora, heap)
     reporter                  log metrics (display, metrics, trackers)
     validation                the validation loss

@@ -7,14 +7,13 @@
 
     ddp   every process holds all weights and reads its own rows; gradients are summed
     fsdp  every process holds a shard of each weight and gathers the weights of a block when it computes it
-    tp    every process holds some heads and columns of each block (tensor_parallel.py); all read the same rows
+    tp    every process holds some heads and columns of each block (parallel/shards.py); all read the same rows
 
 Gradients are summed over the processes, not averaged, because the loss is divided by the targets of all processes.
 Without torchrun there is one process, and the strategies have no effect.
 """
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -33,11 +32,11 @@ from torch.nn.parallel import DistributedDataParallel
 from clearhead.api import resolve_device
 from clearhead.errors import ClearheadError
 from clearhead.model import Block, RouterLayer
-from clearhead.training.tensor_parallel import TensorParallelRank, shard_network
+from clearhead.parallel import TensorParallelRank, all_reduce, current_launch, gather_texts, shard_network
 from clearhead.training.tensor_slice import TensorSlice
 
 EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
-_TORCHRUN_VARIABLES = (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))  # with the values of a single process
+_ALTERNATIVE = "use strategy 'fsdp'"  # for networks that tensor parallelism cannot divide
 
 Strategy = Literal["single", "ddp", "fsdp", "tp"]
 
@@ -56,20 +55,20 @@ class World:
     @classmethod
     def start(cls, strategy: Strategy = "ddp", device: str | torch.device = "auto") -> "World":
         """Join the processes that torchrun started. `device` "auto" is this process's CUDA device if there is one."""
-        rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _TORCHRUN_VARIABLES)
-        own_device = _local_device(device, local_rank)
-        if size == 1:
+        launch = current_launch()
+        own_device = _local_device(device, launch.local_rank)
+        if launch.size == 1:
             return cls(strategy, 0, 1, own_device)
         if strategy == "single":
             raise ClearheadError(
-                f"the strategy is 'single', but torchrun started {size} processes; use ddp, fsdp or tp"
+                f"the strategy is 'single', but torchrun started {launch.size} processes; use ddp, fsdp or tp"
             )
         if own_device.type == "cuda":
             torch.cuda.set_device(own_device)
             torch_distributed.init_process_group("nccl", device_id=own_device)
         else:
             torch_distributed.init_process_group("gloo")
-        return cls(strategy, rank, size, own_device, init_device_mesh(own_device.type, (size,)))
+        return cls(strategy, launch.rank, launch.size, own_device, init_device_mesh(own_device.type, (launch.size,)))
 
     @classmethod
     def single_process(cls) -> "World":
@@ -124,7 +123,8 @@ class World:
             case "fsdp":
                 return _fully_shard_network(network, self.mesh, dtype)
             case _:
-                self.sharded_axes = shard_network(network, TensorParallelRank(self.rank, self.size, all_reduce))
+                rank = TensorParallelRank(self.rank, self.size, all_reduce, _ALTERNATIVE)
+                self.sharded_axes = shard_network(network, rank)
                 return network
 
     def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[None]:
@@ -172,9 +172,7 @@ class World:
             outcome = {"result": action()}
         except ClearheadError as error:
             outcome = {"error": str(error)}
-        texts: list[Any] = [None] * self.size
-        torch_distributed.all_gather_object(texts, json.dumps(outcome))
-        outcomes = [json.loads(text) for text in texts]
+        outcomes = [json.loads(text) for text in gather_texts(json.dumps(outcome), self.device)]
         for outcome in outcomes:
             if "error" in outcome:
                 raise ClearheadError(outcome["error"])
@@ -235,7 +233,7 @@ class World:
 
 def is_main_process() -> bool:
     """Return whether this is torchrun's first process or the only one. It needs no World."""
-    return int(os.environ.get(*_TORCHRUN_VARIABLES[0])) == 0
+    return current_launch().is_main
 
 
 def _local_device(device: str | torch.device, local_rank: int) -> torch.device:
@@ -277,12 +275,6 @@ def _sum_bucket(state: None, bucket: GradBucket) -> torch.futures.Future[Tensor]
     """Sum gradients in DDP, whose default hook divides by the number of processes."""
     work = torch_distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
-
-
-def all_reduce(tensor: Tensor) -> Tensor:
-    """Sum a tensor over all processes, in place."""
-    torch_distributed.all_reduce(tensor)
-    return tensor
 
 
 def to_local(tensor: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from clearhead.costs.formulas.parameters import (
     parameters_by_part,
     total_parameters,
 )
-from clearhead.costs.formulas.tensor_parallel import shard_heads
+from clearhead.costs.formulas.tensor_parallel import shard_config, shard_heads
 from clearhead.costs.formulas.workload import (
     OPTIMIZER_STATES,
     DeviceType,
@@ -63,6 +63,7 @@ __all__ = [
     "logit_bytes",
     "operation_costs",
     "parameters_by_part",
+    "shard_config",
     "shard_heads",
     "total_parameters",
     "weight_bytes",

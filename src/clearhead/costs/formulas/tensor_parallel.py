@@ -35,10 +35,10 @@ def _shard_layer(layer: Layer, num_gpus: int) -> Layer:
             layer = replace(layer, attention=replace(latent, num_heads=num_heads))
     match layer.feed_forward:
         case FeedForward() as dense:
-            return replace(layer, feed_forward=shard_feed_forward(dense, num_gpus))
+            return replace(layer, feed_forward=_shard_feed_forward(dense, num_gpus))
         case Experts() as experts:
-            shared = experts.shared and shard_feed_forward(experts.shared, num_gpus)
-            expert = shard_feed_forward(experts.expert, num_gpus)
+            shared = experts.shared and _shard_feed_forward(experts.shared, num_gpus)
+            expert = _shard_feed_forward(experts.expert, num_gpus)
             return replace(layer, feed_forward=replace(experts, expert=expert, shared=shared))
 
 
@@ -52,7 +52,7 @@ def shard_heads(attention: GroupedAttention, num_gpus: int) -> GroupedAttention:
     return replace(attention, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
 
-def shard_feed_forward(config: FeedForward, num_gpus: int) -> FeedForward:
+def _shard_feed_forward(config: FeedForward, num_gpus: int) -> FeedForward:
     """Return the feed-forward that one GPU computes: its part of the inner columns."""
     return replace(config, width=divide(config.width, num_gpus, "feed-forward columns"))
 

@@ -1,6 +1,8 @@
 """Compute each block in several processes: every process holds some of the heads and feed-forward columns.
 
-    axes = shard_network(network, TensorParallelRank(0, 2, all_reduce))    # the sharded weights and their axes
+    axes = shard_network(network, TensorParallelRank(0, 2, all_reduce, "use strategy 'fsdp'"))
+
+It returns the sharded weights and their axes.
 
     x ─ copy ─ query, key, value of own heads ─ attention ─ own columns of output ─ reduce ─ + bias ─ x
     x ─ copy ─ own rows of gate and up ──────────────────── own columns of down ─── reduce ─ + bias ─ x
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.architecture import Alibi, RelativeBuckets, RelativeSinusoid
+from clearhead.architecture import Alibi, HeadNorm, RelativeBuckets, RelativeSinusoid
 from clearhead.costs import shard_heads
 from clearhead.errors import ClearheadError
 from clearhead.model import Attention, Block, FeedForwardLayer
@@ -28,11 +30,15 @@ AllReduce = Callable[[Tensor], Tensor]  # sums over all processes, in place
 
 @dataclass(frozen=True)
 class TensorParallelRank:
-    """The rank of this process among `size` processes, and the function that sums a tensor over all of them."""
+    """The rank of this process among `size` processes, and the function that sums a tensor over all of them.
+
+    alternative: what to do with a network that cannot be divided, for error messages.
+    """
 
     rank: int
     size: int
     all_reduce: AllReduce
+    alternative: str
 
 
 class _CopyToRanks(torch.autograd.Function):
@@ -83,7 +89,7 @@ def shard_network(network: nn.Module, rank: TensorParallelRank) -> dict[Tensor, 
         attentions = [block.attention, getattr(block, "cross_attention", None)]
         for attention in filter(None, attentions):
             axes |= _shard_attention(attention, rank)
-        axes |= shard_feed_forward(block.feed_forward, rank)
+        axes |= _shard_feed_forward(block.feed_forward, rank)
     if not axes:
         raise ClearheadError("tensor parallelism does not support recurrent networks; use strategy 'ddp'")
     return axes
@@ -92,15 +98,20 @@ def shard_network(network: nn.Module, rank: TensorParallelRank) -> dict[Tensor, 
 def _shard_attention(attention: nn.Module, rank: TensorParallelRank) -> dict[Tensor, int]:
     """Keep this process's heads."""
     if not isinstance(attention, Attention):
-        raise ClearheadError("tensor parallelism does not support latent attention; use strategy 'fsdp'")
+        raise ClearheadError(f"tensor parallelism does not support latent attention; {rank.alternative}")
     config = attention.config
     if isinstance(config.position, Alibi | RelativeBuckets | RelativeSinusoid):
         kind = type(config.position).__name__
-        raise ClearheadError(f"tensor parallelism does not support heads with {kind}; use strategy 'fsdp'")
+        raise ClearheadError(f"tensor parallelism does not support heads with {kind}; {rank.alternative}")
+    if isinstance(config.head_norm, HeadNorm) and config.head_norm.scope != "shared":
+        raise ClearheadError(
+            f"tensor parallelism does not support norms of queries and keys with scope {config.head_norm.scope!r}; "
+            f"{rank.alternative}"
+        )
     if config.num_kv_heads % rank.size:
         raise ClearheadError(
             f"{config.num_kv_heads} key-value heads cannot be divided among {rank.size} processes; "
-            "start a number of processes that divides them, or use strategy 'fsdp'"
+            f"start a number of processes that divides them, or {rank.alternative}"
         )
     attention.config = shard_heads(config, rank.size)
     attention.register_forward_pre_hook(_copy_inputs_hook(rank.all_reduce), with_kwargs=True)
@@ -109,18 +120,21 @@ def _shard_attention(attention: nn.Module, rank: TensorParallelRank) -> dict[Ten
             weight.register_hook(lambda gradient: rank.all_reduce(gradient.clone()))
     axes = _shard_output_features(rank, attention.query, attention.key, attention.value)
     axes |= _shard_input_features(rank, attention.output)
+    if attention.sinks is not None:
+        attention.sinks = _shard_weight(attention.sinks, 0, rank)
+        axes[attention.sinks] = 0
     attention.output = _InputShardedLinear(attention.output, rank.all_reduce)  # type: ignore[assignment]
     return axes
 
 
-def shard_feed_forward(layer: nn.Module, rank: TensorParallelRank) -> dict[Tensor, int]:
+def _shard_feed_forward(layer: nn.Module, rank: TensorParallelRank) -> dict[Tensor, int]:
     """Keep this process's columns of the hidden layer."""
     if not isinstance(layer, FeedForwardLayer):
-        raise ClearheadError("tensor parallelism does not support a mixture of experts; use strategy 'fsdp'")
+        raise ClearheadError(f"tensor parallelism does not support a mixture of experts; {rank.alternative}")
     if layer.up.out_features % rank.size:
         raise ClearheadError(
             f"a feed-forward of width {layer.up.out_features} cannot be divided among {rank.size} processes; "
-            "start a number of processes that divides it, or use strategy 'fsdp'"
+            f"start a number of processes that divides it, or {rank.alternative}"
         )
     layer.register_forward_pre_hook(_copy_inputs_hook(rank.all_reduce), with_kwargs=True)
     inputs = [layer.up] if layer.gate is None else [layer.gate, layer.up]
