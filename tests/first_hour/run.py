@@ -1,27 +1,29 @@
 """Run every command and snippet of the README and the docs from a bare clone, as a newcomer would type them.
 
     python -m tests.first_hour.run                       # clone HEAD, then all pages in order; about 15 minutes
-    python -m tests.first_hour.run --pages README.md     # one page, after `make demo`
+    python -m tests.first_hour.run --folder F            # keep the clone, the home folder and the records in F
+    python -m tests.first_hour.run --folder F --from docs/training.md    # go on from a page, after an earlier start
+    python -m tests.first_hour.run --folder F --pages docs/cost.md       # one page, after an earlier start
     python -m tests.first_hour.run --here                # for a quick look: installs nothing, uses this .venv and home
 
-The clone is in a temporary folder and the home folder is empty, so nothing is installed or downloaded beforehand. The
-commands are typed into one shell in a pseudo-terminal, so a page may use what an earlier command wrote. The script
-prints the elapsed time and the processor time of each command. It exits with 1 if a command fails or shows a traceback,
-or if all together take longer than MAX_MINUTES. --out FOLDER keeps what the commands printed.
+The home folder is empty at first, so nothing is installed or downloaded beforehand. The commands are typed into one
+shell in a pseudo-terminal, so a page may use what an earlier command wrote. A command that several pages show is typed
+once. F/first_hour.log gets what the commands print, F/times.json their times, both step by step. The script ends with
+a table of the elapsed time and the processor time of each command, those of earlier starts included. It exits with 1
+if a command failed or showed a traceback, or if all together took longer than MAX_MINUTES.
 """
 
 import argparse
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.first_hour.pages import Step, read_steps
+from tests.first_hour.record import Record, Row
 from tests.first_hour.terminal import Answer, Outcome, Terminal, visible_text
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,7 @@ PAGES = (
     "docs/fast-path.md",
     "docs/engine.md",
     "docs/serving.md",
+    "docs/tutorials/serve-and-look.md",
 )
 MAX_MINUTES = 20
 _PROMPT = r"(?m)^(>|you).{0,3}$"
@@ -45,6 +48,7 @@ _ANSWERS = {
     "clearhead serve": [Answer("Ctrl-C ends the server", "\x03")],
 }
 _PROBLEMS = re.compile(r"Traceback \(most recent call last\)|Segmentation fault|command not found")
+_SHELL_STATE = ("source ", "cd ", "export ")  # what a later start must type again
 
 
 def clone(target: Path) -> None:
@@ -64,96 +68,94 @@ def newcomer_environment(home: Path) -> dict[str, str]:
     return kept | {"HOME": str(home), "PATH": path, "LANG": "C.UTF-8", "USER": "newcomer"}
 
 
-def run_step(terminal: Terminal, step: Step) -> Outcome:
-    """Run a step, with answers if it asks questions, and print one line about it."""
-    answers = next((answers for start, answers in _ANSWERS.items() if step.command.startswith(start)), ())
-    outcome = terminal.run(step.command, answers)
-    mark = "ok  " if succeeded(outcome) else f"FAIL {outcome.code}"
-    first_line = step.command.partition("\n")[0]
-    print(
-        f"{mark} {outcome.seconds:6.1f} s {outcome.cpu_seconds:6.1f} CPU s  {step.page}: {first_line[:110]}", flush=True
-    )
-    if not succeeded(outcome):
-        print(visible_text(outcome.output)[-3000:], flush=True)
-    return outcome
-
-
 def succeeded(outcome: Outcome) -> bool:
     """Return whether a command ended with 0 and printed no traceback."""
     return outcome.code == 0 and not _PROBLEMS.search(outcome.output)
 
 
-def run_pages(
-    pages: Sequence[Path],
-    folder: Path,
-    environment: dict[str, str],
-    scripts: Path,
-    skipped: tuple[str, ...] = (),
-    out: Path | None = None,
-) -> dict[Step, Outcome]:
-    """Run the steps of all pages in one shell that starts in `folder`: each once, and none that begins like `skipped`.
+def run_step(terminal: Terminal, step: Step, record: Record) -> None:
+    """Run a step, with answers if it asks questions; record it and print one line about it."""
+    answers = next((answers for start, answers in _ANSWERS.items() if step.command.startswith(start)), ())
+    outcome = terminal.run(step.command, answers)
+    row = Row(step.page, step.command, outcome.seconds, outcome.cpu_seconds, succeeded(outcome))
+    record.add(row, visible_text(outcome.output))
+    print(row, flush=True)
+    if not row.succeeded:
+        print(visible_text(outcome.output)[-3000:], f"\n(exit code {outcome.code})", flush=True)
 
-    scripts: the folder to which Python snippets are written. out: the folder for the record, which grows step by step.
+
+def new_steps(pages: Sequence[Path], scripts: Path) -> Iterator[Step]:
+    """Yield the steps of pages in order, without those that an earlier page or line has too.
+
+    scripts: the folder to which Python snippets are written.
     """
-    outcomes: dict[Step, Outcome] = {}
     typed: set[str] = set()
-    with Terminal(folder, environment) as terminal:
-        for step in (step for page in pages for step in read_steps(page, scripts)):
-            command = step.command.partition("  #")[0].strip()
-            if command in typed or command.startswith(skipped):
-                continue
+    for step in (step for page in pages for step in read_steps(page, scripts)):
+        command = step.command.partition("  #")[0].strip()
+        if command not in typed:
             typed.add(command)
-            outcomes[step] = run_step(terminal, step)
-            if out is not None:
-                write_record(out, outcomes)
-    return outcomes
+            yield step
 
 
-def write_record(folder: Path, outcomes: dict[Step, Outcome]) -> None:
-    """Write times and exit codes as JSON, and what the commands printed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = [{**vars(step), **_numbers(outcome)} for step, outcome in outcomes.items()]
-    (folder / "times.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
-    texts = [f"### {step.page}: {step.command}\n{visible_text(outcome.output)}\n" for step, outcome in outcomes.items()]
-    (folder / "transcript.txt").write_text("".join(texts), encoding="utf-8")
+def run_pages(
+    pages: Sequence[Path], chosen: Sequence[str], folder: Path, environment: dict[str, str], record: Record
+) -> None:
+    """Run the steps of the chosen pages in one shell that starts in `folder`, which has what earlier pages wrote."""
+    scripts = record.folder / "scripts"
+    scripts.mkdir(exist_ok=True)
+    with Terminal(folder, environment) as terminal:
+        for step in new_steps(pages, scripts):
+            if step.page in chosen:
+                run_step(terminal, step, record)
+            elif step.command.startswith(_SHELL_STATE):
+                terminal.run(step.command)
 
 
-def _numbers(outcome: Outcome) -> dict[str, float]:
-    return {"seconds": outcome.seconds, "cpu_seconds": outcome.cpu_seconds, "code": outcome.code}
+def run_here(pages: Sequence[str], record: Record) -> None:
+    """Run pages in a temporary folder with the .venv and the home folder of this checkout; skip what installs."""
+    work = record.folder / "clearhead"
+    work.mkdir(exist_ok=True)
+    path = f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    scripts = record.folder / "scripts"
+    scripts.mkdir(exist_ok=True)
+    with Terminal(work, {**os.environ, "PATH": path, "LANG": "C.UTF-8"}) as terminal:
+        for step in new_steps([ROOT / page for page in pages], scripts):
+            if not step.command.startswith(("make ", "source ", "pip ")):
+                run_step(terminal, step, record)
+
+
+def run_in_clone(chosen: Sequence[str], record: Record) -> None:
+    """Run pages in a clone with a home folder of its own, both of which an earlier start may have left."""
+    checkout, home = record.folder / "clearhead", record.folder / "home"
+    home.mkdir(exist_ok=True)
+    if checkout.exists():
+        subprocess.run(["git", "-C", str(checkout), "pull", "--quiet", "--ff-only"], check=True)
+    else:
+        clone(checkout)
+    pages = [checkout / page for page in PAGES]
+    names = [Path(page).name for page in chosen]
+    run_pages(pages, names, checkout, newcomer_environment(home), record)
 
 
 def main() -> int:
     """Run the pages and print the result; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--here", action="store_true", help="install nothing; use the .venv of this checkout")
-    parser.add_argument("--out", type=Path, help="folder for the times and the output of all commands")
-    parser.add_argument("--pages", nargs="*", default=PAGES, help="pages to run")
-    arguments = parser.parse_args()
-    started = time.monotonic()
+    parser.add_argument("--folder", type=Path, help="where to work, and to go on later; a temporary folder by default")
+    parser.add_argument("--pages", nargs="*", choices=PAGES, default=PAGES, metavar="PAGE", help="only these pages")
+    parser.add_argument("--from", dest="first", choices=PAGES, metavar="PAGE", help="this page and all after it")
+    options = parser.parse_args()
+    chosen = PAGES[PAGES.index(options.first) :] if options.first else options.pages
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-        folder = Path(temporary)
-        (folder / "home").mkdir()
-        (folder / "scripts").mkdir()
-        checkout = folder / "clearhead"
-        if arguments.here:
-            checkout.mkdir()
-            path = f"{ROOT / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"
-            environment = {**os.environ, "PATH": path, "LANG": "C.UTF-8"}
-            skipped = ("make ", "source ", "pip ")
-        else:
-            clone(checkout)
-            environment = newcomer_environment(folder / "home")
-            skipped = ()
-        pages = [(ROOT if arguments.here else checkout) / page for page in arguments.pages]
-        outcomes = run_pages(pages, checkout, environment, folder / "scripts", skipped, arguments.out)
-    seconds = time.monotonic() - started
-    num_failed = sum(not succeeded(outcome) for outcome in outcomes.values())
-    cpu_seconds = sum(outcome.cpu_seconds for outcome in outcomes.values())
-    times = f"{seconds / 60:.1f} minutes, {cpu_seconds / 60:.1f} minutes of processor time"
-    print(f"{len(outcomes)} commands, {num_failed} failed, {times}")
+        folder = (options.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        record = Record(folder)
+        (run_here if options.here else run_in_clone)(chosen, record)
+        print(record.table())
+    seconds = sum(row.seconds for row in record.rows)
     if seconds > MAX_MINUTES * 60:
         print(f"this is more than {MAX_MINUTES} minutes")
-    return 1 if num_failed or seconds > MAX_MINUTES * 60 else 0
+    return 0 if all(row.succeeded for row in record.rows) and seconds <= MAX_MINUTES * 60 else 1
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import pytest
 
 from tests.first_hour import terminal as terminal_module
 from tests.first_hour.pages import Step, read_steps, split_commands
-from tests.first_hour.run import ROOT, newcomer_environment, succeeded
+from tests.first_hour.record import Record, Row
+from tests.first_hour.run import PAGES, ROOT, new_steps, newcomer_environment, run_pages, succeeded
 from tests.first_hour.terminal import Answer, Outcome, Terminal, visible_text
 
 PAGE = """
@@ -124,6 +125,36 @@ def test_a_newcomer_has_nothing(tmp_path, monkeypatch):
     assert "CLEARHEAD_HOME" not in environment
 
 
-def test_the_pages_of_this_repository_have_steps(tmp_path):
-    steps = read_steps(ROOT / "README.md", tmp_path)
+def test_the_pages_of_this_repository_have_commands_and_each_is_typed_once(tmp_path):
+    steps = list(new_steps([ROOT / page for page in PAGES], tmp_path))
     assert Step("README.md", "source .venv/bin/activate") in steps
+    commands = [step.command for step in steps]
+    assert len(set(commands)) == len(commands)
+    assert sum(command.startswith("make demo") for command in commands) == 1
+
+
+def test_a_later_start_types_only_its_pages_and_what_the_shell_needs(tmp_path):
+    (tmp_path / "first.md").write_text("```bash\nexport NAME=Ada\ntouch first\n```\n")
+    (tmp_path / "second.md").write_text("```bash\ntest $NAME = Ada\nfalse\n```\n")
+    work = tmp_path / "work"
+    work.mkdir()
+    pages, environment = [tmp_path / "first.md", tmp_path / "second.md"], {"PATH": os.environ["PATH"]}
+    run_pages(pages, ["second.md"], work, environment, Record(tmp_path))
+    assert not list(work.iterdir())
+    run_pages(pages, ["first.md", "second.md"], work, environment, Record(tmp_path))
+    assert [path.name for path in work.iterdir()] == ["first"]
+    rows = Record(tmp_path).rows
+    assert [row.command for row in rows] == ["test $NAME = Ada", "false", "export NAME=Ada", "touch first"]
+    assert [row.succeeded for row in rows] == [True, False, True, True]
+
+
+def test_the_record_keeps_earlier_starts_and_replaces_a_repeated_command(tmp_path):
+    Record(tmp_path).add(Row("a.md", "make demo", 80.0, 60.0, False), "it failed")
+    record = Record(tmp_path)
+    record.add(Row("a.md", "make demo", 90.0, 70.0, True), "it worked")
+    record.add(Row("b.md", "clearhead list", 30.0, 0.5, True), "")
+    assert Record(tmp_path).rows == record.rows
+    assert len(record.rows) == 2
+    lines = record.table().splitlines()
+    assert " ".join(lines[-1].split()) == "120.0 70.5 all 2 commands, 0 failed: 2.0 minutes"
+    assert "it failed" in (tmp_path / "first_hour.log").read_text()
