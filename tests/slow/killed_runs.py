@@ -1,6 +1,6 @@
 """Kill training with SIGKILL at random moments, resume it, and compare the end with a run that was never killed.
 
-    python -m tests.slow.killed_runs --kills 1000
+    python -m tests.slow.killed_runs --kills 1000              # --jobs 8 on a machine with as many cores
 
 A quarter of the kills come after a random time. The others wait for a phase of the run (start, fork, resume, step,
 validate, save, finish) and strike at a random moment of it. After each kill, the script checks that nothing was lost:
@@ -16,106 +16,34 @@ except for the lock and the measured times in metrics.jsonl. No process may be l
 import argparse
 import gc
 import json
-import mmap
 import os
 import random
 import signal
-import struct
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from clearhead.errors import ClearheadError
 from clearhead.training import Recipe, loop
 from clearhead.training.checkpoints import RunFolder
 from clearhead.training.checkpoints.saved import verify_checkpoint
-from clearhead.training.learner import Learner
 from clearhead.training.metrics import read_metrics
+from tests.slow.run_phases import PHASES, PhaseBoard, announced_phases
 from tests.slow.training_recipes import write_recipes
 from tests.training.faulty_disk import fork_child
 from tests.training.recipes import quiet_console
 
-PHASES = ("start", "fork", "resume", "step", "validate", "save", "finish", "end")
 REPEATED = ("step", "validate", "save")  # phases that a run enters several times
 MEASURED = ("tokens_per_second", "seconds_left", "memory_bytes", "mfu")  # columns of metrics.jsonl that depend on time
 MAX_RUN_SECONDS = 300
-
-
-class PhaseBoard:
-    """Memory shared with a run, in which it writes its phase: the current one, and how often each one was entered."""
-
-    def __init__(self) -> None:
-        self.memory = mmap.mmap(-1, 4096)
-
-    def enter(self, phase: str) -> str:
-        """Write the phase, and return the one before."""
-        before, number = PHASES[self.memory[0]], PHASES.index(phase)
-        self.memory[0] = number
-        self._write_count(number, self.count(phase) + 1)
-        return before
-
-    def leave(self, before: str) -> None:
-        """Return to an earlier phase."""
-        self.memory[0] = PHASES.index(before)
-
-    @property
-    def phase(self) -> str:
-        return PHASES[self.memory[0]]
-
-    def count(self, phase: str) -> int:
-        """Return how often a phase was entered."""
-        return int(struct.unpack_from("<I", self.memory, 8 + 4 * PHASES.index(phase))[0])
-
-    def clear(self) -> None:
-        self.memory[:] = bytes(len(self.memory))
-
-    def _write_count(self, number: int, count: int) -> None:
-        struct.pack_into("<I", self.memory, 8 + 4 * number, count)
-
-
-def marked(board: PhaseBoard, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that writes its phase while it runs."""
-
-    def run(*arguments: Any, **options: Any) -> Any:
-        before = board.enter(phase)
-        try:
-            return function(*arguments, **options)
-        finally:
-            board.leave(before)
-
-    return run
-
-
-@contextmanager
-def announced_phases(board: PhaseBoard) -> Iterator[None]:
-    """Make the training loop of this process write its phases to the board."""
-    places = [
-        (loop, "start_run", "start"),
-        (loop, "validate", "validate"),
-        (loop, "accumulate_gradients", "step"),
-        (loop, "finish_run", "finish"),
-        (Learner, "save", "save"),
-        (Learner, "restore", "resume"),
-        (DataLoader, "_get_iterator", "fork"),
-    ]
-    originals = [getattr(owner, name) for owner, name, _ in places]
-    for (owner, name, phase), original in zip(places, originals, strict=True):
-        setattr(owner, name, marked(board, phase, original))
-    try:
-        yield
-    finally:
-        for (owner, name, _), original in zip(places, originals, strict=True):
-            setattr(owner, name, original)
-        board.enter("end")
 
 
 class KilledRun:
@@ -283,20 +211,43 @@ def remove(folder: Path) -> None:
     folder.rmdir()
 
 
+def kill_in_parallel(num_kills: int, jobs: int, folder: Path, seed: int) -> Counter[str]:
+    """Share the kills among several processes of this script, each with moments of its own; return all counts."""
+    shares = [num_kills // jobs + (number < num_kills % jobs) for number in range(jobs)]
+    processes = []
+    for number, share in enumerate(shares):
+        options = ["--kills", str(share), "--seed", str(1000 * seed + number), "--folder", str(folder / str(number))]
+        command = [sys.executable, "-m", "tests.slow.killed_runs", *options]
+        processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    counts = Counter[str]()
+    for process in processes:
+        output, _ = process.communicate()
+        assert process.returncode == 0, "one of the processes failed; its message is above"
+        counts.update(json.loads(output))
+    del counts["seconds"]
+    return counts
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=1000, help="number of kills")
+    parser.add_argument("--jobs", type=int, default=1, help="number of runs that are killed at a time")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     parser.add_argument("--folder", type=Path, help="where to train; a temporary folder by default")
     options = parser.parse_args()
     gc.freeze()  # forked processes share the memory of this one
     with tempfile.TemporaryDirectory() as temporary:
-        started = time.monotonic()
+        started, folder = time.monotonic(), options.folder or Path(temporary)
         try:
-            counts = kill_many(options.kills, options.folder or Path(temporary), options.seed, report=report_line)
+            if options.jobs > 1:
+                counts = kill_in_parallel(options.kills, options.jobs, folder, options.seed)
+            else:
+                counts = kill_many(options.kills, folder, options.seed, report=report_line)
         except (AssertionError, ClearheadError) as error:
             print(f"failed: {error}", file=sys.stderr)
             return 1
+        finally:
+            gc.unfreeze()  # libraries complain about objects that are left at the end
     print(json.dumps({**counts, "seconds": round(time.monotonic() - started)}))
     return 0
 

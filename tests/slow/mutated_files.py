@@ -1,6 +1,6 @@
 """Read mutated files of every kind that Clearhead reads, each in a process that may not crash, hang or grow.
 
-    python -m tests.slow.mutated_files --files 100000          # over all kinds
+    python -m tests.slow.mutated_files --files 100000 --jobs 2  # over all kinds
     python -m tests.slow.mutated_files --kind gguf --number 17  # one file again, in this process, with its traceback
 
 Each file must be read or refused with a ClearheadError: no crash, no other exception, at most 5 seconds of CPU time,
@@ -154,66 +154,100 @@ def cpu_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def watch(process: int, board: Board) -> str | None:
-    """Wait for a reading process; return why it ended, None if it read everything."""
-    seen, since, used = -1, 0.0, 0.0
-    while True:
-        ended, status = os.waitpid(process, os.WNOHANG)
+class Reading:
+    """The mutated files of one kind, which child processes read one after the other: the next one if one dies."""
+
+    def __init__(self, kind: Kind, num_files: int, log: Path) -> None:
+        self.kind, self.num_files, self.log = kind, num_files, log
+        self.pristine = {name: (kind.folder / name).read_bytes() for name in kind.files}
+        self.board, self.lost, self.started = Board(), list[Finding](), time.monotonic()
+        log.unlink(missing_ok=True)
+        self._start(0)
+
+    def _start(self, first: int) -> None:
+        self.seen, self.since, self.used = -1, 0.0, 0.0  # the number that is being read, and when it was begun
+        self.process = fork_child(lambda: read_range(self.kind, first, self.num_files, self.board, self.log))
+
+    def is_finished(self) -> bool:
+        """Return whether all files were read. A process that died or hangs is a finding; another one goes on."""
+        problem = self._problem()
+        if problem is None:
+            return False
+        if not problem:
+            return True
+        number, _ = self.board.read()
+        self.lost.append(Finding(self.kind.name, number, problem))
+        for name, content in self.pristine.items():
+            (self.kind.folder / name).write_bytes(content)
+        if number + 1 >= self.num_files:
+            return True
+        self._start(number + 1)
+        return False
+
+    def _problem(self) -> str | None:
+        """Return None while the process reads, "" if it has read everything, and else why it ended."""
+        ended, status = os.waitpid(self.process, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
-            return None if code == 0 else f"the process ended with exit code {code}"
-        number, _ = board.read()
-        if number != seen:
-            seen, since, used = number, time.monotonic(), cpu_seconds(process)
-        spent = cpu_seconds(process) - used
-        if spent > MAX_SECONDS or time.monotonic() - since > MAX_WAIT_SECONDS:
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
-            return f"not finished after {spent:.1f} s of CPU time"
-        time.sleep(0.05)
+            return f"the process ended with exit code {code}" if code else ""
+        number, _ = self.board.read()
+        if number != self.seen:
+            self.seen, self.since, self.used = number, time.monotonic(), cpu_seconds(self.process)
+        spent = cpu_seconds(self.process) - self.used
+        if spent <= MAX_SECONDS and time.monotonic() - self.since <= MAX_WAIT_SECONDS:
+            return None
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+        return f"not finished after {spent:.1f} s of CPU time"
+
+    @property
+    def num_accepted(self) -> int:
+        return self.board.read()[1]
+
+    def findings(self) -> list[Finding]:
+        """Return all findings, those of processes that died first."""
+        lines = self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+        return self.lost + [Finding(*json.loads(line)) for line in lines]
+
+    def report(self) -> str:
+        """Return a line about the result, and the first findings."""
+        found = self.findings()
+        seconds = time.monotonic() - self.started
+        line = f"{self.kind.name:36} {self.num_files:6} files, {self.num_accepted:6} accepted, {len(found):4} findings"
+        return "\n    ".join([f"{line}, {seconds:6.1f} s", *map(str, found[:5])])
 
 
 def read_kind(kind: Kind, num_files: int, log: Path) -> tuple[int, list[Finding]]:
     """Read mutated files of one kind in child processes; return how many were accepted, and the findings."""
-    board, first = Board(), 0
-    log.unlink(missing_ok=True)
-    lost: list[Finding] = []
-    pristine = {name: (kind.folder / name).read_bytes() for name in kind.files}
-    while first < num_files:
-        process = fork_child(lambda start=first: read_range(kind, start, num_files, board, log))
-        ended = watch(process, board)
-        if ended is None:
-            break
-        number, _ = board.read()
-        lost.append(Finding(kind.name, number, ended))
-        first = number + 1
-        for name, content in pristine.items():
-            (kind.folder / name).write_bytes(content)
-    logged = [Finding(*json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
-    return board.read()[1], lost + logged
+    reading = Reading(kind, num_files, log)
+    while not reading.is_finished():
+        time.sleep(0.05)
+    return reading.num_accepted, reading.findings()
 
 
-def read_all(num_files: int, folder: Path, only: str | None = None) -> tuple[Counter[str], list[Finding]]:
-    """Read `num_files` mutated files of all kinds, or only of one."""
+def read_all(
+    num_files: int, folder: Path, only: str | None = None, jobs: int = 1
+) -> tuple[Counter[str], list[Finding]]:
+    """Read `num_files` mutated files of all kinds, or only of one; `jobs` kinds at a time."""
     torch.set_num_threads(1)
     kinds = [kind for kind in build_kinds(folder) if only in (None, kind.name)]
-    counts, findings = Counter[str](), list[Finding]()
+    counts, findings = Counter[str](kinds=len(kinds)), list[Finding]()
     ends = list(accumulate(kind.share for kind in kinds))
     borders = [0, *(round(num_files * end / ends[-1]) for end in ends)]
-    for kind, share in zip(kinds, np.diff(borders).tolist(), strict=True):
-        started = time.monotonic()
-        accepted, found = read_kind(kind, share, folder / "findings.jsonl")
-        counts.update({"files": share, "accepted": accepted, "refused": share - accepted - len(found)})
-        findings += found
-        print(
-            f"{kind.name:32} {share:6} files, {accepted:6} accepted, {len(found):4} findings,"
-            f" {time.monotonic() - started:6.1f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-        for finding in found[:5]:
-            print(f"    {finding}", file=sys.stderr, flush=True)
-    counts["kinds"] = len(kinds)
+    waiting = list(zip(kinds, np.diff(borders).tolist(), strict=True))[::-1]
+    running: list[Reading] = []
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            kind, share = waiting.pop()
+            running.append(Reading(kind, share, kind.folder.with_suffix(".findings.jsonl")))
+        for reading in [reading for reading in running if reading.is_finished()]:
+            running.remove(reading)
+            found, accepted = reading.findings(), reading.num_accepted
+            refused = reading.num_files - accepted - len(found)
+            counts.update({"files": reading.num_files, "accepted": accepted, "refused": refused})
+            findings += found
+            print(reading.report(), file=sys.stderr, flush=True)
+        time.sleep(0.02)
     return counts, findings
 
 
@@ -221,6 +255,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=100_000, help="number of mutated files")
     parser.add_argument("--kind", help="only this kind of file")
+    parser.add_argument("--jobs", type=int, default=1, help="number of kinds that are read at a time")
     parser.add_argument("--number", type=int, help="only this file of a kind, in this process")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -234,7 +269,7 @@ def main() -> int:
                 traceback.print_exc()
             return 0
         started = time.monotonic()
-        counts, findings = read_all(options.files, Path(temporary), options.kind)
+        counts, findings = read_all(options.files, Path(temporary), options.kind, options.jobs)
     print(json.dumps({**counts, "findings": len(findings), "seconds": round(time.monotonic() - started)}))
     return 1 if findings else 0
 

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.slow.killed_runs import KilledRun, PhaseBoard, check_after_kill, check_end, folder_content, kill_many
+from tests.slow.killed_runs import KilledRun, check_after_kill, check_end, folder_content, kill_many
+from tests.slow.run_phases import PhaseBoard
 from tests.training.recipes import recipe, run
 
 pytestmark = pytest.mark.slow
