@@ -21,7 +21,9 @@ def test_the_table_of_limits_equals_the_code():
         "a recipe": f"{recipe._MAX_BYTES >> 20} MiB",
         "layers of a network": f"{config.MAX_LAYERS:,}",
         "a width, vocabulary, context or another whole number of a config, except a seed": f"{config.MAX_SIZE:,}",
-        "rendering a chat template": f"{inspect.signature(render_chat).parameters['limit_seconds'].default:g} seconds",
+        "rendering a chat template": (
+            f"{inspect.signature(render_chat).parameters['limit_seconds'].default:g} seconds of processor time"
+        ),
         "the text that a gzip file expands to": (
             f"{sources.MAX_EXPANSION} times its size, and {sources.FREE_EXPANSION_BYTES >> 20} MiB more"
         ),
