@@ -1,4 +1,4 @@
-"""Book E1, E2, E4 and erratum 10: generation token by token, with and without a cache."""
+"""Book E1 to E4 and erratum 10: generation token by token, with and without a cache."""
 
 from dataclasses import replace
 

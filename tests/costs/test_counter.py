@@ -11,6 +11,7 @@ from clearhead.costs.simulation.counter import KernelCounter
 
 @pytest.mark.parametrize("layer", [nn.Linear(16, 7), nn.GRUCell(16, 5), nn.Linear(16, 3, bias=False)])
 def test_flops_of_single_layers_agree_with_torch(layer):
+    """A product of (m, k) and (k, n) takes 2·m·n·k FLOPs (book F1)."""
     x = torch.randn(3, 16, requires_grad=True)
     with KernelCounter() as ours, FlopCounterMode(display=False) as theirs:
         layer(x).sum().backward()

@@ -119,7 +119,7 @@ def test_comparisons_are_printed_with_units(capsys):
 
 
 def test_curves_have_their_slopes(tmp_path, monkeypatch):
-    """Counted points lie on the lines; doubling n doubles O(n) and more than doubles O(n²)."""
+    """Counted points lie on the lines; doubling n doubles O(n) and more than doubles O(n²) (book F4)."""
     monkeypatch.setattr(curves, "MEASURED_SECONDS", 0.01)
     measured = curves.measure_curves(MACHINE, lengths=(256, 512))
     for curve in measured:

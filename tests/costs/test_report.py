@@ -66,7 +66,7 @@ def test_json_contains_the_whole_report():
 
 
 def test_decoding_llama_on_an_h200_is_memory_bound():
-    """15.01 GB of weights and 131,072 bytes per token at 4.8 TB/s: 3.13 ms at a short context."""
+    """15.01 GB of weights and 131,072 bytes per token at 4.8 TB/s: 3.13 ms at a short context (book F5)."""
     report = cost(preset("llama-3.1-8b"), phase="decode", context=128, device="h200")
     assert report.bound is not None
     assert report.bound.seconds == pytest.approx(3.13e-3, rel=5e-3)

@@ -57,6 +57,31 @@ def test_sinusoids_are_not_rounded_to_one():
     assert [str(cell) for cell in cells[1]] == ["0.841471", "0.540302", "0.00999983", "0.99995"]
 
 
+def _attend(panels, x, memory, allowed=None):
+    """Compute a head from the matrices that the page shows."""
+    q, k, v = (tokens @ panels[name].values for tokens, name in ((x, "W_q"), (memory, "W_k"), (memory, "W_v")))
+    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=allowed)[0]
+
+
+def test_three_uses_follow_from_the_inputs_on_the_page():
+    panels = EXAMPLES["Three uses of one module"]
+    x, states = panels["x"].values, panels["encoder states"].values
+    causal = torch.ones(3, 3, dtype=torch.bool).tril()
+    torch.testing.assert_close(panels["self: Attn(x, x)"].values, _attend(panels, x, x))
+    torch.testing.assert_close(panels["causal self: Attn(x, x), masked"].values, _attend(panels, x, x, causal))
+    torch.testing.assert_close(panels["cross: Attn(x, encoder states)"].values, _attend(panels, x, states))
+
+
+def test_who_chased_whom_follows_from_the_inputs_on_the_page():
+    panels = EXAMPLES["Who chased whom"]
+    words, sinusoids = panels["words"].values, panels["sinusoids"].values
+    names = panels["words"].rows
+    for row, mean in zip(panels["mean output"].rows, panels["mean output"].values, strict=True):
+        positions, sentence = row.split(": ")
+        x = words[[names.index(word) for word in sentence.split()]] + (positions == "sinusoids") * sinusoids
+        torch.testing.assert_close(mean, _attend(panels, x, x).mean(dim=0))
+
+
 @pytest.mark.parametrize("name", ["A", "B", "C", "D"])
 def test_heatmaps_use_the_scores_of_the_book(name):
     panels = next(panels for title, panels in EXAMPLES.items() if title.startswith(f"Heatmap {name}:"))

@@ -61,6 +61,22 @@ def test_the_module_and_the_test_of_a_statement_exist(number):
     assert (REPOSITORY / test).is_file()
 
 
+@pytest.mark.parametrize("number", STATEMENTS)
+def test_the_test_of_a_statement_names_it(number):
+    """By its number, such as E3, _e3_ or within E1 to E4."""
+    _, test = re.findall(r"`([\w/]+\.py)`", STATEMENTS[number])
+    text = (REPOSITORY / test).read_text(encoding="utf-8").upper()
+    ranges = re.findall(rf"\b{number[0]}(\d+)(?:-| TO ){number[0]}(\d+)\b", text)
+    within = any(int(first) <= int(number[1:]) <= int(last) for first, last in ranges)
+    assert within or re.search(rf"(?<![A-Z0-9]){number}(?![A-Z0-9])", text), f"{test} does not name {number}"
+
+
+def test_every_erratum_has_a_test_that_names_it():
+    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "tests" / "book").glob("*.py")]
+    named = {int(number) for text in texts for number in re.findall(r"def test_erratum_(\d+)_", text)}
+    assert named == ERRATA
+
+
 def test_every_statement_has_a_study_and_the_page_lists_exactly_those_that_claim_to_show_it():
     listed = {number: re.findall(r"`(\w+)`", row.rpartition(" | ")[2]) for number, row in STATEMENTS.items()}
     shown = {number: [entry.name for entry in ENTRIES.values() if number in entry.statements] for number in STATEMENTS}

@@ -74,7 +74,9 @@ def _ticks(chart: Chart, x_range: tuple[float, float], y_range: tuple[float, flo
 
 
 def _number(value: float, log: bool) -> str:
-    return f"{10**value if log else value:.3g}".replace("e+0", "e").replace("e+", "e").replace("-", "−")
+    value = 10**value if log else value
+    text = f"{value:,.0f}" if 999.5 <= value < 999_999.5 else f"{value:.3g}"
+    return text.replace("e+0", "e").replace("e+", "e").replace("-", "−")
 
 
 def matrix_png(values: Tensor) -> bytes:

@@ -96,14 +96,19 @@ def _three_uses() -> Example:
     free = AttentionContext(NO_MASK, fused_attention, torch.arange(3)[None])
     nothing_allowed = torch.tensor([[True, True, False], [False, False, False]])
     padded = attend_with_scores(torch.zeros(2, 3, dtype=torch.float64), Mask(nothing_allowed)).weights[0, 0]
+    tokens = numbered("token", 3)
     panels = [
-        Panel("self: Attn(x, x)", attention(x, free)[0]),
-        Panel("causal self: Attn(x, x), masked", attention(x, causal_context(3))[0]),
-        Panel("cross: Attn(x, encoder states)", attention(x, free, source)[0]),
+        Panel("x", matrices["x"], tokens),
+        Panel("encoder states", source[0], numbered("state", 3)),
+        *(Panel(name, matrices[name]) for name in ("W_q", "W_k", "W_v")),
+        Panel("self: Attn(x, x)", attention(x, free)[0], tokens),
+        Panel("causal self: Attn(x, x), masked", attention(x, causal_context(3))[0], tokens),
+        Panel("cross: Attn(x, encoder states)", attention(x, free, source)[0], tokens),
         Panel("weights, third key is padding", padded, ("query 1", "query 2"), numbered("key", 3), "weights"),
     ]
     explanation = (
-        "One module with the same weights, used three ways. The last table has a padded key, and a second query that "
-        "may attend to nothing: its weights are 0, not NaN."
+        "One module with the same weights, used three ways, with scores divided by √2. Without the mask every token "
+        "gives nearly all of its weight to token 3, whose key is largest. The last table is another example, with "
+        "equal scores: key 3 is padding, and query 2 may attend to nothing, so its weights are 0, not NaN."
     )
     return Example("A10", "Three uses of one module", explanation, panels)

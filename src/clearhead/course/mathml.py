@@ -1,4 +1,4 @@
-"""Write formulas as MathML, which browsers typeset without a library.
+"""Write formulas as MathML, which browsers typeset without a library, and text with subscripts as HTML.
 
     to_mathml(r"\\frac{QK^T}{\\sqrt{d_k}}")   # '<math display="block"><mrow><mfrac>...'
 
@@ -46,6 +46,7 @@ _SYMBOLS = {
 }
 _IDENTIFIERS = set("αβδθμσωφℓΔ")
 _LARGE = set("∑∏")
+_FENCES = {"(": ")", "[": "]"}
 
 
 def to_mathml(formula: str) -> str:
@@ -54,6 +55,12 @@ def to_mathml(formula: str) -> str:
     parser = _Parser(tokens)
     content = parser.row(end=None)
     return f'<math display="block"><mrow>{content}</mrow></math>'
+
+
+def inline_html(text: str) -> str:
+    """Return text as HTML, with `code` between backquotes, and subscripts after a letter (W_q) or a product (XW_q)."""
+    escaped = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
+    return re.sub(r"\b((?:[A-Za-z](?=[A-Z]_))?[A-Za-z])_(\w{1,5})\b(?![^<]*</code>)", r"\1<sub>\2</sub>", escaped)
 
 
 class _Parser:
@@ -98,6 +105,8 @@ class _Parser:
         self._place += 1
         if token == "{":
             return f"<mrow>{self.row(end='}')}</mrow>"
+        if token in _FENCES and self._is_closed(token):
+            return self._fenced(token, _FENCES[token])
         if not token.startswith("\\"):
             return _leaf(token)
         name = token[1:]
@@ -106,6 +115,26 @@ class _Parser:
         if name in _SYMBOLS:
             return _leaf(_SYMBOLS[name])
         return f"<mo>{html.escape(name)}</mo>" if len(name) == 1 else f"<mi>{name}</mi>"
+
+    def _is_closed(self, opening: str) -> bool:
+        """Return whether the parenthesis before this place is closed before the end of its group."""
+        depth = {opening: 1, "{": 0}
+        for token in self._tokens[self._place :]:
+            if token in depth:
+                depth[token] += 1
+            elif token == _FENCES[opening]:
+                depth[opening] -= 1
+            elif token == "}":
+                depth["{"] -= 1
+            if depth[opening] == 0 or depth["{"] < 0:
+                break
+        return depth[opening] == 0
+
+    def _fenced(self, opening: str, closing: str) -> str:
+        """Return a part in parentheses as one part, which a script belongs to; they are tall around fractions only."""
+        content = self.row(end=closing)
+        stretchy = "" if "<mfrac>" in content else ' stretchy="false"'
+        return f"<mrow><mo{stretchy}>{opening}</mo>{content}<mo{stretchy}>{closing}</mo></mrow>"
 
     def fraction(self) -> str:
         """Return the fraction of the next two parts."""

@@ -8,7 +8,6 @@ exercises, its study and its code. Markup is in assets/lesson.html and assets/pa
 
 import html
 import json
-import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from string import Template
 
 from clearhead.course.drawing import image
 from clearhead.course.examples import worked_examples
-from clearhead.course.mathml import to_mathml
+from clearhead.course.mathml import inline_html, to_mathml
 from clearhead.course.panels import part_html
 from clearhead.course.parts import Example, read_asset
 from clearhead.course.statements import Erratum, Part, Statement, read_errata, read_parts
@@ -49,7 +48,7 @@ def book_page(studies: Path | None = None) -> str:
             number = statement.number
             widget = widget_html(statement.widget, widgets[statement.widget]) if statement.widget else ""
             lessons.append(_lesson(statement, examples[number], errata[number], widget, figures.of(number)))
-        text = _inline(part.text)
+        text = inline_html(part.text)
         sections.append(
             f'<section class="part" aria-labelledby="part-{part.letter}">\n<h2 id="part-{part.letter}">{part.letter}. '
             f"{html.escape(part.title)}</h2>\n<p>{text}</p>\n" + "\n".join(lessons) + "\n</section>"
@@ -82,7 +81,8 @@ class _Figures:
         verdict, picture = _read_study(self._folder / name)
         return (
             f'<figure class="study" id="study-{name}"><figcaption>{title}: {html.escape(verdict)}</figcaption>\n'
-            f"{image(picture, verdict)}</figure>"
+            f'<div class="scrollable" tabindex="0" role="group" aria-label="Picture: {title}">'
+            f"{image(picture, verdict)}</div></figure>"
         )
 
 
@@ -104,16 +104,18 @@ def _lesson(
     """Return the section of one statement."""
     return Template(read_asset("lesson.html")).substitute(
         number=statement.number,
-        title=_inline(statement.title),
-        text="\n".join(f"<p>{_inline(' '.join(each.split()))}</p>" for each in statement.text.strip().split("\n\n")),
+        title=inline_html(statement.title),
+        text="\n".join(
+            f"<p>{inline_html(' '.join(each.split()))}</p>" for each in statement.text.strip().split("\n\n")
+        ),
         formulas="\n".join(
             f'<div class="formula" tabindex="0" role="group" aria-label="Formula">{to_mathml(formula)}</div>'
             for formula in statement.formulas
         ),
         examples="\n".join(_example(example) for example in examples),
         widget=f"<h4>Try it</h4>\n{widget}" if widget else "",
-        question=_inline(statement.question),
-        answer=_inline(statement.answer),
+        question=inline_html(statement.question),
+        answer=inline_html(statement.answer),
         errata="\n".join(_erratum(erratum) for erratum in errata),
         study=study,
         code=f"src/clearhead/{statement.code}",
@@ -123,16 +125,16 @@ def _lesson(
 def _example(example: Example) -> str:
     panels = "\n".join(part_html(part) for part in example.panels)
     return (
-        f"<h4>{html.escape(example.title)}</h4>\n<p>{_inline(example.explanation)}</p>\n"
+        f"<h4>{html.escape(example.title)}</h4>\n<p>{inline_html(example.explanation)}</p>\n"
         f'<div class="panels">\n{panels}\n</div>'
     )
 
 
 def _erratum(erratum: Erratum) -> str:
     return (
-        f'<div class="exercise"><p><strong>Spot the mistake.</strong> {_inline(erratum.claim)}</p>\n'
-        f"<details><summary>The mistake (erratum {erratum.number})</summary><p>{_inline(erratum.mistake)}</p></details>"
-        "</div>"
+        f'<div class="exercise"><p><strong>Spot the mistake.</strong> {inline_html(erratum.claim)}</p>\n'
+        f"<details><summary>The mistake (erratum {erratum.number})</summary>"
+        f"<p>{inline_html(erratum.mistake)}</p></details></div>"
     )
 
 
@@ -151,10 +153,4 @@ def _contents(parts: Sequence[Part]) -> str:
 
 def _glossary() -> str:
     entries = tomllib.loads(read_asset("glossary.toml"))
-    return "\n".join(f"<dt>{html.escape(word)}</dt><dd>{_inline(text)}</dd>" for word, text in entries.items())
-
-
-def _inline(text: str) -> str:
-    """Return text as HTML, with `code` between backquotes, and subscripts after single letters (W_q)."""
-    escaped = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    return re.sub(r"\b([A-Za-z])_(\w{1,5})\b(?![^<]*</code>)", r"\1<sub>\2</sub>", escaped)
+    return "\n".join(f"<dt>{inline_html(word)}</dt><dd>{inline_html(text)}</dd>" for word, text in entries.items())

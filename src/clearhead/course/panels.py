@@ -17,6 +17,7 @@ from rich.text import Text
 
 from clearhead.course.drawing import chart_svg, image, matrix_png
 from clearhead.course.examples import worked_examples
+from clearhead.course.mathml import inline_html
 from clearhead.course.parts import Chart, Example, Heatmap, Panel, Part, TextTable
 from clearhead.inspection import colors
 
@@ -104,13 +105,13 @@ def _text_table_html(table: TextTable) -> str:
     rows = []
     for first, *others in table.cells:
         cells = "".join(f"<td>{html.escape(text)}</td>" for text in others)
-        rows.append(f'<tr><th scope="row">{html.escape(first)}</th>{cells}</tr>')
+        rows.append(f'<tr><th scope="row">{inline_html(first)}</th>{cells}</tr>')
     return _table_html(table.name, table.columns, rows, len(table.columns), css_class="words")
 
 
 def _table_html(name: str, columns: Sequence[str], rows: list[str], width: int, css_class: str = "") -> str:
     """Return a table with its caption, in a scrolling region if it is wide."""
-    lines = [f'<table class="{css_class}">' if css_class else "<table>", f"<caption>{html.escape(name)}</caption>"]
+    lines = [f'<table class="{css_class}">' if css_class else "<table>", f"<caption>{inline_html(name)}</caption>"]
     if columns:
         heads = "".join(f'<th scope="col">{html.escape(text)}</th>' if text else "<td></td>" for text in columns)
         lines.append(f"<thead><tr>{heads}</tr></thead>")

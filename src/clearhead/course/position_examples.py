@@ -145,8 +145,8 @@ def _counting_without_positions() -> Example:
 def _word_order() -> Example:
     """Compare the mean output of a head for the same words in two orders, with and without sinusoids."""
     generator = torch.Generator().manual_seed(0)
-    weights = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64)
-    words = torch.randn(5, 4, generator=generator, dtype=torch.float64)
+    weights = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64).round(decimals=1)
+    words = torch.randn(4, 4, generator=generator, dtype=torch.float64).round(decimals=1)
     attention = single_head(*weights)
     added = sinusoids(torch.arange(5), 4, SinusoidalPositions(), torch.float64)
     context = AttentionContext(NO_MASK, fused_attention, torch.arange(5)[None])
@@ -158,6 +158,13 @@ def _word_order() -> Example:
             means.append(attention((words[order] + positions)[None], context)[0].mean(dim=0))
     explanation = (
         "A head with random weights reads two sentences of the same words, and its outputs are averaged. Without "
-        "positions the averages are equal, so nothing after this layer can tell who chased whom."
+        "positions the averages are equal, so nothing after this layer can tell who chased whom. The sinusoids of B1 "
+        "are added to the words in the order of each sentence. Scores are divided by √4 = 2."
     )
-    return Example("B5", "Who chased whom", explanation, [Panel("mean output", torch.stack(means), rows)])
+    panels = [
+        Panel("words", words, ("the", "man", "chased", "dog")),
+        *(Panel(name, matrix) for name, matrix in zip(("W_q", "W_k", "W_v"), weights, strict=True)),
+        Panel("sinusoids", added, [f"position {position}" for position in range(5)], num_digits=6),
+        Panel("mean output", torch.stack(means), rows),
+    ]
+    return Example("B5", "Who chased whom", explanation, panels)

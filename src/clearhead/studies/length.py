@@ -16,7 +16,9 @@ from clearhead.architecture import (
     Position,
     RelativeSinusoid,
     Rope,
+    Scaling,
     SinusoidalPositions,
+    YarnScaling,
 )
 from clearhead.model import Transformer
 from clearhead.studies.catalog import ENTRIES
@@ -35,13 +37,15 @@ SCHEMES: dict[str, Position | SinusoidalPositions | tuple[Position, ...]] = {
     "relative (Gopher)": RelativeSinusoid(),
     "sinusoidal": SinusoidalPositions(),
 }
-SCALED = "RoPE, scaled"  # the network trained with RoPE, with lower frequencies in the test
-CURVES = ("RoPE", SCALED, *list(SCHEMES)[1:])
+SCALINGS: dict[str, Scaling] = {  # the network trained with RoPE, with lower frequencies in the test
+    "RoPE, dynamic": DynamicScaling(factor=1.0, original_context=TRAINED),
+    "RoPE, YaRN": YarnScaling(factor=TESTED / TRAINED, original_context=TRAINED, attention_factor=1.21),
+}
+CURVES = ("RoPE", *SCALINGS, *list(SCHEMES)[1:])
 
 
-def _with_scaling(network: Transformer) -> Transformer:
-    """Return the same weights with frequencies that fall once a text is longer than those of the training."""
-    scaling = DynamicScaling(factor=1.0, original_context=TRAINED)
+def _with_scaling(network: Transformer, scaling: Scaling) -> Transformer:
+    """Return the same weights with lower frequencies."""
     config = toy_decoder(vocab_size=network.config.vocab_size, width=WIDTH, position=Rope(scaling=scaling))
     copy = build(config, seed=0)
     copy.load_state_dict(network.state_dict())
@@ -71,19 +75,21 @@ def _measure(run: Run) -> Measurements:
         train(network, loss_of, num_steps=run.size(NUM_STEPS, 2), learning_rate=5e-3)
         found[name] = _loss_by_position(network, unseen)
         if name == "RoPE":
-            found[SCALED] = _loss_by_position(_with_scaling(network), unseen)
+            for each, scaling in SCALINGS.items():
+                found[each] = _loss_by_position(_with_scaling(network, scaling), unseen)
     return found
 
 
-def _growth(found: Measurements, name: str) -> float:
-    """Return by how much the loss at the end of the long texts exceeds that within the trained length."""
-    return float(found[name][-1] - found[name][0])
+def _growth(found: Measurements, name: str, bucket: int = -1) -> float:
+    """Return by how much the loss in a bucket, or at the end of the texts, exceeds that within the trained length."""
+    return float(found[name][bucket] - found[name][0])
 
 
 def _holds(found: Measurements) -> bool:
     stable = all(_growth(found, name) < 0.15 for name in ("ALiBi", "relative (Gopher)"))
     fails = all(_growth(found, name) > 0.3 for name in ("RoPE", "sinusoidal"))
-    return stable and fails and _growth(found, SCALED) < 0.7 * _growth(found, "RoPE")
+    dynamic = _growth(found, "RoPE, dynamic", 1) < 0.5 * _growth(found, "RoPE", 1)  # up to twice the trained length
+    return stable and fails and dynamic and _growth(found, "RoPE, YaRN") < 0.5 * _growth(found, "RoPE")
 
 
 def _conclude(results: Sequence[Measurements]) -> str:
@@ -91,9 +97,12 @@ def _conclude(results: Sequence[Measurements]) -> str:
         first, last = (mean([found[name][index] for found in results]) for index in (0, -1))
         return f"{name} {first:.2f} to {last:.2f}"
 
-    rising = ", ".join(change(name) for name in ("RoPE", SCALED, "iRoPE", "NoPE", "sinusoidal"))
-    level = " and ".join(change(name) for name in ("ALiBi", "relative (Gopher)"))
-    return f"loss of the first and last {BUCKET} of {TESTED} characters after training on {TRAINED}: {rising}; {level}"
+    rising = ", ".join(change(name) for name in ("RoPE", "sinusoidal", "iRoPE", "NoPE"))
+    level = ", ".join(change(name) for name in ("RoPE, YaRN", "ALiBi", "relative (Gopher)"))
+    return (
+        f"after training on {TRAINED} characters, the loss of the first and the last {BUCKET} of {TESTED} rises with "
+        f"{rising}, and little or not at all with {level}"
+    )
 
 
 def _tabulate(results: Sequence[Measurements]) -> Table:
@@ -108,7 +117,9 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
         plot_spread(axes, centers, [found[name] for found in results], label=name, color=color, marker="o")
     axes.axvline(TRAINED, color="black", linestyle=":", linewidth=1)
     axes.text(TRAINED + 2, axes.get_ylim()[1], "trained length", va="top", fontsize=8)
-    finish_axes(axes, title="Loss on unseen text", x="position of the character", y="loss (nats per character)")
+    title, x, y = "Loss on unseen text", "position of the character", "loss (nats per character)"
+    finish_axes(axes, title=title, x=x, y=y, legend=False)
+    figure.legend(loc="outside right center", fontsize=8, frameon=False)
 
 
 STUDY = Study(
@@ -118,12 +129,14 @@ STUDY = Study(
         with the length helps (B2); iRoPE mixes layers with and without RoPE.""",
     setup=f"""Networks of two layers and width {WIDTH}, which differ only in their position encoding, learn to
         predict the next character of English text, in pieces of {TRAINED} characters, for {NUM_STEPS} steps. They
-        then read pieces of {TESTED} unseen characters. "{SCALED}" is the network with RoPE, whose frequencies are
-        lowered in the test as the text grows ("NTK-aware" scaling).""",
+        then read pieces of {TESTED} unseen characters. "Dynamic" and "YaRN" are the network with RoPE, with lower
+        frequencies in the test only: all but the fastest, more the longer the text is; or the slow ones,
+        {TESTED // TRAINED} times.""",
     explanation="""Beyond the trained length, RoPE meets angles between query and key that never occurred, and
         sinusoids are vectors that the network has never seen. ALiBi subtracts a multiple of the distance, so far
         keys lose weight however long the text is, and the relative form learned to ignore far keys. Scaling squeezes
-        the long distances into the range of trained angles.""",
+        long distances into the range of trained angles: dynamic scaling squeezes the middle frequencies too little
+        for texts much longer than twice the training, YaRN enough, at the price of a higher loss at the start.""",
     limits="""Characters of English text need little context: ignoring far characters costs nothing here, which
         favors ALiBi. Large models with RoPE are trained further on long texts, which this study leaves out.""",
     measure=_measure,

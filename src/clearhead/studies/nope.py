@@ -126,7 +126,7 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     for name, color, style in ((CONSTRUCTED, COLORS[0], "-"), (LEARNED, COLORS[1], "--")):
         rows = [found["outputs"][name] for found in results]
         plot_spread(heads, places, rows, label=f"{name} head", color=color, linestyle=style)
-    finish_axes(heads, title="Output of one causal head: 1/t", x="position t", xscale="log", yscale="log")
+    finish_axes(heads, title="One causal head: 1/t", x="position t", y="output", xscale="log", yscale="log")
 
 
 STUDY = Study(

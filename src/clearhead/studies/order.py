@@ -97,7 +97,7 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
     picture, distances, words = figure.subplots(1, 3, width_ratios=(1.3, 1, 0.8))
     table = sinusoids(torch.arange(NUM_POSITIONS), TABLE_WIDTH, SinusoidalPositions(), torch.float64)
     picture.imshow(table.numpy(), cmap="RdBu", aspect="auto", vmin=-1, vmax=1, interpolation="nearest")
-    picture.set_title(f"Sinusoids: {NUM_POSITIONS} positions, width {TABLE_WIDTH}", fontsize=11, loc="left")
+    picture.set_title("Sinusoids from −1 (red) to 1 (blue)", fontsize=11, loc="left")
     picture.set(xlabel="entry", ylabel="position")
     scores = [found["rope_scores"] for found in results]
     plot_spread(distances, DISTANCES, scores, label="RoPE: score of equal vectors", color=COLORS[0], linewidth=1)

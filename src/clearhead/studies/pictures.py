@@ -114,9 +114,21 @@ def finish_axes(
     if ticks is not None:
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.set_xticks([], minor=True)
+    for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
+        if axis.get_scale() == "log" and ticks is None and high < 20 * low:  # the powers of 10 would be too few labels
+            axis.set_major_formatter("{x:,.6g}")
+            axis.set_minor_formatter("{x:,.6g}")
+            axis.set_minor_locator(_locator_of_round_numbers())
     axes.set_title(title, fontsize=11, loc="left")
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if legend:
         axes.legend(fontsize=8, frameon=False)
+
+
+def _locator_of_round_numbers() -> Any:
+    """Return a rule for the ticks of a logarithmic axis that is not much longer than a decade: few, and round."""
+    from matplotlib.ticker import LogLocator
+
+    return LogLocator(subs=(1.5, 2, 2.5, 3, 5))

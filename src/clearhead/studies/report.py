@@ -95,9 +95,12 @@ def _paragraphs(text: str) -> str:
 
 
 def _image(result: StudyResult, picture: bytes) -> str:
-    """Return the picture as an embedded image whose description is the verdict."""
+    """Return the picture as an embedded image whose description is the verdict; narrow screens scroll it."""
     content = base64.b64encode(picture).decode("ascii")
-    return f'<img src="data:image/png;base64,{content}" alt="{html.escape(result.verdict)}">'
+    return (
+        f'<div class="scrollable picture" tabindex="0" role="region" aria-label="Picture of {result.study.name}">'
+        f'<img src="data:image/png;base64,{content}" alt="{html.escape(result.verdict)}"></div>'
+    )
 
 
 def _table(table: Table) -> str:
