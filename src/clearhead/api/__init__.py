@@ -15,6 +15,7 @@ progress        a bar over the texts of a call
 recurrent       RecurrentBaseline: the recurrent encoder-decoder with the same interface
 chat            Chat: a conversation that keeps its cache between turns
 gguf_saving     save_gguf: a model as a GGUF file
+quantizing      quantize_for_text: packed weights, rounded for a text
 """
 
 from clearhead.api.architectures import cost, find_config, recurrent_cost, summarize, summarize_recurrent
@@ -24,6 +25,7 @@ from clearhead.api.devices import DTYPES, resolve_device
 from clearhead.api.gguf_saving import save_gguf
 from clearhead.api.loading import create, from_huggingface, load
 from clearhead.api.model import Model
+from clearhead.api.quantizing import quantize_for_text
 from clearhead.api.recurrent import RecurrentBaseline
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "find_config",
     "from_huggingface",
     "load",
+    "quantize_for_text",
     "recurrent_cost",
     "resolve_device",
     "save_gguf",

@@ -33,6 +33,7 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     gguf_save          models to GGUF files
     gguf_writer        the writer of these files
     gguf_quantizers    weights to quantized blocks
+    calibration        weights rounded for a text, and what that costs
     importance         how much each input of a linear layer matters on a text
     ctranslate2_model  Marian models in CTranslate2 folders
     ctranslate2        CTranslate2 files
@@ -42,6 +43,7 @@ Each format has its own strict reader, which rejects a damaged file in one sente
 """
 
 from clearhead.checkpoint.adapter import Adapter, is_adapter, merge_adapter, read_adapter, save_adapter
+from clearhead.checkpoint.calibration import RoundingLoss, pack_for_text
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.checkpoint.formats import check_save_folder, open_model, read_config
 from clearhead.checkpoint.gguf_save import GGUF_FILE_TYPES, save_gguf
@@ -75,6 +77,7 @@ __all__ = [
     "ModelParts",
     "PeftAdapter",
     "Progress",
+    "RoundingLoss",
     "Weights",
     "build_module",
     "check_save_folder",
@@ -87,6 +90,7 @@ __all__ = [
     "merge_adapter",
     "merge_peft_adapter",
     "open_model",
+    "pack_for_text",
     "read_adapter",
     "read_config",
     "read_module",

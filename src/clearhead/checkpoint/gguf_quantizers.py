@@ -2,24 +2,22 @@
 
     blocks = quantize(weight, "Q4_K", importance)      # (N, K) -> (N, bytes) uint8
 
-For each group of values, several scales are tried. With the quants that a scale gives, the best scale (and offset) is
-the solution of a weighted least-squares problem, and the candidate with the smallest weighted error wins. A K format
-then rounds the scales of a block to 6 or 8 bits, and the quants are computed again for the rounded scales.
+The scale and offset of each group of values are chosen by weighted least squares (backends/packed/fitting.py). A K
+format then rounds the scales of a block to 6 or 8 bits, and the quants are computed again for the rounded scales.
 
 The weight of an error is importance · sqrt(mean square of the block + value²): large values matter more. `importance`
 is the mean square of the inputs of each column on a text (`importance.py`), or 1. Layouts: gguf_blocks.py.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from clearhead.backends import fit_offset, fit_symmetric, inverse
 from clearhead.errors import ClearheadError
 
 _ROWS_PER_CHUNK_VALUES = 1 << 20  # values that are quantized at a time, which bounds the temporary memory
-_FINEST, _COARSEST, _NUM_CANDIDATES = -1.0, 1.0, 17  # steps by which candidates use fewer or more levels than there are
 
 
 def quantize(weight: Tensor, block_type: str, importance: Tensor | None = None) -> Tensor:
@@ -46,88 +44,30 @@ def quantize(weight: Tensor, block_type: str, importance: Tensor | None = None) 
     return torch.cat(chunks)
 
 
-class _Grid(NamedTuple):
-    """Levels of groups: value = scale · quant + offset."""
-
-    scales: Tensor  # (..., 1)
-    offsets: Tensor  # (..., 1)
-
-
-def _candidates(num_levels: int) -> Tensor:
-    """Return factors of the number of levels that the range of a group is divided into."""
-    return num_levels + torch.linspace(_FINEST, _COARSEST, _NUM_CANDIDATES)
-
-
-def _inverse(x: Tensor) -> Tensor:
-    """Return 1 / x, and 0 for 0."""
-    return torch.where(x == 0, 0.0, 1 / torch.where(x == 0, 1.0, x))
-
-
-def _fit_symmetric(x: Tensor, weights: Tensor, lowest: int, highest: int) -> Tensor:
-    """Return the scale (..., 1) of each group (..., n) for quants from `lowest` to `highest`; it may be negative."""
-    extreme = x.gather(-1, x.abs().argmax(dim=-1, keepdim=True))
-    best_scale, best_gain = torch.zeros_like(extreme), torch.zeros_like(extreme)
-    for levels in _candidates(-lowest):
-        quants = (x * _inverse(extreme) * -levels).round_().clamp_(lowest, highest)
-        weighted = weights * quants
-        products, squares = (weighted * x).sum(-1, keepdim=True), (weighted * quants).sum(-1, keepdim=True)
-        scale = products * _inverse(squares)
-        gain = products * scale  # by how much this scale reduces the error of quants of zero
-        better = gain > best_gain
-        best_scale, best_gain = torch.where(better, scale, best_scale), torch.where(better, gain, best_gain)
-    return best_scale
-
-
-def _fit_offset(x: Tensor, weights: Tensor, highest: int, *, below_zero: bool) -> _Grid:
-    """Return the scale and offset of each group for quants from 0 to `highest`; `below_zero`: offsets <= 0."""
-    lowest = x.amin(-1, keepdim=True)
-    lowest = lowest.clamp(max=0) if below_zero else lowest
-    span = x.amax(-1, keepdim=True) - lowest
-    total, total_x = weights.sum(-1, keepdim=True), (weights * x).sum(-1, keepdim=True)
-    best = _Grid(span / highest, lowest)
-    best_error = torch.full_like(span, torch.inf)
-    for levels in _candidates(highest):
-        quants = ((x - lowest) * _inverse(span) * levels).round_().clamp_(0, highest)
-        weighted = weights * quants
-        sum_q, sum_qq = weighted.sum(-1, keepdim=True), (weighted * quants).sum(-1, keepdim=True)
-        sum_qx = (weighted * x).sum(-1, keepdim=True)
-        determinant = total * sum_qq - sum_q * sum_q
-        scales = (total * sum_qx - total_x * sum_q) * _inverse(determinant)
-        offsets = (sum_qq * total_x - sum_q * sum_qx) * _inverse(determinant)
-        if below_zero:
-            scales = torch.where(offsets > 0, sum_qx * _inverse(sum_qq), scales)
-            offsets = offsets.clamp(max=0)
-        error = (weights * (scales * quants + offsets - x).square()).sum(-1, keepdim=True)
-        better = (error < best_error) & (determinant > 0) & (scales > 0)
-        best = _Grid(torch.where(better, scales, best.scales), torch.where(better, offsets, best.offsets))
-        best_error = torch.where(better, error, best_error)
-    return best
-
-
 # --- formats with one scale for each 32 values
 
 
 def _q8_0(x: Tensor, weights: Tensor) -> Tensor:
     scales = x.abs().amax(1, keepdim=True) / 127
-    scaled = x * _inverse(scales)
+    scaled = x * inverse(scales)
     quants = scaled.sign() * (scaled.abs() + 0.5).floor()  # halves away from zero, as llama.cpp rounds
     return torch.cat([_halves(scales), quants.to(torch.int8).view(torch.uint8)], dim=1)
 
 
 def _q4_0(x: Tensor, weights: Tensor) -> Tensor:
-    scales = _rounded(_fit_symmetric(x, weights, -8, 7))
+    scales = _rounded(fit_symmetric(x, weights, -8, 7))
     quants = _round(x, scales, -8, 7) + 8
     return torch.cat([_halves(scales), _nibbles(quants, 16)], dim=1)
 
 
 def _q5_0(x: Tensor, weights: Tensor) -> Tensor:
-    scales = _rounded(_fit_symmetric(x, weights, -16, 15))
+    scales = _rounded(fit_symmetric(x, weights, -16, 15))
     quants = _round(x, scales, -16, 15) + 16
     return torch.cat([_halves(scales), _bits(quants >> 4), _nibbles(quants & 15, 16)], dim=1)
 
 
 def _q5_1(x: Tensor, weights: Tensor) -> Tensor:
-    grid = _fit_offset(x, weights, 31, below_zero=False)
+    grid = fit_offset(x, weights, 31, below_zero=False)
     scales, offsets = _rounded(grid.scales), _rounded(grid.offsets)
     quants = _round(x - offsets, scales, 0, 31)
     return torch.cat([_halves(scales), _halves(offsets), _bits(quants >> 4), _nibbles(quants & 15, 16)], dim=1)
@@ -139,7 +79,7 @@ def _q5_1(x: Tensor, weights: Tensor) -> Tensor:
 def _with_minimums(x: Tensor, weights: Tensor, highest: int) -> tuple[list[Tensor], Tensor]:
     """Return the first 16 bytes of a Q4_K or Q5_K block, in parts, and the quants (blocks, 256)."""
     groups = x.unflatten(1, (8, 32))
-    grid = _fit_offset(groups, weights.unflatten(1, (8, 32)), highest, below_zero=True)
+    grid = fit_offset(groups, weights.unflatten(1, (8, 32)), highest, below_zero=True)
     scales, minimums = grid.scales[..., 0], -grid.offsets[..., 0]
     scale = _rounded(scales.amax(1, keepdim=True) / 63)
     minimum = _rounded(minimums.amax(1, keepdim=True) / 63)
@@ -170,7 +110,7 @@ def _q5_k(x: Tensor, weights: Tensor) -> Tensor:
 
 def _q6_k(x: Tensor, weights: Tensor) -> Tensor:
     groups = x.unflatten(1, (16, 16))
-    scales = _fit_symmetric(groups, weights.unflatten(1, (16, 16)), -32, 31)[..., 0]
+    scales = fit_symmetric(groups, weights.unflatten(1, (16, 16)), -32, 31)[..., 0]
     extreme = scales.gather(1, scales.abs().argmax(1, keepdim=True))
     scale = _rounded(extreme / -128)
     small_scales = _round(scales, scale, -128, 127)
@@ -196,7 +136,7 @@ def _rounded(scales: Tensor) -> Tensor:
 
 def _round(x: Tensor, scales: Tensor, lowest: int, highest: int) -> Tensor:
     """Return the nearest quants as int32; a scale of 0 gives 0."""
-    return (x * _inverse(scales)).round().clamp(lowest, highest).to(torch.int32)
+    return (x * inverse(scales)).round().clamp(lowest, highest).to(torch.int32)
 
 
 def _halves(scales: Tensor) -> Tensor:

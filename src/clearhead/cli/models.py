@@ -5,7 +5,7 @@ clearhead show llama-3.1-8b
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -29,7 +29,12 @@ from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.files import check_output_path, read_text
 
+if TYPE_CHECKING:
+    from clearhead.api import Model
+    from clearhead.checkpoint import RoundingLoss
+
 _FORMATS = ("huggingface", "native", "gguf")
+_PACKED = ("int8", "int4")
 
 
 @app.command(epilog="Example: `clearhead presets --json`")
@@ -130,13 +135,21 @@ def _list_catalog(as_json: bool) -> None:
 
 @app.command(
     epilog="Examples: `clearhead convert smollm2 my-folder --to huggingface`, "
-    "`clearhead convert smollm2 smollm2.gguf --to gguf --type q4_k_m --calibration-text book.txt`"
+    "`clearhead convert smollm2 smollm2.gguf --to gguf --type q4_k_m --calibration-text book.txt`, "
+    "`clearhead convert smollm2 small --weights int4 --calibration-text book.txt`"
 )
 @takes_threads
 def convert(
     source: ModelArgument,
     output: Annotated[Path, typer.Argument(help="The folder to write, or with --to gguf the file.", metavar="OUTPUT")],
-    to: Annotated[str, typer.Option("--to", help="Format to write: huggingface, native or gguf.")] = "huggingface",
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            help="Format to write: huggingface (default), native (default with --weights) or gguf.",
+            show_default=False,
+        ),
+    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(help="Precision to write: float32, bfloat16, float16 or float64; by default that of the source."),
@@ -148,34 +161,67 @@ def convert(
     calibration_text: Annotated[
         Path | None,
         typer.Option(
-            help="With --to gguf: a text file to compute an importance matrix from, as llama.cpp's imatrix does, so "
-            "that the weights that matter most for it are rounded with the smallest error."
+            help="With --weights: a text file to calibrate on (GPTQ), so that rounding changes the predictions on it "
+            "least; the loss is measured on its last part and printed. With --to gguf: a text file to compute an "
+            "importance matrix from, as llama.cpp's imatrix does."
         ),
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Quantize the weights to int8 or int4, in the native format.")
     ] = None,
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Save a model as a folder for transformers (huggingface) or Clearhead (native), or a file for llama.cpp (gguf)."""
     check_model_options(source, dtype)
+    to = to or ("huggingface" if weights is None else "native")
     if to not in _FORMATS:
         raise unknown_name("format", to, _FORMATS)
+    if weights is not None and (weights not in _PACKED or to != "native"):
+        raise ClearheadError(
+            "--weights takes int8 or int4 and is written with --to native; --to gguf has --type instead"
+        )
     if to == "gguf":
         _convert_to_gguf(source, output, dtype, file_type, calibration_text, overwrite=overwrite, as_json=as_json)
         return
-    if file_type is not None or calibration_text is not None:
-        raise ClearheadError("--type and --calibration-text belong to --to gguf; add it, or leave them out")
+    if file_type is not None or (calibration_text is not None and weights is None):
+        raise ClearheadError("--type belongs to --to gguf, and --calibration-text to --to gguf or --weights; add them")
     if output.is_file():
         raise ClearheadError(f"{output} is a file; give a folder to write to")
     check_absent(output, overwrite)
     from clearhead.api import load
 
-    with loading_bar(source) as progress:
-        model = load(source, dtype=dtype, progress=progress)
+    loss = None
+    if weights is not None and calibration_text is not None:
+        model, loss = _load_calibrated(source, dtype, weights, read_text(calibration_text))
+    else:
+        with loading_bar(source) as progress:
+            model = load(source, dtype=dtype, progress=progress, weights=weights or "full")  # type: ignore[arg-type]
     model.save(output, format=to)  # type: ignore[arg-type]
     if as_json:
-        print_json({"folder": str(output), "format": to, "files": sorted(path.name for path in output.iterdir())})
-    else:
-        echo(str(output))
+        files = sorted(path.name for path in output.iterdir())
+        loss_fields = {} if loss is None else {"loss": asdict(loss)}
+        print_json({"folder": str(output), "format": to, "files": files} | loss_fields)
+        return
+    if loss is not None:
+        change = loss.perplexity_after / loss.perplexity_before - 1
+        echo(
+            f"perplexity {loss.perplexity_before:.3f} -> {loss.perplexity_after:.3f} ({change:+.2%}), KL divergence "
+            f"{loss.divergence:.4f} nats, {loss.agreement:.1%} of the most likely tokens equal, on {loss.num_tokens} "
+            "tokens of the text that were not calibrated on"
+        )
+    echo(str(output))
+
+
+def _load_calibrated(source: str, dtype: str | None, weights: str, text: str) -> "tuple[Model, RoundingLoss]":
+    """Load a model and quantize it for a text."""
+    from clearhead.api import load, quantize_for_text
+
+    with loading_bar(source) as progress:
+        model = load(source, dtype="float32", progress=progress, fast=False)
+    with loading_bar(source, "calibrating") as progress:
+        loss = quantize_for_text(model, text, weights, dtype=dtype, progress=progress)  # type: ignore[arg-type]
+    return model, loss
 
 
 def _convert_to_gguf(

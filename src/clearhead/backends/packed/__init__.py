@@ -2,8 +2,12 @@
 
 formats         groups of 32 weights with a shared scale: quantize, store, dequantize; GGUF's blocks without a change
 block_formats   weights of 5 and 6 bits, and blocks with two levels of scales
+fitting         the best scale and offset of a group of values
+calibrated      GPTQ: round a weight so that its products with typical inputs change least
 """
 
+from clearhead.backends.packed.calibrated import pack_calibrated
+from clearhead.backends.packed.fitting import fit_offset, fit_symmetric, inverse
 from clearhead.backends.packed.formats import (
     CPU_BLOCK_TYPES,
     ELEMENTS_PER_CHUNK,
@@ -25,8 +29,12 @@ __all__ = [
     "PACKED_PARTS",
     "Bits",
     "PackedWeight",
+    "fit_offset",
+    "fit_symmetric",
+    "inverse",
     "is_consistent",
     "pack",
+    "pack_calibrated",
     "pack_gguf_blocks",
     "pack_quants",
     "packed_from_tensors",

@@ -19,7 +19,7 @@ from torch.nn import functional
 from clearhead.backends.packed.block_formats import dequantize_blocks, split_blocks
 from clearhead.errors import ClearheadError
 
-_GROUP_SIZE = 32
+GROUP_SIZE = 32
 ELEMENTS_PER_CHUNK = 1 << 22  # weights that are converted at a time, which bounds the temporary memory
 Bits = Literal["int8", "int4"]
 
@@ -63,7 +63,7 @@ class PackedWeight:
     @property
     def num_groups(self) -> int:
         """Groups of 32 values in a row."""
-        return self.quants.shape[1] // (_GROUP_SIZE if self.quants.dtype == torch.int8 else _GROUP_SIZE // 2)
+        return self.quants.shape[1] // (GROUP_SIZE if self.quants.dtype == torch.int8 else GROUP_SIZE // 2)
 
     @property
     def format(self) -> tuple[object, ...]:
@@ -98,7 +98,7 @@ class PackedWeight:
         """Return scale · quant + offset in float32, all rows at once."""
         if not self.is_simple:
             return dequantize_blocks(self)
-        values = self.integers().unflatten(-1, (-1, _GROUP_SIZE)).float() * self.scales.float()[..., None]
+        values = self.integers().unflatten(-1, (-1, GROUP_SIZE)).float() * self.scales.float()[..., None]
         if self.offsets is not None:
             values += self.offsets.float()[..., None]
         return values.flatten(-2)[..., : self.columns]
@@ -107,7 +107,7 @@ class PackedWeight:
         """Return the quants as (N, K) int8, centered on zero if there are no offsets."""
         if self.quants.dtype == torch.int8:
             return self.quants
-        groups = self.quants.unflatten(-1, (-1, _GROUP_SIZE // 2))
+        groups = self.quants.unflatten(-1, (-1, GROUP_SIZE // 2))
         quants = torch.cat((groups & 15, groups >> 4), dim=-1).flatten(-2).to(torch.int8)
         return quants if self.offsets is not None else quants - 8
 
@@ -142,33 +142,33 @@ def pack(weight: Tensor, bits: Bits, dtype: torch.dtype | None = None) -> Packed
 
 def _empty_packed_weight(num_rows: int, columns: int, bits: Bits, device: torch.device) -> PackedWeight:
     """Allocate a packed weight without setting its values."""
-    num_groups = 2 * -(-columns // (2 * _GROUP_SIZE))
+    num_groups = 2 * -(-columns // (2 * GROUP_SIZE))
     scales = torch.empty(num_rows, num_groups, dtype=torch.float16, device=device)
     if bits == "int8":
-        quants = torch.empty(num_rows, num_groups * _GROUP_SIZE, dtype=torch.int8, device=device)
+        quants = torch.empty(num_rows, num_groups * GROUP_SIZE, dtype=torch.int8, device=device)
         return PackedWeight(quants, scales, None, columns)
-    quants = torch.empty(num_rows, num_groups * _GROUP_SIZE // 2, dtype=torch.uint8, device=device)
+    quants = torch.empty(num_rows, num_groups * GROUP_SIZE // 2, dtype=torch.uint8, device=device)
     return PackedWeight(quants, scales, torch.empty_like(scales), columns)
 
 
 def _pack_rows(weight: Tensor, bits: Bits) -> PackedWeight:
     if not weight.isfinite().all():
         raise ClearheadError("a weight is NaN or infinite and cannot be quantized; the checkpoint is damaged")
-    groups = functional.pad(weight.float(), (0, -weight.shape[1] % (2 * _GROUP_SIZE))).unflatten(-1, (-1, _GROUP_SIZE))
+    groups = functional.pad(weight.float(), (0, -weight.shape[1] % (2 * GROUP_SIZE))).unflatten(-1, (-1, GROUP_SIZE))
     if bits == "int8":
-        scales = _to_float16(groups.abs().amax(dim=-1) / 127)
+        scales = to_float16(groups.abs().amax(dim=-1) / 127)
         quants = (groups / divisors(scales)).round().clamp(-127, 127).to(torch.int8).flatten(-2)
         return PackedWeight(quants, scales, None, weight.shape[1])
     # The offset lets all 16 levels cover the group's own range, and reproduces weights that came from such blocks.
     lowest, highest = groups.aminmax(dim=-1)
-    scales, offsets = _to_float16((highest - lowest) / 15), _to_float16(lowest)
+    scales, offsets = to_float16((highest - lowest) / 15), to_float16(lowest)
     quants = ((groups - offsets.float()[..., None]) / divisors(scales)).round().clamp(0, 15).to(torch.uint8)
     return PackedWeight(_pack_nibbles(quants), scales, offsets, weight.shape[1])
 
 
 def _pack_nibbles(quants: Tensor) -> Tensor:
     """Store two 4-bit values per byte: (..., G, 32) -> (..., G · 16)."""
-    return (quants[..., : _GROUP_SIZE // 2] | (quants[..., _GROUP_SIZE // 2 :] << 4)).flatten(-2)
+    return (quants[..., : GROUP_SIZE // 2] | (quants[..., GROUP_SIZE // 2 :] << 4)).flatten(-2)
 
 
 def pack_quants(quants: Tensor, scales: Tensor, offsets: Tensor | None) -> PackedWeight:
@@ -177,16 +177,17 @@ def pack_quants(quants: Tensor, scales: Tensor, offsets: Tensor | None) -> Packe
     Without offsets, a quant q of 4 bits stands for q - 8.
     """
     columns = quants.shape[1]
-    missing = -columns % (2 * _GROUP_SIZE)
-    groups = missing // _GROUP_SIZE
+    missing = -columns % (2 * GROUP_SIZE)
+    groups = missing // GROUP_SIZE
     quants, scales = functional.pad(quants, (0, missing)), functional.pad(scales, (0, groups))
     offsets = None if offsets is None else functional.pad(offsets, (0, groups))
     if quants.dtype == torch.uint8:
-        quants = _pack_nibbles(quants.unflatten(-1, (-1, _GROUP_SIZE)))
+        quants = _pack_nibbles(quants.unflatten(-1, (-1, GROUP_SIZE)))
     return PackedWeight(quants.contiguous(), scales.contiguous(), offsets, columns)
 
 
-def _to_float16(scales: Tensor) -> Tensor:
+def to_float16(scales: Tensor) -> Tensor:
+    """Return scales or offsets in float16; raise ClearheadError if one is too large."""
     if scales.abs().max() > torch.finfo(torch.float16).max:
         raise ClearheadError(
             "the weights are too large to be quantized, because a scale exceeds the range of float16; use full weights"
@@ -208,7 +209,7 @@ def pack_gguf_blocks(blocks: Tensor, rows: int, block_type: str) -> PackedWeight
         tensors, columns = split_blocks(blocks, rows, block_type)
         return packed_from_tensors(tensors, columns)
     blocks = blocks.view(rows, -1, blocks.shape[-1])
-    columns = blocks.shape[1] * _GROUP_SIZE
+    columns = blocks.shape[1] * GROUP_SIZE
     if blocks.shape[1] % 2:
         blocks = functional.pad(blocks, (0, 0, 0, 1))
     quants_start = 4 if block_type == "Q4_1" else 2
@@ -228,7 +229,7 @@ def is_consistent(packed: PackedWeight) -> bool:
     ):
         return False
     groups = packed.num_groups
-    if groups % 2 or not 0 < columns <= groups * _GROUP_SIZE < columns + 2 * _GROUP_SIZE:
+    if groups % 2 or not 0 < columns <= groups * GROUP_SIZE < columns + 2 * GROUP_SIZE:
         return False
     found = {name: (tensor.dtype, tensor.shape[1]) for name, tensor in tensors.items()}
     return found in _known_shapes(groups)
