@@ -15,7 +15,7 @@ from tests.inspection.test_page_browser import axe, chromium  # noqa: F401
 from tests.page.models import HOSTILE, hostile_model
 
 TEXT = "abc abc"
-TIMEOUT = 15_000  # milliseconds
+TIMEOUT = 60_000  # milliseconds; the machine may be busy
 EXPECTED = "Failed to load resource: the server responded with a status of 503"  # only in the test without a model
 VIEWS = {
     "chat": ".welcome",
@@ -210,7 +210,7 @@ def test_stop_ends_the_work_of_the_server(opened, server):
     tab.locator("#send.stop").click()
     tab.locator(".stats", has_text="stopped").wait_for()
     count = tab.locator(".tok").count()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while metric(server, "num_requests_running") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert metric(server, "num_requests_running") == 0

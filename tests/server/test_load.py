@@ -37,7 +37,7 @@ def start_requests(server, count, **fields):
     return sockets
 
 
-def wait_for(condition, seconds=5.0):
+def wait_for(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -47,9 +47,8 @@ def wait_for(condition, seconds=5.0):
 def test_a_full_queue_answers_429_at_once(busy):
     sockets = start_requests(busy, 4)
     wait_for(lambda: busy.service.admission.num_texts == 4)
-    started = time.monotonic()
     answer = busy.post("/v1/completions", LONG)
-    assert time.monotonic() - started < 1
+    assert busy.service.admission.num_texts == 4  # it waited for none of the others
     assert answer.status_code == 429
     assert 1 <= int(answer.headers["retry-after"]) <= 120
     assert answer.json()["error"]["code"] == "queue_full"
@@ -62,12 +61,14 @@ def test_a_full_queue_answers_429_at_once(busy):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_clients_that_go_away_free_their_places(busy, stream):
+    num_tokens = busy.service.statistics.num_generated_tokens
     for _ in range(3):
         sockets = start_requests(busy, 4, stream=stream)  # two running, two waiting
         wait_for(lambda: busy.service.admission.num_texts == 4)
         for each in sockets:
             each.close()
-        busy.wait_until_idle(2.0)
+        busy.wait_until_idle()
+    assert busy.service.statistics.num_generated_tokens - num_tokens < 4 * LONG["max_tokens"]  # a third of all
 
 
 def test_a_request_with_more_texts_than_places_is_a_bad_request(busy):
@@ -89,17 +90,19 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing_up():
 
 
 def test_slow_headers_and_bodies_end():
-    limits = Limits(header_seconds=0.3, body_seconds=0.3)
-    with serve(toy_model(), limits=limits) as server:
+    with serve(toy_model(), limits=Limits(header_seconds=0.3)) as server:
         port = int(server.url.rsplit(":", 1)[1])
         for sent in (b"", b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: "):
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(sent)
-                connection.settimeout(5)
+                connection.settimeout(60)
                 assert connection.recv(1000) == b""
+        server.wait_until_idle()
+    with serve(toy_model(), limits=Limits(body_seconds=0.3)) as server:
+        port = int(server.url.rsplit(":", 1)[1])
         with socket.create_connection(("127.0.0.1", port)) as connection:
             connection.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
-            connection.settimeout(5)
+            connection.settimeout(60)
             assert b" 408 " in connection.recv(1000)
         server.wait_until_idle()
 

@@ -61,12 +61,20 @@ def started(folder, *options, port=0, **environment):
         reader.join()
 
 
+def wait_until_draining(url):
+    """Wait until the server has noticed a signal."""
+    deadline = time.monotonic() + 60
+    while httpx2.get(f"{url}/health", timeout=60).status_code == 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_sigterm_lets_requests_finish_and_refuses_new_ones(folder):
-    body = {**LONG, "max_tokens": 400}
+    body = {**LONG, "max_tokens": 2000}
     with streaming(folder, body, seconds=60) as (process, url, lines):
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-        late = httpx2.post(f"{url}/v1/completions", json=body)
+        wait_until_draining(url)
+        late = httpx2.post(f"{url}/v1/completions", json=body, timeout=60)
         assert late.status_code == 503
         assert late.json()["error"]["code"] == "unavailable"
         assert [line for line in lines if line][-1] == "data: [DONE]"
@@ -74,9 +82,9 @@ def test_sigterm_lets_requests_finish_and_refuses_new_ones(folder):
 
 
 def test_a_second_signal_ends_requests_with_an_error_event(folder):
-    with streaming(folder, LONG, seconds=60) as (process, _, lines):
+    with streaming(folder, LONG, seconds=60) as (process, url, lines):
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        wait_until_draining(url)
         process.send_signal(signal.SIGTERM)
         assert '"error"' in [line for line in lines if line][-1]
         assert process.wait(30) == 128 + signal.SIGTERM

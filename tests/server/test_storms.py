@@ -4,11 +4,11 @@ import json
 import random
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from clearhead.server import Limits
 from tests.server.test_load import HEAD, start_requests, wait_for
 from tests.server.test_metrics import read_metrics
 from tests.server.toys import CHAT, LETTERS, serve, toy_model
@@ -57,10 +57,10 @@ def malformed(random_numbers):
     return data[: random_numbers.randrange(len(data))] if kind == 4 else data
 
 
-def send(port, data, reads, timeout=0.3):
-    """Send bytes over a new connection; return the status of the answer, or None without one."""
+def send(port, data, reads):
+    """Send bytes over a new connection; return the status of the answer, or None if none comes."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.settimeout(timeout)
+        connection.settimeout(60)
         try:
             connection.sendall(data)
             return int(connection.recv(4096).split()[1]) if reads else None
@@ -69,7 +69,8 @@ def send(port, data, reads, timeout=0.3):
 
 
 def test_a_thousand_malformed_requests_and_disconnects_leave_nothing_behind():
-    with serve(toy_model()) as server:
+    limits = Limits(header_seconds=0.3, body_seconds=0.3)  # what is incomplete ends, however long the answers take
+    with serve(toy_model(), limits=limits) as server:
         port, random_numbers = int(server.url.rsplit(":", 1)[1]), random.Random(17)
         requests = [(malformed(random_numbers), random_numbers.random() < 0.7) for _ in range(1000)]
         num_threads = threading.active_count()
@@ -78,7 +79,7 @@ def test_a_thousand_malformed_requests_and_disconnects_leave_nothing_behind():
         assert {status for status in statuses if status is not None and status >= 500} == set()
         assert statuses.count(400) > 100
         assert statuses.count(200) > 10  # some of the bodies are still right
-        server.wait_until_idle(20)
+        server.wait_until_idle()
         wait_for(lambda: threading.active_count() <= num_threads + 8)
         assert server.text(max_tokens=2)
         found = read_metrics(server)
@@ -91,13 +92,12 @@ def test_the_next_request_is_answered_after_a_storm_of_200_cancels():
     with serve(toy_model(context=12_000), max_concurrent=8, max_queued=300) as server:
         sockets = start_requests(server, 100, max_tokens=10_000)
         sockets += start_requests(server, 100, max_tokens=10_000, stream=True)
-        wait_for(lambda: server.service.admission.num_texts == 200, seconds=20)
+        wait_for(lambda: server.service.admission.num_texts == 200)
         for each in sockets:
             each.close()
-        started = time.monotonic()
         assert server.text(max_tokens=3)
-        assert time.monotonic() - started < 5
         server.wait_until_idle()
+        assert server.service.statistics.num_generated_tokens < 8 * 10_000  # not even the first eight were finished
 
 
 def test_a_client_that_goes_away_while_its_prompt_is_read_frees_its_place():
@@ -169,7 +169,7 @@ def test_an_answer_has_the_same_bits_alone_and_among_32_others(repetitions):
         with ThreadPoolExecutor(32) as threads:
             others = [threads.submit(keep_busy, number) for number in range(32)]
             try:
-                wait_for(lambda: server.service.statistics.num_running > 16, seconds=20)
+                wait_for(lambda: server.service.statistics.num_running > 16)
                 for _ in range(repetitions):
                     assert [answer_of(server, stream, prompt=prompt, **fields) for stream, fields in WAYS] == alone
             finally:

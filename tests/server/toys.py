@@ -85,8 +85,8 @@ class Server:
             assert data.pop() == "[DONE]"
         return [json.loads(each) for each in data]
 
-    def wait_until_idle(self, seconds=5.0):
-        """Wait until nothing is running, and check that nothing is left."""
+    def wait_until_idle(self, seconds=60.0):
+        """Wait until nothing is running, and check that nothing is left. The machine may be busy."""
         deadline = time.monotonic() + seconds
         service = self.service
         while time.monotonic() < deadline:
