@@ -411,7 +411,11 @@ def test_metadata_has_the_same_meaning_as_in_llama_cpp(tmp_path, monkeypatch, ar
             add = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)]
             add(f"{architecture}.{key}", value)
 
+    def add_tokens(writer, tokens):
+        gguf.GGUFWriter.add_array(writer, "tokenizer.ggml.tokens", [*tokens[:-1], "t0t1"])  # what the merge makes
+
     monkeypatch.setattr(gguf.GGUFWriter, "add_token_merges", add_merges_and_types)
+    monkeypatch.setattr(gguf.GGUFWriter, "add_token_list", add_tokens)
     path = write_file(tmp_path / "model.gguf", architecture)
     tokens = torch.randint(0, VOCAB, (20,))
     theirs = llama_cpp.Llama(str(path), n_ctx=CONTEXT, n_threads=1, logits_all=True, verbose=False)

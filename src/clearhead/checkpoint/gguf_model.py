@@ -6,6 +6,7 @@ The header is parsed once, for config, weights and tokenizer. With stored weight
 use (Q4_0, Q4_1 and Q8_0; on a CPU also Q5_0, Q5_1, Q4_K, Q5_K and Q6_K) are never dequantized.
 """
 
+import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -61,9 +62,10 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
 def _read_stored(file: GgufFile, block_types: Collection[str], name: str) -> Tensor | PackedWeight:
     """Return a matrix with its quantized blocks if their type is one of these, and any other tensor as numbers."""
     tensor = file.tensors[name]
-    if len(tensor.shape) != 2 or tensor.block_type.name not in block_types:
+    if len(tensor.shape) < 2 or tensor.block_type.name not in block_types:
         return file.read(name)
-    return pack_gguf_blocks(torch.from_numpy(file.read_blocks(name)), tensor.shape[0], tensor.block_type.name)
+    num_rows = math.prod(tensor.shape[:-1])  # experts (E, N, K) become E · N rows
+    return pack_gguf_blocks(torch.from_numpy(file.read_blocks(name)), num_rows, tensor.block_type.name)
 
 
 @contextmanager

@@ -132,18 +132,22 @@ def _plan_tensors(
 def _block_type(name: str, shape: tuple[int, ...], file_type: str, num_layers: int, *, is_head: bool) -> str:
     """Return the block type of a tensor."""
     most, head, sensitive, fused, _ = _FILE_TYPES[file_type]
-    if len(shape) != 2 or name in _UNQUANTIZED:
+    if len(shape) < 2 or name in _UNQUANTIZED or name.endswith(("_norm.weight", "ffn_gate_inp.weight")):
         return "F32"
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if is_head:
         block_type = head
-    elif match is not None and match[2] in ("attn_v", "ffn_down") and _gets_more_bits(int(match[1]), num_layers):
+    elif (
+        match is not None
+        and match[2] in ("attn_v", "ffn_down", "ffn_down_exps")
+        and _gets_more_bits(int(match[1]), num_layers)
+    ):
         block_type = sensitive
     else:
         block_type = fused if match is not None and match[2] == "attn_qkv" else most
-    if block_type.endswith("_K") and shape[1] % 256:
+    if block_type.endswith("_K") and shape[-1] % 256:
         block_type = _NARROW_TYPES[block_type]
-    return "F16" if block_type.startswith("Q") and shape[1] % 32 else block_type
+    return "F16" if block_type.startswith("Q") and shape[-1] % 32 else block_type
 
 
 def _gets_more_bits(layer: int, num_layers: int) -> bool:

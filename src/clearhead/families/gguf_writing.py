@@ -15,7 +15,8 @@ from clearhead.architecture import Dropout, GroupedAttention, Llama3Scaling, Mod
 from clearhead.config import to_dict
 from clearhead.errors import ClearheadError
 from clearhead.families.family import Family
-from clearhead.families.gguf import ARCHITECTURES, gguf_settings
+from clearhead.families.gguf import gguf_settings
+from clearhead.families.gguf_architectures import ARCHITECTURES
 from clearhead.families.heads import write_config
 
 _FLOAT32_ERROR = 1e-6  # relative; the metadata holds 32-bit numbers
@@ -29,21 +30,31 @@ def gguf_metadata(
     Raise ClearheadError if the architecture cannot express the config.
     """
     architecture = ARCHITECTURES[name]
+    stored_name = architecture.stored_name or name
     data = write_config(family, config)
-    settings = data | _rope_settings(data) | _window_settings(data)
-    metadata: dict[str, Any] = {"general.architecture": name}
+    rope = _rope_settings(data)
+    settings = data | rope | {architecture.keys.get("rope.freq_base", ""): rope["rope_theta"]} | _window_settings(data)
+    metadata: dict[str, Any] = {"general.architecture": stored_name}
     for key, setting in architecture.keys.items():
         if settings.get(setting) is not None:
-            metadata[f"{name}.{key}"] = settings[setting]
-    head_width = data.get("head_dim")
-    if head_width is not None:
-        metadata |= {f"{name}.attention.value_length": head_width, f"{name}.rope.dimension_count": head_width}
-    metadata |= {f"{name}.rope.scaling.{key}": value for key, value in _scaling_keys(data).items()}
+            metadata[f"{stored_name}.{key}"] = settings[setting]
+    for key, value in {**architecture.constants, **_head_keys(config, data)}.items():
+        metadata[f"{stored_name}.{key}"] = value
+    metadata |= {f"{stored_name}.rope.scaling.{key}": value for key, value in _scaling_keys(data).items()}
     assert family.read_config is not None
     read_back = family.read_config(gguf_settings(metadata, shapes, f"a GGUF file of type {name}"))
     if not _equal(to_dict(_as_metadata_describes(config)), to_dict(read_back)):
         raise ClearheadError(f"a GGUF file of type {name} cannot express this configuration")
     return metadata
+
+
+def _head_keys(config: ModelConfig, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the widths of values and of the rotated part of a head."""
+    attention = config.output_stack.layers[0].attention
+    if not isinstance(attention, GroupedAttention) or not isinstance(attention.position, Rope):
+        return {}
+    widths = {"rope.dimension_count": attention.position.width or attention.head_width}
+    return widths if data.get("head_dim") is None else {**widths, "attention.value_length": attention.head_width}
 
 
 def _rope_settings(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,6 +81,8 @@ def _window_settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return after how many layers with a window one attends to all tokens, if there are both kinds."""
     types = data.get("layer_types") or []
     is_full = [kind == "full_attention" for kind in types]
+    if not types:
+        return {}
     if not any(is_full) or all(is_full):
         return {} if data.get("sliding_window") is None or not all(is_full) else {"sliding_window": None}
     return {"sliding_window_pattern": is_full.index(True) + 1}

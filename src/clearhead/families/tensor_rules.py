@@ -176,8 +176,19 @@ class SingleRow(TensorRule):
 
 
 @dataclass(frozen=True)
+class OneRow(TensorRule):
+    """The foreign tensor is a vector, and ours a matrix with this as its only row (gate of a shared expert in GGUF)."""
+
+    def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
+        return [foreign.reshape(1, -1)]
+
+    def join(self, parts: "list[Tensor]", config: ModelConfig) -> "Tensor":
+        return parts[0].squeeze(0)
+
+
+@dataclass(frozen=True)
 class PlusOne(TensorRule):
-    """The foreign tensor is 1 + our norm weight (Gemma in GGUF files)."""
+    """The foreign tensor is 1 + our norm weight (Gemma and Nemotron in GGUF files)."""
 
     def split(self, foreign: "Tensor", shapes: "list[Size]", config: ModelConfig) -> "list[Tensor]":
         return [foreign - 1]

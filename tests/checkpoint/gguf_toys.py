@@ -1,0 +1,84 @@
+"""A small network of every GGUF architecture, with random weights that float16 can represent."""
+
+from dataclasses import replace
+from unittest import mock
+
+import torch
+
+import clearhead
+from clearhead.architecture import Causal, Rope
+from clearhead.checkpoint import gguf_save
+from clearhead.families import GGUF_ARCHITECTURES, TinySizes, shrink
+from clearhead.model import Transformer
+from tests.model.toys import redraw
+
+CONTEXT = 64
+SIZES = TinySizes(vocab_size=300, width=64, context=CONTEXT, head_width=16, feed_forward=96, window=24)
+# architecture in our table -> preset
+PRESETS = {
+    "llama": "llama-7b",
+    "qwen2": "seed-oss-36b",  # the same network as one of Qwen 2
+    "qwen3": "qwen3-0.6b",
+    "gemma3": "gemma-3-1b",
+    "gpt2": "gpt2",
+    "gemma": "gemma-2b",
+    "gemma2": "gemma-2-2b",
+    "phi2": "phi-2",
+    "phi3": "phi-3-mini-4k",
+    "gptneox": "pythia-160m",
+    "starcoder2": "starcoder2-3b",
+    "stablelm": "stablelm-3b-4e1t",
+    "nemotron": "minitron-4b",
+    "olmo": "olmo-1b",
+    "olmo2": "olmo-2-1b",
+    "command-r": "command-r",
+    "cohere2": "command-r7b",
+    "granite": "granite-3.1-2b",
+    "glm4": "glm-4-9b-0414",
+    "smollm3": "smollm3-3b",
+    "arcee": "afm-4.5b",
+    "seed_oss": "seed-oss-36b",
+    "ernie4_5": "ernie-4.5-0.3b",
+    "mixtral": "mixtral-8x7b",
+    "granitemoe": "granite-3.1-1b-a400m",
+    "olmoe": "olmoe-1b-7b",
+    "qwen2moe": "qwen1.5-moe-a2.7b",
+    "qwen3moe": "qwen3-30b-a3b",
+}
+STORED_NAMES = {"mixtral": "llama"}  # in files, where it is not the name in our table
+
+
+def toy_config(architecture):
+    """Return the config of a small model."""
+    config = shrink(clearhead.preset(PRESETS[architecture]), SIZES)
+    layers = []
+    for layer in config.decoder.layers:
+        attention = layer.attention
+        if architecture in ("gemma2", "gemma3"):  # llama.cpp derives the scale from the head width
+            attention = replace(attention, scale=attention.head_width**-0.5)
+        if architecture == "starcoder2":  # llama.cpp has no window there; metadata holds the base in float32
+            attention = replace(attention, pattern=Causal(), position=replace(attention.position, theta=5000.0))
+        if architecture == "phi3":  # llama.cpp ignores its window; here it covers all tokens of a test
+            attention = replace(attention, pattern=replace(attention.pattern, size=CONTEXT))
+        if architecture == "arcee":  # GGUF keys do not have all settings of this scaling
+            assert isinstance(attention.position, Rope)
+            attention = replace(attention, position=replace(attention.position, scaling=None))
+        layers.append(replace(layer, attention=attention))
+    return replace(config, decoder=replace(config.decoder, layers=tuple(layers)))
+
+
+def write_toy(path, network, architecture, tokenizer=None, file_type="f16"):
+    """Write a network as this architecture, also if another one could express it."""
+    with mock.patch.object(gguf_save, "GGUF_ARCHITECTURES", {architecture: GGUF_ARCHITECTURES[architecture]}):
+        gguf_save.save_gguf(path, network, tokenizer, file_type=file_type)
+
+
+def toy_network(architecture):
+    """Return a network whose matrices have only values of float16."""
+    torch.manual_seed(0)
+    network = Transformer(toy_config(architecture)).eval()
+    redraw(network)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.copy_(parameter.half().float())
+    return network

@@ -1,0 +1,97 @@
+"""Every GGUF architecture of our table: written, read back, and compared with the gguf package and transformers."""
+
+import gguf
+import pytest
+import torch
+import transformers
+
+from clearhead.backends.modules import PackedMatrix
+from clearhead.checkpoint.formats import open_model
+from clearhead.checkpoint.interface import LoadOptions
+from clearhead.errors import ClearheadError
+from clearhead.families import GGUF_ARCHITECTURES
+from tests.checkpoint.gguf_toys import PRESETS, STORED_NAMES, toy_network, write_toy
+from tests.checkpoint.test_gguf_model import write_file
+
+FLOAT32 = LoadOptions(dtype=torch.float32)
+ARCHITECTURES = {name: architecture for architecture, name in gguf.MODEL_ARCH_NAMES.items()}
+
+
+def test_every_architecture_has_a_toy():
+    assert PRESETS.keys() == GGUF_ARCHITECTURES.keys()
+
+
+@pytest.mark.parametrize("architecture", PRESETS)
+def test_a_written_file_is_the_same_model_and_has_the_names_of_llama_cpp(tmp_path, architecture):
+    network, path = toy_network(architecture), tmp_path / "model.gguf"
+    write_toy(path, network, architecture)
+    again = open_model(path, FLOAT32).network
+    assert again.config == network.config
+    for name, parameter in network.named_parameters():
+        assert torch.equal(again.get_parameter(name), parameter), name
+    file = gguf.GGUFReader(path)
+    stored_name = file.fields["general.architecture"].contents()
+    assert stored_name == STORED_NAMES.get(architecture, architecture)
+    known = {gguf.TENSOR_NAMES[kind] for kind in gguf.MODEL_TENSORS[ARCHITECTURES[stored_name]]}
+    for tensor in file.tensors:
+        parts = tensor.name.rpartition(".")[0].split(".")
+        pattern = ".".join(["blk", "{bid}", *parts[2:]] if parts[0] == "blk" else parts)
+        assert pattern in known, tensor.name
+
+
+# transformers reads these completely; of others it ignores settings, so that llama.cpp is the judge (tests/slow).
+READ_BY_TRANSFORMERS = ["llama", "nemotron", "qwen2moe", "stablelm", "qwen3moe"]
+
+
+@pytest.mark.parametrize("architecture", READ_BY_TRANSFORMERS)
+def test_transformers_reads_the_same_logits(tmp_path, architecture):
+    network, path = toy_network(architecture), tmp_path / "model.gguf"
+    write_toy(path, network, architecture)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    tokens = torch.randint(0, 300, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert (network(tokens) - theirs(tokens).logits).abs().max() <= 2e-5
+
+
+@pytest.mark.parametrize("file_type", ["q8_0", "q4_0"])
+def test_experts_are_kept_in_their_blocks(tmp_path, file_type):
+    path = tmp_path / "model.gguf"
+    write_toy(path, toy_network("qwen3moe"), "qwen3moe", file_type=file_type)
+    packed, full = (
+        open_model(path, LoadOptions(dtype=torch.float32, weights=kind)).network for kind in ("stored", "full")
+    )
+    for part in ("gate", "up", "down"):
+        stored = getattr(packed.decoder.layers[0].feed_forward, part)
+        assert isinstance(stored, PackedMatrix)
+        plain = getattr(full.decoder.layers[0].feed_forward, part)
+        assert torch.equal(stored.packed.unpack(), plain.detach().flatten(0, 1))
+
+
+def test_what_a_graph_of_llama_cpp_does_not_compute_is_refused(tmp_path):
+    wrong = {"granite": ("attn_logit_softcapping", 30.0), "olmo2": ("attention.sliding_window", 8)}
+    for architecture, (key, value) in wrong.items():
+        network, path = toy_network(architecture), tmp_path / f"{architecture}.gguf"
+        write_toy(path, network, architecture)
+        reader = gguf.GGUFReader(path)
+        writer = gguf.GGUFWriter(tmp_path / "changed.gguf", architecture)
+        for name, field in reader.fields.items():
+            if name.startswith(architecture):
+                writer.add_key_value(name, field.contents(), field.types[0])
+        add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+        add(f"{architecture}.{key}", value)
+        for tensor in reader.tensors:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(ClearheadError, match=key.replace(".", r"\.")):
+            open_model(tmp_path / "changed.gguf")
+
+
+def test_a_llama_file_with_experts_is_a_mixtral_and_others_are_not(tmp_path):
+    write_toy(tmp_path / "experts.gguf", toy_network("mixtral"), "mixtral")
+    assert open_model(tmp_path / "experts.gguf").family.name == "mixtral"
+    assert open_model(write_file(tmp_path / "dense.gguf", "llama")).family.name == "llama"

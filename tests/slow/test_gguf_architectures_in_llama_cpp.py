@@ -1,0 +1,41 @@
+"""A small model of every GGUF architecture that we write: llama.cpp loads it and gives our logits and tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+from clearhead.tokenization import train_tokenizer
+from tests.checkpoint.gguf_toys import CONTEXT, PRESETS, toy_network, write_toy
+
+pytestmark = pytest.mark.slow
+
+TEXT = "The keeper counts 17 lamps. He writes the number down, and it's 3:45 in Zürich. " * 20
+NUM_TOKENS, FLOAT32 = 40, 0  # number of the type in llama.cpp
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([TEXT], kind="bpe", vocab_size=300)
+
+
+@pytest.mark.parametrize("architecture", PRESETS)
+def test_llama_cpp_computes_our_logits(tmp_path, tokenizer, architecture):
+    """llama.cpp rounds the inputs of products to float16: by 1e-3 of their size, in every layer."""
+    llama_cpp = pytest.importorskip("llama_cpp")
+    network, path = toy_network(architecture), tmp_path / "toy.gguf"
+    write_toy(path, network, architecture, tokenizer)
+    tokens = tokenizer.encode(TEXT)[:NUM_TOKENS]
+    theirs = llama_cpp.Llama(
+        str(path), n_ctx=CONTEXT, n_threads=1, logits_all=True, verbose=False, type_k=FLOAT32, type_v=FLOAT32
+    )
+    theirs.eval(tokens)
+    expected = torch.tensor(np.asarray(theirs.scores[:NUM_TOKENS]))
+    theirs.close()
+    with torch.no_grad():
+        actual = network(torch.tensor([tokens]))[0]
+    # the median over tokens: at a tie, the router of a mixture may send a token to another expert
+    difference = float((actual - expected).square().mean(-1).sqrt().median() / actual.std())
+    equal = int((actual.argmax(-1) == expected.argmax(-1)).sum())
+    print(f"{architecture}: {difference:.1e} of the logits' spread, {equal} of {NUM_TOKENS} tokens equal")
+    assert difference < 0.02
+    assert equal >= NUM_TOKENS - 1
