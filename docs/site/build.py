@@ -92,9 +92,21 @@ def build(out: Path) -> int:
         copy_pages(source)
         options = ["-q", "-W", "--keep-going", "-b", "html", "-d", f"{temporary}/doctrees"]
         code = build_main([*options, str(source), str(out)])
+    for page in out.rglob("*.html"):
+        page.write_text(make_accessible(page.read_text(encoding="utf-8")), encoding="utf-8")
     index = '<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html">'
     (out / "index.html").write_text(f"{index}<title>Clearhead</title>\n", encoding="utf-8")
     return code
+
+
+def make_accessible(page: str) -> str:
+    """Return a page whose code and tables scroll by keyboard and whose navigation headings have a level.
+
+    Sphinx and its theme write neither, and a build into an existing folder may meet pages that have both.
+    """
+    page = page.replace('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">')
+    page = page.replace("<pre>", '<pre tabindex="0">')
+    return re.sub(r'<div class="(table-wrapper[^"]*)">', r'<div class="\1" tabindex="0">', page)
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ import typer
 
 import clearhead
 from clearhead.cli.app import app
+from tests.inspection.test_page_browser import axe, chromium  # noqa: F401
 
 pytest.importorskip("sphinx", reason="the extra docs is not installed")
 ROOT = Path(__file__).parents[2]
@@ -80,3 +81,22 @@ def test_a_link_to_a_missing_file_fails_the_build(tmp_path, monkeypatch):
     (tmp_path / "page.md").write_text("[code](../src/none.py), [page](other.md)", encoding="utf-8")
     with pytest.raises(SystemExit, match="does not exist"):
         build.adapt_page(tmp_path / "page.md", tmp_path.parent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("name", ["index", "book", "reference/api", "tutorials/attention-to-llama4"])
+def test_axe_finds_no_serious_violation_and_the_console_stays_empty(site, chromium, axe, name, width):  # noqa: F811
+    context = chromium.new_context(offline=True, viewport={"width": width, "height": 900})
+    tab, events = context.new_page(), []
+    tab.on("console", lambda message: events.append(message.text))
+    tab.on("pageerror", lambda error: events.append(str(error)))
+    tab.goto((site / "docs" / f"{name}.html").as_uri())
+    tab.evaluate(axe)
+    violations = tab.evaluate("async () => (await axe.run({preload: false})).violations")  # preload needs a server
+    serious = [each for each in violations if each["impact"] in ("serious", "critical")]
+    scroll_width = tab.evaluate("document.documentElement.scrollWidth")
+    context.close()
+    assert not serious, [(each["id"], each["nodes"][0]["html"]) for each in serious]
+    assert events == []
+    assert scroll_width <= width

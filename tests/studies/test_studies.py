@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 import clearhead
 from clearhead.errors import ClearheadError
 from clearhead.studies import ENTRIES, load_study, run_study, write_result, write_site
-from clearhead.studies.pictures import draw_picture
+from clearhead.studies.pictures import draw_picture, finish_axes
 from clearhead.studies.study import Run, StudyResult
 
 FOLDER = Path(clearhead.__file__).parent / "studies"
@@ -109,6 +110,50 @@ def test_masking_after_the_softmax_would_hold_without_a_leak():
     found = {"trained": losses | leak, "token_by_token": losses | honest, "difference": 1e-7}
     assert study.holds(found)
     assert not study.holds(found | {"trained": losses | honest})
+
+
+def test_the_bottleneck_must_be_seen_to_be_concluded():
+    study = load_study("bottleneck")
+    cells = {"tanh RNN": 0.2, "GRU": 0.3, "LSTM": 0.4}
+    last = cells | {f"{cell} + attention": 0.7 for cell in cells} | {"Transformer": 1.0}
+
+    def holds(**changes):
+        return study.holds({"accuracy": {name: [1.0, value] for name, value in (last | changes).items()}})
+
+    assert holds()
+    assert not holds(GRU=0.7)  # as if one state sufficed
+    assert not holds(Transformer=0.65)
+    assert not holds(**{"LSTM + attention": 0.45})  # as if attention did not help
+
+
+def test_longer_texts_must_tell_position_encodings_apart():
+    study = load_study("length")
+    level, rising = [2.0] * 8, [2.0, 2.4, *[2.7] * 6]
+    found = dict.fromkeys(("RoPE, dynamic", "RoPE, YaRN", "ALiBi", "relative (Gopher)"), level)
+    found |= dict.fromkeys(("RoPE", "sinusoidal", "iRoPE", "NoPE"), rising)
+    assert study.holds(found)
+    for name in found:
+        if name not in ("iRoPE", "NoPE"):  # the conclusion reports these two without a claim
+            assert not study.holds(found | {name: rising if found[name] is level else level}), name
+
+
+def test_pretraining_must_help_to_be_concluded():
+    study = load_study("adapt")
+    found = {"prompting": [0.2, 1.0], "curves": {"fine-tuning": [0.9], "LoRA": [0.8], "from scratch": [0.5]}}
+    assert study.holds(found)
+    assert not study.holds(found | {"prompting": [0.2, 0.6]})
+    assert not study.holds(found | {"curves": found["curves"] | {"from scratch": [0.9]}})
+
+
+def test_a_short_logarithmic_axis_has_round_labels():
+    """Instead of the powers of 10, of which it contains one or none."""
+    axes = Figure().subplots()
+    axes.plot([30_000, 250_000], [1.9, 2.7])
+    finish_axes(axes, title="loss", xscale="log", yscale="log", legend=False)
+    axes.figure.canvas.draw()
+    x, y = ([label.get_text() for label in axis.get_ticklabels()] for axis in (axes.xaxis, axes.yaxis))
+    assert {"50,000", "100,000", "200,000"} <= set(x)
+    assert {"2", "2.2", "2.4", "2.6"} <= set(y)
 
 
 # --- files and names

@@ -41,8 +41,9 @@ def chart_svg(chart: Chart) -> str:
     parts += _ticks(chart, x_range, y_range)
     legend = "".join(f'<li class="key key-{n}">{html.escape(name)}</li>' for n, name in enumerate(lines))
     label = f"{chart.name}: {', '.join(chart.lines)} over {chart.x_label}"
+    caption = f"{chart.name}, both axes logarithmic" if chart.log_x and chart.log_y else chart.name
     return (
-        f'<figure class="chart"><figcaption>{html.escape(chart.name)}</figcaption>\n'
+        f'<figure class="chart"><figcaption>{html.escape(caption)}</figcaption>\n'
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(label)}">\n'
         + "\n".join(parts)
         + f'\n</svg>\n<ul class="legend">{legend}</ul></figure>'

@@ -93,11 +93,11 @@ def _holds(found: Measurements) -> bool:
 
 def _conclude(results: Sequence[Measurements]) -> str:
     def last(method: str) -> str:
-        return f"{mean([found['curves'][method][-1] for found in results]):.2f}"
+        return f"{mean([found['curves'][method][-1] for found in results]):.0%}"
 
     share = results[0]["trained"]["LoRA"] / results[0]["trained"]["fine-tuning"]
     return (
-        f"a prompt with {EXAMPLES[-1]} examples translates {mean([found['prompting'][-1] for found in results]):.2f} "
+        f"a prompt with {EXAMPLES[-1]} examples translates {mean([found['prompting'][-1] for found in results]):.0%} "
         f"of {NUM_WORDS} words correctly without training; without examples, {ADAPTATION_STEPS} steps on {NUM_TAUGHT} "
         f"of the words reach {last('fine-tuning')} by fine-tuning, {last('LoRA')} by LoRA with {share:.0%} of the "
         f"weights, and {last('from scratch')} from scratch"

@@ -117,7 +117,7 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
             axes.plot(sizes, losses, "o-", color=COLORS[number], label=f"seed {number + 1} of {len(results)}")
         for name, num_kv_heads in KINDS.items():
             axes.annotate(f" {num_kv_heads}", (results[0][kind][name], results[0]["loss"][name]), fontsize=8)
-        finish_axes(axes, title="Loss by key-value heads", x=x, y="loss (nats)", legend=kind == "bytes")
+        finish_axes(axes, title="Loss with 1, 2, 4 and 8 key-value heads", x=x, y="loss (nats)", legend=kind == "bytes")
     for color, heads in zip(COLORS, FIELD_HEADS, strict=False):
         sizes = [max(column) for column in zip(*(found["field"][str(heads)] for found in results), strict=True)]
         levels = FIELD_LEVELS[: len(sizes)]

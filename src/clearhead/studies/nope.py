@@ -106,7 +106,7 @@ def _conclude(results: Sequence[Measurements]) -> str:
     error = mean([found["errors"][LEARNED] for found in results])
     return (
         f"without position encodings, {causal:.2f} of {LENGTH} positions can be read from a causal network and "
-        f"{bidirectional:.2f} from a bidirectional one; a single causal head learns 1/t to within {error:.3f}"
+        f"{bidirectional:.2f} from a bidirectional one; a single causal head learns 1/t to within {error:.0e}"
     )
 
 

@@ -116,9 +116,7 @@ def finish_axes(
         axes.set_xticks([], minor=True)
     for axis, (low, high) in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
         if axis.get_scale() == "log" and ticks is None and high < 20 * low:  # the powers of 10 would be too few labels
-            axis.set_major_formatter("{x:,.6g}")
-            axis.set_minor_formatter("{x:,.6g}")
-            axis.set_minor_locator(_locator_of_round_numbers())
+            _label_short_log_axis(axis, low, high)
     axes.set_title(title, fontsize=11, loc="left")
     axes.grid(alpha=0.25)
     axes.set_axisbelow(True)
@@ -127,8 +125,10 @@ def finish_axes(
         axes.legend(fontsize=8, frameon=False)
 
 
-def _locator_of_round_numbers() -> Any:
-    """Return a rule for the ticks of a logarithmic axis that is not much longer than a decade: few, and round."""
-    from matplotlib.ticker import LogLocator
+def _label_short_log_axis(axis: Any, low: float, high: float) -> None:
+    """Label round numbers of a logarithmic axis that is not much longer than a decade."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    return LogLocator(subs=(1.5, 2, 2.5, 3, 5))
+    axis.set_major_locator(MaxNLocator(5) if high < 3 * low else LogLocator(subs=(1, 2, 3, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter("{x:,.6g}")
