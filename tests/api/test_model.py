@@ -251,6 +251,7 @@ def test_the_public_names_of_model():
         "encode",
         "encode_chat",
         "engine",
+        "export",
         "generate",
         "generate_many",
         "has_chat_template",

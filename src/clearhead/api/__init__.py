@@ -5,7 +5,7 @@
 model           Model: a network with its tokenizer and everything a user does with them
 text_reader     what a model does in one forward pass: embed (embedding), classify and rerank (classification)
 languages       the languages of a translation
-interop         what a model offers to other libraries
+interop         what a model offers to other libraries; save_onnx: its network as an ONNX file
 loading         load, from_huggingface, create: a model from a checkpoint, a module of transformers or a config
 architectures   cost, summarize: functions about an architecture, by name or config
 devices         dtypes and devices by name
@@ -23,6 +23,7 @@ from clearhead.api.chat import Chat
 from clearhead.api.checks import check_format
 from clearhead.api.devices import DTYPES, resolve_device
 from clearhead.api.gguf_saving import save_gguf
+from clearhead.api.interop import save_onnx
 from clearhead.api.loading import create, from_huggingface, load
 from clearhead.api.model import Model
 from clearhead.api.quantizing import quantize_for_text
@@ -43,6 +44,7 @@ __all__ = [
     "recurrent_cost",
     "resolve_device",
     "save_gguf",
+    "save_onnx",
     "summarize",
     "summarize_recurrent",
 ]

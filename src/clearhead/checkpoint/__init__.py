@@ -38,12 +38,14 @@ Each format has its own strict reader, which rejects a damaged file in one sente
     ctranslate2_model  Marian models in CTranslate2 folders
     ctranslate2        CTranslate2 files
     llama2c            llama2.c files
+    exported           networks as graphs: torch.export, ONNX files
     adapter            LoRA adapters without their model
     peft_adapter       adapters in the folder format of the PEFT library
 """
 
 from clearhead.checkpoint.adapter import Adapter, is_adapter, merge_adapter, read_adapter, save_adapter
 from clearhead.checkpoint.calibration import RoundingLoss, pack_for_text
+from clearhead.checkpoint.exported import export_network, save_onnx
 from clearhead.checkpoint.folder_tokenizer import load_folder_tokenizer
 from clearhead.checkpoint.formats import check_save_folder, open_model, read_config
 from clearhead.checkpoint.gguf_save import GGUF_FILE_TYPES, save_gguf
@@ -81,6 +83,7 @@ __all__ = [
     "Weights",
     "build_module",
     "check_save_folder",
+    "export_network",
     "is_adapter",
     "is_peft_adapter",
     "is_recurrent",
@@ -103,6 +106,7 @@ __all__ = [
     "save_folder",
     "save_gguf",
     "save_native",
+    "save_onnx",
     "save_peft_adapter",
     "save_sentence_pooler",
     "to_peft",

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from clearhead.api import Model
     from clearhead.checkpoint import RoundingLoss
 
-_FORMATS = ("huggingface", "native", "gguf")
+_FORMATS = ("huggingface", "native", "gguf", "onnx")
 _PACKED = ("int8", "int4")
 
 
@@ -141,12 +141,14 @@ def _list_catalog(as_json: bool) -> None:
 @takes_threads
 def convert(
     source: ModelArgument,
-    output: Annotated[Path, typer.Argument(help="The folder to write, or with --to gguf the file.", metavar="OUTPUT")],
+    output: Annotated[
+        Path, typer.Argument(help="The folder to write, or with --to gguf or onnx the file.", metavar="OUTPUT")
+    ],
     to: Annotated[
         str | None,
         typer.Option(
             "--to",
-            help="Format to write: huggingface (default), native (default with --weights) or gguf.",
+            help="Format to write: huggingface (default), native (default with --weights), gguf or onnx.",
             show_default=False,
         ),
     ] = None,
@@ -172,7 +174,9 @@ def convert(
     overwrite: OverwriteOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Save a model as a folder for transformers (huggingface) or Clearhead (native), or a file for llama.cpp (gguf)."""
+    """Save a model as a folder for transformers (huggingface) or Clearhead (native), or a file for llama.cpp (gguf) or
+    onnxruntime (onnx).
+    """
     check_model_options(source, dtype)
     to = to or ("huggingface" if weights is None else "native")
     if to not in _FORMATS:
@@ -186,6 +190,9 @@ def convert(
         return
     if file_type is not None or (calibration_text is not None and weights is None):
         raise ClearheadError("--type belongs to --to gguf, and --calibration-text to --to gguf or --weights; add them")
+    if to == "onnx":
+        _convert_to_onnx(source, output, dtype, overwrite=overwrite, as_json=as_json)
+        return
     if output.is_file():
         raise ClearheadError(f"{output} is a file; give a folder to write to")
     check_absent(output, overwrite)
@@ -222,6 +229,21 @@ def _load_calibrated(source: str, dtype: str | None, weights: str, text: str) ->
     with loading_bar(source, "calibrating") as progress:
         loss = quantize_for_text(model, text, weights, dtype=dtype, progress=progress)  # type: ignore[arg-type]
     return model, loss
+
+
+def _convert_to_onnx(source: str, path: Path, dtype: str | None, *, overwrite: bool, as_json: bool) -> None:
+    """Write an ONNX file and print its path, or all files written as JSON."""
+    check_output_path(path, (".onnx",))
+    check_absent(path, overwrite, "file")
+    from clearhead.api import load, save_onnx
+
+    with loading_bar(source) as progress:
+        model = load(source, dtype=dtype, progress=progress, fast=False)
+    files = save_onnx(model, path)
+    if as_json:
+        print_json({"file": str(path), "format": "onnx", "files": [file.name for file in files]})
+    else:
+        echo(str(path))
 
 
 def _convert_to_gguf(

@@ -100,12 +100,20 @@ class MixtureLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (B, T, D) -> (B, T, D), as M = B·T independent tokens.
 
-        Which experts run depends on the data, so torch.compile breaks its graph here. With sizes known in advance,
-        every expert would have to run for every token.
+        Which experts run depends on the data, so torch.compile breaks its graph here. An exported graph has no place
+        for that: every expert runs for every token in it.
         """
         tokens = x.flatten(0, 1)
         weights, chosen = self.router(tokens)
-        weights = weights.to(x.dtype)
+        run = self.run_all if torch.compiler.is_exporting() else self.run_chosen
+        out = run(tokens, weights.to(x.dtype), chosen)
+        if self.shared is not None:
+            shared = self.shared(tokens)
+            out = out + (shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * shared)
+        return (out / self.config.divisor if self.config.divisor != 1.0 else out).view_as(x)
+
+    def run_chosen(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Run each expert on the tokens that chose it. weights, chosen (M, num_chosen) -> (M, D)."""
         out = torch.zeros_like(tokens)
         for expert in chosen.unique().tolist():
             token, choice = torch.where(chosen == expert)
@@ -115,10 +123,19 @@ class MixtureLayer(nn.Module):
             else:
                 expert_out = self.run_expert(expert, tokens[token]) * weight
             out.index_add_(0, token, expert_out.to(out.dtype))  # under autocast, experts return another dtype
-        if self.shared is not None:
-            shared = self.shared(tokens)
-            out = out + (shared if self.shared_gate is None else torch.sigmoid(self.shared_gate(tokens)) * shared)
-        return (out / self.config.divisor if self.config.divisor != 1.0 else out).view_as(x)
+        return out
+
+    def run_all(self, tokens: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Run every expert on every token, with weight 0 where it was not chosen: no size depends on the data."""
+        out = torch.zeros_like(tokens)
+        for expert in range(self.config.num_experts):
+            is_chosen = chosen == expert
+            weight = (weights * is_chosen).sum(dim=-1, keepdim=True)
+            if self.config.router.weighs == "input":
+                out = out + self.run_expert(expert, tokens * weight) * is_chosen.any(dim=-1, keepdim=True)
+            else:
+                out = out + self.run_expert(expert, tokens) * weight
+        return out
 
     def run_expert(self, expert: int, x: Tensor) -> Tensor:
         """Run tokens (m, D) through one expert: (m, D)."""
