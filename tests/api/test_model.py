@@ -256,6 +256,8 @@ def test_the_public_names_of_model():
         "generate_many",
         "has_chat_template",
         "rerank",
+        "run_with_cache",
+        "run_with_hooks",
         "save",
         "score",
         "text_generator",

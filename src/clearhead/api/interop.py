@@ -3,16 +3,23 @@
 module = clearhead.load("smollm2").to_huggingface(); module.generate(input_ids, max_new_tokens=8)
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from clearhead.checkpoint import ModelParts, build_module, export_network
 from clearhead.checkpoint import save_onnx as write_onnx
 from clearhead.files import check_output_path
+from clearhead.generation import Prompt, encode_prompt
 from clearhead.home import expand_user
+
+if TYPE_CHECKING:
+    from clearhead.inspection import ActivationCache, Hook, NameFilter
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,6 +33,43 @@ class Interop(ModelParts):
         not installed or has no class for this architecture.
         """
         return build_module(self)
+
+    def run_with_cache(
+        self,
+        tokens: Prompt | Tensor,
+        *,
+        attention_mask: Tensor | None = None,
+        names_filter: "NameFilter" = None,
+        remove_batch_dim: bool = False,
+    ) -> "tuple[Tensor, ActivationCache]":
+        """Return the logits and all activations, by the names of the TransformerLens library: cache["pattern", 0].
+
+        tokens: a text, a list of token ids, or token ids of several texts (B, T). attention_mask: 0 for padding (B, T).
+        names_filter: a name, a list of names or a function; only these activations are kept.
+        remove_batch_dim: leave out the first dimension of the activations of a single text.
+        """
+        from clearhead.inspection import run_with_cache  # imported here because most programs never look inside
+
+        logits, cache = run_with_cache(self.network, self._token_tensor(tokens), attention_mask, names_filter)
+        return logits, cache.remove_batch_dim() if remove_batch_dim else cache
+
+    def run_with_hooks(
+        self, tokens: Prompt | Tensor, fwd_hooks: "Iterable[Hook]", *, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the logits (B, T, V) with functions applied to activations, for patching and ablation.
+
+        fwd_hooks: pairs of a name such as "blocks.3.attn.hook_z", or of a function that selects names, and of a
+        function fn(activation, hook) that returns the activation to go on with; None keeps it.
+        """
+        from clearhead.inspection import run_with_hooks
+
+        return run_with_hooks(self.network, self._token_tensor(tokens), fwd_hooks, attention_mask)
+
+    def _token_tensor(self, tokens: Prompt | Tensor) -> Tensor:
+        """Return token ids (B, T) on the device of the network."""
+        if not isinstance(tokens, Tensor):
+            tokens = torch.tensor([encode_prompt(tokens, self.tokenizer)])
+        return (tokens if tokens.ndim > 1 else tokens[None]).to(self.network.device)
 
     def export(self) -> ExportedProgram:
         """Return the network as a program of torch.export, which reads whole texts of any number and length.

@@ -23,7 +23,7 @@ from torch.export import Dim, ExportedProgram
 
 from clearhead.backends import is_packed
 from clearhead.errors import ClearheadError, shorten
-from clearhead.model import Transformer
+from clearhead.model import AttentionKernel, Transformer, fused_attention, reference_attention
 
 _LOGGERS = ("torch.onnx", "torch.export", "torch.fx", "onnxscript", "onnx_ir")
 _OPSET = 20  # the first with GELU as one operation
@@ -34,14 +34,14 @@ _MAX_FILE_BYTES = 2**31 - 2**20  # one ONNX file is at most 2 GiB
 class _Reader(nn.Module):
     """A decoder or an encoder with the names of inputs that other exporters use."""
 
-    def __init__(self, network: Transformer):
+    def __init__(self, network: Transformer, kernel: AttentionKernel):
         super().__init__()
-        self.network = network
+        self.network, self.kernel = network, kernel
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         """Return the output of the network for whole texts."""
         types = {} if token_type_ids is None else {"token_types": token_type_ids}
-        output: Tensor = self.network(input_ids, attention_mask, **types)
+        output: Tensor = self.network(input_ids, attention_mask, kernel=self.kernel, **types)
         return output
 
 
@@ -50,14 +50,15 @@ class _Translator(_Reader):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor) -> Tensor:  # type: ignore[override]
         """Return the logits of the decoder's tokens."""
-        output: Tensor = self.network(input_ids, decoder_input_ids, attention_mask)
+        output: Tensor = self.network(input_ids, decoder_input_ids, attention_mask, kernel=self.kernel)
         return output
 
 
-def export_network(network: Transformer) -> ExportedProgram:
+def export_network(network: Transformer, kernel: AttentionKernel = fused_attention) -> ExportedProgram:
     """Return the network as a program of torch.export, for any batch size and any lengths within the context.
 
-    Raise ClearheadError if the graph cannot be traced, for example because weights are packed.
+    kernel: how the graph computes attention. Raise ClearheadError if the graph cannot be traced, for example because
+    weights are packed.
     """
     if is_packed(network):
         raise ClearheadError("packed weights cannot be exported; load the model with full weights instead")
@@ -66,7 +67,7 @@ def export_network(network: Transformer) -> ExportedProgram:
     batch = Dim("batch")
     dims = {name: Dim(name, max=limit) for name in {lengths.get(each, "length") for each in inputs}}
     shapes = {name: {0: batch, 1: dims[lengths.get(name, "length")]} for name in inputs}
-    wrapper = (_Translator if network.config.is_encoder_decoder else _Reader)(network).eval()
+    wrapper = (_Translator if network.config.is_encoder_decoder else _Reader)(network, kernel).eval()
     try:
         with torch.no_grad(), _without_warnings():
             return torch.export.export(wrapper, (), kwargs=inputs, dynamic_shapes=shapes)
@@ -94,7 +95,8 @@ def save_onnx(network: Transformer, path: Path) -> list[Path]:
     The output is `logits`, or `last_hidden_state` of a network without head.
     """
     _require_packages()
-    program = export_network(network)
+    # ONNX has no fused attention in this opset; its parts also have plain strides, which the exporter needs.
+    program = export_network(network, reference_attention)
     has_logits = network.head is not None or network.classifier is not None
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in program.state_dict.values())
     with TemporaryDirectory(dir=path.parent) as folder:

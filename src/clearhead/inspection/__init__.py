@@ -19,6 +19,8 @@ Analyze:
     token_probabilities  the probability of each token of a text
     ablation, patching   remove or replace an activation; effect: how the prediction changes
     intervention         a copy of the network with one activation changed
+    hook_points          points inside a network by the names of TransformerLens; hooked_run: read or change the values
+                         there; activation_cache: what was read
 
 Display:
 
@@ -31,6 +33,7 @@ Display:
 
 from clearhead.inspection import colors
 from clearhead.inspection.ablation import ablate, ablate_parts
+from clearhead.inspection.activation_cache import ActivationCache
 from clearhead.inspection.attention_patterns import (
     attention_entropy,
     attention_rollout,
@@ -50,6 +53,7 @@ from clearhead.inspection.export import (
     trace_data,
 )
 from clearhead.inspection.head_ranking import HeadSelection
+from clearhead.inspection.hooked_run import Hook, HookPoint, NameFilter, run_with_cache, run_with_hooks
 from clearhead.inspection.lens import logit_lens, make_lens_table
 from clearhead.inspection.lens_table import LensPrediction
 from clearhead.inspection.page_data import thumbnails
@@ -62,11 +66,15 @@ from clearhead.inspection.trace import Trace
 from clearhead.inspection.tracing import trace_batch, trace_generation, trace_text
 
 __all__ = [
+    "ActivationCache",
     "Attribution",
     "Contribution",
     "Effect",
     "HeadSelection",
+    "Hook",
+    "HookPoint",
     "LensPrediction",
+    "NameFilter",
     "RecurrentTrace",
     "Trace",
     "ablate",
@@ -90,6 +98,8 @@ __all__ = [
     "previous_token_scores",
     "print_heatmap",
     "print_lens",
+    "run_with_cache",
+    "run_with_hooks",
     "score_tokens",
     "specific_scores",
     "thumbnails",

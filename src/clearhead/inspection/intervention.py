@@ -66,9 +66,9 @@ def with_intervention(network: Transformer, site: Site, change: Change) -> Trans
     Only the modules on the path to the site are copied. The network itself, its weights and other threads that run it
     are unaffected. The copy is not compiled, so its hook runs.
     """
-    changed = module = _copy_module(network)
+    changed = module = copy_module(network)
     for name in site.path.split("."):
-        module._modules[name] = _copy_module(cast(nn.Module, module._modules[name]))
+        module._modules[name] = copy_module(cast(nn.Module, module._modules[name]))
         module = cast(nn.Module, module._modules[name])
 
     def change_input(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -84,7 +84,7 @@ def with_intervention(network: Transformer, site: Site, change: Change) -> Trans
     return cast(Transformer, changed)
 
 
-def _copy_module(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
     """Return a copy that shares weights and submodules, runs without dropout and has its own hooks."""
     copied = copy(module)
     copied.training = False

@@ -25,10 +25,14 @@ from clearhead.model.attend import (
     Scoring,
     apply_softcap,
     attention_steps,
+    compute_scores,
+    explicit_mask,
     fused_attention,
     is_fusible,
     masked_softmax,
     reference_attention,
+    weigh_keys,
+    weigh_values,
 )
 from clearhead.model.attention import Attention
 from clearhead.model.block import Block, Residual
@@ -89,7 +93,9 @@ __all__ = [
     "apply_softcap",
     "attention_steps",
     "check_shapes",
+    "compute_scores",
     "cross_attention_mask",
+    "explicit_mask",
     "fused_attention",
     "is_fusible",
     "llama3_frequencies",
@@ -102,4 +108,6 @@ __all__ = [
     "relative_position_bucket",
     "resolve_positions",
     "sinusoids",
+    "weigh_keys",
+    "weigh_values",
 ]

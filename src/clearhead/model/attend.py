@@ -54,20 +54,31 @@ AttentionKernel = Callable[[Tensor, Tensor, Tensor, Scoring], Tensor]
 
 def attention_steps(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> AttentionSteps:
     """Compute attention step by step and return the output, the scores and the weights."""
-    queries_per_key = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(queries_per_key, dim=1), v.repeat_interleave(queries_per_key, dim=1)
+    scores = compute_scores(q, k, scoring)
+    weights = weigh_keys(scores, explicit_mask(scoring.mask, q, k), scoring).to(v.dtype)
+    return AttentionSteps(weigh_values(dropout(weights, scoring.dropout), v), scores, weights)
+
+
+def compute_scores(q: Tensor, k: Tensor, scoring: Scoring) -> Tensor:
+    """Return the scores (B, N, T, S) before the mask."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
     scores = (q @ k.transpose(-2, -1)) * scoring.scale
     scores = apply_softcap(scores, scoring.softcap)
     if scoring.temperature is not None:
         scores = scores * scoring.temperature
-    if scoring.bias is not None:
-        scores = scores + scoring.bias
-    allowed = _explicit_mask(scoring.mask, q, k)
+    return scores if scoring.bias is None else scores + scoring.bias
+
+
+def weigh_keys(scores: Tensor, allowed: Tensor | None, scoring: Scoring) -> Tensor:
+    """Return the weights (B, N, T, S) of scores, with those of all keys that are not allowed set to 0."""
     if scoring.sinks is None:
-        weights = masked_softmax(scores, allowed).to(v.dtype)
-    else:
-        weights = _softmax_with_sinks(scores, allowed, scoring.sinks).to(v.dtype)
-    return AttentionSteps(dropout(weights, scoring.dropout) @ v, scores, weights)
+        return masked_softmax(scores, allowed)
+    return _softmax_with_sinks(scores, allowed, scoring.sinks)
+
+
+def weigh_values(weights: Tensor, v: Tensor) -> Tensor:
+    """Return the sum of the values with these weights (B, N, T, S): (B, N, T, H of the values)."""
+    return weights @ v.repeat_interleave(weights.shape[1] // v.shape[1], dim=1)
 
 
 def reference_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
@@ -84,7 +95,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor
         return reference_attention(q, k, v, scoring)
     mask_or_bias = scoring.mask.allowed
     if scoring.bias is not None:
-        allowed = _explicit_mask(scoring.mask, q, k)
+        allowed = explicit_mask(scoring.mask, q, k)
         mask_or_bias = scoring.bias.to(q.dtype)
         mask_or_bias = mask_or_bias if allowed is None else mask_or_bias.masked_fill(~allowed, -torch.inf)
     is_inference = not torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -131,7 +142,7 @@ def apply_softcap(x: Tensor, softcap: float | None) -> Tensor:
     return x if softcap is None else softcap * torch.tanh(x / softcap)
 
 
-def _explicit_mask(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
+def explicit_mask(mask: Mask, q: Tensor, k: Tensor) -> Tensor | None:
     """Return the mask as a bool tensor, broadcastable to (B, N, T, S), or None if every key is allowed."""
     if not mask.causal:
         return mask.allowed
