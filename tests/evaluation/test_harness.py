@@ -1,6 +1,7 @@
 """Compare the adapter with the harness's own model for transformers: equal numbers for equal requests."""
 
 import json
+import subprocess
 import sys
 from importlib import import_module, util
 
@@ -120,3 +121,50 @@ def test_unsupported_options_raise(both):
 def test_an_encoder_decoder_raises(both):
     with pytest.raises(ClearheadError, match="needs a decoder-only model"):
         type(both[0])(Model(toy(translator())))
+
+
+@pytest.fixture
+def task_folder(tmp_path):
+    """Return a folder with a task for --include_path."""
+    rows = [{"q": f"Number {number} is", "choices": ["odd", "even or so"], "label": number % 2} for number in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = {"task": "odd_or_even", "dataset_path": "json", "test_split": "test", "output_type": "multiple_choice"}
+    task |= {"dataset_kwargs": {"data_files": {"test": str(tmp_path / "rows.jsonl")}, "cache_dir": str(tmp_path)}}
+    task |= {"doc_to_text": "{{q}}", "doc_to_choice": "{{choices}}", "doc_to_target": "{{label}}"}
+    (tmp_path / "odd_or_even.yaml").write_text(json.dumps(task))  # JSON is YAML
+    return tmp_path
+
+
+def test_the_harness_finds_the_adapter_by_name(both, model, task_folder):
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    model.save(task_folder / "model")
+    found = lm_eval.simple_evaluate(
+        model="clearhead",
+        model_args=f"model={task_folder / 'model'},dtype=float64",
+        tasks=["odd_or_even"],
+        task_manager=TaskManager(include_path=str(task_folder), include_defaults=False),
+        batch_size=3,
+        bootstrap_iters=0,
+    )
+    assert 0 <= found["results"]["odd_or_even"]["acc,none"] <= 1
+    with pytest.raises(ClearheadError, match="belong to a model's name"):
+        type(both[0])(model, dtype="float64")
+
+
+@pytest.mark.slow
+def test_the_command_of_the_harness_finds_the_adapter_by_name(both, model, task_folder):
+    model.save(task_folder / "model")
+    command = [sys.executable, "-m", "clearhead.evaluation.harness", "--model", "clearhead"]
+    command += [
+        "--model_args",
+        f"model={task_folder / 'model'}",
+        "--tasks",
+        "odd_or_even",
+        "--include_path",
+        task_folder,
+    ]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "odd_or_even" in done.stdout

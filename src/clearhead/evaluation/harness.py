@@ -1,7 +1,12 @@
 """An adapter that runs a model in lm-evaluation-harness, with every task written for it.
 
-    from clearhead.evaluation.harness import ClearheadLM
-    lm_eval.simple_evaluate(model=ClearheadLM(clearhead.load("smollm2")), tasks=["sciq"], limit=50)
+    import clearhead.evaluation.harness
+    lm_eval.simple_evaluate(model="clearhead", model_args="model=smollm2", tasks=["sciq"], limit=50)
+
+    python -m clearhead.evaluation.harness --model clearhead --model_args model=smollm2 --tasks sciq
+
+Importing this module registers the name "clearhead" in the harness, which finds models only by what has been imported:
+run as a program, the module is the command `lm_eval` with this name added.
 
 Texts are tokenized, truncated to the context and split into windows as the harness's own `hf` model does. This is the
 only module that imports the harness; without it, importing this module raises an error that says how to install it.
@@ -12,13 +17,16 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from clearhead.api import Model
+import torch
+
+from clearhead.api import Model, load
 from clearhead.errors import ClearheadError
 from clearhead.evaluation.likelihood import BATCH_TOKENS, Request, encode_request, log_likelihoods, start_token
 from clearhead.generation import check_can_score, require_tokenizer
 
 try:
     from lm_eval.api.model import LM
+    from lm_eval.api.registry import register_model
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ModuleNotFoundError:
     raise ClearheadError("the adapter needs lm-evaluation-harness; run: pip install lm_eval") from None
@@ -31,13 +39,36 @@ BATCH_SIZE = 16
 _SHARED_OPTIONS = ("temperature", "top_k", "top_p")  # options with the same name in the harness and here
 
 
+@register_model("clearhead")
 class ClearheadLM(LM):  # type: ignore[misc]  # the harness has no type annotations
-    """A model as lm-evaluation-harness calls it."""
+    """A model as lm-evaluation-harness calls it.
 
-    def __init__(self, model: Model, batch_tokens: int = BATCH_TOKENS) -> None:
+    model: a model, or what `clearhead.load` loads. dtype, device and weights are arguments of `load`; without a GPU,
+    the harness's default cuda:0 means the CPU. batch_tokens: tokens of a batch of log-likelihoods. batch_size: texts
+    that are generated together; "auto" means 16. max_batch_size, which the harness passes along with it, is not used.
+    """
+
+    def __init__(
+        self,
+        model: Model | str,
+        batch_tokens: int = BATCH_TOKENS,
+        *,
+        dtype: str | None = None,
+        device: str | None = None,
+        weights: Any = "full",
+        batch_size: int | str | None = None,
+        max_batch_size: int | None = None,
+    ) -> None:
         super().__init__()
+        if device == "cuda:0" and not torch.cuda.is_available():
+            device = None
+        if not isinstance(model, Model):
+            model = load(model, dtype=dtype, device=device, weights=weights)
+        elif dtype is not None or device is not None or weights != "full":
+            raise ClearheadError("dtype, device and weights belong to a model's name; move the model with model.to")
         check_can_score(model.config)
-        self.model, self.tokenizer, self.batch_tokens = model, require_tokenizer(model.tokenizer), batch_tokens
+        self.model, self.tokenizer, self.batch_tokens = model, require_tokenizer(model.tokenizer), int(batch_tokens)
+        self.generation_batch_size = BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)
 
     def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
         """Return log p of each continuation after its context, and whether greedy decoding generates it."""
@@ -68,8 +99,8 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness has no type annotati
             by_options.setdefault(repr(request.args[1]), []).append(index)
         for indices in by_options.values():
             options = _generation_options(requests[indices[0]].args[1])
-            for start in range(0, len(indices), BATCH_SIZE):
-                batch = indices[start : start + BATCH_SIZE]
+            for start in range(0, len(indices), self.generation_batch_size):
+                batch = indices[start : start + self.generation_batch_size]
                 prompts = [self.prompt(requests[index].args[0], options["max_new_tokens"]) for index in batch]
                 generations = self.model.generate_many(prompts, **options)
                 texts |= {index: generation.text for index, generation in zip(batch, generations, strict=True)}
@@ -96,3 +127,14 @@ def _generation_options(task_options: Mapping[str, Any]) -> dict[str, Any]:
     if remaining:
         raise ClearheadError(f"a task requests {', '.join(remaining)}, which Clearhead does not support")
     return options | ({"temperature": 1.0, "seed": 0} | sampling if samples else {})
+
+
+def main() -> None:
+    """Run the harness's own command, in which `--model clearhead` is known."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()
+
+
+if __name__ == "__main__":
+    main()
