@@ -128,6 +128,29 @@ def test_others_are_answered_while_a_prompt_is_tokenized(monkeypatch):
         assert waiting.result()
 
 
+def test_health_is_answered_many_times_while_a_large_text_is_tokenized(monkeypatch):
+    """R21: the tokenizer must not keep the interpreter's lock. Nothing is timed, so that a busy machine may pass."""
+    model, began, ended = toy_model(), threading.Event(), threading.Event()
+    encode = model.tokenizer.inner.encode
+
+    def observed(text, *options):
+        began.set()
+        try:
+            return encode(text, *options)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(model.tokenizer, "encode", observed, raising=False)
+    with serve(model) as server, ThreadPoolExecutor(1) as threads:
+        large = threads.submit(server.post, "/tokenize", {"prompt": "Many words. " * 300_000})
+        assert began.wait(60)
+        num_answered = 0
+        while server.get("/health").status_code == 200 and not ended.is_set():
+            num_answered += 1
+        assert large.result().json()["count"] == 3_600_000
+        assert num_answered >= 5
+
+
 def test_overload_is_answered_or_refused_and_changes_no_answer():
     result = run_overload(toy_model(context=512), seconds=3, max_concurrent=4, factor=10)
     assert result["statuses"].keys() == {200, 429}

@@ -25,6 +25,7 @@ _ENDS_OF_TEXT = frozenset(("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>"))
 _ENDS_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"))
 # Files of another tokenizer in the same folder, which would be read as belonging to this one
 _CONFLICTING_FILES = ("source.spm", "special_tokens_map.json", "chat_template.jinja")
+_LONG_TEXT = 1 << 14  # characters, which take a few milliseconds
 _MAX_LIBRARY_CHARACTERS = 500  # of a message of the library, which can repeat any text of a file
 # Stands for any text before a token; decoders do not change a plain letter.
 _ANY_TEXT = "a"
@@ -102,7 +103,11 @@ class LibraryTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`, by default with the special tokens that the model expects around it."""
         with convert_library_errors(f"the text {text[:40]!r} cannot be encoded"):
-            return self._library.encode(text, add_special_tokens=add_special_tokens).ids
+            if len(text) < _LONG_TEXT:
+                return self._library.encode(text, add_special_tokens=add_special_tokens).ids
+            # Only calls for batches release the interpreter's lock, so that other threads go on. The fast one does not
+            # compute where tokens are in the text: for 1 MB, it takes 0.5 s instead of 1.2 s.
+            return self._library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_pair(self, text: str, second: str | None, max_tokens: int | None) -> tuple[list[int], list[int]]:
         """Return ids and token types of one or two texts, of which at most `max_tokens` tokens are kept."""
