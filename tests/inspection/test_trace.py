@@ -87,6 +87,19 @@ def test_scores_weights_and_values_equal_those_of_the_forward_pass(model):
             assert_close(traced.values(layer, 3, stack), values[0, 3])
 
 
+def test_a_replay_of_some_positions_equals_that_of_all(model):
+    positions = torch.tensor([8, 2])
+    for keeps in (False, True):
+        traced = model.trace(TOKENS, source_for(model), keep_residuals=keeps)
+        assert len(traced.residuals[traced.resolve_stack(None)]) == traced.num_layers + 1 or not keeps
+        for layer in range(traced.num_layers):
+            with torch.no_grad():
+                full, part = traced.replay(layer), traced.replay(layer).at(positions)
+                assert_close(part.attention, full.attention[:, positions])
+                assert_close(part.feed_forward, full.feed_forward[:, positions])
+            assert_close(traced.residual_middle(layer, positions=positions), traced.residual_middle(layer)[positions])
+
+
 SCORE_CHANGES = {
     "score temperature": {"temperature": ScoreTemperature(length=3), "softcap": 1.5},
     "query temperature": {"temperature": QueryTemperature(floor=2, scale=0.7), "clip": 0.8},

@@ -74,6 +74,10 @@ def test_two_processes_answer_like_one_and_end_together(decoder, tmp_path):
         embedded = httpx2.post(f"{group.url}/v1/embeddings", json={"input": "Hello"})
         assert embedded.status_code == 400
         assert "serve it in one process" in embedded.json()["error"]["message"]
+        ids = httpx2.post(f"{group.url}/inspect/encode", json={"text": "Hello"}).json()["tokens"]
+        traced = httpx2.post(f"{group.url}/inspect/trace", json={"tokens": [each["id"] for each in ids]})
+        assert traced.status_code == 400
+        assert "nothing looks inside" in traced.json()["error"]["message"]
         long = {"prompt": "Hello", "max_tokens": 300, "temperature": 0, "stream": True, "ignore_eos": True}
         with httpx2.stream("POST", f"{group.url}/v1/completions", json=long, timeout=60) as answer:
             lines = answer.iter_lines()

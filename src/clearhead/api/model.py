@@ -247,15 +247,18 @@ class Model(TextReader, Interop):
 
     # --- reading
 
-    def trace(self, text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False) -> "Trace":
+    def trace(
+        self, text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False, keep_residuals: bool = False
+    ) -> "Trace":
         """Run one forward pass over a text and return its trace: trace.attention(layer, head), trace.logits, …
 
         source: the input of the encoder, which an encoder-decoder needs; `text` is then the input of the decoder.
         keep_heads: compute the queries, keys and values of all layers now and keep them, instead of on request.
+        keep_residuals: keep the residual stream at every depth, so that reading all layers repeats no forward pass.
         """
         from clearhead.inspection import trace_text  # imported here because most programs never trace
 
-        return trace_text(self.text_generator, text, source, keep_heads=keep_heads)
+        return trace_text(self.text_generator, text, source, keep_heads=keep_heads, keep_residuals=keep_residuals)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the token ids of a text. A prompt that already consists of token ids is returned as a list."""

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.inspection.attention_heads import check_index
+from clearhead.inspection.recording import evaluation_mode
+from clearhead.inspection.replay import BlockReplay
 from clearhead.inspection.trace import Trace
 from clearhead.model import DeviationNormLayer, OffsetLayerNorm, RmsNormLayer, Transformer
 
@@ -74,9 +76,11 @@ def attribute_logit(
         other_direction, other_bias = _unembedding(network, check_index("token", against, vocab_size))
         direction, bias = direction - other_direction, bias - other_bias
     norm = _FrozenNorm.at(trace.layer_stack(None).final_norm, trace.residual(trace.num_layers)[position])
+    with evaluation_mode(network):
+        summands = _decompose_residual(trace, position, by_head)
     contributions = [
         Contribution(summand.part, summand.layer, (norm(summand.vector) @ direction).item(), summand.head)
-        for summand in _decompose_residual(trace, position, by_head)
+        for summand in summands
     ]
     contributions.append(Contribution("bias", None, (norm.offset @ direction).item() + bias))
     return Attribution(token, position, contributions)
@@ -86,23 +90,23 @@ def _decompose_residual(trace: Trace, position: int, by_head: bool) -> list[_Sum
     """Return the vectors that add up to the residual stream after the last layer at one position."""
     summands = [_Summand("embedding", None, None, trace.residual(0)[position])]
     for layer in range(trace.num_layers):
-        attention = trace.attention_output(layer)[position]
+        replay = trace.replay(layer).at(torch.tensor([position]))
+        attention = replay.attention[0, 0]
         if by_head:
-            heads = _head_outputs(trace, layer, position)  # (N, D)
+            heads = _head_outputs(replay)  # (N, D)
             summands += [_Summand("attention", layer, head, output) for head, output in enumerate(heads)]
             attention = attention - heads.sum(dim=0)  # the biases of the output projection and of the branch norm
         summands.append(_Summand("attention", layer, None, attention))
         if trace.config.is_encoder_decoder:
-            cross_attention = trace.cross_attention_output(layer)[position]
-            summands.append(_Summand("cross_attention", layer, None, cross_attention))
-        summands.append(_Summand("feed_forward", layer, None, trace.feed_forward_output(layer)[position]))
+            summands.append(_Summand("cross_attention", layer, None, replay.cross_attention[0, 0]))
+        summands.append(_Summand("feed_forward", layer, None, replay.feed_forward[0, 0]))
     return summands
 
 
-def _head_outputs(trace: Trace, layer: int, position: int) -> Tensor:
+def _head_outputs(replay: BlockReplay) -> Tensor:
     """Return what each head adds to the residual stream at one position (N, D), through the branch norm if any."""
-    block, heads = trace.replay(layer).block, trace.self_heads(layer).select(None, torch.tensor([position]))
-    projection, outputs = cast(nn.Linear, block.attention.output), heads.compute().output[0, :, 0]  # (N, H)
+    block, outputs = replay.block, replay.heads().compute().output[0, :, 0]  # (N, H)
+    projection = cast(nn.Linear, block.attention.output)
     projected = torch.einsum("nh,dnh->nd", outputs, projection.weight.unflatten(1, outputs.shape))
     residual = block.attention_residual
     return _FrozenNorm.at(residual.branch_norm, projection(outputs.flatten()))(projected) * residual.scale

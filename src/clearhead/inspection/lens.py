@@ -18,6 +18,8 @@ from clearhead.inspection.token_labels import token_text
 from clearhead.inspection.trace import Trace
 from clearhead.tokenization import Tokenizer
 
+_ROWS = 256  # residual states that are decoded together: each reads the head once, and has the logits of all tokens
+
 
 def logit_lens(
     trace: Trace, top: int = 5, every: int = 1, positions: Iterable[int] | None = None
@@ -33,18 +35,23 @@ def logit_lens(
     length, last = len(trace.tokens), trace.num_layers - 1
     selected = range(length) if positions is None else [check_index("position", one, length) for one in positions]
     indices = torch.tensor(list(selected), dtype=torch.long)
-    predictions = []
+    stages: list[tuple[int, Branch]] = []
+    states: list[Tensor] = []
     for layer in range(last % every, last + 1, every):
-        predictions.append(_predict(trace, layer, "attention", trace.residual_middle(layer)[indices], top))
-        predictions.append(_predict(trace, layer, "feed_forward", trace.residual(layer + 1)[indices], top))
-    return predictions
+        stages += [(layer, "attention"), (layer, "feed_forward")]
+        states += [trace.residual_middle(layer, positions=indices), trace.residual(layer + 1)[indices]]
+    decoded = [_decode(trace, part, top) for part in torch.cat(states).split(_ROWS)]
+    shape = (len(stages), len(indices))
+    ids, probabilities, entropies = (torch.cat(parts).unflatten(0, shape) for parts in zip(*decoded, strict=True))
+    rows = zip(stages, ids, probabilities, entropies, strict=True)
+    return [LensPrediction(layer, after, *values) for (layer, after), *values in rows]
 
 
-def _predict(trace: Trace, layer: int, after: Branch, states: Tensor, top: int) -> LensPrediction:
-    """Decode residual states (T, D)."""
+def _decode(trace: Trace, states: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the likely tokens of residual states (n, D) and their probabilities (n, top), and the entropies (n,)."""
     probabilities = trace.compute_logits(states).float().softmax(dim=-1)
     best = probabilities.topk(top, dim=-1)
-    return LensPrediction(layer, after, best.indices, best.values, torch.special.entr(probabilities).sum(dim=-1))
+    return best.indices, best.values, torch.special.entr(probabilities).sum(dim=-1)
 
 
 def make_lens_table(trace: Trace, tokenizer: Tokenizer | None, num_tokens: int = 1) -> LensTable:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.errors import ClearheadError
 from clearhead.inspection.attention_heads import AttentionHeads, capture_heads
@@ -75,6 +75,10 @@ class BlockReplay:
     ):
         self.block, self.x, self.context = block, x, context
         self.encoder_output, self.cross_context = encoder_output, cross_context
+
+    def at(self, positions: Tensor) -> "BlockReplay":
+        """Return a replay of some positions (n,) only, whose results are (1, n, D). They attend to all positions."""
+        return _PositionsReplay(self, positions)
 
     def output(self) -> Tensor:
         """Return the residual stream after the block, computed by the block's own forward method."""
@@ -146,6 +150,37 @@ class BlockReplay:
         weights, experts = cast(tuple[Tensor, Tensor], mixture.router(self.feed_forward_input[0]))
         weights, order = weights.sort(dim=-1, descending=True)
         return Routing(experts.gather(-1, order), weights)
+
+
+class _PositionsReplay(BlockReplay):
+    """Recompute some positions of a block: keys and values of all tokens, and everything else of these alone.
+
+    Cross-attention is computed for all positions.
+    """
+
+    def __init__(self, full: BlockReplay, positions: Tensor):
+        super().__init__(full.block, full.x[:, positions], full.context, full.encoder_output, full.cross_context)
+        self.full, self.positions = full, positions
+
+    def heads(self) -> AttentionHeads:
+        """Return the queries of these positions, and the keys and values of all."""
+        return self._heads
+
+    @cached_property
+    def _heads(self) -> AttentionHeads:
+        return self.full.heads().select(None, self.positions)
+
+    @cached_property
+    def attention(self) -> Tensor:
+        """What self-attention adds to the residual stream."""
+        merged = self._heads.compute().output.transpose(1, 2).flatten(2)  # (1, n, N·H)
+        project = cast(nn.Module, self.block.attention.output)
+        return self.block.attention_residual.normalize_and_scale(project(merged))
+
+    @cached_property
+    def cross_attention(self) -> Tensor:
+        """What cross-attention adds to the residual stream."""
+        return self.full.cross_attention[:, self.positions]
 
 
 def _branch_input(residual: Residual, x: Tensor) -> Tensor:

@@ -136,9 +136,10 @@ class Trace(TraceRecord):
         return stream
 
     @inference
-    def residual_middle(self, layer: int, stack: str | None = None) -> Tensor:
-        """Return the residual stream (T, D) between attention and feed-forward."""
-        return self.replay(layer, stack).middle[0]
+    def residual_middle(self, layer: int, stack: str | None = None, positions: Tensor | None = None) -> Tensor:
+        """Return the residual stream (T, D) between attention and feed-forward; at some positions if they are given."""
+        replay = self.replay(layer, stack)
+        return (replay if positions is None else replay.at(positions)).middle[0]
 
     @inference
     def attention_output(self, layer: int, stack: str | None = None) -> Tensor:

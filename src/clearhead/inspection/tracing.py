@@ -25,12 +25,17 @@ MAX_TOKENS = 32_768  # the weights of one head would be 4 GiB in float32
 
 
 def trace_text(
-    generator: TextGenerator, text: Prompt, source: Prompt | None = None, *, keep_heads: bool = False
+    generator: TextGenerator,
+    text: Prompt,
+    source: Prompt | None = None,
+    *,
+    keep_heads: bool = False,
+    keep_residuals: bool = False,
 ) -> Trace:
     """Run one forward pass over a text or token ids and return its trace.
 
     An encoder-decoder reads `source`; `text` is then the answer that its decoder reads. keep_heads: compute the
-    queries, keys and values of all layers now and keep them.
+    queries, keys and values of all layers now and keep them. keep_residuals: keep the residual stream at every depth.
     """
     network, config, tokenizer = generator.network, generator.network.config, generator.tokenizer
     if config.is_encoder_decoder != (source is not None):
@@ -46,7 +51,8 @@ def trace_text(
     if source is not None:
         assert config.encoder is not None
         source_inputs = _checked_inputs(encode_prompt(source, tokenizer), network, config.encoder)
-    return record(network, inputs, source_inputs, tokenizer=tokenizer, keep_heads=keep_heads)
+    kept = {"keep_heads": keep_heads, "keep_residuals": keep_residuals}
+    return record(network, inputs, source_inputs, tokenizer=tokenizer, **kept)
 
 
 def _decoder_input(generator: TextGenerator, answer: list[int]) -> list[int]:
@@ -115,13 +121,14 @@ def record(
     *,
     tokenizer: Tokenizer | None = None,
     keep_heads: bool = False,
+    keep_residuals: bool = False,
 ) -> Trace:
     """Run one forward pass on the fast path and return its trace.
 
     keep_heads also keeps the residual stream at every depth, so that attention no longer depends on the weights.
     """
     _check_length(max(part.tokens.shape[1] for part in (inputs, source) if part is not None))
-    recorder = RecordingTransformer(network, sparse=not keep_heads)
+    recorder = RecordingTransformer(network, sparse=not (keep_heads or keep_residuals))
     with evaluation_mode(network):
         run_network(recorder, inputs, source)
     residuals = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clearhead.parallel.collectives import all_reduce, gather_texts
     from clearhead.parallel.launch import Launch, current_launch
     from clearhead.parallel.process_group import ProcessGroup, divide_network
-    from clearhead.parallel.shards import TensorParallelRank, shard_network
+    from clearhead.parallel.shards import TensorParallelRank, is_divided, shard_network
 
 _MODULES = {  # the module that defines each name
     "Launch": "launch",
@@ -27,6 +27,7 @@ _MODULES = {  # the module that defines each name
     "current_launch": "launch",
     "divide_network": "process_group",
     "gather_texts": "collectives",
+    "is_divided": "shards",
     "shard_network": "shards",
 }
 
@@ -38,6 +39,7 @@ __all__ = [
     "current_launch",
     "divide_network",
     "gather_texts",
+    "is_divided",
     "shard_network",
 ]
 

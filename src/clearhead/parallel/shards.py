@@ -95,6 +95,11 @@ def shard_network(network: nn.Module, rank: TensorParallelRank) -> dict[Tensor, 
     return axes
 
 
+def is_divided(network: nn.Module) -> bool:
+    """Return whether other processes hold parts of a network, so that it cannot be run here alone."""
+    return any(isinstance(module, _InputShardedLinear) for module in network.modules())
+
+
 def _shard_attention(attention: nn.Module, rank: TensorParallelRank) -> dict[Tensor, int]:
     """Keep this process's heads."""
     if not isinstance(attention, Attention):

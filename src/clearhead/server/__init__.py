@@ -30,7 +30,7 @@ sequential_worker   texts of models that the engine cannot run
 metrics, openapi    measurements for Prometheus; the OpenAPI document
 api_errors          ApiError: errors in OpenAI's form
 page_routes         the page and what it asks for
-inspection_data, inspection_fields, inspection_json, inspection_lens
+inspection_data, inspection_fields, inspection_json, inspection_lens, inspection_traces
                     what the model computed, as JSON objects for the page
 model_json, request_cost, training_runs
                     what the model is; what a request cost; training runs

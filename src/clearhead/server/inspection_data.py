@@ -6,13 +6,12 @@ Every question names the text as token ids. The last few traces are kept, so tha
 the head or the positions that it asks for. An inspector is used by one thread at a time.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from clearhead.api import Model
-from clearhead.errors import ClearheadError, quote, require, unknown_name
+from clearhead.errors import ClearheadError, require, unknown_name
 from clearhead.inspection import (
     Trace,
     ablate_parts,
@@ -23,16 +22,27 @@ from clearhead.inspection import (
     score_tokens,
     thumbnails,
 )
+from clearhead.parallel import is_divided
 from clearhead.server.inspection_fields import MAX_TOKENS, Fields
-from clearhead.server.inspection_json import TokenTexts, array_data, candidates_data, effect_data, number, numbers
+from clearhead.server.inspection_json import (
+    TokenTexts,
+    array_data,
+    bytes_of,
+    candidates_data,
+    effect_data,
+    number,
+    numbers,
+)
 from clearhead.server.inspection_lens import lens_data, track_data
+from clearhead.server.inspection_traces import TraceStore
 from clearhead.server.model_json import model_data
 from clearhead.server.request_cost import cost_data
 from clearhead.server.training_runs import TrainingRuns
 from clearhead.tokenization import render_chat
 
-_NUM_TRACES = 8
 _MAX_SHARE_CELLS = 128 * 128  # of one head: sorting a longer text's heads by their patterns takes seconds
+
+_WITHOUT_NETWORK = ("model", "encode", "ids", "cost", "runs", "run")  # questions that a shard of a network can answer
 
 Answer = dict[str, Any]
 
@@ -43,26 +53,22 @@ class Inspector:
     def __init__(self, model: Model, name: str, runs: Path | None = None):
         self.model, self.name = model, name
         self.texts = TokenTexts(model.tokenizer)
+        self._is_divided = is_divided(model.network)
         self.runs = None if runs is None else TrainingRuns(runs)
-        self._traces: OrderedDict[tuple[tuple[int, ...], tuple[int, ...]], Trace] = OrderedDict()
+        self._traces = TraceStore(model)
 
     def answer(self, question: str, body: Any) -> Answer:
         """Return the answer to a question. Raise ClearheadError if it, or the request, is invalid."""
         if question not in QUESTIONS:
             raise unknown_name("question", question, QUESTIONS)
         fields = Fields(body)
+        if self._is_divided and (question not in _WITHOUT_NETWORK or fields.has("source")):
+            raise ClearheadError("several processes share this model, so nothing looks inside; serve it in one process")
         return QUESTIONS[question](self, fields)
 
     def trace(self, tokens: Sequence[int], source: Sequence[int]) -> Trace:
-        """Return the trace of token ids, from the last ones if it is among them."""
-        key = tuple(tokens), tuple(source)
-        if key in self._traces:
-            self._traces.move_to_end(key)
-            return self._traces[key]
-        traced = self._traces[key] = self.model.trace(list(tokens), list(source) or None)
-        if len(self._traces) > _NUM_TRACES:
-            self._traces.popitem(last=False)
-        return traced
+        """Return the trace of token ids."""
+        return self._traces.get(tokens, source)
 
 
 # --- the model and its tokens
@@ -111,15 +117,8 @@ def _find_ids(inspector: Inspector, fields: Fields) -> Answer:
     pieces = fields.texts("bytes")
     fields.finish()
     starts_text = inspector.model.config.is_encoder_decoder  # what it generates follows no prompt
-    ids = [inspector.texts.find(_bytes_of(piece), starts_text and not place) for place, piece in enumerate(pieces)]
+    ids = [inspector.texts.find(bytes_of(piece), starts_text and not place) for place, piece in enumerate(pieces)]
     return {"ids": ids}
-
-
-def _bytes_of(piece: str) -> bytes:
-    try:
-        return bytes.fromhex(piece)
-    except ValueError:
-        raise ClearheadError(f"the bytes of a token are {quote(piece)}; write them as c3 a9") from None
 
 
 def _open_trace(inspector: Inspector, fields: Fields) -> Answer:

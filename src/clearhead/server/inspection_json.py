@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clearhead.errors import ClearheadError, quote
 from clearhead.inspection import Effect
 from clearhead.tokenization import Tokenizer
 
@@ -122,3 +123,11 @@ def effect_data(effect: Effect, token: int, texts: TokenTexts) -> dict[str, Any]
         "before": candidates_data(effect.top_before(8), texts),
         "after": candidates_data(effect.top_after(8), texts),
     }
+
+
+def bytes_of(piece: str) -> bytes:
+    """Return the bytes that are written as hexadecimal numbers."""
+    try:
+        return bytes.fromhex(piece)
+    except ValueError:
+        raise ClearheadError(f"the bytes of a token are {quote(piece)}; write them as c3 a9") from None

@@ -63,7 +63,7 @@ export function lineChart(series, options = {}) {
     readout.textContent = `${head}: ${nearest.map(([name, [, value]]) => `${name} ${(options.format ?? short)(value)}`).join(", ")}`;
   });
   const legend = shown.length > 1 ? h("p", { class: "row small chart-legend" }, ...shown.map((one, place) => legendItem(one.name, colors[place % colors.length], DASHES[Math.floor(place / 2) % DASHES.length]))) : null;
-  return h("figure", { class: "chart" }, options.title ? h("figcaption", {}, options.title) : null, picture, legend, readout);
+  return h("figure", { class: "chart" }, options.title ? h("figcaption", {}, options.title) : null, picture, readout, legend);
 }
 
 function legendItem(name, color, dash) {
