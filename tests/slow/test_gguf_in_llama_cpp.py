@@ -3,14 +3,14 @@
 With plain weights (f16, bf16) nothing is rounded to integers, and both programs agree to the last digits that float16
 and bfloat16 have: perplexities differ by 0.00 and 0.06 %.
 
-With packed weights both round the inputs of every product to 8 bits, each in its own way: llama.cpp in blocks of 32 with
-a float16 scale, for K formats in blocks of 256; we in groups of 32 with a float32 scale. A tiny difference moves some
-inputs by a whole step, so that logits have noise of about 0.2, and the log-probability of a token noise of about 0.1.
+With packed weights both round the inputs of every product to 8 bits, each in its own way: llama.cpp in blocks of 32
+with a float16 scale, for K formats in blocks of 256; we in groups of 32 with a float32 scale. A tiny difference moves
+some inputs by a whole step, so that logits have noise of about 0.2, and log-probabilities of tokens noise of about 0.1.
 llama.cpp parts from itself by as much if its cache holds float32 in place of float16: on the first 1,022 tokens of the
 text, its perplexity in q8_0 changes by 0.46 %. The tests therefore measure this noise in the same run, and expect that
 
-- we are no further from the exact result (dequantized weights in float32) than llama.cpp is; in K formats we are nearer,
-  by a fifth, because our groups are smaller;
+- we are no further from the exact result (dequantized weights in float32) than llama.cpp is; in K formats we are
+  nearer, by a fifth, because our groups are smaller;
 - we are hardly further from llama.cpp than it is from itself;
 - the perplexities are equal to 0.5 %. On 3,066 tokens this is two to three standard errors of the noise. Found were
   +0.02 % (q8_0), -0.34 % (q4_k_m), -0.42 % (q5_k_m) and -0.42 % (q6_k), each ± 0.2 %. Noise increases a perplexity, so
