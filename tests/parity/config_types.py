@@ -8,8 +8,8 @@ from typing import Any
 from tests.parity.decoder_cases import ARCHITECTURES, EXPERTS, GPT, RMS, SETTINGS, SHARED, SIZES
 from tests.parity.test_encoders import ALBERT, DEBERTA, DISTIL, ELECTRA, MODERN, NORMS, ROBERTA
 from tests.parity.test_encoders import SMALL as ENCODER
+from tests.parity.test_translation import LED, T5
 from tests.parity.test_translation import SIZES as BART
-from tests.parity.test_translation import T5
 
 ToyType = tuple[str, dict[str, Any]]  # class in transformers, settings
 
@@ -60,6 +60,8 @@ TRANSLATORS: dict[str, ToyType] = {
     "marian": ("MarianMTModel", BART),
     "pegasus": ("PegasusForConditionalGeneration", BART),
     "m2m_100": ("M2M100ForConditionalGeneration", BART),
+    "bigbird_pegasus": ("BigBirdPegasusForConditionalGeneration", BART | {"attention_type": "original_full"}),
+    "led": ("LEDForConditionalGeneration", LED),
     "t5": ("T5ForConditionalGeneration", T5),
     "mt5": ("MT5ForConditionalGeneration", T5),
     "umt5": ("UMT5ForConditionalGeneration", T5),

@@ -67,9 +67,18 @@ def test_a_usual_module_is_read_and_given_back(model_type):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", [model_type for model_type in TYPES if model_type not in USUAL])
+@pytest.mark.parametrize("model_type", [model_type for model_type in TYPES if model_type not in (*USUAL, "led")])
 def test_every_module_is_read_and_given_back(model_type):
     check_both_ways(toy_data(model_type))
+
+
+def test_led_is_read_but_not_given_back_without_its_global_attention():
+    module = toy_module(toy_data("led"))
+    model = clearhead.from_huggingface(module, fast=False)
+    theirs, ours = outputs(module, model.network)
+    assert (theirs - ours).abs().max() <= TOLERANCE
+    with pytest.raises(ClearheadError, match="LED cannot be saved"):
+        model.to_huggingface()
 
 
 @pytest.mark.slow

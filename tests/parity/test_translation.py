@@ -9,14 +9,26 @@ import torch
 import transformers
 
 import clearhead
-from clearhead.checkpoint.huggingface import load_folder
+from clearhead.checkpoint.huggingface import load_folder, read_folder_config
 from clearhead.errors import ClearheadError
-from tests.parity.harness import VOCAB, Case, build_reference, check_briefly, check_logits, check_mutants
+from tests.parity.harness import (
+    VOCAB,
+    Case,
+    build_reference,
+    check_briefly,
+    check_float64,
+    check_logits,
+    check_mutants,
+)
 from tests.parity.test_t5 import draw_attention
 
 SIZES = {"vocab_size": VOCAB, "d_model": 48, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 4}
 SIZES |= {"decoder_attention_heads": 6, "encoder_ffn_dim": 80, "decoder_ffn_dim": 64, "max_position_embeddings": 64}
 SIZES |= {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "attn_implementation": "eager"}
+LED = {name: value for name, value in SIZES.items() if name not in ("max_position_embeddings", "attn_implementation")}
+LED |= {"max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 48, "attention_window": [4, 8]}
+RELU = {"activation_function": "relu", "scale_embedding": False}
+BIGBIRD = SIZES | {"attention_type": "original_full"}
 T5 = {"vocab_size": VOCAB, "d_model": 48, "d_kv": 20, "d_ff": 80, "num_layers": 2, "num_decoder_layers": 3}
 T5 |= {"num_heads": 3, "relative_attention_num_buckets": 16, "relative_attention_max_distance": 20}
 T5 |= {"layer_norm_epsilon": 1e-3, "attn_implementation": "eager"}
@@ -46,15 +58,19 @@ def refine_sinusoids(model):
 CASES = [
     case("mbart", "MBartForConditionalGeneration", SIZES | {"scale_embedding": True}),
     case("m2m_100", "M2M100ForConditionalGeneration", SIZES),
+    case("bigbird_pegasus", "BigBirdPegasusForConditionalGeneration", BIGBIRD),
     case("mt5", "MT5ForConditionalGeneration", T5, draw=draw_attention, length=40),
     case("umt5", "UMT5ForConditionalGeneration", T5, draw=draw_attention, length=40),
 ]
 WIDE = [
     case("mbart-unscaled-relu", "MBartForConditionalGeneration", SIZES | {"activation_function": "relu"}),
+    case("bigbird_pegasus-biases", "BigBirdPegasusForConditionalGeneration", BIGBIRD | {"use_bias": True}),
+    case("bigbird_pegasus-relu", "BigBirdPegasusForConditionalGeneration", BIGBIRD | RELU),
     case("m2m_100-padding", "M2M100ForConditionalGeneration", SIZES | {"pad_token_id": 0, "scale_embedding": False}),
     case("mt5-relu", "MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "relu"}, draw=draw_attention, length=40),
     case("umt5-silu", "UMT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-silu"}, draw=draw_attention),
 ]
+LED_CASE = case("led", "LEDForConditionalGeneration", LED)
 ENCODERS = [
     case("t5-encoder", "T5EncoderModel", T5, draw=draw_attention),
     case("umt5-encoder", "UMT5EncoderModel", T5, draw=draw_attention),
@@ -74,6 +90,28 @@ def test_agrees(case, tmp_path):
     assert check_mutants(replace(case, undetectable=("context",)), tmp_path) >= 30
 
 
+def test_led_agrees_without_its_global_attention(tmp_path):
+    """Windows of 4 and 8 tokens, of 24; what transformers needs for marked tokens is not kept."""
+    check_logits(LED_CASE, tmp_path / "logits")
+    check_float64(LED_CASE, tmp_path / "float64")
+    assert check_mutants(replace(LED_CASE, undetectable=("context",)), tmp_path / "mutants") >= 30
+    model = clearhead.load(tmp_path / "logits")
+    with pytest.raises(ClearheadError, match="LED cannot be saved for transformers"):
+        model.save(tmp_path / "folder", format="huggingface")
+    reloaded = clearhead.load(model.save(tmp_path / "native")).network
+    weights = model.network.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in reloaded.state_dict().items())
+
+
+def test_settings_of_long_sources_that_are_not_supported_are_refused(tmp_path):
+    for settings, message in ((BIGBIRD | {"attention_type": "block_sparse"}, "up to 704 tokens"), (LED, "even number")):
+        name = "led" if settings is LED else "bigbird_pegasus"
+        data = settings | {"model_type": name, "attention_window": [7, 8]}
+        (tmp_path / "config.json").write_text(json.dumps(data))
+        with pytest.raises(ClearheadError, match=message):
+            read_folder_config(tmp_path)
+
+
 @pytest.mark.parametrize("case", ENCODERS, ids=str)
 def test_encoders_alone(case, tmp_path):
     case = replace(case, output="last_hidden_state", takes_position_ids=False)
@@ -86,7 +124,7 @@ def test_encoders_alone(case, tmp_path):
 LANGUAGES = {"eng": 5, "fra": 6, "deu": 7}
 
 
-TOKEN_SCALES = {"mbart": 0.02, "m2m_100": 0.2, "mt5": 0.02, "umt5": 0.02}
+TOKEN_SCALES = {"mbart": 0.02, "m2m_100": 0.2, "mt5": 0.02, "umt5": 0.02, "bigbird_pegasus": 0.02, "led": 0.1}
 
 
 def draw_varied(case):
@@ -131,7 +169,7 @@ EQUAL_LAYERS = [
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("case", [*CASES[:2], *EQUAL_LAYERS], ids=str)
+@pytest.mark.parametrize("case", [*CASES[:3], LED_CASE, *EQUAL_LAYERS], ids=str)
 @pytest.mark.parametrize("beams", [None, 4])
 def test_texts_equal_those_of_transformers(case, beams, tmp_path):
     model, ours = save_translator(case, tmp_path)

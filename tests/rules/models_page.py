@@ -30,6 +30,9 @@ is refused with the reason. Logits of released sizes differ by as much as roundi
 Of `Gemma3ForConditionalGeneration`, `Llama4ForConditionalGeneration` and `Mistral3ForConditionalGeneration` the text
 part is loaded, and the tensors of `vision_tower`, `vision_model` and `multi_modal_projector` are dropped.
 
+LED is read without its global attention, which transformers uses only if a caller marks tokens, and BigBird-Pegasus
+only with `attention_type: original_full`.
+
 "CPU kernels" and "GPU kernels" say whether the [fast path](fast-path.md) computes the class with its usual settings, or
 what it does not support; the modules of PyTorch then compute it.
 

@@ -20,7 +20,7 @@ This is the only package in which names of models decide anything. docs/add-a-fa
     gguf_writing   a config as such metadata
     ctranslate2    settings and tensor names of Marian models in CTranslate2's format
     bloom, deepseek, gemma, gopher, gpt, gpt_neo, grok, llama, llama4, mpt, palm, qwen
-    bart (with bart_names), t5, transformer
+    bart (with bart_names), bart_long, t5, transformer
     albert, bert, deberta, distilbert, electra, modernbert, mpnet, nomic, roberta
                    one family or a few close relatives each
 
@@ -32,6 +32,7 @@ from clearhead.errors import ClearheadError, quote, unknown_name
 from clearhead.families import (
     albert,
     bart,
+    bart_long,
     bert,
     bloom,
     deberta,
@@ -96,6 +97,7 @@ FAMILIES: tuple[Family, ...] = (
     mpt.FAMILY,
     t5.FAMILY,
     bart.FAMILY,
+    *bart_long.FAMILIES,
     transformer.FAMILY,
     gopher.FAMILY,
     palm.FAMILY,

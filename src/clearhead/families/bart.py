@@ -173,8 +173,8 @@ def read_config(settings: Settings) -> ModelConfig:
     return bart_config(
         model_type,
         width=settings.integer("d_model"),
-        encoder=_read_size(settings, "encoder"),
-        decoder=_read_size(settings, "decoder"),
+        encoder=read_size(settings, "encoder"),
+        decoder=read_size(settings, "decoder"),
         vocab_size=vocab_size,
         target_vocab_size=None if shared else settings.integer("decoder_vocab_size", vocab_size),
         context=settings.integer("max_position_embeddings"),
@@ -185,7 +185,8 @@ def read_config(settings: Settings) -> ModelConfig:
     )
 
 
-def _read_size(settings: Settings, stack: str) -> StackSize:
+def read_size(settings: Settings, stack: str) -> StackSize:
+    """Return the sizes of the "encoder" or the "decoder"."""
     return StackSize(
         num_layers=settings.integer(f"{stack}_layers"),
         num_heads=settings.integer(f"{stack}_attention_heads"),
@@ -220,8 +221,8 @@ def write_config(config: ModelConfig) -> dict[str, Any]:
         "d_model": config.width,
         "vocab_size": encoder.embedding.vocab_size,
         "max_position_embeddings": config.context,
-        **_write_size(encoder, "encoder"),
-        **_write_size(decoder, "decoder"),
+        **write_size(encoder, "encoder"),
+        **write_size(decoder, "decoder"),
         "activation_function": NAMES_BY_ACTIVATION[feed_forward.activation],
         "scale_embedding": encoder.embedding.scale != 1.0,
         "tie_word_embeddings": head.tied,
@@ -245,7 +246,8 @@ def _model_type(encoder: Stack) -> ModelType:
     return "m2m_100" if isinstance(positions, SinusoidalPositions) and positions.offset else "pegasus"
 
 
-def _write_size(stack: Stack, name: str) -> dict[str, int]:
+def write_size(stack: Stack, name: str) -> dict[str, int]:
+    """Return the settings of the sizes of a stack."""
     return {
         f"{name}_layers": len(stack.layers),
         f"{name}_attention_heads": stack.layers[0].attention.num_heads,

@@ -1,7 +1,9 @@
-"""The tensor names of BART, mBART, Marian, Pegasus and M2M-100.
+"""The tensor names of BART, mBART, Marian, Pegasus and M2M-100, and of their relatives for long sources.
 
 Family(name="bart", presets={}, tensor_names=NAMES, duplicates=DUPLICATES, ignored_tensors=IGNORED_TENSORS)
 """
+
+from collections.abc import Mapping
 
 from clearhead.families.tensor_rules import Copy, NameTable, SingleRow
 
@@ -39,6 +41,31 @@ NAMES: NameTable = {
     },
     "final_logits_bias": SingleRow(("head.bias",)),
 }
+
+
+def stack_names(prefix: str, encoder_attention: Mapping[str, str], final_norm: str = "layer_norm") -> NameTable:
+    """Return the names of a relative whose tensors begin with `prefix`.
+
+    encoder_attention: the names of the encoder's projections after `self_attn.`, and ours.
+    """
+    parts = {final_norm if theirs == "layer_norm" else theirs: ours for theirs, ours in _STACK_PARTS.items()}
+    if final_norm == "layernorm_embedding":  # the name of the norm that is an embedding's elsewhere
+        parts["layernorm_embedding"] = "final_norm"
+    layer = "layers.{layer}"
+    attention = {f"{layer}.self_attn.{a}": f"{layer}.attention.{b}" for a, b in encoder_attention.items()}
+    encoder = {theirs: ours for theirs, ours in parts.items() if ".self_attn." not in theirs} | attention
+    return {
+        f"{prefix}shared.weight": SOURCE,
+        **{
+            f"{prefix}{stack}.{theirs}.{leaf}": f"{stack}.{ours}.{leaf}"
+            for stack, names in (("encoder", encoder), ("decoder", parts))
+            for theirs, ours in names.items()
+            for leaf in ("weight", "bias")
+        },
+        "final_logits_bias": SingleRow(("head.bias",)),
+    }
+
+
 DUPLICATES = {
     "lm_head.weight": "model.shared.weight",
     "model.encoder.embed_tokens.weight": "model.shared.weight",
