@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from clearhead.backends.lowering import lower_block, lower_head, lower_norm, merge_weights, rotation_table
+from clearhead.backends.lowering import lower_block, lower_head, merge_weights, rotation_table
+from clearhead.backends.lowering_norms import lower_norm
 from clearhead.backends.modules import pack_network
 from clearhead.model.positions import make_rotation
 from tests.backends.networks import toy_network

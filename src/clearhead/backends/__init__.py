@@ -20,7 +20,8 @@ from clearhead.backends.cpu import AcceleratedStack, accelerate, has_independent
 from clearhead.backends.cpu_kernels import build_in_background, find_new_kernels, load_kernel_library
 from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, Guest, PagedDecoder, fused_linear
 from clearhead.backends.live_checks import triton_available, unsupported_network_reason
-from clearhead.backends.lowering import NormModule, Projection
+from clearhead.backends.lowering import Projection
+from clearhead.backends.lowering_norms import NormModule
 from clearhead.backends.memory import return_freed_memory
 from clearhead.backends.modules import (
     PackedLinear,

@@ -32,20 +32,26 @@ from clearhead.architecture import (
     QueryTemperature,
     RmsNorm,
     Rope,
+    RotatedHeadNorm,
     SlidingWindow,
 )
 
 # The C++ kernels; the Triton kernels in a CUDA graph over a contiguous cache, and over pages.
 Backend = Literal["cpu", "cuda", "paged"]
 
-ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu")
+_TRITON_ACTIVATIONS: tuple[Activation, ...] = ("relu", "gelu", "gelu_tanh", "silu")
+ACTIVATIONS: dict[Backend, tuple[Activation, ...]] = {
+    "cpu": (*_TRITON_ACTIVATIONS, "relu_squared", "gelu_quick", "tanh", "xielu"),
+    "cuda": _TRITON_ACTIVATIONS,
+    "paged": _TRITON_ACTIVATIONS,
+}
 DTYPES: dict[Backend, tuple[torch.dtype, ...]] = {
     "cpu": (torch.float32, torch.bfloat16),
     "cuda": (torch.float32, torch.bfloat16, torch.float16),
     "paged": (torch.float32, torch.bfloat16, torch.float16),
 }
 PLACEMENTS: dict[Backend, tuple[str, ...]] = {
-    "cpu": ("pre", "post", "sandwich"),
+    "cpu": ("pre", "post", "sandwich", "branch", "parallel", "parallel_norms"),
     "cuda": ("pre", "sandwich"),
     "paged": ("pre", "post", "sandwich", "parallel"),
 }
@@ -87,7 +93,7 @@ def _problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
     if backend == "cpu" and config.head is not None and config.head.transform is not None:
         yield "a logit head with a transform is not supported"
     if stack.final_norm is not None:
-        yield from _problems_of_norm(stack.final_norm)
+        yield from _problems_of_norm(stack.final_norm, backend)
     for layer in stack.layers:
         yield from _problems_of_layer(layer, backend)
     sizes = {_head_sizes(layer.attention) for layer in stack.layers if isinstance(layer.attention, GroupedAttention)}
@@ -98,9 +104,9 @@ def _problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
 def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
     if layer.placement not in PLACEMENTS[backend]:
         yield f"{layer.placement} norm placement is not supported"
-    if layer.branch_scale != 1.0:
+    if layer.branch_scale != 1.0 and backend != "cpu":
         yield "a scale on the branches is not supported"
-    yield from _problems_of_norm(layer.norm)
+    yield from _problems_of_norm(layer.norm, backend)
     yield from _problems_of_feed_forward(layer.feed_forward, backend)
     for attention in (layer.attention, layer.cross_attention):
         if isinstance(attention, LatentAttention):
@@ -113,7 +119,9 @@ def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
                 yield f"{type(attention.pattern).__name__} attention is not supported"
 
 
-def _problems_of_norm(norm: Norm) -> Iterator[str]:
+def _problems_of_norm(norm: Norm, backend: Backend) -> Iterator[str]:
+    if backend == "cpu":
+        return
     if isinstance(norm, DeviationNorm):
         yield "DeviationNorm is not supported"
     if isinstance(norm, LayerNorm) and (norm.unit_offset or not norm.weight):
@@ -129,9 +137,9 @@ def _problems_of_feed_forward(config: FeedForward | Experts, backend: Backend) -
             yield "a gate on the shared expert is not supported"
         if config.expert.bias or config.router.bias:
             yield "experts with biases are not supported"
-    if expert.activation not in ACTIVATIONS:
+    if expert.activation not in ACTIVATIONS[backend]:
         yield f"activation {expert.activation} is not supported"
-    if expert.clamp is not None:
+    if expert.clamp is not None and backend != "cpu":
         yield "a clamped gate is not supported"
 
 
@@ -143,21 +151,31 @@ def _problems_of_attention(attention: GroupedAttention, backend: Backend) -> Ite
         yield f"{type(position.scaling).__name__} of rotary positions is not supported"
     if attention.value_width not in (None, attention.head_width):
         yield "values of another width than the keys are not supported"
+    if attention.clip is not None and backend != "cpu":
+        yield "attention with clip is not supported"
     is_known = {"softcap": True, "temperature": isinstance(attention.temperature, QueryTemperature)}
-    for name in ("softcap", "clip", "temperature"):
+    for name in ("softcap", "temperature"):
         if getattr(attention, name) is not None and not (backend == "paged" and is_known.get(name)):
             yield f"attention with {name} is not supported"
     if attention.sinks:
         yield "attention with sinks is not supported"
-    head_norm = attention.head_norm
-    if backend != "paged" and not isinstance(head_norm, HeadNorm | None):
-        yield f"{type(head_norm).__name__} is not supported"
-    if isinstance(head_norm, HeadNorm):
-        if head_norm.scope != "shared" or head_norm.after_rotation:
-            place = "after the rotation" if head_norm.after_rotation else f"with scope {head_norm.scope}"
-            yield f"a head norm {place} is not supported"
-        if not isinstance(head_norm.norm, RmsNorm):
-            yield "a head norm other than RmsNorm is not supported"
+    yield from _problems_of_head_norm(attention.head_norm, backend)
+
+
+def _problems_of_head_norm(norm: HeadNorm | RotatedHeadNorm | None, backend: Backend) -> Iterator[str]:
+    if isinstance(norm, RotatedHeadNorm) and backend == "cuda":
+        yield "RotatedHeadNorm is not supported"
+    if not isinstance(norm, HeadNorm):
+        return
+    if backend == "cpu":
+        if norm.scope == "per_head" and norm.after_rotation:
+            yield "a head norm with scope per_head after the rotation is not supported"
+        return
+    if norm.scope != "shared" or norm.after_rotation:
+        place = "after the rotation" if norm.after_rotation else f"with scope {norm.scope}"
+        yield f"a head norm {place} is not supported"
+    if not isinstance(norm.norm, RmsNorm):
+        yield "a head norm other than RmsNorm is not supported"
 
 
 def _problems_of_tiles(attention: GroupedAttention) -> Iterator[str]:

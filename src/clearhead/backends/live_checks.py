@@ -24,15 +24,20 @@ from clearhead.cache import KeyValueCache, PackedCache
 from clearhead.model import (
     Attention,
     Block,
+    DeviationNormLayer,
     EncoderOutput,
     FeedForwardLayer,
+    JointNorm,
     LatentAttentionLayer,
     LayerStack,
     MixtureLayer,
+    OffsetLayerNorm,
+    PerHeadNorm,
     Residual,
     RmsNormLayer,
     RouterLayer,
     Transformer,
+    Xielu,
     fused_attention,
 )
 
@@ -41,6 +46,7 @@ _KNOWN_MODULES = {
     *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
     *(RmsNormLayer, nn.LayerNorm, nn.Identity, nn.Dropout),
 }
+_KNOWN_ON_CPU = {*_KNOWN_MODULES, OffsetLayerNorm, DeviationNormLayer, PerHeadNorm, JointNorm, Xielu}
 _KNOWN_IN_PAGES = {*_KNOWN_MODULES, LatentAttentionLayer, MixtureLayer, RouterLayer}
 
 _SLOTS_PER_BLOCK = 16  # BLOCK in pages.h: slots of a page that the CPU kernels read together
@@ -82,7 +88,8 @@ def can_be_planned(stack: LayerStack) -> bool:
     modules, tensors = planned_modules(stack), (*stack.layers.parameters(), *stack.final_norm.parameters())
     kinds = {(tensor.dtype, tensor.device.type) for tensor in tensors}
     supported = any(kinds == {(dtype, "cpu")} for dtype in DTYPES["cpu"])
-    return supported and _are_known(modules) and not any(module.training for module in dropout_modules(modules))
+    drops = any(module.training for module in dropout_modules(modules))
+    return supported and _are_known(modules, _KNOWN_ON_CPU) and not drops
 
 
 def planned_modules(stack: LayerStack) -> list[nn.Module]:

@@ -13,12 +13,13 @@ objects, so that an optimizer created earlier still trains them.
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.architecture import Activation, FeedForward, GroupedAttention, LatentAttention, Rope
+from clearhead.architecture import Activation, FeedForward, GateClamp, GroupedAttention, LatentAttention, Rope
+from clearhead.backends.lowering_norms import HeadNormSettings, lower_head_norms
 from clearhead.backends.modules import PackedLinear, PackedMatrix
 from clearhead.backends.packed import PackedWeight, packed_from_tensors
 from clearhead.model import (
@@ -26,12 +27,11 @@ from clearhead.model import (
     Block,
     FeedForwardLayer,
     Residual,
-    RmsNormLayer,
     Transformer,
+    Xielu,
     make_rotation,
 )
 
-NormModule = RmsNormLayer | nn.LayerNorm
 LinearModule = nn.Linear | PackedLinear
 
 
@@ -80,17 +80,6 @@ class Projection:
 
 
 @dataclass(frozen=True)
-class NormSettings:
-    """What a kernel needs of a norm module."""
-
-    kind: Literal["rms", "layer"]
-    epsilon: float
-    weight: Tensor
-    bias: Tensor | None
-    unit_offset: bool  # the weight is stored as its distance from 1
-
-
-@dataclass(frozen=True)
 class LoweredAttention:
     """Settings of an attention layer; sizes, pattern and position are in its config."""
 
@@ -100,6 +89,16 @@ class LoweredAttention:
     key_norm: nn.Module
     rotary_pairs: int  # pairs of entries that are rotated in each head; 0 without rotary positions
     interleaved: bool  # pairs are (2j, 2j + 1); otherwise (j, j + rotary_pairs)
+    head_norms: HeadNormSettings  # query_norm and key_norm, or norms without modules, and where they are applied
+
+
+@dataclass(frozen=True)
+class LoweredActivation:
+    """The activation of a feed-forward branch, with the numbers that some have."""
+
+    name: Activation
+    clamp: GateClamp | None = None
+    xielu: Xielu | None = None
 
 
 @dataclass(frozen=True)
@@ -116,14 +115,15 @@ class LoweredCrossAttention:
 class LoweredBlock:
     """All weights and settings of one block. The residual modules hold the norms around each branch."""
 
-    placement: str  # of the norms: pre, post or sandwich
+    placement: str  # of the norms: a Placement of architecture/config.py
+    branch_scale: float  # multiplies what a branch adds to the residual stream
     attention: LoweredAttention
     query_key_value: Projection  # rows of the query, key and value projections, ((N + 2K) H, D)
     attention_output: Projection
     attention_residual: Residual
     cross_attention: LoweredCrossAttention | None
     gated: bool
-    activation: Activation
+    activation: LoweredActivation
     gate_and_up: Projection  # rows of the gate, if there is one, and of the up projection
     down: Projection
     feed_forward_residual: Residual
@@ -156,17 +156,26 @@ def lower_block(block: Block, *, keep_formats: bool = False) -> LoweredBlock:
     gate_and_up = (feed_forward.up,) if feed_forward.gate is None else (feed_forward.gate, feed_forward.up)
     return LoweredBlock(
         placement=block.layer.placement,
+        branch_scale=block.layer.branch_scale,
         attention=lower_attention(attention),
         query_key_value=merge_projections(attention.query, attention.key, attention.value, keep_formats=keep_formats),
         attention_output=merge_projections(attention.output),
         attention_residual=block.attention_residual,
         cross_attention=cross,
         gated=feed_forward.gate is not None,
-        activation=config.activation,
+        activation=lower_activation(config, feed_forward),
         gate_and_up=merge_projections(*gate_and_up),
         down=merge_projections(feed_forward.down),
-        feed_forward_residual=block.feed_forward_residual,
+        feed_forward_residual=(
+            block.attention_residual if block.layer.placement == "parallel" else block.feed_forward_residual
+        ),
     )
+
+
+def lower_activation(config: FeedForward, layer: FeedForwardLayer | None = None) -> LoweredActivation:
+    """Return the activation of a feed-forward layer, or of experts, which have no module of their own."""
+    activation = None if layer is None else layer.activation
+    return LoweredActivation(config.activation, config.clamp, activation if isinstance(activation, Xielu) else None)
 
 
 def lower_attention(attention: Attention) -> LoweredAttention:
@@ -180,19 +189,8 @@ def lower_attention(attention: Attention) -> LoweredAttention:
         attention.key_norm,
         rotary_pairs=0 if rope is None else (rope.width or config.head_width) // 2,
         interleaved=rope is not None and rope.pairing == "interleaved",
+        head_norms=lower_head_norms(attention),
     )
-
-
-def lower_norm(module: nn.Module | None) -> NormSettings | None:
-    """Return the settings of a norm module, or None for None and nn.Identity."""
-    match module:
-        case None | nn.Identity():
-            return None
-        case RmsNormLayer():
-            return NormSettings("rms", module.config.epsilon, module.weight, None, module.config.unit_offset)
-        case nn.LayerNorm():
-            return NormSettings("layer", module.eps, module.weight, module.bias, unit_offset=False)
-    raise AssertionError(f"no kernel computes {type(module).__name__}")
 
 
 def lower_head(network: Transformer) -> Projection:

@@ -38,7 +38,7 @@ from clearhead.model.attention import Attention
 from clearhead.model.block import Block, Residual
 from clearhead.model.context import AttentionContext, EncoderOutput, ForwardContext, make_contexts
 from clearhead.model.embedding import LogitHead
-from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer
+from clearhead.model.feed_forward import ACTIVATIONS, FeedForwardLayer, Xielu
 from clearhead.model.latent_attention import LatentAttentionLayer
 from clearhead.model.masks import (
     AttentionIndices,
@@ -49,7 +49,7 @@ from clearhead.model.masks import (
     resolve_positions,
 )
 from clearhead.model.mixture import MixtureLayer, RouterLayer
-from clearhead.model.norms import DeviationNormLayer, OffsetLayerNorm, RmsNormLayer
+from clearhead.model.norms import DeviationNormLayer, JointNorm, OffsetLayerNorm, PerHeadNorm, RmsNormLayer
 from clearhead.model.positions import (
     alibi_bias,
     alibi_slopes,
@@ -74,12 +74,14 @@ __all__ = [
     "EncoderOutput",
     "FeedForwardLayer",
     "ForwardContext",
+    "JointNorm",
     "LatentAttentionLayer",
     "LayerStack",
     "LogitHead",
     "Mask",
     "MixtureLayer",
     "OffsetLayerNorm",
+    "PerHeadNorm",
     "RecurrentConfig",
     "RecurrentTranslator",
     "Residual",
@@ -88,6 +90,7 @@ __all__ = [
     "Scoring",
     "SentencePooler",
     "Transformer",
+    "Xielu",
     "alibi_bias",
     "alibi_slopes",
     "apply_softcap",

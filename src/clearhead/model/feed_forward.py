@@ -64,10 +64,13 @@ class Xielu(nn.Module):
         self.register_buffer("beta", torch.tensor(0.5))
         self.register_buffer("epsilon", torch.tensor(-1e-6))
 
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return a and c."""
+        return functional.softplus(self.positive), self.beta + functional.softplus(self.negative)
+
     def forward(self, x: Tensor) -> Tensor:
         """x (..., F) -> (..., F)."""
-        positive = functional.softplus(self.positive)
-        negative = self.beta + functional.softplus(self.negative)
+        positive, negative = self.factors()
         below = (torch.expm1(torch.minimum(x, self.epsilon.to(x.dtype))) - x) * negative + self.beta * x
         return torch.where(x > 0, positive * x * x + self.beta * x, below)
 

@@ -14,7 +14,8 @@ from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.model import Transformer
 from tests.backends.networks import toy_network
-from tests.model.toys import NORM, VOCAB, decoder, redraw
+from tests.backends.packed_sequences import PackedSequences, random_texts, run_mixed, same_bits
+from tests.model.toys import NORM, decoder, redraw
 from tests.toy_presets import shrink
 
 PRESETS = ["llama-3.1-8b", "mistral-7b", "qwen3-8b", "gemma-3-1b", "gpt1", "smollm3-3b", "gpt-neo-125m"]
@@ -43,65 +44,6 @@ def network_for(name, dtype=torch.float32, bits=None):
     return pack_network(network, bits) if bits else network
 
 
-class PackedSequences:
-    """Sequences whose keys and values are in the pages of one storage."""
-
-    def __init__(self, network, texts, page_size=16, num_pages=120):
-        self.network, self.texts = network, texts
-        dtype = next(network.decoder.layers.parameters()).dtype
-        pool = PagePool(num_pages, page_size)
-        self.storage = PageStorage.for_stack(network.config.decoder, pool, dtype, torch.device("cpu"))
-        self.tables = [pool.create_table([]) for _ in texts]
-        self.hidden = [[] for _ in texts]
-
-    @torch.no_grad()
-    def step(self, counts):
-        """Run the next tokens of some sequences: {number: how many}."""
-        starts = {number: self.tables[number].num_tokens for number in counts}
-        for number, count in counts.items():
-            self.tables[number].append(self.texts[number][starts[number] : starts[number] + count])
-        tables = [self.tables[number] for number in counts]
-        longest = max(len(table.pages) for table in tables)
-        rows = [list(range(starts[number], self.tables[number].num_tokens)) for number in counts]
-        layout = PackedLayout(
-            positions=torch.tensor([position for row in rows for position in row]),
-            slots=torch.tensor(
-                [slot for t, row in zip(tables, rows, strict=True) for slot in t.slots(row[0], row[-1] + 1)]
-            ),
-            sequence_starts=torch.tensor([0, *(len(row) for row in rows)]).cumsum(0).int(),
-            lengths=torch.tensor([table.num_tokens for table in tables]).int(),
-            page_tables=torch.tensor([t.pages + [0] * (longest - len(t.pages)) for t in tables]).int(),
-        )
-        tokens = [
-            token
-            for number, row in zip(counts, rows, strict=True)
-            for token in self.texts[number][row[0] : row[-1] + 1]
-        ]
-        hidden = self.network.hidden_states(torch.tensor([tokens]), cache=PackedCache(self.storage, layout))[0]
-        for number, part in zip(counts, hidden.split([len(row) for row in rows]), strict=True):
-            self.hidden[number].append(part)
-
-    def results(self):
-        return [torch.cat(parts) for parts in self.hidden]
-
-
-def random_texts(lengths):
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(0, VOCAB, (length,), generator=generator).tolist() for length in lengths]
-
-
-def run_mixed(network, lengths=(90, 40, 17, 1, 70), page_size=16):
-    """Read prompts in pieces while other sequences run: hidden states of every token of every sequence."""
-    sequences = PackedSequences(network, random_texts(lengths), page_size)
-    sequences.step({0: 37, 3: 1})
-    sequences.step({1: 5, 0: 1})
-    sequences.step({0: 1, 2: 16, 1: 33, 4: 1})
-    for _ in range(3):
-        sequences.step({0: 1, 4: 1})
-    sequences.step({4: 66, 0: 48, 1: 2, 2: 1})
-    return sequences
-
-
 @pytest.mark.parametrize("name", [*PRESETS, *PATTERNS])
 @pytest.mark.parametrize("page_size", [16, 48])
 def test_packed_tokens_give_the_hidden_states_and_pages_of_the_modules(name, page_size, monkeypatch):
@@ -128,10 +70,6 @@ def test_formats_of_weights_differ_from_the_modules_by_rounding_only(bits, dtype
     found = run_mixed(network)
     assert found.storage.layers[0][0].dtype == dtype
     assert (torch.cat(found.results()) - expected).norm() / expected.norm() < 0.05
-
-
-def same_bits(first, second):
-    return torch.equal(first.view(torch.int32), second.view(torch.int32))
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from clearhead.backends.cpu_kernels import (
     ACTIVATION_CODES,
     NORM_CODES,
     PLACEMENT_CODES,
+    ActivationStruct,
     Heads,
     LayerStruct,
     MatrixStruct,
@@ -29,13 +30,14 @@ from clearhead.backends.cpu_kernels import (
     load_kernel_library,
 )
 from clearhead.backends.lowering import (
+    LoweredActivation,
     LoweredAttention,
     LoweredBlock,
     PackedParts,
     Projection,
     lower_block,
-    lower_norm,
 )
+from clearhead.backends.lowering_norms import NormSettings, lower_norm
 from clearhead.cache import KeyValueCache, PackedCache
 from clearhead.model import Block, EncoderOutput, LayerStack
 
@@ -120,7 +122,8 @@ class Plan:
 
     def layer_struct(self, block: LoweredBlock) -> LayerStruct:
         """Return the structure of a block, which points to its weights."""
-        layer = LayerStruct(PLACEMENT_CODES[block.placement], ACTIVATION_CODES[block.activation], block.gated)
+        layer = LayerStruct(PLACEMENT_CODES[block.placement], block.gated)
+        layer.branch_scale, layer.activation = block.branch_scale, activation_struct(block.activation)
         layer.heads = self.heads(block.attention)
         layer.query_key_value = self.matrix_struct(block.query_key_value)
         layer.attention_output = self.matrix_struct(block.attention_output)
@@ -140,21 +143,31 @@ class Plan:
 
     def heads(self, attention: LoweredAttention) -> Heads:
         """Return the structure of an attention layer: the sizes of its heads, its rotation and its norms."""
-        config = attention.config
-        return Heads(
+        config, norms = attention.config, attention.head_norms
+        heads = Heads(
             config.num_heads,
             config.num_kv_heads,
             config.head_width,
             attention.rotary_pairs,
             attention.interleaved,
             attention.scale,
-            self.norm_struct(attention.query_norm),
-            self.norm_struct(attention.key_norm),
+            norm_after_rotation=norms.after_rotation,
+            is_joint=norms.scope == "joint",
+            clip=config.clip or 0,
         )
+        query, key = self.norm_settings_struct(norms.query), self.norm_settings_struct(norms.key)
+        if norms.scope == "shared":
+            heads.query_norm, heads.key_norm = query, key
+        else:
+            heads.row_query_norm, heads.row_key_norm = query, key
+        return heads
 
     def norm_struct(self, module: nn.Module) -> NormStruct:
         """Return the structure of a norm, with float32 copies of its weight and bias; NO_NORM for an identity."""
-        norm = lower_norm(module)
+        return self.norm_settings_struct(lower_norm(module))
+
+    def norm_settings_struct(self, norm: NormSettings | None) -> NormStruct:
+        """Return the structure of a norm's settings; NO_NORM for None."""
         if norm is None:
             return NormStruct()
         weight = norm.weight.detach().float()
@@ -177,3 +190,14 @@ class Plan:
         """Return the address of a tensor's values and keep the tensor alive."""
         self.referenced.append(tensor.contiguous())
         return self.referenced[-1].data_ptr()
+
+
+def activation_struct(activation: LoweredActivation) -> ActivationStruct:
+    """Return the structure of an activation with its numbers."""
+    struct = ActivationStruct(ACTIVATION_CODES[activation.name])
+    if activation.clamp is not None:
+        struct.limit, struct.up_offset = activation.clamp.limit, activation.clamp.up_offset
+    if (xielu := activation.xielu) is not None:
+        struct.positive, struct.negative = (float(number) for number in xielu.factors())
+        struct.beta, struct.epsilon = float(xielu.beta), float(xielu.epsilon)
+    return struct

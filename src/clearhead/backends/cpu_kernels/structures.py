@@ -12,14 +12,25 @@ from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
+from clearhead.architecture import Activation
 from clearhead.backends.packed import PackedWeight
 
 # Codes of the C++ enums.
 WEIGHT_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 _FIVE_BITS_CODE, _SIX_BITS_CODE, _PARTS_CODE = 4, 5, 6
-NORM_CODES = {"rms": 1, "layer": 2}  # 0: no norm
-ACTIVATION_CODES = {"relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}  # 0: the identity
-PLACEMENT_CODES = {"pre": 0, "post": 1, "sandwich": 2}
+NORM_CODES = {"rms": 1, "layer": 2, "deviation": 3}  # 0: no norm
+ACTIVATION_CODES: dict[Activation, int] = {  # 0: the identity
+    "relu": 1,
+    "gelu": 2,
+    "gelu_tanh": 3,
+    "silu": 4,
+    "relu_squared": 5,
+    "gelu_quick": 6,
+    "tanh": 7,
+    "xielu": 8,
+}
+# In `branch`, the norm before a branch is the identity; in `parallel`, both branches have the same norm.
+PLACEMENT_CODES = {"pre": 0, "post": 1, "sandwich": 2, "branch": 2, "parallel": 3, "parallel_norms": 3}
 
 
 class MatrixStruct(ctypes.Structure):
@@ -58,6 +69,11 @@ class Heads(ctypes.Structure):
         ("scale", c_float),
         ("query_norm", NormStruct),
         ("key_norm", NormStruct),
+        ("norm_after_rotation", c_int32),
+        ("is_joint", c_int32),
+        ("clip", c_float),
+        ("row_query_norm", NormStruct),
+        ("row_key_norm", NormStruct),
     ]
 
 
@@ -122,12 +138,25 @@ class PageView(ctypes.Structure):
     ]
 
 
+class ActivationStruct(ctypes.Structure):
+    """An activation, the clamp of its gate (limit 0: none) and the numbers of xIELU."""
+
+    _fields_ = [
+        ("kind", c_int32),
+        ("limit", c_float),
+        ("up_offset", c_float),
+        ("positive", c_float),
+        ("negative", c_float),
+        ("beta", c_float),
+        ("epsilon", c_float),
+    ]
+
+
 class LayerStruct(ctypes.Structure):
     """All weights and settings of one block."""
 
     _fields_ = [
         ("placement", c_int32),
-        ("activation", c_int32),
         ("gated", c_int32),
         ("has_cross_attention", c_int32),
         ("heads", Heads),
@@ -140,6 +169,8 @@ class LayerStruct(ctypes.Structure):
         ("cross_output", MatrixStruct),
         ("gate_and_up", MatrixStruct),
         ("down", MatrixStruct),
+        ("activation", ActivationStruct),
+        ("branch_scale", c_float),
     ]
 
 

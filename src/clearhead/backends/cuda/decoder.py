@@ -18,7 +18,8 @@ from clearhead.architecture import LearnedPositions
 from clearhead.backends.cuda.launch import attend, attention_workspace, fused_linear
 from clearhead.backends.cuda.layers import GraphLayer, RotationTables, build_layer, with_capacity
 from clearhead.backends.live_checks import unsupported_network_reason
-from clearhead.backends.lowering import LoweredBlock, NormModule, Projection, lower_head
+from clearhead.backends.lowering import LoweredBlock, Projection, lower_head
+from clearhead.backends.lowering_norms import NormModule
 from clearhead.backends.packed import PackedWeight
 from clearhead.cache import ContiguousStore, KeyValueCache, forward_hidden
 from clearhead.errors import ClearheadError
@@ -205,7 +206,7 @@ class GraphDecoder:
             block.gate_and_up,
             norm=cast(NormModule, feed_forward.norm),
             gated=block.gated,
-            activation=block.activation,
+            activation=block.activation.name,
         )
         self.add_branch(x, inner, block.down, feed_forward.branch_norm)
 
@@ -251,7 +252,7 @@ def _plain_linear(x: Tensor, projection: Projection) -> Tensor:
 
 
 def _activate(inner: Tensor, block: LoweredBlock) -> Tensor:
-    activation = ACTIVATIONS[block.activation]
+    activation = ACTIVATIONS[block.activation.name]
     if not block.gated:
         return activation(inner)
     gate, up = inner.chunk(2, dim=-1)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import SlidingWindow
-from clearhead.backends.lowering import LoweredAttention, NormModule, Projection, lower_norm
+from clearhead.backends.lowering import LoweredAttention, Projection
+from clearhead.backends.lowering_norms import NormModule, lower_norm
 from clearhead.backends.packed import PackedWeight
 
 _LARGE_OUTPUT = 8192  # rows of W from which on the packed kernel prefers smaller tiles

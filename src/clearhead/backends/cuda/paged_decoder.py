@@ -31,7 +31,8 @@ from clearhead.backends.cuda.paged_layers import (
 from clearhead.backends.cuda.sampler import Sampler
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.live_checks import unsupported_network_reason
-from clearhead.backends.lowering import NormModule, lower_head
+from clearhead.backends.lowering import lower_head
+from clearhead.backends.lowering_norms import NormModule
 from clearhead.backends.packed import PackedWeight
 from clearhead.cache import PackedLayout, PageStorage
 from clearhead.errors import ClearheadError

@@ -20,7 +20,8 @@ from clearhead.architecture import (
 )
 from clearhead.backends.cuda.launch import dependent_launch
 from clearhead.backends.cuda.seats import Seats
-from clearhead.backends.lowering import LoweredAttention, NormModule, lower_norm
+from clearhead.backends.lowering import LoweredAttention
+from clearhead.backends.lowering_norms import NormModule, lower_norm
 from clearhead.cache import PackedLayout
 
 _LOG2_E = math.log2(math.e)  # the kernel of prompts computes powers of two

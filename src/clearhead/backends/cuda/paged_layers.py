@@ -29,12 +29,12 @@ from clearhead.backends.cuda.paged_launch import (
 )
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.lowering import (
-    NormModule,
     Projection,
     lower_attention,
     merge_projections,
     rotation_table,
 )
+from clearhead.backends.lowering_norms import NormModule
 from clearhead.cache import PackedLayout, PageStorage
 from clearhead.model import (
     Attention,

@@ -5,6 +5,7 @@
 // that several threads can work on one head. Each span yields a state (its maximum, sum and output, H + 2 floats), and
 // the states are joined at the end (Flash-Decoding, Dao et al. 2023).
 #pragma once
+#include "heads.h"
 #include "linear.h"
 #include "tiles.h"
 
@@ -17,13 +18,6 @@ inline float read(Bfloat16 x) { return from_bfloat16(x.bits); }
 inline void write(float& place, float x) { place = x; }
 inline void write(Bfloat16& place, float x) { place.bits = to_bfloat16(x); }
 
-struct Heads {
-  int32_t N, K, H, rotary_pairs;
-  int32_t interleaved;  // rotated pairs are (0, 1), (2, 3), ...; otherwise (0, pairs), (1, pairs + 1), ...
-  float scale;
-  Norm query_norm, key_norm;
-};
-
 // The keys and values of a layer (B, K, capacity, H). The H values of a slot are contiguous.
 struct KeyValueView {
   void *keys, *values;
@@ -32,25 +26,6 @@ struct KeyValueView {
   const uint8_t* allowed;                        // mask (B, T, S), or null: all slots up to the token itself
   int64_t is_bfloat16;
 };
-
-struct RotationAngles {
-  const float *cosine, *sine;  // (B or 1, T, rotary_pairs)
-  int64_t row_stride;          // 0 if all sequences share them
-};
-
-// Normalize and rotate one head of token t of sequence b; y may be x.
-inline void norm_and_rotate(float* y, const float* x, const Heads& heads, const Norm& norm,
-                            const RotationAngles& angles, int64_t b, int64_t t) {
-  normalize(y, x, heads.H, norm);
-  const int64_t place = b * angles.row_stride + t * heads.rotary_pairs;
-  const float *cosine = angles.cosine + place, *sine = angles.sine + place;
-  const int64_t step = heads.interleaved ? 2 : 1, other = heads.interleaved ? 1 : heads.rotary_pairs;
-  for (int64_t j = 0; j < heads.rotary_pairs; j++) {
-    const float u = y[j * step], v = y[j * step + other];
-    y[j * step] = u * cosine[j] - v * sine[j];
-    y[j * step + other] = v * cosine[j] + u * sine[j];
-  }
-}
 
 // Compute the scores of a few keys for `rows` queries.
 template <int rows, int keys, class Element>

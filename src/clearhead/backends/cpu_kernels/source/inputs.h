@@ -15,8 +15,7 @@
 #include "vectors.h"
 
 enum WeightKind : int32_t { FLOAT32, BFLOAT16, INT8, INT4, INT5, INT6, PARTS };
-enum NormKind : int32_t { NO_NORM, ROOT_MEAN_SQUARE, LAYER_NORM };
-enum Activation : int32_t { IDENTITY, RELU, GELU, GELU_TANH, SILU };
+enum NormKind : int32_t { NO_NORM, ROOT_MEAN_SQUARE, LAYER_NORM, DEVIATION_NORM };
 
 struct Matrix {
   WeightKind kind;
@@ -60,9 +59,10 @@ inline float sum_of(const float* x, int64_t K, Function f) {
     if (y != x) std::copy(x, x + K, y);
     return;
   }
-  const float mean = norm.kind == LAYER_NORM ? sum_of(x, K, [](float v) { return v; }) / K : 0;
+  const float mean = norm.kind == ROOT_MEAN_SQUARE ? 0 : sum_of(x, K, [](float v) { return v; }) / K;
   const float squares = sum_of(x, K, [&](float v) { return (v - mean) * (v - mean); });
-  const float scale = 1 / std::sqrt(squares / K + norm.epsilon);
+  const float scale = norm.kind == DEVIATION_NORM ? 1 / (std::sqrt(squares / (K - 1)) + norm.epsilon)
+                                                  : 1 / std::sqrt(squares / K + norm.epsilon);
   for (int64_t k = 0; k < K; k++) y[k] = (x[k] - mean) * scale * norm.weight[k] + (norm.bias ? norm.bias[k] : 0);
 }
 

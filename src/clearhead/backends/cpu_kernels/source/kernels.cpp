@@ -6,6 +6,7 @@
 //     inputs.h      W, norms, rows of x in the format of W    few_rows.h   W as it is stored, for few rows of x
 //     tiles.h       products that stay in registers           six_bits.h   W in 5 and 6 bits
 //     linear.h      y = W norm(x)
+//     activations.h functions of single numbers               heads.h      clip and norms of queries and keys
 //     attention.h   attention of one new token per sequence   prompt.h     of all tokens of a prompt
 //     pages.h       of packed tokens of many sequences        packed_batch.h   their layout and pages
 //
@@ -20,16 +21,18 @@
 #include "pages.h"
 #include "prompt.h"
 
-// Where a branch f has its norms n and n': x + f(n x), n(x + f x) or x + n'(f(n x)).
-enum Placement : int32_t { PRE, POST, SANDWICH };
+// Where a branch f has its norms n and n': x + f(n x), n(x + f x) or x + n'(f(n x)), where n may be the identity; or
+// attention and feed-forward read the same x: x + f(n x) + g(n' x).
+enum Placement : int32_t { PRE, POST, SANDWICH, PARALLEL };
 
 struct Layer {
   Placement placement;
-  Activation activation;
   int32_t gated, has_cross_attention;
   Heads heads, cross_heads;
   Norm norms[3], branch_norms[3];  // of attention, cross-attention and feed-forward
   Matrix query_key_value, attention_output, cross_query, cross_output, gate_and_up, down;
+  Activation activation;
+  float branch_scale;  // multiplies what a branch adds to x
 };
 
 // Memory that the threads share.
@@ -70,18 +73,15 @@ static const Norm UNNORMALIZED{NO_NORM, 0, nullptr, nullptr};
 // Add the last product of a branch, W `from`, to the residual stream x, with the norms of the layer's placement.
 static void add_branch(const Thread& thread, const Layer& layer, int branch, const Workspace& space, const float* from,
                        const Matrix& w, int64_t M) {
-  if (layer.placement == PRE)
+  const bool adds_product = layer.placement == PRE || layer.placement == PARALLEL;
+  if (adds_product && layer.branch_scale == 1)
     return linear(thread, space.x, from, M, w, UNNORMALIZED, IDENTITY, false, space.x, space.rows);
-  const float* residual = layer.placement == POST ? space.x : nullptr;
-  linear(thread, space.branch, from, M, w, UNNORMALIZED, IDENTITY, false, residual, space.rows);
+  linear(thread, space.branch, from, M, w, UNNORMALIZED, IDENTITY, false, nullptr, space.rows);
   for (int64_t m = thread.first(M); m < thread.last(M); m++) {
     float *x = space.x + m * w.N, *y = space.branch + m * w.N;
-    if (layer.placement == POST) {
-      normalize(x, y, w.N, layer.norms[branch]);
-    } else {
-      normalize(y, y, w.N, layer.branch_norms[branch]);
-      for (int64_t n = 0; n < w.N; n++) x[n] += y[n];
-    }
+    if (layer.placement == SANDWICH) normalize(y, y, w.N, layer.branch_norms[branch]);
+    for (int64_t n = 0; n < w.N; n++) x[n] += layer.branch_scale * y[n];
+    if (layer.placement == POST) normalize(x, x, w.N, layer.norms[branch]);
   }
 #pragma omp barrier
 }
@@ -104,18 +104,24 @@ static void run_layer(const Thread& thread, const Layer& layer, const Workspace&
   auto norm_before = [&](int branch) -> const Norm& {
     return layer.placement == POST ? UNNORMALIZED : layer.norms[branch];
   };
+  auto feed_forward = [&] {
+    linear(thread, space.inner, space.x, M, layer.gate_and_up, norm_before(2), layer.activation, layer.gated, nullptr,
+           space.rows);
+  };
   linear(thread, space.projected, space.x, M, layer.query_key_value, norm_before(0), IDENTITY, false, nullptr,
          space.rows);
+  if (layer.placement == PARALLEL) feed_forward();  // before attention changes x
+  prepare_heads(thread, space.projected, M, layer.heads, layer.heads.N + 2 * layer.heads.K);
   self_attention();
   add_branch(thread, layer, 0, space, space.attended, layer.attention_output, M);
   if (layer.has_cross_attention) {
     linear(thread, space.projected, space.x, M, layer.cross_query, norm_before(1), IDENTITY, false, nullptr,
            space.rows);
+    prepare_heads(thread, space.projected, M, layer.cross_heads, layer.cross_heads.N);
     cross_attention();
     add_branch(thread, layer, 1, space, space.attended, layer.cross_output, M);
   }
-  linear(thread, space.inner, space.x, M, layer.gate_and_up, norm_before(2), layer.activation, layer.gated, nullptr,
-         space.rows);
+  if (layer.placement != PARALLEL) feed_forward();
   add_branch(thread, layer, 2, space, space.inner, layer.down, M);
 }
 
@@ -241,7 +247,7 @@ int32_t clearhead_linear(float* y, const float* x, int64_t M, const Matrix* w, c
   InputRows rows;
   if (M > MAX_PRIVATE_ROWS) rows.reserve(M, words_per_row(*w));
 #pragma omp parallel
-  linear(Thread(), y, x, M, *w, *norm, Activation(activation), gated, residual, rows);
+  linear(Thread(), y, x, M, *w, *norm, ActivationKind(activation), gated, residual, rows);
   return 0;
 } catch (const std::bad_alloc&) {
   return 1;

@@ -10,6 +10,7 @@
 #pragma once
 #include <omp.h>
 
+#include "activations.h"
 #include "six_bits.h"
 
 // One of the threads that run the same code in parallel, and its part of some work: items first to last - 1.
@@ -21,15 +22,6 @@ struct Thread {
 
 // Up to this many rows of x, every thread converts all of them itself, which is cheaper than to wait for the others.
 constexpr int64_t MAX_PRIVATE_ROWS = 8;
-
-// Functions of single numbers. It is never inlined, so that all rows get the same bits.
-[[gnu::noinline]] inline void activate(float* x, int64_t count, Activation activation) {
-  for (int64_t i = 0; activation == RELU && i < count; i++) x[i] = x[i] > 0 ? x[i] : 0;
-  for (int64_t i = 0; activation == GELU && i < count; i++) x[i] *= 0.5f * (1 + std::erf(x[i] * 0.70710678f));
-  for (int64_t i = 0; activation == GELU_TANH && i < count; i++)
-    x[i] -= x[i] / (1 + exponential(1.59576912f * (x[i] + 0.044715f * x[i] * x[i] * x[i])));
-  for (int64_t i = 0; activation == SILU && i < count; i++) x[i] /= 1 + exponential(-x[i]);
-}
 
 // What becomes of the products with W: y (M, N). gated: W holds the rows of the gate, then those of up, and
 // y = activation(gate) * up. `residual` (M, N) may be null or y, and excludes an activation.
@@ -48,6 +40,7 @@ struct Output {
       for (int64_t c = 0; c < columns; c++) products[r * PANEL + c] += bias[n + c];
       for (int64_t c = 0; gated && c < columns; c++) up[r * PANEL + c] += bias[N + n + c];
     }
+    if (gated && activation.limit > 0) clamp_gate(products, up, count * PANEL, activation);
     if (activation != IDENTITY) activate(products, count * PANEL, activation);
     for (int64_t r = 0; r < count; r++) {
       float *to = y + (m + r) * stride + n, *from = products + r * PANEL;

@@ -1,0 +1,152 @@
+"""Every kind of block in the CPU kernels, against the modules: contiguous, padded, in pages, and bit by bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clearhead.architecture import (
+    DeviationNorm,
+    FeedForward,
+    GateClamp,
+    HeadNorm,
+    LayerNorm,
+    ModelConfig,
+    RmsNorm,
+    Rope,
+    RotatedHeadNorm,
+)
+from clearhead.backends.cpu.plan import Plan
+from clearhead.backends.cpu.stack import accelerate
+from clearhead.backends.modules import pack_network
+from clearhead.families import preset
+from clearhead.model import Transformer
+from tests.backends.networks import logits_of
+from tests.backends.packed_sequences import PackedSequences, random_texts, run_mixed, same_bits
+from tests.model.toys import FEED_FORWARD, NORM, VOCAB, decoder, redraw
+from tests.toy_presets import shrink
+
+LAYER_NORM = LayerNorm(epsilon=1e-5)
+GATED = FeedForward(width=24, activation="silu", gated=True)
+
+
+def with_layers(config: ModelConfig, **changes) -> ModelConfig:
+    """Return a config with other settings in all layers of its decoder."""
+    layers = tuple(replace(layer, **changes) for layer in config.decoder.layers)
+    return replace(config, decoder=replace(config.decoder, layers=layers))
+
+
+def with_activation(activation: str) -> ModelConfig:
+    return with_layers(decoder(), feed_forward=replace(FEED_FORWARD, activation=activation))
+
+
+def with_head_norm(head_norm) -> ModelConfig:
+    return decoder(head_norm=head_norm, position=Rope(width=2))
+
+
+KINDS = {
+    "branch": with_layers(decoder(position=Rope()), placement="branch"),
+    "parallel": with_layers(decoder(position=Rope()), placement="parallel", norm=LAYER_NORM),
+    "parallel gated": with_layers(decoder(position=Rope()), placement="parallel", feed_forward=GATED),
+    "parallel_norms": with_layers(decoder(position=Rope(width=2)), placement="parallel_norms", norm=LAYER_NORM),
+    **{
+        f"scaled {placement}": with_layers(decoder(position=Rope()), branch_scale=0.4, placement=placement)
+        for placement in ("pre", "post", "sandwich", "branch", "parallel", "parallel_norms")
+    },
+    "layer norm without weight": with_layers(decoder(), norm=LayerNorm(epsilon=1e-5, weight=False, bias=False)),
+    "layer norm with offset": with_layers(decoder(), norm=LayerNorm(epsilon=1e-5, unit_offset=True)),
+    "deviation norm": with_layers(decoder(), norm=DeviationNorm(epsilon=1e-6)),
+    **{name: with_activation(name) for name in ("relu_squared", "gelu_quick", "tanh", "xielu")},
+    "clamped gate": with_layers(
+        decoder(), feed_forward=replace(GATED, activation="gelu_quick", clamp=GateClamp(limit=0.7))
+    ),
+    "clip": decoder(clip=0.8, position=Rope()),
+    "joint head norm": with_head_norm(HeadNorm(norm=NORM, scope="joint")),
+    "joint head layer norm": with_head_norm(HeadNorm(norm=LAYER_NORM, scope="joint")),
+    "norm per head": with_head_norm(HeadNorm(norm=NORM, scope="per_head")),
+    "layer norm per head": with_head_norm(HeadNorm(norm=LayerNorm(epsilon=1e-5, bias=False), scope="per_head")),
+    "head layer norm": with_head_norm(HeadNorm(norm=LAYER_NORM)),
+    "head norm after rotation": with_head_norm(HeadNorm(norm=RmsNorm(epsilon=1e-5), after_rotation=True)),
+    "rotated head norm": with_head_norm(RotatedHeadNorm(epsilon=1e-5)),
+}
+FAMILIES = [
+    *("pythia-160m", "falcon-40b", "gpt-j-6b", "codegen-350m", "falcon-7b", "phi-2", "command-r", "palm-8b"),
+    *("olmo-2-1b", "olmo-3-7b", "exaone-4.0-32b", "granite-3.1-2b", "olmo-1b", "minitron-4b", "afm-4.5b"),
+    *("apertus-8b", "hunyuan-7b"),
+]
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+
+def network_of(name: str, dtype: torch.dtype = torch.float32) -> Transformer:
+    """Return the toy network of a kind or of a preset."""
+    torch.manual_seed(0)
+    network = Transformer(KINDS[name] if name in KINDS else shrink(preset(name)))
+    redraw(network)
+    return network.to(dtype).eval()
+
+
+@pytest.fixture
+def num_plans(monkeypatch) -> list[str]:
+    """The calls of the kernels, by name."""
+    calls = []
+    for method in ("run", "run_rows", "run_packed"):
+        original = getattr(Plan, method)
+        monkeypatch.setattr(
+            Plan, method, lambda plan, *inputs, m=method, f=original: calls.append(m) or f(plan, *inputs)
+        )
+    return calls
+
+
+@pytest.mark.parametrize("name", [*KINDS, *FAMILIES])
+@pytest.mark.parametrize("padded", [False, True])
+def test_prompts_and_single_tokens_give_the_logits_and_cache_of_the_modules(name, padded, num_plans):
+    network = network_of(name)
+    tokens = torch.randint(0, VOCAB, (3, 24), generator=torch.Generator().manual_seed(1))
+    mask = None
+    if padded:
+        mask = torch.ones(3, 24, dtype=torch.bool)
+        mask[0, :3] = mask[2, :1] = False
+    expected, plain_cache = logits_of(network, tokens, mask, prompt_length=19)
+    assert accelerate(network)
+    found, cache = logits_of(network, tokens, mask, prompt_length=19)
+    assert num_plans.count("run") >= 5
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+    for ours, theirs in zip(cache.stores, plain_cache.stores, strict=True):
+        torch.testing.assert_close(ours.key[1], theirs.key[1], atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", [*KINDS, *FAMILIES])
+def test_packed_tokens_give_the_hidden_states_of_the_modules(name, num_plans):
+    network = network_of(name)
+    expected = run_mixed(network)
+    assert accelerate(network)
+    found = run_mixed(network)
+    assert num_plans == ["run_packed"] * 7
+    for ours, theirs in zip(found.results(), expected.results(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=3e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("bits", [None, "int8"])
+def test_the_bits_of_a_token_depend_on_its_sequence_alone(name, bits):
+    """Every sequence alone, token by token; whole; in pieces; and among others."""
+    network = network_of(name, torch.float32 if bits is None else torch.bfloat16)
+    if bits is not None:
+        pack_network(network, bits)
+    assert accelerate(network)
+    lengths = (40, 20, 13)
+    texts = random_texts(lengths)
+    alone = []
+    for text in texts:
+        sequence = PackedSequences(network, [text])
+        for _ in text:
+            sequence.step({0: 1})
+        alone += sequence.results()
+    whole, pieces = PackedSequences(network, texts), PackedSequences(network, texts, page_size=32)
+    whole.step(dict(enumerate(lengths)))
+    for counts in ({2: 3, 0: 30}, {2: 1, 0: 1, 1: 9}, {1: 1, 0: 2, 2: 9}, {0: 7, 1: 10}):
+        pieces.step(counts)
+    for run in (whole, pieces):
+        for expected, found in zip(alone, run.results(), strict=True):
+            assert same_bits(found, expected)
