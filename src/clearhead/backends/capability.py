@@ -29,10 +29,13 @@ from clearhead.architecture import (
     ModelConfig,
     NoPosition,
     Norm,
+    Position,
     QueryTemperature,
+    RelativeBuckets,
     RmsNorm,
     Rope,
     RotatedHeadNorm,
+    ScoreTemperature,
     SlidingWindow,
 )
 
@@ -59,6 +62,16 @@ _PATTERNS: dict[Backend, tuple[type[AttentionPattern], ...]] = {
     "cpu": (Causal, SlidingWindow, Chunked, Bidirectional),
     "cuda": (Causal, SlidingWindow),
     "paged": (Causal, SlidingWindow, Chunked),
+}
+_POSITIONS: dict[Backend, tuple[type[Position], ...]] = {
+    "cpu": (Rope, NoPosition, Alibi, RelativeBuckets),
+    "cuda": (Rope, NoPosition),
+    "paged": (Rope, NoPosition, Alibi),
+}
+_UNKNOWN_TEMPERATURES: dict[Backend, tuple[type, ...]] = {
+    "cpu": (),
+    "cuda": (QueryTemperature, ScoreTemperature),
+    "paged": (ScoreTemperature,),
 }
 # A Triton program holds the query heads of one key-value head in a tile of 16 rows and a power of two of columns.
 _TILE_ROWS, _SMALLEST_TILE_WIDTH = 16, 16
@@ -117,6 +130,8 @@ def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
             yield from _problems_of_tiles(attention) if backend == "cuda" else ()
             if not isinstance(attention.pattern, _PATTERNS[backend]):
                 yield f"{type(attention.pattern).__name__} attention is not supported"
+    if layer.cross_attention is not None and layer.cross_attention.temperature is not None:
+        yield "cross-attention with temperature is not supported"
 
 
 def _problems_of_norm(norm: Norm, backend: Backend) -> Iterator[str]:
@@ -144,20 +159,23 @@ def _problems_of_feed_forward(config: FeedForward | Experts, backend: Backend) -
 
 
 def _problems_of_attention(attention: GroupedAttention, backend: Backend) -> Iterator[str]:
-    position = attention.position
-    if not isinstance(position, Rope | NoPosition) and not (backend == "paged" and isinstance(position, Alibi)):
+    position, temperature = attention.position, attention.temperature
+    if not isinstance(position, _POSITIONS[backend]):
         yield f"{type(position).__name__} positions are not supported"
+    adds_bias = isinstance(position, Alibi | RelativeBuckets)
+    if backend == "cpu" and adds_bias and isinstance(attention.pattern, Bidirectional):
+        yield f"{type(position).__name__} positions without a causal mask are not supported"
     if isinstance(position, Rope) and position.depends_on_length:  # no table of angles fits
         yield f"{type(position.scaling).__name__} of rotary positions is not supported"
     if attention.value_width not in (None, attention.head_width):
         yield "values of another width than the keys are not supported"
     if attention.clip is not None and backend != "cpu":
         yield "attention with clip is not supported"
-    is_known = {"softcap": True, "temperature": isinstance(attention.temperature, QueryTemperature)}
-    for name in ("softcap", "temperature"):
-        if getattr(attention, name) is not None and not (backend == "paged" and is_known.get(name)):
-            yield f"attention with {name} is not supported"
-    if attention.sinks:
+    if attention.softcap is not None and backend == "cuda":
+        yield "attention with softcap is not supported"
+    if isinstance(temperature, _UNKNOWN_TEMPERATURES[backend]):
+        yield "attention with temperature is not supported"
+    if attention.sinks and backend != "cpu":
         yield "attention with sinks is not supported"
     yield from _problems_of_head_norm(attention.head_norm, backend)
 

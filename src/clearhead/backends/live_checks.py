@@ -46,7 +46,7 @@ _KNOWN_MODULES = {
     *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
     *(RmsNormLayer, nn.LayerNorm, nn.Identity, nn.Dropout),
 }
-_KNOWN_ON_CPU = {*_KNOWN_MODULES, OffsetLayerNorm, DeviationNormLayer, PerHeadNorm, JointNorm, Xielu}
+_KNOWN_ON_CPU = {*_KNOWN_MODULES, OffsetLayerNorm, DeviationNormLayer, PerHeadNorm, JointNorm, Xielu, nn.Embedding}
 _KNOWN_IN_PAGES = {*_KNOWN_MODULES, LatentAttentionLayer, MixtureLayer, RouterLayer}
 
 _SLOTS_PER_BLOCK = 16  # BLOCK in pages.h: slots of a page that the CPU kernels read together
@@ -94,7 +94,8 @@ def can_be_planned(stack: LayerStack) -> bool:
 
 def planned_modules(stack: LayerStack) -> list[nn.Module]:
     """Return the modules that a plan of the CPU kernels replaces."""
-    return [*stack.layers.modules(), *stack.final_norm.modules()]
+    shared: nn.Module | None = stack.relative_bias
+    return [*stack.layers.modules(), *stack.final_norm.modules(), *(() if shared is None else shared.modules())]
 
 
 def _are_known(modules: list[nn.Module], known: set[type[nn.Module]] = _KNOWN_MODULES) -> bool:

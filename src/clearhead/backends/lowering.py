@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from clearhead.architecture import Activation, FeedForward, GateClamp, GroupedAttention, LatentAttention, Rope
 from clearhead.backends.lowering_norms import HeadNormSettings, lower_head_norms
+from clearhead.backends.lowering_scores import find_relative_bias
 from clearhead.backends.modules import PackedLinear, PackedMatrix
 from clearhead.backends.packed import PackedWeight, packed_from_tensors
 from clearhead.model import (
@@ -89,6 +90,8 @@ class LoweredAttention:
     key_norm: nn.Module
     rotary_pairs: int  # pairs of entries that are rotated in each head; 0 without rotary positions
     interleaved: bool  # pairs are (2j, 2j + 1); otherwise (j, j + rotary_pairs)
+    sinks: Tensor | None
+    relative_bias: nn.Embedding | None  # of T5's buckets; layers may share it
     head_norms: HeadNormSettings  # query_norm and key_norm, or norms without modules, and where they are applied
 
 
@@ -134,11 +137,11 @@ class LoweredBlock:
         return self.query_key_value, self.attention_output, self.gate_and_up, self.down
 
 
-def lower_block(block: Block, *, keep_formats: bool = False) -> LoweredBlock:
+def lower_block(block: Block, *, keep_formats: bool = False, shared_bias: nn.Module | None = None) -> LoweredBlock:
     """Collect the weights and settings of a block that `capability.unsupported_reason` accepts; merge its weights.
 
     With `keep_formats`, packed queries, keys and values of different formats become PackedParts; otherwise they are
-    unpacked to be merged.
+    unpacked to be merged. `shared_bias` is the table of biases that the layers of a stack share.
     """
     attention, feed_forward, config = block.attention, block.feed_forward, block.layer.feed_forward
     assert isinstance(attention, Attention)
@@ -157,7 +160,7 @@ def lower_block(block: Block, *, keep_formats: bool = False) -> LoweredBlock:
     return LoweredBlock(
         placement=block.layer.placement,
         branch_scale=block.layer.branch_scale,
-        attention=lower_attention(attention),
+        attention=lower_attention(attention, shared_bias),
         query_key_value=merge_projections(attention.query, attention.key, attention.value, keep_formats=keep_formats),
         attention_output=merge_projections(attention.output),
         attention_residual=block.attention_residual,
@@ -178,8 +181,8 @@ def lower_activation(config: FeedForward, layer: FeedForwardLayer | None = None)
     return LoweredActivation(config.activation, config.clamp, activation if isinstance(activation, Xielu) else None)
 
 
-def lower_attention(attention: Attention) -> LoweredAttention:
-    """Return the settings of an attention layer."""
+def lower_attention(attention: Attention, shared_bias: nn.Module | None = None) -> LoweredAttention:
+    """Return the settings of an attention layer. `shared_bias` is the table that the layers of its stack share."""
     config = attention.config
     rope = config.position if isinstance(config.position, Rope) else None
     return LoweredAttention(
@@ -189,6 +192,8 @@ def lower_attention(attention: Attention) -> LoweredAttention:
         attention.key_norm,
         rotary_pairs=0 if rope is None else (rope.width or config.head_width) // 2,
         interleaved=rope is not None and rope.pairing == "interleaved",
+        sinks=attention.sinks,
+        relative_bias=find_relative_bias(attention, shared_bias),
         head_norms=lower_head_norms(attention),
     )
 

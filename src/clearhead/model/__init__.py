@@ -34,7 +34,7 @@ from clearhead.model.attend import (
     weigh_keys,
     weigh_values,
 )
-from clearhead.model.attention import Attention
+from clearhead.model.attention import Attention, temperature_factors
 from clearhead.model.block import Block, Residual
 from clearhead.model.context import AttentionContext, EncoderOutput, ForwardContext, make_contexts
 from clearhead.model.embedding import LogitHead
@@ -111,6 +111,7 @@ __all__ = [
     "relative_position_bucket",
     "resolve_positions",
     "sinusoids",
+    "temperature_factors",
     "weigh_keys",
     "weigh_values",
 ]

@@ -44,6 +44,16 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def temperature_factors(config: QueryTemperature | ScoreTemperature, index: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the factors on queries or scores at these query indices (B or 1, T), in at least float32."""
+    compute_dtype = torch.promote_types(dtype, torch.float32)
+    match config:
+        case QueryTemperature(floor=floor, scale=scale):
+            return 1 + scale * torch.log1p(((index + 1) // floor).to(compute_dtype))
+        case ScoreTemperature(length=length):  # the factor is 1 up to `length`
+            return torch.log2(index.clamp(min=length).to(compute_dtype)) / math.log2(length)
+
+
 class Attention(nn.Module):
     """Grouped attention: N query heads share K key-value heads."""
 
@@ -135,17 +145,14 @@ class Attention(nn.Module):
         """Multiply the queries by Llama 4's temperature, if the config has one."""
         if not isinstance(self.config.temperature, QueryTemperature):
             return q
-        steps = (context.query_index[:, None, :, None] + 1) // self.config.temperature.floor
-        growth = torch.log1p(steps.to(torch.promote_types(q.dtype, torch.float32)))
-        return q * (1 + self.config.temperature.scale * growth).to(q.dtype)
+        factors = temperature_factors(self.config.temperature, context.query_index, q.dtype)
+        return q * factors[:, None, :, None].to(q.dtype)
 
     def score_temperature(self, context: AttentionContext, dtype: torch.dtype) -> Tensor | None:
         """Return Grok 2's factor on the scores (B or 1, 1, T, 1), or None without a ScoreTemperature."""
         if not isinstance(self.config.temperature, ScoreTemperature):
             return None
-        length = self.config.temperature.length
-        index = context.query_index[:, None, :, None].clamp(min=length)  # the factor is 1 up to `length`
-        return torch.log2(index.to(torch.promote_types(dtype, torch.float32))) / math.log2(length)
+        return temperature_factors(self.config.temperature, context.query_index, dtype)[:, None, :, None]
 
 
 class _RelativeTerm(nn.Module):

@@ -6,15 +6,21 @@ import pytest
 import torch
 
 from clearhead.architecture import (
+    Alibi,
+    Chunked,
     DeviationNorm,
     FeedForward,
     GateClamp,
     HeadNorm,
     LayerNorm,
     ModelConfig,
+    QueryTemperature,
+    RelativeBuckets,
     RmsNorm,
     Rope,
     RotatedHeadNorm,
+    ScoreTemperature,
+    SlidingWindow,
 )
 from clearhead.backends.cpu.plan import Plan
 from clearhead.backends.cpu.stack import accelerate
@@ -27,6 +33,7 @@ from tests.model.toys import FEED_FORWARD, NORM, VOCAB, decoder, redraw
 from tests.toy_presets import shrink
 
 LAYER_NORM = LayerNorm(epsilon=1e-5)
+BUCKETS = RelativeBuckets(num_buckets=8, max_distance=16)
 GATED = FeedForward(width=24, activation="silu", gated=True)
 
 
@@ -68,11 +75,20 @@ KINDS = {
     "head layer norm": with_head_norm(HeadNorm(norm=LAYER_NORM)),
     "head norm after rotation": with_head_norm(HeadNorm(norm=RmsNorm(epsilon=1e-5), after_rotation=True)),
     "rotated head norm": with_head_norm(RotatedHeadNorm(epsilon=1e-5)),
+    "alibi": decoder(position=Alibi()),
+    "alibi in a window": decoder(position=Alibi(), pattern=SlidingWindow(size=5)),
+    "buckets": decoder(position=BUCKETS),
+    "buckets in every layer": decoder(position=replace(BUCKETS, per_layer=True), pattern=Chunked(size=9)),
+    "softcap": decoder(softcap=0.8, position=Rope()),
+    "query temperature": decoder(temperature=QueryTemperature(floor=3, scale=0.7), softcap=2.0, position=Rope()),
+    "score temperature": decoder(temperature=ScoreTemperature(length=3), softcap=2.0, position=Alibi()),
+    "sinks": decoder(sinks=True, position=Rope(), pattern=SlidingWindow(size=5)),
+    "sinks of wide heads": decoder(sinks=True, position=Alibi(), head_width=32, num_kv_heads=1),
 }
 FAMILIES = [
     *("pythia-160m", "falcon-40b", "gpt-j-6b", "codegen-350m", "falcon-7b", "phi-2", "command-r", "palm-8b"),
     *("olmo-2-1b", "olmo-3-7b", "exaone-4.0-32b", "granite-3.1-2b", "olmo-1b", "minitron-4b", "afm-4.5b"),
-    *("apertus-8b", "hunyuan-7b"),
+    *("apertus-8b", "hunyuan-7b", "bloom-560m", "mpt-7b-storywriter", "gemma-2-2b"),
 ]
 
 pytestmark = pytest.mark.usefixtures("kernels")

@@ -13,11 +13,12 @@ from weakref import ref
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.architecture import Causal, GroupedAttention, Rope
 from clearhead.backends.cpu_kernels import KeyValueView, RotationAngles
-from clearhead.backends.lowering import rotation_table
+from clearhead.backends.lowering import LoweredAttention, rotation_table
+from clearhead.backends.lowering_scores import has_bias, score_biases, score_temperatures
 from clearhead.cache import KeyValueCache
 from clearhead.errors import ClearheadError
 from clearhead.model import EncoderOutput, cross_attention_mask, make_mask
@@ -27,14 +28,17 @@ _FIRST_TABLE_LENGTH = 512  # positions; a table doubles when it becomes too shor
 
 @dataclass
 class AttentionGroup:
-    """Layers with equal attention configs, which share slots, mask and rotation table.
+    """Layers with equal attention configs and biases, which share slots, mask and tables of positions.
 
     Comparing configs by value for every layer and token would be slow, so equal ones are grouped once.
     """
 
     layers: np.ndarray  # their numbers
     config: GroupedAttention
+    relative_bias: nn.Embedding | None  # of T5's buckets
     table: tuple[Tensor, Tensor] | None  # cosines and sines (length, rotary_pairs)
+    biases: Tensor | None = None  # (N, length), from distance length - 1 down to 0
+    temperatures: Tensor | None = None  # (length,)
 
     def table_for(self, largest: int) -> tuple[Tensor, Tensor]:
         """Return the table, which contains the position `largest`."""
@@ -43,21 +47,37 @@ class AttentionGroup:
             self.table = rotation_table(self.config, 2 * largest)
         return self.table
 
+    def biases_for(self, largest: int) -> Tensor:
+        """Return the biases (N, length) of distances up to `largest`."""
+        if self.biases is None or largest >= self.biases.shape[1]:
+            length = max(_FIRST_TABLE_LENGTH, 2 * largest)
+            self.biases = score_biases(self.config, self.relative_bias, length)
+        return self.biases
+
+    def temperatures_for(self, largest: int) -> Tensor:
+        """Return the temperatures (length,) of positions up to `largest`."""
+        if self.temperatures is None or largest >= len(self.temperatures):
+            self.temperatures = score_temperatures(self.config, max(_FIRST_TABLE_LENGTH, 2 * largest))
+        return self.temperatures
+
 
 class AttentionInputs:
     """The structures for caches and rotations of all layers of a stack."""
 
     def __init__(
-        self, configs: Sequence[GroupedAttention], cross_configs: Sequence[GroupedAttention], dtype: torch.dtype
+        self, attentions: Sequence[LoweredAttention], cross_configs: Sequence[GroupedAttention], dtype: torch.dtype
     ):
-        self.configs, self.cross_configs, self.dtype = configs, cross_configs, dtype
+        self.configs, self.cross_configs, self.dtype = [each.config for each in attentions], cross_configs, dtype
+        configs = self.configs
+        kinds = [(each.config, each.relative_bias) for each in attentions]
         self.groups = [
             AttentionGroup(
-                np.array([number for number, other in enumerate(configs) if other == config]),
+                np.array([number for number, other in enumerate(kinds) if other == (config, relative_bias)]),
                 config,
+                relative_bias,
                 rotation_table(config, _FIRST_TABLE_LENGTH) if isinstance(config.position, Rope) else None,
             )
-            for config in dict.fromkeys(configs)
+            for config, relative_bias in dict.fromkeys(kinds)
         ]
         self.views = (KeyValueView * len(configs))()
         self.cross_views = (KeyValueView * len(configs))()
@@ -80,6 +100,8 @@ class AttentionInputs:
             if group.table is not None:
                 referenced += self.set_rotations(group, positions, cache)
             referenced += self.set_mask(group, cache, (batch, 1, positions.shape[1], num_slots))
+            if has_bias(group.config) or group.config.temperature is not None:
+                referenced += self.set_score_terms(group, cache, cache.length + positions.shape[1] - 1)
         return referenced
 
     def bind(self, cache: KeyValueCache, batch: int, num_new: int) -> list[tuple[int, int]]:
@@ -146,6 +168,34 @@ class AttentionInputs:
         fields["cosine"][layers], fields["sine"][layers] = cosine.data_ptr(), sine.data_ptr()
         fields["row_stride"][layers] = cosine.stride(0) if len(positions) > 1 else 0
         return [cosine, sine]
+
+    def set_score_terms(self, group: AttentionGroup, cache: KeyValueCache, largest: int) -> list[Tensor]:
+        """Set the biases and temperatures of the new tokens for a group of layers, and return their tensors."""
+        fields, layers, referenced = self.view_fields, group.layers, []
+        is_plain = cache.attention_mask is None and cache.is_contiguous  # slot s then holds the token with index s
+        indices = None if is_plain else cache.attention_indices(group.config.pattern)
+        if has_bias(group.config):
+            biases = group.biases_for(largest)
+            last = biases.shape[1] - 1  # distance 0
+            address, strides = biases.data_ptr() + (last - cache.length) * biases.element_size(), (0, last + 1, -1)
+            if indices is not None:
+                distance = indices.query_index[:, :, None] - indices.key_index[:, None, :]  # (B or 1, T, S)
+                biases = biases[:, last - distance.clamp(0, last)]  # (N, B or 1, T, S)
+                address, strides = biases.data_ptr(), (biases.stride(1), biases.stride(0), biases.stride(2))
+                strides = strides if biases.shape[1] > 1 else (0, *strides[1:])
+                referenced.append(biases)
+            fields["bias"][layers] = address
+            for name, stride in zip(("row", "head", "token"), strides, strict=True):
+                fields[f"bias_{name}_stride"][layers] = stride
+        if group.config.temperature is not None:
+            temperatures = group.temperatures_for(largest)
+            address, stride = temperatures.data_ptr() + cache.length * temperatures.element_size(), 0
+            if indices is not None:
+                temperatures = temperatures[indices.query_index.clamp(0, largest)].contiguous()  # (B or 1, T)
+                address, stride = temperatures.data_ptr(), temperatures.stride(0) if len(temperatures) > 1 else 0
+                referenced.append(temperatures)
+            fields["temperatures"][layers], fields["temperature_row_stride"][layers] = address, stride
+        return referenced
 
     def prepare_cross_attention(self, encoder_output: EncoderOutput, batch: int) -> list[Tensor]:
         """Point the cross-attention structures to an encoder output; return tensors to keep, as `prepare` does."""

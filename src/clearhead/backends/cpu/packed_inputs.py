@@ -17,6 +17,7 @@ from torch import Tensor
 from clearhead.architecture import Chunked, SlidingWindow
 from clearhead.backends.cpu.attention_inputs import AttentionGroup
 from clearhead.backends.cpu_kernels import PackedBatchStruct, PageView
+from clearhead.backends.lowering_scores import has_bias
 from clearhead.cache import PackedCache, PackedLayout, PageStorage
 from clearhead.errors import ClearheadError
 
@@ -44,7 +45,7 @@ class PackedInputs:
         _check_layout(layout, pool.page_size, pool.num_pages)
         if self.bound_storage is None or self.bound_storage() is not cache.storage:
             self.bind(cache)
-        self.set_rotations(int(layout.lengths.max()) - 1)
+        self.set_tables(int(layout.lengths.max()) - 1)
         return PackedBatchStruct(
             len(layout.lengths),
             len(layout.positions),
@@ -57,8 +58,8 @@ class PackedInputs:
             layout.page_tables.data_ptr(),
         )
 
-    def set_rotations(self, largest: int) -> None:
-        """Point the structures to rotation tables that contain the position `largest`."""
+    def set_tables(self, largest: int) -> None:
+        """Point the structures to tables of rotations, biases and temperatures that contain the position `largest`."""
         for group in self.groups:
             if group.table is not None:
                 cosine, sine = group.table_for(largest)
@@ -66,6 +67,12 @@ class PackedInputs:
                     cosine.data_ptr(),
                     sine.data_ptr(),
                 )
+            if has_bias(group.config):
+                biases = group.biases_for(largest)
+                self.fields["bias"][group.layers] = biases.data_ptr()
+                self.fields["bias_length"][group.layers] = biases.shape[1]
+            if group.config.temperature is not None:
+                self.fields["temperatures"][group.layers] = group.temperatures_for(largest).data_ptr()
 
     def bind(self, cache: PackedCache) -> None:
         """Point the views to the pages of all layers."""
@@ -99,7 +106,7 @@ class RowInputs(PackedInputs):
         """
         self.fields["keys"], self.fields["values"] = addresses["keys"], addresses["values"]
         end = length + num_new
-        self.set_rotations(end - 1)
+        self.set_tables(end - 1)
         rows = np.arange(num_rows + 1, dtype=np.int32)
         positions = np.tile(np.arange(length, end, dtype=np.int64), num_rows)
         slots = positions + rows[:-1].astype(np.int64).repeat(num_new) * capacity

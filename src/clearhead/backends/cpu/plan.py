@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from clearhead.architecture import QueryTemperature
 from clearhead.backends.cpu.attention_inputs import AttentionInputs
 from clearhead.backends.cpu.change_detector import ChangeDetector
 from clearhead.backends.cpu.packed_inputs import PackedInputs, RowInputs
@@ -49,11 +50,12 @@ class Plan:
 
     def __init__(self, stack: LayerStack):
         self.referenced: list[Any] = []  # keeps alive what the structures point to
-        blocks = [lower_block(cast(Block, block), keep_formats=True) for block in stack.layers]
+        shared = stack.relative_bias
+        blocks = [lower_block(cast(Block, block), keep_formats=True, shared_bias=shared) for block in stack.layers]
         self.final_norm = self.norm_struct(stack.final_norm)
         self.layers = (LayerStruct * len(blocks))(*(self.layer_struct(block) for block in blocks))
         self.inputs = AttentionInputs(
-            [block.attention.config for block in blocks],
+            [block.attention for block in blocks],
             [block.cross_attention.attention.config for block in blocks if block.cross_attention is not None],
             next(stack.layers.parameters()).dtype,
         )
@@ -154,6 +156,9 @@ class Plan:
             norm_after_rotation=norms.after_rotation,
             is_joint=norms.scope == "joint",
             clip=config.clip or 0,
+            softcap=config.softcap or 0,
+            caps_last=isinstance(config.temperature, QueryTemperature),
+            sinks=None if attention.sinks is None else self.address_of(attention.sinks.detach().float()),
         )
         query, key = self.norm_settings_struct(norms.query), self.norm_settings_struct(norms.key)
         if norms.scope == "shared":

@@ -29,7 +29,7 @@ from clearhead.home import home
 _SOURCES = [
     Path(__file__).parent / "source" / name
     for name in (
-        *("kernels.cpp", "pages.h", "packed_batch.h", "prompt.h", "attention.h", "heads.h", "linear.h"),
+        *("kernels.cpp", "pages.h", "packed_batch.h", "prompt.h", "attention.h", "scores.h", "heads.h", "linear.h"),
         *("activations.h", "six_bits.h", "few_rows.h", "panels.h", "tiles.h", "inputs.h", "vectors.h"),
     )
 ]

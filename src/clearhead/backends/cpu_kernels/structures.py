@@ -74,11 +74,14 @@ class Heads(ctypes.Structure):
         ("clip", c_float),
         ("row_query_norm", NormStruct),
         ("row_key_norm", NormStruct),
+        ("softcap", c_float),
+        ("caps_last", c_int32),
+        ("sinks", c_void_p),
     ]
 
 
 class KeyValueView(ctypes.Structure):
-    """Keys and values (B, K, capacity, H) of one layer, the slots in use and the mask.
+    """Keys and values (B, K, capacity, H) of one layer, the slots in use, the mask, biases and temperatures.
 
     Addresses are plain integers, so that numpy can set those of all layers at once.
     """
@@ -93,6 +96,12 @@ class KeyValueView(ctypes.Structure):
         ("num_slots", c_int64),
         ("allowed", c_int64),
         ("is_bfloat16", c_int64),
+        ("bias", c_int64),
+        ("bias_row_stride", c_int64),
+        ("bias_head_stride", c_int64),
+        ("bias_token_stride", c_int64),
+        ("temperatures", c_int64),
+        ("temperature_row_stride", c_int64),
     ]
 
     def point_to(self, key: Tensor, value: Tensor) -> None:
@@ -125,7 +134,7 @@ class PackedBatchStruct(ctypes.Structure):
 
 
 class PageView(ctypes.Structure):
-    """Keys and values (num_pages, K, page_size, H) of one layer, its attention pattern, and its rotation table."""
+    """Keys and values (num_pages, K, page_size, H) of one layer, its attention pattern, and its tables."""
 
     _fields_ = [
         ("keys", c_int64),
@@ -135,6 +144,9 @@ class PageView(ctypes.Structure):
         ("chunk", c_int64),
         ("cosine", c_int64),
         ("sine", c_int64),
+        ("bias", c_int64),
+        ("bias_length", c_int64),
+        ("temperatures", c_int64),
     ]
 
 

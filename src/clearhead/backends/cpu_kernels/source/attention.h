@@ -5,12 +5,11 @@
 // that several threads can work on one head. Each span yields a state (its maximum, sum and output, H + 2 floats), and
 // the states are joined at the end (Flash-Decoding, Dao et al. 2023).
 #pragma once
-#include "heads.h"
 #include "linear.h"
+#include "scores.h"
 #include "tiles.h"
 
 constexpr int64_t MAX_SPAN = 256;
-constexpr float MASKED = -3e38f;  // below every score
 
 // Read and write an element of a cache, which holds floats or bfloat16 values.
 inline float read(float x) { return x; }
@@ -25,6 +24,17 @@ struct KeyValueView {
   int64_t slot, S;                               // slot of the first new token; slots in use, including the new ones
   const uint8_t* allowed;                        // mask (B, T, S), or null: all slots up to the token itself
   int64_t is_bfloat16;
+  const float* bias;  // of query head n of token t of sequence b and slot s: b row_stride + n head_stride + t
+                      // token_stride + s; or null
+  int64_t bias_row_stride, bias_head_stride, bias_token_stride;
+  const float* temperatures;  // (B or 1, T), or null
+  int64_t temperature_row_stride;
+
+  // What is done to the scores of query head n of token t of sequence b, for the slots from s on.
+  ScoreTerms terms(int64_t b, int64_t n, int64_t t, int64_t s) const {
+    return {temperatures ? temperatures[b * temperature_row_stride + t] : 1,
+            bias ? bias + b * bias_row_stride + n * bias_head_stride + t * bias_token_stride + s : nullptr};
+  }
 };
 
 // Compute the scores of a few keys for `rows` queries.
@@ -46,11 +56,12 @@ inline void score(float* scores, const float* q, const Element* key, int64_t slo
   }
 }
 
-// Compute the states of `rows` query heads over `count` slots. Values are prefetched to the second-level cache while
+// Compute the states of `rows` query heads over `count` slots. The terms are those of the first; the biases of the next
+// are head_stride further. Values are prefetched to the second-level cache while
 // keys are read; the processor prefetches the keys itself, since they are read in order.
 template <int rows, class Element>
 void attend_span(float* state, const float* q, const Element* keys, const Element* values, int64_t slot_stride,
-                 const Heads& heads, const uint8_t* allowed, int64_t count) {
+                 const Heads& heads, const uint8_t* allowed, int64_t count, ScoreTerms terms, int64_t head_stride) {
   const int64_t H = heads.H;
   float scores[rows * MAX_SPAN];
   for (int64_t i = 0; i < count; i += 4) {
@@ -65,7 +76,10 @@ void attend_span(float* state, const float* q, const Element* keys, const Elemen
   }
   for (int r = 0; r < rows; r++) {
     float *row = scores + r * MAX_SPAN, *out = state + r * (H + 2), sum = 0;
-    for (int64_t i = 0; i < count; i++) row[i] = allowed && !allowed[i] ? MASKED : row[i] * heads.scale;
+    for (int64_t i = 0; i < count; i++) row[i] *= heads.scale;
+    if (adjusts_scores(heads, terms)) adjust_scores(row, count, heads, terms);
+    if (terms.bias) terms.bias += head_stride;
+    for (int64_t i = 0; allowed && i < count; i++) row[i] = allowed[i] ? row[i] : MASKED;
     const float largest = max_of(row, count);
     for (int64_t i = 0; i < count; i++) {
       row[i] = row[i] == MASKED ? 0 : exponential(row[i] - largest);
@@ -85,8 +99,9 @@ void attend_span(float* state, const float* q, const Element* keys, const Elemen
     }
 }
 
-// Join the states of one head's spans, which are `stride` floats apart, to y (H,).
-inline void join_states(float* y, const float* states, int64_t spans, int64_t stride, int64_t H) {
+// Join the states of the spans of head n, which are `stride` floats apart, to y (H,).
+inline void join_states(float* y, const float* states, int64_t spans, int64_t stride, const Heads& heads, int64_t n) {
+  const int64_t H = heads.H;
   float largest = MASKED, sum = 0;
   for (int64_t i = 0; i < spans; i++) largest = std::max(largest, states[i * stride]);
   std::fill(y, y + H, 0.f);
@@ -96,6 +111,7 @@ inline void join_states(float* y, const float* states, int64_t spans, int64_t st
     sum += weight * part[1];
     for (int64_t h = 0; h < H; h++) y[h] += weight * part[2 + h];
   }
+  if (sum != 0) sum += sink_weight(heads, n, largest);
   for (int64_t h = 0; h < H; h++) y[h] = sum == 0 ? 0 : y[h] / sum;  // all masked: zeros, as in model/attend.py
 }
 
@@ -157,7 +173,7 @@ void attend_spans(const Thread& thread, float* states, const float* projected, i
                   : rows == 2 ? attend_span<2, Element>
                               : attend_span<1, Element>;
       run(states + task * stride + n * (H + 2), &q[n * H], keys, values, cache.slot_stride, heads, allowed,
-          last - first);
+          last - first, cache.terms(b, k * group + n, 0, first), cache.bias_head_stride);
       n += rows;
     }
   }
@@ -171,7 +187,7 @@ inline void join_spans(const Thread& thread, float* y, const float* states, int6
   for (int64_t row = thread.first(total); row < thread.last(total); row++) {
     const int64_t b = row / heads.N, n = row % heads.N;
     const float* first = states + (b * heads.K + n / group) * spans * stride + n % group * (heads.H + 2);
-    join_states(y + row * heads.H, first, spans, stride, heads.H);
+    join_states(y + row * heads.H, first, spans, stride, heads, n);
   }
 }
 

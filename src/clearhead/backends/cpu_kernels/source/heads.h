@@ -14,6 +14,9 @@ struct Heads {
   int32_t is_joint;                   // whether the row norms normalize all heads as one vector, or one by one
   float clip;                         // clamp queries, keys and values to +- clip; 0: not at all
   Norm row_query_norm, row_key_norm;  // with a weight for each head (N or K, H), before the rotation
+  float softcap;                      // scores become softcap tanh(score / softcap); 0: not at all
+  int32_t caps_last;                  // whether temperatures multiply the scores before the cap, or after it
+  const float* sinks;                 // (N,) scores that join each softmax and are then dropped, or null
 };
 
 struct RotationAngles {

@@ -7,6 +7,7 @@
 //     tiles.h       products that stay in registers           six_bits.h   W in 5 and 6 bits
 //     linear.h      y = W norm(x)
 //     activations.h functions of single numbers               heads.h      clip and norms of queries and keys
+//     scores.h      softcap, temperature, bias and sinks
 //     attention.h   attention of one new token per sequence   prompt.h     of all tokens of a prompt
 //     pages.h       of packed tokens of many sequences        packed_batch.h   their layout and pages
 //

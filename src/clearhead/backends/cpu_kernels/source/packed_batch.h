@@ -19,9 +19,18 @@ struct PageView {
   int64_t is_bfloat16;
   int64_t window, chunk;       // tokens of a sliding window or of a chunk; 0: all earlier tokens
   const float *cosine, *sine;  // (positions, rotary_pairs)
+  const float* bias;           // (N, bias_length) or null; that of distance d is at bias_length - 1 - d
+  int64_t bias_length;
+  const float* temperatures;   // (positions,) or null
 
   int64_t first_slot(int64_t position) const {
     return window ? std::max<int64_t>(0, position - window + 1) : chunk ? position / chunk * chunk : 0;
+  }
+
+  // What is done to the scores of query head n at `position`, for the slots from s on.
+  ScoreTerms terms(int64_t n, int64_t position, int64_t s) const {
+    return {temperatures ? temperatures[position] : 1,
+            bias ? bias + (n + 1) * bias_length - 1 - position + s : nullptr};
   }
 };
 

@@ -227,7 +227,11 @@ struct PagedAttention {
     for (int64_t r = 0; r < rows; r++) {
       const int64_t position = batch.positions[band.token + r / group];
       float* state = states + r * (H + 2);
-      weigh_scores(scores + r * SPAN, pages.first_slot(position) - first, position + 1 - first, state, state + 1);
+      const int64_t begin = pages.first_slot(position) - first, end = position + 1 - first;
+      const int64_t from = std::max<int64_t>(begin, 0), to = std::min(end, SPAN);
+      const ScoreTerms terms = pages.terms(k * group + r % group, position, first + from);
+      if (adjusts_scores(heads, terms)) adjust_scores(scores + r * SPAN + from, to - from, heads, terms);
+      weigh_scores(scores + r * SPAN, begin, end, state, state + 1);
     }
     add_values(states, scratch, band, k, first, begin, count);
   }
@@ -311,7 +315,8 @@ struct PagedAttention {
   // Write the output of row r of a band, y (T, N H), from its state.
   void write_output(float* y, const Band& band, int64_t k, int64_t r, const float* state) const {
     float* to = y + ((band.token + r / group) * heads.N + k * group + r % group) * H;
-    for (int64_t h = 0; h < H; h++) to[h] = state[1] == 0 ? 0 : state[2 + h] / state[1];
+    const float sum = state[1] == 0 ? 0 : state[1] + sink_weight(heads, k * group + r % group, state[0]);
+    for (int64_t h = 0; h < H; h++) to[h] = sum == 0 ? 0 : state[2 + h] / sum;
   }
 
   // Compute key-value head k of a band.

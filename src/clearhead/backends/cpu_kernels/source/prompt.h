@@ -18,10 +18,10 @@ struct FloatKeysValues {
   }
 };
 
-// Turn scores (rows, S) into unnormalized softmax weights, and compute their sums. Row r attends to slots below
-// ends[r].
+// Turn scores (rows, S) of head n into unnormalized softmax weights, and compute their sums. Row r attends to slots
+// below ends[r].
 inline void exponentiate_scores(float* scores, float* sums, const int64_t* ends, int64_t rows, int64_t S,
-                                const uint8_t* allowed, int64_t num_slots) {
+                                const uint8_t* allowed, int64_t num_slots, const Heads& heads, int64_t n) {
   for (int64_t r = 0; r < rows; r++) {
     float* row = scores + r * S;
     const uint8_t* mask = allowed ? allowed + r * num_slots : nullptr;
@@ -33,7 +33,7 @@ inline void exponentiate_scores(float* scores, float* sums, const int64_t* ends,
       sum += row[s];
     }
     std::fill(row + ends[r], row + S, 0.f);
-    sums[r] = sum;
+    sums[r] = sum == 0 ? 0 : sum + sink_weight(heads, n, largest);
   }
 }
 
@@ -101,7 +101,11 @@ struct PromptAttention {
     for (int64_t s = 0; s < S; s += PANEL)
       multiply_float_panel<BAND>(&scores[s], S, queries.data(), H, keys + s * H, PANEL, H);
     float sums[BAND];
-    exponentiate_scores(scores.data(), sums, ends, rows, S, allowed, cache.S);
+    for (int64_t r = 0; r < rows; r++) {
+      const ScoreTerms terms = cache.terms(b, n, t + r, 0);
+      if (adjusts_scores(heads, terms)) adjust_scores(&scores[r * S], ends[r], heads, terms);
+    }
+    exponentiate_scores(scores.data(), sums, ends, rows, S, allowed, cache.S, heads, n);
     for (int64_t h = 0; h < H; h += PANEL)
       multiply_float_panel<BAND>(&out[h], round_up(H), scores.data(), S, values + h, round_up(H), last_end);
     for (int64_t r = 0; r < rows; r++)
