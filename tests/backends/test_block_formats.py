@@ -8,7 +8,8 @@ import torch
 import clearhead
 from clearhead.backends.cpu_kernels import load_kernel_library, unpack
 from clearhead.backends.cpu_kernels.products import multiply_in_kernel
-from clearhead.backends.lowering import PackedParts, lower_block
+from clearhead.backends.lowering import lower_block
+from clearhead.backends.lowering_projections import PackedParts
 from clearhead.backends.modules import PackedMatrix
 from clearhead.backends.packed import CPU_BLOCK_TYPES, is_consistent, pack_gguf_blocks
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from clearhead.backends.lowering import lower_block, lower_head, merge_weights, rotation_table
+from clearhead.backends.lowering import lower_block, lower_head, rotation_table
 from clearhead.backends.lowering_norms import lower_norm
+from clearhead.backends.lowering_projections import merge_weights
 from clearhead.backends.modules import pack_network
 from clearhead.model.positions import make_rotation
 from tests.backends.networks import toy_network
@@ -33,9 +34,9 @@ def test_a_lowered_block_computes_the_projections_of_its_modules(name):
     expected = torch.cat([projection(x) for projection in (attention.query, attention.key, attention.value)], dim=-1)
     expected_inner = torch.cat([part(x) for part in (feed_forward.gate, feed_forward.up) if part is not None], dim=-1)
     lowered = lower_block(block)
-    for projection, value in ((lowered.query_key_value, expected), (lowered.gate_and_up, expected_inner)):
+    for projection, value in ((lowered.query_key_value, expected), (lowered.dense.gate_and_up, expected_inner)):
         torch.testing.assert_close(functional.linear(x, projection.weight, projection.bias), value)
-    assert lowered.gated == (feed_forward.gate is not None)
+    assert lowered.dense.gated == (feed_forward.gate is not None)
     assert (lowered.cross_attention is not None) == (name == "bart-base")
 
 

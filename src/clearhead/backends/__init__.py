@@ -8,7 +8,8 @@
     memory        give freed memory back to the operating system
     cpu_kernels/  C++ kernels and their binding
     modules       network modules with packed weights, or with products in the CPU kernels
-    lowering      a block's weights and settings in the form that both backends read
+    lowering      a block's weights and settings in the form that both backends read; its parts are in
+                  lowering_projections, lowering_norms, lowering_scores and lowering_feed_forward
     cpu/          the decoder on a CPU: all layers in one call of the kernels
     cuda/         the decoder on an NVIDIA GPU: a whole step in one CUDA graph
 
@@ -20,8 +21,8 @@ from clearhead.backends.cpu import AcceleratedStack, accelerate, has_independent
 from clearhead.backends.cpu_kernels import build_in_background, find_new_kernels, load_kernel_library
 from clearhead.backends.cuda import AsyncTokens, GraphDecoder, GraphLayer, Guest, PagedDecoder, fused_linear
 from clearhead.backends.live_checks import triton_available, unsupported_network_reason
-from clearhead.backends.lowering import Projection
 from clearhead.backends.lowering_norms import NormModule
+from clearhead.backends.lowering_projections import Projection
 from clearhead.backends.memory import return_freed_memory
 from clearhead.backends.modules import (
     PackedLinear,

@@ -146,11 +146,11 @@ def _problems_of_norm(norm: Norm, backend: Backend) -> Iterator[str]:
 def _problems_of_feed_forward(config: FeedForward | Experts, backend: Backend) -> Iterator[str]:
     expert = config if isinstance(config, FeedForward) else config.expert
     if isinstance(config, Experts):
-        if backend != "paged":
+        if backend == "cuda":
             yield "a mixture of experts is not supported"
-        if config.shared_gate:
+        if config.shared_gate and backend != "cpu":
             yield "a gate on the shared expert is not supported"
-        if config.expert.bias or config.router.bias:
+        if (config.expert.bias or config.router.bias) and backend != "cpu":
             yield "experts with biases are not supported"
     if expert.activation not in ACTIVATIONS[backend]:
         yield f"activation {expert.activation} is not supported"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from clearhead.architecture import Causal, Chunked, SlidingWindow
 from clearhead.backends.capability import DTYPES, Backend, unsupported_reason, unsupported_weights
 from clearhead.backends.cpu_kernels import is_inference, kernels_support_prompts
-from clearhead.backends.modules import PackedLinear, PackedMatrix
+from clearhead.backends.modules import PackedLinear, PackedMatrix, PackedMixture
 from clearhead.cache import KeyValueCache, PackedCache
 from clearhead.model import (
     Attention,
@@ -46,7 +46,10 @@ _KNOWN_MODULES = {
     *(nn.ModuleList, Block, Residual, Attention, FeedForwardLayer, nn.Linear, PackedLinear),
     *(RmsNormLayer, nn.LayerNorm, nn.Identity, nn.Dropout),
 }
-_KNOWN_ON_CPU = {*_KNOWN_MODULES, OffsetLayerNorm, DeviationNormLayer, PerHeadNorm, JointNorm, Xielu, nn.Embedding}
+_KNOWN_ON_CPU = {
+    *(*_KNOWN_MODULES, OffsetLayerNorm, DeviationNormLayer, PerHeadNorm, JointNorm, Xielu, nn.Embedding),
+    *(MixtureLayer, RouterLayer, PackedMixture, PackedMatrix),
+}
 _KNOWN_IN_PAGES = {*_KNOWN_MODULES, LatentAttentionLayer, MixtureLayer, RouterLayer}
 
 _SLOTS_PER_BLOCK = 16  # BLOCK in pages.h: slots of a page that the CPU kernels read together

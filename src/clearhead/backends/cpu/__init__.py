@@ -2,6 +2,7 @@
 
 stack              AcceleratedStack, which takes the place of the decoder; `accelerate` installs it
 plan               the decoder's layers as C++ structures, and the call that runs new tokens through them
+layer_structures   lowered blocks as C++ structures
 attention_inputs   what changes with every call: cache addresses, masks, rotation angles
 packed_inputs      the same for packed tokens: pages of keys and values, layouts
 change_detector    whether a plan still describes the modules it was built from

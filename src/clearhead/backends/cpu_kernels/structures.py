@@ -164,6 +164,39 @@ class ActivationStruct(ctypes.Structure):
     ]
 
 
+class MixtureStruct(ctypes.Structure):
+    """A mixture of experts: how its router chooses, and the matrices of its experts and of the shared expert."""
+
+    _fields_ = [
+        ("num_experts", c_int32),
+        ("num_chosen", c_int32),
+        ("uses_sigmoid", c_int32),
+        ("weighs_input", c_int32),
+        ("renormalizes", c_int32),
+        ("gated", c_int32),
+        ("num_groups", c_int32),
+        ("num_kept", c_int32),
+        ("sums_top2", c_int32),
+        ("has_shared", c_int32),
+        ("shared_gated", c_int32),
+        ("has_shared_gate", c_int32),
+        ("softcap", c_float),
+        ("renormalize_epsilon", c_float),
+        ("scale", c_float),
+        ("divisor", c_float),
+        ("router", MatrixStruct),
+        ("selection_bias", c_void_p),
+        ("gate", c_void_p),
+        ("up", c_void_p),
+        ("down", c_void_p),
+        ("activation", ActivationStruct),
+        ("shared_activation", ActivationStruct),
+        ("shared_gate_and_up", MatrixStruct),
+        ("shared_down", MatrixStruct),
+        ("shared_gate", MatrixStruct),
+    ]
+
+
 class LayerStruct(ctypes.Structure):
     """All weights and settings of one block."""
 
@@ -183,6 +216,7 @@ class LayerStruct(ctypes.Structure):
         ("down", MatrixStruct),
         ("activation", ActivationStruct),
         ("branch_scale", c_float),
+        ("mixture", c_void_p),
     ]
 
 

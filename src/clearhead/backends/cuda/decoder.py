@@ -18,8 +18,9 @@ from clearhead.architecture import LearnedPositions
 from clearhead.backends.cuda.launch import attend, attention_workspace, fused_linear
 from clearhead.backends.cuda.layers import GraphLayer, RotationTables, build_layer, with_capacity
 from clearhead.backends.live_checks import unsupported_network_reason
-from clearhead.backends.lowering import LoweredBlock, Projection, lower_head
+from clearhead.backends.lowering import LoweredBlock, lower_head
 from clearhead.backends.lowering_norms import NormModule
+from clearhead.backends.lowering_projections import Projection
 from clearhead.backends.packed import PackedWeight
 from clearhead.cache import ContiguousStore, KeyValueCache, forward_hidden
 from clearhead.errors import ClearheadError
@@ -203,12 +204,12 @@ class GraphDecoder:
         self.add_branch(x, self.attend(layer, projected), block.attention_output, attention.branch_norm)
         inner = self.fused_linear(
             x,
-            block.gate_and_up,
+            block.dense.gate_and_up,
             norm=cast(NormModule, feed_forward.norm),
-            gated=block.gated,
-            activation=block.activation.name,
+            gated=block.dense.gated,
+            activation=block.dense.activation.name,
         )
-        self.add_branch(x, inner, block.down, feed_forward.branch_norm)
+        self.add_branch(x, inner, block.dense.down, feed_forward.branch_norm)
 
     def add_branch(self, x: Tensor, inner: Tensor, projection: Projection, branch_norm: nn.Module) -> None:
         """Add the last projection of a branch, and its norm in a sandwich block, to the residual stream x in place."""
@@ -222,8 +223,8 @@ class GraphDecoder:
         block, attention, feed_forward = layer.block, layer.block.attention_residual, layer.block.feed_forward_residual
         projected = self.attend(layer, _plain_linear(attention.norm(x), block.query_key_value))
         x += attention.branch_norm(_plain_linear(projected, block.attention_output))
-        inner = _activate(_plain_linear(feed_forward.norm(x), block.gate_and_up), block)
-        x += feed_forward.branch_norm(_plain_linear(inner, block.down))
+        inner = _activate(_plain_linear(feed_forward.norm(x), block.dense.gate_and_up), block)
+        x += feed_forward.branch_norm(_plain_linear(inner, block.dense.down))
 
     def compute_logits(self, x: Tensor, norm: NormModule | None = None) -> Tensor:
         """Return logits (B, V) in float32 for x (B, D), to which `norm` is applied first."""
@@ -252,8 +253,8 @@ def _plain_linear(x: Tensor, projection: Projection) -> Tensor:
 
 
 def _activate(inner: Tensor, block: LoweredBlock) -> Tensor:
-    activation = ACTIVATIONS[block.activation.name]
-    if not block.gated:
+    activation = ACTIVATIONS[block.dense.activation.name]
+    if not block.dense.gated:
         return activation(inner)
     gate, up = inner.chunk(2, dim=-1)
     return activation(gate) * up

@@ -14,8 +14,8 @@ from torch import Tensor
 from clearhead.architecture import LatentAttention
 from clearhead.backends.cuda.paged_launch import QueryBlocks, add_and_normalize, power_of_two
 from clearhead.backends.cuda.seats import Seats
-from clearhead.backends.lowering import Projection, merge_projections
 from clearhead.backends.lowering_norms import NormModule, NormSettings, lower_norm
+from clearhead.backends.lowering_projections import Projection, merge_projections
 from clearhead.cache import PackedLayout
 from clearhead.model import LatentAttentionLayer
 

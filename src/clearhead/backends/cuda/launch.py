@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import SlidingWindow
-from clearhead.backends.lowering import LoweredAttention, Projection
+from clearhead.backends.lowering import LoweredAttention
 from clearhead.backends.lowering_norms import NormModule, lower_norm
+from clearhead.backends.lowering_projections import Projection
 from clearhead.backends.packed import PackedWeight
 
 _LARGE_OUTPUT = 8192  # rows of W from which on the packed kernel prefers smaller tiles

@@ -28,13 +28,9 @@ from clearhead.backends.cuda.paged_launch import (
     paged_workspace,
 )
 from clearhead.backends.cuda.seats import Seats
-from clearhead.backends.lowering import (
-    Projection,
-    lower_attention,
-    merge_projections,
-    rotation_table,
-)
+from clearhead.backends.lowering import lower_attention, rotation_table
 from clearhead.backends.lowering_norms import NormModule
+from clearhead.backends.lowering_projections import Projection, merge_projections
 from clearhead.cache import PackedLayout, PageStorage
 from clearhead.model import (
     Attention,

@@ -7,7 +7,7 @@
 //     tiles.h       products that stay in registers           six_bits.h   W in 5 and 6 bits
 //     linear.h      y = W norm(x)
 //     activations.h functions of single numbers               heads.h      clip and norms of queries and keys
-//     scores.h      softcap, temperature, bias and sinks
+//     mixture.h     a mixture of experts                      scores.h     softcap, temperature, bias and sinks
 //     attention.h   attention of one new token per sequence   prompt.h     of all tokens of a prompt
 //     pages.h       of packed tokens of many sequences        packed_batch.h   their layout and pages
 //
@@ -19,6 +19,7 @@
 //     tile          a few rows of x times a few rows of W, whose sums all stay in registers
 //     band, panel   BAND rows of x; PANEL rows of W, transposed, so that a vector holds one word of 16 rows
 //     span, state   a range of cache slots; the softmax maximum, sum and output of a span
+#include "mixture.h"
 #include "pages.h"
 #include "prompt.h"
 
@@ -34,6 +35,7 @@ struct Layer {
   Matrix query_key_value, attention_output, cross_query, cross_output, gate_and_up, down;
   Activation activation;
   float branch_scale;  // multiplies what a branch adds to x
+  const Mixture* mixture;  // of the feed-forward branch, instead of gate_and_up and down; or null
 };
 
 // Memory that the threads share.
@@ -41,6 +43,7 @@ struct Workspace {
   float *x, *projected, *attended, *inner, *branch, *states;
   InputRows& rows;
   FloatKeysValues& floats;
+  MixtureMemory& mixture;
 };
 
 // Dequantize row n of W. Byte j of an int4 group holds values j and j + 16.
@@ -71,20 +74,25 @@ static void unpack(Element* y, const Matrix& w, int64_t n) {
 
 static const Norm UNNORMALIZED{NO_NORM, 0, nullptr, nullptr};
 
-// Add the last product of a branch, W `from`, to the residual stream x, with the norms of the layer's placement.
+// Add the output of a branch, y (M, D), to the residual stream x, with the norms of the layer's placement.
+static void add_output(const Thread& thread, const Layer& layer, int branch, float* x, float* y, int64_t M, int64_t D) {
+  for (int64_t m = thread.first(M); m < thread.last(M); m++) {
+    float *to = x + m * D, *from = y + m * D;
+    if (layer.placement == SANDWICH) normalize(from, from, D, layer.branch_norms[branch]);
+    for (int64_t n = 0; n < D; n++) to[n] += layer.branch_scale * from[n];
+    if (layer.placement == POST) normalize(to, to, D, layer.norms[branch]);
+  }
+#pragma omp barrier
+}
+
+// Add the last product of a branch, W `from`, to the residual stream x.
 static void add_branch(const Thread& thread, const Layer& layer, int branch, const Workspace& space, const float* from,
                        const Matrix& w, int64_t M) {
   const bool adds_product = layer.placement == PRE || layer.placement == PARALLEL;
   if (adds_product && layer.branch_scale == 1)
     return linear(thread, space.x, from, M, w, UNNORMALIZED, IDENTITY, false, space.x, space.rows);
   linear(thread, space.branch, from, M, w, UNNORMALIZED, IDENTITY, false, nullptr, space.rows);
-  for (int64_t m = thread.first(M); m < thread.last(M); m++) {
-    float *x = space.x + m * w.N, *y = space.branch + m * w.N;
-    if (layer.placement == SANDWICH) normalize(y, y, w.N, layer.branch_norms[branch]);
-    for (int64_t n = 0; n < w.N; n++) x[n] += layer.branch_scale * y[n];
-    if (layer.placement == POST) normalize(x, x, w.N, layer.norms[branch]);
-  }
-#pragma omp barrier
+  add_output(thread, layer, branch, space.x, space.branch, M, w.N);
 }
 
 template <class Element>
@@ -106,6 +114,8 @@ static void run_layer(const Thread& thread, const Layer& layer, const Workspace&
     return layer.placement == POST ? UNNORMALIZED : layer.norms[branch];
   };
   auto feed_forward = [&] {
+    if (layer.mixture)
+      return run_mixture(thread, space.x, M, *layer.mixture, norm_before(2), space.mixture, space.rows);
     linear(thread, space.inner, space.x, M, layer.gate_and_up, norm_before(2), layer.activation, layer.gated, nullptr,
            space.rows);
   };
@@ -123,7 +133,10 @@ static void run_layer(const Thread& thread, const Layer& layer, const Workspace&
     add_branch(thread, layer, 1, space, space.attended, layer.cross_output, M);
   }
   if (layer.placement != PARALLEL) feed_forward();
-  add_branch(thread, layer, 2, space, space.inner, layer.down, M);
+  if (layer.mixture)
+    add_output(thread, layer, 2, space.x, space.mixture.result.data(), M, layer.mixture->router.K);
+  else
+    add_branch(thread, layer, 2, space, space.inner, layer.down, M);
 }
 
 // Memory for M rows in all layers. It is kept for the next call if it is small, as for single tokens.
@@ -131,6 +144,7 @@ struct WorkspaceMemory {
   std::vector<float> floats;
   InputRows rows;
   FloatKeysValues keys_values;
+  MixtureMemory mixture;
 
   // Allocate it, with room for `states` more floats, and return where its parts are.
   Workspace reserve(float* x, int64_t M, const Layer* layers, int64_t num_layers, int64_t states) {
@@ -143,11 +157,16 @@ struct WorkspaceMemory {
       for (const Matrix* w : {&layer->query_key_value, &layer->attention_output, &layer->gate_and_up, &layer->down,
                               &layer->cross_query, &layer->cross_output})
         if (M > MAX_PRIVATE_ROWS) longest = std::max(longest, words_per_row(*w));
+      if (!layer->mixture) continue;
+      mixture.reserve(M, *layer->mixture);
+      for (const Matrix* w : {&layer->mixture->router, &layer->mixture->shared_gate_and_up,
+                              &layer->mixture->shared_down, &layer->mixture->shared_gate})
+        if (M > MAX_PRIVATE_ROWS) longest = std::max(longest, words_per_row(*w));
     }
     const int64_t D = layers[0].query_key_value.K;
     rows.reserve(M, longest);
     floats.resize(std::max<size_t>(floats.size(), M * (projected + attended + inner + D) + states));
-    Workspace space{x, floats.data(), nullptr, nullptr, nullptr, nullptr, rows, keys_values};
+    Workspace space{x, floats.data(), nullptr, nullptr, nullptr, nullptr, rows, keys_values, mixture};
     space.attended = space.projected + M * projected;
     space.inner = space.attended + M * attended;
     space.branch = space.inner + M * inner;
