@@ -45,8 +45,9 @@ def test_a_decode_step_in_a_cuda_graph_takes_the_sum_of_its_kernels(config, batc
         (toy_llama(), {"weights": "q4_0"}, False),
         (toy_llama(), {"device_type": "cuda"}, False),
         (CASES["deepseek-v3"], {}, False),
+        (CASES["qwen3-30b-a3b"], {}, False),
     ],
-    ids=["decoded by kernels", "batch", "format", "device", "latent attention"],
+    ids=["decoded by kernels", "batch", "format", "device", "latent attention", "experts"],
 )
 def test_packed_weights_are_predicted_only_where_our_kernels_decode_them(config, options, is_known):
     workload = make_workload(config, "decode", 24, **({"weights": "int4", "batch": 1} | options))

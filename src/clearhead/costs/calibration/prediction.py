@@ -3,6 +3,7 @@
 seconds = predict_seconds(workload, load_calibration("cpu"))
 """
 
+from clearhead.architecture import Experts
 from clearhead.backends import unsupported_reason
 from clearhead.costs.calibration.rates import Calibration
 from clearhead.costs.calibration.toy_networks import PACKED_FORMATS
@@ -33,11 +34,13 @@ def predict_seconds(workload: Workload, calibration: Calibration) -> float:
 def uses_packed_kernels(workload: Workload) -> bool:
     """Return whether generation decodes this workload, one sequence at a time, in our CPU kernels for packed weights.
 
-    Only this case is calibrated.
+    Only this case is calibrated, and only without experts, of which a token reads a few.
     """
     config = workload.config
     is_packed = workload.device_type == "cpu" and workload.weights in PACKED_FORMATS
     if workload.phase != "decode" or not is_packed or not workload.batch == workload.gpus == 1:
+        return False
+    if config.decoder is None or any(isinstance(layer.feed_forward, Experts) for layer in config.decoder.layers):
         return False
     return not config.is_encoder_decoder and unsupported_reason(config, "cpu") is None
 
