@@ -23,9 +23,10 @@ pytestmark = pytest.mark.usefixtures("kernels")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have no AVX-512 to leave out")
-def test_without_avx512_prompts_run_in_the_modules(plain_library, monkeypatch):
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "bloom-560m", "pythia-160m"])
+def test_without_avx512_prompts_run_in_the_modules(name, plain_library, monkeypatch):
     monkeypatch.setattr(library, "_loaded", plain_library)
-    network, tokens = toy_network("llama-3.1-8b"), torch.randint(0, VOCAB, (3, 14))
+    network, tokens = toy_network(name), torch.randint(0, VOCAB, (3, 14))
     expected, _ = logits_of(network, tokens)
     assert accelerate(network)
     run, lengths = Plan.run, []
