@@ -54,6 +54,10 @@ def lower_feed_forward(module: nn.Module, config: FeedForward | Experts) -> Lowe
         assert isinstance(module, MixtureLayer)
         return _lower_mixture(module, config)
     assert isinstance(module, FeedForwardLayer)
+    return _lower_dense(module, config)
+
+
+def _lower_dense(module: FeedForwardLayer, config: FeedForward) -> LoweredFeedForward:
     activation = module.activation if isinstance(module.activation, Xielu) else None
     gate_and_up = (module.up,) if module.gate is None else (module.gate, module.up)
     return LoweredFeedForward(
@@ -66,9 +70,8 @@ def lower_feed_forward(module: nn.Module, config: FeedForward | Experts) -> Lowe
 
 def _lower_mixture(module: MixtureLayer, config: Experts) -> LoweredMixture:
     router, shared = module.router, None
-    if config.shared is not None:
-        shared = lower_feed_forward(module.shared, config.shared)  # type: ignore[arg-type]
-        assert isinstance(shared, LoweredFeedForward)
+    if module.shared is not None and config.shared is not None:
+        shared = _lower_dense(module.shared, config.shared)
     return LoweredMixture(
         config,
         Projection(_in_float32(router.weight), None if router.bias is None else _in_float32(router.bias)),
