@@ -164,7 +164,7 @@ def test_a_store_is_unchanged_after_an_out_of_memory_error(monkeypatch):
     store = ContiguousStore(capacity=4)
     new = torch.randn(1, 2, 4, 5)
     store.write(0, new, new)
-    request = (4, (1, 2, 5), torch.float32, torch.device("cpu"))
+    request = (4, (1, 2, 5, 5), torch.float32, torch.device("cpu"))
     with monkeypatch.context() as patched:
         patched.setattr(stores, "grow", Mock(side_effect=RuntimeError("not enough memory")))
         with pytest.raises(RuntimeError, match="not enough memory"):

@@ -25,7 +25,7 @@ USUALLY_SKIPPED = {
 }
 WINDOWED = {"mistral", "gemma3", "llama4", "gpt3"}
 NOT_IN_TRANSFORMERS = {"gopher", "gpt3"}
-NOT_IN_KERNELS = {"deepseek", "gopher"}
+NOT_IN_KERNELS = {"gopher"}
 KERNELS = "C++ kernels == PyTorch modules"
 ENCODER_CHECKS = {
     "batch == single sequence",

@@ -8,8 +8,8 @@
     memory        give freed memory back to the operating system
     cpu_kernels/  C++ kernels and their binding
     modules       network modules with packed weights, or with products in the CPU kernels
-    lowering      a block's weights and settings in the form that both backends read; its parts are in
-                  lowering_projections, lowering_norms, lowering_scores and lowering_feed_forward
+    lowering      a block's weights and settings in the form that both backends read
+    lowering_*    its parts: projections, norms, scores, feed-forward branches, latent attention
     cpu/          the decoder on a CPU: all layers in one call of the kernels
     cuda/         the decoder on an NVIDIA GPU: a whole step in one CUDA graph
 

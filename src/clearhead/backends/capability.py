@@ -123,8 +123,10 @@ def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
     yield from _problems_of_feed_forward(layer.feed_forward, backend)
     for attention in (layer.attention, layer.cross_attention):
         if isinstance(attention, LatentAttention):
-            if backend != "paged":
+            if backend == "cuda" or (backend == "cpu" and not isinstance(attention.pattern, Causal)):
                 yield "latent attention is not supported"
+            if backend == "cpu" and attention.rope.depends_on_length:
+                yield f"{type(attention.rope.scaling).__name__} of rotary positions is not supported"
         elif attention is not None:
             yield from _problems_of_attention(attention, backend)
             yield from _problems_of_tiles(attention) if backend == "cuda" else ()

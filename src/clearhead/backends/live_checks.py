@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.architecture import Causal, Chunked, SlidingWindow
+from clearhead.architecture import Causal, Chunked, LatentAttention, SlidingWindow
 from clearhead.backends.capability import DTYPES, Backend, unsupported_reason, unsupported_weights
 from clearhead.backends.cpu_kernels import is_inference, kernels_support_prompts
 from clearhead.backends.modules import PackedLinear, PackedMatrix, PackedMixture
@@ -48,7 +48,7 @@ _KNOWN_MODULES = {
 }
 _KNOWN_ON_CPU = {
     *(*_KNOWN_MODULES, OffsetLayerNorm, DeviationNormLayer, PerHeadNorm, JointNorm, Xielu, nn.Embedding),
-    *(MixtureLayer, RouterLayer, PackedMixture, PackedMatrix),
+    *(MixtureLayer, RouterLayer, PackedMixture, PackedMatrix, LatentAttentionLayer),
 }
 _KNOWN_IN_PAGES = {*_KNOWN_MODULES, LatentAttentionLayer, MixtureLayer, RouterLayer}
 
@@ -120,12 +120,17 @@ def dropout_modules(modules: list[nn.Module]) -> list[nn.Module]:
 
 
 def runs_in_cpu_kernels(
-    stack: LayerStack, tokens: Tensor, encoder_output: EncoderOutput | None, cache: Any, options: dict[str, Any]
+    stack: LayerStack,
+    tokens: Tensor,
+    attention_mask: Tensor | None,
+    encoder_output: EncoderOutput | None,
+    cache: Any,
+    options: dict[str, Any],
 ) -> bool:
     """Return whether a forward call only adds tokens to a cache: no gradient, dropout, other kernel or recording."""
     if stack.training or not is_inference() or tokens.device.type != "cpu":
         return False
-    # `absorb` concerns latent attention only, which the kernels do not compute.
+    # `absorb` says how latent attention is computed, not what; the kernels always absorb.
     is_plain = options.keys() <= {"kernel", "absorb"} and options.get("kernel", fused_attention) is fused_attention
     if not is_plain or tokens.ndim != 2:
         return False
@@ -143,6 +148,9 @@ def runs_in_cpu_kernels(
         )
     if encoder_output is not None:
         return False
+    if any(isinstance(layer.attention, LatentAttention) for layer in stack.stack.layers):
+        is_padded = attention_mask is not None or cache.attention_mask is not None
+        return kernels_support_prompts() and cache.is_contiguous and not is_padded
     # A ring buffer returns a copy when many tokens are written at once, and the kernels write in place.
     return is_single_token or (kernels_support_prompts() and cache.is_contiguous)
 

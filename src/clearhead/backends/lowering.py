@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.architecture import GroupedAttention, LatentAttention, Rope
 from clearhead.backends.lowering_feed_forward import LoweredFeedForward, LoweredMixture, lower_feed_forward
+from clearhead.backends.lowering_latent import LoweredLatent, cached_attention, lower_latent, merge_latent_inputs
 from clearhead.backends.lowering_norms import HeadNormSettings, lower_head_norms
 from clearhead.backends.lowering_projections import Projection, merge_projections
 from clearhead.backends.lowering_scores import find_relative_bias
@@ -26,6 +27,7 @@ from clearhead.backends.modules import PackedMatrix
 from clearhead.model import (
     Attention,
     Block,
+    LatentAttentionLayer,
     Residual,
     Transformer,
     make_rotation,
@@ -70,6 +72,7 @@ class LoweredBlock:
     cross_attention: LoweredCrossAttention | None
     feed_forward: LoweredFeedForward | LoweredMixture
     feed_forward_residual: Residual
+    latent: LoweredLatent | None = None  # query_key_value are then its queries, or compressed ones, and latents
 
     @property
     def dense(self) -> LoweredFeedForward:
@@ -89,8 +92,6 @@ def lower_block(block: Block, *, keep_formats: bool = False, shared_bias: nn.Mod
     With `keep_formats`, packed queries, keys and values of different formats become PackedParts; otherwise they are
     unpacked to be merged. `shared_bias` is the table of biases that the layers of a stack share.
     """
-    attention = block.attention
-    assert isinstance(attention, Attention)
     cross = None
     if block.layer.cross_attention is not None:
         module = cast(Attention, block.cross_attention)
@@ -100,11 +101,17 @@ def lower_block(block: Block, *, keep_formats: bool = False, shared_bias: nn.Mod
             merge_projections(module.output),
             block.cross_attention_residual,
         )
+    attention, latent = block.attention, None
+    if isinstance(attention, LatentAttentionLayer):
+        inputs, latent = merge_latent_inputs(attention), lower_latent(attention)
+    else:
+        assert isinstance(attention, Attention)
+        inputs = merge_projections(attention.query, attention.key, attention.value, keep_formats=keep_formats)
     return LoweredBlock(
         placement=block.layer.placement,
         branch_scale=block.layer.branch_scale,
         attention=lower_attention(attention, shared_bias),
-        query_key_value=merge_projections(attention.query, attention.key, attention.value, keep_formats=keep_formats),
+        query_key_value=inputs,
         attention_output=merge_projections(attention.output),
         attention_residual=block.attention_residual,
         cross_attention=cross,
@@ -112,11 +119,22 @@ def lower_block(block: Block, *, keep_formats: bool = False, shared_bias: nn.Mod
         feed_forward_residual=(
             block.attention_residual if block.layer.placement == "parallel" else block.feed_forward_residual
         ),
+        latent=latent,
     )
 
 
-def lower_attention(attention: Attention, shared_bias: nn.Module | None = None) -> LoweredAttention:
-    """Return the settings of an attention layer. `shared_bias` is the table that the layers of its stack share."""
+def lower_attention(
+    attention: Attention | LatentAttentionLayer, shared_bias: nn.Module | None = None
+) -> LoweredAttention:
+    """Return the settings of an attention layer. `shared_bias` is the table that the layers of its stack share.
+
+    For latent attention, they are those of one head with what the cache holds of a token.
+    """
+    if isinstance(attention, LatentAttentionLayer):
+        none, config = nn.Identity(), cached_attention(attention.config)
+        pairs, pairing = attention.config.rotary_width // 2, attention.config.rope.pairing
+        norms = HeadNormSettings(None, None)
+        return LoweredAttention(config, attention.scale, none, none, pairs, pairing == "interleaved", None, None, norms)
     config = attention.config
     rope = config.position if isinstance(config.position, Rope) else None
     return LoweredAttention(

@@ -135,16 +135,19 @@ class KeyValueCache:
         """Return the keys and values (B, K, capacity, H) of all layers that have been written."""
         return [buffer for store in self.stores for buffer in (store.key, store.value) if buffer is not None]
 
-    def reserve(self, layer: int, shape: tuple[int, int, int], num_new: int, dtype: torch.dtype) -> ReservedSlot:
-        """Make room in a layer for `num_new` tokens of `shape` (B, K, H) that a kernel on the CPU will write.
+    def reserve(self, layer: int, shape: tuple[int, int, int, int], num_new: int, dtype: torch.dtype) -> ReservedSlot:
+        """Make room in a layer for `num_new` tokens that a kernel on the CPU will write.
+
+        shape: (B, K, H, H of the values).
 
         Several tokens at once need a contiguous store.
         """
         store, device = self.stores[layer], torch.device("cpu")
         if num_new == 1:
             return store.reserve(self.length, shape, dtype, device)
-        zeros = torch.zeros((), dtype=dtype, device=device).expand(*shape[:2], num_new, shape[2])
-        return ReservedSlot(*store.write(self.length, zeros, zeros), self.length, self.length + num_new)
+        zero = torch.zeros((), dtype=dtype, device=device)
+        key, value = (zero.expand(*shape[:2], num_new, width) for width in shape[2:])
+        return ReservedSlot(*store.write(self.length, key, value), self.length, self.length + num_new)
 
     # --- for the decoding loop
 

@@ -87,10 +87,14 @@ class PackedCache:
         """Whether every sequence has one new token."""
         return len(self.layout.positions) == len(self.layout.lengths)
 
-    def layer_pages(self, layer: int, num_heads: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the keys and values (num_pages, K, page_size, H) of a layer, for a kernel that uses them in place."""
-        like = torch.empty(num_heads, 0, width, dtype=dtype, device=self.layout.positions.device)
-        return self.storage.layer_tensors(layer, like, like)
+    def layer_pages(self, layer: int, shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the keys and values (num_pages, K, page_size, H) of a layer, for a kernel that uses them in place.
+
+        shape: (K, H, H of the values).
+        """
+        device = self.layout.positions.device
+        key, value = (torch.empty(shape[0], 0, width, dtype=dtype, device=device) for width in shape[1:])
+        return self.storage.layer_tensors(layer, key, value)
 
     def advance(self) -> None:
         """Do nothing: the lengths are in the page tables, and the next step has another layout."""

@@ -39,9 +39,9 @@ class Store(Protocol):
         """Store new keys and values (B, K, T, H) and return everything to attend to (B, K, S, H)."""
 
     def reserve(
-        self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+        self, length: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> ReservedSlot:
-        """Make room for one token of `shape` (B, K, H) that a kernel will write."""
+        """Make room for one token of `shape` (B, K, H, H of the values) that a kernel will write."""
 
     def token_indices(self, length: int, num_new: int) -> Tensor:
         """Return the index of the token in each slot (S,) that `write` returns; EMPTY if it holds none."""
@@ -124,11 +124,11 @@ class ContiguousStore(KeyValueBuffers):
         return self.key, self.value
 
     def reserve(
-        self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+        self, length: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> ReservedSlot:
-        """Make room for one token of `shape` (B, K, H) that a kernel will write."""
-        like = torch.empty(*shape[:2], 0, shape[2], dtype=dtype, device=device)
-        return ReservedSlot(*self.ensure_capacity(length, length + 1, like, like), length, length + 1)
+        """Make room for one token of `shape` (B, K, H, H of the values) that a kernel will write."""
+        key, value = (torch.empty(*shape[:2], 0, width, dtype=dtype, device=device) for width in shape[2:])
+        return ReservedSlot(*self.ensure_capacity(length, length + 1, key, value), length, length + 1)
 
     def token_indices(self, length: int, num_new: int) -> Tensor:
         """Return the index of the token in each slot (S,) that `write` returns."""
@@ -202,12 +202,12 @@ class SlidingStore(KeyValueBuffers):
         return attended
 
     def reserve(
-        self, length: int, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+        self, length: int, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
     ) -> ReservedSlot:
-        """Make room for one token of `shape` (B, K, H) that a kernel will write."""
-        like = torch.empty(*shape[:2], 0, shape[2], dtype=dtype, device=device)
+        """Make room for one token of `shape` (B, K, H, H of the values) that a kernel will write."""
+        key, value = (torch.empty(*shape[:2], 0, width, dtype=dtype, device=device) for width in shape[2:])
         num_slots = self.num_slots(length + 1)
-        self.key, self.value = self.grown(length, num_slots, like, like)
+        self.key, self.value = self.grown(length, num_slots, key, value)
         self.pending = None
         return ReservedSlot(self.key, self.value, length % self.size, num_slots)
 

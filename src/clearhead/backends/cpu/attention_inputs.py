@@ -19,7 +19,7 @@ from clearhead.architecture import Causal, GroupedAttention, Rope
 from clearhead.backends.cpu_kernels import KeyValueView, RotationAngles
 from clearhead.backends.lowering import LoweredAttention, rotation_table
 from clearhead.backends.lowering_scores import has_bias, score_biases, score_temperatures
-from clearhead.cache import KeyValueCache
+from clearhead.cache import KeyValueCache, key_value_shape
 from clearhead.errors import ClearheadError
 from clearhead.model import EncoderOutput, cross_attention_mask, make_mask
 
@@ -119,7 +119,7 @@ class AttentionInputs:
         )  # nothing is bound if an error occurs below
         slots = []
         for layer, (config, view) in enumerate(zip(self.configs, self.views, strict=True)):
-            shape = (batch, config.num_kv_heads, config.head_width)
+            shape = (batch, *key_value_shape(config))
             reserved = cache.reserve(layer, shape, num_new, self.dtype)
             self.check_sizes(reserved.key, reserved.value, config, batch)
             view.point_to(reserved.key, reserved.value)
@@ -133,8 +133,9 @@ class AttentionInputs:
 
     def check_sizes(self, key: Tensor, value: Tensor, config: GroupedAttention, batch: int) -> None:
         """Raise ClearheadError if keys or values have other sizes than the kernels would read."""
-        expected = (batch, config.num_kv_heads, config.head_width, self.dtype, "cpu")
-        for part in (key, value):
+        heads, *widths = key_value_shape(config)
+        for part, width in zip((key, value), widths, strict=True):
+            expected = (batch, heads, width, self.dtype, "cpu")
             found = (*part.shape[:2], part.shape[3], part.dtype, part.device.type)
             if found != expected:
                 raise ClearheadError(

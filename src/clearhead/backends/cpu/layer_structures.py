@@ -18,6 +18,7 @@ from clearhead.backends.cpu_kernels import (
     PLACEMENT_CODES,
     ActivationStruct,
     Heads,
+    LatentStruct,
     LayerStruct,
     MatrixStruct,
     MixtureStruct,
@@ -27,6 +28,7 @@ from clearhead.backends.cpu_kernels import (
 )
 from clearhead.backends.lowering import LoweredAttention, LoweredBlock
 from clearhead.backends.lowering_feed_forward import LoweredActivation, LoweredMixture
+from clearhead.backends.lowering_latent import LoweredLatent
 from clearhead.backends.lowering_norms import NormSettings, lower_norm
 from clearhead.backends.lowering_projections import PackedParts, Projection
 
@@ -43,6 +45,11 @@ class LayerStructures:
         """Return the structure of a block, which points to its weights."""
         layer = LayerStruct(PLACEMENT_CODES[block.placement], branch_scale=block.branch_scale)
         layer.heads = self.heads(block.attention)
+        if block.latent is not None:
+            latent = self.latent(block.latent)
+            layer.latent, layer.heads.head_width = ctypes.addressof(latent), block.latent.absorbed_width
+            layer.heads.rotary_pairs = 0  # queries and keys are rotated before
+            self.referenced.append(latent)
         layer.query_key_value = self.matrix(block.query_key_value)
         layer.attention_output = self.matrix(block.attention_output)
         if isinstance(block.feed_forward, LoweredMixture):
@@ -117,6 +124,26 @@ class LayerStructures:
         """Return the address of a tensor's values and keep the tensor alive."""
         self.referenced.append(tensor.contiguous())
         return self.referenced[-1].data_ptr()
+
+    def latent(self, latent: LoweredLatent) -> LatentStruct:
+        """Return the structure of latent attention."""
+        config = latent.config
+        struct = LatentStruct(
+            config.num_heads,
+            config.latent_rank,
+            config.plain_width,
+            config.value_width,
+            config.rotary_width // 2,
+            config.rope.pairing == "interleaved",
+            latent.query_up is not None,
+            self.norm_settings(latent.query_norm),
+            self.norm_settings(latent.latent_norm),
+            to_key=self.matrices(latent.to_key),
+            to_value=self.matrices(latent.to_value),
+        )
+        if latent.query_up is not None:
+            struct.query_up = self.matrix(latent.query_up)
+        return struct
 
     def mixture(self, mixture: LoweredMixture) -> MixtureStruct:
         """Return the structure of a mixture of experts: its router, its experts and the shared expert."""

@@ -18,7 +18,7 @@ from clearhead.architecture import Chunked, SlidingWindow
 from clearhead.backends.cpu.attention_inputs import AttentionGroup
 from clearhead.backends.cpu_kernels import PackedBatchStruct, PageView
 from clearhead.backends.lowering_scores import has_bias
-from clearhead.cache import PackedCache, PackedLayout, PageStorage
+from clearhead.cache import PackedCache, PackedLayout, PageStorage, key_value_shape
 from clearhead.errors import ClearheadError
 
 
@@ -78,12 +78,12 @@ class PackedInputs:
         """Point the views to the pages of all layers."""
         self.bound_storage = None  # nothing is bound if an error occurs below
         for group in self.groups:
-            heads, width = group.config.num_kv_heads, group.config.head_width
+            heads, *widths = key_value_shape(group.config)
             for layer in group.layers.tolist():
-                keys, values = cache.layer_pages(layer, heads, width, self.dtype)
+                keys, values = cache.layer_pages(layer, key_value_shape(group.config), self.dtype)
                 pool = cache.storage.pool
-                expected = (pool.num_pages, heads, pool.page_size, width)
-                for tensor in (keys, values):
+                for tensor, width in zip((keys, values), widths, strict=True):
+                    expected = (pool.num_pages, heads, pool.page_size, width)
                     if tensor.shape != expected or tensor.dtype != self.dtype or not tensor.is_contiguous():
                         raise ClearheadError(
                             f"the pages of layer {layer} are {tuple(tensor.shape)} {tensor.dtype}, but this model "

@@ -103,7 +103,7 @@ class AcceleratedStack(LayerStack):
             )
         kernels = load_kernel_library() if _continues(tokens, cache) else find_new_kernels()
         supported = kernels is not None and position_ids is None
-        if supported and runs_in_cpu_kernels(self, tokens, encoder_output, cache, options):
+        if supported and runs_in_cpu_kernels(self, tokens, attention_mask, encoder_output, cache, options):
             with _STEP_LOCK:
                 if plan := self.plan_for(tokens, cache):
                     return self.run_plan(plan, tokens, attention_mask, encoder_output, cache)

@@ -29,8 +29,9 @@ from clearhead.home import home
 _SOURCES = [
     Path(__file__).parent / "source" / name
     for name in (
-        *("kernels.cpp", "mixture.h", "pages.h", "packed_batch.h", "prompt.h", "attention.h", "scores.h", "heads.h"),
-        *("linear.h", "activations.h", "six_bits.h", "few_rows.h", "panels.h", "tiles.h", "inputs.h", "vectors.h"),
+        *("kernels.cpp", "latent.h", "mixture.h", "pages.h", "packed_batch.h", "prompt.h", "attention.h"),
+        *("scores.h", "heads.h", "linear.h", "activations.h", "six_bits.h", "few_rows.h", "panels.h"),
+        *("tiles.h", "inputs.h", "vectors.h"),
     )
 ]
 # The compiler may reorder sums, or it could not vectorize any loop; infinities and NaN keep their meaning.

@@ -197,6 +197,25 @@ class MixtureStruct(ctypes.Structure):
     ]
 
 
+class LatentStruct(ctypes.Structure):
+    """Latent attention in its absorbed form: sizes, norms, and the matrices of each head."""
+
+    _fields_ = [
+        ("num_heads", c_int32),
+        ("latent_rank", c_int32),
+        ("plain_width", c_int32),
+        ("value_width", c_int32),
+        ("rotary_pairs", c_int32),
+        ("interleaved", c_int32),
+        ("has_query_up", c_int32),
+        ("query_norm", NormStruct),
+        ("latent_norm", NormStruct),
+        ("query_up", MatrixStruct),
+        ("to_key", c_void_p),
+        ("to_value", c_void_p),
+    ]
+
+
 class LayerStruct(ctypes.Structure):
     """All weights and settings of one block."""
 
@@ -217,6 +236,7 @@ class LayerStruct(ctypes.Structure):
         ("activation", ActivationStruct),
         ("branch_scale", c_float),
         ("mixture", c_void_p),
+        ("latent", c_void_p),
     ]
 
 

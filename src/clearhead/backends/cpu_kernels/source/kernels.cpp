@@ -7,6 +7,7 @@
 //     tiles.h       products that stay in registers           six_bits.h   W in 5 and 6 bits
 //     linear.h      y = W norm(x)
 //     activations.h functions of single numbers               heads.h      clip and norms of queries and keys
+//     latent.h      latent attention
 //     mixture.h     a mixture of experts                      scores.h     softcap, temperature, bias and sinks
 //     attention.h   attention of one new token per sequence   prompt.h     of all tokens of a prompt
 //     pages.h       of packed tokens of many sequences        packed_batch.h   their layout and pages
@@ -19,8 +20,7 @@
 //     tile          a few rows of x times a few rows of W, whose sums all stay in registers
 //     band, panel   BAND rows of x; PANEL rows of W, transposed, so that a vector holds one word of 16 rows
 //     span, state   a range of cache slots; the softmax maximum, sum and output of a span
-#include "mixture.h"
-#include "pages.h"
+#include "latent.h"
 #include "prompt.h"
 
 // Where a branch f has its norms n and n': x + f(n x), n(x + f x) or x + n'(f(n x)), where n may be the identity; or
@@ -36,6 +36,8 @@ struct Layer {
   Activation activation;
   float branch_scale;  // multiplies what a branch adds to x
   const Mixture* mixture;  // of the feed-forward branch, instead of gate_and_up and down; or null
+  const Latent* latent;    // or null; `heads` are then those of the absorbed form, and `query_key_value` projects to
+                           // queries, or compressed ones, and latents
 };
 
 // Memory that the threads share.
@@ -44,6 +46,7 @@ struct Workspace {
   InputRows& rows;
   FloatKeysValues& floats;
   MixtureMemory& mixture;
+  LatentMemory& latent;
 };
 
 // Dequantize row n of W. Byte j of an int4 group holds values j and j + 16.
@@ -145,6 +148,7 @@ struct WorkspaceMemory {
   InputRows rows;
   FloatKeysValues keys_values;
   MixtureMemory mixture;
+  LatentMemory latent;
 
   // Allocate it, with room for `states` more floats, and return where its parts are.
   Workspace reserve(float* x, int64_t M, const Layer* layers, int64_t num_layers, int64_t states) {
@@ -157,6 +161,7 @@ struct WorkspaceMemory {
       for (const Matrix* w : {&layer->query_key_value, &layer->attention_output, &layer->gate_and_up, &layer->down,
                               &layer->cross_query, &layer->cross_output})
         if (M > MAX_PRIVATE_ROWS) longest = std::max(longest, words_per_row(*w));
+      if (layer->latent && M > MAX_PRIVATE_ROWS) longest = std::max(longest, words_per_row(layer->latent->query_up));
       if (!layer->mixture) continue;
       mixture.reserve(M, *layer->mixture);
       for (const Matrix* w : {&layer->mixture->router, &layer->mixture->shared_gate_and_up,
@@ -166,7 +171,7 @@ struct WorkspaceMemory {
     const int64_t D = layers[0].query_key_value.K;
     rows.reserve(M, longest);
     floats.resize(std::max<size_t>(floats.size(), M * (projected + attended + inner + D) + states));
-    Workspace space{x, floats.data(), nullptr, nullptr, nullptr, nullptr, rows, keys_values, mixture};
+    Workspace space{x, floats.data(), nullptr, nullptr, nullptr, nullptr, rows, keys_values, mixture, latent};
     space.attended = space.projected + M * projected;
     space.inner = space.attended + M * attended;
     space.branch = space.inner + M * inner;
@@ -241,7 +246,10 @@ int32_t clearhead_run_packed(const Layer* layers, int64_t num_layers, const Page
   WorkspaceMemory large, &memory = M > WorkspaceMemory::MAX_KEPT_ROWS ? large : small;
   const AttentionSchedule schedule(*batch);
   int64_t states = 0;
-  for (int64_t i = 0; i < num_layers; i++) states = std::max(states, schedule.state_size(layers[i].heads));
+  for (int64_t i = 0; i < num_layers; i++) {
+    states = std::max(states, schedule.state_size(layers[i].heads));
+    if (layers[i].latent) memory.latent.reserve(*batch, *layers[i].latent, pages[i].is_bfloat16);
+  }
   const Workspace space = memory.reserve(x, M, layers, num_layers, states);
 #pragma omp parallel
   {
@@ -250,6 +258,10 @@ int32_t clearhead_run_packed(const Layer* layers, int64_t num_layers, const Page
       run_layer(
           thread, layers[i], space, M,
           [&] {
+            if (layers[i].latent)
+              return (pages[i].is_bfloat16 ? attend_latent<Bfloat16> : attend_latent<float>)(
+                  thread, space.attended, space.states, space.projected, layers[i].query_key_value.N, *batch, schedule,
+                  pages[i], layers[i].heads, *layers[i].latent, space.latent, space.rows);
             (pages[i].is_bfloat16 ? attend_packed<Bfloat16> : attend_packed<float>)(
                 thread, space.attended, space.states, space.projected, *batch, schedule, pages[i], layers[i].heads);
           },

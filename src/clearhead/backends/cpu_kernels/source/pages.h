@@ -363,12 +363,10 @@ struct PagedAttention {
   }
 };
 
-// Store the new keys and values and compute y (T, N H); called by all threads.
+// Compute y (T, N H) from rotated queries and keys that are in the pages; called by all threads.
 template <class Element>
-void attend_packed(const Thread& thread, float* y, float* states, float* projected, const PackedBatch& batch,
+void attend_stored(const Thread& thread, float* y, float* states, const float* projected, const PackedBatch& batch,
                    const AttentionSchedule& schedule, const PageView& pages, const Heads& heads) {
-  store_tokens<Element>(thread, projected, batch, pages, heads);
-#pragma omp barrier
   const PagedAttention<Element> attention{batch, pages, heads, projected};
   if (schedule.divides_spans(thread, heads)) {
     attention.attend_spans(thread, y, schedule.bands, states, schedule.max_spans);
@@ -378,4 +376,13 @@ void attend_packed(const Thread& thread, float* y, float* states, float* project
       attention.attend_band(y, schedule.bands[task / heads.K], task % heads.K);
   }
 #pragma omp barrier
+}
+
+// Store the new keys and values and compute y (T, N H); called by all threads.
+template <class Element>
+void attend_packed(const Thread& thread, float* y, float* states, float* projected, const PackedBatch& batch,
+                   const AttentionSchedule& schedule, const PageView& pages, const Heads& heads) {
+  store_tokens<Element>(thread, projected, batch, pages, heads);
+#pragma omp barrier
+  attend_stored<Element>(thread, y, states, projected, batch, schedule, pages, heads);
 }
