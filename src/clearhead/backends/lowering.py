@@ -103,7 +103,7 @@ def lower_block(block: Block, *, keep_formats: bool = False, shared_bias: nn.Mod
         )
     attention, latent = block.attention, None
     if isinstance(attention, LatentAttentionLayer):
-        inputs, latent = merge_latent_inputs(attention), lower_latent(attention)
+        inputs, latent = merge_latent_inputs(attention, keep_formats), lower_latent(attention)
     else:
         assert isinstance(attention, Attention)
         inputs = merge_projections(attention.query, attention.key, attention.value, keep_formats=keep_formats)

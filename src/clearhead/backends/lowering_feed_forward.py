@@ -95,8 +95,7 @@ def _expert_projections(
     """Return the matrix and bias of each expert, which share memory with the modules."""
     rows = [None] * num_experts if biases is None else list(biases.detach())
     if isinstance(weights, Tensor):
-        plain = weights.detach().contiguous()
-        return tuple(Projection(plain[expert], bias) for expert, bias in enumerate(rows))
+        return tuple(Projection(weight.contiguous(), bias) for weight, bias in zip(weights.detach(), rows, strict=True))
     packed = weights.packed
     size = packed.shape[0] // num_experts
     return tuple(

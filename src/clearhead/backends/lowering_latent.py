@@ -42,10 +42,10 @@ def cached_attention(config: LatentAttention) -> GroupedAttention:
     )
 
 
-def merge_latent_inputs(module: LatentAttentionLayer) -> Projection:
-    """Return the projection to queries, or compressed ones, and to latents."""
+def merge_latent_inputs(module: LatentAttentionLayer, keep_formats: bool = False) -> Projection:
+    """Return the projection to queries, or compressed ones, and to latents; `keep_formats` as in merge_projections."""
     query = module.query if module.config.query_rank is None else module.query_down
-    return merge_projections(query, module.latent)
+    return merge_projections(query, module.latent, keep_formats=keep_formats)
 
 
 def lower_latent(module: LatentAttentionLayer) -> LoweredLatent:
