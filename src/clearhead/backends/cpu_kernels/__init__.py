@@ -3,6 +3,7 @@
 library      load the compiled kernels with ctypes
 compiling    compile them once per machine, here or in another process
 structures   ctypes mirrors of the C++ structures
+matrices     plain and packed weights as such structures
 products     y = W x + bias for a plain or a packed weight
 attention    attention over a whole prompt
 source/      the C++ code: kernels.cpp and its headers
@@ -16,6 +17,7 @@ from clearhead.backends.cpu_kernels.library import (
     kernels_support_prompts,
     load_kernel_library,
 )
+from clearhead.backends.cpu_kernels.matrices import describe_matrix, describe_parts
 from clearhead.backends.cpu_kernels.products import multiply, unpack
 from clearhead.backends.cpu_kernels.structures import (
     ACTIVATION_CODES,
@@ -32,8 +34,6 @@ from clearhead.backends.cpu_kernels.structures import (
     PackedBatchStruct,
     PageView,
     RotationAngles,
-    describe_matrix,
-    describe_parts,
 )
 
 __all__ = [

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from clearhead.backends.cpu_kernels.library import is_inference, load_kernel_library
-from clearhead.backends.cpu_kernels.structures import WEIGHT_CODES, NormStruct, describe_matrix
+from clearhead.backends.cpu_kernels.matrices import WEIGHT_CODES, describe_matrix
+from clearhead.backends.cpu_kernels.structures import NormStruct
 from clearhead.backends.packed import PackedWeight
 
 

@@ -1,25 +1,19 @@
 """The structures of the C++ kernels as ctypes classes, with the same fields in the same order.
 
-    matrix = describe_matrix(weight, bias)
+    heads = Heads(num_heads, num_kv_heads, head_width, scale=scale)
 
 They hold addresses only: whoever keeps a structure must keep the tensors it points to.
 """
 
 import ctypes
-from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from clearhead.architecture import Activation
-from clearhead.backends.packed import PackedWeight
-
 # Codes of the C++ enums.
-WEIGHT_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
-_FIVE_BITS_CODE, _SIX_BITS_CODE, _PARTS_CODE = 4, 5, 6
 NORM_CODES = {"rms": 1, "layer": 2, "deviation": 3}  # 0: no norm
-ACTIVATION_CODES: dict[Activation, int] = {  # 0: the identity
+ACTIVATION_CODES = {  # 0: the identity
     "relu": 1,
     "gelu": 2,
     "gelu_tanh": 3,
@@ -260,48 +254,3 @@ SIGNATURES = {
     "clearhead_unpack": [c_void_p, POINTER(MatrixStruct), c_int32],
 }  # fmt: skip
 """Argument types of the exported kernels, each of which returns 0, or 1 if an allocation failed."""
-
-
-def describe_matrix(weight: Tensor | PackedWeight, bias: Tensor | None = None) -> MatrixStruct:
-    """Return the structure for a contiguous weight (N, K) and a float32 bias (N,)."""
-    bias_address = None if bias is None else bias.data_ptr()
-    if isinstance(weight, Tensor):
-        kind = WEIGHT_CODES[weight.dtype]
-        return MatrixStruct(kind, 0, *weight.shape, weight.data_ptr(), None, None, bias_address)
-    return MatrixStruct(
-        _packed_code(weight),
-        weight.num_groups,
-        *weight.shape,
-        weight.quants.data_ptr(),
-        weight.scales.data_ptr(),
-        _address(weight.offsets),
-        bias_address,
-        _address(weight.high_bits),
-        _address(weight.group_scales),
-        _address(weight.group_offsets),
-    )
-
-
-def _packed_code(weight: PackedWeight) -> int:
-    """Return the code of a packed format."""
-    if weight.high_bits is None:
-        return WEIGHT_CODES[weight.quants.dtype]
-    has_signed_scales = weight.group_scales is not None and weight.group_scales.dtype == torch.int8
-    return _SIX_BITS_CODE if has_signed_scales else _FIVE_BITS_CODE
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
-
-
-def describe_parts(weights: Sequence[PackedWeight], biases: Sequence[Tensor | None]) -> tuple[MatrixStruct, object]:
-    """Return the structure for the rows of several packed weights (N, K) with different formats, and its parts.
-
-    The parts must be kept as long as the structure.
-    """
-    parts = (MatrixStruct * len(weights))(*map(describe_matrix, weights, biases))
-    num_rows = sum(weight.shape[0] for weight in weights)
-    matrix = MatrixStruct(
-        _PARTS_CODE, weights[0].num_groups, num_rows, weights[0].shape[1], ctypes.addressof(parts), None, None, None
-    )
-    return matrix, parts
