@@ -25,6 +25,7 @@ from clearhead.errors import ClearheadError
 from clearhead.families import FAMILIES, Family, family_for, preset
 from clearhead.model import RecurrentConfig, RecurrentTranslator, Transformer
 from clearhead.tokenization import byte_tokenizer
+from tests.checkpoint.gguf_toys import toy_network, write_toy
 from tests.checkpoint.test_ctranslate2_model import folder_content, marian_model
 from tests.checkpoint.test_damaged_files import SIZES, write_gguf_model
 from tests.checkpoint.test_gguf_split import split
@@ -85,6 +86,8 @@ def _model_kinds() -> dict[str, Maker]:
             "generation config": _make_generation_config,
             "gguf": _make_gguf,
             "gguf with stored blocks": _make_stored_gguf,
+            "gguf with experts": _make_gguf_of("qwen2moe"),
+            "gguf with fused projections": _make_gguf_of("gptneox"),
             "gguf of every block type": _make_gguf_blocks,
             "split gguf": _make_split_gguf,
             "ctranslate2": _make_ctranslate2,
@@ -201,13 +204,21 @@ def _make_stored_gguf(folder: Path) -> tuple[dict[str, str], Read]:
     """Write a model in Q4_K and Q6_K, and read it without dequantizing its blocks."""
     network = tiny_network(width=256, feed_forward=256, num_layers=2)
     save_gguf(folder / "model.gguf", network, None, file_type="q4_k_m")
+    return {"model.gguf": "header"}, _read_stored_gguf
 
-    def read(folder: Path, name: str, unchanged: bool) -> None:
-        model = clearhead.load(folder / name, weights="stored", fast=False)
-        if model.network.config.context >= 3:
-            use_network(model.network)
 
-    return {"model.gguf": "header"}, read
+def _make_gguf_of(architecture: str) -> Maker:
+    def make(folder: Path) -> tuple[dict[str, str], Read]:
+        write_toy(folder / "model.gguf", toy_network(architecture), architecture, file_type="q8_0")
+        return {"model.gguf": "header"}, _read_stored_gguf
+
+    return make
+
+
+def _read_stored_gguf(folder: Path, name: str, unchanged: bool) -> None:
+    model = clearhead.load(folder / name, weights="stored", fast=False)
+    if model.network.config.context >= 3:
+        use_network(model.network)
 
 
 def _make_gguf_blocks(folder: Path) -> tuple[dict[str, str], Read]:
