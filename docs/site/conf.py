@@ -11,6 +11,7 @@ myst_enable_extensions = ["attrs_inline", "html_image"]
 myst_url_schemes = ("http", "https", "mailto")
 root_doc = "docs/index"
 exclude_patterns = ["out"]
+smartquotes = False  # "cuda" is a string to copy
 html_theme = "furo"
 html_title = "Clearhead"
 html_show_sphinx = False

@@ -2,7 +2,8 @@
 
     pages = reference_pages()   # {"api.md": "# Python API ...", "packages.md": ..., "cli.md": ...}
 
-Docstrings are shown as they are written, since they are plain text; statements of the book that they cite become links.
+Docstrings are plain text: their paragraphs become paragraphs, descriptions of arguments a list, and what is indented or
+set in columns is shown as it is written. Statements of the book that they cite become links.
 """
 
 import inspect
@@ -20,6 +21,11 @@ from clearhead.cli.app import app
 _SOURCE = Path(clearhead.__file__).parent
 _CITATION = re.compile(r"\bbook ((?:[A-F]\d+(?:, |-| and | to )?)+)")
 _SENTINEL = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>")
+_MODULE = re.compile(r"\b(?!torch\.)(?:[a-z_]\w*\.)+(?=[A-Za-z_])")  # clearhead.model.transformer. before Transformer
+_OPTIONS_TYPE = re.compile(r"(\*\*\w+): \*<class '[\w.]+'>")
+_ARGUMENT = re.compile(r"^(\w+(?:, \w+)*): (.*)$")
+_OPTION = re.compile(r"^    (\w+=.*?): (.*)$")
+_MAX_SIGNATURE = 88  # characters of a line
 
 
 def reference_pages() -> dict[str, str]:
@@ -47,27 +53,75 @@ def _documented(name: str, value: Any, level: int) -> str:
 
 def _signature(name: str, value: Any) -> str:
     try:
-        signature = _SENTINEL.sub("...", str(inspect.signature(value)))
+        signature = inspect.signature(value)
     except (TypeError, ValueError):
         return ""
-    return f"```text\n{name}{signature}\n```"
+    text = _short_types(str(signature))
+    if len(name + text) > _MAX_SIGNATURE:
+        text = _signature_in_lines(signature)
+    return f"```text\n{name}{text}\n```"
+
+
+def _short_types(text: str) -> str:
+    """Return a signature without self, the modules and quotes of its types and the addresses of its defaults."""
+    text = _OPTIONS_TYPE.sub(r"\1", _SENTINEL.sub("...", text).replace("(self, ", "(").replace("(self)", "()"))
+    return re.sub(r"(: |-> )'([\w. |]+)'", r"\1\2", _MODULE.sub("", text))
+
+
+def _signature_in_lines(signature: inspect.Signature) -> str:
+    """Return a signature with one parameter per line."""
+    lines, stars = [], False
+    for parameter in signature.parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not stars:
+            lines.append("*")
+        stars = stars or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+        lines.append(_short_types(str(parameter)))
+    returned = str(signature).rpartition(" -> ")
+    arrow = _short_types(f" -> {returned[2]}") if returned[1] else ""
+    return "(\n" + "".join(f"    {line},\n" for line in lines) + f"){arrow}"
 
 
 def _docstring(value: Any) -> str:
-    """Return a docstring as text: its first line as a sentence, the rest as it is written, and links to the book."""
+    """Return a docstring as Markdown, with links to the statements of the book that it cites."""
     text = inspect.getdoc(value) or ""
     first, _, rest = text.partition("\n")
     parts = [_escape(first)] if first else []
-    if rest.strip():
-        parts.append(f"```text\n{rest.strip(chr(10))}\n```")
+    parts += [_paragraph(each) for each in re.split(r"\n\s*\n", rest.strip("\n")) if each.strip()]
     cited = dict.fromkeys(number for group in _CITATION.findall(text) for number in re.findall(r"[A-F]\d+", group))
     if cited:
         parts.append("In the book: " + ", ".join(f"[{number}](#{number})" for number in cited) + ".")
     return "\n\n".join(parts)
 
 
+def _paragraph(text: str) -> str:
+    """Return a paragraph as prose, as a list of arguments, or as it is written if its spaces matter."""
+    lines = text.split("\n")
+    if lines[0] == "Options:" and all(map(_OPTION.match, lines[1:])):
+        found = [match.groups() for match in map(_OPTION.match, lines[1:]) if match]
+        return "Options:\n\n" + "\n".join(f"- `{name}`: {_escape(meaning)}" for name, meaning in found)
+    if any(line.startswith(" ") or "   " in line for line in lines):
+        return f"```text\n{text}\n```"
+    if not _ARGUMENT.match(lines[0]):
+        return _escape(" ".join(lines))
+    items: list[str] = []
+    for line in lines:
+        if found := _ARGUMENT.match(line):
+            items.append(f"- `{found[1]}`: {_escape(found[2])}")
+        else:
+            items[-1] += f" {_escape(line)}"
+    return "\n".join(items)
+
+
 def _escape(text: str) -> str:
-    return re.sub(r"([\\*_<>\[\]{}|$#])", r"\\\1", text)
+    """Escape what Markdown would interpret, except code between backquotes."""
+    pieces = text.split("`")
+    if len(pieces) % 2 == 0:  # a backquote without its partner
+        return re.sub(r"([\\`*_<>\[\]{}|$#])", r"\\\1", text)
+    return "`".join(
+        piece if at % 2 else re.sub(r"([\\*_<>\[\]{}|$#])", r"\\\1", piece) for at, piece in enumerate(pieces)
+    )
 
 
 def _packages_page() -> str:

@@ -66,6 +66,15 @@ def test_the_reference_has_every_public_name_and_every_command(site):
     assert "--max-new-tokens" in cli
 
 
+def test_the_reference_is_typeset_and_not_cut_off(site):
+    api = (site / "docs" / "reference" / "api.html").read_text(encoding="utf-8")
+    assert re.search(r"<li><p><code[^>]*><span class=\"pre\">beams</span></code>: number of beams", api)
+    assert re.search(r"<span class=\"pre\">temperature=0.0</span></code>: 0 takes the most likely token", api)
+    blocks = [re.sub(r"<[^>]+>", "", block) for block in re.findall(r"<pre[^>]*>(.*?)</pre>", api, re.DOTALL)]
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 120
+    assert not [block for block in blocks if "(self" in block or "clearhead.model" in block]
+
+
 def test_statements_cited_in_docstrings_link_to_the_book(site):
     book = Page((site / "docs" / "book.html").read_text(encoding="utf-8"))
     packages = Page((site / "docs" / "reference" / "packages.html").read_text(encoding="utf-8"))

@@ -79,6 +79,7 @@ class _Figures:
             return f'<p>{title}: <a href="#study-{name}">see {self._shown[name]}</a></p>'
         self._shown[name] = number
         verdict, picture = _read_study(self._folder / name)
+        verdict = verdict.removeprefix(f"{name}: ")
         return (
             f'<figure class="study" id="study-{name}"><figcaption>{title}: {html.escape(verdict)}</figcaption>\n'
             f'<div class="scrollable" tabindex="0" role="group" aria-label="Picture: {title}">'

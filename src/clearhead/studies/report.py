@@ -54,7 +54,7 @@ def _study_page(result: StudyResult, picture: bytes) -> str:
         ("What is done", _paragraphs(study.setup)),
         (
             "What comes out",
-            f'<p class="verdict"><strong>{html.escape(result.verdict)}</strong></p>\n{_image(result, picture)}\n'
+            f'<p class="verdict"><strong>{_conclusion(result)}</strong></p>\n{_image(result, picture)}\n'
             f"{_table(study.tabulate(result.measurements))}\n"
             f'<p class="hint">Means over the seeds {seeds}; in parentheses the smallest and the largest value. '
             "Bands and thin lines in the picture show the same range.</p>",
@@ -83,10 +83,15 @@ def _summary_section(result: StudyResult, picture: bytes) -> str:
     entry = result.study.entry
     heading = f"{html.escape(entry.title)} <small>{', '.join(entry.statements)}</small>"
     return (
-        f'<section><h2 id="{entry.name}">{heading}</h2>\n<p>{html.escape(result.verdict)}</p>\n'
+        f'<section><h2 id="{entry.name}">{heading}</h2>\n<p>{_conclusion(result)}</p>\n'
         f"{_image(result, picture)}\n"
         f'<p><a href="{entry.name}/index.html">Read the study “{html.escape(entry.title)}”</a></p></section>'
     )
+
+
+def _conclusion(result: StudyResult) -> str:
+    """Return the verdict as HTML, without the name of the study, which the page has as its title."""
+    return html.escape(result.verdict.removeprefix(f"{result.study.name}: "))
 
 
 def _paragraphs(text: str) -> str:
@@ -99,7 +104,7 @@ def _image(result: StudyResult, picture: bytes) -> str:
     content = base64.b64encode(picture).decode("ascii")
     return (
         f'<div class="scrollable picture" tabindex="0" role="region" aria-label="Picture of {result.study.name}">'
-        f'<img src="data:image/png;base64,{content}" alt="{html.escape(result.verdict)}"></div>'
+        f'<img src="data:image/png;base64,{content}" alt="{_conclusion(result)}"></div>'
     )
 
 
