@@ -176,6 +176,16 @@ def test_convert(clearhead, folder, tmp_path, kind):
     assert clearhead(*again, "--overwrite").returncode == 0
 
 
+@pytest.mark.slow
+def test_convert_to_onnx(clearhead, folder, tmp_path):
+    path = tmp_path / "model.onnx"
+    done = clearhead("convert", folder, path, "--to", "onnx", "--json")
+    assert json.loads(done.stdout) == {"file": str(path), "format": "onnx", "files": ["model.onnx"]}
+    assert path.stat().st_size > 10_000
+    assert "already exists" in clearhead("convert", folder, path, "--to", "onnx").stderr
+    assert "use .onnx" in clearhead("convert", folder, tmp_path / "model", "--to", "onnx").stderr
+
+
 # --- invalid input
 
 

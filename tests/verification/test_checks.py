@@ -1,11 +1,14 @@
 """Run every check on toy models of every style and on real models: all that apply must pass."""
 
+import json
+
 import pytest
 import torch
 
 import clearhead
 from clearhead.api import Model
 from clearhead.architecture import GroupedAttention
+from clearhead.checkpoint.huggingface import save_folder
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
 from clearhead.verification import CheckResult, forward_checks, verify
@@ -252,3 +255,19 @@ def test_toy_models_have_the_attention_of_their_style():
         "gpt3": 2,
     }
     assert not any(isinstance(layer.attention, GroupedAttention) for layer in STYLES["deepseek"]().decoder.layers)
+
+
+def test_a_misread_config_fails_because_transformers_reads_the_own_folder(tmp_path):
+    """A folder that Clearhead wrote would contain the same error, so that both would agree."""
+    save_folder(toy_model("llama").network, tmp_path)
+    model = clearhead.load(tmp_path, fast=False)
+    verdicts = []
+    for theta in (None, 77.0):
+        if theta is not None:  # now the network computes with another setting than config.json has
+            data = json.loads((tmp_path / "config.json").read_text())
+            data["rope_parameters"]["rope_theta"] = theta
+            (tmp_path / "config.json").write_text(json.dumps(data))
+        result = run_check("transformers", forward_checks.transformers, VerificationCase.create(model))
+        assert "your folder" in result.detail
+        verdicts.append(result.verdict)
+    assert verdicts == ["pass", "fail"]
