@@ -133,9 +133,9 @@ def test_engines_do_not_change_the_target(target):
 
 
 def test_models_that_the_kernels_do_not_support_run_in_pytorch(tmp_path):
-    target = BenchmarkTarget(toy_model("deepseek"), None, CAPACITY, tmp_path)
+    target = BenchmarkTarget(toy_model("gopher"), None, CAPACITY, tmp_path)
     engine, prompt = open_clearhead(target, "float32"), target.prompt(9)
-    assert engine.note == "runs in PyTorch's modules: latent attention is not supported"
+    assert engine.note == "runs in PyTorch's modules: RelativeSinusoid positions are not supported"
     assert generate(engine, prompt, 12) == reference_tokens(target, prompt, 12)
 
 
