@@ -1,6 +1,8 @@
 """Callers in other threads: the worker's thread, and threads that share an engine."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
+from threading import current_thread
 
 import pytest
 
@@ -24,6 +26,16 @@ def test_the_worker_serves_many_callers(engine):
         found = [[event.token for event in stream] for stream in streams]
     assert found == [plain_tokens(engine.network, request) for request in asked]
     check_no_page_is_lost(engine)
+
+
+def test_after_each_step_the_worker_calls_a_function_when_the_events_are_reported(engine):
+    tokens, counts = [], []
+    with EngineWorker(engine, after_step=lambda: counts.append((len(tokens), current_thread().name))) as worker:
+        worker.submit(requests(3, max_new_tokens=4)[0], lambda event: tokens.append(event.token))
+        while len(tokens) < 4:
+            time.sleep(0.001)
+    assert [count for count, _ in counts if count][:4] == [1, 2, 3, 4]
+    assert {name for _, name in counts} == {"clearhead-engine"}
 
 
 def test_an_aborted_stream_ends(engine):

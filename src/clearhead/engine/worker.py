@@ -41,9 +41,18 @@ class EventStream(Iterator[Event]):
 class EngineWorker:
     """A thread that runs the steps of an engine while there is work."""
 
-    def __init__(self, engine: Engine, on_failure: Callable[[LostProcessError], None] | None = None):
-        """Start the thread. on_failure: is called in it if it ends because another process of the engine is lost."""
-        self._engine, self._on_failure = engine, on_failure
+    def __init__(
+        self,
+        engine: Engine,
+        on_failure: Callable[[LostProcessError], None] | None = None,
+        after_step: Callable[[], object] = lambda: None,
+    ):
+        """Start the thread.
+
+        on_failure: is called in it if it ends because another process of the engine is lost. after_step: is called in
+        it when the events of a step have been reported.
+        """
+        self._engine, self._on_failure, self._after_step = engine, on_failure, after_step
         self._messages: SimpleQueue[Callable[[], None]] = SimpleQueue()  # functions for the worker's thread
         self._listeners: dict[int, OnEvent] = {}
         self._closing = Flag()
@@ -98,6 +107,7 @@ class EngineWorker:
         while not self._closing.is_set():
             self._handle_messages()
             self._report(self._step())
+            self._after_step()
         self._handle_messages()
         self._report(self._engine.abort_all())
 

@@ -9,6 +9,7 @@ of tokens limits.
 
 import asyncio
 from collections import deque
+from threading import Event as Flag
 
 from clearhead.engine import Event
 
@@ -18,19 +19,35 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._items: list[tuple[int, Event]] = []
-        self._arrived = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_expired = False
 
     def put(self, index: int, event: Event) -> None:
         """Add an event."""
         self._items.append((index, event))
-        self._arrived.set()
+        self._wake()
+
+    def expire(self) -> None:
+        """Let `take` raise TimeoutError from now on."""
+        self._is_expired = True
+        self._wake()
 
     async def take(self) -> list[tuple[int, Event]]:
-        """Wait for events, and return all that have arrived."""
-        await self._arrived.wait()
-        self._arrived.clear()
+        """Wait for events, and return all that have arrived. Only one task may wait. Raise TimeoutError if expired."""
+        if not self._items and not self._is_expired:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._is_expired:
+            raise TimeoutError
         items, self._items = self._items, []
         return items
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 class Dispatcher:
@@ -40,12 +57,15 @@ class Dispatcher:
         self._loop = loop
         self._items: deque[tuple[Mailbox, int, Event]] = deque()
         self._is_scheduled = False
+        self._is_delivered = Flag()
+        self._is_delivered.set()
 
     def post(self, mailbox: Mailbox, index: int, event: Event) -> None:
         """Deliver an event soon. Raise RuntimeError if the event loop has ended."""
         self._items.append((mailbox, index, event))
         if not self._is_scheduled:  # otherwise the delivery that is to come takes this event, too
             self._is_scheduled = True
+            self._is_delivered.clear()
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
@@ -53,3 +73,8 @@ class Dispatcher:
         while self._items:
             mailbox, index, event = self._items.popleft()
             mailbox.put(index, event)
+        self._loop.call_soon(self._is_delivered.set)  # after the tasks that have just been woken
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the requests have handled the events that were posted, or for some time."""
+        self._is_delivered.wait(seconds)

@@ -75,6 +75,7 @@ class Job:
         self._streams: dict[int, TextStream] = {}  # of texts that the engine has not finished, by index
         self._last_token_at: dict[int, float] = {}
         self._deadline = arrived + service.settings.limits.request_seconds
+        self._timer: asyncio.TimerHandle | None = None  # ends the wait for tokens at the deadline
 
     def start(self) -> None:
         """Submit all texts to the engine."""
@@ -96,10 +97,11 @@ class Job:
     async def pieces(self) -> AsyncIterator[list[Piece]]:
         """Yield what new tokens add to the texts until all have finished. Raise ApiError if one of them fails."""
         unfinished = len(self.choices)
+        if self._timer is None:  # one for all tokens: asyncio.timeout takes 3 us each time
+            self._timer = asyncio.get_running_loop().call_later(self._deadline - time.monotonic(), self._mailbox.expire)
         while unfinished:
             try:
-                async with asyncio.timeout_at(self._loop_deadline()):
-                    items = await self._mailbox.take()
+                items = await self._mailbox.take()
             except TimeoutError:
                 seconds = self._service.settings.limits.request_seconds
                 message = f"the request has taken longer than {seconds:g} s; ask for fewer tokens"
@@ -107,9 +109,6 @@ class Job:
             pieces = [piece for index, event in items if (piece := self._push(index, event)) is not None]
             unfinished -= sum(piece.finish_reason is not None for piece in pieces)
             yield pieces
-
-    def _loop_deadline(self) -> float:
-        return asyncio.get_running_loop().time() + self._deadline - time.monotonic()
 
     def _push(self, index: int, event: Event) -> Piece | None:
         """Return what an event adds; None if its text has ended already, after a stop string."""
@@ -139,6 +138,8 @@ class Job:
 
     def close(self) -> None:
         """Abort texts that have not finished."""
+        if self._timer is not None:
+            self._timer.cancel()
         for index, stream in self._streams.items():
             stream.abort()
             if self.choices[index].finish_reason is None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol, TypeVar
 
@@ -37,6 +38,9 @@ from clearhead.tokenization import Tokenizer
 T = TypeVar("T")
 _MAX_CONCURRENT = {"cuda": 256, "cpu": 32}  # more texts at once only make each of them slower
 _NUM_PREPARING_THREADS = 4
+# On a CPU, the next step begins when the tokens of the last one have been sent, or after this time. Otherwise sending
+# interrupts one of the kernels' threads, and all others wait for that one.
+_SEND_SECONDS = 0.01
 
 
 class TextStream(Protocol):
@@ -183,7 +187,11 @@ class Service:
         self.max_length = min(length for length in lengths if length is not None)
         list(engine.run([_trial_request(self.model)]))  # so that the first client does not wait for preparations
         engine.forget_prefixes()
-        return EngineWorker(engine, None if self._shards is None else self._shards.on_failure)
+        on_failure = None if self._shards is None else self._shards.on_failure
+        on_cpu = self.model.device.type == "cpu"
+        return EngineWorker(
+            engine, on_failure, partial(self.dispatcher.wait, _SEND_SECONDS) if on_cpu else lambda: None
+        )
 
 
 def _trial_request(model: Model) -> Request:

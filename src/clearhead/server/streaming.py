@@ -53,16 +53,17 @@ async def _write_events(
     limits: Limits,
 ) -> None:
     """Write the head, the events of all pieces, and the end of a stream. An error becomes the last event."""
-    await _write(send, {"type": "http.response.start", "status": 200, "headers": _HEADERS}, limits)
-    await _write_body(send, _encode(form, first, job), limits)
-    try:
-        async for following in pieces:
-            if content := _encode(form, following, job):
-                await _write_body(send, content, limits)
-        content = b"".join(_encode_event(chunk) for chunk in form.last_chunks(job.usage)) + form.ending
-    except ApiError as error:
-        content = _encode_event(form.error_event(error))
-    await _write(send, {"type": "http.response.body", "body": content, "more_body": False}, limits)
+    async with _Writer(send, limits.write_seconds) as writer:
+        await writer.write({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        await writer.write_body(_encode(form, first, job))
+        try:
+            async for following in pieces:
+                if content := _encode(form, following, job):
+                    await writer.write_body(content)
+            content = b"".join(_encode_event(chunk) for chunk in form.last_chunks(job.usage)) + form.ending
+        except ApiError as error:
+            content = _encode_event(form.error_event(error))
+        await writer.write_body(content, is_last=True)
 
 
 def _encode(form: AnswerFormat, pieces: list[Piece], job: Job) -> bytes:
@@ -77,17 +78,51 @@ def _encode_event(data: dict[str, Any]) -> bytes:
     return head + b"data: " + encode_json(data) + b"\n\n"
 
 
-async def _write_body(send: Send, content: bytes, limits: Limits) -> None:
-    await _write(send, {"type": "http.response.body", "body": content, "more_body": True}, limits)
+class _Writer:
+    """Sends the messages of one answer. A client that leaves its buffers full for too long counts as gone.
 
+    Most messages are sent at once, so a single timer looks at times whether one is not.
+    """
 
-async def _write(send: Send, message: Message, limits: Limits) -> None:
-    """Send a message. A client that leaves its buffers full for too long counts as gone."""
-    try:
-        async with asyncio.timeout(limits.write_seconds):
-            await send(message)
-    except (TimeoutError, OSError):
-        raise ClientGoneError from None
+    def __init__(self, send: Send, seconds: float):
+        self._send, self._seconds = send, seconds
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None  # when the message that is being sent was begun
+        self._timeout = asyncio.timeout(None)
+
+    async def __aenter__(self) -> "_Writer":
+        await self._timeout.__aenter__()
+        self._timer = self._loop.call_later(self._seconds, self._check)
+        return self
+
+    async def __aexit__(self, *exception: Any) -> None:
+        self._timer.cancel()
+        try:
+            await self._timeout.__aexit__(*exception)
+        except TimeoutError:
+            raise ClientGoneError from None
+
+    async def write_body(self, content: bytes, is_last: bool = False) -> None:
+        """Send a part of the body."""
+        await self.write({"type": "http.response.body", "body": content, "more_body": not is_last})
+
+    async def write(self, message: Message) -> None:
+        """Send a message. Raise ClientGoneError if there is nobody to read it."""
+        self._since = self._loop.time()
+        try:
+            await self._send(message)
+        except OSError:
+            raise ClientGoneError from None
+        self._since = None
+
+    def _check(self) -> None:
+        """End the answer if a message has taken too long; otherwise look again when the next one might have."""
+        now = self._loop.time()
+        due = now + self._seconds if self._since is None else self._since + self._seconds
+        if due <= now:
+            self._timeout.reschedule(now)
+        else:
+            self._timer = self._loop.call_at(due, self._check)
 
 
 async def run_while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
