@@ -89,3 +89,9 @@ def test_a_message_that_is_too_long_keeps_its_start_and_its_end():
     assert message.endswith("x the end")
     assert " … " in message
     assert len(message) < 5000
+
+
+def test_longer_names_with_the_same_beginning_are_suggested_first():
+    names = ["llama-30b", "llama-13b", "llama-3-8b", "llama-3-70b", "gpt2"]
+    message = str(unknown_name("model", "Llama-3", names, "`clearhead presets` lists all"))
+    assert "did you mean 'llama-3-8b', 'llama-3-70b' or 'llama-30b'?" in message

@@ -71,7 +71,9 @@ def unknown_name(kind: str, name: str, choices: Iterable[str], where_listed: str
     names = sorted(choices)
     by_lower_case = {choice.lower(): choice for choice in names}
     num_suggestions = 3 if where_listed else 1
-    matches = get_close_matches(name.lower(), by_lower_case, n=num_suggestions, cutoff=0.6)
+    longer = [choice for choice in by_lower_case if choice.startswith(f"{name.lower()}-")]  # llama-3-8b for llama-3
+    close = get_close_matches(name.lower(), by_lower_case, n=num_suggestions, cutoff=0.6)
+    matches = list(dict.fromkeys([*get_close_matches(name.lower(), longer, n=2, cutoff=0), *close]))[:num_suggestions]
     parts = []
     if matches:
         parts.append(f"did you mean {join_choices(repr(by_lower_case[match]) for match in matches)}?")

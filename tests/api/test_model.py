@@ -143,6 +143,13 @@ def test_a_hub_id_without_a_network_raises(monkeypatch):
         load("someone/some-model-that-is-not-here")
 
 
+def test_a_path_that_does_not_exist_and_cannot_be_a_hub_id_raises():
+    with pytest.raises(
+        ClearheadError, match="läufe/erster does not exist, and cannot be the name of a model on the Hub"
+    ):
+        load("läufe/erster")
+
+
 def test_the_public_names_are_those_of_the_api_package():
     assert clearhead.load is load
     assert clearhead.Model is Model

@@ -55,7 +55,8 @@ def open_model(model: str | Path, options: LoadOptions = DEFAULT_OPTIONS) -> Mod
     format = format_of(path)
     if options.weights == "stored" and format.load not in (load_gguf, load_folder):
         raise ClearheadError(
-            f"{model} has no stored blocks, which only .gguf files have; use weights='int8' or 'int4' instead"
+            f"{model} has no stored blocks, which only .gguf files and quantized folders have; "
+            "use weights='int8' or 'int4' instead"
         )
     identity = _identity(path)
     loaded = format.load(path, options)

@@ -52,7 +52,9 @@ def fetch_from_hub(hub_id: str, patterns: tuple[str, ...]) -> Path:
             f"the Hugging Face Hub has no model {hub_id} that you may read; check the name, or set HF_TOKEN if it is "
             "private"
         ) from None
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except HFValidationError:
+        raise ClearheadError(f"{hub_id} does not exist, and cannot be the name of a model on the Hub") from None
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ClearheadError(
             f"{hub_id} does not exist here and could not be fetched from the Hugging Face Hub ({reason}); check the "

@@ -6,6 +6,7 @@ Data goes to stdout, messages and progress bars to stderr. The other modules of 
 `app`; they import torch and other heavy packages inside the commands, so that `--help` answers at once.
 """
 
+import errno
 import io
 import json
 import math
@@ -79,12 +80,23 @@ def main() -> None:
     except (ClearheadError, OSError) as error:  # OSError: a full disk, a missing permission
         if len(arguments) < len(sys.argv) - 1:
             raise
-        print_message("error", _with_option_names(one_line(str(error)), arguments))
+        message = _describe_os_error(error) if isinstance(error, OSError) else str(error)
+        print_message("error", _with_option_names(one_line(message), arguments))
         sys.exit(1)
     except typer.Abort:  # a question that nobody can answer: stdin is not a terminal
         sys.exit(1)
     finally:
         sys.excepthook = _print_traceback  # typer has set its own
+
+
+def _describe_os_error(error: OSError) -> str:
+    """Return what the operating system says about a file in the words of Clearhead's other messages."""
+    if not error.filename or not error.strerror:
+        return str(error)
+    path = re.sub(r"\.[0-9a-f]{8}\.partial$", "", str(error.filename))  # of `atomic_write`
+    if error.errno in (errno.EROFS, errno.ENOSPC, errno.EDQUOT):
+        return f"{path} cannot be written: {error.strerror}; choose another folder or free space"
+    return f"{path} cannot be used: {error.strerror}"
 
 
 def _open_streams() -> None:

@@ -58,11 +58,19 @@ def check_model_options(
     _check_precision(dtype)
     check_device(device)
     path = check_model(model)
-    if weights == "stored" and path is not None and path.suffix.lower() != ".gguf":
+    if weights == "stored" and path is not None and not _is_quantized(path):
         raise ClearheadError(
-            f"{model} has no stored blocks, which only .gguf files have; use --weights int8 or int4 instead"
+            f"{model} has no stored blocks, which only .gguf files and quantized folders have; "
+            "use --weights int8 or int4 instead"
         )
     return path
+
+
+def _is_quantized(path: Path) -> bool:
+    """Return whether the weights of a model are stored in blocks: in a .gguf file, or a folder whose config says so."""
+    from clearhead.files import read_json_object
+
+    return path.suffix.lower() == ".gguf" or "quantization_config" in read_json_object(path / "config.json")
 
 
 def check_architecture(model: str, dtype: str | None = None) -> None:

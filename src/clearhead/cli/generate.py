@@ -3,13 +3,13 @@
 clearhead generate smollm2 "The capital of France is"
 """
 
-import sys
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clearhead.cli import texts
 from clearhead.cli.app import (
     JsonOption,
     ModelArgument,
@@ -23,7 +23,6 @@ from clearhead.cli.app import (
 )
 from clearhead.cli.checks import check_files, check_model, check_model_options
 from clearhead.cli.sampling import takes_sampling
-from clearhead.cli.texts import prepare_prompt, print_generations, print_generations_as_json, print_notes, print_stream
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError, unknown_name
 from clearhead.options import (
@@ -136,19 +135,19 @@ def generate(
         raise ClearheadError("--system is part of the chat template, which --raw leaves out; give only one of them")
     from clearhead.api import RecurrentBaseline
 
-    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    text = texts.typed_text(prompt)
     loaded = load_model(model, dtype, device, weights, fast)
     given = {"beams": beams, "length_penalty": length_penalty, "logprobs": logprobs}
     options = sampling | {name: value for name, value in given.items() if value is not None}
     if speculate is not None:
         options["speculate"] = _load_speculation(speculate, dtype, device)
-    prepared = prepare_prompt(loaded, text, raw, system)
+    prepared = texts.prepare_prompt(loaded, text, raw, system)
     if beams is None and n == 1 and not as_json and not isinstance(loaded, RecurrentBaseline):
-        generations = [print_stream(prepared, loaded.stream(prepared.input, **options))]
+        generations = [texts.print_stream(prepared, loaded.stream(prepared.input, **options))]
     else:
         generations = loaded.generate_many([prepared.input], n, **options)
-        (print_generations_as_json if as_json else print_generations)(prepared, generations)
-    print_notes(loaded, prepared, generations)
+        (texts.print_generations_as_json if as_json else texts.print_generations)(prepared, generations)
+    texts.print_notes(loaded, prepared, generations)
 
 
 @app.command(epilog="Example: `clearhead chat smollm2`")

@@ -13,7 +13,7 @@ import typer
 from clearhead.cli.app import JsonOption, ModelArgument, app, echo, print_json, print_message
 from clearhead.cli.checks import check_files, check_model_options
 from clearhead.cli.generate import DeviceOption, DtypeOption, load_model
-from clearhead.cli.texts import PAST_CONTEXT
+from clearhead.cli.texts import PAST_CONTEXT, typed_text
 from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError
 
@@ -37,7 +37,7 @@ def score(
 
     check_files([file])
     check_model_options(model, dtype, device)
-    text = read_text(file) if file is not None else sys.stdin.read() if text == "-" else str(text)
+    text = read_text(file) if file is not None else sys.stdin.read() if text == "-" else typed_text(str(text), "--file")
     loaded = load_model(model, dtype, device)
     from clearhead.evaluation import bits_per_byte  # after the checks of load_model, because it imports torch
     from clearhead.generation import require_tokenizer

@@ -6,6 +6,8 @@ generation = print_stream(prompt, model.stream(prompt.input))
 An instruction-tuned model answers a plain text with its chat template. Any other prompt is continued as it is.
 """
 
+import os
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +25,19 @@ if TYPE_CHECKING:
 
 _DIM = "\x1b[2m"
 PAST_CONTEXT = "the text is longer than the model's context of {context:,} tokens; its quality may degrade beyond that"
+
+
+def typed_text(argument: str, how_to_read_files: str = "- <") -> str:
+    """Return the text of an argument; - reads it from standard input, without the line break at its end.
+
+    Print a note if the text is the name of a file, because its user may have meant the content.
+    """
+    if argument == "-":
+        return sys.stdin.read().removesuffix("\n")
+    if os.path.isfile(argument):
+        how = f"{how_to_read_files} {shlex.quote(argument)}"
+        print_message("note", f"the text is {argument!r}, the name of a file; to use what the file contains: {how}")
+    return argument
 
 
 @dataclass(frozen=True)

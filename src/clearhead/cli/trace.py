@@ -3,7 +3,6 @@
 clearhead trace smollm2 "The cat sat on the mat" --layer 3 --head 0
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from clearhead.cli.app import (
 )
 from clearhead.cli.checks import check_installed, check_layer, check_model_options
 from clearhead.cli.generate import DeviceOption, load_model
+from clearhead.cli.texts import typed_text
 from clearhead.cli.threads import takes_threads
 from clearhead.files import check_output_path
 from clearhead.terminal import TerminalConsole
@@ -79,7 +79,7 @@ def trace(
     selection = HeadSelection(layer, head)
     if out is not None:
         check_export_path(out, selection, lens)
-    text = sys.stdin.read() if text == "-" else text
+    text = typed_text(text)
     loaded = load_model(model, dtype, device)
     traced = loaded.trace(text, source)
     lens_table = make_lens_table(traced, loaded.tokenizer, num_lens_tokens(out)) if lens else None

@@ -220,11 +220,17 @@ def start_build(path: Path) -> subprocess.Popen[bytes]:
 
 
 def obstacle(path: Path) -> str | None:
-    """Return why it is useless to build a library that cannot be loaded: no compiler, or a build that did not help."""
+    """Return why it is useless to build a library that cannot be loaded.
+
+    There is no compiler, the folder cannot be written, or a build did not help.
+    """
     try:
         _compiler_command()
     except ClearheadError as error:
         return str(error)
+    folder = next(parent for parent in path.parents if parent.exists())
+    if not os.access(folder, os.W_OK):
+        return f"the CPU kernels need a folder, and {folder} cannot be written; set CLEARHEAD_HOME to one of your own"
     failed = _modification_time(_failure_path(path))
     if failed is not None and time.time() - failed < _FAILURE_SECONDS:
         return " ".join(_failure_path(path).read_text(encoding="utf-8").split())
