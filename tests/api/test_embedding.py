@@ -195,6 +195,7 @@ def test_the_network_in_a_subfolder(bert, tmp_path):
     ("change", "message"),
     [
         ({"path": "../other"}, r"the path '\.\./other' must name a subfolder"),
+        ({"path": "x" * 5000}, "must name a subfolder"),
         ({"type": 3}, "'type' must be a string"),
     ],
 )
@@ -204,6 +205,20 @@ def test_damaged_modules_are_rejected(folder, change, message):
     entries[1] |= change
     (folder / "modules.json").write_text(json.dumps(entries))
     with pytest.raises(ClearheadError, match=message):
+        clearhead.load(folder)
+
+
+def test_modules_that_do_not_fit_are_rejected(folder):
+    write_modules(folder, pooling("cls", "mean"), dense("torch.nn.modules.activation.Tanh"))
+    with pytest.raises(ClearheadError, match="a Projection takes vectors of width 32, but those before it have 64"):
+        clearhead.load(folder)
+    wide = dense("torch.nn.modules.activation.Tanh")
+    wide[1]["out_features"] = 10**9  # not even allocated
+    write_modules(folder, pooling("cls"), wide)
+    with pytest.raises(ClearheadError, match=r"linear\.weight has another shape than its config\.json says"):
+        clearhead.load(folder)
+    write_modules(folder, pooling("cls"), prompts={"prompts": {"query": "q: "}, "default_prompt_name": "passage"})
+    with pytest.raises(ClearheadError, match="unknown default prompt 'passage'"):
         clearhead.load(folder)
 
 

@@ -32,7 +32,12 @@ from tests.checkpoint.test_gguf_split import split
 from tests.checkpoint.test_llama2c import checkpoint_bytes
 from tests.checkpoint.tiny import tiny_network
 from tests.slow.other_readers import build_other_kinds
-from tests.slow.quantized_readers import build_quantized_kinds, make_peft_adapter
+from tests.slow.quantized_readers import (
+    build_quantized_kinds,
+    make_classifier,
+    make_peft_adapter,
+    make_sentence_encoder,
+)
 from tests.slow.tokenizer_readers import build_tokenizer_kinds
 from tests.toy_presets import shrink
 
@@ -101,6 +106,8 @@ def _model_kinds() -> dict[str, Maker]:
             "adapter description": _make_adapter("adapter.json", "json"),
             "adapter weights": _make_adapter("adapter.safetensors", "header"),
             "peft adapter": make_peft_adapter,
+            "sentence encoder": make_sentence_encoder,
+            "classifier": make_classifier,
         }
     )
 

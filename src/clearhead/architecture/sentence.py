@@ -77,6 +77,23 @@ class SentenceConfig(CheckedConfig):
     default_prompt: str | None = None  # name of the prompt of texts for which none is given
     unsupported: str | None = None  # a part of the folder that has no equivalent here; embedding raises an error
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = [name for name, _ in self.prompts]
+        if self.default_prompt is not None and self.default_prompt not in names:
+            raise unknown_name("default prompt", self.default_prompt, names)
+        if self.width is None or self.unsupported is not None:
+            return
+        width = self.width * len(self.pooling.modes)
+        for step in self.steps:
+            expected = {Projection: "input_width", VectorNorm: "width"}.get(type(step))
+            given = getattr(step, expected) if expected else width
+            require(
+                given == width,
+                f"a {type(step).__name__} takes vectors of width {given}, but those before it have {width}",
+            )
+            width = step.width if isinstance(step, Projection) else width
+
     def prompt(self, name: str | None) -> str:
         """Return the prompt with this name; None stands for the default, which may be empty."""
         prompts = dict(self.prompts)

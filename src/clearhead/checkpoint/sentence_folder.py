@@ -65,7 +65,8 @@ def load_sentence_pooler(folder: Path, width: int, options: LoadOptions, dtype: 
         return None
     modules = _read_modules(folder)
     config, paths = _read_sentence_config(folder, modules, width)
-    pooler = SentencePooler(config)
+    with torch.device("meta"):  # no memory before the files turn out to have these sizes
+        pooler = SentencePooler(config)
     for step, path in zip(pooler.steps, paths, strict=True):
         if next(step.parameters(), None) is not None:
             _load_step(step, folder / path)
@@ -82,7 +83,7 @@ def _read_modules(folder: Path) -> list[tuple[str, str]]:
     for entry in entries:
         settings = Settings(entry, where)
         path = settings.string("path", "")
-        if not re.fullmatch(r"[\w.-]*", path) or path.startswith("."):
+        if not re.fullmatch(r"[\w.-]{0,60}", path) or path.startswith("."):
             raise ClearheadError(f"{where}: the path {quote(path)} must name a subfolder of the model's folder")
         modules.append((settings.string("type").rpartition(".")[2], path))
     return modules
@@ -174,7 +175,7 @@ def _load_step(step: nn.Module, folder: Path) -> None:
     wrong = next((name for name, value in values.items() if value.shape != step.state_dict()[name].shape), None)
     if wrong is not None:
         raise ClearheadError(f"{file}: {names[wrong]} has another shape than its config.json says")
-    step.load_state_dict(values)
+    step.load_state_dict(values, assign=True)
 
 
 # --- saving
