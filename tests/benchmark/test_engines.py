@@ -6,6 +6,7 @@ import torch
 import transformers
 
 from clearhead.api import Model, load
+from clearhead.architecture import DynamicScaling, Rope
 from clearhead.benchmark import BenchmarkTarget, clearhead_engine
 from clearhead.benchmark.clearhead_engine import CudaGraphEngine, open_clearhead
 from clearhead.benchmark.ctranslate2 import CTranslate2Engine
@@ -14,9 +15,12 @@ from clearhead.benchmark.llamacpp import LlamaCppEngine
 from clearhead.benchmark.measurement import count_equal, run_engine
 from clearhead.checkpoint.gguf_model import load_gguf
 from clearhead.errors import ClearheadError
+from clearhead.model import Transformer
+from tests.backends.networks import with_attention
 from tests.benchmark.conftest import CAPACITY
 from tests.checkpoint.test_gguf_model import write_file
 from tests.checkpoint.tiny import tiny_network
+from tests.model.toys import redraw
 from tests.verification.models import toy_model
 
 
@@ -133,9 +137,13 @@ def test_engines_do_not_change_the_target(target):
 
 
 def test_models_that_the_kernels_do_not_support_run_in_pytorch(tmp_path):
-    target = BenchmarkTarget(toy_model("gopher"), None, CAPACITY, tmp_path)
+    config = toy_model("llama").config
+    rope = Rope(scaling=DynamicScaling(factor=2.0, original_context=config.context))
+    network = Transformer(with_attention(config, position=rope)).eval()
+    redraw(network)
+    target = BenchmarkTarget(Model(network), None, CAPACITY, tmp_path)
     engine, prompt = open_clearhead(target, "float32"), target.prompt(9)
-    assert engine.note == "runs in PyTorch's modules: RelativeSinusoid positions are not supported"
+    assert engine.note == "runs in PyTorch's modules: DynamicScaling of rotary positions is not supported"
     assert generate(engine, prompt, 12) == reference_tokens(target, prompt, 12)
 
 
