@@ -1,14 +1,18 @@
 """Networks as graphs: torch.export and ONNX files give the logits of the network for other batches and lengths."""
 
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from clearhead.api import create, save_onnx
+from clearhead.architecture import Experts
 from clearhead.backends import accelerate, pack_network
 from clearhead.errors import ClearheadError
+from clearhead.families import preset
+from clearhead.model import MixtureLayer
 from tests.checkpoint.tiny import tiny_config
 from tests.parity.harness import randomize
 
@@ -27,9 +31,9 @@ KINDS = (
 KINDS += ("modernbert-base", "deberta-v3-small", "albert-base", "nomic-embed-v1.5", "bart-base", "mixtral-8x7b")
 
 
-def toy(preset):
+def toy(name):
     """Return a model of a preset at toy size, with all weights drawn anew."""
-    model = create(preset, tiny=True)
+    model = create(name, tiny=True)
     torch.manual_seed(1)
     randomize(model.network)
     return model
@@ -103,15 +107,27 @@ def test_torch_exports_every_kind(preset):
 
 
 def test_a_mixture_computes_the_same_from_all_experts_as_from_the_chosen_ones():
-    for preset in ("mixtral-8x7b", "llama-4-scout", "gpt-oss-20b"):  # the second weighs inputs, the third has biases
-        model = toy(preset)
-        layer = next(part for part in model.network.modules() if hasattr(part, "run_chosen"))
-        tokens = torch.randn(5, model.config.width)
+    mixtures = [
+        layer.feed_forward for name in ("mixtral-8x7b", "llama-4-scout") for layer in preset(name).decoder.layers
+    ]
+    configs = [shrunk(config) for config in {*mixtures} if isinstance(config, Experts)]
+    # Llama 4 weighs the inputs of its experts; with biases, an expert that was not chosen gives something from nothing.
+    configs += [replace(config, expert=replace(config.expert, bias=True)) for config in configs]
+    assert {config.router.weighs for config in configs} == {"input", "output"}
+    for config in configs:
+        torch.manual_seed(1)
+        layer, tokens = MixtureLayer(config, width=16), torch.randn(5, 16)
+        randomize(layer)
         with torch.no_grad():
             weights, chosen = layer.router(tokens)
             expected = layer.run_chosen(tokens, weights, chosen)
             assert expected.abs().max() > 0.1
             torch.testing.assert_close(layer.run_all(tokens, weights, chosen), expected, rtol=1e-5, atol=1e-5)
+
+
+def shrunk(config):
+    """Return a mixture of small experts."""
+    return replace(config, num_experts=4, expert=replace(config.expert, width=12), shared=None)
 
 
 def test_what_cannot_be_exported_is_refused_in_a_sentence(tmp_path, monkeypatch):
