@@ -1,6 +1,6 @@
 """The structures of the C++ kernels as ctypes classes, with the same fields in the same order.
 
-    heads = Heads(num_heads, num_kv_heads, head_width, scale=scale)
+    Heads.scale.offset, LayerStruct.heads.offset    # in bytes, as in C++
 
 They hold addresses only: whoever keeps a structure must keep the tensors it points to.
 """
