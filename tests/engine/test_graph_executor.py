@@ -10,7 +10,7 @@ from clearhead.engine import Engine, Request
 from clearhead.engine.graph_executor import GraphExecutor
 from clearhead.engine.memory import bytes_per_token
 from clearhead.families import preset
-from clearhead.model import Transformer
+from clearhead.model import Attention, Transformer
 from clearhead.options import SamplingOptions
 from clearhead.sampling import Draft
 from tests.engine.toys import check_no_page_is_lost, finished_tokens, plain_tokens
@@ -22,15 +22,19 @@ pytestmark = pytest.mark.gpu
 def small_network(name, layers=3):
     """Return a network of few layers and of a small vocabulary, with all choices of a preset, in float32 on the GPU."""
     config = preset(name)
-    stack = config.decoder
-    embedding = replace(stack.embedding, vocab_size=500)
-    config = replace(config, decoder=replace(stack, embedding=embedding, layers=stack.layers[:layers]), context=1024)
-    network = Transformer(config).cuda().eval()
+    encoder, decoder = (
+        stack and replace(stack, embedding=replace(stack.embedding, vocab_size=500), layers=stack.layers[:layers])
+        for stack in (config.encoder, config.decoder)
+    )
+    network = Transformer(replace(config, encoder=encoder, decoder=decoder, context=1024)).cuda().eval()
     redraw(network)
+    for module in network.modules():
+        if isinstance(module, Attention) and module.config.scale == 1.0:  # T5: its scores would amplify rounding errors
+            module.query.weight.data *= module.config.head_width**-0.5
     return network
 
 
-def random_requests(rng, count):
+def random_requests(rng, count, has_encoder=False):
     shared = [rng.randrange(500) for _ in range(70)]
     requests = []
     for number in range(count):
@@ -48,18 +52,25 @@ def random_requests(rng, count):
             stop_ids=[rng.randrange(500)],
             logprobs=rng.choice([None, None, 2]),
         )
-        requests.append(Request(prompt=prompt, options=options))
+        source = [rng.randrange(500) for _ in range(rng.randint(1, 200))] if has_encoder else ()
+        requests.append(Request(prompt=prompt, options=options, source=source))
     return requests
 
 
-@pytest.mark.parametrize("name", ["llama-3.2-1b", "qwen3-0.6b", "mistral-7b", "gemma-3-1b", "gpt2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llama-3.2-1b", "qwen3-0.6b", "mistral-7b", "gemma-3-1b", "gpt2"),
+        *("t5-v1.1-base", "umt5-small", "bart-base", "transformer-base"),
+    ],
+)
 @pytest.mark.parametrize("num_pages", [400, 14])
 def test_every_request_gets_the_tokens_of_the_loop_without_a_cache(name, num_pages):
     network = small_network(name)
     engine = Engine(network, memory=_memory(network, num_pages), max_tokens=128, max_sequences=12)
     assert isinstance(engine.executor, GraphExecutor)
     rng = random.Random(0)
-    asked = random_requests(rng, 24)
+    asked = random_requests(rng, 24, network.config.is_encoder_decoder)
     ids, events = [], []
     waiting = list(asked)
     while waiting or engine.has_work:

@@ -27,7 +27,7 @@ def plain_tokens(network, request):
     """Return the tokens of the loop without a cache, which is the reference."""
     encoder_output: EncoderOutput | None = None
     if request.source:
-        encoder_output = network.encode(torch.tensor([list(request.source)]))
+        encoder_output = network.encode(torch.tensor([list(request.source)], device=network.device))
     with torch.no_grad():
         return list(decode_plainly(network, request.prompt, request.options, encoder_output))
 

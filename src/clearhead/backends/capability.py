@@ -23,7 +23,6 @@ from clearhead.architecture import (
     FeedForward,
     GroupedAttention,
     HeadNorm,
-    LatentAttention,
     Layer,
     LayerNorm,
     ModelConfig,
@@ -37,6 +36,7 @@ from clearhead.architecture import (
     RotatedHeadNorm,
     ScoreTemperature,
     SlidingWindow,
+    Stack,
 )
 
 # The C++ kernels; the Triton kernels in a CUDA graph over a contiguous cache, and over pages.
@@ -58,6 +58,7 @@ PLACEMENTS: dict[Backend, tuple[str, ...]] = {
     "cuda": ("pre", "sandwich"),
     "paged": ("pre", "post", "sandwich", "parallel"),
 }
+# The patterns of self-attention in a decoder. In cross-attention, everything is attended to.
 _PATTERNS: dict[Backend, tuple[type[AttentionPattern], ...]] = {
     "cpu": (Causal, SlidingWindow, Chunked, Bidirectional),
     "cuda": (Causal, SlidingWindow),
@@ -66,7 +67,7 @@ _PATTERNS: dict[Backend, tuple[type[AttentionPattern], ...]] = {
 _POSITIONS: dict[Backend, tuple[type[Position], ...]] = {
     "cpu": (Rope, NoPosition, Alibi, RelativeBuckets),
     "cuda": (Rope, NoPosition),
-    "paged": (Rope, NoPosition, Alibi),
+    "paged": (Rope, NoPosition, Alibi, RelativeBuckets),
 }
 _UNKNOWN_TEMPERATURES: dict[Backend, tuple[type, ...]] = {
     "cpu": (),
@@ -101,39 +102,54 @@ def _problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
     if stack is None:
         yield "an encoder-only model does not decode"
         return
-    if backend != "cpu" and config.encoder is not None:
+    if backend == "cuda" and config.encoder is not None:
         yield "models with an encoder are not supported"
     if backend == "cpu" and config.head is not None and config.head.transform is not None:
         yield "a logit head with a transform is not supported"
     if stack.final_norm is not None:
         yield from _problems_of_norm(stack.final_norm, backend)
     for layer in stack.layers:
-        yield from _problems_of_layer(layer, backend)
+        yield from _problems_of_layer(layer, backend, _PATTERNS[backend])
+    if backend == "paged" and config.encoder is not None:  # on the CPU, the encoder runs in the modules
+        yield from (f"{problem} in the encoder" for problem in _problems_of_encoder(config.encoder))
     sizes = {_head_sizes(layer.attention) for layer in stack.layers if isinstance(layer.attention, GroupedAttention)}
     if backend == "cuda" and len(sizes) > 1:
         yield "layers with different head sizes are not supported"
 
 
-def _problems_of_layer(layer: Layer, backend: Backend) -> Iterator[str]:
+def _problems_of_encoder(stack: Stack) -> Iterator[str]:
+    if stack.final_norm is not None:
+        yield from _problems_of_norm(stack.final_norm, "paged")
+    for layer in stack.layers:
+        yield from _problems_of_layer(layer, "paged", (Bidirectional,))
+
+
+def _problems_of_layer(layer: Layer, backend: Backend, patterns: tuple[type[AttentionPattern], ...]) -> Iterator[str]:
     if layer.placement not in PLACEMENTS[backend]:
         yield f"{layer.placement} norm placement is not supported"
     if layer.branch_scale != 1.0 and backend != "cpu":
         yield "a scale on the branches is not supported"
     yield from _problems_of_norm(layer.norm, backend)
     yield from _problems_of_feed_forward(layer.feed_forward, backend)
-    for attention in (layer.attention, layer.cross_attention):
-        if isinstance(attention, LatentAttention):
-            if backend == "cuda" or (backend == "cpu" and not isinstance(attention.pattern, Causal)):
-                yield "latent attention is not supported"
-            if backend == "cpu" and attention.rope.depends_on_length:
-                yield f"{type(attention.rope.scaling).__name__} of rotary positions is not supported"
-        elif attention is not None:
-            yield from _problems_of_attention(attention, backend)
-            yield from _problems_of_tiles(attention) if backend == "cuda" else ()
-            if not isinstance(attention.pattern, _PATTERNS[backend]):
-                yield f"{type(attention.pattern).__name__} attention is not supported"
-    if layer.cross_attention is not None and layer.cross_attention.temperature is not None:
-        yield "cross-attention with temperature is not supported"
+    if backend == "paged" and not layer.attention_norm:
+        yield "attention without a norm before it is not supported"
+    attention = layer.attention
+    if isinstance(attention, GroupedAttention):
+        yield from _problems_of_attention(attention, backend)
+        if not isinstance(attention.pattern, patterns):
+            yield f"{type(attention.pattern).__name__} attention is not supported"
+    elif (
+        backend == "cuda"
+        or patterns == (Bidirectional,)
+        or (backend == "cpu" and not isinstance(attention.pattern, Causal))
+    ):
+        yield "latent attention is not supported"
+    elif backend == "cpu" and attention.rope.depends_on_length:
+        yield f"{type(attention.rope.scaling).__name__} of rotary positions is not supported"
+    if layer.cross_attention is not None:
+        yield from _problems_of_attention(layer.cross_attention, backend)
+        if layer.cross_attention.temperature is not None:
+            yield "cross-attention with temperature is not supported"
 
 
 def _problems_of_norm(norm: Norm, backend: Backend) -> Iterator[str]:
@@ -177,6 +193,8 @@ def _problems_of_attention(attention: GroupedAttention, backend: Backend) -> Ite
         yield "attention with softcap is not supported"
     if isinstance(temperature, _UNKNOWN_TEMPERATURES[backend]):
         yield "attention with temperature is not supported"
+    if backend == "cuda":
+        yield from _problems_of_tiles(attention)
     if attention.sinks and backend != "cpu":
         yield "attention with sinks is not supported"
     yield from _problems_of_head_norm(attention.head_norm, backend)

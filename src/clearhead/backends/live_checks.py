@@ -50,7 +50,7 @@ _KNOWN_ON_CPU = {
     *(*_KNOWN_MODULES, OffsetLayerNorm, DeviationNormLayer, PerHeadNorm, JointNorm, Xielu, nn.Embedding),
     *(MixtureLayer, RouterLayer, PackedMixture, PackedMatrix, LatentAttentionLayer),
 }
-_KNOWN_IN_PAGES = {*_KNOWN_MODULES, LatentAttentionLayer, MixtureLayer, RouterLayer}
+_KNOWN_IN_PAGES = {*_KNOWN_MODULES, LatentAttentionLayer, MixtureLayer, RouterLayer, nn.Embedding}  # UMT5's buckets
 
 _SLOTS_PER_BLOCK = 16  # BLOCK in pages.h: slots of a page that the CPU kernels read together
 
@@ -77,13 +77,14 @@ def unsupported_network_reason(network: Transformer, backend: Backend) -> str | 
 
 
 def _has_original_modules(network: Transformer, backend: Backend) -> bool:
-    """Return whether the decoder's blocks consist of known modules, and no module of the decoder or head has a hook."""
-    stack = network.decoder
-    assert stack is not None
-    around = [stack.embedding, stack.final_norm] + ([] if network.head is None else [network.head])
+    """Return whether the blocks consist of known modules, and no module of a stack or of the head has a hook."""
+    stacks = [stack for stack in (network.encoder, network.decoder) if stack is not None]
+    around = [part for stack in stacks for part in (stack.embedding, stack.final_norm)]
+    around += [part for part in (network.head, *(stack.relative_bias for stack in stacks)) if part is not None]
     hooks = hooks_of([module for part in around for module in part.modules()])
     known = _KNOWN_IN_PAGES if backend == "paged" else _KNOWN_MODULES
-    return _are_known(list(stack.layers.modules()), known) and not any(hooks)
+    blocks = [module for stack in stacks for module in stack.layers.modules()]
+    return _are_known(blocks, known) and not any(hooks)
 
 
 def can_be_planned(stack: LayerStack) -> bool:

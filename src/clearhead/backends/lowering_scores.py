@@ -32,6 +32,15 @@ def score_biases(config: GroupedAttention, relative_bias: nn.Embedding | None, l
     raise AssertionError(f"{type(config.position).__name__} positions add no bias")
 
 
+def bucket_table(config: RelativeBuckets, device: torch.device | None = None) -> Tensor:
+    """Return T5's bucket of every distance from -max_distance to max_distance (2 max_distance + 1,), as int32.
+
+    Distances beyond max_distance have the bucket of max_distance itself.
+    """
+    distances = torch.arange(-config.max_distance, config.max_distance + 1)[None, None]
+    return relative_position_bucket(distances, config)[0, 0].int().to(device)
+
+
 def has_bias(config: GroupedAttention) -> bool:
     """Return whether the positions of an attention layer are a bias on its scores."""
     return isinstance(config.position, Alibi | RelativeBuckets)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from clearhead.benchmark.clearhead_engine import accelerate_or_explain, copy_network
 from clearhead.benchmark.serving_engine import ServingEngine
 from clearhead.benchmark.target import BenchmarkTarget
-from clearhead.cache import key_value_shape
-from clearhead.engine import MAX_SEQUENCES, Engine, Request, unsupported_by_engine
+from clearhead.engine import MAX_SEQUENCES, Engine, Request, bytes_per_token, unsupported_by_engine
 from clearhead.errors import ClearheadError
 from clearhead.model import Transformer
 from clearhead.options import SamplingOptions
@@ -37,7 +36,9 @@ class ClearheadServing(ServingEngine):
             self.network = copy_network(self.target, self.weights)
             self.note = accelerate_or_explain(self.network)
         self.engine = None  # frees its pages first
-        memory = concurrency * (capacity + _SPARE_TOKENS) * _bytes_per_token(self.network)
+        dtype = next(self.network.parameters()).dtype
+        token_bytes = bytes_per_token(self.network.config.output_stack, dtype)
+        memory = concurrency * (capacity + _SPARE_TOKENS) * token_bytes
         self.engine = Engine(self.network, memory=memory, max_sequences=max(MAX_SEQUENCES, concurrency))
 
     def send(self, number: int, prompt: Sequence[int], num_tokens: int) -> None:
@@ -54,10 +55,3 @@ class ClearheadServing(ServingEngine):
 
     def close(self) -> None:
         self.network = self.engine = None
-
-
-def _bytes_per_token(network: Transformer) -> int:
-    """Return the bytes of the keys and values of one token in all layers."""
-    shapes = [key_value_shape(layer.attention) for layer in network.config.output_stack.layers]
-    widths = sum(heads * (key_width + value_width) for heads, key_width, value_width in shapes)
-    return widths * next(network.parameters()).element_size()

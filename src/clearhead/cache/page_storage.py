@@ -6,13 +6,14 @@ A slot is page · page_size + offset in the page. page_pool.py decides which tok
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.architecture import Stack
+from clearhead.architecture import GroupedAttention, LatentAttention, Stack
 from clearhead.cache.key_value_cache import key_value_shape
 from clearhead.cache.page_pool import PagePool
 
@@ -29,13 +30,13 @@ class PageStorage:
     @staticmethod
     def for_stack(stack: Stack, pool: PagePool, dtype: torch.dtype, device: torch.device) -> "PageStorage":
         """Allocate the keys and values of every layer of a decoder."""
-        storage = PageStorage(pool)
-        for number, layer in enumerate(stack.layers):
-            heads, *widths = key_value_shape(layer.attention)
-            shapes = [(pool.num_pages, heads, pool.page_size, width) for width in widths]
-            keys, values = (_zeros(shape, dtype, device) for shape in shapes)
-            storage.layers[number] = keys, values
-        return storage
+        return PageStorage(pool, _allocate([layer.attention for layer in stack.layers], pool, dtype, device))
+
+    @staticmethod
+    def for_sources(stack: Stack, pool: PagePool, dtype: torch.dtype, device: torch.device) -> "PageStorage":
+        """Allocate the keys and values of the cross-attention of every layer of a decoder."""
+        attentions = [layer.cross_attention for layer in stack.layers if layer.cross_attention is not None]
+        return PageStorage(pool, _allocate(attentions, pool, dtype, device))
 
     def layer_tensors(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tensors of a layer, allocated on first use for keys and values like these (..., K, T, H)."""
@@ -67,6 +68,18 @@ class PageStorage:
     def allocated_bytes(self) -> int:
         """Bytes of all pages, whether they are used or not."""
         return sum(tensor.numel() * tensor.element_size() for pair in self.layers.values() for tensor in pair)
+
+
+def _allocate(
+    attentions: Sequence[GroupedAttention | LatentAttention], pool: PagePool, dtype: torch.dtype, device: torch.device
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return empty pages for the keys and values of each layer."""
+    layers = {}
+    for number, attention in enumerate(attentions):
+        heads, *widths = key_value_shape(attention)
+        keys, values = (_zeros((pool.num_pages, heads, pool.page_size, width), dtype, device) for width in widths)
+        layers[number] = keys, values
+    return layers
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -42,10 +42,10 @@ class PackedBatch:
         tables = [_require(item.sequence.table) for item in items]
         sources = [item.sequence.source_table for item in items]
         return PackedBatch(
-            tokens=_upload(tokens, device),
+            tokens=upload(tokens, device),
             layout=_layout(tables, [item.start for item in items], device),
             source_layout=None if sources[0] is None else source_layout([_require(each) for each in sources], device),
-            sampled_rows=_upload([row for row, _ in sampled], device),
+            sampled_rows=upload([row for row, _ in sampled], device),
             sampled=[sequence for _, sequence in sampled],
             has_prompts=len(tokens) > len(items),
         )
@@ -75,11 +75,11 @@ def _layout(tables: Sequence[PageTable], starts: Sequence[int], device: torch.de
     most_pages = max(len(table.pages) for table in tables)
     pages = [table.page_numbers + [0] * (most_pages - len(table.pages)) for table in tables]
     return PackedLayout(
-        positions=_upload([token for table, start in pairs for token in range(start, table.num_tokens)], device),
-        slots=_upload([slot for table, start in pairs for slot in table.slots(start, table.num_tokens)], device),
-        sequence_starts=_upload([0, *accumulate(counts)], device, torch.int32),
-        lengths=_upload([table.num_tokens for table in tables], device, torch.int32),
-        page_tables=_upload(pages, device, torch.int32),
+        positions=upload([token for table, start in pairs for token in range(start, table.num_tokens)], device),
+        slots=upload([slot for table, start in pairs for slot in table.slots(start, table.num_tokens)], device),
+        sequence_starts=upload([0, *accumulate(counts)], device, torch.int32),
+        lengths=upload([table.num_tokens for table in tables], device, torch.int32),
+        page_tables=upload(pages, device, torch.int32),
     )
 
 
@@ -106,7 +106,7 @@ def _select(layout: PackedLayout, document: int) -> PackedLayout:
     )
 
 
-def _upload(values: list[int] | list[list[int]], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
+def upload(values: list[int] | list[list[int]], device: torch.device, dtype: torch.dtype = torch.int64) -> Tensor:
     """Copy numbers to a device. A GPU is not waited for."""
     tensor = torch.tensor(values, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

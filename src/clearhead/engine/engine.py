@@ -186,7 +186,7 @@ class Engine:
 
     def step(self) -> list[Event]:
         """Read at most `max_tokens` tokens, and return the events of all requests that got a token or ended."""
-        if self._started and self._pages_are_scarce:
+        if self._started and self.scheduler.may_preempt():
             self._reports += self._collect()  # only a sequence whose tokens are all known can be preempted
         for sequence, error in draft_tokens(self.scheduler.running):
             self._reports.append(self._finish(sequence, "error", error=error))
@@ -209,13 +209,6 @@ class Engine:
             self._reports += self._collect()
         events, self._reports = self._reports, []
         return events
-
-    @property
-    def _pages_are_scarce(self) -> bool:
-        """Whether the next step may have to preempt a sequence."""
-        pool = self.scheduler.pool
-        most = len(self.scheduler.running) + pool.num_pages_for(self.scheduler.max_tokens)
-        return pool.num_available < most
 
     def _start(self, items: Sequence[ScheduledTokens]) -> list[_Step]:
         """Start scheduled tokens. If that fails, start each sequence alone, so that only those at fault end."""

@@ -6,11 +6,11 @@ ModuleExecutor runs the network's modules, or the CPU kernels in their place, an
 of graph_executor.py only starts the work on a GPU, so that the engine can schedule the next step meanwhile.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clearhead.cache import PageCopy
+from clearhead.cache import PageCopy, PageTable
 from clearhead.engine.batch import PackedBatch
 from clearhead.engine.prompt_scores import score_prompts
 from clearhead.engine.runner import Runner
@@ -35,7 +35,7 @@ class Executor(Protocol):
 
     @property
     def max_length(self) -> int | None:
-        """Number of tokens of the longest sequence; None: as many as there are pages."""
+        """Number of tokens of the longest sequence and of the longest source; None: as many as there are pages."""
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
         """Copy pages before they are written to (`PageCopy`)."""
@@ -73,7 +73,7 @@ class ModuleExecutor:
 
     def start(self, items: Sequence[ScheduledTokens]) -> Done:
         """Run scheduled tokens and choose the next token of the sequences that are complete."""
-        self._encode_sources([item.sequence for item in items if item.sequence.needs_encoding])
+        encode_sources(items, self.runner.encode)
         batch = PackedBatch.from_schedule(items, self.runner.network.device)
         hidden = self.runner.run(batch)
         score_prompts(items, hidden, self.runner.logits)
@@ -85,11 +85,15 @@ class ModuleExecutor:
     def release(self, sequence: EngineSequence) -> None:
         """Do nothing: all that is kept of a sequence is in its page tables."""
 
-    def _encode_sources(self, sequences: Sequence[EngineSequence]) -> None:
-        """Run the encoder for sequences that have just been admitted."""
-        if not sequences:
-            return
-        tables = [sequence.source_table for sequence in sequences if sequence.source_table is not None]
-        self.runner.encode([sequence.request.source for sequence in sequences], tables)
-        for sequence in sequences:
-            sequence.needs_encoding = False
+
+def encode_sources(
+    items: Sequence[ScheduledTokens], encode: Callable[[Sequence[Sequence[int]], Sequence[PageTable]], None]
+) -> None:
+    """Run the encoder for the sources of scheduled sequences that have just been admitted."""
+    sequences = [item.sequence for item in items if item.sequence.needs_encoding]
+    if not sequences:
+        return
+    tables = [sequence.source_table for sequence in sequences if sequence.source_table is not None]
+    encode([sequence.request.source for sequence in sequences], tables)
+    for sequence in sequences:
+        sequence.needs_encoding = False

@@ -27,11 +27,12 @@ def build_executor(
     deterministic: the fastest one whose results for a request do not depend on other requests, to the last bit.
     channel: leads to the processes that hold the other shards of the network, which run every step too.
     """
-    parameter = next(network.parameters())
-    storage = PageStorage.for_stack(network.config.output_stack, pool, parameter.dtype, parameter.device)
-    if not deterministic and source_pool is None and channel is None and can_run_in_graphs(network):
-        return GraphExecutor(network, storage, max_sequences)
-    source_storage = None if source_pool is None else PageStorage(source_pool)
+    parameter, stack = next(network.parameters()), network.config.output_stack
+    kind = parameter.dtype, parameter.device
+    storage = PageStorage.for_stack(stack, pool, *kind)
+    source_storage = None if source_pool is None else PageStorage.for_sources(stack, source_pool, *kind)
+    if not deterministic and channel is None and can_run_in_graphs(network):
+        return GraphExecutor(network, storage, max_sequences, source_storage)
     rows_alone = deterministic and not is_deterministic_by_default(network, pool.page_size)
     if channel is None:
         runner = Runner(network, storage, source_storage, rows_alone)

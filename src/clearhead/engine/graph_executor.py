@@ -9,14 +9,15 @@ with a token filter or a drafter takes no seat: its tokens are read like a promp
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
 from clearhead.backends import AsyncTokens, Guest, PagedDecoder, triton_available, unsupported_network_reason
-from clearhead.cache import PageCopy, PageStorage
-from clearhead.engine.batch import PackedBatch
-from clearhead.engine.executor import Pending
+from clearhead.cache import PageCopy, PageStorage, PageTable
+from clearhead.engine.batch import PackedBatch, source_layout, upload
+from clearhead.engine.executor import Pending, encode_sources
 from clearhead.engine.prompt_scores import score_prompts
 from clearhead.engine.sampler import Choice, Choices, Sampler
 from clearhead.engine.scheduler import ScheduledTokens
@@ -24,7 +25,9 @@ from clearhead.engine.sequence import EngineSequence
 from clearhead.model import Transformer
 from clearhead.sampling import token_logprobs
 
-_LONGEST_SHARE = 2  # a sequence may be twice as long as the context that the model was trained for
+# A sequence may be twice as long as the context that the model was trained for; short contexts are often exceeded.
+_LONGEST_SHARE, _MIN_LONGEST = 2, 8192
+_MAX_SOURCE_TOKENS = 16384  # that the encoder reads at once: more are not faster, and need memory
 
 
 def can_run_in_graphs(network: Transformer) -> bool:
@@ -86,11 +89,17 @@ class GraphExecutor:
 
     is_asynchronous = True
 
-    def __init__(self, network: Transformer, storage: PageStorage, num_seats: int):
+    def __init__(
+        self,
+        network: Transformer,
+        storage: PageStorage,
+        num_seats: int,
+        source_storage: PageStorage | None = None,
+    ):
         capacity = storage.pool.num_pages * storage.pool.page_size
-        self.max_length: int | None = min(capacity, _LONGEST_SHARE * network.config.context)
+        self.max_length: int | None = min(capacity, max(_LONGEST_SHARE * network.config.context, _MIN_LONGEST))
         self.storage = storage
-        self.decoder = PagedDecoder(network, storage, num_seats, self.max_length)
+        self.decoder = PagedDecoder(network, storage, num_seats, self.max_length, source_storage)
         self.sampler = Sampler(network.config.vocab_size, network.device)
         self.free_seats = list(reversed(range(num_seats)))
         self.seats: dict[EngineSequence, int] = {}
@@ -118,8 +127,9 @@ class GraphExecutor:
 
     def _read_prompts(self, items: Sequence[ScheduledTokens]) -> list[Pending]:
         """Read parts of prompts; sequences whose prompt is complete take a seat and get their first token."""
+        encode_sources(items, self._encode)
         batch = PackedBatch.from_schedule(items, self.decoder.device)
-        hidden = self.decoder.read(batch.tokens, batch.layout)
+        hidden = self.decoder.read(batch.tokens, batch.layout, batch.source_layout)
         score_prompts(items, hidden, self.decoder.logits)
         if not batch.sampled:
             return []
@@ -131,6 +141,15 @@ class GraphExecutor:
         if seated := [row for row in range(len(batch.sampled)) if row not in filtered]:
             parts.append(self._seat([batch.sampled[row] for row in seated], logits[seated]))
         return parts
+
+    def _encode(self, sources: Sequence[Sequence[int]], tables: Sequence[PageTable]) -> None:
+        """Run the encoder on packed sources, and write the keys and values of cross-attention to their pages."""
+        ends = list(accumulate(map(len, sources)))
+        for _, group in groupby(range(len(sources)), lambda number: (ends[number] - 1) // _MAX_SOURCE_TOKENS):
+            numbers = list(group)
+            tokens = upload([token for number in numbers for token in sources[number]], self.decoder.device)
+            layout = source_layout([tables[number] for number in numbers], self.decoder.device)
+            self.decoder.encode(tokens, layout)
 
     def _seat(self, sequences: list[EngineSequence], logits: Tensor) -> _Tokens:
         """Give seats to sequences whose prompt has been read, and choose their first tokens from logits (S, V)."""
@@ -151,6 +170,8 @@ class GraphExecutor:
             options=sequence.request.options,
             num_generated=len(sequence.output),
             tokens=sequence.tokens(0, sequence.num_tokens),
+            source_pages=[] if sequence.source_table is None else sequence.source_table.page_numbers,
+            source_length=len(sequence.request.source),
         )
 
     def _step(self, sequences: list[EngineSequence]) -> _Tokens:

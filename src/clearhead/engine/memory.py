@@ -19,11 +19,10 @@ _UNKNOWN = 4 * 2**30  # assumed where the system does not report its free memory
 
 
 def bytes_per_token(stack: Stack, dtype: torch.dtype) -> int:
-    """Return the bytes of the keys and values of one token in all layers."""
-    widths = [
-        (heads, key + value) for heads, key, value in (key_value_shape(layer.attention) for layer in stack.layers)
-    ]
-    return sum(heads * width for heads, width in widths) * dtype.itemsize
+    """Return the bytes of the keys and values of one token in all layers, and of one token of a source."""
+    attentions = [each for layer in stack.layers for each in (layer.attention, layer.cross_attention)]
+    shapes = [key_value_shape(attention) for attention in attentions if attention is not None]
+    return sum(heads * (key + value) for heads, key, value in shapes) * dtype.itemsize
 
 
 def pages_for_memory(

@@ -120,8 +120,9 @@ def follow_steps(network: Transformer, channel: Channel) -> None:
 
 def _create_runner(network: Transformer, num_pages: int, page_size: int, has_sources: int) -> Runner:
     parameter, pool = next(network.parameters()), PagePool(num_pages, page_size)
-    storage = PageStorage.for_stack(network.config.output_stack, pool, parameter.dtype, parameter.device)
-    return Runner(network, storage, PageStorage(PagePool(num_pages, page_size)) if has_sources else None)
+    stack, kind = network.config.output_stack, (parameter.dtype, parameter.device)
+    sources = PageStorage.for_sources(stack, PagePool(num_pages, page_size), *kind) if has_sources else None
+    return Runner(network, PageStorage.for_stack(stack, pool, *kind), sources)
 
 
 def _follow(runner: Runner, kind: MessageKind, tensors: Sequence[Tensor]) -> None:

@@ -79,7 +79,6 @@ class Runner:
         keys_values = self.network.precompute_cross_attention(encoder_output).cross_keys_values
         assert keys_values is not None
         for layer, (key, value) in enumerate(keys_values):  # (1, K, S, H)
-            self.source_storage.layer_tensors(layer, key, value)
             self.source_storage.write(layer, layout.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
 
     def encoder_output(self, batch: PackedBatch) -> EncoderOutput | None:

@@ -57,8 +57,8 @@ class Scheduler:
     ):
         """Schedule onto the pages of `pool`, and sources onto those of `source_pool`.
 
-        max_length: tokens of the longest sequence; None: as many as there are pages. windows: of all layers, if every
-        layer has one; pages outside of them are given back.
+        max_length: tokens of the longest sequence and of the longest source; None: as many as there are pages.
+        windows: of all layers, if every layer has one; pages outside of them are given back.
         """
         self.windows = windows
         self.pool, self.source_pool, self.max_length = pool, source_pool, max_length
@@ -81,7 +81,8 @@ class Scheduler:
         if self.max_length is not None:
             _require_room(length, self.max_length, what)
         if self.source_pool is not None:
-            _require_room(len(request.source), self.source_pool.num_tokens, f"a source of {len(request.source)} tokens")
+            room = min(self.source_pool.num_tokens, self.max_length or self.source_pool.num_tokens)
+            _require_room(len(request.source), room, f"a source of {len(request.source)} tokens")
         sequence.prefix_hashes = self._prefix_hashes(sequence)
         self.waiting.append(sequence)
 
@@ -143,6 +144,21 @@ class Scheduler:
             schedule.copies += [] if copy is None else [copy]
             schedule.items.append(ScheduledTokens(sequence, start, stop, is_sampled))
             return True
+
+    def may_preempt(self) -> bool:
+        """Return whether the next step may run out of pages. Waiting sequences never cause that: they wait for room."""
+        available = self.pool.num_available
+        if available >= len(self.running) + self.pool.num_pages_for(self.max_tokens):
+            return False
+        return sum(map(self._most_new_pages, self.running)) > available
+
+    def _most_new_pages(self, sequence: EngineSequence) -> int:
+        """Return how many pages the next step may allocate for a running sequence."""
+        table, drafter = sequence.table, sequence.request.drafter
+        assert table is not None
+        num_new = min(sequence.num_remaining, self.max_tokens) + (0 if drafter is None else drafter.num_tokens)
+        is_shared = bool(table.pages) and self.pool.reference_counts[table.pages[-1]] > 1  # then it is copied
+        return self.pool.num_pages_for(table.num_tokens + num_new) - len(table.pages) + is_shared
 
     def _preempt(self, sequence: EngineSequence) -> None:
         """Return a running sequence to the head of the queue, without its pages."""

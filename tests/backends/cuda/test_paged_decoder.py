@@ -7,7 +7,7 @@ import torch
 
 from clearhead.backends.cuda import mixture
 from clearhead.backends.cuda.paged_decoder import PagedDecoder
-from clearhead.backends.cuda.paged_layers import DecodeStep
+from clearhead.backends.cuda.paged_steps import DecodeStep
 from clearhead.backends.cuda.sampler import Sampler
 from clearhead.backends.cuda.seats import Guest
 from clearhead.backends.modules import pack_network
@@ -181,7 +181,7 @@ def test_long_sequences_are_divided_into_spans():
     assert not workspace[1].any()
 
 
-@pytest.mark.parametrize("name", ["gopher-280b", "bart-base", "t5-small"])
+@pytest.mark.parametrize("name", ["gopher-280b", "annotated-transformer", "mpt-7b-storywriter"])
 def test_an_unsupported_model_is_refused_with_the_reason(name):
     network = toy_network(name)
     with pytest.raises(ClearheadError, match="cannot run in the GPU kernels: "):

@@ -3,6 +3,8 @@
 paged_decoder      PagedDecoder: packed prompts and captured steps over the pages of many sequences
 seats              the static buffers of its sequences; sampler: their next tokens; async_tokens: tokens for the host
 paged_layers       its layers: branches that read and write pages, and the norms and sums around them
+paged_steps        how a layer attends: running sequences, packed prompts, packed sources
+paged_encoder      PagedEncoder: packed sources of an encoder-decoder, and their keys and values for cross-attention
 latent, mixture    latent attention over pages; experts without waiting for the host
 paged_launch       the kernels over pages as functions of tensors
 triton_pages       attention of one new token per sequence over its pages

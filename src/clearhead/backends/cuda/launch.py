@@ -49,7 +49,7 @@ def fused_linear(
     if isinstance(weight, PackedWeight):
         bits = 8 if weight.quants.dtype == torch.int8 else 4
         offsets = weight.scales if weight.offsets is None else weight.offsets
-        tile = _packed_tiling(num_outputs, weight.scales.shape[1])
+        tile = _packed_tiling(num_outputs, weight.scales.shape[1], gated and bits == 8)
         max_programs = _num_multiprocessors(x.device) * (4 if num_outputs >= _LARGE_OUTPUT else 2)
         multiply_packed_row[min(-(-num_outputs // tile["BLOCK_N"]), max_programs), len(x)](
             y, x, weight.quants.view(torch.int32), weight.scales, offsets, *arguments,
@@ -111,7 +111,7 @@ def attention_workspace(attention: LoweredAttention, batch: int, device: torch.d
 def _tiling(num_rows: int, num_columns: int, gated: bool) -> dict[str, int]:
     """Return rows and columns of a program's tile and its warps.
 
-    These are the best of 30 combinations on an H200, for the shapes of Llama 1B and 8B.
+    These are the best of 30 combinations on an H200, for the shapes of Llama 1B and 8B and SmolLM3 3B.
     """
     if gated:
         rows, columns, warps = 2, 2048, 2 if num_columns <= 2048 else 4
@@ -120,13 +120,19 @@ def _tiling(num_rows: int, num_columns: int, gated: bool) -> dict[str, int]:
     elif num_columns <= 4096:
         rows, columns, warps = (8, 1024, 8) if num_rows >= 65536 else (4, 2048, 4)
     else:
-        rows, columns, warps = (4, 1024, 2) if num_columns <= 8192 else (4, 512, 1)
+        rows, columns, warps = (4, 1024, 2) if num_columns <= 12288 else (4, 512, 1)
     return {"BLOCK_N": rows, "BLOCK_K": columns, "num_warps": warps}
 
 
-def _packed_tiling(num_rows: int, num_groups: int) -> dict[str, int]:
-    """Return the tile of the packed kernel, which is as wide as the matrix."""
+def _packed_tiling(num_rows: int, num_groups: int, is_wide: bool) -> dict[str, int]:
+    """Return the tile of the packed kernel, which is as wide as the matrix.
+
+    is_wide: a program holds rows of a gate and of up in 8 bits, so it has fewer of them and more warps; on an
+    H200 the gate of Llama 8B takes 31 µs instead of 37.
+    """
     block = 1 << (num_groups - 1).bit_length()
+    if is_wide:
+        return {"BLOCK_N": max(2, 256 // block), "BLOCK_G": block, "num_warps": 8 if block >= 128 else 4}
     groups_per_tile = 512 if num_rows >= _LARGE_OUTPUT else 1024
     return {"BLOCK_N": max(2, groups_per_tile // block), "BLOCK_G": block, "num_warps": 4 if block <= 128 else 8}
 

@@ -20,14 +20,10 @@ from torch import Tensor, nn
 from clearhead.architecture import LearnedPositions
 from clearhead.backends.cuda.async_tokens import AsyncTokens
 from clearhead.backends.cuda.launch import fused_linear
+from clearhead.backends.cuda.paged_encoder import PagedEncoder
 from clearhead.backends.cuda.paged_launch import add_and_normalize, read_columns
-from clearhead.backends.cuda.paged_layers import (
-    DecodeStep,
-    PromptStep,
-    build_layers,
-    run_layers,
-    run_layers_in_kernels,
-)
+from clearhead.backends.cuda.paged_layers import build_layers, run_layers, run_layers_in_kernels
+from clearhead.backends.cuda.paged_steps import DecodeStep, PromptStep
 from clearhead.backends.cuda.sampler import Sampler
 from clearhead.backends.cuda.seats import Seats
 from clearhead.backends.live_checks import unsupported_network_reason
@@ -45,12 +41,20 @@ _MAX_PACKED_ROWS = 16  # rows up to which packed weights run in the Triton kerne
 class PagedDecoder:
     """A network with merged weights, its pages and seats, and the captured steps of all batch sizes needed so far."""
 
-    def __init__(self, network: Transformer, storage: PageStorage, num_seats: int = 256, max_tokens: int | None = None):
+    def __init__(
+        self,
+        network: Transformer,
+        storage: PageStorage,
+        num_seats: int = 256,
+        max_tokens: int | None = None,
+        source_storage: PageStorage | None = None,
+    ):
         """Merge the weights of the network and allocate the seats.
 
         storage: pages of every layer on the device of the network (`PageStorage.for_stack`).
         num_seats: how many sequences can run at the same time.
-        max_tokens: the longest sequence; None: all pages.
+        max_tokens: the longest sequence, and the longest source; None: all pages.
+        source_storage: of an encoder-decoder, the pages of cross-attention (`PageStorage.for_sources`).
         """
         if reason := unsupported_network_reason(network, "paged"):
             raise ClearheadError(f"this model cannot run in the GPU kernels: {reason}")
@@ -60,14 +64,21 @@ class PagedDecoder:
         self.device, self.dtype = parameter.device, parameter.dtype
         page_size = storage.pool.page_size
         max_pages = storage.pool.num_pages_for(max_tokens or storage.pool.num_pages * page_size)
+        max_source_pages = 0
+        self.encoder: PagedEncoder | None = None
         with torch.inference_mode(parameter.is_inference()), torch.no_grad():
-            self.layers = build_layers(network, storage, max_pages * page_size)
+            if source_storage is not None:
+                pool = source_storage.pool
+                max_source_pages = pool.num_pages_for(max_tokens or pool.num_pages * pool.page_size)
+                self.encoder = PagedEncoder(network, source_storage, max_source_pages * pool.page_size)
+            source_pages = None if source_storage is None else source_storage.layers
+            self.layers = build_layers(self.stack, storage.layers, max_pages * page_size, source_pages)
         self.head = lower_head(network)
         projections = [self.head, *(projection for layer in self.layers for projection in layer.projections)]
         packed = all(isinstance(projection.weight, PackedWeight) for projection in projections)
         self.max_kernel_rows = _MAX_PACKED_ROWS if packed else 1
         self.runs_in_kernels = all(layer.placement in ("pre", "sandwich") for layer in self.layers)
-        self.seats = Seats(num_seats, max_pages, network.config.vocab_size, self.device)
+        self.seats = Seats(num_seats, max_pages, network.config.vocab_size, self.device, max_source_pages)
         self.sizes = (*(size for size in SIZES if size < num_seats), num_seats)
         self.steps: dict[tuple[int, bool], CapturedStep] = {}
         self.samplers: dict[tuple[int, bool], Sampler] = {}
@@ -75,20 +86,28 @@ class PagedDecoder:
 
     # --- prompts
 
+    def encode(self, tokens: Tensor, layout: PackedLayout) -> None:
+        """Run packed sources (T,) and write the keys and values that decoders attend to to their pages."""
+        assert self.encoder is not None, "only an encoder-decoder has sources"
+        self.encoder.read(tokens, layout)
+
     @torch.inference_mode()
-    def prefill(self, tokens: Tensor, layout: PackedLayout, last_tokens: Tensor) -> Tensor:
+    def prefill(
+        self, tokens: Tensor, layout: PackedLayout, last_tokens: Tensor, source_layout: PackedLayout | None = None
+    ) -> Tensor:
         """Run packed tokens (T,) and write their keys and values; return the logits (S, V) after `last_tokens` (S,).
 
         The tokens are chunks of any number of sequences, in the layout of PackedCache; a sequence may also continue
         pages that earlier chunks, other sequences with the same prefix, or steps have written. last_tokens: indices
-        among the T tokens, usually the last one of each prompt that is complete. Nothing waits for the device.
+        among the T tokens, usually the last one of each prompt that is complete. source_layout: where the sources of
+        the sequences are that `encode` has read. Nothing waits for the device.
         """
-        return self.logits(self.read(tokens, layout)[last_tokens])
+        return self.logits(self.read(tokens, layout, source_layout)[last_tokens])
 
     @torch.inference_mode()
-    def read(self, tokens: Tensor, layout: PackedLayout) -> Tensor:
+    def read(self, tokens: Tensor, layout: PackedLayout, source_layout: PackedLayout | None = None) -> Tensor:
         """Run packed tokens (T,), store their keys and values, and return the residual stream (T, D) for `logits`."""
-        return run_layers(self.layers, self._embed(tokens, layout.positions), PromptStep(layout))
+        return run_layers(self.layers, self._embed(tokens, layout.positions), PromptStep(layout, source_layout))
 
     def choose(self, logits: Tensor, seats: Sequence[int]) -> AsyncTokens:
         """Choose the next tokens of these seats from logits (S, V); the next step that names a seat runs its token."""

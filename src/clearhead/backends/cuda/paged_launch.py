@@ -13,6 +13,7 @@ from torch import Tensor
 from clearhead.architecture import (
     Alibi,
     AttentionPattern,
+    Bidirectional,
     Chunked,
     QueryTemperature,
     RotatedHeadNorm,
@@ -32,14 +33,15 @@ _FEW_PROGRAMS = 128  # about the number of multiprocessors of the largest GPUs
 
 @dataclass(frozen=True)
 class PagedAttention:
-    """The settings of an attention layer, its pages and its rotation table."""
+    """The settings of an attention layer, its pages and its tables of positions."""
 
     attention: LoweredAttention
     keys: Tensor  # (pages, K, page_size, H)
     values: Tensor
     cosine: Tensor  # (positions, rotary_pairs)
     sine: Tensor
-    slopes: Tensor  # (N,) float32 with ALiBi, otherwise empty
+    bias: Tensor  # slopes (N,) float32 with ALiBi, T5's table (num_buckets, N), otherwise empty
+    buckets: Tensor  # (2 reach + 1,) int32: the bucket of each distance from -reach to reach, otherwise empty
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,13 @@ class QueryBlocks:
         return QueryBlocks(sequences, (starts[known] + place * num_tokens).int(), num_rows)
 
 
-def attend_pages(projected: Tensor, layer: PagedAttention, seats: Seats, workspace: tuple[Tensor, Tensor]) -> Tensor:
+def attend_pages(
+    projected: Tensor, layer: PagedAttention, seats: Seats, workspace: tuple[Tensor, Tensor], *, cross: bool = False
+) -> Tensor:
     """Write the new token's key and value to its page and attend to its sequence: (B, (N + 2K) H) -> (B, N H).
 
-    Row b belongs to the seat `seats.active[b]`. workspace: from `paged_workspace`.
+    Row b belongs to the seat `seats.active[b]`. workspace: from `paged_workspace`. cross: attend with queries (B, N H)
+    to the source of the sequence instead.
     """
     from clearhead.backends.cuda import triton_pages
 
@@ -77,11 +82,12 @@ def attend_pages(projected: Tensor, layer: PagedAttention, seats: Seats, workspa
     y = projected.new_empty(len(projected), config.num_heads * config.head_width)
     query_norm, key_norm, epsilon, options = _head_options(attention, projected)
     numbers, flags = _score_options(layer)
+    positions, tables = (seats.source_length, seats.source_tables) if cross else (seats.position, seats.page_tables)
     triton_pages.attend_pages[states.shape[:2]](
-        y, states, num_finished, projected, layer.keys, layer.values, seats.active, seats.position, seats.page_tables,
-        layer.cosine, layer.sine, query_norm, key_norm, layer.slopes, seats.page_tables.stride(0),
+        y, states, num_finished, projected, layer.keys, layer.values, seats.active, positions, tables,
+        layer.cosine, layer.sine, query_norm, key_norm, layer.bias, layer.buckets, tables.stride(0),
         *_limits(config.pattern), attention.scale, epsilon, *numbers, PAGE=layer.keys.shape[2],
-        GROUP=states.shape[2], SPANS=states.shape[1], **flags,
+        CROSS=cross, GROUP=states.shape[2], SPANS=states.shape[1], **flags,
         **_decode_tile(len(states)), **options,
     )  # fmt: skip
     return y
@@ -101,25 +107,39 @@ def paged_workspace(attention: LoweredAttention, num_rows: int, device: torch.de
     return torch.empty(shape, device=device), torch.zeros(programs, dtype=torch.int32, device=device)
 
 
-def attend_chunks(projected: Tensor, layer: PagedAttention, layout: PackedLayout, blocks: QueryBlocks) -> Tensor:
-    """Write the keys and values of packed tokens to their pages and attend: (T, (N + 2K) H) -> (T, N H)."""
+def store_keys(projected: Tensor, layer: PagedAttention, layout: PackedLayout) -> None:
+    """Write the keys and values of packed tokens to their pages: (T, (N + 2K) H), or without queries (T, 2K H)."""
+    from clearhead.backends.cuda import triton_chunks
+
+    config = layer.attention.config
+    _, key_norm, epsilon, options = _head_options(layer.attention, projected)
+    options["N"] = projected.shape[1] // config.head_width - 2 * config.num_kv_heads
+    triton_chunks.store_keys[(len(projected),)](
+        projected, layer.keys, layer.values, layout.slots, layout.positions, layer.cosine, layer.sine, key_norm,
+        epsilon, PAGE=layer.keys.shape[2], BLOCK_K=power_of_two(config.num_kv_heads), num_warps=2, **options,
+    )  # fmt: skip
+
+
+def attend_chunks(
+    projected: Tensor, layer: PagedAttention, layout: PackedLayout, keys: PackedLayout, blocks: QueryBlocks
+) -> Tensor:
+    """Attend with the queries of packed tokens, which begin their rows, to pages: (T, ...) -> (T, N H).
+
+    keys: the layout of the keys, which is that of the tokens themselves or of their sources.
+    """
     from clearhead.backends.cuda import triton_chunks
 
     attention, config = layer.attention, layer.attention.config
     y = projected.new_empty(len(projected), config.num_heads * config.head_width)
-    query_norm, key_norm, epsilon, options = _head_options(attention, projected)
-    options["PAGE"], table = layer.keys.shape[2], (layer.cosine, layer.sine)
-    triton_chunks.store_keys[(len(projected),)](
-        projected, layer.keys, layer.values, layout.slots, layout.positions, *table, key_norm, epsilon,
-        BLOCK_K=power_of_two(config.num_kv_heads), num_warps=2, **options,
-    )  # fmt: skip
+    query_norm, _, epsilon, options = _head_options(attention, projected)
     window, chunk = _limits(config.pattern)
     numbers, flags = _score_options(layer, _LOG2_E)
     triton_chunks.attend_chunks[len(blocks.starts), config.num_kv_heads](
-        y, projected, layer.keys, layer.values, blocks.sequences, blocks.starts, layout.sequence_starts, layout.lengths,
-        layout.page_tables, *table, query_norm, layer.slopes, layout.page_tables.stride(0), window, chunk,
-        attention.scale * _LOG2_E, epsilon, *numbers, **flags, WINDOWED=min(window, chunk) < _UNLIMITED,
-        BLOCK_M=blocks.num_rows, BLOCK_N=64, num_warps=4, num_stages=3, **options,
+        y, projected, layer.keys, layer.values, blocks.sequences, blocks.starts, layout.sequence_starts, keys.lengths,
+        keys.page_tables, layer.cosine, layer.sine, query_norm, layer.bias, layer.buckets, keys.page_tables.stride(0),
+        window, chunk, attention.scale * _LOG2_E, epsilon, *numbers, PAGE=layer.keys.shape[2], ROW=projected.shape[1],
+        BIDIRECTIONAL=isinstance(config.pattern, Bidirectional), WINDOWED=min(window, chunk) < _UNLIMITED,
+        BLOCK_M=blocks.num_rows, BLOCK_N=64, num_warps=4, num_stages=3, **flags, **options,
     )  # fmt: skip
     return y
 
@@ -181,14 +201,14 @@ def _head_options(attention: LoweredAttention, projected: Tensor) -> tuple[Tenso
     return query_norm.weight, key_norm.weight, query_norm.epsilon, options
 
 
-def _score_options(layer: PagedAttention, factor: float = 1.0) -> tuple[tuple[float, float, int], dict[str, bool]]:
-    """Return softcap · factor, the temperature and its floor; and which of them, and slopes, the layer has."""
+def _score_options(layer: PagedAttention, factor: float = 1.0) -> tuple[tuple[float, float, int], dict[str, int]]:
+    """Return softcap · factor, the temperature and its floor; and which of them, and biases, the layer has."""
     config = layer.attention.config
     temperature = config.temperature if isinstance(config.temperature, QueryTemperature) else None
     numbers = (config.softcap or 0.0) * factor, 0.0 if temperature is None else temperature.scale
     flags = {
         "CAPPED": config.softcap is not None, "TEMPERED": temperature is not None,
-        "ALIBI": isinstance(config.position, Alibi),
+        "ALIBI": isinstance(config.position, Alibi), "REACH": len(layer.buckets) // 2,
     }  # fmt: skip
     return (*numbers, 1 if temperature is None else temperature.floor), flags
 

@@ -1,105 +1,42 @@
 """The layers of a PagedDecoder: branches that read and write pages, and the norms and sums around them.
 
-    layers = build_layers(network, storage, num_positions=8192); x = run_layers(layers, x, step)
+    layers = build_layers(network.decoder, storage.layers, num_positions=8192); x = run_layers(layers, x, step)
 
-A step says how a branch attends: DecodeStep has one new token of each sequence, PromptStep has packed tokens.
+A step (paged_steps.py) says how a branch attends: DecodeStep has one new token of each sequence, PromptStep has packed
+tokens, and SourceStep those of an encoder.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.architecture import Alibi, Experts, FeedForward, GroupedAttention, Rope
-from clearhead.backends.cuda.latent import LatentBranch, LatentPages, attend_latent, build_latent_branch, store_latent
+from clearhead.architecture import Alibi, Experts, FeedForward, GroupedAttention, RelativeBuckets, Rope
+from clearhead.backends.cuda.latent import LatentBranch, build_latent_branch
 from clearhead.backends.cuda.launch import fused_linear
 from clearhead.backends.cuda.mixture import MixtureBranch
-from clearhead.backends.cuda.paged_launch import (
-    PagedAttention,
-    QueryBlocks,
-    activate,
-    add_and_normalize,
-    attend_chunks,
-    attend_pages,
-    paged_workspace,
-)
-from clearhead.backends.cuda.seats import Seats
+from clearhead.backends.cuda.paged_launch import PagedAttention, activate, add_and_normalize
+from clearhead.backends.cuda.paged_steps import Step
 from clearhead.backends.lowering import lower_attention, rotation_table
 from clearhead.backends.lowering_norms import NormModule
 from clearhead.backends.lowering_projections import Projection, merge_projections
-from clearhead.cache import PackedLayout, PageStorage
+from clearhead.backends.lowering_scores import bucket_table, find_relative_bias
 from clearhead.model import (
     Attention,
     Block,
     FeedForwardLayer,
     LatentAttentionLayer,
+    LayerStack,
     MixtureLayer,
     Residual,
-    Transformer,
     alibi_slopes,
 )
 
 Table = tuple[Tensor, Tensor]
-
-
-# --- steps
-
-
-@dataclass
-class DecodeStep:
-    """One new token of each active seat."""
-
-    seats: Seats
-    num_rows: int
-    workspaces: dict[tuple[int, int, int], Table] = field(default_factory=dict)
-
-    def attend(self, projected: Tensor, pages: PagedAttention) -> Tensor:
-        """Attend with queries, keys and values side by side (B, (N + 2K) H) -> (B, N H)."""
-        config = pages.attention.config
-        sizes = config.num_heads, config.num_kv_heads, config.head_width
-        if sizes not in self.workspaces:  # in the first run, which is not captured
-            self.workspaces[sizes] = paged_workspace(pages.attention, self.num_rows, projected.device)
-        return attend_pages(projected, pages, self.seats, self.workspaces[sizes])
-
-    def attend_latent(self, queries: Table, compressed: Tensor, pages: LatentPages) -> Tensor:
-        """Attend to latents: queries (N, B, R) and (B, N, rotary), compressed (B, R + rotary) -> (N, B, R)."""
-        store_latent(compressed, pages, seats=self.seats)
-        return attend_latent(queries, pages, seats=self.seats)
-
-
-@dataclass
-class PromptStep:
-    """Packed tokens of some sequences."""
-
-    layout: PackedLayout
-
-    def attend(self, projected: Tensor, pages: PagedAttention) -> Tensor:
-        """Attend with queries, keys and values side by side (T, (N + 2K) H) -> (T, N H)."""
-        config = pages.attention.config
-        return attend_chunks(projected, pages, self.layout, self._blocks(config.num_heads // config.num_kv_heads))
-
-    def attend_latent(self, queries: Table, compressed: Tensor, pages: LatentPages) -> Tensor:
-        """Attend to latents: queries (N, T, R) and (T, N, rotary), compressed (T, R + rotary) -> (N, T, R)."""
-        store_latent(compressed, pages, layout=self.layout)
-        blocks = self._blocks(pages.heads_per_program, num_rows=32)
-        return attend_latent(queries, pages, layout=self.layout, blocks=blocks)
-
-    @cached_property
-    def _known_blocks(self) -> dict[tuple[int, int], QueryBlocks]:
-        return {}
-
-    def _blocks(self, group: int, num_rows: int = 64) -> QueryBlocks:
-        """Return the blocks of queries, computed once for all layers with equal groups."""
-        if (group, num_rows) not in self._known_blocks:
-            self._known_blocks[group, num_rows] = QueryBlocks.from_layout(self.layout, group, num_rows)
-        return self._known_blocks[group, num_rows]
-
-
-Step = DecodeStep | PromptStep
 
 
 # --- branches
@@ -124,6 +61,24 @@ class GroupedBranch:
 
 
 @dataclass(frozen=True)
+class CrossBranch:
+    """Cross-attention of a decoder to the keys and values of its source."""
+
+    pages: PagedAttention
+    query: Projection
+    output: Projection
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        """Normalized x (T, D) -> (T, D)."""
+        return linear(step.attend_source(linear(x, self.query), self.pages), self.output)
+
+    def add_in_kernels(self, x: Tensor, residual: Residual, step: Step) -> None:
+        """Add the branch with its norms to a few rows x (B, D) in place, with the products of triton_products.py."""
+        query = fused_linear(x, self.query, norm=cast(NormModule, residual.norm))
+        _add_product(x, step.attend_source(query, self.pages), self.output, residual.branch_norm)
+
+
+@dataclass(frozen=True)
 class DenseBranch:
     """A feed-forward layer with merged projections."""
 
@@ -134,6 +89,9 @@ class DenseBranch:
 
     def __call__(self, x: Tensor, step: Step | None) -> Tensor:
         """Normalized x (T, D) -> (T, D)."""
+        if len(x) == 1:
+            inner = fused_linear(x, self.gate_and_up, gated=self.gated, activation=self.activation)
+            return fused_linear(inner, self.down)
         return linear(activate(linear(x, self.gate_and_up), self.gated, self.activation), self.down)
 
     def add_in_kernels(self, x: Tensor, residual: Residual, step: Step) -> None:
@@ -143,24 +101,29 @@ class DenseBranch:
         _add_product(x, inner, self.down, residual.branch_norm)
 
 
-Branch = GroupedBranch | LatentBranch | DenseBranch | MixtureBranch
+Branch = GroupedBranch | LatentBranch | CrossBranch | DenseBranch | MixtureBranch
 
 
 @dataclass(frozen=True)
 class PagedLayer:
-    """A block as two branches with their norms."""
+    """A block as two or three branches with their norms."""
 
     placement: str
     attention: GroupedBranch | LatentBranch
+    cross_attention: CrossBranch | None
     feed_forward: DenseBranch | MixtureBranch
     attention_residual: Residual
+    cross_attention_residual: Residual | None
     feed_forward_residual: Residual | None  # None: parallel branches have one
 
     @property
     def branches(self) -> list[tuple[Branch, Residual]]:
         """The branches of a layer in which one follows the other."""
         assert self.feed_forward_residual is not None
-        return [(self.attention, self.attention_residual), (self.feed_forward, self.feed_forward_residual)]
+        found: list[tuple[Branch, Residual]] = [(self.attention, self.attention_residual)]
+        if self.cross_attention is not None and self.cross_attention_residual is not None:
+            found.append((self.cross_attention, self.cross_attention_residual))
+        return [*found, (self.feed_forward, self.feed_forward_residual)]
 
     @property
     def projections(self) -> list[Projection]:
@@ -168,26 +131,48 @@ class PagedLayer:
         found: list[Projection] = []
         if isinstance(self.attention, GroupedBranch):
             found += self.attention.query_key_value, self.attention.output
+        if self.cross_attention is not None:
+            found += self.cross_attention.query, self.cross_attention.output
         if isinstance(self.feed_forward, DenseBranch):
             found += self.feed_forward.gate_and_up, self.feed_forward.down
         return found
 
 
-def build_layers(network: Transformer, storage: PageStorage, num_positions: int) -> list[PagedLayer]:
-    """Merge the weights of all blocks; layers with the same rotation share its table."""
+def build_layers(
+    stack: LayerStack,
+    pages: Mapping[int, Table],
+    num_positions: int,
+    source_pages: Mapping[int, Table] | None = None,
+) -> list[PagedLayer]:
+    """Merge the weights of all blocks; layers with the same rotation share its table.
+
+    pages, source_pages: keys and values of each layer, of the sequences and, in an encoder-decoder, of their sources.
+    """
     tables: dict[tuple[Rope, int], Table] = {}
-    assert network.decoder is not None
-    blocks = cast(list[Block], list(network.decoder.layers))
-    return [_build_layer(block, storage.layers[n], num_positions, tables) for n, block in enumerate(blocks)]
+    layers = []
+    for number, block in enumerate(cast(list[Block], list(stack.layers))):
+        cross = None
+        if block.layer.cross_attention is not None:
+            assert source_pages is not None
+            cross = _build_cross_branch(cast(Attention, block.cross_attention), source_pages[number])
+        layers.append(_build_layer(block, stack, pages[number], num_positions, tables, cross))
+    return layers
 
 
-def _build_layer(block: Block, pages: Table, num_positions: int, tables: dict[tuple[Rope, int], Table]) -> PagedLayer:
-    config = block.layer.attention
-    table = torch.zeros(0, 0, device=pages[0].device), torch.zeros(0, 0, device=pages[0].device)
+def _build_layer(
+    block: Block,
+    stack: LayerStack,
+    pages: Table,
+    num_positions: int,
+    tables: dict[tuple[Rope, int], Table],
+    cross: CrossBranch | None,
+) -> PagedLayer:
+    config, device = block.layer.attention, pages[0].device
+    table = _no_table(device)
     if isinstance(config.position, Rope):
         width = config.head_width if isinstance(config, GroupedAttention) else config.rotary_width
         kind = config.position, width
-        tables[kind] = tables.get(kind) or rotation_table(config, num_positions, pages[0].device)
+        tables[kind] = tables.get(kind) or rotation_table(config, num_positions, device)
         table = tables[kind]
     module = block.attention
     attention: GroupedBranch | LatentBranch
@@ -196,18 +181,47 @@ def _build_layer(block: Block, pages: Table, num_positions: int, tables: dict[tu
     else:
         assert isinstance(module, Attention)
         projection = merge_projections(module.query, module.key, module.value)
-        slopes = alibi_slopes(config.num_heads, config.position) if isinstance(config.position, Alibi) else []
-        slope_column = torch.tensor(slopes, dtype=torch.float32, device=pages[0].device)
-        lowered = PagedAttention(lower_attention(module), *pages, *table, slope_column)
+        lowered = PagedAttention(lower_attention(module), *pages, *table, *_score_bias(module, stack, device))
         attention = GroupedBranch(lowered, projection, merge_projections(module.output))
     is_parallel = block.layer.placement == "parallel"
     return PagedLayer(
         block.layer.placement,
         attention,
+        cross,
         _build_feed_forward(block),
         block.attention_residual,
+        None if cross is None else block.cross_attention_residual,
         None if is_parallel else block.feed_forward_residual,
     )
+
+
+def _build_cross_branch(module: Attention, pages: Table) -> CrossBranch:
+    lowered = build_cross_pages(module, pages)
+    return CrossBranch(lowered, merge_projections(module.query), merge_projections(module.output))
+
+
+def build_cross_pages(module: Attention, pages: Table) -> PagedAttention:
+    """Return the settings of cross-attention, which knows no positions, with the pages of the sources."""
+    device = pages[0].device
+    return PagedAttention(lower_attention(module), *pages, *_no_table(device), *_no_table(device))
+
+
+def _score_bias(module: Attention, stack: LayerStack, device: torch.device) -> Table:
+    """Return what is added to the scores, and the bucket of each distance (PagedAttention)."""
+    nothing, _ = _no_table(device)
+    match module.config.position:
+        case Alibi() as alibi:
+            slopes = alibi_slopes(module.config.num_heads, alibi)
+            return torch.tensor(slopes, dtype=torch.float32, device=device), nothing
+        case RelativeBuckets() as config:
+            table = find_relative_bias(module, stack.relative_bias)
+            assert table is not None
+            return table.weight.detach(), bucket_table(config, device)
+    return nothing, nothing
+
+
+def _no_table(device: torch.device) -> Table:
+    return torch.zeros(0, 0, device=device), torch.zeros(0, 0, device=device)
 
 
 def _build_feed_forward(block: Block) -> DenseBranch | MixtureBranch:
@@ -252,7 +266,7 @@ def run_layers_in_kernels(layers: Sequence[PagedLayer], x: Tensor, step: Step) -
     """Run a few rows x (B, D) through all layers with the products of triton_products.py, in place."""
     for layer in layers:
         for run, residual in layer.branches:
-            if isinstance(run, GroupedBranch | DenseBranch):
+            if isinstance(run, GroupedBranch | CrossBranch | DenseBranch):
                 run.add_in_kernels(x, residual, step)
             else:
                 normed = add_and_normalize(x, None, cast(NormModule, residual.norm))

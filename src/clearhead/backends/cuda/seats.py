@@ -14,8 +14,8 @@ from torch import Tensor
 
 from clearhead.options import SamplingOptions
 
-# The fields of a seat in `integers` (fields, seats), as in triton_logits.py.
-_TOKEN, _POSITION, _STEP, _SEED, _TOP_K, _MIN_NEW, _ADJUSTED = range(7)
+# The fields of a seat in `integers` (fields, seats); all but the last one as in triton_logits.py.
+_TOKEN, _POSITION, _STEP, _SEED, _TOP_K, _MIN_NEW, _ADJUSTED, _SOURCE_LENGTH = range(8)
 _IN_PROMPT, _IS_STOP = 1 << 30, 1 << 29  # bits of `counts`
 
 
@@ -25,7 +25,8 @@ class Guest:
 
     num_tokens: tokens of the sequence whose keys and values are in its pages when its next token is chosen, which is
     the length of a prompt. num_generated: how many of its tokens were generated before, after a preemption. tokens:
-    all tokens so far, needed for penalties only; the last `num_generated` of them are output.
+    all tokens so far, needed for penalties only; the last `num_generated` of them are output. source_pages,
+    source_length: pages and number of the keys of an encoder-decoder's source.
     """
 
     seat: int
@@ -34,16 +35,21 @@ class Guest:
     options: SamplingOptions
     num_generated: int = 0
     tokens: Sequence[int] = field(default=(), repr=False)
+    source_pages: Sequence[int] = ()
+    source_length: int = 0
 
 
 class Seats:
-    """The fields of all seats on the device, and the page table of each."""
+    """The fields of all seats on the device, and the page tables of each."""
 
-    def __init__(self, num_seats: int, max_pages: int, vocab_size: int, device: torch.device):
+    def __init__(
+        self, num_seats: int, max_pages: int, vocab_size: int, device: torch.device, max_source_pages: int = 0
+    ):
         self.num_seats, self.vocab_size, self.device = num_seats, vocab_size, device
-        self.integers = torch.zeros(7, num_seats, dtype=torch.int64, device=device)
+        self.integers = torch.zeros(8, num_seats, dtype=torch.int64, device=device)
         self.numbers = torch.zeros(6, num_seats, dtype=torch.float32, device=device)
         self.page_tables = torch.zeros(num_seats, max_pages, dtype=torch.int32, device=device)
+        self.source_tables = torch.zeros(num_seats, max_source_pages, dtype=torch.int32, device=device)
         self.active = torch.full((num_seats,), -1, dtype=torch.int32, device=device)  # the seats of the next step
         self.counts: Tensor | None = None  # (num_seats, V) int32, allocated when a sequence has penalties or a bias
         self.bias: Tensor | None = None  # (num_seats, V) float32
@@ -60,6 +66,11 @@ class Seats:
         """The position of that token (num_seats,)."""
         return self.integers[_POSITION]
 
+    @property
+    def source_length(self) -> Tensor:
+        """The number of keys of the source of each seat (num_seats,)."""
+        return self.integers[_SOURCE_LENGTH]
+
     def assign(self, guests: Sequence[Guest]) -> None:
         """Write the fields and page tables of these seats."""
         if not guests:
@@ -68,9 +79,9 @@ class Seats:
         integers = [_integer_fields(guest, self.vocab_size) for guest in guests]
         self.integers[:, seats] = self.upload(integers).T
         self.numbers[:, seats] = self.upload([_number_fields(guest.options) for guest in guests], torch.float32).T
-        width = max(len(guest.pages) for guest in guests)
-        tables = [[*guest.pages, *[0] * (width - len(guest.pages))] for guest in guests]
-        self.page_tables[seats, :width] = self.upload(tables, torch.int32)
+        self._write_tables(self.page_tables, seats, [guest.pages for guest in guests])
+        if self.source_tables.shape[1]:
+            self._write_tables(self.source_tables, seats, [guest.source_pages for guest in guests])
         for guest in guests:
             self._adjusted.discard(guest.seat)
             if _is_adjusted(guest.options):
@@ -82,6 +93,11 @@ class Seats:
         if seats:
             rows, entries, values = self.upload([list(seats), list(numbers), list(pages)])
             self.page_tables[rows, entries] = values.int()
+
+    def _write_tables(self, tables: Tensor, seats: Tensor, pages: Sequence[Sequence[int]]) -> None:
+        width = max(map(len, pages))
+        padded = [[*each, *[0] * (width - len(each))] for each in pages]
+        tables[seats, :width] = self.upload(padded, torch.int32)
 
     def activate(self, seats: Sequence[int], size: int) -> None:
         """Make these the seats of the next step, and fill `size` places with -1."""
@@ -131,6 +147,7 @@ def _integer_fields(guest: Guest, vocab_size: int) -> list[int]:
     fields = {
         _TOKEN: 0, _POSITION: guest.num_tokens - 1, _STEP: guest.num_generated, _SEED: options.seed or 0,
         _TOP_K: top_k, _MIN_NEW: options.min_new_tokens, _ADJUSTED: int(_is_adjusted(options)),
+        _SOURCE_LENGTH: guest.source_length,
     }  # fmt: skip
     return [fields[number] for number in range(len(fields))]
 

@@ -1,4 +1,4 @@
-"""Triton functions that the attention kernels share: load query or key heads, normalize and rotate them."""
+"""Triton functions that the attention kernels share: query and key heads, and what is added to their scores."""
 
 import triton
 import triton.language as tl
@@ -52,9 +52,20 @@ def query_factor(position, scale, temperature, floor, TEMPERED: tl.constexpr):
 
 @triton.jit
 def adjust_scores(scores, slope, distance, softcap, CAPPED: tl.constexpr, ALIBI: tl.constexpr):
-    """Cap the scores (rows, keys) smoothly at ± softcap, and subtract slope · distance (ALiBi); slope (rows, 1)."""
+    """Cap the scores (rows, keys) smoothly at ± softcap, and subtract slope · |distance| (ALiBi); slope (rows, 1)."""
     if CAPPED:
         scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
     if ALIBI:
-        scores -= slope * distance.to(tl.float32)
+        scores -= slope * tl.abs(distance).to(tl.float32)
     return scores
+
+
+@triton.jit
+def bucket_bias(bias, buckets, n, distance, N: tl.constexpr, REACH: tl.constexpr):
+    """Return T5's bias of heads n (rows, 1) for keys at `distance` (1 or rows, keys), or both of another common shape.
+
+    bias (num_buckets, N). buckets (2 REACH + 1,): those of the distances from -REACH to REACH; farther ones have the
+    bucket of the last distance.
+    """
+    bucket = tl.load(buckets + REACH + tl.minimum(tl.maximum(distance, -REACH), REACH))
+    return tl.load(bias + bucket * N + n).to(tl.float32)

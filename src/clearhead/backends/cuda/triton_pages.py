@@ -2,6 +2,8 @@
 
     attend_pages[grid](...)      rotate query and key, store key and value, softmax(q Kᵀ) V
 
+With CROSS there is no new key: the query attends to the pages of a source that the encoder has read.
+
 Several programs divide the keys of a long sequence (Flash-Decoding), so that a few long texts keep all multiprocessors
 busy; short sequences are not divided. Pages outside of a window are not read. The reference is PackedCache with the
 modules of model/ (tests/backends/cuda/test_pages.py).
@@ -10,23 +12,26 @@ modules of model/ (tests/backends/cuda/test_pages.py).
 import triton
 import triton.language as tl
 
-from clearhead.backends.cuda.triton_heads import adjust_scores, norm_and_rotate, query_factor
+from clearhead.backends.cuda.triton_heads import adjust_scores, bucket_bias, norm_and_rotate, query_factor
 
 
 @triton.jit
 def attend_pages(
     y, states, num_finished, projected, keys, values, seats, positions, page_tables, cosine, sine, query_norm, key_norm,
-    slopes, table_stride, window, chunk, scale, epsilon, softcap, temperature, floor,
+    bias, buckets, table_stride, window, chunk, scale, epsilon, softcap, temperature, floor,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, PAIRS: tl.constexpr,
     INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
-    CAPPED: tl.constexpr, ALIBI: tl.constexpr, TEMPERED: tl.constexpr, NORMED_AFTER: tl.constexpr,
-    GROUP: tl.constexpr, SPANS: tl.constexpr, MIN_SPAN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    CAPPED: tl.constexpr, ALIBI: tl.constexpr, REACH: tl.constexpr, TEMPERED: tl.constexpr, NORMED_AFTER: tl.constexpr,
+    CROSS: tl.constexpr, GROUP: tl.constexpr, SPANS: tl.constexpr, MIN_SPAN: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend with one key-value head of one sequence over one span of its keys; the last program joins all spans.
 
     projected (B, (N + 2K) H): queries, keys and values side by side. keys, values (pages, K, PAGE, H). seats (B,): the
     row of each sequence in `positions`, which holds the position of its new token, and `page_tables`; -1: no sequence.
     window: number of tokens to attend to, including the new one. chunk: tokens attend within chunks of this length.
+    bias, buckets, REACH: slopes (N,) with ALIBI; for T5's bias those of bucket_bias; REACH 0: none.
+    CROSS: projected (B, N H) has queries only, and `positions` holds the number of keys of each source.
     GROUP: query heads per key-value head, padded for tl.dot. MIN_SPAN: spans have at least this length.
     """
     b, head, span = tl.program_id(0) // K, tl.program_id(0) % K, tl.program_id(1)
@@ -34,10 +39,12 @@ def attend_pages(
     PER_HEAD: tl.constexpr = N // K
     # The previous kernel writes none of this: positions, tables and the past were complete when the step began.
     seat = tl.load(seats + b)
-    position = tl.load(positions + seat, seat >= 0, -1).to(tl.int32)
-    oldest = tl.maximum(tl.maximum(position + 1 - window, position // chunk * chunk), 0)
-    span_length = tl.maximum(tl.cdiv(tl.cdiv(position + 1 - oldest, SPANS), BLOCK) * BLOCK, MIN_SPAN)
-    num_used = tl.cdiv(position + 1 - oldest, span_length)
+    NUM_NEW: tl.constexpr = 0 if CROSS else 1
+    position = tl.load(positions + seat, seat >= 0, -NUM_NEW).to(tl.int32)
+    num_keys = position + NUM_NEW
+    oldest = tl.maximum(tl.maximum(num_keys - window, position // chunk * chunk), 0)
+    span_length = tl.maximum(tl.cdiv(tl.cdiv(num_keys - oldest, SPANS), BLOCK) * BLOCK, MIN_SPAN)
+    num_used = tl.cdiv(num_keys - oldest, span_length)
     n = head * PER_HEAD + tl.minimum(g, PER_HEAD - 1)
     if span >= num_used:
         if (seat < 0) & (span == 0):  # no sequence: nobody reads the result, but it should be finite
@@ -57,28 +64,32 @@ def attend_pages(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     # The queries of this head as a (GROUP, BLOCK_H) tile; rows beyond PER_HEAD repeat the last one, never stored.
-    row = projected + b.to(tl.int64) * (N + 2 * K) * H
+    row = projected + b.to(tl.int64) * (N if CROSS else N + 2 * K) * H
     q = norm_and_rotate(
         row + n[:, None] * H, query_norm, epsilon, cosine, sine, position,
         PAIRS, H, BLOCK_H, INTERLEAVED, NORMED, UNIT_OFFSET, NORMED_AFTER,
     )  # fmt: skip
     q = (q * query_factor(position, scale, temperature, floor, TEMPERED)).to(keys.dtype.element_ty)
-    slope = tl.load(slopes + n)[:, None] if ALIBI else scale
+    slope = tl.load(bias + n)[:, None] if ALIBI else scale
     largest = tl.full((GROUP,), -1e30, tl.float32)
     total = tl.zeros((GROUP,), tl.float32)
     output = tl.zeros((GROUP, BLOCK_H), tl.float32)
-    if span == num_used - 1:  # this span stores the new token and attends to it
+    if span == (-1 if CROSS else num_used - 1):  # this span stores the new token and attends to it
         new_key, new_value = _store_token(
             row, keys, values, table, head, position, key_norm, epsilon, cosine, sine,
             N, K, H, BLOCK_H, PAGE, PAIRS, INTERLEAVED, NORMED, UNIT_OFFSET, NORMED_AFTER,
         )  # fmt: skip
         largest = tl.sum(q.to(tl.float32) * new_key.to(tl.float32), 1)
         largest = adjust_scores(largest, slope, 0, softcap, CAPPED, False)
+        if REACH:
+            largest += bucket_bias(bias, buckets, n, 0, N, REACH)
         total += 1.0
         output += new_value.to(tl.float32)
     for _ in range(first, last, BLOCK):
         scores = tl.dot(q, tl.trans(k), input_precision="ieee").to(tl.float32)
         scores = adjust_scores(scores, slope, (position - slot)[None, :], softcap, CAPPED, ALIBI)
+        if REACH:
+            scores += bucket_bias(bias, buckets, n[:, None], (position - slot)[None, :], N, REACH)
         scores = tl.where((slot < last)[None, :], scores, -1e30)
         highest = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp(scores - highest[:, None])
