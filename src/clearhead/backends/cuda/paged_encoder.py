@@ -1,6 +1,6 @@
 """The encoder of an encoder-decoder on an NVIDIA GPU: packed sources, and the keys and values that decoders attend to.
 
-encoder = PagedEncoder(network, source_storage); encoder.read(tokens, layout)
+encoder = PagedEncoder(network, source_storage, num_positions=8192); encoder.read(tokens, layout)
 """
 
 from dataclasses import dataclass

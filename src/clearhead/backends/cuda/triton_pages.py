@@ -20,10 +20,9 @@ def attend_pages(
     y, states, num_finished, projected, keys, values, seats, positions, page_tables, cosine, sine, query_norm, key_norm,
     bias, buckets, table_stride, window, chunk, scale, epsilon, softcap, temperature, floor,
     N: tl.constexpr, K: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, PAGE: tl.constexpr, PAIRS: tl.constexpr,
-    INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr,
+    INTERLEAVED: tl.constexpr, NORMED: tl.constexpr, UNIT_OFFSET: tl.constexpr, CROSS: tl.constexpr, PDL: tl.constexpr,
     CAPPED: tl.constexpr, ALIBI: tl.constexpr, REACH: tl.constexpr, TEMPERED: tl.constexpr, NORMED_AFTER: tl.constexpr,
-    CROSS: tl.constexpr, GROUP: tl.constexpr, SPANS: tl.constexpr, MIN_SPAN: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    GROUP: tl.constexpr, SPANS: tl.constexpr, MIN_SPAN: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Attend with one key-value head of one sequence over one span of its keys; the last program joins all spans.
 
@@ -35,7 +34,7 @@ def attend_pages(
     GROUP: query heads per key-value head, padded for tl.dot. MIN_SPAN: spans have at least this length.
     """
     b, head, span = tl.program_id(0) // K, tl.program_id(0) % K, tl.program_id(1)
-    h, g = tl.arange(0, BLOCK_H), tl.arange(0, GROUP)
+    g = tl.arange(0, GROUP)
     PER_HEAD: tl.constexpr = N // K
     # The previous kernel writes none of this: positions, tables and the past were complete when the step began.
     seat = tl.load(seats + b)
@@ -48,10 +47,7 @@ def attend_pages(
     n = head * PER_HEAD + tl.minimum(g, PER_HEAD - 1)
     if span >= num_used:
         if (seat < 0) & (span == 0):  # no sequence: nobody reads the result, but it should be finite
-            if PDL:
-                tl.extra.cuda.gdc_wait()
-            target = y + (b.to(tl.int64) * N + n[:, None]) * H + h[None, :]
-            tl.store(target, tl.zeros((GROUP, BLOCK_H), y.dtype.element_ty), (h < H)[None, :])
+            _store_zeros(y, b, n, N, H, BLOCK_H, GROUP, PDL)
         return
     first = oldest + span * span_length
     last = tl.minimum(first + span_length, position)
@@ -101,6 +97,18 @@ def attend_pages(
         k, v = _load_tiles(keys, values, page, head, slot, last, K, H, BLOCK_H, PAGE)
         page = tl.load(table + (slot + BLOCK) // PAGE, slot + BLOCK < last, 0)  # one round ahead of its tiles
     _finish(y, states, num_finished, b, n, g, span, num_used, largest, total, output, N, H, BLOCK_H, GROUP, SPANS, K)
+
+
+@triton.jit
+def _store_zeros(
+    y, b, n, N: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr
+):
+    """Store zeros as the output of heads n of row b."""
+    h = tl.arange(0, BLOCK_H)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    target = y + (b.to(tl.int64) * N + n[:, None]) * H + h[None, :]
+    tl.store(target, tl.zeros((GROUP, BLOCK_H), y.dtype.element_ty), (h < H)[None, :])
 
 
 @triton.jit
