@@ -111,7 +111,7 @@ def _problems_of_model(config: ModelConfig, backend: Backend) -> Iterator[str]:
     for layer in stack.layers:
         yield from _problems_of_layer(layer, backend, _PATTERNS[backend])
     if backend == "paged" and config.encoder is not None:  # on the CPU, the encoder runs in the modules
-        yield from (f"{problem} in the encoder" for problem in _problems_of_encoder(config.encoder))
+        yield from (f"in the encoder, {problem}" for problem in _problems_of_encoder(config.encoder))
     sizes = {_head_sizes(layer.attention) for layer in stack.layers if isinstance(layer.attention, GroupedAttention)}
     if backend == "cuda" and len(sizes) > 1:
         yield "layers with different head sizes are not supported"
@@ -138,11 +138,7 @@ def _problems_of_layer(layer: Layer, backend: Backend, patterns: tuple[type[Atte
         yield from _problems_of_attention(attention, backend)
         if not isinstance(attention.pattern, patterns):
             yield f"{type(attention.pattern).__name__} attention is not supported"
-    elif (
-        backend == "cuda"
-        or patterns == (Bidirectional,)
-        or (backend == "cpu" and not isinstance(attention.pattern, Causal))
-    ):
+    elif backend == "cuda" or patterns == (Bidirectional,) or not isinstance(attention.pattern, Causal):
         yield "latent attention is not supported"
     elif backend == "cpu" and attention.rope.depends_on_length:
         yield f"{type(attention.rope.scaling).__name__} of rotary positions is not supported"
