@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.architecture import Head, LayerNorm, LinearScaling, ModelConfig, Rope
-from clearhead.config import MAX_LAYERS, from_dict, from_json, from_toml, kind_of, to_dict, to_json, to_toml
+from clearhead.config import MAX_LAYERS, MAX_NUMBER, from_dict, from_json, from_toml, kind_of, to_dict, to_json, to_toml
 from clearhead.errors import ClearheadError
 from clearhead.families import preset, presets
 from tests.model.random_configs import CONFIGS, SLOW_SETTINGS
@@ -46,7 +46,7 @@ def test_a_misspelt_key_is_reported_with_the_nearest_name(config, data):
     assert str(caught.value).startswith(f"unknown key in {where}: '{key}x'; did you mean '{key}'?")
 
 
-@given(st.floats(1, exclude_min=True, allow_infinity=False))
+@given(st.floats(1, MAX_NUMBER, exclude_min=True))
 def test_floats_round_trip_exactly(theta):
     assert from_json(Rope, to_json(Rope(theta=theta))).theta == theta
     assert from_toml(Rope, to_toml(Rope(theta=theta))).theta == theta

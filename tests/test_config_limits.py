@@ -34,3 +34,8 @@ def test_a_size_is_at_most_a_billion_except_a_seed():
     with pytest.raises(ClearheadError, match=r"^Sizes\.width is 1000000001; it must be at most 1000000000"):
         Sizes(width=10**9 + 1)
     assert Sizes(width=10**9, seed=2**60, theta=10**12).theta == 10**12
+
+
+def test_a_number_fits_in_float32():
+    with pytest.raises(ClearheadError, match=r"^Sizes\.theta is 1e\+308; it must be at most 3\.4e\+38$"):
+        Sizes(width=1, theta=1e308)

@@ -25,6 +25,7 @@ from clearhead.files import parse_json
 T = TypeVar("T")
 MAX_LAYERS = 1000  # bounds the work of building a network; the deepest released model has 126
 MAX_SIZE = 10**9  # far above any width, vocabulary or context; the product of two of them fits in 64 bits
+MAX_NUMBER = 3.4028234663852886e38  # the largest float32, in which networks compute
 MAX_NESTING = 32  # levels of tables and lists; a whole model in a recipe has 8
 
 _type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)  # a model has hundreds of parts of a dozen types
@@ -45,8 +46,8 @@ def dataclass_choices(hint: Any) -> tuple[list[type], bool]:
 class CheckedConfig:
     """Base of config dataclasses: check the type and range of every field when the instance is created.
 
-    Numbers must be finite and greater than 0; those named in MAY_BE_ZERO may be 0. A field whose name ends in `share`
-    must be between 0 and 1. A whole number is at most MAX_SIZE, except in fields named in MAY_BE_LARGE.
+    Numbers must be greater than 0 and fit in float32; those named in MAY_BE_ZERO may be 0. A field whose name ends in
+    `share` must be between 0 and 1. A whole number is at most MAX_SIZE, except in fields named in MAY_BE_LARGE.
     """
 
     MAY_BE_ZERO: ClassVar[tuple[str, ...]] = ()
@@ -74,6 +75,8 @@ class CheckedConfig:
                 return "between 0 and 1"
         elif type(value) in (int, float) and not 0 < value < math.inf:
             return "a finite number greater than 0" if _matches_type(0.5, hint) else "a whole number, 1 or more"
+        if type(value) in (int, float) and value > MAX_NUMBER:
+            return f"at most {MAX_NUMBER:.3g}"
         if type(value) is int and name not in self.MAY_BE_LARGE and not _matches_type(0.5, hint) and value > MAX_SIZE:
             return f"at most {MAX_SIZE}"
         return None

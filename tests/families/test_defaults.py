@@ -40,3 +40,17 @@ def test_mpt_rejects_unsupported_settings(key, value):
     data[key] = data.get(key, {}) | value if isinstance(value, dict) else value
     with pytest.raises(ClearheadError, match="which this family does not support"):
         family.read_config(Settings(data, "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("use_parallel_residual", [1], r"placement is unknown|\[1\]"),
+        ("rotary_pct", float("nan"), r"'rotary_pct' is nan; it must be finite"),
+        ("rotary_pct", 1e308, r"the rotary share of a head is 1e\+308; it must be from 0 to 1"),
+    ],
+)
+def test_values_that_no_network_can_have_are_refused(name, value, message):
+    full = transformers.AutoConfig.for_model("gpt_neox").to_dict() | {"rope_parameters": None, name: value}
+    with pytest.raises(ClearheadError, match=message):
+        family_of_type("gpt_neox").read_config(Settings(full, "config.json"))

@@ -163,7 +163,10 @@ def _read_rotary(row: DecoderRow, settings: Settings, layer_type: str, head_widt
     options: dict[str, Any] = {"pairing": rotary.pairing}
     if rotary.partial is not None:
         outside = settings.number(rotary.partial_name, rotary.partial)
-        width = int(head_width * rope_parameters(settings).number("partial_rotary_factor", outside))
+        share = rope_parameters(settings).number("partial_rotary_factor", outside)
+        if not 0 <= share <= 1:
+            raise ClearheadError(f"{settings.where}: the rotary share of a head is {share:g}; it must be from 0 to 1")
+        width = int(head_width * share)
         options["width"] = None if width == head_width else width
     theta = settings.number(rotary.theta_name, rotary.theta)
     without_theta = Settings({**settings.data, "rope_theta": None}, settings.where)

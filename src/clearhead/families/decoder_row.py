@@ -7,7 +7,7 @@ False)`). decoder_reading.py turns config.json into our config by a row, decoder
 `decoder_family` makes a Family of both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -45,7 +45,11 @@ class Setting:
 def choice(name: str, default: Any, meanings: Mapping[Any, Any]) -> Setting:
     """Return a setting each of whose values stands for one of ours."""
     values = {meaning: value for value, meaning in meanings.items()}
-    return Setting(name, default, lambda value: meanings.get(value, value), lambda meaning: values.get(meaning))
+
+    def read(value: Any) -> Any:
+        return meanings.get(value, value) if isinstance(value, Hashable) else value  # config.json may have a list here
+
+    return Setting(name, default, read, lambda meaning: values.get(meaning))
 
 
 def gelu_new(name: str) -> Setting:

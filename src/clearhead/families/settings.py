@@ -3,6 +3,7 @@
 settings = Settings(json_data, "config.json"); width = settings.integer("hidden_size")
 """
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -74,12 +75,13 @@ class Settings:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a number as a float."""
+        """Return a finite number as a float."""
         value = self._value(name, default, (int, float), "a number")
-        try:
-            return float(value)
-        except OverflowError:
-            raise ClearheadError(f"{self.where}: {name!r} is too large; it must fit in a 64-bit float") from None
+        if not abs(value) <= sys.float_info.max:
+            raise ClearheadError(
+                f"{self.where}: {name!r} is {quote(value)}; it must be finite and fit in a 64-bit float"
+            )
+        return float(value)
 
     def boolean(self, name: str, default: bool) -> bool:
         """Return true or false."""
