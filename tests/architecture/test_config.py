@@ -405,8 +405,8 @@ def test_a_value_of_the_wrong_type_is_rejected(make, message):
 
 
 @pytest.mark.parametrize("name", ["beta_fast", "beta_slow"])
-@pytest.mark.parametrize("number", [1e308, 1e-320])
+@pytest.mark.parametrize("number", [1e30, 1e-320])
 def test_a_number_of_rotations_without_a_logarithm_is_rejected(name, number):
-    """A mutated config.json of DeepSeek with beta_fast 1e308 gave a math domain error when the network was used."""
+    """A mutated config.json of DeepSeek with such a beta_fast gave a math domain error when the network was used."""
     with pytest.raises(ClearheadError, match=rf"YarnScaling\.{name} is .*; it must be from 1e-09 to 1e\+09"):
         replace(YARN, **{name: number})

@@ -21,10 +21,10 @@ from clearhead.backends.cuda.launch import fused_linear
 from clearhead.backends.cuda.mixture import MixtureBranch
 from clearhead.backends.cuda.paged_launch import PagedAttention, activate, add_and_normalize
 from clearhead.backends.cuda.paged_steps import Step
-from clearhead.backends.lowering import lower_attention, rotation_table
+from clearhead.backends.lowering import LoweredAttention, lower_attention, rotation_table
 from clearhead.backends.lowering_norms import NormModule
 from clearhead.backends.lowering_projections import Projection, merge_projections
-from clearhead.backends.lowering_scores import bucket_table, find_relative_bias
+from clearhead.backends.lowering_scores import bucket_table
 from clearhead.model import (
     Attention,
     Block,
@@ -181,8 +181,9 @@ def _build_layer(
     else:
         assert isinstance(module, Attention)
         projection = merge_projections(module.query, module.key, module.value)
-        lowered = PagedAttention(lower_attention(module), *pages, *table, *_score_bias(module, stack, device))
-        attention = GroupedBranch(lowered, projection, merge_projections(module.output))
+        lowered = lower_attention(module, stack.relative_bias)
+        paged = PagedAttention(lowered, *pages, *table, *_score_bias(lowered, device))
+        attention = GroupedBranch(paged, projection, merge_projections(module.output))
     is_parallel = block.layer.placement == "parallel"
     return PagedLayer(
         block.layer.placement,
@@ -206,17 +207,16 @@ def build_cross_pages(module: Attention, pages: Table) -> PagedAttention:
     return PagedAttention(lower_attention(module), *pages, *_no_table(device), *_no_table(device))
 
 
-def _score_bias(module: Attention, stack: LayerStack, device: torch.device) -> Table:
+def _score_bias(attention: LoweredAttention, device: torch.device) -> Table:
     """Return what is added to the scores, and the bucket of each distance (PagedAttention)."""
     nothing, _ = _no_table(device)
-    match module.config.position:
+    match attention.config.position:
         case Alibi() as alibi:
-            slopes = alibi_slopes(module.config.num_heads, alibi)
+            slopes = alibi_slopes(attention.config.num_heads, alibi)
             return torch.tensor(slopes, dtype=torch.float32, device=device), nothing
         case RelativeBuckets() as config:
-            table = find_relative_bias(module, stack.relative_bias)
-            assert table is not None
-            return table.weight.detach(), bucket_table(config, device)
+            assert attention.relative_bias is not None
+            return attention.relative_bias.weight.detach(), bucket_table(config, device)
     return nothing, nothing
 
 
