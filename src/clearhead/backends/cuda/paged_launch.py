@@ -103,7 +103,7 @@ def paged_workspace(attention: LoweredAttention, num_rows: int, device: torch.de
     # Enough programs for every multiprocessor, and a few for a long sequence among many.
     num_spans = max(2 if programs > 8 * _FEW_PROGRAMS else 8, min(16, _FEW_PROGRAMS // programs))
     group = max(16, power_of_two(config.num_heads // config.num_kv_heads))
-    shape = programs, num_spans, group, power_of_two(config.head_width) + 2
+    shape = programs, num_spans, group, _tile_width(config.head_width) + 2
     return torch.empty(shape, device=device), torch.zeros(programs, dtype=torch.int32, device=device)
 
 
@@ -191,7 +191,7 @@ def _head_options(attention: LoweredAttention, projected: Tensor) -> tuple[Tenso
     rotated_norm = config.head_norm if isinstance(config.head_norm, RotatedHeadNorm) else None
     options = {
         "N": config.num_heads, "K": config.num_kv_heads, "H": config.head_width,
-        "BLOCK_H": max(16, power_of_two(config.head_width)), "PAIRS": attention.rotary_pairs,
+        "BLOCK_H": _tile_width(config.head_width), "PAIRS": attention.rotary_pairs,
         "INTERLEAVED": attention.interleaved, "NORMED": query_norm is not None,
         "UNIT_OFFSET": int(query_norm is not None and query_norm.unit_offset),
         "NORMED_AFTER": rotated_norm is not None,
@@ -224,6 +224,11 @@ def _limits(pattern: AttentionPattern) -> tuple[int, int]:
     """Return the window and the chunk of a pattern."""
     window = pattern.size if isinstance(pattern, SlidingWindow) else _UNLIMITED
     return window, pattern.size if isinstance(pattern, Chunked) else _UNLIMITED
+
+
+def _tile_width(head_width: int) -> int:
+    """Return the columns of the tile that holds a head; tl.dot needs at least 16."""
+    return max(16, power_of_two(head_width))
 
 
 def power_of_two(number: int) -> int:
