@@ -17,6 +17,8 @@ _TABLE_COMMAND = re.compile(r"`(clearhead [^`|]+)`")
 SKIPPED = {
     "make test": "it runs the whole test suite, which has its own time",
     "make test-all": "it runs the whole test suite, which has its own time",
+    "python -m clearhead.evaluation.harness --model clearhead --model_args model=smollm2,dtype=bfloat16 --tasks sciq "
+    "--limit 50": "it needs the large package lm_eval, and its data sets from a hub",
     "pip install lm_eval": "it installs a large package that the other commands do not need",
 }
 
