@@ -29,7 +29,10 @@ try:
     from lm_eval.api.registry import register_model
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ModuleNotFoundError:
-    raise ClearheadError("the adapter needs lm-evaluation-harness; run: pip install lm_eval") from None
+    _MISSING = "the adapter needs lm-evaluation-harness; run: pip install lm_eval"
+    if __name__ == "__main__":
+        raise SystemExit(f"error: {_MISSING}") from None
+    raise ClearheadError(_MISSING) from None
 
 if TYPE_CHECKING:
     from lm_eval.api.instance import Instance
