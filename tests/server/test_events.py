@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,6 +78,27 @@ def test_the_engine_can_wait_until_the_tasks_have_handled_its_events():
         return seen
 
     assert asyncio.run(run()) == [[1] * 3, [1] * 3 + [2] * 3]
+
+
+def test_the_engine_also_waits_for_events_that_it_posts_during_a_delivery():
+    """The event loop may be quick enough to deliver the first event of a step before the second one is posted."""
+    callbacks = deque()
+    loop = SimpleNamespace(
+        call_soon=lambda *call: callbacks.append(call), call_soon_threadsafe=lambda *call: callbacks.append(call)
+    )
+    dispatcher, mailbox = Dispatcher(loop), Mailbox()
+
+    def run_next():
+        function, *arguments = callbacks.popleft()
+        function(*arguments)
+
+    dispatcher.post(mailbox, 0, Event(1, 5))
+    run_next()  # delivers the first event
+    dispatcher.post(mailbox, 0, Event(1, 6))
+    while callbacks:
+        assert not dispatcher.wait(0)
+        run_next()
+    assert dispatcher.wait(0)
 
 
 def test_the_engine_does_not_wait_longer_than_it_wants():

@@ -10,6 +10,7 @@ of tokens limits.
 import asyncio
 from collections import deque
 from threading import Event as Flag
+from threading import Lock
 
 from clearhead.engine import Event
 
@@ -57,24 +58,35 @@ class Dispatcher:
         self._loop = loop
         self._items: deque[tuple[Mailbox, int, Event]] = deque()
         self._is_scheduled = False
-        self._is_delivered = Flag()
-        self._is_delivered.set()
+        self._num_posted = self._num_delivered = 0
+        self._lock = Lock()
+        self._is_handled = Flag()
+        self._is_handled.set()
 
     def post(self, mailbox: Mailbox, index: int, event: Event) -> None:
         """Deliver an event soon. Raise RuntimeError if the event loop has ended."""
-        self._items.append((mailbox, index, event))
-        if not self._is_scheduled:  # otherwise the delivery that is to come takes this event, too
-            self._is_scheduled = True
-            self._is_delivered.clear()
+        with self._lock:
+            self._items.append((mailbox, index, event))
+            self._num_posted += 1
+            self._is_handled.clear()
+            is_scheduled, self._is_scheduled = self._is_scheduled, True
+        if not is_scheduled:  # otherwise the delivery that is to come takes this event, too
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         self._is_scheduled = False
         while self._items:
             mailbox, index, event = self._items.popleft()
+            self._num_delivered += 1
             mailbox.put(index, event)
-        self._loop.call_soon(self._is_delivered.set)  # after the tasks that have just been woken
+        self._loop.call_soon(self._report, self._num_delivered)  # after the tasks that have just been woken
 
-    def wait(self, seconds: float) -> None:
-        """Wait until the requests have handled the events that were posted, or for some time."""
-        self._is_delivered.wait(seconds)
+    def _report(self, num_handled: int) -> None:
+        """Let `wait` return, unless an event was posted after the ones that have been handled."""
+        with self._lock:
+            if num_handled == self._num_posted:
+                self._is_handled.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the requests have handled all posted events, or for some time. Return whether they have."""
+        return self._is_handled.wait(seconds)
