@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -41,12 +42,15 @@ _SHORT = 1.5  # seconds of a call below which it is made a third time
 _MAX_SECONDS = 150  # of one model, with compiling its kernels
 
 
-def random_model(name: str, weights: str) -> Model:
-    """Return a model of the real shape with random weights in bfloat16."""
+def random_model(name: str, weights: str, device: str = "cuda", num_layers: int | None = None) -> Model:
+    """Return a model of the real shape with random weights. num_layers: keep only so many; None: all."""
     torch.manual_seed(0)
+    config = preset(name)
+    if num_layers is not None and config.decoder is not None:
+        config = replace(config, decoder=replace(config.decoder, layers=config.decoder.layers[:num_layers]))
     with torch.device("meta"):
-        network = Transformer(preset(name)).to(torch.bfloat16)
-    network = network.to_empty(device="cuda").eval().requires_grad_(False)
+        network = Transformer(config).to(torch.bfloat16)
+    network = network.to_empty(device=device).eval().requires_grad_(False)
     for weight in network.parameters():
         weight.normal_(std=0.02) if weight.ndim > 1 else weight.fill_(1)
     if weights != "bfloat16":
