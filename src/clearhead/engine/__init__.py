@@ -2,23 +2,23 @@
 
     for event in Engine(network).run(requests): ...
 
+engine          Engine: add and abort requests, run a step
 request         Request, TokenFilter and Event: what callers give and get; no tensors
 sequence        one request on its way through the engine; no tensors
 windows         which tokens are outside of the windows of all layers; no tensors
 scheduler       which tokens of which sequences the next step reads; no tensors
 batch           a schedule as packed tensors
-executor        a schedule through the network, and the next tokens; the interface of executors
+executor        the interface of executors, which run a schedule and choose the next tokens; one that runs modules
+graph_executor  one for NVIDIA GPUs, which starts a step before the tokens of the last one are known
 executors       the choice of an executor for a network
-runner          a packed batch through the network's modules
-parallel_runner the same in several processes, each with a shard of the network
+runner          run a packed batch in the network's modules
+parallel_runner run it in several processes, each with a shard of the network
 sampler         the next token of each sequence
 drafting        guesses of the next tokens
 token_filters   the tokens that the filters of requests allow
 prompt_scores   log-probabilities of prompts
-graph_executor  the same on an NVIDIA GPU, started before the last tokens are known
 memory          how many pages fit
-engine          add, abort, step
-reports         what is reported of prompts and errors
+reports         what events say about prompts and errors
 statistics      how busy an engine is
 shared          one engine for callers in several threads: whoever waits runs the next step
 provider        the engine of a network, created on first use

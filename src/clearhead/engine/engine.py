@@ -37,12 +37,12 @@ from clearhead.model import Transformer
 
 PAGE_SIZE = 32  # tokens; a shared prefix is found in whole pages, and kernels read a page at a time
 MAX_SEQUENCES = 256
-_MAX_TOKENS = {"cpu": 512, "cuda": 8192}  # of one step; larger ones are hardly faster and delay other requests
+_MAX_TOKENS = {"cpu": 512, "cuda": 8192}  # per step; more are hardly faster and delay other requests
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Scheduled tokens that have been started."""
+    """A step that has been started and is not collected yet."""
 
     items: Sequence[ScheduledTokens]
     pending: Pending
@@ -51,15 +51,15 @@ class _Step:
 class EngineSettings(TypedDict, total=False):
     """The settings of an engine.
 
-    memory: bytes for keys and values. None takes a share of the memory that is free.
-    max_tokens: tokens that one step reads at most; a longer prompt is read in several steps. None: 512 on a CPU, 8192
-    on a GPU.
-    max_sequences: texts that are generated at the same time; further requests wait.
+    memory: bytes for keys and values. None takes a share of the free memory.
+    max_tokens: maximum number of tokens that one step reads; a longer prompt is read in several steps. None: 512 on a
+    CPU, 8192 on a GPU.
+    max_sequences: maximum number of texts that are generated at the same time; further requests wait.
     page_size: tokens per page.
     deterministic: the tokens and log-probabilities of a request are the same to the last bit, whatever runs beside it.
     None: where that costs nothing, which is in the CPU kernels. True: always; elsewhere every token then passes through
     the network alone, which is slow.
-    channel: leads to other processes that hold shards of the same network and run every step too; None: there are none.
+    channel: sends every step to the other processes, which hold shards of the same network; None: there are none.
     """
 
     memory: int | None
@@ -107,7 +107,7 @@ class Engine:
         self.sequences: dict[int, EngineSequence] = {}  # unfinished ones
         self.num_generated_tokens = self.num_drafted_tokens = self.num_accepted_tokens = 0
         self._ids = count()
-        self._reports: list[Event] = []  # of requests that ended outside of a step
+        self._reports: list[Event] = []  # events of requests that ended outside of a step
         self._started: list[_Step] = []  # not collected yet
 
     # --- requests
@@ -140,7 +140,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request is waiting or running. A step that nobody needs any more may not be collected yet."""
+        """Whether no request is waiting or running. A step of requests that have ended may still be uncollected."""
         return not self.sequences
 
     @property
@@ -240,7 +240,7 @@ class Engine:
             num_drafted, num_accepted = settle_drafts(step.items, choices)
             self.num_drafted_tokens += num_drafted
             self.num_accepted_tokens += num_accepted
-            # A sequence that ended before this step was collected has got a token too many.
+            # A sequence may have ended after this step was started; its token is then dropped.
             events += [self._record(*choice) for choice in choices if choice[0].state == "running"]
             for item in step.items:
                 if item.sequence.table is not None and item.stop // page_size > item.start // page_size:
@@ -253,7 +253,7 @@ class Engine:
         return events
 
     def _roll_back(self, items: Sequence[ScheduledTokens]) -> None:
-        """Take back scheduled tokens that have not been run, or not for certain."""
+        """Undo the scheduling of tokens that were not run, or of which that is not certain."""
         for item in items:
             sequence = item.sequence
             if sequence.table is not None:

@@ -1,4 +1,4 @@
-"""Executors run the tokens of a schedule and choose the next token of each sequence that is complete.
+"""Executors run the tokens of a schedule and choose the next token of each sequence that has been read to its end.
 
     pending = executor.start(schedule.items); choices = pending.result()
 
@@ -23,7 +23,7 @@ class Pending(Protocol):
     """A step that has been started."""
 
     def result(self) -> Choices:
-        """Wait for the step and return the next token, or tokens, of every sequence that was complete."""
+        """Wait for the step and return the next token, or tokens, of every sequence that it read to the end."""
 
 
 class Executor(Protocol):
@@ -41,7 +41,7 @@ class Executor(Protocol):
         """Copy pages before they are written to (`PageCopy`)."""
 
     def start(self, items: Sequence[ScheduledTokens]) -> Pending:
-        """Run scheduled tokens and choose the next token of the sequences that are complete."""
+        """Run scheduled tokens and choose the next token of each sequence that is then read to its end."""
 
     def release(self, sequence: EngineSequence) -> None:
         """Forget a sequence that has finished or was preempted."""
@@ -72,7 +72,7 @@ class ModuleExecutor:
         self.runner.copy_pages(copies)
 
     def start(self, items: Sequence[ScheduledTokens]) -> Done:
-        """Run scheduled tokens and choose the next token of the sequences that are complete."""
+        """Run scheduled tokens and choose the next token of each sequence that is then read to its end."""
         encode_sources(items, self.runner.encode)
         batch = PackedBatch.from_schedule(items, self.runner.network.device)
         hidden = self.runner.run(batch)

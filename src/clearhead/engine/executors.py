@@ -25,7 +25,7 @@ def build_executor(
     """Return the fastest executor for a network, with pages for its keys and values.
 
     deterministic: the fastest one whose results for a request do not depend on other requests, to the last bit.
-    channel: leads to the processes that hold the other shards of the network, which run every step too.
+    channel: sends every step to the processes that hold the other shards of the network; None: there are none.
     """
     parameter, stack = next(network.parameters()), network.config.output_stack
     kind = parameter.dtype, parameter.device

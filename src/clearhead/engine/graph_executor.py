@@ -27,7 +27,7 @@ from clearhead.sampling import token_logprobs
 
 # A sequence may be twice as long as the context that the model was trained for; short contexts are often exceeded.
 _LONGEST_SHARE, _MIN_LONGEST = 2, 8192
-_MAX_SOURCE_TOKENS = 16384  # that the encoder reads at once: more are not faster, and need memory
+_MAX_SOURCE_TOKENS = 16384  # tokens that the encoder reads at once; more are not faster and need more memory
 
 
 def can_run_in_graphs(network: Transformer) -> bool:
@@ -75,7 +75,7 @@ class _Filtered:
 
 @dataclass(frozen=True)
 class _Started:
-    """The parts of a step: sequences whose prompts are complete, and running sequences."""
+    """The parts of a step: sequences whose prompts have now been read, and running sequences."""
 
     parts: list[Pending]
 
@@ -120,7 +120,7 @@ class GraphExecutor:
         return _Started(parts + ([self._step(running)] if running else []))
 
     def release(self, sequence: EngineSequence) -> None:
-        """Give the seat of a sequence to others. What has been started for it is computed, but nobody reads it."""
+        """Free the seat of a sequence. What has been started for it is still computed, but not read."""
         if sequence in self.seats:
             self.free_seats.append(self.seats.pop(sequence))
             del self.num_pages[sequence]
@@ -159,7 +159,7 @@ class GraphExecutor:
         return _Tokens(sequences, tokens, _kept_logits(sequences, logits))
 
     def _take_seat(self, sequence: EngineSequence) -> Guest:
-        """Give a free seat to a sequence, and return what it has to know."""
+        """Give a free seat to a sequence, and return the values of the seat's fields."""
         assert sequence.table is not None
         seat = self.free_seats.pop()
         self.seats[sequence], self.num_pages[sequence] = seat, len(sequence.table.pages)

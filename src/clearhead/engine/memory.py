@@ -13,7 +13,7 @@ from clearhead.architecture import Stack
 from clearhead.cache import key_value_shape
 from clearhead.errors import ClearheadError
 
-_CPU_SHARE, _CPU_LIMIT = 0.25, 2 * 2**30  # of the free memory, and in bytes: a laptop runs other programs too
+_CPU_SHARE, _CPU_LIMIT = 0.25, 2 * 2**30  # share of the free memory, and maximum: a laptop runs other programs too
 _GPU_SHARE = 0.8  # the rest is for activations, graphs and logits
 _UNKNOWN = 4 * 2**30  # assumed where the system does not report its free memory
 

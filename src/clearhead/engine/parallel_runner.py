@@ -4,8 +4,8 @@
     follow_steps(shard, channel)                   # in every other one, until the first one ends
 
 Only the first process knows requests. Before each forward pass, it sends the packed tokens and where they are stored to
-the others, and all run it: the shards exchange their sums inside each block. A message is a kind and some tensors of
-integers; nothing of it is code.
+the others, and all run it: the shards add up their partial sums inside each block (all-reduce). A message is a kind and
+some tensors of integers; it contains no code.
 
     PAGES    number of pages, tokens per page, whether there are sources     the other processes allocate the same
     RUN      whether there are prompts; tokens, layout, layout of sources    a forward pass of the decoder
@@ -59,9 +59,9 @@ class Channel(Protocol):
 
 @dataclass(frozen=True)
 class LeadingRunner(Runner):
-    """A runner that lets the other processes run the same. An error in any process ends all of them.
+    """A runner whose forward passes run in the other processes too. An error in any process ends all of them.
 
-    After an error, the processes would wait in different sums, so that a step cannot be tried again.
+    After an error, the processes would wait for each other in different sums, so a step cannot be tried again.
     """
 
     channel: Channel | None = None

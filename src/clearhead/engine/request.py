@@ -56,7 +56,7 @@ class Request:
     prompt: token ids that the decoder reads first. source: token ids that the encoder of an encoder-decoder reads.
     salt: requests share the cached keys and values of a common prefix only if they have the same salt.
     prompt_logprobs: report the log-probability of every token of the prompt after the first, and of this many most
-    likely alternatives. With max_new_tokens=0, the prompt is only scored. None: nothing of the prompt is reported.
+    likely alternatives. With max_new_tokens=0, the prompt is only scored. None: no log-probabilities of the prompt.
     token_filter: rules out tokens before each choice. It belongs to this request alone.
     drafter: guesses tokens, so that a step may add several. The distribution of the text does not change.
     """
@@ -103,7 +103,7 @@ class Event(NamedTuple):
 
     finish_reason: stop (a stop token), length (max_new_tokens), context (the learned positions are used up), aborted,
     or error (`error` says why); None while the request is running. logprobs: a TokenLogprobs, if it was requested.
-    prompt: comes with the first token, or with the end of a request for no tokens.
+    prompt: set in the event of the first token, or in the last event of a request with max_new_tokens=0.
     """
 
     request_id: int

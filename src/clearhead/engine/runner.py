@@ -55,7 +55,7 @@ class Runner:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (L, V) of hidden states (L, D)."""
-        if self.rows_alone and len(hidden) > 1:  # a copy is aligned alike for every row
+        if self.rows_alone and len(hidden) > 1:  # a copy of each row has the same alignment
             return torch.cat([self.network.compute_logits(row.clone()) for row in hidden.split(1)])
         return self.network.compute_logits(hidden)
 

@@ -57,15 +57,15 @@ class Scheduler:
     ):
         """Schedule onto the pages of `pool`, and sources onto those of `source_pool`.
 
-        max_length: tokens of the longest sequence and of the longest source; None: as many as there are pages.
-        windows: of all layers, if every layer has one; pages outside of them are given back.
+        max_length: tokens of the longest sequence and of the longest source; None: as many as the pages hold.
+        windows: the windows of all layers, if every layer has one; pages outside of all of them are given back.
         """
         self.windows = windows
         self.pool, self.source_pool, self.max_length = pool, source_pool, max_length
         self.max_tokens, self.max_sequences = max_tokens, max_sequences
         self.waiting: deque[EngineSequence] = deque()
         self.running: list[EngineSequence] = []  # in the order of arrival
-        self.num_preemptions = self.num_prompt_tokens = self.num_cached_tokens = 0  # since the beginning
+        self.num_preemptions = self.num_prompt_tokens = self.num_cached_tokens = 0  # since the engine was created
 
     @property
     def has_work(self) -> bool:
@@ -169,7 +169,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _admit(self, schedule: Schedule, budget: int) -> None:
-        """Start waiting sequences as long as there are tokens, pages and places for them."""
+        """Start waiting sequences while the tokens of the step, the pages and `max_sequences` allow it."""
         in_progress = (
             {each for sequence in self.running for each in sequence.unpublished_prefix} if self.waiting else set()
         )
@@ -179,19 +179,19 @@ class Scheduler:
             if self._waits_for_prefix(sequence, in_progress):
                 deferred.append(self.waiting.popleft())
                 continue
-            if not self._start(sequence):
+            if not self._give_pages(sequence):
                 break
             self.waiting.popleft()
             self.running.append(sequence)
             in_progress.update(sequence.unpublished_prefix)
             count = min(sequence.num_remaining, budget)
             allocated = self._allocate(sequence, count, schedule)
-            assert allocated, "_start has left room for the first tokens"
+            assert allocated, "_give_pages has left room for the first tokens"
             budget -= count
         self.waiting.extendleft(reversed(deferred))
 
-    def _start(self, sequence: EngineSequence) -> bool:
-        """Give a waiting sequence its page tables, with the pages of a known prefix. Return False without room for it.
+    def _give_pages(self, sequence: EngineSequence) -> bool:
+        """Give a waiting sequence its page tables, with the pages of a known prefix. Return False if they do not fit.
 
         There must be room for all of its tokens, and for another page of every running sequence: a sequence that would
         be preempted at once only costs time.

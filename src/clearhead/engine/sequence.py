@@ -25,7 +25,7 @@ class EngineSequence:
 
     request_id: int
     request: Request
-    max_new_tokens: int  # that of the options, or what the learned positions leave
+    max_new_tokens: int  # that of the options, or fewer if the learned positions end earlier
     output: list[int] = field(default_factory=list)
     num_pending: int = 0  # tokens after the output that are not known yet
     state: State = "waiting"
@@ -33,7 +33,7 @@ class EngineSequence:
     table: PageTable | None = None
     source_table: PageTable | None = None  # pages of the cross-attention keys and values
     needs_encoding: bool = False  # whether the source pages are still empty
-    prefix_hashes: list[bytes] = field(default_factory=list)  # of the full pages of the prompt
+    prefix_hashes: list[bytes] = field(default_factory=list)  # one for each full page of the prompt
     num_cached: int | None = None  # tokens of the prompt that were cached when it was first read
     num_scored: int = 0  # tokens of the prompt after which the next one has been scored
     draft: Any = None  # a Draft of the tokens that follow the output, until they are accepted or rejected

@@ -137,7 +137,7 @@ class EngineWorker:
             self._engine.abort(request_id)
 
     def _step(self) -> list[Event]:
-        """Run a step. An error that is no request's fault ends all of them, and the worker stays usable.
+        """Run a step. An error that no single request has caused ends all of them, and the worker stays usable.
 
         Without one of its processes, the engine cannot go on, and the thread ends.
         """
