@@ -45,7 +45,7 @@ class LoweredAttention:
     rotary_pairs: int  # pairs of entries that are rotated in each head; 0 without rotary positions
     interleaved: bool  # pairs are (2j, 2j + 1); otherwise (j, j + rotary_pairs)
     sinks: Tensor | None
-    relative_bias: nn.Embedding | None  # of T5's buckets; layers may share it
+    relative_bias: nn.Embedding | None  # the bias of each of T5's buckets; layers may share it
     head_norms: HeadNormSettings  # query_norm and key_norm, or norms without modules, and where they are applied
 
 
@@ -63,7 +63,7 @@ class LoweredCrossAttention:
 class LoweredBlock:
     """All weights and settings of one block. The residual modules hold the norms around each branch."""
 
-    placement: str  # of the norms: a Placement of architecture/config.py
+    placement: str  # where the norms are: a Placement of architecture/config.py
     branch_scale: float  # multiplies what a branch adds to the residual stream
     attention: LoweredAttention
     query_key_value: Projection  # rows of the query, key and value projections, ((N + 2K) H, D)

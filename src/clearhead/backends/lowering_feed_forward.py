@@ -16,7 +16,7 @@ from clearhead.model import FeedForwardLayer, MixtureLayer, Xielu
 
 @dataclass(frozen=True)
 class LoweredActivation:
-    """The activation of a feed-forward branch, with the numbers that some have."""
+    """The activation of a feed-forward branch, with its parameters if it has any."""
 
     name: Activation
     clamp: GateClamp | None = None
@@ -41,7 +41,7 @@ class LoweredMixture:
     router: Projection  # (E, D) in float32, since rounding could change a choice between close scores
     selection_bias: Tensor | None  # (E,)
     activation: LoweredActivation
-    gate: tuple[Projection, ...]  # of each expert (F, D); empty without gates
+    gate: tuple[Projection, ...]  # one for each expert (F, D); empty without gates
     up: tuple[Projection, ...]
     down: tuple[Projection, ...]  # (D, F)
     shared: LoweredFeedForward | None

@@ -18,10 +18,10 @@ class LoweredLatent:
     """What latent attention has in addition to the heads of its absorbed form."""
 
     config: LatentAttention
-    query_norm: NormSettings | None  # of compressed queries
+    query_norm: NormSettings | None  # the norm of compressed queries
     query_up: Projection | None
     latent_norm: NormSettings | None
-    to_key: tuple[Projection, ...]  # of each head (R, P): from the plain part of a query to one for latents
+    to_key: tuple[Projection, ...]  # for each head (R, P): the plain part of a query to latents
     to_value: tuple[Projection, ...]  # (V, R): from attended latents to values
 
     @property

@@ -35,7 +35,7 @@ class AttentionGroup:
 
     layers: np.ndarray  # their numbers
     config: GroupedAttention
-    relative_bias: nn.Embedding | None  # of T5's buckets
+    relative_bias: nn.Embedding | None  # the bias of each of T5's buckets
     table: tuple[Tensor, Tensor] | None  # cosines and sines (length, rotary_pairs)
     biases: Tensor | None = None  # (N, length), from distance length - 1 down to 0
     temperatures: Tensor | None = None  # (length,)
@@ -85,7 +85,7 @@ class AttentionInputs:
         self.view_fields, self.angle_fields = np.ctypeslib.as_array(self.views), np.ctypeslib.as_array(self.angles)
         self.bound_buffers: list[ref[Tensor]] = []  # the cache buffers that `views` points to
         self.bound_capacity = 0  # tokens that fit into all of them; 0 if one is a ring buffer
-        self.row_capacity = 0  # slots of a row, if all of them consist of rows with so many; otherwise 0
+        self.row_capacity = 0  # slots per row, if all buffers have rows of the same length; otherwise 0
 
     def prepare(self, cache: KeyValueCache, positions: Tensor, batch: int) -> list[Tensor]:
         """Point the structures to a cache with room for the new tokens at `positions` (B or 1, T).

@@ -34,7 +34,7 @@ class PackedInputs:
             pattern = group.config.pattern
             self.fields["window"][group.layers] = pattern.size if isinstance(pattern, SlidingWindow) else 0
             self.fields["chunk"][group.layers] = pattern.size if isinstance(pattern, Chunked) else 0
-        self.bound_storage: ref[PageStorage] | None = None  # whose tensors `views` points to
+        self.bound_storage: ref[PageStorage] | None = None  # `views` points to its tensors
 
     def prepare(self, cache: PackedCache) -> PackedBatchStruct:
         """Point the structures to the pages of a cache, and return the layout of its step.

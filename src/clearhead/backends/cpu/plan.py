@@ -2,9 +2,8 @@
 
     plan = Plan(stack); plan.run(x, positions, encoder_output, cache); plan.run_packed(x, packed_cache)
 
-A plan is built once: weights are merged by lowering.py and described by
-layer_structures.py. Every call then sets
-only what changes (attention_inputs.py, packed_inputs.py). `detector` checks whether the plan still matches the modules.
+A plan is built once: lowering.py merges the weights and layer_structures.py describes them. Every call then sets only
+what changes (attention_inputs.py, packed_inputs.py). `detector` checks whether the plan still matches the modules.
 """
 
 from ctypes import byref
@@ -76,9 +75,10 @@ class Plan:
         del referenced  # the structures pointed to these tensors until here
 
     def run_rows(self, x: Tensor, cache: KeyValueCache) -> bool:
-        """Do the same for a contiguous cache without padding as for pages, in the same order of sums.
+        """Run x (B, T, D) as `run` does, with each row of an unpadded contiguous cache as one page.
 
-        Return False, without having done it, if the buffers of the cache are not such rows.
+        Sums are then added in the order that pages have. Return False, without running anything, if the buffers of the
+        cache do not consist of such rows.
         """
         batch, num_new = x.shape[:2]
         self.inputs.bind(cache, batch, num_new)

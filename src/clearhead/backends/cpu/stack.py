@@ -131,7 +131,7 @@ class AcceleratedStack(LayerStack):
                 # Merged weights stay trainable, unless they were created in inference mode.
                 with torch.inference_mode(next(self.layers.parameters()).is_inference()), torch.no_grad():
                     self.plan = Plan(self)
-                return_freed_memory()  # of the weights that were merged
+                return_freed_memory()  # the unmerged weights were freed
         return self.plan
 
     def run_plan(

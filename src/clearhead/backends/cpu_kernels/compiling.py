@@ -42,7 +42,7 @@ FLAGS = (
 
 _WORK_PREFIX = ".compiling-"
 _LEFTOVER_SECONDS = 3600  # an older work folder belongs to a killed process
-_NUM_KEPT_BUILDS = 3  # of other sources for the same processor, for other versions of Clearhead that share the folder
+_NUM_KEPT_BUILDS = 3  # older builds for the same processor; other versions of Clearhead may share the folder
 _FAILURE_SECONDS = 86400  # a failed build is not repeated without being asked for during this time
 
 

@@ -23,7 +23,7 @@ from clearhead.backends.cpu_kernels.structures import SIGNATURES
 from clearhead.errors import ClearheadError
 
 _loaded: ctypes.CDLL | None = None
-_missing: Path | None = None  # the file that was searched in vain
+_missing: Path | None = None  # the file that was not found in the last search
 _builder: subprocess.Popen[bytes] | None = None  # compiles the kernels in the background
 
 

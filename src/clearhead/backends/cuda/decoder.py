@@ -28,7 +28,7 @@ from clearhead.model import ACTIVATIONS, Block, Transformer
 
 # Logits (B, V) and the number of tokens generated so far (B,) -> the next token of each sequence (B,).
 ChooseTokens = Callable[[Tensor, Tensor], Tensor]
-_MAX_PACKED_ROWS = 16  # sequences up to which packed weights run in the Triton kernels
+_MAX_PACKED_ROWS = 16  # up to this many sequences, packed weights run in the Triton kernels
 
 
 class GraphDecoder:

@@ -48,7 +48,7 @@ class LatentBranch:
 
     module: LatentAttentionLayer
     pages: LatentPages
-    inputs: Projection  # of the queries, or of their compressed form, and of the latents and rotary keys
+    inputs: Projection  # x -> queries, plain or compressed, latents and rotary keys
     query_up: Projection | None
     output: Projection
     linear: Callable[[Tensor, Projection], Tensor]

@@ -38,7 +38,7 @@ def fused_linear(
     num_outputs, num_inputs = projection.shape[0] // (2 if gated else 1), projection.shape[1]
     y = x.new_empty(len(x), num_outputs) if residual is None else residual
     gain, shift = (None, None) if settings is None else (settings.weight, settings.bias)
-    vectors = (x if part is None else part for part in (gain, shift, projection.bias, residual))  # x: no pointer
+    vectors = (x if part is None else part for part in (gain, shift, projection.bias, residual))  # x if absent
     arguments = *vectors, num_outputs, 0.0 if settings is None else settings.epsilon
     options: dict[str, Any] = {
         "K": num_inputs, "NORM": "" if settings is None else settings.kind,
@@ -82,7 +82,7 @@ def attend(
     y = projected.new_empty(len(projected), config.num_heads * config.head_width)
     query_norm, key_norm = lower_norm(attention.query_norm), lower_norm(attention.key_norm)
     has_norms = query_norm is not None and key_norm is not None
-    norm_weights = (query_norm.weight, key_norm.weight) if query_norm and key_norm else (y, y)  # y: no pointer
+    norm_weights = (query_norm.weight, key_norm.weight) if query_norm and key_norm else (y, y)  # y if absent
     window = config.pattern.size if isinstance(config.pattern, SlidingWindow) else _NO_WINDOW
     attend_row[states.shape[:2]](
         y, states, arrivals, projected, keys, values, position, *table, *norm_weights,

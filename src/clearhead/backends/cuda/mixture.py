@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from clearhead.model import ACTIVATIONS, MixtureLayer, apply_softcap
 
-_MAX_KERNEL_ROWS = 16  # tokens up to which each reads the matrices of its own experts
-_MAX_CAPTURED_ROWS = (
-    512  # tokens of a captured step, which must not wait; only bfloat16 has grouped products that do not
-)
-_MAX_CHOSEN = 16  # experts of a token up to which the kernel unrolls its loop
+_MAX_KERNEL_ROWS = 16  # up to this many tokens, each one reads the matrices of its own experts
+# A captured step of up to this many tokens must not wait for the host; only in bfloat16 do grouped products not wait.
+_MAX_CAPTURED_ROWS = 512
+_MAX_CHOSEN = 16  # up to this many experts per token, the kernel unrolls its loop
 
 
 @dataclass(frozen=True)

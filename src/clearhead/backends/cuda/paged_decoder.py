@@ -87,7 +87,7 @@ class PagedDecoder:
     # --- prompts
 
     def encode(self, tokens: Tensor, layout: PackedLayout) -> None:
-        """Run packed sources (T,) and write the keys and values that decoders attend to to their pages."""
+        """Run packed sources (T,), and write the keys and values of cross-attention to their pages."""
         assert self.encoder is not None, "only an encoder-decoder has sources"
         self.encoder.read(tokens, layout)
 

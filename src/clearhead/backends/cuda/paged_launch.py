@@ -58,7 +58,7 @@ class QueryBlocks:
         num_rows = max(num_rows, power_of_two(group))
         num_tokens = num_rows // group
         starts, count = layout.sequence_starts, len(layout.positions) // num_tokens + len(layout.lengths)
-        ends = ((starts.diff() + num_tokens - 1) // num_tokens).cumsum(0)  # of the blocks of each sequence
+        ends = ((starts.diff() + num_tokens - 1) // num_tokens).cumsum(0)  # end of the blocks of each sequence
         block = torch.arange(count, device=starts.device)
         sequence = torch.searchsorted(ends, block, right=True)
         known = sequence.clamp(max=len(ends) - 1)
@@ -197,7 +197,7 @@ def _head_options(attention: LoweredAttention, projected: Tensor) -> tuple[Tenso
         "NORMED_AFTER": rotated_norm is not None,
     } | dependent_launch(projected.device)  # fmt: skip
     if query_norm is None or key_norm is None:
-        return projected, projected, rotated_norm.epsilon if rotated_norm else 0.0, options  # no pointers
+        return projected, projected, rotated_norm.epsilon if rotated_norm else 0.0, options  # no norm: placeholders
     return query_norm.weight, key_norm.weight, query_norm.epsilon, options
 
 

@@ -40,7 +40,7 @@ class Sampler:
         from clearhead.backends.cuda.triton_candidates import check_candidates
 
         seats, num_rows = self.seats, len(logits)
-        counts, bias = (seats.integers, seats.numbers)  # no pointers, unless they are needed
+        counts, bias = (seats.integers, seats.numbers)  # placeholders, which the kernel does not read
         if self.adjust:
             assert seats.counts is not None
             assert seats.bias is not None

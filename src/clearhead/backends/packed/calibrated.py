@@ -18,7 +18,7 @@ from clearhead.backends.packed.fitting import fit_offset
 from clearhead.backends.packed.formats import GROUP_SIZE, Bits, PackedWeight, divisors, pack_quants, to_float16
 from clearhead.errors import ClearheadError
 
-_DAMPING = 0.01  # of the mean of the diagonal, as in the paper
+_DAMPING = 0.01  # times the mean of the diagonal, as in the paper
 _MAX_DAMPING = 1.0
 
 

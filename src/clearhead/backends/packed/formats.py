@@ -72,7 +72,7 @@ class PackedWeight:
 
     @property
     def is_simple(self) -> bool:
-        """Whether each group has a scale of its own and all bits of the quants are together."""
+        """Whether each group has its own scale (no `group_scales`) and no bits are stored apart (no `high_bits`)."""
         return self.high_bits is None and self.group_scales is None
 
     def rows(self, index: Tensor | slice) -> "PackedWeight":
@@ -236,7 +236,7 @@ def is_consistent(packed: PackedWeight) -> bool:
 
 
 def _known_shapes(groups: int) -> list[dict[str, tuple[torch.dtype, int]]]:
-    """Return dtype and width of all tensors, for each format of rows with so many groups."""
+    """Return dtype and width of all tensors, for each format, of rows with this many groups."""
     int8, uint8, half = torch.int8, torch.uint8, torch.float16
     low, scales, offsets = {"quants": (uint8, groups * 16)}, {"scales": (half, groups)}, {"offsets": (half, groups)}
     fifth = {"high_bits": (uint8, -(-groups // 4) * 16)}
