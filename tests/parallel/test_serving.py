@@ -77,7 +77,7 @@ def test_two_processes_answer_like_one_and_end_together(decoder, tmp_path):
         ids = httpx2.post(f"{group.url}/inspect/encode", json={"text": "Hello"}).json()["tokens"]
         traced = httpx2.post(f"{group.url}/inspect/trace", json={"tokens": [each["id"] for each in ids]})
         assert traced.status_code == 400
-        assert "nothing looks inside" in traced.json()["error"]["message"]
+        assert "cannot be inspected" in traced.json()["error"]["message"]
         long = {"prompt": "Hello", "max_tokens": 300, "temperature": 0, "stream": True, "ignore_eos": True}
         with httpx2.stream("POST", f"{group.url}/v1/completions", json=long, timeout=60) as answer:
             lines = answer.iter_lines()
@@ -123,7 +123,7 @@ def test_the_death_of_an_idle_process_ends_all(decoder, tmp_path, killed):
     ("size", "options", "message"),
     [
         (3, (), "2 key-value heads cannot be divided among 3 processes; start a number of processes that divides them"),
-        (2, ("--weights", "int8"), "several processes divide only full weights"),
+        (2, ("--weights", "int8"), "runs in PyTorch's modules with full weights"),
     ],
 )
 def test_what_cannot_be_divided_is_refused_in_one_sentence(decoder, tmp_path, size, options, message):

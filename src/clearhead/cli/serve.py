@@ -37,7 +37,7 @@ _KeyFileOption = Annotated[
 _HostsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Host name that requests may name besides localhost, such as that of a proxy; may be repeated.", **_ADDRESS
+        help="Host header to accept besides localhost, such as the name of a proxy; may be repeated.", **_ADDRESS
     ),
 ]
 _OriginsOption = Annotated[
@@ -79,23 +79,21 @@ def serve(
     alias: Annotated[
         list[str] | None,
         typer.Option(
-            help="Further name of the model, for clients that ask for a fixed one; may be repeated.", **_ADDRESS
+            help="Another name of the model, for clients with a fixed model name; may be repeated.", **_ADDRESS
         ),
     ] = None,
     allow_host: _HostsOption = None,
     allow_origin: _OriginsOption = None,
     max_concurrent: Annotated[
         int | None,
-        typer.Option(
-            help="Most texts that are generated at the same time; by default 256 on a GPU, 32 on a CPU.", **_LOAD
-        ),
+        typer.Option(help="Maximum number of texts generated at once; by default 256 on a GPU, 32 on a CPU.", **_LOAD),
     ] = None,
     max_queued: Annotated[
-        int, typer.Option(help="Most texts that may wait; further requests get the status 429.", **_LOAD)
+        int, typer.Option(help="Maximum number of waiting texts; further requests get status 429.", **_LOAD)
     ] = 512,
     max_new_tokens: Annotated[
         int,
-        typer.Option(help="Most new tokens that one text may have; the model's context is a further limit.", **_LOAD),
+        typer.Option(help="Maximum number of new tokens of one text; the model's context limits it too.", **_LOAD),
     ] = 32_768,
     memory_gb: Annotated[
         float | None,
@@ -109,13 +107,13 @@ def serve(
     weights: WeightsOption = "full",
     fast: FastOption = None,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API, and show the page that looks inside it.
+    """Serve a model over HTTP: OpenAI's API, and a web page to chat with the model and inspect it.
 
     Chats, completions, responses and embeddings are under /v1, the page is at /, measurements for Prometheus at
     /metrics. The port is open while the model loads; /health says when it is ready. SIGTERM or Ctrl-C lets running
     requests finish; a second one ends them. The exit code is 0 if all requests were answered.
 
-    `torchrun --nproc-per-node 2 -m clearhead serve MODEL` divides the model among two processes.
+    `torchrun --nproc-per-node 2 -m clearhead serve MODEL` splits the model between two processes.
     """
     check_installed(NEEDED_TO_SERVE, "the server", "serve")
     check_model_options(model, dtype, device, weights)
@@ -154,7 +152,9 @@ def _check_processes(weights: str, fast: bool | None) -> None:
         if not current_launch().is_main:
             raise typer.Exit(1)  # the first process says why
         option = "--fast" if fast else f"--weights {weights}"
-        raise ClearheadError(f"several processes divide only full weights in PyTorch's modules; leave out {option}")
+        raise ClearheadError(
+            f"a model that several processes share runs in PyTorch's modules with full weights; leave out {option}"
+        )
 
 
 def _read_keys(given: list[str], path: Path | None) -> tuple[str, ...]:
@@ -175,5 +175,5 @@ def _read_keys(given: list[str], path: Path | None) -> tuple[str, ...]:
 
 def _as_bytes(gigabytes: float) -> int:
     if not 0 < gigabytes < 1e6:
-        raise ClearheadError(f"memory_gb is {gigabytes:g}; it must be greater than 0")
+        raise ClearheadError(f"--memory-gb is {gigabytes:g}; it must be greater than 0")
     return int(gigabytes * 1e9)

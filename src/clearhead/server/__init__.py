@@ -1,4 +1,4 @@
-"""The server: OpenAI's API in front of any model that Clearhead loads, and the page.
+"""The server: OpenAI's API in front of any model that Clearhead loads, and the web page.
 
     exit_code = run_server(lambda: load("smollm2"), "smollm2", ServerSettings(port=8000), announce)
 
@@ -9,7 +9,7 @@ lifecycle           listen, load, serve, drain
 processes           one server in several processes, which divide the model
 protocol            time limits of connections
 app                 the routes behind the guard
-security            Guard: hosts, keys, ids of requests, the last place for errors
+security            Guard: hosts, keys, ids of requests, uncaught errors
 routes              from HTTP to the functions below and back
 requests            read bodies within limits
 state, service      what the server is doing; the model with its engine, queue and threads
@@ -29,7 +29,7 @@ answers, streaming  complete answers and server-sent events
 sequential_worker   texts of models that the engine cannot run
 metrics, openapi    measurements for Prometheus; the OpenAPI document
 api_errors          ApiError: errors in OpenAI's form
-page_routes         the page and what it asks for
+page_routes         the web page, and the routes that it calls
 inspection_data, inspection_fields, inspection_json, inspection_lens, inspection_traces
                     what the model computed, as JSON objects for the page
 model_json, request_cost, training_runs

@@ -1,4 +1,4 @@
-"""Admission: how many requests the server takes on. What exceeds it is refused at once with 429 and Retry-After.
+"""Admission: how many requests the server accepts. Further ones are refused at once with 429 and Retry-After.
 
     with admission.request() as admitted: admitted.enter(num_texts=2, num_tokens=100)
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from clearhead.server.api_errors import ApiError, invalid
 
 _MAX_RETRY_SECONDS = 120
-_RECENT_SHARE = 0.1  # of a new duration in the running mean
+_RECENT_SHARE = 0.1  # weight of a new duration in the running mean
 
 
 class Admission:
@@ -23,7 +23,7 @@ class Admission:
     def __init__(self, max_concurrent: int, max_queued: int, max_tokens: int):
         self.max_concurrent, self.max_texts, self.max_tokens = max_concurrent, max_concurrent + max_queued, max_tokens
         self.num_texts = self.num_tokens = self.num_requests = 0
-        self._mean_seconds = 1.0  # of a text, from its admission to its end
+        self._mean_seconds = 1.0  # duration of a text, from its admission to its end
 
     @contextmanager
     def request(self) -> Iterator["Admitted"]:

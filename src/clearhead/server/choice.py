@@ -42,13 +42,13 @@ class Choice:
     ):
         """Begin a text.
 
-        echo: the text of the prompt, if it shall be part of the answer. visible: special tokens that are part of the
+        echo: the text of the prompt, if the answer is to contain it. visible: special tokens that are part of the
         text, by their id.
         """
         self.index = index
         self._visible = visible or {}
         self.request = request
-        self.num_cached_tokens = 0  # of the prompt, known after the first event
+        self.num_cached_tokens = 0  # cached tokens of the prompt, known after the first event
         self.finish_reason: FinishReason | None = None
         self._sequence = TokenSequence(request.prompt, request.options, source=request.source)
         self._output = TextOutput(tokenizer, self._sequence)

@@ -25,7 +25,7 @@ class EmbeddingRequest:
     texts: list[str | list[int]]
     num_tokens: int
     as_base64: bool
-    dimensions: int | None  # that the client expects
+    dimensions: int | None  # the number that the client expects
 
 
 def plan_embeddings(service: Service, body: bytes) -> EmbeddingRequest:

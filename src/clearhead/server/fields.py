@@ -19,13 +19,13 @@ from clearhead.server.settings import Limits
 from clearhead.server.tool_fields import Tools, read_tools
 from clearhead.server.tool_syntax import ToolSyntax
 
-_DEFAULT_COMPLETION_TOKENS = 16  # that of OpenAI's API
+_DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API
 _LOGGER = logging.getLogger("clearhead.server")
 _MAX_NAME = 80  # characters of an unknown field that messages repeat
 _MISSPELT = 0.85  # similarity (0 to 1) to a known name from which on an unknown one is taken for a mistake
 _MAX_REPORTED = 100
 _REPORTED: set[str] = set()  # unknown fields that the log has named
-_OPTIONS = {  # of SamplingOptions, by the name of the field
+_OPTIONS = {  # name of a field -> name in SamplingOptions
     "temperature": "temperature",
     "top_p": "top_p",
     "min_p": "min_p",
@@ -82,7 +82,7 @@ class ChatFields(GenerationFields):
     add_generation_prompt: bool = True
     json_schema: Mapping[str, Any] | bool | None = None
     tools: Tools | None = None
-    tool_syntax: ToolSyntax | None = None  # of the model; set once its chat template is known
+    tool_syntax: ToolSyntax | None = None  # that of the model; set once its chat template is known
 
 
 def read_fields(body: Any, table: Table) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from clearhead.server.request_cost import cost_data
 from clearhead.server.training_runs import TrainingRuns
 from clearhead.tokenization import render_chat
 
-_MAX_SHARE_CELLS = 128 * 128  # of one head: sorting a longer text's heads by their patterns takes seconds
+_MAX_SHARE_CELLS = 128 * 128  # entries per head; for longer texts, sorting the heads by pattern takes seconds
 
 _WITHOUT_NETWORK = ("model", "encode", "ids", "cost", "runs", "run")  # questions that a shard of a network can answer
 
@@ -63,7 +63,7 @@ class Inspector:
             raise unknown_name("question", question, QUESTIONS)
         fields = Fields(body)
         if self._is_divided and (question not in _WITHOUT_NETWORK or fields.has("source")):
-            raise ClearheadError("several processes share this model, so nothing looks inside; serve it in one process")
+            raise ClearheadError("a model that several processes share cannot be inspected; serve it in one process")
         return QUESTIONS[question](self, fields)
 
     def trace(self, tokens: Sequence[int], source: Sequence[int]) -> Trace:

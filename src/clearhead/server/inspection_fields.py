@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.errors import ClearheadError, quote
 
-MAX_TOKENS = 1024  # of one inspected text: the scores and weights of one head are then 8 MiB
+MAX_TOKENS = 1024  # per inspected text: the scores and weights of one head are then 8 MiB
 _MAX_PIECES = 65_536  # tokens of an answer with their alternatives
 _MAX_TEXT = 100_000  # characters
 _MAX_MESSAGES = 1024

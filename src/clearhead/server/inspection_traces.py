@@ -10,7 +10,7 @@ from clearhead.api import Model
 from clearhead.inspection import Trace
 
 _NUM_TRACES = 8
-_MAX_RESIDUAL_BYTES = 1 << 27  # of one trace
+_MAX_RESIDUAL_BYTES = 1 << 27  # per trace
 
 
 class TraceStore:

@@ -31,7 +31,7 @@ class Plan:
     """
 
     requests: Sequence[Request]
-    num_prompt_tokens: int  # of all prompts, each counted once
+    num_prompt_tokens: int  # in all prompts together, each counted once
     echoes: Sequence[str | None] = ()
     visible: Mapping[int, str] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class Job:
             Choice(index, request, tokenizer, echo, plan.visible) for index, (request, echo) in enumerate(pairs)
         ]
         self._mailbox = Mailbox()
-        self._streams: dict[int, TextStream] = {}  # of texts that the engine has not finished, by index
+        self._streams: dict[int, TextStream] = {}  # texts that the engine has not finished, by index
         self._last_token_at: dict[int, float] = {}
         self._deadline = arrived + service.settings.limits.request_seconds
         self._timer: asyncio.TimerHandle | None = None  # ends the wait for tokens at the deadline
@@ -165,7 +165,7 @@ class Job:
 
 
 def _error_of(event: Event) -> ApiError:
-    """Return the error for a text that did not end by itself."""
+    """Return the error for a text that did not end normally."""
     if event.finish_reason == "aborted":
         return unavailable("the server is shutting down and has ended this request")
     if event.request_id == -1 and event.error is not None:  # refused before anything was computed

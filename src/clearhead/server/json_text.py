@@ -39,7 +39,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _check_surrogates(data: Any) -> None:
-    """Raise ApiError if a string has half of a surrogate pair, which is no text."""
+    """Raise ApiError if a string has half of a surrogate pair, which is not valid text."""
     try:
         json.dumps(data, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:

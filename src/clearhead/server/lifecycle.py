@@ -30,7 +30,7 @@ from clearhead.server.state import ServerState
 Announce = Callable[[str], None]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _KEEP_ALIVE_SECONDS = 30
-_FLUSH_SECONDS = 2.0  # in which ended requests send their last event
+_FLUSH_SECONDS = 2.0  # time for ended requests to send their last event
 _POLL_SECONDS = 0.02
 _BACKLOG = 2048
 

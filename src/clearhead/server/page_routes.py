@@ -140,7 +140,7 @@ class _Questions:
         return endpoint
 
     async def _answer(self, request: Request, question: str, body: Any, inspector: Inspector) -> Response:
-        """Compute the answer in the thread; give up its turn if the client goes away before."""
+        """Compute the answer in the thread, or nothing if the client disconnects before its turn."""
         work = self._executor.submit(_compute, inspector, question, body)
         future = asyncio.wrap_future(work)
         gone = asyncio.ensure_future(_wait_until_gone(request))
@@ -149,7 +149,7 @@ class _Questions:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
                 work.cancel()
-                return Response(status_code=499)  # nobody reads it
+                return Response(status_code=499)  # the client is gone
             return Response(future.result(), media_type="application/json", headers={"Cache-Control": "no-store"})
         finally:
             gone.cancel()

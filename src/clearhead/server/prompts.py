@@ -91,7 +91,7 @@ def plan_texts(
 def _num_new_tokens(service: Service, num_prompt_tokens: int, max_tokens: int | None) -> int:
     """Return how many tokens may be generated: those asked for, or what the context has room for."""
     context = service.max_length
-    num_read = 1 if service.model.config.is_encoder_decoder else num_prompt_tokens  # by the decoder
+    num_read = 1 if service.model.config.is_encoder_decoder else num_prompt_tokens  # tokens that the decoder reads
     least = 1 if max_tokens is None else max_tokens
     if num_prompt_tokens > context or num_read + least > context:
         asked = "" if max_tokens is None else f" and max_tokens is {max_tokens}"

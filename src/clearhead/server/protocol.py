@@ -33,29 +33,29 @@ def limited_protocol(limits: Limits) -> type[asyncio.Protocol]:
             self.header_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            """Start the time for headers."""
+            """Start the timer for headers."""
             super().connection_made(transport)
             self.watch_headers()
 
         def data_received(self, data: bytes) -> None:
-            """Read data; headers that are complete stop the time."""
+            """Read data; complete headers stop the timer."""
             super().data_received(data)
             self.watch_headers()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            """Stop the time."""
+            """Stop the timer."""
             self.stop_timer()
             super().connection_lost(exc)
 
         def watch_headers(self) -> None:
-            """Let the time run while headers are incomplete."""
+            """Let the timer run while headers are incomplete."""
             if self.conn.their_state is not h11.IDLE:
                 self.stop_timer()
             elif self.header_timer is None:
                 self.header_timer = self.loop.call_later(limits.header_seconds, self.cut_off)
 
         def stop_timer(self) -> None:
-            """Stop the time."""
+            """Stop the timer."""
             if self.header_timer is not None:
                 self.header_timer.cancel()
                 self.header_timer = None

@@ -12,7 +12,7 @@ from clearhead.server.settings import Limits
 
 def response_fields(limits: Limits) -> Table:
     """Return the fields of /v1/responses."""
-    no_tools = "calls of tools are part of /v1/chat/completions"
+    no_tools = "tool calls are part of /v1/chat/completions"
     no_memory = "the server keeps nothing of earlier requests"
     return {
         "model": Field(STRING, "The model; one of /v1/models. It may be left out."),
@@ -33,7 +33,7 @@ def response_fields(limits: Limits) -> Table:
         **identity_fields(),
         "background": refused("requests are answered at once", False),
         "conversation": refused(no_memory),
-        "include": refused("there is nothing to include", []),
+        "include": refused("answers have no optional parts", []),
         "max_tool_calls": refused(no_tools),
         "parallel_tool_calls": refused(no_tools, True, False),
         "previous_response_id": refused(no_memory),
@@ -42,7 +42,7 @@ def response_fields(limits: Limits) -> Table:
         "tool_choice": refused(no_tools, "none", "auto"),
         "tools": refused(no_tools, []),
         "top_logprobs": refused("log-probabilities are part of /v1/chat/completions", 0),
-        "truncation": refused("prompts are never cut", "disabled"),
+        "truncation": refused("prompts are never truncated", "disabled"),
     }
 
 

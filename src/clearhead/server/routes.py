@@ -174,7 +174,7 @@ class _Generation:
                     return
                 response = await _complete(job, form, receive)
         except ClientGoneError:
-            scope.get("state", {}).get(CUT_OFF, lambda: None)()  # it may be there, but not read
+            scope.get("state", {}).get(CUT_OFF, lambda: None)()  # it may be connected without reading
             return
         await response(scope, receive, send)
 

@@ -2,8 +2,8 @@
 
     table = completion_fields(Limits()); table["n"].schema
 
-A field that OpenAI's API has and this server has not is in the table too: its schema allows only the values that change
-nothing, and `unsupported` says why the others are refused. null always means the default.
+A field of OpenAI's API that this server does not support is in the table too: its schema allows only the values that
+change nothing, and `unsupported` says why the others are refused. null always means the default.
 """
 
 from typing import Any
@@ -28,14 +28,14 @@ def identity_fields() -> Table:
     """Return fields that name the caller or the purpose of a request and change nothing."""
     labels = {"type": "object", "additionalProperties": STRING, "maxProperties": 16}
     return {
-        "user": Field(STRING, "A name of the end user; it is not used."),
+        "user": Field(STRING, "An identifier of the end user; it is not used."),
         "metadata": Field(labels, "Labels of the caller; they are not used."),
-        "safety_identifier": Field(STRING, "A name of the end user; it is not used."),
+        "safety_identifier": Field(STRING, "An identifier of the end user; it is not used."),
         "prompt_cache_key": Field(STRING, "A hint for caches; prefixes are found by their content."),
         "prompt_cache_retention": Field(
             {"enum": ["in_memory", "in-memory", "24h"]}, "A hint for caches; it is not used."
         ),
-        "service_tier": refused("there is one tier", "auto", "default"),
+        "service_tier": refused("there is only one tier", "auto", "default"),
         "store": refused("answers are not stored", False),
     }
 
@@ -75,7 +75,7 @@ def _sampling_fields(limits: Limits) -> Table:
         ),
         "skip_special_tokens": refused("special tokens are never part of the text", True),
         "include_stop_str_in_output": refused("a text ends before its stop string", False),
-        "truncate_prompt_tokens": refused("prompts are never cut"),
+        "truncate_prompt_tokens": refused("prompts are never truncated"),
         **identity_fields(),
     }
 
@@ -92,7 +92,7 @@ def completion_fields(limits: Limits) -> Table:
         ),
         "best_of": Field(whole(1, limits.max_choices), "Only the value of n is supported."),
         "add_special_tokens": Field(BOOLEAN, "Add the model's special tokens, such as BOS, to texts; by default true."),
-        "suffix": refused("models here continue a text, they do not fill gaps", ""),
+        "suffix": refused("models here only continue a text", ""),
     }
 
 
@@ -118,11 +118,11 @@ def chat_fields(limits: Limits) -> Table:
         "function_call": refused(deprecated, "none", "auto"),
         "reasoning_effort": refused("use chat_template_kwargs for templates that have such a setting", "none"),
         "verbosity": refused("models here have no such setting", "medium"),
-        "prediction": refused("texts are not predicted by the caller"),
+        "prediction": refused("predicted outputs are not used"),
         "audio": refused("models here write text only"),
-        "web_search_options": refused("the server opens no connections"),
+        "web_search_options": refused("the server does not search the web"),
         "moderation": refused("texts are not moderated"),
-        "chat_template": refused("a template is a program; only the model's own is run"),
+        "chat_template": refused("templates are programs, and only the model's own is run"),
         "continue_final_message": refused("an answer always begins a new message", False),
     }
 

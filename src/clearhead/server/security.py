@@ -1,8 +1,8 @@
-"""Guard: what every request passes first - its host, its key, its id - and the last place for errors.
+"""Guard: check the host and the key of every request, give it an id, and catch errors that nothing else has caught.
 
     app = Guard(app, ServerState(settings), public_paths=("/health",))
 
-An error that reaches this place is logged, and the client learns only that there was one.
+Such an error is logged, and the client learns only that there was one.
 """
 
 import hashlib

@@ -29,7 +29,7 @@ class SequentialStream:
 
     @property
     def is_aborted(self) -> bool:
-        """Whether the request shall end."""
+        """Whether the request is to end."""
         return self._aborted.is_set()
 
 

@@ -20,18 +20,18 @@ class Limits:
     max_new_tokens: int = 32_768  # further limited by the model's context
     max_body_bytes: int = 4 << 20
     max_choices: int = 64  # n
-    max_prompts: int = 1024  # of one completion or embedding request
+    max_prompts: int = 1024  # per request for completions or embeddings
     max_messages: int = 1024
     max_tools: int = 128
     max_stop_strings: int = 16
     max_stop_characters: int = 256
     max_logit_biases: int = 1024
     max_logprobs: int = 20
-    max_schema_characters: int = 65_536  # of a JSON schema
+    max_schema_characters: int = 65_536  # length of a JSON schema
     max_headers: int = 100
     header_seconds: float = 30.0  # from the connection, or the last answer, to the end of the headers
     body_seconds: float = 60.0
-    write_seconds: float = 60.0  # that a client may leave one piece of an answer unread
+    write_seconds: float = 60.0  # how long a client may leave a piece of an answer unread
     request_seconds: float = 1800.0  # from the request to the end of the answer
 
     def __post_init__(self) -> None:
@@ -53,8 +53,8 @@ class ServerSettings:
     max_queued: texts that may wait for a place; further requests are answered with 429.
     max_queued_tokens: prompt tokens of all unfinished texts; further requests are answered with 429.
     shutdown_seconds: how long running requests may take after SIGTERM or SIGINT.
-    deterministic: a text has the same bits whatever else the server does.
-    memory: bytes for keys and values; None takes a share of the memory that is free.
+    deterministic: a text is the same to the last bit, whatever else is served.
+    memory: bytes for keys and values; None takes a share of the free memory.
     runs: a folder of training runs that the page shows.
     """
 
@@ -89,7 +89,7 @@ class ServerSettings:
                 raise ClearheadError("an API key must have at least one character, only ASCII, and no spaces")
         for name in self.aliases:
             if not name.strip() or not name.isprintable():
-                raise ClearheadError(f"the alias {quote(name)} is no name; it must be printable and not blank")
+                raise ClearheadError(f"the alias {quote(name)} is not a valid name; it must be printable and not blank")
 
     @property
     def listens_on_loopback(self) -> bool:

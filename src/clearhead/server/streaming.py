@@ -81,7 +81,7 @@ def _encode_event(data: dict[str, Any]) -> bytes:
 class _Writer:
     """Sends the messages of one answer. A client that leaves its buffers full for too long counts as gone.
 
-    Most messages are sent at once, so a single timer looks at times whether one is not.
+    Most messages are sent at once, so one timer per answer checks now and then whether a message is stuck.
     """
 
     def __init__(self, send: Send, seconds: float):
@@ -107,7 +107,7 @@ class _Writer:
         await self.write({"type": "http.response.body", "body": content, "more_body": not is_last})
 
     async def write(self, message: Message) -> None:
-        """Send a message. Raise ClientGoneError if there is nobody to read it."""
+        """Send a message. Raise ClientGoneError if the client has gone."""
         self._since = self._loop.time()
         try:
             await self._send(message)

@@ -15,7 +15,7 @@ _LEAST = -9999.0  # stands for log 0, which JSON has no number for
 
 @dataclass(frozen=True)
 class TokenText:
-    """A token as clients see it: its text, and its bytes where these are no whole characters."""
+    """A token as clients see it: its text, and its bytes where these are not whole characters."""
 
     text: str
     content: bytes

@@ -32,7 +32,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 class Tools:
     """Functions that the model may call.
 
-    definitions: as the client has sent them, for the chat template. schemas: of the parameters, by name.
+    definitions: as the client sent them, for the chat template. schemas: those of the parameters, by function name.
     must_call: whether the answer is nothing but calls of `schemas`. at_most_one: whether there is one call at most.
     """
 
@@ -94,7 +94,7 @@ def call_schema() -> dict[str, Any]:
 
 
 def read_tools(found: Mapping[str, Any]) -> Tools | None:
-    """Return the tools of a request; None if the model shall not call any. Raise ApiError if the fields do not fit."""
+    """Return the tools of a request; None if the model must not call any. Raise ApiError if the fields do not fit."""
     definitions, choice = found.get("tools", []), found.get("tool_choice", "auto")
     if not definitions and choice not in ("none", "auto"):
         raise invalid("tool_choice needs tools; add them or leave tool_choice out", "tool_choice")

@@ -1,4 +1,4 @@
-"""Messages of the assistant that may contain calls of tools, complete and as deltas; and what plans need for them.
+"""Messages of the assistant that may contain tool calls, complete and as deltas; and what plans need for them.
 
 message = MessageReader(asked); data = message.complete(text)
 """
@@ -18,7 +18,7 @@ from clearhead.server.tool_syntax import ToolSyntax, find_syntax
 
 
 def model_syntax(service: Service) -> ToolSyntax:
-    """Return how the model writes calls. Raise ApiError if its chat template does not say so."""
+    """Return how the model writes calls. Raise ApiError if its chat template does not show it."""
     syntax = find_syntax(service.tokenizer.chat_template or "") if service.model.has_chat_template else None
     if syntax is None:
         reason = "the chat template of this model has no tools, or calls in an unknown format"
@@ -53,7 +53,7 @@ class MessageReader:
     """Turns the text of one choice into the message of an assistant."""
 
     def __init__(self, asked: ChatFields):
-        self.scores: list[TokenScore] = []  # of tokens that no delta has had yet
+        self.scores: list[TokenScore] = []  # scores of tokens that have not been sent in a delta yet
         self._reader: ToolReader | None = None
         if asked.tools is not None and asked.tool_syntax is not None:
             self._reader = asked.tool_syntax.reader(asked.tools.schemas, asked.tools.at_most_one)

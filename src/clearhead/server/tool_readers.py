@@ -1,4 +1,4 @@
-"""Find calls of tools in a text that arrives in pieces. Without HTTP.
+"""Find tool calls in a text that arrives in pieces. Without HTTP.
 
     reader = TaggedReader(["now"], False, "<tool_call>", "</tool_call>"); parts = reader.push(text) + reader.finish()
 
@@ -19,7 +19,7 @@ _NAMED_CALL = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A function that the client shall call. arguments: a JSON object as text."""
+    """A function that the model asks the client to call. arguments: a JSON object as text."""
 
     name: str
     arguments: str
@@ -108,7 +108,10 @@ class TaggedReader(ToolReader):
             self._held = rest[length:]
 
     def _read_call(self, text: str, is_end: bool) -> tuple[list[ToolCall], int] | None:
-        """Return the calls before an end tag and the length of their text; no calls if it is none. None: incomplete."""
+        """Return the calls before an end tag, none if it is other text, and the length of that text.
+
+        Return None if more of the text is needed to decide.
+        """
         position = -1
         while (position := text.find(self._end, position + 1)) >= 0:  # an argument may contain the end tag
             if calls := self._calls(_parse(text[:position])):
@@ -121,7 +124,7 @@ class TaggedReader(ToolReader):
         return None
 
     def _is_hopeless(self, text: str) -> bool:
-        """Return whether a text is no beginning of JSON, so that waiting for another end tag is useless."""
+        """Return whether a text cannot be the beginning of JSON, so that waiting for another end tag is useless."""
         try:
             json.loads(text)
         except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""How models write calls of tools: the common formats, recognised from the chat template. Without HTTP.
+"""How models write tool calls: the common formats, recognized from the chat template. Without HTTP.
 
     syntax = find_syntax(template); parts = syntax.reader(names=["now"], at_most_one=False).push(text)
 
@@ -28,7 +28,7 @@ Literal = Callable[[str], str]  # a text as a part of a Lark grammar; a special 
 class ToolSyntax(ABC):
     """A format of calls."""
 
-    markers: tuple[str, ...] = ()  # that may be special tokens of the tokenizer
+    markers: tuple[str, ...] = ()  # texts that may be special tokens of the tokenizer
 
     @abstractmethod
     def reader(self, names: Collection[str], at_most_one: bool) -> ToolReader:

@@ -11,8 +11,8 @@ from typing import Any
 from clearhead.errors import ClearheadError, quote
 
 _METRICS_FILE, _SAMPLE_FILE = "metrics.jsonl", "sample.txt"
-_MAX_ROWS = 2000  # that one answer holds; more than a chart has pixels
-_MAX_BYTES = 64 << 20  # of metrics.jsonl
+_MAX_ROWS = 2000  # per answer: more than a chart has pixels
+_MAX_BYTES = 64 << 20  # largest metrics.jsonl
 _MAX_SAMPLE = 20_000  # characters
 
 
@@ -47,7 +47,7 @@ class TrainingRuns:
     def _find(self) -> dict[str, Path]:
         """Return the folders of all runs by name. A name from outside is only looked up here, never made a path."""
         if not self._folder.is_dir():
-            raise ClearheadError("the folder of training runs does not exist (any more); start the server with another")
+            raise ClearheadError("the folder of training runs does not exist; start the server with another one")
         folders = [self._folder, *sorted(path for path in self._folder.iterdir() if path.is_dir())]
         return {path.name: path for path in folders if (path / _METRICS_FILE).is_file()}
 
