@@ -155,7 +155,7 @@ def test_a_misspelled_choice_is_rejected_and_every_listed_choice_accepted(pair):
         replace(example, **{name: valid + "x"})
     for choice in get_args(get_type_hints(type(example))[name]):
         if isinstance(example, HeadTransform) and choice == "xielu":
-            continue  # it has learned numbers of its own
+            continue  # it has learned parameters of its own
         assert getattr(replace(example, **{name: choice}), name) == choice
 
 
@@ -212,11 +212,11 @@ INVALID = {
     ),
     "experts with xielu": (
         lambda: replace(EXPERTS, expert=FeedForward(width=8, activation="xielu")),
-        "xielu has learned numbers of its own",
+        "xielu has learned parameters of its own",
     ),
     "a gated xielu": (
         lambda: FeedForward(width=8, activation="xielu", gated=True),
-        "xielu has learned numbers of its own and takes no gate",
+        "xielu has learned parameters of its own and takes no gate",
     ),
     "a clamp without a gate": (
         lambda: FeedForward(width=8, activation="silu", clamp=GateClamp(limit=7.0)),

@@ -25,7 +25,7 @@ class Classification:
 
     label: str  # the one with the highest score
     score: float
-    scores: dict[str, float]  # of all labels: probabilities, unless the model predicts a number
+    scores: dict[str, float]  # by label: probabilities, unless the model predicts a number
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def rerank_texts(model: ModelParts, config: ModelConfig, query: str, documents: 
     classifier, labels = _require_classifier(model, config)
     if classifier.num_labels != 1 or classifier.reads == "tokens":
         raise ClearheadError(
-            f"this model has {classifier.num_labels} labels; ranking needs a model with one score for a pair of texts; "
-            "use classify instead"
+            f"ranking needs a model that gives a pair of texts one score, but this one has {classifier.num_labels} "
+            f"{'labels for each token' if classifier.reads == 'tokens' else 'labels'}; use classify instead"
         )
     if isinstance(documents, str) or not isinstance(documents, Iterable):
         raise ClearheadError(f"the documents are {documents!r}; give a list of texts")

@@ -67,8 +67,8 @@ def load(
     device: "cpu", "cuda", "cuda:1", "mps", … None means the CPU.
     progress: called as progress(name, done, total) for each tensor.
     weights: "full"; "int8" or "int4", which quantize the matrices on loading; "stored", which computes with the
-    quantized blocks of a .gguf file. All but "full" use bfloat16 for everything else unless `dtype` is given. One
-    tensor at a time is read and quantized, so that the full weights are never in memory together.
+    quantized blocks of a .gguf file or a quantized folder. All but "full" use bfloat16 for everything else unless
+    `dtype` is given. One tensor at a time is read and quantized, so that the full weights are never in memory together.
     fast: None uses the C++ kernels on a CPU. If they are missing, another process compiles them once, and texts that
     begin after that use them; PyTorch computes until then, and a warning says so. True waits until they are compiled,
     and raises ClearheadError if that fails or they do not support the model. False uses PyTorch only.

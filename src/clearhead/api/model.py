@@ -128,9 +128,9 @@ class Model(TextReader, Interop):
         max_new_tokens, stop_ids, length_penalty and stop_when. None: no beam search.
         speculate: "lookup", which drafts tokens by copying from the text, or a smaller model with the same vocabulary.
         Greedy decoding gives the same text and sampling has the same distribution, usually in less time.
-        deterministic: True gives the text and log-probabilities, to the last bit, that `generate_many` gives among
-        other prompts with deterministic=True. This is slow where no CPU kernels run the model (docs/engine.md).
-        source_language, target_language: languages of a translation model that has tokens for them (mBART, NLLB).
+        deterministic: True makes the text and its log-probabilities the same, to the last bit, as those of this prompt
+        in `generate_many(..., deterministic=True)`. This is slow unless the CPU kernels run the model (docs/engine.md).
+        source_language, target_language: the languages of a translation, for models with language tokens (mBART, NLLB).
         """
         check_single(options)
         generator, prompts = choose_languages(self.text_generator, [prompt], source_language, target_language)
@@ -196,8 +196,8 @@ class Model(TextReader, Interop):
 
         n: number of texts per prompt: samples, or the best beams of a beam search.
         beams, speculate: as for `generate`.
-        deterministic: True gives each text the same bits as alone; None does so where it costs nothing, in the CPU
-        kernels.
+        deterministic: True makes each text the same, to the last bit, whatever the other prompts are; None does so
+        where it costs nothing, in the CPU kernels.
         source_language, target_language: as for `generate`.
         progress: show a bar of the texts that are finished, on the standard error stream.
         """

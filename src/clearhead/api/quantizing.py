@@ -30,7 +30,7 @@ def quantize_for_text(
     if weights not in get_args(Bits):
         raise unknown_name("weights", str(weights), get_args(Bits))
     if model.tokenizer is None:
-        raise ClearheadError("a model without a tokenizer cannot be calibrated on a text; load it with packed weights")
+        raise ClearheadError("a model without a tokenizer cannot be calibrated on a text; use load(..., weights=…)")
     loss = pack_for_text(model.network, model.tokenizer.encode(text), weights, progress)
     model.network.to(resolve_dtype(dtype) or torch.bfloat16)
     return loss

@@ -22,7 +22,10 @@ class HeadTransform(CheckedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.activation != "xielu", "xielu has learned numbers of its own, which a HeadTransform does not have")
+        require(
+            self.activation != "xielu",
+            "xielu has learned parameters of its own, which a HeadTransform does not have; use another activation",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

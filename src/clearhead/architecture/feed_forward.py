@@ -37,7 +37,7 @@ class FeedForward(CheckedConfig):
         require(self.gated or self.clamp is None, "a FeedForward without a gate has no clamp; set clamp to None")
         require(
             not self.gated or self.activation != "xielu",
-            "xielu has learned numbers of its own and takes no gate; set gated to false",
+            "xielu has learned parameters of its own and takes no gate; set gated to false",
         )
 
 
@@ -93,7 +93,7 @@ class Experts(CheckedConfig):
         )
         require(
             self.expert.activation != "xielu",
-            "xielu has learned numbers of its own, which experts do not have; use another activation",
+            "xielu has learned parameters of its own, which experts do not have; use another activation",
         )
         require(
             self.shared is not None or not self.shared_gate,

@@ -51,7 +51,8 @@ WeightsOption = Annotated[
     str,
     typer.Option(
         help="Format of the weights: full (in --dtype, also if the file is quantized), int8 or int4 (quantized on "
-        "loading), or stored (as in the .gguf file). All but full compute in bfloat16 unless --dtype is given.",
+        "loading), or stored (as in the .gguf file or quantized folder). All but full compute in bfloat16 unless "
+        "--dtype is given.",
         rich_help_panel="Speed",
     ),
 ]

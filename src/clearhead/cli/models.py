@@ -183,13 +183,15 @@ def convert(
         raise unknown_name("format", to, _FORMATS)
     if weights is not None and (weights not in _PACKED or to != "native"):
         raise ClearheadError(
-            "--weights takes int8 or int4 and is written with --to native; --to gguf has --type instead"
+            "--weights must be int8 or int4, and needs --to native; for --to gguf, choose the format with --type"
         )
     if to == "gguf":
         _convert_to_gguf(source, output, dtype, file_type, calibration_text, overwrite=overwrite, as_json=as_json)
         return
     if file_type is not None or (calibration_text is not None and weights is None):
-        raise ClearheadError("--type belongs to --to gguf, and --calibration-text to --to gguf or --weights; add them")
+        if file_type is not None:
+            raise ClearheadError("--type needs --to gguf; add it")
+        raise ClearheadError("--calibration-text needs --to gguf or --weights; add one of them")
     if to == "onnx":
         _convert_to_onnx(source, output, dtype, overwrite=overwrite, as_json=as_json)
         return
