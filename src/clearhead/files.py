@@ -19,7 +19,7 @@ from clearhead.errors import ClearheadError
 MAX_BYTES = 1 << 27  # Gemma 3's tokenizer.json, the largest of the common ones, has 33 million
 MAX_JSON_BYTES = 1 << 22  # a config.json has a few thousand; Python needs up to 25 times the bytes of JSON as memory
 MAX_JSON_TABLE_BYTES = 1 << 25  # a table of many names: DeepSeek-V3's index of shards has 9 million
-_MAX_PATH_BYTES, _MAX_NAME_BYTES = 4000, 255  # of Linux, which allows 4095: the names of files come after the path
+_MAX_PATH_BYTES, _MAX_NAME_BYTES = 4000, 255  # below Linux's 4095, since names of files are added to a path
 _UNPAIRED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # a first look; a pair of them is one valid character
 
 
@@ -36,7 +36,7 @@ def check_regular(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
-        return  # opening it gives the error
+        return  # opening it will raise the error
     if not stat.S_ISREG(mode):
         raise ClearheadError(f"{path} is not a regular file but {_describe_kind(mode)}; replace it by a file")
 

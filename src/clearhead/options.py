@@ -164,7 +164,7 @@ class GenerateKeywords(SamplingKeywords, total=False):
 
 _SAMPLING_NAMES = frozenset(each.name for each in fields(SamplingOptions))
 _BEAM_NAMES = frozenset(each.name for each in fields(BeamOptions)) - {"num_beams", "num_best"}
-GENERATE_ARGUMENTS = ("n", "beams", "speculate", "deterministic", "progress")  # of generate_many, not options
+GENERATE_ARGUMENTS = ("n", "beams", "speculate", "deterministic", "progress")  # not options
 
 
 def check_names(options: Mapping[str, object], beams: bool) -> None:
@@ -296,4 +296,4 @@ def parse_stop_strings(stop: str | Iterable[str]) -> tuple[str, ...]:
     return strings
 
 
-CHAT_DEFAULTS = SamplingOptions(max_new_tokens=512, temperature=0.7)  # of `clearhead chat`
+CHAT_DEFAULTS = SamplingOptions(max_new_tokens=512, temperature=0.7)  # the defaults of `clearhead chat`

@@ -149,7 +149,7 @@ def test_the_harness_finds_the_adapter_by_name(both, model, task_folder):
         bootstrap_iters=0,
     )
     assert 0 <= found["results"]["odd_or_even"]["acc,none"] <= 1
-    with pytest.raises(ClearheadError, match="belong to a model's name"):
+    with pytest.raises(ClearheadError, match="apply only to a model given by name"):
         type(both[0])(model, dtype="float64")
 
 

@@ -14,7 +14,7 @@ from clearhead.benchmark.target import BenchmarkTarget
 from clearhead.engine import unsupported_by_engine
 from clearhead.errors import ClearheadError
 
-_LOAD_OPTIONS = {  # of `clearhead serve`, by weight format
+_LOAD_OPTIONS = {  # weight format -> options of `clearhead serve`
     "float32": ("--dtype", "float32"),
     "bfloat16": ("--dtype", "bfloat16"),
     "int8": ("--weights", "int8"),

@@ -13,7 +13,7 @@ from clearhead.errors import ClearheadError
 from clearhead.model import Transformer
 from clearhead.options import SamplingOptions
 
-_SPARE_TOKENS = 64  # of each request: the last page is partly empty, and another one is kept free for the next token
+_SPARE_TOKENS = 64  # per request: its last page is partly empty, and another one is kept free for the next token
 
 
 class ClearheadServing(ServingEngine):
@@ -29,7 +29,7 @@ class ClearheadServing(ServingEngine):
             raise ClearheadError(reason)
         self.network: Transformer | None = None
         self.engine: Engine | None = None
-        self.numbers: dict[int, int] = {}  # of the benchmark's requests, by the engine's ids
+        self.numbers: dict[int, int] = {}  # the engine's id -> the number of the request
 
     def open(self, concurrency: int, capacity: int) -> None:
         if self.network is None:

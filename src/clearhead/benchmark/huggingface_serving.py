@@ -30,7 +30,7 @@ class HuggingFaceServing(ServingEngine):
             raise ClearheadError("the installed version has no continuous batching; run: pip install -U transformers")
         self.network: Any = None
         self.manager: Any = None
-        self.numbers: dict[str, int] = {}  # of the benchmark's requests, by the manager's ids
+        self.numbers: dict[str, int] = {}  # the manager's id -> the number of the request
         self.num_received: dict[str, int] = {}  # tokens, by the manager's ids
 
     def open(self, concurrency: int, capacity: int) -> None:

@@ -32,14 +32,14 @@ class _Answer:
 
     number: int
     stream: StreamedRequest
-    num_tokens: int = 0  # that have arrived
+    num_tokens: int = 0  # tokens that have arrived
 
 
 class ServerProcess(ServingEngine):
     """A server that the benchmark starts and ends."""
 
     program_name: ClassVar[str]  # in messages
-    path: ClassVar[str]  # that requests are sent to
+    path: ClassVar[str]  # where requests are sent
 
     def __init__(self, target: BenchmarkTarget, weights: str):
         self.target, self.weights = target, weights
@@ -47,7 +47,7 @@ class ServerProcess(ServingEngine):
         self.log = target.folder / f"{self.program_name.replace(' ', '-')}-{weights}.log"
         self.port = 0
         self.selector = selectors.DefaultSelector()
-        self.answers: set[_Answer] = set()  # that are not complete yet
+        self.answers: set[_Answer] = set()  # those that are not complete yet
 
     @abstractmethod
     def command(self, concurrency: int, capacity: int) -> list[str]:

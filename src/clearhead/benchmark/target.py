@@ -29,7 +29,7 @@ class BenchmarkTarget:
     """A model and what engines need to load it."""
 
     model: Model  # in the widest dtype that is measured; engines copy it
-    path: Path | None  # of its file or folder; None: it has random weights
+    path: Path | None  # its file or folder; None: it has random weights
     capacity: int  # the maximum number of tokens of a sequence
     folder: Path  # for files written for other engines
 
@@ -57,7 +57,7 @@ class BenchmarkTarget:
         if isinstance(positions, LearnedPositions) and self.capacity > positions.num_positions:
             raise ClearheadError(
                 f"the prompt and the new tokens have {self.capacity} tokens together; this model reads at most "
-                f"{positions.num_positions}"
+                f"{positions.num_positions}, so use fewer"
             )
 
     def prompt(self, length: int) -> list[int]:

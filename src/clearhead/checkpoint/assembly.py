@@ -94,7 +94,7 @@ def build_empty_network(network_class: Callable[[Config], Network], config: Conf
     try:
         with torch.device("meta"):
             return network_class(config)
-    except RuntimeError as error:  # a product of sizes that exceeds what a tensor can have
+    except RuntimeError as error:  # the sizes multiply to more elements than a tensor can have
         raise ClearheadError(f"{where}: a model of these sizes cannot be created: {error}") from None
 
 

@@ -28,7 +28,7 @@ WEIGHTS_FILE = "model.bin"
 # Tensor -> its value for the start token. The smallest number of float16 is -65504.
 _START_TOKEN_VALUES = {CTRANSLATE2_MARIAN.token_table: 0.0, CTRANSLATE2_MARIAN.logit_bias: -1e4}
 _SPEC, _REVISION = "TransformerSpec", 7
-_SIZE_SUFFIXES = ("/bias", "/encodings")  # of the small tensors that together determine all sizes
+_SIZE_SUFFIXES = ("/bias", "/encodings")  # endings of the small tensors that together determine all sizes
 # Setting in config.json -> the values that have no effect. CTranslate2's default epsilon is 1e-5.
 _HARMLESS = {
     "layer_norm_epsilon": (None, 1e-5),

@@ -39,7 +39,7 @@ _MIN_ARRAY_BYTES = 4 + 8
 # Python objects take more memory than their bytes in the file, so the numbers of pairs, tensors and arrays are limited.
 MAX_COUNT = 2**15  # the 126 layers of Llama 3.1 405B are 1,134 tensors
 _MAX_STRING_BYTES = 2**20
-_MAX_TEXT_BYTES = 2**22  # of keys, names and single strings together; Python may use 4 bytes for each
+_MAX_TEXT_BYTES = 2**22  # keys, names and single strings together; Python may use 4 bytes for each
 _MAX_ARRAY_DEPTH = _MAX_DIMS = 4
 _ALIGNMENTS = [2**power for power in range(3, 17)]
 _MAX_SHOWN_NAME = 80  # characters of a name in an error message

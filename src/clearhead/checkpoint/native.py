@@ -28,7 +28,7 @@ from clearhead.tensor_files import write_safetensors
 
 DESCRIPTION_FILE, WEIGHTS_FILE = "clearhead.json", "weights.safetensors"
 _FORMAT_VERSION = 1
-_DTYPE_KEY = "compute_dtype"  # of a network with packed weights; otherwise the weights have it
+_DTYPE_KEY = "compute_dtype"  # only with packed weights; otherwise it is the dtype of the weights
 _COMPUTE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _TRANSFORMER, RECURRENT = kind_of(Transformer), kind_of(RecurrentTranslator)
 

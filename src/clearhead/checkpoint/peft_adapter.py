@@ -31,7 +31,7 @@ from clearhead.model import Transformer
 from clearhead.tensor_files import read_safetensors, write_safetensors
 
 _CONFIG_FILE, _TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
-_PREFIX = "base_model.model."  # of all names in the file
+_PREFIX = "base_model.model."  # start of all names in the file
 _REDUCE, _EXPAND, _MAGNITUDE = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 
 
@@ -167,10 +167,12 @@ def to_peft(adapter: Adapter, network: Transformer, family: Family) -> PeftAdapt
         rule = None if name is None else _rules(network, family)[name]
         index = torch.arange(len(expand) * reduce.shape[1]).reshape(len(expand), reduce.shape[1])
         if name is None or rule is None or not torch.equal(rule.join([index], network.config), index):
-            raise ClearheadError(f"{own_name} is stored in another form by transformers, so PEFT cannot express this")
+            raise ClearheadError(
+                f"PEFT cannot express this adapter, because transformers stores {own_name} in another form; merge it"
+            )
         changes[name.removesuffix(".weight")] = ModuleChange(reduce, expand, adapter.scale)
     ranks = {len(change.reduce) for change in changes.values()}
-    require(len(ranks) == 1, "the matrices of the adapter have several ranks, which PEFT's folder cannot express here")
+    require(len(ranks) == 1, "PEFT cannot express this adapter, because its matrices have several ranks; merge it")
     rank = ranks.pop()
     return PeftAdapter(adapter.base, changes, False, adapter.scale * rank, rank, False)
 
@@ -187,7 +189,7 @@ class AdapterSet:
         self._originals: dict[str, Tensor] = {}
 
     def add(self, name: str, folder: str | Path) -> None:
-        """Read an adapter; it is not used before `use`. Raise ClearheadError if it does not fit the network."""
+        """Read an adapter, which has no effect until `use`. Raise ClearheadError if it does not fit the network."""
         adapter = read_peft_adapter(folder)
         _changed_tensors(self.network, self.family, [adapter])
         self.adapters[name] = adapter
@@ -208,7 +210,7 @@ class AdapterSet:
             parameter.copy_(tensor)
 
     def merge(self) -> None:
-        """Make the adapters in use a part of the network: `use` does not remove them any more."""
+        """Make the adapters in use a permanent part of the network: `use` can no longer remove them."""
         self._originals = {}
 
 

@@ -218,13 +218,15 @@ def _read_compressed(declared: Settings) -> Quantization:
 
 
 def _read_packed(parts: Parts) -> QuantGroups:
-    """Return a matrix whose shape tells how many bits a quant has."""
+    """Return a packed matrix; the shapes tell whether its integers have 4 or 8 bits."""
     words, shape = parts["weight_packed"], parts["weight_shape"]
     columns = int(shape.flatten()[-1]) if shape.numel() == 2 and not shape.is_floating_point() else 0
     width = words.shape[-1] if words.ndim == 2 else 0
     bits = next((bits for bits in (4, 8) if width == -(-columns * bits // 32)), None)
     if bits is None or not width:
-        raise ClearheadError(f"only packed integers of 4 and 8 bits are supported, and {width} words do not hold these")
+        raise ClearheadError(
+            f"only integers of 4 and 8 bits are supported; {width} words per row do not hold {columns} of either"
+        )
     return formats.packed_int_groups(parts, bits=bits)
 
 

@@ -24,9 +24,9 @@ from torch import Tensor
 from clearhead.errors import ClearheadError, require
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output of each group of 8 that bits 4 i ... 4 i + 3 of a word hold
-_INT8_LEVELS = 127  # of bitsandbytes: SCB is the largest magnitude of a row
+_INT8_LEVELS = 127  # bitsandbytes: SCB is the largest magnitude of a row, which becomes 127
 _WORD_BITS = 32
-_MAX_DESCRIPTION_BYTES = 4096  # of the JSON object that describes a 4-bit tensor of bitsandbytes
+_MAX_DESCRIPTION_BYTES = 4096  # size of the JSON object that describes a 4-bit tensor of bitsandbytes
 
 Parts = Mapping[str, Tensor]
 """The stored tensors of one matrix by the ends of their names, such as "qweight"."""

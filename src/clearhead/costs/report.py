@@ -58,7 +58,7 @@ class Bound:
 
     device: str
     memory_bytes: float  # of the device
-    source: str  # of the peak rates
+    source: str  # where the peak rates are from
     seconds: float
     communication_seconds: float  # included in `seconds`: added to it (tp), or overlapped with the computation
     tokens_per_second: float

@@ -21,7 +21,7 @@ from clearhead.errors import require
 Form = Literal["translation", "continuation"]
 # Limits of generated data, which is kept in memory.
 _MAX_EXAMPLES, _MAX_LENGTH = 10_000_000, 1_000_000
-_MAX_DIGITS = 4000  # of a number in addition; Python converts at most 4,300
+_MAX_DIGITS = 4000  # digits of a number to add; Python converts at most 4,300
 
 
 # --- objectives for long texts

@@ -28,7 +28,7 @@ class Tokens:
         last: int | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """`vocab_size` is given for ids from files, which are compared with it when they are read."""
+        """Hold token ids. With `vocab_size`, which ids from files need, they are checked when they are read."""
         self._parts = list(parts)
         self._part_starts = np.cumsum([0, *(len(part) for part in parts)])
         self._document_starts = document_starts

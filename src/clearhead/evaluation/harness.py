@@ -68,7 +68,7 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness has no type annotati
         if not isinstance(model, Model):
             model = load(model, dtype=dtype, device=device, weights=weights)
         elif dtype is not None or device is not None or weights != "full":
-            raise ClearheadError("dtype, device and weights belong to a model's name; move the model with model.to")
+            raise ClearheadError("dtype, device and weights apply only to a model given by name; use model.to instead")
         check_can_score(model.config)
         self.model, self.tokenizer, self.batch_tokens = model, require_tokenizer(model.tokenizer), int(batch_tokens)
         self.generation_batch_size = BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)

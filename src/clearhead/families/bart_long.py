@@ -4,10 +4,11 @@
     bigbird_pegasus   learned     no               pre              yes          all tokens (`original_full`)
     led               learned     yes              post             no           a window around each token
 
-The released BigBird-Pegasus attends to blocks, some of them random. In its place, transformers reads a source of up to
-704 tokens densely, and any source if config.json says `original_full`, which is what is read here. LED has a second set
-of projections for tokens that a caller marks as global. transformers uses them only with a `global_attention_mask`,
-which its `generate` does not make. They are not read, and LED is not saved for transformers without them.
+The released BigBird-Pegasus attends to blocks, some of them random, which is not supported. transformers uses full
+attention instead for sources of up to 704 tokens, and for all sources if config.json says `original_full`; only such a
+config.json is read here. LED has a second set of projections for tokens that a caller marks as global. transformers
+uses them only with a `global_attention_mask`, which its `generate` does not make. They are not loaded, so LED cannot be
+saved for transformers.
 Sources: Zaheer et al. 2020, §4 and E.5; Beltagy et al. 2020, §7; the config.json of each release.
 """
 
@@ -91,17 +92,16 @@ def _shared(prefix: str) -> dict[str, str]:
 # --- BigBird-Pegasus
 
 
-_ACTIVATION: dict[Activation, str] = {"gelu_tanh": "gelu_new"}  # that of the released models
+_ACTIVATION: dict[Activation, str] = {"gelu_tanh": "gelu_new"}  # the name in the released config.json
 
 
 def _read_bigbird_config(settings: Settings) -> ModelConfig:
-    """Return the config that a config.json of BigBird-Pegasus describes; raise ClearheadError for blocks."""
+    """Return the config that a config.json of BigBird-Pegasus describes; raise ClearheadError for block attention."""
     if settings.string("attention_type", "block_sparse") != "original_full":
         random_blocks, block = settings.integer("num_random_blocks", 3), settings.integer("block_size", 64)
         raise ClearheadError(
-            f"{settings.where}: the attention_type 'block_sparse', to random blocks, is not supported; set it to "
-            "'original_full', with which transformers computes the same for sources of up to "
-            f"{(5 + 2 * random_blocks) * block} tokens"
+            f"{settings.where}: attention_type 'block_sparse' is not supported; set it to 'original_full', which "
+            f"computes the same for sources of up to {(5 + 2 * random_blocks) * block} tokens"
         )
     length, width = settings.integer("max_position_embeddings"), settings.integer("d_model")
     scale = math.sqrt(width) if settings.boolean("scale_embedding", True) else 1.0
@@ -175,9 +175,9 @@ def _read_led_config(settings: Settings) -> ModelConfig:
 
 
 def _write_led_config(config: ModelConfig) -> dict[str, Any]:
-    """Raise ClearheadError: what is loaded of LED lacks the projections of global tokens."""
+    """Raise ClearheadError: the projections of LED's global attention are not loaded."""
     raise ClearheadError(
-        "LED cannot be saved for transformers, because its global attention is not read; save it as native"
+        "LED cannot be saved for transformers, because its global attention was not loaded; save it as native"
     )
 
 
@@ -200,7 +200,7 @@ LED = Family(
     tensor_names=stack_names("led.", _LED_ATTENTION),
     base_model_prefix="led.",
     duplicates=_shared("led."),
-    # of tokens that a global_attention_mask marks, without which transformers does not use them
+    # the projections of global attention, which transformers uses only with a global_attention_mask
     ignored_tensors=(r"led\.encoder\.layers\.\d+\.self_attn\.longformer_self_attn\.(query|key|value)_global\.\w+",),
     adjust_config=adjust_config,
 )

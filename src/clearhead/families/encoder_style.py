@@ -28,8 +28,9 @@ class EncoderClasses:
 
     name: str  # start of the names of the classes, such as "Bert"
     language: Head  # of ForMaskedLM
-    sequence: Classifier  # of ForSequenceClassification; the number of labels is replaced
-    tokens: Classifier = Classifier(num_labels=1, reads="tokens")  # of ForTokenClassification; likewise
+    # of ForSequenceClassification and ForTokenClassification; the number of labels is replaced by that of config.json
+    sequence: Classifier
+    tokens: Classifier = Classifier(num_labels=1, reads="tokens")
     pretraining: Classifier | None = None  # of ForPreTraining, beside the language head if `pretrains_language`
     pretrains_language: bool = True
     poolers: tuple[str, ...] = ()  # ends of the names of the classes that have a pooler

@@ -53,7 +53,7 @@ class Hypothesis(NamedTuple):
     """A running beam, which may continue."""
 
     tokens: tuple[int, ...]
-    logprob: float  # of all its tokens
+    logprob: float  # sum over all its tokens
     row: int  # batch row whose cache holds all of its tokens but the last
 
 

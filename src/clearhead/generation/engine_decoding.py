@@ -19,7 +19,7 @@ from clearhead.sampling import Draft
 
 
 def can_decode_in_engine(provider: EngineProvider, sequences: Sequence[TokenSequence]) -> bool:
-    """Return whether the engine supports the network and has room for new sequences, without a cache of their own."""
+    """Return whether the engine supports the network and has room for these sequences, which must have no cache yet."""
     if unsupported_by_engine(provider.network.config) or any(each.cached_tokens for each in sequences):
         return False
     return bool(sequences) and provider.has_room(_requests(sequences))
@@ -45,12 +45,12 @@ def decode_in_engine(
 
 
 def require_engine(provider: EngineProvider, sequences: Sequence[TokenSequence]) -> None:
-    """Raise ClearheadError if texts that shall be deterministic cannot be generated in the engine."""
+    """Raise ClearheadError if the engine, which deterministic texts need, cannot generate these sequences."""
     if reason := unsupported_by_engine(provider.network.config):
-        raise ClearheadError(f"deterministic needs the engine, which cannot run this model: {reason}")
+        raise ClearheadError(f"deterministic=True needs the engine, which cannot run this model: {reason}")
     if not can_decode_in_engine(provider, sequences):
         raise ClearheadError(
-            "deterministic needs the engine, which has too little memory for these texts; ask for fewer tokens"
+            "deterministic=True needs the engine, which has too little memory for these texts; ask for fewer tokens"
         )
 
 

@@ -42,12 +42,12 @@ from clearhead.options import (
 from clearhead.tokenization import Tokenizer
 
 OnFinish = Callable[[int, int], None]
-_MAX_SEQUENCES = 2**16  # of one batch; the decode loop keeps a Python object for each
+_MAX_SEQUENCES = 2**16  # per batch; the decode loop keeps a Python object for each
 
 
 @dataclass(frozen=True)
 class TextGenerator:
-    """A network with its tokenizer and special tokens."""
+    """Generate texts with a network, its tokenizer and its special tokens."""
 
     network: Transformer
     tokenizer: Tokenizer | None
@@ -62,7 +62,7 @@ class TextGenerator:
 
     @property
     def forced_prefix(self) -> list[int]:
-        """The tokens after the start token that every text of an encoder-decoder begins with: a language, or none."""
+        """The tokens that follow the start token in every text of an encoder-decoder: a language token, or none."""
         forced = self.special_ids.get("forced_bos_token_id")
         return [] if forced is None or not self.network.config.is_encoder_decoder else [int(forced)]
 

@@ -19,7 +19,7 @@ def all_reduce(tensor: Tensor) -> Tensor:
 
 
 def gather_texts(text: str, device: torch.device, group: ProcessGroup | None = None) -> list[str]:
-    """Return the texts of all processes. device: of the tensors that the group sends (a GPU with NCCL)."""
+    """Return the texts of all processes. device: where the group sends tensors from (a GPU with NCCL)."""
     own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
     size = torch_distributed.get_world_size(group)
     lengths = [torch.empty(1, dtype=torch.int64, device=device) for _ in range(size)]

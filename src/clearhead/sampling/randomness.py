@@ -26,7 +26,7 @@ def _wrap_int64(number: int) -> int:
 GOLDEN = _wrap_int64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, odd
 FIRST_FACTOR = _wrap_int64(0xBF58476D1CE4E5B9)  # with the shifts below: David Stafford's "Mix13"
 SECOND_FACTOR = _wrap_int64(0x94D049BB133111EB)
-_FEW = 4  # on a CPU, random numbers are computed for single tokens if at most one in so many can be drawn
+_FEW = 4  # on a CPU, if at most one token in four can be drawn, only those get random numbers
 
 
 def splitmix(seeds: Tensor, index: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def draw_tokens(logits: Tensor, seeds: Tensor, steps: Tensor) -> Tensor:
 
 
 def _draw_from_candidates(logits: Tensor, seeds: Tensor, steps: Tensor, places: Tensor) -> Tensor:
-    """Draw one token per sequence. `places` are the finite ones of the flattened logits; only they need numbers."""
+    """Draw one token per sequence. `places`: where the flattened logits are finite; only these need random numbers."""
     vocab_size = logits.shape[-1]
     rows, tokens = places // vocab_size, places % vocab_size
     noise = _gumbel(_to_uniform(splitmix(splitmix(seeds, steps)[rows], tokens)))

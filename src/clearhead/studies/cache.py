@@ -136,8 +136,8 @@ STUDY = Study(
         reading the whole text at every step and once with a cache. A kernel counts every score and a hook every
         projected token. Exponents are fitted to the longer half of the lengths.""",
     explanation="""Step t without a cache computes t queries times t keys, and the sum of t² is about n³/3. With a
-        cache, the new token alone is projected and asks t keys; the sum of t is about n²/2. Earlier keys and values
-        cannot change, because the causal mask keeps later tokens out of them: that is why the tokens are equal.""",
+        cache, only the new token is projected, and it attends to t keys; the sum of t is about n²/2. Earlier keys and
+        values cannot change, because the causal mask keeps later tokens out of them, so the tokens are equal.""",
     limits="""Seconds grow more slowly than counts. At this size, most of a step is the fixed time of calling
         operations and, without a cache, the feed-forward layers, whose work grows like n²; the scores take over only
         for texts much longer than the width. The clock also measures whatever else the machine does.""",

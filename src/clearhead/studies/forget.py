@@ -128,10 +128,10 @@ STUDY = Study(
         layer.""",
     explanation="""The gradient over k steps of a recurrent network is a product of k matrices. With the usual
         initial weights each makes it smaller, so it falls exponentially; the gates of GRU and LSTM slow the fall. In
-        a Transformer the path from any token to any other has one step per layer, whatever the distance, and far
-        tokens only share the attention among many. Down the layers, x + F(x) adds an identity to every factor of the
-        product, and a norm divides by the size of its input, which undoes what the layer below took away. Each alone
-        keeps the size of the gradient; without both it vanishes.""",
+        a Transformer the path from any token to any other has one step per layer, whatever the distance; in a long
+        text each token only gets a smaller share of the attention. Down the layers, x + F(x) adds an identity to every
+        factor of the product, and a norm divides by the size of its input, which undoes what the layer below took
+        away. Each alone keeps the size of the gradient; without both it vanishes.""",
     limits="""Gradients of random weights say how training starts. Trained gates can hold a gradient for longer, and
         post-norm networks train with a slow warm-up of the learning rate.""",
     measure=_measure,

@@ -129,7 +129,7 @@ def _draw(figure: Figure, results: Sequence[Measurements]) -> None:
 STUDY = Study(
     entry=ENTRIES["heads"],
     claim="""Heads of width d/h cost about as much as one head of width d. One key and value for all heads (MQA)
-        saves projections and cache, and groups of heads (GQA) are between (A7). If each of h heads attends to a
+        saves projections and cache, and groups of heads (GQA) are in between (A7). If each of h heads attends to a
         single token, an output depends on at most (h + 1)ⁿ inputs after n levels (A9).""",
     setup=f"""Four networks with {NUM_HEADS} query heads and {", ".join(map(str, KINDS.values()))} key-value heads
         learn English text for {NUM_STEPS} steps; bytes and FLOPs are those of `clearhead cost`. The receptive field

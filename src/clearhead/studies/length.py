@@ -129,9 +129,9 @@ STUDY = Study(
         with the length helps (B2); iRoPE mixes layers with and without RoPE.""",
     setup=f"""Networks of two layers and width {WIDTH}, which differ only in their position encoding, learn to
         predict the next character of English text, in pieces of {TRAINED} characters, for {NUM_STEPS} steps. They
-        then read pieces of {TESTED} unseen characters. "Dynamic" and "YaRN" are the network with RoPE, with lower
-        frequencies in the test only: all but the fastest, more the longer the text is; or the slow ones,
-        {TESTED // TRAINED} times.""",
+        then read pieces of {TESTED} unseen characters. "Dynamic" and "YaRN" are the network trained with RoPE, whose
+        frequencies are lowered in the test only: dynamic scaling lowers all but the fastest, the more the longer the
+        text is; YaRN divides the slow ones by {TESTED // TRAINED}.""",
     explanation="""Beyond the trained length, RoPE meets angles between query and key that never occurred, and
         sinusoids are vectors that the network has never seen. ALiBi subtracts a multiple of the distance, so far
         keys lose weight however long the text is, and the relative form learned to ignore far keys. Scaling squeezes

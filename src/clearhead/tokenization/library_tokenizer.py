@@ -26,7 +26,7 @@ _ENDS_OF_TURN = frozenset(("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", 
 # Files of another tokenizer in the same folder, which would be read as belonging to this one
 _CONFLICTING_FILES = ("source.spm", "special_tokens_map.json", "chat_template.jinja")
 _LONG_TEXT = 1 << 14  # characters, which take a few milliseconds
-_MAX_LIBRARY_CHARACTERS = 500  # of a message of the library, which can repeat any text of a file
+_MAX_LIBRARY_CHARACTERS = 500  # per message of the library, which can repeat any text of a file
 # Stands for any text before a token; decoders do not change a plain letter.
 _ANY_TEXT = "a"
 # Byte tokens that are not a character by themselves

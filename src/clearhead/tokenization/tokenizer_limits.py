@@ -86,7 +86,7 @@ def parse_tokenizer_json(content: bytes) -> dict[str, Any]:
 
 
 def check_vocabulary(tokens: Iterable[str], is_unigram: bool) -> None:
-    """Raise ClearheadError if a token is too long, or if the tokens of a Unigram model are together."""
+    """Raise ClearheadError if a token is too long, or if all tokens of a Unigram model together have too many bytes."""
     num_bytes = 0
     for token in tokens:
         if len(token) > _MAX_TOKEN_CHARACTERS:

@@ -19,7 +19,7 @@ class Validation:
     """Means over the validation data."""
 
     loss: float
-    margin: float | None = None  # of preferences
+    margin: float | None = None  # mean margin of preferences
     accuracy: float | None = None  # of preferences: the share of pairs whose margin is above 0
 
     @property
@@ -46,8 +46,8 @@ def validate(
         num_parts=config.accumulation,
     )
     num_batches = min(config.validate_batches, -(-len(dataset) // config.batch_size))
-    sums = torch.zeros(2, device=world.device)  # of the loss and the number of losses
-    margin_sums = torch.zeros(2, device=world.device)  # of the margins and the number of those above 0
+    sums = torch.zeros(2, device=world.device)  # total loss, number of losses
+    margin_sums = torch.zeros(2, device=world.device)  # total margin, number of margins above 0
     learner.objective.eval()
     with learner.evaluation_weights():
         with torch.no_grad():

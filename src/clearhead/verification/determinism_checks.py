@@ -21,7 +21,7 @@ from clearhead.verification.results import CheckSkipped, LogitComparison, larges
 
 _PAGE_SIZE = 16
 _PROMPT, _NEW = 40, 24  # tokens of the longest prompt, and of each text
-_MAX_TOKENS = 24  # of a step, so that prompts are read in parts while other texts are written
+_MAX_TOKENS = 24  # per step, so that prompts are read in parts while other texts are written
 _NUM_TOP = 3
 
 

@@ -12,7 +12,7 @@ from clearhead.verification.generation_checks import compare_with_argmax, requir
 from clearhead.verification.results import CheckSkipped, LogitComparison
 
 _PAGE_SIZE = 32
-_MAX_TOKENS = 48  # of a step, so that prompts are read in several steps while other texts are written
+_MAX_TOKENS = 48  # per step, so that prompts are read in several steps while other texts are written
 
 
 def engine(case: VerificationCase) -> LogitComparison:

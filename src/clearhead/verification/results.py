@@ -54,7 +54,7 @@ def largest_difference(actual: Tensor, expected: Tensor) -> float:
     """Return the largest absolute difference, infinity if the shapes differ; tokens excluded in both do not count."""
     if actual.shape != expected.shape:
         return math.inf
-    excluded_in_both = (actual == -math.inf) & (expected == -math.inf)  # by the bias of a vocabulary head
+    excluded_in_both = (actual == -math.inf) & (expected == -math.inf)  # the bias of a vocabulary head excludes tokens
     return (actual - expected).abs().masked_fill(excluded_in_both, 0.0).max().item()
 
 

@@ -104,13 +104,13 @@ def _measure_reduction(run: Run, device: str) -> tuple[str, Rate]:
 # --- kernels of a decode step in a CUDA graph
 
 _INPUTS = (512, 1024, 2048, 4096, 8192, 16384)
-OUTPUTS = (512, 1024, 4096, 16384, 65536)  # of gate and up together if there are both
+OUTPUTS = (512, 1024, 4096, 16384, 65536)  # rows of W; gate and up count together
 MAX_COPIES, _NUM_REPLAYS, _NUM_REPEATS = 200, 100, 9
 COLD_BYTES = 1 << 30
 # Up to 16 sequences of 8 heads, several programs share a head (`attention_workspace`); beyond, each has its own.
 BATCHES, LENGTHS, HEAD_WIDTHS = (1, 8, 16, 32, 64), (512, 2048, 8192), (64, 128)
 _NUM_HEADS, _NUM_KV_HEADS = 32, 8
-_PRECEDING_WIDTH = 4096  # of the product before attention: two of its matrices exceed the GPU's cache
+_PRECEDING_WIDTH = 4096  # width of the product before attention: two of its matrices exceed the GPU's cache
 
 
 def measure_row_products(dtype: str) -> list[Rate]:

@@ -34,7 +34,7 @@ def predict_seconds(workload: Workload, calibration: Calibration) -> float:
 def uses_packed_kernels(workload: Workload) -> bool:
     """Return whether generation decodes this workload, one sequence at a time, in our CPU kernels for packed weights.
 
-    Only this case is calibrated, and only without experts, of which a token reads a few.
+    Only this case is calibrated, and only for dense models: of a mixture, a token reads just a few experts.
     """
     config = workload.config
     is_packed = workload.device_type == "cpu" and workload.weights in PACKED_FORMATS

@@ -22,7 +22,7 @@ from clearhead.costs.formulas import (
 from clearhead.costs.simulation.meta_run import simulate
 
 _SIMULATED_EXPERTS = 2  # enough for the memory that a mixture of any number of experts takes
-MAX_SIZE = 1 << 24  # of a batch or a context without a limit of its own
+MAX_SIZE = 1 << 24  # largest batch or context to try, where the model sets no limit
 _MAX_SECANT_STEPS = 8  # a peak without jumps needs fewer
 
 

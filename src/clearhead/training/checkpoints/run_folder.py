@@ -176,7 +176,7 @@ class RunFolder:
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors that this process writes and, for each shard among them, its start and full shape."""
         if group == RANDOM_STATE_GROUP:
-            is_first = self.world.rank == self.world.data_rank  # of the processes that read the same rows
+            is_first = self.world.rank == self.world.data_rank  # among the processes that read the same rows
             return {f"{self.world.data_rank}/{name}": tensor for name, tensor in tensors.items() if is_first}, {}
         pieces, places = {}, {}
         for name, tensor in tensors.items():

@@ -143,7 +143,7 @@ class StoredPiece:
 
 
 def find_pieces(files: list[SafetensorsFile]) -> dict[str, list[StoredPiece]]:
-    """Return the pieces of each tensor in several files. The metadata `places` describe those that are not full."""
+    """Return the pieces of each tensor in several files. The metadata `places` describe the shards among them."""
     stored: dict[str, list[StoredPiece]] = {}
     for file in files:
         places = parse_json(file.metadata.get("places", "{}"), "the metadata of a saved tensor is ")
