@@ -2,8 +2,8 @@
 
     logits = forward_step(network, tokens, cache)   # (B, T) -> (B, V), after the last token
 
-The network writes keys and values; `advance` makes them part of the past. The loops that generate do
-both through these two functions.
+The network writes keys and values; `advance` makes them part of the past. The functions here do both, and every loop
+that generates calls them.
 """
 
 from torch import Tensor

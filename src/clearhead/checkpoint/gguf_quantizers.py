@@ -17,7 +17,7 @@ from torch import Tensor
 from clearhead.backends import fit_offset, fit_symmetric, inverse
 from clearhead.errors import ClearheadError
 
-_ROWS_PER_CHUNK_VALUES = 1 << 20  # values that are quantized at a time, which bounds the temporary memory
+_VALUES_PER_CHUNK = 1 << 20  # quantized at a time, which bounds the temporary memory
 
 
 def quantize(weight: Tensor, block_type: str, importance: Tensor | None = None) -> Tensor:
@@ -30,7 +30,7 @@ def quantize(weight: Tensor, block_type: str, importance: Tensor | None = None) 
     encode, block_size = _ENCODERS[block_type]
     columns = weight.shape[1]
     assert columns % block_size == 0
-    rows_per_chunk = max(1, _ROWS_PER_CHUNK_VALUES // columns)
+    rows_per_chunk = max(1, _VALUES_PER_CHUNK // columns)
     chunks = []
     for rows in weight.split(rows_per_chunk):
         values = rows.float()

@@ -3,8 +3,9 @@
     save_gguf(Path("model.gguf"), network, tokenizer, file_type="q4_k_m")
 
 A file type names the block type of most matrices. Sensitive matrices get more bits, by the rules of llama.cpp's
-quantizer (llama-quant.cpp): the logit head, and in the M types half of the value and down projections. Rows that are no
-multiple of 256 do not fit a K format and get the next larger format with blocks of 32. Vectors stay float32.
+quantizer (llama-quant.cpp): the logit head, and in the M types half of the value and down projections. Rows whose
+length is not a multiple of 256 do not fit a K format and get the next larger format with blocks of 32. Vectors stay
+float32.
 """
 
 import re
@@ -48,7 +49,7 @@ _FILE_TYPES = {
 GGUF_FILE_TYPES = tuple(_FILE_TYPES)
 """What `save_gguf` can write, from large to small."""
 
-_NARROW_TYPES = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256
+_NARROW_TYPES = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows whose length is not a multiple of 256
 _UNQUANTIZED = ("position_embd.weight", ROTARY_DIVISORS)
 _QUANTIZATION_VERSION = 2
 

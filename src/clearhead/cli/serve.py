@@ -137,7 +137,7 @@ def serve(
         limits=Limits(max_new_tokens=max_new_tokens),
     )
     if not settings.listens_on_loopback and not keys and current_launch().is_main:
-        print_message("note", f"everybody who reaches {host} can use this server; --api-key-file asks for a key")
+        print_message("note", f"anybody who can reach {host} can use this server; --api-key-file sets keys")
     from clearhead.server import run_server
 
     name = Path(model).stem if model.lower().endswith(".gguf") else Path(model).name or model

@@ -39,7 +39,8 @@ def plan_messages(service: Service, asked: ChatFields, salt: bytes) -> Plan:
         if asked.json_schema is not None:
             raise invalid("response_format excludes tools; leave one of them out", "response_format")
     if filters and asked.ignore_eos:
-        raise invalid("ignore_eos excludes response_format and required calls, which end by themselves", "ignore_eos")
+        message = "ignore_eos excludes response_format and required tool calls, which end the text; leave it out"
+        raise invalid(message, "ignore_eos")
     token_filter = filters[0] if filters else None
     return Plan(plan_texts(service, ids, asked, salt, token_filter=token_filter), len(ids), visible=visible)
 

@@ -241,5 +241,7 @@ def template_variables(found: Mapping[str, Any]) -> Mapping[str, Any]:
     variables: Mapping[str, Any] = found.get("chat_template_kwargs", {})
     reserved = next((name for name in variables if name in _RESERVED), None)
     if reserved is not None:
-        raise invalid(f"chat_template_kwargs has {reserved}, which cannot be replaced", "chat_template_kwargs")
+        raise invalid(
+            f"chat_template_kwargs has {reserved}, which the server sets itself; leave it out", "chat_template_kwargs"
+        )
     return variables

@@ -42,5 +42,5 @@ def _plain_call(call: dict[str, Any], param: str) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         where = f"{param}.function.arguments"
-        raise invalid(f"{where} is no JSON object in text form; send what the model has answered", where)
+        raise invalid(f"{where} must be a JSON object as text; send it as the model returned it", where)
     return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}

@@ -46,7 +46,7 @@ class ServerSettings:
     """How a server runs.
 
     aliases: further names under which clients may ask for the model.
-    api_keys: clients need one of these; without any, everybody who reaches the port is served.
+    api_keys: clients need one of these; without any, anybody who can reach the port is served.
     allowed_hosts: names that the Host header may have besides loopback names, if the server listens on loopback.
     allowed_origins: web pages that may call the server from a browser (CORS); "*" allows all.
     max_concurrent: texts that are generated at the same time. None: 256 on a GPU, 32 on a CPU.

@@ -99,7 +99,7 @@ class RecurrentModel(CheckedConfig):
 
     MAY_BE_ZERO = ("dropout",)
 
-    width: int  # of embeddings and states
+    width: int  # width of embeddings and states
     num_layers: int = 1
     context: int  # longest sequence in tokens
     attends: bool = True  # attend to the encoder output, by dot-product attention
