@@ -56,7 +56,7 @@ def make_package(data: bytes, **changes: object) -> Package:
         name="tiny",
         aliases=("tiny-1m",),
         description="a model of this test",
-        licence="none",
+        license="none",
         kind="wheel",
         distribution="tiny-model",
         version="1.0",
@@ -418,7 +418,7 @@ def test_the_table_of_packages_is_consistent() -> None:
         assert not any(file.is_absolute() or ".." in file.parts for file in files), package.name
         assert package.opens in (".", *map(str, files))
         assert package.description
-        assert package.licence
+        assert package.license
 
 
 @pytest.mark.download

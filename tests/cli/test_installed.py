@@ -70,7 +70,7 @@ def test_info_shows_the_architecture(clearhead):  # noqa: F811
 def test_info_of_a_folder(clearhead, folder):  # noqa: F811
     told = json.loads(clearhead("info", folder, "--json").stdout)
     assert told["disk_bytes"] == sum(file.stat().st_size for file in folder.iterdir())
-    assert (told["licence"], told["architecture"]["kind"]) == (None, "decoder")
+    assert (told["license"], told["architecture"]["kind"]) == (None, "decoder")
     assert str(folder.name) in clearhead("info", folder).stdout
 
 

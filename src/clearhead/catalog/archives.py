@@ -25,7 +25,7 @@ class Package:
     name: str
     aliases: tuple[str, ...]
     description: str
-    licence: str
+    license: str
     kind: Literal["wheel", "sdist", "npm"]
     distribution: str  # its name in the registry
     version: str

@@ -15,7 +15,7 @@ class BundledModel:
 
     name: str
     description: str
-    licence: str = "Apache-2.0"  # as the package
+    license: str = "Apache-2.0"  # as the package
 
     @property
     def folder(self) -> Path:

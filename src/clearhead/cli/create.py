@@ -31,8 +31,8 @@ def create(
 ) -> None:
     """Write a model with random weights, to look at an architecture, train it or test a tool with it.
 
-    At toy size it reads and writes bytes, so it needs no vocabulary; at full size it has no tokenizer and takes token
-    ids, and a large preset fills the disk with its weights: `clearhead cost PRESET` tells how many bytes they have.
+    With --tiny, its tokens are bytes, so it needs no vocabulary. At full size it has no tokenizer and takes token ids,
+    and a large preset takes a lot of disk space: `clearhead cost PRESET` prints the size of its weights.
     """
     from clearhead.families import presets
 

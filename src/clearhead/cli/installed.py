@@ -53,7 +53,7 @@ def info(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Show where a model comes from, its licence, size and architecture, and whether it has a chat template."""
+    """Show where a model comes from, its license, size and architecture, and whether it has a chat template."""
     data = _path_data(Path(name)) if Path(name).exists() else _catalog_data(name)
     path = data["path"]
     if path is not None and data["kind"] == "model":
@@ -105,13 +105,13 @@ def _catalog_data(name: str) -> dict[str, Any]:
 
 
 def _path_data(path: Path) -> dict[str, Any]:
-    """Return the same data for a model that is not in the catalog; its licence and source are unknown."""
+    """Return the same data for a model that is not in the catalog; its license and source are unknown."""
     check_model(str(path))
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     return {
         "name": path.name,
         "kind": "model",
-        **dict.fromkeys(("description", "source", "licence", "download_bytes")),
+        **dict.fromkeys(("description", "source", "license", "download_bytes")),
         "disk_bytes": sum(file.stat().st_size for file in files),
         "path": str(path),
         "installed": True,
@@ -134,7 +134,7 @@ def _model_data(path: Path) -> dict[str, Any]:
 def _describe(data: dict[str, Any]) -> dict[str, str]:
     """Return label and text of each line."""
     lines = {"name": data["name"]}
-    lines |= {label: data[label] for label in ("description", "source", "licence") if data[label]}
+    lines |= {label: data[label] for label in ("description", "source", "license") if data[label]}
     if data.get("download_bytes"):
         lines["download"] = format_bytes(data["download_bytes"])
     lines["on disk"] = format_bytes(data["disk_bytes"]) if data["installed"] else "not installed"

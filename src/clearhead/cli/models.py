@@ -121,7 +121,7 @@ def _list_catalog(as_json: bool) -> None:
                     "name": entry.name,
                     "description": entry.description,
                     "bytes": entry.installed_bytes,
-                    "licence": entry.licence,
+                    "license": entry.license,
                     "installed": find_installed(entry.name) is not None,
                 }
                 for entry in catalog_entries()
@@ -130,7 +130,7 @@ def _list_catalog(as_json: bool) -> None:
         return
     for entry in catalog_entries():
         where = ", part of this package" if isinstance(entry, BundledModel) else ""
-        echo(f"{entry.name}: {entry.description} ({entry.licence}{where})")
+        echo(f"{entry.name}: {entry.description} ({entry.license}{where})")
 
 
 @app.command(

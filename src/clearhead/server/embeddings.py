@@ -42,7 +42,7 @@ def plan_embeddings(service: Service, body: bytes) -> EmbeddingRequest:
 
 
 def embed(service: Service, text: str | list[int], dimensions: int | None) -> np.ndarray:
-    """Return the vector of one text. Texts are embedded one by one, so that none depends on its neighbours.
+    """Return the vector of one text. Texts are embedded one by one, so that none depends on its neighbors.
 
     Raise ApiError if the client expects another number of dimensions.
     """

@@ -22,7 +22,7 @@ from clearhead.server.tool_syntax import ToolSyntax
 _DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's API
 _LOGGER = logging.getLogger("clearhead.server")
 _MAX_NAME = 80  # characters of an unknown field that messages repeat
-_MISSPELT = 0.85  # similarity (0 to 1) to a known name from which on an unknown one is taken for a mistake
+_MISSPELLED = 0.85  # an unknown name this similar (0 to 1) to a known one counts as misspelled
 _MAX_REPORTED = 100
 _REPORTED: set[str] = set()  # unknown fields that the log has named
 _OPTIONS = {  # name of a field -> name in SamplingOptions
@@ -86,7 +86,7 @@ class ChatFields(GenerationFields):
 
 
 def read_fields(body: Any, table: Table) -> dict[str, Any]:
-    """Return the fields that are given and not null. Raise ApiError for missing, wrong, refused or misspelt ones.
+    """Return the fields that are given and not null. Raise ApiError for missing, wrong, refused or misspelled ones.
 
     A field that is not in the table, such as a new one of OpenAI's API, is left out, and the log says so.
     """
@@ -113,7 +113,7 @@ def read_fields(body: Any, table: Table) -> dict[str, Any]:
 
 def _report_unknown(name: str, table: Table) -> None:
     """Log that a field is ignored, once per name. Raise ApiError if it is a known name with a spelling mistake."""
-    if get_close_matches(name[:_MAX_NAME], table, n=1, cutoff=_MISSPELT):
+    if get_close_matches(name[:_MAX_NAME], table, n=1, cutoff=_MISSPELLED):
         raise invalid(str(unknown_name("field", name, table)), param=name[:_MAX_NAME], code="unknown_parameter")
     if name not in _REPORTED and len(_REPORTED) < _MAX_REPORTED:
         _REPORTED.add(name)

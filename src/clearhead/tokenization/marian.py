@@ -172,7 +172,7 @@ class _Segmenter:
         )
 
     def with_vocabulary(self, tokens: Sequence[str], unknown_id: int) -> "_Segmenter":
-        """Return a segmenter with the same normalisation that spells a text with the fewest of these tokens."""
+        """Return a segmenter with the same normalization that spells a text with the fewest of these tokens."""
         segmenter = copy(self)
         segmenter._model = models.Unigram([(token, -1.0) for token in tokens], unk_id=unknown_id)
         return segmenter
