@@ -101,8 +101,8 @@ class ShardData(LongText):
 class ParallelFiles:
     """Two text files in which line n of one is the translation of line n of the other."""
 
-    source: str
-    target: str
+    source: str  # file with one source text per line
+    target: str  # file with one target text per line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class PairTable(CheckedConfig):
 
     MAY_BE_ZERO = ("source_column", "target_column")
 
-    path: str
+    path: str  # a .csv or tab-separated file
     source_column: int = 0
     target_column: int = 1
     header: bool = False  # whether the first line names the columns
@@ -125,16 +125,16 @@ class PairData(CheckedConfig):
     context: int  # maximum length of each side in tokens; longer pairs are dropped
     validation: ParallelFiles | PairTable | None = None
     validation_share: float = 0.1  # share of the distinct sources that is held out if there is no validation table
-    form: Form = "translation"
+    form: Form = "translation"  # source and target for an encoder-decoder; or both in one row, for a decoder
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatData(CheckedConfig):
     """JSON lines or CSV of chats or of questions and answers. Only the assistant's messages are targets."""
 
-    path: str
+    path: str  # a .jsonl or .csv file
     context: int  # maximum length in tokens; longer chats are dropped
-    validation_path: str | None = None
+    validation_path: str | None = None  # chats to validate on
     validation_share: float = 0.1  # share of the chats, at the end, that is held out if there is no validation_path
 
 
@@ -142,9 +142,9 @@ class ChatData(CheckedConfig):
 class PreferenceData(CheckedConfig):
     """JSON lines of prompts, each with a chosen and a rejected answer. Only the tokens of the answers are targets."""
 
-    path: str
+    path: str  # a .jsonl file
     context: int  # maximum length in tokens; pairs with a longer chat are dropped
-    validation_path: str | None = None
+    validation_path: str | None = None  # preferences to validate on
     validation_share: float = 0.1  # share of the pairs, at the end, that is held out if there is no validation_path
 
 
@@ -155,13 +155,13 @@ class SyntheticData(CheckedConfig):
     MAY_BE_ZERO = ("seed",)
 
     task: Task
-    min_length: int = 1
-    max_length: int = 16  # length of the source in characters; for addition, of each number in digits
-    num_examples: int = 20_000
-    num_validation: int = 1_000
-    seed: int = 0
-    context: int = 128
-    form: Form = "translation"
+    min_length: int = 1  # shortest source in characters; for addition, shortest number in digits
+    max_length: int = 16  # longest source in characters; for addition, longest number in digits
+    num_examples: int = 20_000  # number of training examples
+    num_validation: int = 1_000  # number of validation examples
+    seed: int = 0  # seed of the examples
+    context: int = 128  # maximum length in tokens; longer examples are dropped
+    form: Form = "translation"  # source and target for an encoder-decoder; or both in one row, for a decoder
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,10 +21,10 @@ from clearhead.errors import require, unknown_name
 class Lora(CheckedConfig):
     """The [lora] table of a recipe."""
 
-    rank: int = 8  # width between A and B
+    rank: int = 8  # rank of the adapters: the number of rows of A and of columns of B
     alpha: float = 16.0  # B A x is scaled by alpha / rank, so that a learning rate found for one rank suits another
     dropout: float | None = None  # dropout of the input of A
-    targets: tuple[str, ...] = ("query", "key", "value", "output", "gate", "up", "down")  # last part of a linear's name
+    targets: tuple[str, ...] = ("query", "key", "value", "output", "gate", "up", "down")  # the linear layers to adapt
 
     def __post_init__(self) -> None:
         super().__post_init__()

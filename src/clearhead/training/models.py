@@ -39,7 +39,7 @@ def _check_num_layers(num_layers: int) -> None:
 class PresetModel:
     """A released architecture with new weights."""
 
-    name: str
+    name: str  # name of a preset
     vocab_size: int | None = None  # None: the preset's; multiples of 128 are fastest
     dropout: Dropout | None = None  # None: the preset's
 
@@ -48,7 +48,7 @@ class PresetModel:
 class LoadedModel:
     """A saved model with its tokenizer, given by an installed name, a folder or a file."""
 
-    name: str
+    name: str  # an installed name, a folder or a file
     dropout: Dropout | None = None
 
 
@@ -59,8 +59,8 @@ class DecoderModel(CheckedConfig):
     MAY_BE_ZERO = ("dropout",)
 
     width: int  # width of the residual stream
-    num_layers: int
-    num_heads: int
+    num_layers: int  # number of layers
+    num_heads: int  # number of query heads
     num_kv_heads: int | None = None  # none: the same as num_heads
     feed_forward: int | None = None  # inner width; none: 8/3 of `width`, rounded up to a multiple of 8
     context: int  # longest sequence in tokens
@@ -82,7 +82,7 @@ class TranslatorModel(CheckedConfig):
 
     width: int  # width of the residual stream
     num_layers: int  # number of layers in the encoder, and as many in the decoder
-    num_heads: int
+    num_heads: int  # number of attention heads
     feed_forward: int  # width of the feed-forward layers
     context: int  # longest sequence in tokens
     dropout: float = 0.0  # dropout of embeddings and branches
