@@ -10,6 +10,7 @@ import torch
 
 import clearhead
 from clearhead import threads
+from clearhead.cli.threads import takes_threads
 from clearhead.errors import ClearheadError
 
 
@@ -36,6 +37,17 @@ def test_the_environment_variable_sets_the_number(monkeypatch):
     monkeypatch.setenv("CLEARHEAD_THREADS", "5")
     threads.use_default_threads()
     assert torch.get_num_threads() == 5
+
+
+def test_a_command_may_have_a_default_of_its_own(monkeypatch):
+    used = []
+    command = takes_threads(lambda: used.append(torch.get_num_threads()), default=2)
+    command(threads=None)
+    command(threads=3)
+    monkeypatch.setenv("CLEARHEAD_THREADS", "4")
+    monkeypatch.setattr(threads, "_chosen", False)
+    command(threads=None)
+    assert used == [2, 3, 4]
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, True, "2", 5000])

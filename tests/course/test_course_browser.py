@@ -57,6 +57,15 @@ def test_the_mask_and_the_scale_can_be_chosen(opened, page):  # noqa: F811
     assert tab.locator("#A1 details p").first.is_visible()
 
 
+@pytest.mark.parametrize("width", [400, 1280])
+def test_no_formula_is_cut_off(opened, page, width):  # noqa: F811
+    """The parts of a formula wrap; none has to be scrolled."""
+    tab = opened(page, viewport={"width": width, "height": 900})
+    cut = "all => all.filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.textContent)"
+    assert tab.locator(".formula").evaluate_all(cut) == []
+    assert tab.locator(".formula math").count() > 60
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1280])
 def test_axe_finds_no_serious_violation_with_all_answers_open(opened, axe, page, scheme, width):  # noqa: F811

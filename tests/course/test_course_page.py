@@ -9,7 +9,7 @@ import torch
 
 from clearhead.course import book_page
 from clearhead.course.examples import worked_examples
-from clearhead.course.mathml import to_mathml
+from clearhead.course.mathml import inline_html, to_mathml
 from clearhead.course.panels import panel_cells
 from clearhead.course.parts import Panel, TextTable
 from clearhead.course.statements import read_errata, read_parts
@@ -202,6 +202,12 @@ def test_a_folder_without_studies_is_refused(tmp_path):
 )
 def test_formulas_become_mathml(formula, expected):
     assert to_mathml(formula) == f'<math display="block"><mrow>{expected}</mrow></math>'
+
+
+def test_subscripts_follow_latin_and_greek_letters():
+    assert inline_html("W_q, XW_q and ω_i, but `a_b`") == (
+        "W<sub>q</sub>, XW<sub>q</sub> and ω<sub>i</sub>, but <code>a_b</code>"
+    )
 
 
 @pytest.mark.parametrize("formula", ["{a", "a}", r"\frac{a}", "a_", r"\text{a"])

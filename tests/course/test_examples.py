@@ -177,6 +177,17 @@ def test_cost_tables_equal_what_the_counter_counted():
             assert (flops, moved) == (counted_flops, counted_moved), name
 
 
+def test_kinds_of_attention_cost_what_the_counter_counted():
+    """The counts are of the layers, the formulas of the page; multi-query saves 2nd²(1 − 1/h) of the projections."""
+    rows = EXAMPLES["Four kinds of attention"]["multiply-accumulates"].cells
+    assert [value for _, _, value, _ in rows] == [counted for *_, counted in rows]
+    counted = {kind: int(count.replace(",", "")) for kind, *_, count in rows}
+    n, d, h = 24, 32, 4
+    assert counted["self, not causal"] - counted["multi-query"] == 2 * n * d * d * (h - 1) // h
+    assert counted["self, not causal"] - counted["causal self"] == n * (n - 1) * d  # pairs that the mask forbids
+    assert [formula for _, formula, *_ in rows][1:3] == ["2nd² + 2nd²/h + 2n²d", "2md² + 2nd² + 2nmd"]
+
+
 def test_word_order_shows_only_with_positions():
     means = EXAMPLES["Who chased whom"]["mean output"].values
     assert (means[0] - means[1]).abs().max() <= 1e-12

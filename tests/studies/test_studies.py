@@ -71,6 +71,16 @@ def test_another_seed_gives_other_numbers(smoke_results):
     assert other["trained"] != smoke_results("mask").measurements[0]["trained"]
 
 
+def test_pages_typeset_code_and_subscripts(smoke_results, tmp_path):
+    for name in ("mask", "tables"):
+        write_result(smoke_results(name), tmp_path / name)
+    mask, tables = ((tmp_path / name / "index.html").read_text(encoding="utf-8") for name in ("mask", "tables"))
+    assert "exp(s<sub>ij</sub>) / Σ<sub>k ≤ i</sub> exp(s<sub>ik</sub>)" in mask
+    assert "<code>clearhead cost</code> prints" in tables
+    assert "`" not in re.sub(r"<style>.*?</style>", "", mask + tables, flags=re.DOTALL)
+    assert "<strong>Smoke run, too small" in mask  # a sentence, without the name of the study
+
+
 def test_a_site_links_every_study(smoke_results, tmp_path):
     results = [smoke_results(name) for name in ENTRIES]
     for result in results[:2]:

@@ -6,6 +6,7 @@ def generate(model: ModelArgument) -> None: ...
 """
 
 import inspect
+import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -14,15 +15,20 @@ import typer
 
 from clearhead.threads import set_threads, use_configured_threads
 
-_HELP = "Number of CPU threads; by default $CLEARHEAD_THREADS, or one for each CPU that the process may use."
+_HELP = "Number of CPU threads; by default $CLEARHEAD_THREADS, or {default}."
 
 
-def takes_threads(command: Callable[..., None]) -> Callable[..., None]:
-    """Add --threads to a command, and set the number before torch is imported."""
+def takes_threads(command: Callable[..., None], *, default: int | None = None) -> Callable[..., None]:
+    """Add --threads to a command, and set the number before torch is imported.
+
+    default: for a command whose networks are too small to gain from more; None is one for each CPU.
+    """
 
     @wraps(command)
     def wrapped(**arguments: Any) -> None:
         threads = arguments.pop("threads")
+        if threads is None and "CLEARHEAD_THREADS" not in os.environ:
+            threads = default
         if threads is None:
             use_configured_threads()
         else:
@@ -30,7 +36,8 @@ def takes_threads(command: Callable[..., None]) -> Callable[..., None]:
         command(**arguments)
 
     signature = inspect.signature(command)
-    option = typer.Option(None, "--threads", help=_HELP, rich_help_panel="Speed")
+    words = _HELP.format(default=default or "one for each CPU that the process may use")
+    option = typer.Option(None, "--threads", help=words, rich_help_panel="Speed")
     parameter = inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=option, annotation=int | None)
     wrapped.__signature__ = inspect.Signature([*signature.parameters.values(), parameter])  # type: ignore[attr-defined]
     return wrapped

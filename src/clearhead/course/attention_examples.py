@@ -95,7 +95,10 @@ def _two_keys() -> Example:
         Panel("scores = q·kᵀ / √d", steps.scores[0, 0]),
         Panel("weights", steps.weights[0, 0], kind="weights"),
     ]
-    explanation = f"The width is {width}, so the products are divided by √{width} = {width**0.5:g} before the softmax."
+    explanation = (
+        f"One query and two keys of {width} numbers; their products are given, {query[0]:g} and {query[1]:g}. They are "
+        f"divided by √{width} = {width**0.5:g} before the softmax."
+    )
     return Example("A3", "Two keys and the scale", explanation, panels)
 
 
@@ -143,7 +146,7 @@ def _alignment() -> Example:
     explanation = (
         "A recurrent decoder weights the states of the encoder by their relevance to its current step. Its context is "
         "their weighted mean, so the last encoder state does not have to represent the whole sentence. The matrix W is "
-        "an example; a network learns it."
+        "an example; a network learns it. Vectors are rows here, so they are multiplied with W from the left, as in A1."
     )
     return Example("A4", "Alignment between decoder and encoder", explanation, panels)
 

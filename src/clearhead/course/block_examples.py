@@ -194,5 +194,9 @@ def _model_table() -> Example:
             )
         )
     columns = ("model", "preset", "positions", "layers × width", "key-value heads", "norm")
-    explanation = "Read from the configs of the presets: `clearhead show PRESET` prints one in full."
+    explanation = (
+        "Read from the configs of the presets: `clearhead show PRESET` prints one in full. Relative sinusoid: Gopher's "
+        "form of B3. Latent 128: 128 heads share one latent vector (E4). Pre and post: the norms of C1. Sandwich: a "
+        "norm before and after each branch. Parallel: both branches read the same norm and are added at once."
+    )
     return Example("C5", "The models of the table", explanation, [TextTable("models", columns, rows)])

@@ -6,17 +6,18 @@ b is the batch, n the length, d the width and m the number of heads; the feed-fo
 """
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from clearhead.architecture import Embedding as EmbeddingConfig
 from clearhead.architecture import FeedForward, GroupedAttention, Head, Layer, LayerNorm, ModelConfig, Stack
-from clearhead.cache import KeyValueCache, forward_step
+from clearhead.cache import ContiguousStore, KeyValueCache, forward_step
 from clearhead.costs import KernelCounter, Workload, find_device, operation_costs
-from clearhead.course.parts import Chart, Example, Part, TextTable
+from clearhead.course.parts import NO_MASK, Chart, Example, Part, TextTable, step_context
 from clearhead.families import preset
-from clearhead.model import Transformer, reference_attention
+from clearhead.model import Attention, AttentionContext, Transformer, reference_attention
 
 _SIZES = {"b": 2, "n": 48, "d": 32, "m": 4}
 _SEQUENCE = {  # operation -> FLOPs, numbers read and written; matrix products of each
@@ -33,6 +34,12 @@ _TOKEN = {
     "output": ("2 b d d", "2 b d + d d", 1),
     "feed-forward": ("16 b d d", "10 b d + 8 d d", 2),
 }
+_KINDS = {  # attention with its projections -> multiply-accumulates
+    "self, not causal": "4 n d d + 2 n n d",
+    "multi-query": "2 n d d + 2 n d e + 2 n n d",
+    "cross": "2 k d d + 2 n d d + 2 n k d",
+    "causal self": "4 n d d + n n d + n d",
+}
 _LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 _PHASES: tuple[tuple[Literal["prefill", "decode"], int], ...] = (("prefill", 1), ("decode", 1), ("decode", 64))
 _DEVICE, _MODEL, _CONTEXT = "h200", "llama-3.1-8b", 4096
@@ -40,7 +47,8 @@ _DEVICE, _MODEL, _CONTEXT = "h200", "llama-3.1-8b", 4096
 
 def cost_examples() -> list[Example]:
     """Compute the examples of F1 to F5."""
-    return [_matrix_product(), _layer_table(one_token=False), _layer_table(one_token=True), _growth(), _intensity()]
+    tables = [_layer_table(one_token=False), _layer_table(one_token=True)]
+    return [_matrix_product(), *tables, _kinds_of_attention(), _growth(), _intensity()]
 
 
 def _evaluate(formula: str, sizes: dict[str, int]) -> int:
@@ -116,6 +124,42 @@ def _layer_table(*, one_token: bool) -> Example:
     )
     title = "The table for one token" if one_token else "The table for a sequence"
     return Example("F3" if one_token else "F2", title, explanation, [TextTable("one layer", columns, rows)])
+
+
+def _kinds_of_attention() -> Example:
+    """Count the multiply-accumulates of four kinds of attention over n source and m target tokens."""
+    n, m, d, h = 24, 10, 32, 4
+    sizes = {"n": n, "k": m, "d": d, "e": d // h}
+    counted = []
+    for kind in _KINDS:
+        num_kv_heads = 1 if kind == "multi-query" else h
+        attention = Attention(GroupedAttention(num_heads=h, num_kv_heads=num_kv_heads, head_width=d // h), d)
+        x, context = torch.zeros(1, n, d), AttentionContext(NO_MASK, reference_attention, torch.arange(n)[None])
+        with KernelCounter() as counter:
+            if kind == "causal self":  # token by token: only the pairs that the mask allows
+                store = ContiguousStore()
+                for step in range(n):
+                    attention(x[:, :1], replace(step_context(step, store), kernel=reference_attention))
+            elif kind == "cross":
+                attention(torch.zeros(1, m, d), context, x)
+            else:
+                attention(x, context)
+        counted.append(counter.flops // 2)
+    rows = [
+        (
+            kind,
+            _typeset(formula).replace("de", "d²/h").replace("k", "m"),
+            f"{_evaluate(formula, sizes):,}",
+            f"{count:,}",
+        )
+        for (kind, formula), count in zip(_KINDS.items(), counted, strict=True)
+    ]
+    explanation = (
+        f"One layer with h = {h} heads, together d = {d} wide; n = {n} tokens, and for cross-attention m = {m} target "
+        "tokens that read n source tokens. Terms with d² are the projections, the others scores and weighted sum."
+    )
+    table = TextTable("multiply-accumulates", ("attention", "formula", "value", "counted"), rows)
+    return Example("F4", "Four kinds of attention", explanation, [table])
 
 
 def _growth() -> Example:

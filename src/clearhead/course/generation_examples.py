@@ -143,6 +143,8 @@ def _cache_memory() -> Example:
     columns = ("preset", "2·d·L numbers, bytes per token", "its cache, bytes per token", "saving", "bytes in total")
     explanation = (
         f"Two bytes per number (bfloat16), up to {_CONTEXT} tokens. The formula 2·n·d·L is exact for multi-head "
-        "attention; grouped and multi-query attention share keys and values, and DeepSeek stores a latent vector."
+        "attention whose heads are d wide together; grouped and multi-query attention share keys and values, and "
+        "DeepSeek stores a latent vector. PaLM saves 72 times and not 48 times, the number of its heads, because they "
+        "are 48·256 = 12,288 wide together, and d is 18,432."
     )
     return Example("E4", "Bytes of a cache", explanation, [TextTable("caches", columns, rows)])

@@ -60,7 +60,7 @@ def to_mathml(formula: str) -> str:
 def inline_html(text: str) -> str:
     """Return text as HTML, with `code` between backquotes, and subscripts after a letter (W_q) or a product (XW_q)."""
     escaped = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text, quote=False))
-    return re.sub(r"\b((?:[A-Za-z](?=[A-Z]_))?[A-Za-z])_(\w{1,5})\b(?![^<]*</code>)", r"\1<sub>\2</sub>", escaped)
+    return re.sub(r"\b((?:[A-Za-z](?=[A-Z]_))?[A-Za-zα-ω])_(\w{1,5})\b(?![^<]*</code>)", r"\1<sub>\2</sub>", escaped)
 
 
 class _Parser:

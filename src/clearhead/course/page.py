@@ -110,7 +110,7 @@ def _lesson(
             f"<p>{inline_html(' '.join(each.split()))}</p>" for each in statement.text.strip().split("\n\n")
         ),
         formulas="\n".join(
-            f'<div class="formula" tabindex="0" role="group" aria-label="Formula">{to_mathml(formula)}</div>'
+            f'<div class="formula" tabindex="0" role="group" aria-label="Formula">{_formula_parts(formula)}</div>'
             for formula in statement.formulas
         ),
         examples="\n".join(_example(example) for example in examples),
@@ -121,6 +121,11 @@ def _lesson(
         study=study,
         code=f"src/clearhead/{statement.code}",
     )
+
+
+def _formula_parts(formula: str) -> str:
+    """Return the parts of a formula between wide spaces, each as MathML of its own, so that they wrap."""
+    return "".join(to_mathml(part) for part in formula.split(r"\quad"))
 
 
 def _example(example: Example) -> str:

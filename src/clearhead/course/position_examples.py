@@ -113,8 +113,9 @@ def _relative() -> Example:
         Panel("T5: bucket of a distance", buckets, ("bucket",), [str(each) for each in far[0, 0].tolist()]),
     ]
     explanation = (
-        "ALiBi subtracts a multiple of the distance from every score. T5 learns one number for each bucket and head: "
-        "small distances have a bucket each, larger ones share buckets that grow."
+        "ALiBi subtracts a multiple of the distance from every score; the multiples of h heads are 2^(−8/h), "
+        "2^(−16/h) and so on, here 1/16 and 1/256. Under the causal mask, only the lower triangle is used. T5 learns "
+        "one number for each bucket and head: small distances have a bucket each, larger ones share buckets that grow."
     )
     return Example("B3", "Biases of the distance", explanation, panels)
 
@@ -130,14 +131,15 @@ def _counting_without_positions() -> Example:
     output = attention(x[None], causal_context(count))[0]
     tokens = [f"t = {number}" for number in range(1, count + 1)]
     panels = [
-        Panel("x", x.T, ("every token", "first token"), tokens),
+        Panel("xᵀ: tokens side by side", x.T, ("every token", "first token"), tokens),
         Panel("W_k", keys),
         Panel("W_v", values),
         Panel("output", output[:, :1].T, ("1/t",), tokens),
     ]
     explanation = (
-        "Only the first token has a nonzero value. A causal head that attends equally to all tokens returns the mean "
-        "of t values for token t, which is 1/t: it encodes the position although the input has no position encoding."
+        "Every token has a 1 in its first entry, and only the first token in its second. All keys are (1, 1), so all "
+        "scores of a row are equal, whatever W_q is. Only the first token has a nonzero value. Token t therefore gets "
+        "the mean of t values, 1/t: it encodes the position although the input has no position encoding."
     )
     return Example("B4", "Counting without positions", explanation, panels)
 

@@ -82,9 +82,10 @@ def _leak() -> Example:
     panels: list[Panel] = [Panel("x", tensor(inputs("leak")["x"]), rows=tokens)]
     panels += [Panel(masking, _influence(masking), outputs, tokens, kind="scores") for masking in MASKINGS]
     explanation = (
-        "How strongly each output depends on each token: the size of the derivative, with q = k = v = x. Only the mask "
-        "before the softmax, or renormalizing, leaves zeros above the diagonal. Masking after the softmax hides later "
-        "values, but the denominators still depend on later tokens: that is a leak, and training finds it."
+        "How strongly each output depends on each token: the root of the sum of the squares of all derivatives of the "
+        "output by the token. Here q = k = v = x, and the scores x·xᵀ are not scaled. Only the mask before the "
+        "softmax, or renormalizing, leaves zeros above the diagonal. Masking after the softmax hides later values, but "
+        "the denominators still depend on later tokens: that is a leak, and training finds it."
     )
     return Example("A5, D2", "Who depends on whom", explanation, panels)
 

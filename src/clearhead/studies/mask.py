@@ -126,7 +126,8 @@ STUDY = Study(
     setup=f"""Random text of {NUM_LETTERS} letters cannot be predicted: no honest model has a loss below ln
         {NUM_LETTERS} = {CHANCE:.3f}. Four equal networks with two layers train on it for {NUM_STEPS} steps. They
         differ only in the attention kernel. Then each reads unseen text twice: in one pass, as in training, and
-        token by token with a cache, as in generation, where later tokens do not exist.""",
+        token by token with a cache, as in generation, where later tokens do not exist. The last column of the table
+        compares the second reading with all letters instead of the next: equal numbers show that it knows nothing.""",
     explanation=f"""After a softmax over all tokens, the weight of token j in row i is exp(s_ij) / Σ_k exp(s_ik), and
         the sum runs over k > i too. Setting the weights of later tokens to 0 does not change the others, so every
         weight that remains contains the later tokens in its denominator. A head learns scores that depend on the

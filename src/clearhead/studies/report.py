@@ -8,6 +8,7 @@ Every page is one file that loads nothing: pictures are embedded.
 import base64
 import html
 import json
+import re
 from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -90,13 +91,17 @@ def _summary_section(result: StudyResult, picture: bytes) -> str:
 
 
 def _conclusion(result: StudyResult) -> str:
-    """Return the verdict as HTML, without the name of the study, which the page has as its title."""
-    return html.escape(result.verdict.removeprefix(f"{result.study.name}: "))
+    """Return the verdict as a sentence in HTML, without the name of the study, which the page has as its title."""
+    verdict = result.verdict.removeprefix(f"{result.study.name}: ")
+    return html.escape(verdict[0].upper() + verdict[1:])
 
 
 def _paragraphs(text: str) -> str:
-    """Return paragraphs, which are separated by empty lines, as HTML."""
-    return "\n".join(f"<p>{html.escape(' '.join(part.split()))}</p>" for part in text.strip().split("\n\n"))
+    """Return paragraphs, which are separated by empty lines, as HTML with `code` and subscripts (s_ij, Σ_(k ≤ i))."""
+    escaped = html.escape(text.strip(), quote=False)
+    marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", escaped)
+    marked = re.sub(r"\b([a-zA-ZΣ])_(?:\(([^)]+)\)|(\w{1,2})\b)", r"\1<sub>\2\3</sub>", marked)
+    return "\n".join(f"<p>{' '.join(part.split())}</p>" for part in marked.split("\n\n"))
 
 
 def _image(result: StudyResult, picture: bytes) -> str:
