@@ -21,14 +21,15 @@ from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig,
 from clearhead.backends import CPU_BLOCK_TYPES, NATIVE_BLOCK_TYPES, PackedWeight, pack_gguf_blocks
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
+from clearhead.checkpoint.gguf_parts import assembled_tensors
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
-from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
 from clearhead.families import Settings, family_of_type, gguf_architecture, gguf_settings, to_plain_value
 from clearhead.model import llama3_frequencies
 from clearhead.tokenization import Tokenizer, tokenizer_from_gguf
 
 TOKEN_TABLE, ROTARY_DIVISORS = "token_embd.weight", "rope_freqs.weight"
+_HIGH_FACTORS = (4.0, 1.0)  # of Llama 3 and of Llama 4 Scout
 _THREAD_COUNT_LOCK = Lock()
 # GGUF key -> key in transformers' config.json
 SPECIAL_ID_KEYS = {
@@ -52,7 +53,7 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
     naming = NamingScheme(table=architecture.tensor_names, ignored_tensors=architecture.ignored_tensors)
     # Packing works on large pieces, which several threads share well.
     with _single_thread() if options.bits is None else nullcontext():
-        tensors = LazyTensors(file.tensors, read)
+        tensors = assembled_tensors(file, architecture, read)
         network = assemble_network(config_of(file), tensors, str(path), naming, options)
     ids = {name: to_plain_value(file.metadata.get(key)) for key, name in SPECIAL_ID_KEYS.items()}
     special_ids = Settings(ids, str(path)).special_ids()
@@ -105,25 +106,34 @@ def config_of(file: GgufFile) -> ModelConfig:
 def _with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
     """Return the config with Llama 3's rotary scaling, which files store as a tensor of frequency divisors."""
     assert config.decoder is not None
-    attention = config.decoder.layers[0].attention
-    if not isinstance(attention, GroupedAttention) or not isinstance(attention.position, Rope):
+    divisors, layers, num_scaled = file.read(ROTARY_DIVISORS).float(), [], 0
+    scalings: dict[float, Llama3Scaling | None] = {}
+    for layer in config.decoder.layers:
+        attention = layer.attention
+        if isinstance(attention, GroupedAttention) and isinstance(attention.position, Rope):
+            theta, num_scaled = attention.position.theta, num_scaled + 1
+            if theta not in scalings:
+                scalings[theta] = llama3_scaling(divisors, theta)
+            if scalings[theta] is None:
+                raise ClearheadError(f"{file.path}: {ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
+            position = replace(attention.position, scaling=scalings[theta])
+            layer = replace(layer, attention=replace(attention, position=position))
+        layers.append(layer)
+    if not num_scaled:
         raise ClearheadError(f"{file.path} has {ROTARY_DIVISORS}, but its model has no rotary positions to scale")
-    divisors = file.read(ROTARY_DIVISORS).float()
-    scaling = llama3_scaling(divisors, attention.position.theta)
-    if scaling is None:
-        raise ClearheadError(f"{file.path}: {ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
-    scaled_attention = replace(attention, position=replace(attention.position, scaling=scaling))
-    layers = tuple(replace(layer, attention=scaled_attention) for layer in config.decoder.layers)
-    return replace(config, decoder=replace(config.decoder, layers=layers))
+    return replace(config, decoder=replace(config.decoder, layers=tuple(layers)))
 
 
 def llama3_scaling(divisors: Tensor, theta: float) -> Llama3Scaling | None:
     """Return the scaling that a tensor of frequency divisors represents, or None if it is not Llama 3's."""
-    scaling = Llama3Scaling(
-        factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
-    )
-    expected = llama3_divisors(theta, 2 * len(divisors), scaling)
-    return scaling if ((expected - divisors).abs() <= 1e-3 * divisors).all() else None
+    for high in _HIGH_FACTORS:
+        scaling = Llama3Scaling(
+            factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=high, original_context=8192
+        )
+        expected = llama3_divisors(theta, 2 * len(divisors), scaling)
+        if ((expected - divisors).abs() <= 1e-3 * divisors).all():
+            return scaling
+    return None
 
 
 def llama3_divisors(theta: float, head_width: int, scaling: Llama3Scaling) -> Tensor:

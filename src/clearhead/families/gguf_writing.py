@@ -38,7 +38,8 @@ def gguf_metadata(
     for key, setting in architecture.keys.items():
         if settings.get(setting) is not None:
             metadata[f"{stored_name}.{key}"] = settings[setting]
-    for key, value in {**architecture.constants, **_head_keys(config, data)}.items():
+    more_keys = {**architecture.constants, **_head_keys(config, data), **architecture.write(data, config)}
+    for key, value in more_keys.items():
         metadata[f"{stored_name}.{key}"] = value
     metadata |= {f"{stored_name}.rope.scaling.{key}": value for key, value in _scaling_keys(data).items()}
     assert family.read_config is not None
@@ -73,6 +74,8 @@ def _scaling_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     if rope.get("rope_type") not in ("linear", "yarn"):
         return {}
     keys = {"type": rope["rope_type"], "factor": rope["factor"]}
+    if rope["rope_type"] == "yarn":
+        keys |= {"yarn_beta_fast": rope["beta_fast"], "yarn_beta_slow": rope["beta_slow"]}
     original = rope.get("original_max_position_embeddings")
     return keys | ({} if original is None else {"original_context_length": original})
 
