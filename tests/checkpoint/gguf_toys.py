@@ -73,16 +73,15 @@ def toy_config(architecture):
             attention = replace(attention, pattern=Causal(), position=replace(attention.position, theta=5000.0))
         if architecture == "phi3":  # llama.cpp ignores its window; here it covers all tokens of a test
             attention = replace(attention, pattern=replace(attention.pattern, size=CONTEXT))
-        if architecture == "exaone4":  # llama.cpp has windows and layers without positions only in the model of 64 layers
+        if architecture == "exaone4":  # llama.cpp: windows and layers without positions only with 64 layers
             attention = replace(attention, pattern=Causal(), position=config.decoder.layers[0].attention.position)
-        if architecture == "llama4":  # llama.cpp fixes the size of a chunk and the temperature
-            if isinstance(attention.pattern, Chunked):
-                attention = replace(attention, pattern=Chunked(size=8192))
+        if architecture == "llama4" and isinstance(attention.pattern, Chunked):  # llama.cpp fixes the size of a chunk
+            attention = replace(attention, pattern=Chunked(size=8192))
         if architecture == "hunyuan-dense":  # metadata holds the base in float32
             attention = replace(attention, position=replace(attention.position, theta=5000.0))
         if architecture == "gpt-oss":  # llama.cpp rounds the bounds of YaRN's ramp; these do not change by that
             scaling = replace(attention.position.scaling, original_context=192)
-            attention = replace(attention, position=replace(attention.position, theta=5.0, scaling=scaling))
+            attention = replace(attention, position=replace(attention.position, theta=4.8, scaling=scaling))
         if architecture == "arcee":  # GGUF keys do not have all settings of this scaling
             assert isinstance(attention.position, Rope)
             attention = replace(attention, position=replace(attention.position, scaling=None))

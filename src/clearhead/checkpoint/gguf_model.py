@@ -3,11 +3,11 @@
     loaded = load_gguf(Path("model.gguf"), LoadOptions(weights="stored"))
 
 The header is parsed once, for config, weights and tokenizer. With stored weights, matrices whose blocks the kernels can
-use (Q4_0, Q4_1 and Q8_0; on a CPU also Q5_0, Q5_1, Q4_K, Q5_K and Q6_K) are never dequantized.
+use (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K) are never dequantized; on a GPU, quants of 5 and 6 bits take 8.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Rope
-from clearhead.backends import CPU_BLOCK_TYPES, NATIVE_BLOCK_TYPES, PackedWeight, pack_gguf_blocks
+from clearhead.backends import KEPT_BLOCK_TYPES, PackedWeight, pack_gguf_blocks, widen
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
 from clearhead.checkpoint.gguf_parts import assembled_tensors
@@ -48,8 +48,7 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
     if options.progress is not None:
         options.progress("", 0, len(file.tensors))
     on_cpu = options.device is None or torch.device(options.device).type == "cpu"
-    block_types = CPU_BLOCK_TYPES if on_cpu else NATIVE_BLOCK_TYPES
-    read = partial(_read_stored, file, block_types) if options.weights == "stored" else file.read
+    read = partial(_read_stored, file, wide=not on_cpu) if options.weights == "stored" else file.read
     naming = NamingScheme(table=architecture.tensor_names, ignored_tensors=architecture.ignored_tensors)
     # Packing works on large pieces, which several threads share well.
     with _single_thread() if options.bits is None else nullcontext():
@@ -60,13 +59,17 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
     return ModelParts(network, _tokenizer_of(file), family_of_type(architecture.model_type), special_ids)
 
 
-def _read_stored(file: GgufFile, block_types: Collection[str], name: str) -> Tensor | PackedWeight:
-    """Return a matrix with its quantized blocks if their type is one of these, and any other tensor as numbers."""
+def _read_stored(file: GgufFile, name: str, *, wide: bool) -> Tensor | PackedWeight:
+    """Return a matrix with its quantized blocks if kernels can use them, and any other tensor as numbers.
+
+    wide: for the kernels of a GPU, which need quants of 5 and 6 bits in 8.
+    """
     tensor = file.tensors[name]
-    if len(tensor.shape) < 2 or tensor.block_type.name not in block_types:
+    if len(tensor.shape) < 2 or tensor.block_type.name not in KEPT_BLOCK_TYPES:
         return file.read(name)
     num_rows = math.prod(tensor.shape[:-1])  # experts (E, N, K) become E · N rows
-    return pack_gguf_blocks(torch.from_numpy(file.read_blocks(name)), num_rows, tensor.block_type.name)
+    packed = pack_gguf_blocks(torch.from_numpy(file.read_blocks(name)), num_rows, tensor.block_type.name)
+    return widen(packed) if wide else packed
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Tensors that a GGUF file does not hold as such: the unfolding matrix of latent attention, and numbers in metadata.
 
-    names, read = assembled_tensors(file, architecture, file.read); rules = divided_rules(rules)
+    tensors = assembled_tensors(file, architecture, file.read); rules = divided_rules(architecture, rules)
 
 Latent attention (DeepSeek) has one matrix that makes keys and values of the latent vector. Today's files hold the part
 of the keys, transposed in every head, and that of the values; older files hold the matrix itself. The parameters of

@@ -68,9 +68,7 @@ def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     stored = Settings({key: to_plain_value(value) for key, value in metadata.items() if key.startswith(prefix)}, where)
     _check_supported(stored, prefix, architecture)
     data: dict[str, Any] = dict(architecture.defaults)
-    data |= {
-        setting: stored.data[prefix + key] for key, setting in architecture.keys.items() if prefix + key in stored
-    }
+    data |= {setting: stored.data[prefix + key] for key, setting in architecture.keys.items() if prefix + key in stored}
     if "rope.dimension_count" not in architecture.keys:
         rotary_width = stored.data.get(prefix + "rope.dimension_count")
         data |= _rotary_settings(architecture, rotary_width, _head_width_of(data), where)
