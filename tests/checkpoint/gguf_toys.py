@@ -57,13 +57,19 @@ PRESETS = {
     "deepseek2": "deepseek-v3",
     "deepseek-v2": "deepseek-v2",
     "llama4": "llama-4-scout",
+    "bert": "bert-base",
+    "nomic-bert": "nomic-embed-v1.5",
+    "modern-bert": "modernbert-base",
 }
+ENCODERS = ("bert", "nomic-bert", "modern-bert")
 STORED_NAMES = {"mixtral": "llama", "deepseek-v2": "deepseek2"}  # in files, where it is not the name in our table
 
 
 def toy_config(architecture):
     """Return the config of a small model."""
     config = shrink(clearhead.preset(PRESETS[architecture]), SIZES)
+    if config.encoder is not None:  # files hold neither pooler nor language head
+        return replace(config, head=None, pooler=False, classifier=None)
     layers = []
     for layer in config.decoder.layers:
         attention = layer.attention

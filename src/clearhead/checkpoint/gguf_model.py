@@ -17,7 +17,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Rope
+from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Pooling, Rope, SentenceConfig
 from clearhead.backends import KEPT_BLOCK_TYPES, PackedWeight, pack_gguf_blocks, widen
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
@@ -25,10 +25,11 @@ from clearhead.checkpoint.gguf_parts import assembled_tensors
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
 from clearhead.errors import ClearheadError
 from clearhead.families import Settings, family_of_type, gguf_architecture, gguf_settings, to_plain_value
-from clearhead.model import llama3_frequencies
+from clearhead.model import SentencePooler, Transformer, llama3_frequencies
 from clearhead.tokenization import Tokenizer, tokenizer_from_gguf
 
 TOKEN_TABLE, ROTARY_DIVISORS = "token_embd.weight", "rope_freqs.weight"
+POOLING_KEY, POOLING_MODES = "pooling_type", {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's numbers; 4 ranks texts
 _HIGH_FACTORS = (4.0, 1.0)  # of Llama 3 and of Llama 4 Scout
 _THREAD_COUNT_LOCK = Lock()
 # GGUF key -> key in transformers' config.json
@@ -56,7 +57,8 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
         network = assemble_network(config_of(file), tensors, str(path), naming, options)
     ids = {name: to_plain_value(file.metadata.get(key)) for key, name in SPECIAL_ID_KEYS.items()}
     special_ids = Settings(ids, str(path)).special_ids()
-    return ModelParts(network, _tokenizer_of(file), family_of_type(architecture.model_type), special_ids)
+    sentence = _sentence_of(file, network)
+    return ModelParts(network, _tokenizer_of(file), family_of_type(architecture.model_type), special_ids, sentence)
 
 
 def _read_stored(file: GgufFile, name: str, *, wide: bool) -> Tensor | PackedWeight:
@@ -87,6 +89,16 @@ def _single_thread() -> Iterator[None]:
             torch.set_num_threads(num_threads)
 
 
+def _sentence_of(file: GgufFile, network: Transformer) -> SentencePooler | None:
+    """Return how texts become vectors, if the file says so; as llama.cpp's programs do, they get the length 1."""
+    number = to_plain_value(file.metadata.get(f"{file.metadata['general.architecture']}.{POOLING_KEY}"))
+    mode = POOLING_MODES.get(number) if isinstance(number, int) else None
+    if mode is None:
+        return None
+    config = SentenceConfig(width=network.config.width, pooling=Pooling(modes=(mode,)))
+    return SentencePooler(config).to(device=network.device).eval()
+
+
 def _tokenizer_of(file: GgufFile) -> Tokenizer | None:
     """Return the tokenizer in a file's metadata, or None if there is none."""
     return tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
@@ -108,7 +120,10 @@ def config_of(file: GgufFile) -> ModelConfig:
 
 def _with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
     """Return the config with Llama 3's rotary scaling, which files store as a tensor of frequency divisors."""
-    assert config.decoder is not None
+    if config.decoder is None:
+        raise ClearheadError(
+            f"{file.path} has {ROTARY_DIVISORS}, but its model is an encoder, which has no such scaling"
+        )
     divisors, layers, num_scaled = file.read(ROTARY_DIVISORS).float(), [], 0
     scalings: dict[float, Llama3Scaling | None] = {}
     for layer in config.decoder.layers:

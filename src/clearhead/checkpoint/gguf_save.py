@@ -16,9 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Rope
+from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Normalize, Rope
 from clearhead.backends import is_packed
-from clearhead.checkpoint.gguf_model import ROTARY_DIVISORS, SPECIAL_ID_KEYS, llama3_divisors, llama3_scaling
+from clearhead.checkpoint.gguf_model import (
+    POOLING_KEY,
+    POOLING_MODES,
+    ROTARY_DIVISORS,
+    SPECIAL_ID_KEYS,
+    llama3_divisors,
+    llama3_scaling,
+)
 from clearhead.checkpoint.gguf_parts import divided_rules, numbers_in_metadata
 from clearhead.checkpoint.gguf_quantizers import quantize
 from clearhead.checkpoint.gguf_writer import TensorPlan, write_gguf
@@ -33,7 +40,7 @@ from clearhead.families import (
     family_of_type,
     gguf_metadata,
 )
-from clearhead.model import Transformer
+from clearhead.model import SentencePooler, Transformer
 from clearhead.tokenization import Tokenizer, tokenizer_to_gguf
 
 # file type -> (most matrices, the logit head, sensitive projections, fused projections, llama.cpp's number of the type)
@@ -50,7 +57,7 @@ GGUF_FILE_TYPES = tuple(_FILE_TYPES)
 """What `save_gguf` can write, from large to small."""
 
 _NARROW_TYPES = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows that are no multiple of 256
-_UNQUANTIZED = ("position_embd.weight", ROTARY_DIVISORS)
+_UNQUANTIZED = ("position_embd.weight", "token_types.weight", ROTARY_DIVISORS)
 _QUANTIZATION_VERSION = 2
 
 
@@ -62,9 +69,13 @@ def save_gguf(
     file_type: str = "q8_0",
     special_ids: Mapping[str, Any] | None = None,
     importance: Mapping[str, Tensor] | None = None,
+    sentence: SentencePooler | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write a GGUF file atomically. `importance`: our name of a linear layer's weight -> weights of its columns."""
+    """Write a GGUF file atomically. `importance`: our name of a linear layer's weight -> weights of its columns.
+
+    Of how texts become vectors, `sentence`, a file holds the pooling of hidden states.
+    """
     if file_type not in _FILE_TYPES:
         raise unknown_name("GGUF type", file_type, _FILE_TYPES)
     if is_packed(network):
@@ -76,6 +87,8 @@ def save_gguf(
         "general.file_type": _FILE_TYPES[file_type][4],
         "general.quantization_version": _QUANTIZATION_VERSION,
     }
+    if sentence is not None:
+        metadata[f"{metadata['general.architecture']}.{POOLING_KEY}"] = _pooling_number(sentence)
     if tokenizer is not None:
         metadata |= tokenizer_to_gguf(tokenizer, network.config.vocab_size)
     for key, name in SPECIAL_ID_KEYS.items():
@@ -84,6 +97,15 @@ def save_gguf(
         if isinstance(token_id, int):
             metadata.setdefault(key, token_id)
     write_gguf(path, metadata, _plan_tensors(network.config, tensors, rules, file_type, importance or {}), progress)
+
+
+def _pooling_number(sentence: SentencePooler) -> int:
+    """Return llama.cpp's number of a pooling mode."""
+    modes, steps = sentence.config.pooling.modes, sentence.config.steps
+    number = next((number for number, mode in POOLING_MODES.items() if modes == (mode,)), None)
+    if number is None or any(not isinstance(step, Normalize) for step in steps):
+        raise ClearheadError("a GGUF file cannot express how this model pools hidden states; use --to huggingface")
+    return number
 
 
 def _describe(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, TensorRule]]:

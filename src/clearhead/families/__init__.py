@@ -16,7 +16,8 @@ This is the only package in which names of models decide anything. docs/add-a-fa
     decoders       decoder-only model types that are rows of a table: decoder_rows_* has the rows, decoder_row says
                    what a row means, decoder_reading, decoder_writing and decoder_experts translate it
     gguf           metadata and tensor names of GGUF files
-    gguf_architectures  their table: gguf_decoders and gguf_mixtures have the rows, gguf_row says what a row means
+    gguf_architectures  their table: gguf_decoders, gguf_mixtures and gguf_encoders have the rows, gguf_row says what a
+                   row means
     gguf_writing   a config as such metadata
     ctranslate2    settings and tensor names of Marian models in CTranslate2's format
     bloom, deepseek, gemma, gopher, gpt, gpt_neo, grok, llama, llama4, mpt, palm, qwen

@@ -74,6 +74,8 @@ def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
         data |= _rotary_settings(architecture, rotary_width, _head_width_of(data), where)
     vocab_size, *_ = shapes.get("token_embd.weight", (None,))
     data |= {"model_type": architecture.model_type, "vocab_size": vocab_size}
+    if "token_types.weight" in architecture.tensor_names:
+        data["type_vocab_size"] = shapes.get("token_types.weight", (0,))[0]
     data["tie_word_embeddings"] = "output.weight" not in shapes
     data |= {setting: tensor in shapes for setting, tensor in architecture.flags.items()}
     data |= architecture.fixed
@@ -106,7 +108,7 @@ def _rotary_settings(
 def _check_supported(stored: Settings, prefix: str, architecture: GgufArchitecture) -> None:
     """Raise ClearheadError if a key asks for something unsupported."""
     for key, harmless_values in UNSUPPORTED.items():
-        if key not in architecture.keys:
+        if key not in architecture.keys and key not in architecture.constants:
             stored.allow_only(prefix + key, *harmless_values)
     for key, value in architecture.constants.items():
         stored.allow_only(prefix + key, value)
