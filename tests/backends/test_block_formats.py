@@ -7,17 +7,17 @@ import torch
 
 import clearhead
 from clearhead.backends.cpu_kernels import load_kernel_library, unpack
-from clearhead.backends.cpu_kernels.products import multiply_in_kernel
+from clearhead.backends.cpu_kernels.products import multiply, multiply_in_kernel
 from clearhead.backends.lowering import lower_block
 from clearhead.backends.lowering_projections import PackedParts
 from clearhead.backends.modules import PackedMatrix
-from clearhead.backends.packed import CPU_BLOCK_TYPES, is_consistent, pack_gguf_blocks
+from clearhead.backends.packed import KEPT_BLOCK_TYPES, is_consistent, pack_gguf_blocks, widen
 from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
 from clearhead.checkpoint.gguf_quantizers import quantize
 from clearhead.checkpoint.gguf_save import save_gguf
 from tests.checkpoint.tiny import tiny_network
 
-TYPES = {block_type.name: block_type for block_type in BLOCK_TYPES.values() if block_type.name in CPU_BLOCK_TYPES}
+TYPES = {block_type.name: block_type for block_type in BLOCK_TYPES.values() if block_type.name in KEPT_BLOCK_TYPES}
 BLOCK_FORMATS = ("Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 
 
@@ -43,7 +43,7 @@ def widths(name):
     return (256, 768) if name.endswith("_K") else (32, 96, 64, 576)
 
 
-@pytest.mark.parametrize("name", CPU_BLOCK_TYPES)
+@pytest.mark.parametrize("name", KEPT_BLOCK_TYPES)
 def test_blocks_are_stored_without_rounding_or_waste(name):
     for columns in widths(name):
         packed, exact = stored(name, 19, columns)
@@ -56,7 +56,25 @@ def test_blocks_are_stored_without_rounding_or_waste(name):
             assert num_bytes <= packed.num_bytes <= 1.03 * num_bytes
 
 
-@pytest.mark.parametrize("name", CPU_BLOCK_TYPES)
+@pytest.mark.parametrize("name", KEPT_BLOCK_TYPES)
+@pytest.mark.usefixtures("kernels")
+def test_the_form_for_a_gpu_has_the_same_values_and_the_cpu_kernels_do_not_misread_it(name):
+    for columns in widths(name):
+        packed, exact = stored(name, 19, columns)
+        wide = widen(packed)
+        assert wide.high_bits is None
+        assert torch.equal(wide.unpack(), exact)
+        assert torch.equal(wide.rows(torch.tensor([5, 2])).unpack(), exact[[5, 2]])
+        assert torch.equal(unpack(wide, torch.float32), exact)
+        assert is_consistent(wide)
+        if columns % 128 == 0:
+            assert wide.num_bytes <= 19 * columns * 9.1 / 8
+        x = torch.randn(3, columns, generator=torch.Generator().manual_seed(1))
+        with torch.inference_mode():
+            assert (multiply(x, wide) - x @ exact.T).norm() <= 0.02 * (x @ exact.T).norm()
+
+
+@pytest.mark.parametrize("name", KEPT_BLOCK_TYPES)
 @pytest.mark.usefixtures("kernels")
 def test_the_kernel_unpacks_the_same_values(name):
     for columns in widths(name):

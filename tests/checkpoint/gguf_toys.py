@@ -6,9 +6,10 @@ from unittest import mock
 import torch
 
 import clearhead
-from clearhead.architecture import Causal, Rope
+from clearhead.architecture import Causal, Chunked, Experts, LatentAttention, Rope
 from clearhead.checkpoint import gguf_save
 from clearhead.families import GGUF_ARCHITECTURES, TinySizes, shrink
+from clearhead.families.rope import yarn_score_scale
 from clearhead.model import Transformer
 from tests.model.toys import redraw
 
@@ -39,18 +40,36 @@ PRESETS = {
     "arcee": "afm-4.5b",
     "seed_oss": "seed-oss-36b",
     "ernie4_5": "ernie-4.5-0.3b",
+    "exaone4": "exaone-4.0-32b",
+    "falcon": "falcon-40b",
+    "bloom": "bloom-560m",
+    "mpt": "mpt-7b",
+    "starcoder": "starcoder-15b",
+    "hunyuan-dense": "hunyuan-7b",
+    "apertus": "apertus-8b",
     "mixtral": "mixtral-8x7b",
     "granitemoe": "granite-3.1-1b-a400m",
     "olmoe": "olmoe-1b-7b",
     "qwen2moe": "qwen1.5-moe-a2.7b",
     "qwen3moe": "qwen3-30b-a3b",
+    "gpt-oss": "gpt-oss-20b",
+    "glm4moe": "glm-4.5-air",
+    "deepseek2": "deepseek-v3",
+    "deepseek-v2": "deepseek-v2",
+    "llama4": "llama-4-scout",
+    "bert": "bert-base",
+    "nomic-bert": "nomic-embed-v1.5",
+    "modern-bert": "modernbert-base",
 }
-STORED_NAMES = {"mixtral": "llama"}  # in files, where it is not the name in our table
+ENCODERS = ("bert", "nomic-bert", "modern-bert")
+STORED_NAMES = {"mixtral": "llama", "deepseek-v2": "deepseek2"}  # in files, where it is not the name in our table
 
 
 def toy_config(architecture):
     """Return the config of a small model."""
     config = shrink(clearhead.preset(PRESETS[architecture]), SIZES)
+    if config.encoder is not None:  # files hold neither pooler nor language head
+        return replace(config, head=None, pooler=False, classifier=None)
     layers = []
     for layer in config.decoder.layers:
         attention = layer.attention
@@ -60,9 +79,27 @@ def toy_config(architecture):
             attention = replace(attention, pattern=Causal(), position=replace(attention.position, theta=5000.0))
         if architecture == "phi3":  # llama.cpp ignores its window; here it covers all tokens of a test
             attention = replace(attention, pattern=replace(attention.pattern, size=CONTEXT))
+        if architecture == "exaone4":  # llama.cpp: windows and layers without positions only with 64 layers
+            attention = replace(attention, pattern=Causal(), position=config.decoder.layers[0].attention.position)
+        if architecture == "llama4" and isinstance(attention.pattern, Chunked):  # llama.cpp fixes the size of a chunk
+            attention = replace(attention, pattern=Chunked(size=8192))
+        if architecture == "hunyuan-dense":  # metadata holds the base in float32
+            attention = replace(attention, position=replace(attention.position, theta=5000.0))
+        if architecture == "gpt-oss":  # llama.cpp rounds the bounds of YaRN's ramp; these do not change by that
+            scaling = replace(attention.position.scaling, original_context=192)
+            attention = replace(attention, position=replace(attention.position, theta=4.8, scaling=scaling))
         if architecture == "arcee":  # GGUF keys do not have all settings of this scaling
             assert isinstance(attention.position, Rope)
             attention = replace(attention, position=replace(attention.position, scaling=None))
+        if isinstance(attention, LatentAttention):  # the scale follows from YaRN's factor and the width
+            width = attention.plain_width + attention.rotary_width
+            attention = replace(attention, scale=yarn_score_scale(width, attention.rope.scaling.factor, 1.0))
+        if architecture in ("bloom", "mpt"):  # their feed-forward is always four times as wide as the model
+            layer = replace(layer, feed_forward=replace(layer.feed_forward, width=4 * SIZES.width))
+        if architecture == "deepseek-v2" and isinstance(layer.feed_forward, Experts):
+            # llama.cpp chooses groups of experts as DeepSeek-V3 does, by their two best ones
+            experts = layer.feed_forward
+            layer = replace(layer, feed_forward=replace(experts, router=replace(experts.router, groups=None)))
         layers.append(replace(layer, attention=attention))
     return replace(config, decoder=replace(config.decoder, layers=tuple(layers)))
 

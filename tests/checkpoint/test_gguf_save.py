@@ -15,7 +15,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 import clearhead
 from clearhead.api import Model, save_gguf
-from clearhead.architecture import Llama3Scaling, Rope
+from clearhead.architecture import Llama3Scaling, Pooling, Rope, SentenceConfig
 from clearhead.checkpoint import measure_importance
 from clearhead.checkpoint.formats import open_model
 from clearhead.checkpoint.gguf import open_gguf
@@ -23,10 +23,13 @@ from clearhead.checkpoint.gguf_save import GGUF_FILE_TYPES
 from clearhead.checkpoint.gguf_save import save_gguf as write_model
 from clearhead.checkpoint.gguf_writer import write_gguf
 from clearhead.errors import ClearheadError
+from clearhead.model import SentencePooler, Transformer
 from clearhead.tokenization import tokenizer_from_gguf, tokenizer_to_gguf, train_tokenizer
 from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens
+from tests.checkpoint.gguf_toys import toy_network
 from tests.checkpoint.test_gguf_model import write_file
 from tests.checkpoint.tiny import same_network, tiny_network
+from tests.tokenization.samples import wordpiece
 
 TEXT = "The keeper counts 17 lamps. He writes the number down, and it's 3:45 in Zürich. " * 20
 
@@ -226,6 +229,27 @@ def test_a_sentencepiece_tokenizer_keeps_its_tokens():
         assert again.encode(text) == original.encode(text)
         assert again.decode(again.encode(text)) == original.decode(original.encode(text))
     assert again.vocab_size == len(pieces) + 5
+
+
+def test_an_encoder_keeps_its_wordpiece_tokenizer_and_its_pooling(tmp_path):
+    """The first token of a text is its vector; without the key it would be the mean."""
+    tokenizer = LibraryTokenizer(wordpiece(), SpecialTokens(pad="[PAD]", unknown="[UNK]"))
+    network = toy_network("bert")
+    config = dataclasses.replace(network.config.encoder.embedding, vocab_size=500)
+    encoder = dataclasses.replace(network.config.encoder, embedding=config)
+    network = Transformer(dataclasses.replace(network.config, encoder=encoder)).eval()
+    pooler = SentencePooler(SentenceConfig(width=64, pooling=Pooling(modes=("cls",))))
+    model = Model(network, tokenizer, sentence=pooler)
+    save_gguf(model, tmp_path / "model.gguf", "f16")
+    again = clearhead.load(tmp_path / "model.gguf", dtype="float32", fast=False)
+    for text in ("The keeper counts 17 lamps.", "Zürich, naïve café", "東京 unaffable!?"):
+        assert again.tokenizer.encode(text) == tokenizer.encode(text)
+    assert again.sentence.config.pooling.modes == ("cls",)
+    vectors = [each.embed(["The keeper counts lamps.", "a"]) for each in (model, again)]
+    torch.testing.assert_close(vectors[0], vectors[1], rtol=1e-2, atol=2e-3)
+    largest = Model(network, tokenizer, sentence=SentencePooler(SentenceConfig(pooling=Pooling(modes=("max",)))))
+    with pytest.raises(ClearheadError, match="cannot express how this model pools"):
+        save_gguf(largest, tmp_path / "other.gguf", "f16")
 
 
 def test_a_tokenizer_whose_meaning_would_change_is_refused(tokenizer):

@@ -40,6 +40,7 @@ def save_gguf(
         file_type=file_type,
         special_ids=model.special_ids,
         importance=importance,
+        sentence=model.sentence,
         progress=progress,
     )
     return path

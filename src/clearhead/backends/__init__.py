@@ -34,9 +34,8 @@ from clearhead.backends.modules import (
     set_packed_weight,
 )
 from clearhead.backends.packed import (
-    CPU_BLOCK_TYPES,
     ELEMENTS_PER_CHUNK,
-    NATIVE_BLOCK_TYPES,
+    KEPT_BLOCK_TYPES,
     PACKED_PARTS,
     Bits,
     PackedWeight,
@@ -49,12 +48,12 @@ from clearhead.backends.packed import (
     pack_gguf_blocks,
     pack_quants,
     packed_from_tensors,
+    widen,
 )
 
 __all__ = [
-    "CPU_BLOCK_TYPES",
     "ELEMENTS_PER_CHUNK",
-    "NATIVE_BLOCK_TYPES",
+    "KEPT_BLOCK_TYPES",
     "PACKED_PARTS",
     "AcceleratedStack",
     "AsyncTokens",
@@ -92,4 +91,5 @@ __all__ = [
     "triton_available",
     "unsupported_network_reason",
     "unsupported_reason",
+    "widen",
 ]

@@ -70,9 +70,9 @@ def unsupported_network_reason(network: Transformer, backend: Backend) -> str | 
     if backend != "cpu" and not _has_original_modules(network, backend):
         return "modules were replaced or have hooks"
     if backend != "cpu" and any(
-        isinstance(part, PackedMatrix) and not part.packed.is_simple for part in network.modules()
+        isinstance(part, PackedMatrix) and part.high_bits is not None for part in network.modules()
     ):
-        return "packed weights of 5 or 6 bits or with blocks of 256 values are not supported"
+        return "packed weights of 5 or 6 bits are not supported as a file stores them; load the model onto the GPU"
     return None
 
 
@@ -93,7 +93,8 @@ def can_be_planned(stack: LayerStack) -> bool:
     kinds = {(tensor.dtype, tensor.device.type) for tensor in tensors}
     supported = any(kinds == {(dtype, "cpu")} for dtype in DTYPES["cpu"])
     drops = any(module.training for module in dropout_modules(modules))
-    return supported and _are_known(modules, _KNOWN_ON_CPU) and not drops
+    is_wide = any(isinstance(module, PackedMatrix) and module.packed.is_wide for module in modules)
+    return supported and _are_known(modules, _KNOWN_ON_CPU) and not drops and not is_wide
 
 
 def planned_modules(stack: LayerStack) -> list[nn.Module]:

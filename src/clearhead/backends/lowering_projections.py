@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.backends.modules import PackedLinear
-from clearhead.backends.packed import PackedWeight, packed_from_tensors
+from clearhead.backends.packed import PackedWeight, packed_from_tensors, widen_all
 
 LinearModule = nn.Linear | PackedLinear
 
@@ -92,6 +92,12 @@ def merge_weights(modules: tuple[LinearModule, ...]) -> Tensor | PackedWeight:
     packed = [module for module in modules if isinstance(module, PackedLinear)]
     if len(packed) == len(modules) and len({module.packed.format for module in packed}) == 1:
         return _merge_packed_weights(packed)
+    if len(packed) == len(modules) and any(module.packed.is_wide for module in packed):  # loaded for a GPU
+        wide = widen_all([module.packed for module in packed])
+        if wide is not None and len({weight.format for weight in wide}) == 1:
+            for module, weight in zip(packed, wide, strict=True):
+                module.set_packed(weight)
+            return _merge_packed_weights(packed)
     if packed:  # formats differ, so the merged weight is unpacked
         return torch.cat([module.weight.detach() for module in modules])
     plain = [module for module in modules if isinstance(module, nn.Linear)]

@@ -3,11 +3,11 @@
     loaded = load_gguf(Path("model.gguf"), LoadOptions(weights="stored"))
 
 The header is parsed once, for config, weights and tokenizer. With stored weights, matrices whose blocks the kernels can
-use (Q4_0, Q4_1 and Q8_0; on a CPU also Q5_0, Q5_1, Q4_K, Q5_K and Q6_K) are never dequantized.
+use (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K) are never dequantized; on a GPU, quants of 5 and 6 bits take 8.
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -17,18 +17,20 @@ from threading import Lock
 import torch
 from torch import Tensor
 
-from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Rope
-from clearhead.backends import CPU_BLOCK_TYPES, NATIVE_BLOCK_TYPES, PackedWeight, pack_gguf_blocks
+from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Pooling, Rope, SentenceConfig
+from clearhead.backends import KEPT_BLOCK_TYPES, PackedWeight, pack_gguf_blocks, widen
 from clearhead.checkpoint.assembly import NamingScheme, assemble_network
 from clearhead.checkpoint.gguf import GgufFile, open_gguf
+from clearhead.checkpoint.gguf_parts import assembled_tensors
 from clearhead.checkpoint.interface import DEFAULT_OPTIONS, LoadOptions, ModelParts
-from clearhead.checkpoint.tensors import LazyTensors
 from clearhead.errors import ClearheadError
 from clearhead.families import Settings, family_of_type, gguf_architecture, gguf_settings, to_plain_value
-from clearhead.model import llama3_frequencies
+from clearhead.model import SentencePooler, Transformer, llama3_frequencies
 from clearhead.tokenization import Tokenizer, tokenizer_from_gguf
 
 TOKEN_TABLE, ROTARY_DIVISORS = "token_embd.weight", "rope_freqs.weight"
+POOLING_KEY, POOLING_MODES = "pooling_type", {1: "mean", 2: "cls", 3: "last"}  # llama.cpp's numbers; 4 ranks texts
+_HIGH_FACTORS = (4.0, 1.0)  # of Llama 3 and of Llama 4 Scout
 _THREAD_COUNT_LOCK = Lock()
 # GGUF key -> key in transformers' config.json
 SPECIAL_ID_KEYS = {
@@ -47,25 +49,29 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
     if options.progress is not None:
         options.progress("", 0, len(file.tensors))
     on_cpu = options.device is None or torch.device(options.device).type == "cpu"
-    block_types = CPU_BLOCK_TYPES if on_cpu else NATIVE_BLOCK_TYPES
-    read = partial(_read_stored, file, block_types) if options.weights == "stored" else file.read
+    read = partial(_read_stored, file, wide=not on_cpu) if options.weights == "stored" else file.read
     naming = NamingScheme(table=architecture.tensor_names, ignored_tensors=architecture.ignored_tensors)
     # Packing works on large pieces, which several threads share well.
     with _single_thread() if options.bits is None else nullcontext():
-        tensors = LazyTensors(file.tensors, read)
+        tensors = assembled_tensors(file, architecture, read)
         network = assemble_network(config_of(file), tensors, str(path), naming, options)
     ids = {name: to_plain_value(file.metadata.get(key)) for key, name in SPECIAL_ID_KEYS.items()}
     special_ids = Settings(ids, str(path)).special_ids()
-    return ModelParts(network, _tokenizer_of(file), family_of_type(architecture.model_type), special_ids)
+    sentence = _sentence_of(file, network)
+    return ModelParts(network, _tokenizer_of(file), family_of_type(architecture.model_type), special_ids, sentence)
 
 
-def _read_stored(file: GgufFile, block_types: Collection[str], name: str) -> Tensor | PackedWeight:
-    """Return a matrix with its quantized blocks if their type is one of these, and any other tensor as numbers."""
+def _read_stored(file: GgufFile, name: str, *, wide: bool) -> Tensor | PackedWeight:
+    """Return a matrix with its quantized blocks if kernels can use them, and any other tensor as numbers.
+
+    wide: for the kernels of a GPU, which need quants of 5 and 6 bits in 8.
+    """
     tensor = file.tensors[name]
-    if len(tensor.shape) < 2 or tensor.block_type.name not in block_types:
+    if len(tensor.shape) < 2 or tensor.block_type.name not in KEPT_BLOCK_TYPES:
         return file.read(name)
     num_rows = math.prod(tensor.shape[:-1])  # experts (E, N, K) become E · N rows
-    return pack_gguf_blocks(torch.from_numpy(file.read_blocks(name)), num_rows, tensor.block_type.name)
+    packed = pack_gguf_blocks(torch.from_numpy(file.read_blocks(name)), num_rows, tensor.block_type.name)
+    return widen(packed) if wide else packed
 
 
 @contextmanager
@@ -81,6 +87,16 @@ def _single_thread() -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(num_threads)
+
+
+def _sentence_of(file: GgufFile, network: Transformer) -> SentencePooler | None:
+    """Return how texts become vectors, if the file says so; as llama.cpp's programs do, they get the length 1."""
+    number = to_plain_value(file.metadata.get(f"{file.metadata['general.architecture']}.{POOLING_KEY}"))
+    mode = POOLING_MODES.get(number) if isinstance(number, int) else None
+    if mode is None:
+        return None
+    config = SentenceConfig(width=network.config.width, pooling=Pooling(modes=(mode,)))
+    return SentencePooler(config).to(device=network.device).eval()
 
 
 def _tokenizer_of(file: GgufFile) -> Tokenizer | None:
@@ -104,26 +120,38 @@ def config_of(file: GgufFile) -> ModelConfig:
 
 def _with_llama3_scaling(config: ModelConfig, file: GgufFile) -> ModelConfig:
     """Return the config with Llama 3's rotary scaling, which files store as a tensor of frequency divisors."""
-    assert config.decoder is not None
-    attention = config.decoder.layers[0].attention
-    if not isinstance(attention, GroupedAttention) or not isinstance(attention.position, Rope):
+    if config.decoder is None:
+        raise ClearheadError(
+            f"{file.path} has {ROTARY_DIVISORS}, but its model is an encoder, which has no such scaling"
+        )
+    divisors, layers, num_scaled = file.read(ROTARY_DIVISORS).float(), [], 0
+    scalings: dict[float, Llama3Scaling | None] = {}
+    for layer in config.decoder.layers:
+        attention = layer.attention
+        if isinstance(attention, GroupedAttention) and isinstance(attention.position, Rope):
+            theta, num_scaled = attention.position.theta, num_scaled + 1
+            if theta not in scalings:
+                scalings[theta] = llama3_scaling(divisors, theta)
+            if scalings[theta] is None:
+                raise ClearheadError(f"{file.path}: {ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
+            position = replace(attention.position, scaling=scalings[theta])
+            layer = replace(layer, attention=replace(attention, position=position))
+        layers.append(layer)
+    if not num_scaled:
         raise ClearheadError(f"{file.path} has {ROTARY_DIVISORS}, but its model has no rotary positions to scale")
-    divisors = file.read(ROTARY_DIVISORS).float()
-    scaling = llama3_scaling(divisors, attention.position.theta)
-    if scaling is None:
-        raise ClearheadError(f"{file.path}: {ROTARY_DIVISORS} holds a rotary scaling that is not Llama 3's")
-    scaled_attention = replace(attention, position=replace(attention.position, scaling=scaling))
-    layers = tuple(replace(layer, attention=scaled_attention) for layer in config.decoder.layers)
-    return replace(config, decoder=replace(config.decoder, layers=layers))
+    return replace(config, decoder=replace(config.decoder, layers=tuple(layers)))
 
 
 def llama3_scaling(divisors: Tensor, theta: float) -> Llama3Scaling | None:
     """Return the scaling that a tensor of frequency divisors represents, or None if it is not Llama 3's."""
-    scaling = Llama3Scaling(
-        factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=4.0, original_context=8192
-    )
-    expected = llama3_divisors(theta, 2 * len(divisors), scaling)
-    return scaling if ((expected - divisors).abs() <= 1e-3 * divisors).all() else None
+    for high in _HIGH_FACTORS:
+        scaling = Llama3Scaling(
+            factor=float(divisors.max()), low_frequency_factor=1.0, high_frequency_factor=high, original_context=8192
+        )
+        expected = llama3_divisors(theta, 2 * len(divisors), scaling)
+        if ((expected - divisors).abs() <= 1e-3 * divisors).all():
+            return scaling
+    return None
 
 
 def llama3_divisors(theta: float, head_width: int, scaling: Llama3Scaling) -> Tensor:

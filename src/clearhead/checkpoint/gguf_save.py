@@ -17,9 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Rope
+from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Normalize, Rope
 from clearhead.backends import is_packed
-from clearhead.checkpoint.gguf_model import ROTARY_DIVISORS, SPECIAL_ID_KEYS, llama3_divisors, llama3_scaling
+from clearhead.checkpoint.gguf_model import (
+    POOLING_KEY,
+    POOLING_MODES,
+    ROTARY_DIVISORS,
+    SPECIAL_ID_KEYS,
+    llama3_divisors,
+    llama3_scaling,
+)
+from clearhead.checkpoint.gguf_parts import divided_rules, numbers_in_metadata
 from clearhead.checkpoint.gguf_quantizers import quantize
 from clearhead.checkpoint.gguf_writer import TensorPlan, write_gguf
 from clearhead.checkpoint.interface import Progress
@@ -33,7 +41,7 @@ from clearhead.families import (
     family_of_type,
     gguf_metadata,
 )
-from clearhead.model import Transformer
+from clearhead.model import SentencePooler, Transformer
 from clearhead.tokenization import Tokenizer, tokenizer_to_gguf
 
 # file type -> (most matrices, the logit head, sensitive projections, fused projections, llama.cpp's number of the type)
@@ -50,7 +58,7 @@ GGUF_FILE_TYPES = tuple(_FILE_TYPES)
 """What `save_gguf` can write, from large to small."""
 
 _NARROW_TYPES = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows whose length is not a multiple of 256
-_UNQUANTIZED = ("position_embd.weight", ROTARY_DIVISORS)
+_UNQUANTIZED = ("position_embd.weight", "token_types.weight", ROTARY_DIVISORS)
 _QUANTIZATION_VERSION = 2
 
 
@@ -62,19 +70,26 @@ def save_gguf(
     file_type: str = "q8_0",
     special_ids: Mapping[str, Any] | None = None,
     importance: Mapping[str, Tensor] | None = None,
+    sentence: SentencePooler | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Write a GGUF file atomically. `importance`: our name of a linear layer's weight -> weights of its columns."""
+    """Write a GGUF file atomically. `importance`: our name of a linear layer's weight -> weights of its columns.
+
+    Of how texts become vectors, `sentence`, a file holds the pooling of hidden states.
+    """
     if file_type not in _FILE_TYPES:
         raise unknown_name("GGUF type", file_type, _FILE_TYPES)
     if is_packed(network):
         raise ClearheadError("packed weights cannot be written to a GGUF file; load the model with full weights")
-    metadata, rules = _describe(network)
+    tensors = stored_tensors(network)
+    metadata, rules = _describe(network.config, tensors)
     metadata |= {
         "general.name": path.stem,
         "general.file_type": _FILE_TYPES[file_type][4],
         "general.quantization_version": _QUANTIZATION_VERSION,
     }
+    if sentence is not None:
+        metadata[f"{metadata['general.architecture']}.{POOLING_KEY}"] = _pooling_number(sentence)
     if tokenizer is not None:
         metadata |= tokenizer_to_gguf(tokenizer, network.config.vocab_size)
     for key, name in SPECIAL_ID_KEYS.items():
@@ -82,21 +97,32 @@ def save_gguf(
         token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
         if isinstance(token_id, int):
             metadata.setdefault(key, token_id)
-    write_gguf(path, metadata, _plan_tensors(network, rules, file_type, importance or {}), progress)
+    write_gguf(path, metadata, _plan_tensors(network.config, tensors, rules, file_type, importance or {}), progress)
 
 
-def _describe(network: Transformer) -> tuple[dict[str, Any], dict[str, TensorRule]]:
+def _pooling_number(sentence: SentencePooler) -> int:
+    """Return llama.cpp's number of a pooling mode."""
+    modes, steps = sentence.config.pooling.modes, sentence.config.steps
+    number = next((number for number, mode in POOLING_MODES.items() if modes == (mode,)), None)
+    if number is None or any(not isinstance(step, Normalize) for step in steps):
+        raise ClearheadError("a GGUF file cannot express how this model pools hidden states; use --to huggingface")
+    return number
+
+
+def _describe(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, TensorRule]]:
     """Return the metadata of the first architecture that can express a network, and the rules of its tensors."""
-    config, own_names = network.config, set(stored_tensors(network))
+    own_names = set(tensors)
     for name, architecture in GGUF_ARCHITECTURES.items():
         family: Family = family_of_type(architecture.model_type)
         rules = dict(expand_table(architecture.tensor_names, config, own_names))
         covered = [own_name for rule in rules.values() for own_name in rule.own_names]
         if set(covered) != own_names or len(covered) != len(own_names):
             continue
-        shapes = {foreign: _shape(rule, network) for foreign, rule in rules.items()}
+        shapes = {foreign: _shape(rule, tensors, config) for foreign, rule in rules.items()}
         try:
-            return gguf_metadata(config, name, family, shapes), rules
+            metadata = gguf_metadata(config, name, family, shapes)
+            metadata |= numbers_in_metadata(architecture, rules, tensors)
+            return metadata, divided_rules(architecture, rules)
         except ClearheadError:
             continue
     known = ", ".join(GGUF_ARCHITECTURES)
@@ -105,26 +131,30 @@ def _describe(network: Transformer) -> tuple[dict[str, Any], dict[str, TensorRul
     )
 
 
-def _shape(rule: TensorRule, network: Transformer) -> tuple[int, ...]:
+def _shape(rule: TensorRule, tensors: Mapping[str, Tensor], config: ModelConfig) -> tuple[int, ...]:
     """Return the shape of a foreign tensor without computing it."""
-    parts = [network.get_parameter(name) for name in rule.own_names]
-    return tuple(rule.join([torch.empty_like(part, device="meta") for part in parts], network.config).shape)
+    parts = [torch.empty_like(tensors[name], device="meta") for name in rule.own_names]
+    return tuple(rule.join(parts, config).shape)
 
 
 def _plan_tensors(
-    network: Transformer, rules: Mapping[str, TensorRule], file_type: str, importance: Mapping[str, Tensor]
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    rules: Mapping[str, TensorRule],
+    file_type: str,
+    importance: Mapping[str, Tensor],
 ) -> list[TensorPlan]:
-    num_layers = len(network.config.output_stack.layers)
+    num_layers = len(config.output_stack.layers)
     is_tied = "output.weight" not in rules
     plans = []
     for name, rule in rules.items():
-        shape = _shape(rule, network)
+        shape = _shape(rule, tensors, config)
         is_head = name == "output.weight" or (is_tied and name == "token_embd.weight")
         block_type = _block_type(name, shape, file_type, num_layers, is_head=is_head)
         weights = next((importance[own_name] for own_name in rule.own_names if own_name in importance), None)
-        make = partial(_make_blocks, network, rule, block_type, weights)
+        make = partial(_make_blocks, config, [tensors[own] for own in rule.own_names], rule, block_type, weights)
         plans.append(TensorPlan(name, shape, block_type, make))
-    divisors = _rotary_divisors(network.config)
+    divisors = _rotary_divisors(config)
     if divisors is not None:
         plans.append(TensorPlan(ROTARY_DIVISORS, tuple(divisors.shape), "F32", lambda: divisors.view(torch.uint8)))
     return plans
@@ -133,7 +163,7 @@ def _plan_tensors(
 def _block_type(name: str, shape: tuple[int, ...], file_type: str, num_layers: int, *, is_head: bool) -> str:
     """Return the block type of a tensor."""
     most, head, sensitive, fused, _ = _FILE_TYPES[file_type]
-    if len(shape) < 2 or name in _UNQUANTIZED or name.endswith(("_norm.weight", "ffn_gate_inp.weight")):
+    if len(shape) < 2 or name in _UNQUANTIZED or name.endswith((".bias", "_norm.weight", "ffn_gate_inp.weight")):
         return "F32"
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if is_head:
@@ -157,10 +187,13 @@ def _gets_more_bits(layer: int, num_layers: int) -> bool:
     return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
-def _make_blocks(network: Transformer, rule: TensorRule, block_type: str, importance: Tensor | None) -> Tensor:
-    parts = [network.get_parameter(name).detach().cpu() for name in rule.own_names]
-    joined = rule.join(parts, network.config)
+def _make_blocks(
+    config: ModelConfig, parts: list[Tensor], rule: TensorRule, block_type: str, importance: Tensor | None
+) -> Tensor:
+    joined = rule.join([part.detach().cpu() for part in parts], config)
     matrix = joined.reshape(-1, joined.shape[-1])
+    if importance is not None and importance.shape[-1] != matrix.shape[-1]:
+        importance = None  # a transposed part of the matrix
     return quantize(matrix, block_type, importance)
 
 

@@ -16,7 +16,8 @@ This is the only package in which names of models decide anything. docs/add-a-fa
     decoders       decoder-only model types that are rows of a table: decoder_rows_* has the rows, decoder_row says
                    what a row means, decoder_reading, decoder_writing and decoder_experts translate it
     gguf           metadata and tensor names of GGUF files
-    gguf_architectures  their table
+    gguf_architectures  their table: gguf_decoders, gguf_mixtures and gguf_encoders have the rows, gguf_row says what a
+                   row means
     gguf_writing   a config as such metadata
     ctranslate2    settings and tensor names of Marian models in CTranslate2's format
     bloom, deepseek, gemma, gopher, gpt, gpt_neo, grok, llama, llama4, mpt, palm, qwen
@@ -61,6 +62,7 @@ from clearhead.families.ctranslate2 import CTRANSLATE2_MARIAN, marian_config
 from clearhead.families.family import Family
 from clearhead.families.gguf import gguf_architecture, gguf_settings, to_plain_value
 from clearhead.families.gguf_architectures import ARCHITECTURES as GGUF_ARCHITECTURES
+from clearhead.families.gguf_row import GgufArchitecture
 from clearhead.families.gguf_writing import gguf_metadata
 from clearhead.families.heads import CLASSIFIER_NAMES, replace_head, write_config
 from clearhead.families.llama import META_LLAMA_NAMES, llama_config
@@ -150,6 +152,7 @@ __all__ = [
     "META_LLAMA_NAMES",
     "NUM_LAYERS_PLACEHOLDER",
     "Family",
+    "GgufArchitecture",
     "NameTable",
     "Settings",
     "TensorRule",

@@ -2,7 +2,7 @@
 
     settings = gguf_settings(metadata, shapes, where="model.gguf"); names = gguf_architecture(metadata).tensor_names
 
-gguf_architectures.py has the table of architectures.
+gguf_architectures.py has the table of architectures, and gguf_row.py says what its rows mean.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from clearhead.errors import ClearheadError, quote
-from clearhead.families.gguf_architectures import ARCHITECTURES, GgufArchitecture
+from clearhead.families.gguf_architectures import ARCHITECTURES
+from clearhead.families.gguf_row import GgufArchitecture
 from clearhead.families.settings import Settings
 
 # Keys that change the result -> the values that change nothing, for architectures that do not have the key
@@ -29,6 +30,8 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "residual_scale": (1.0,),
     "attention.sliding_window": (0,),
     "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (1.0,),
+    "rope.dimension_sections": ([0, 0, 0, 0],),
 }
 
 
@@ -46,7 +49,13 @@ def gguf_architecture(metadata: Mapping[str, Any]) -> GgufArchitecture:
         raise ClearheadError(
             f"GGUF files of the architecture {quote(stored_name)} are not supported; supported are {known}"
         )
-    return next((each for each in found if ("expert_count" in each.keys) == has_experts), found[0])
+    fitting = [each for each in found if _conditions_hold(each, metadata, f"{stored_name}.")] or found
+    return next((each for each in fitting if ("expert_count" in each.keys) == has_experts), fitting[0])
+
+
+def _conditions_hold(architecture: GgufArchitecture, metadata: Mapping[str, Any], prefix: str) -> bool:
+    """Return whether the metadata has the values that tell rows with one stored name apart."""
+    return all(to_plain_value(metadata.get(prefix + key)) in values for key, values in architecture.only_if.items())
 
 
 def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str) -> Settings:
@@ -58,18 +67,22 @@ def gguf_settings(metadata: Mapping[str, Any], shapes: Mapping[str, tuple[int, .
     # without the vocabulary, which may be long
     stored = Settings({key: to_plain_value(value) for key, value in metadata.items() if key.startswith(prefix)}, where)
     _check_supported(stored, prefix, architecture)
-    data: dict[str, Any] = {
-        setting: stored.data[prefix + key] for key, setting in architecture.keys.items() if prefix + key in stored
-    }
-    data |= _rotary_settings(
-        architecture, stored.data.get(prefix + "rope.dimension_count"), _head_width_of(data), where
-    )
+    data: dict[str, Any] = dict(architecture.defaults)
+    data |= {setting: stored.data[prefix + key] for key, setting in architecture.keys.items() if prefix + key in stored}
+    if "rope.dimension_count" not in architecture.keys:
+        rotary_width = stored.data.get(prefix + "rope.dimension_count")
+        data |= _rotary_settings(architecture, rotary_width, _head_width_of(data), where)
     vocab_size, *_ = shapes.get("token_embd.weight", (None,))
     data |= {"model_type": architecture.model_type, "vocab_size": vocab_size}
+    if "token_types.weight" in architecture.tensor_names:
+        data["type_vocab_size"] = shapes.get("token_types.weight", (0,))[0]
     data["tie_word_embeddings"] = "output.weight" not in shapes
     data |= {setting: tensor in shapes for setting, tensor in architecture.flags.items()}
     data |= architecture.fixed
     data["rope_scaling"] = rope_scaling(stored, prefix + "rope.")
+    if data["rope_scaling"].get("rope_type") == "yarn":
+        data["rope_scaling"] |= architecture.yarn
+    data |= architecture.read(data, {key.removeprefix(prefix): value for key, value in stored.data.items()})
     if data.get("sliding_window") == 0:
         data["sliding_window"] = None
     if architecture.model_type in _WIDTH_SCALED_LAYERS:
@@ -95,7 +108,7 @@ def _rotary_settings(
 def _check_supported(stored: Settings, prefix: str, architecture: GgufArchitecture) -> None:
     """Raise ClearheadError if a key asks for something unsupported."""
     for key, harmless_values in UNSUPPORTED.items():
-        if key not in architecture.keys:
+        if key not in architecture.keys and key not in architecture.constants:
             stored.allow_only(prefix + key, *harmless_values)
     for key, value in architecture.constants.items():
         stored.allow_only(prefix + key, value)
@@ -117,6 +130,9 @@ def to_plain_value(value: Any) -> Any:
     return value
 
 
+_YARN = {"beta_fast": 32.0, "beta_slow": 1.0}  # llama.cpp's defaults; it computes the magnitude from the factor
+
+
 def rope_scaling(stored: Settings, prefix: str) -> dict[str, Any]:
     """Return `rope_scaling` as llama.cpp understands the keys.
 
@@ -127,7 +143,10 @@ def rope_scaling(stored: Settings, prefix: str) -> dict[str, Any]:
     if factor is None or rope_type == "none":
         return {}
     original = stored.data.get(prefix + "scaling.original_context_length")
-    return {"rope_type": rope_type, "factor": factor, "original_max_position_embeddings": original}
+    scaling = {"rope_type": rope_type, "factor": factor, "original_max_position_embeddings": original}
+    if rope_type == "yarn":
+        scaling |= {name: stored.number(f"{prefix}scaling.yarn_{name}", default) for name, default in _YARN.items()}
+    return scaling
 
 
 def _head_width_of(data: Mapping[str, Any]) -> int | None:

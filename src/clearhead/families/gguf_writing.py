@@ -38,8 +38,9 @@ def gguf_metadata(
     for key, setting in architecture.keys.items():
         if settings.get(setting) is not None:
             metadata[f"{stored_name}.{key}"] = settings[setting]
-    for key, value in {**architecture.constants, **_head_keys(config, data)}.items():
-        metadata[f"{stored_name}.{key}"] = value
+    more_keys = {**architecture.constants, **_head_keys(config, data), **architecture.write(data, config)}
+    for key, value in more_keys.items():
+        metadata[key if key.startswith("tokenizer.") else f"{stored_name}.{key}"] = value
     metadata |= {f"{stored_name}.rope.scaling.{key}": value for key, value in _scaling_keys(data).items()}
     assert family.read_config is not None
     read_back = family.read_config(gguf_settings(metadata, shapes, f"a GGUF file of type {name}"))
@@ -73,6 +74,8 @@ def _scaling_keys(data: Mapping[str, Any]) -> dict[str, Any]:
     if rope.get("rope_type") not in ("linear", "yarn"):
         return {}
     keys = {"type": rope["rope_type"], "factor": rope["factor"]}
+    if rope["rope_type"] == "yarn":
+        keys |= {"yarn_beta_fast": rope["beta_fast"], "yarn_beta_slow": rope["beta_slow"]}
     original = rope.get("original_max_position_embeddings")
     return keys | ({} if original is None else {"original_context_length": original})
 
@@ -90,7 +93,9 @@ def _window_settings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_metadata_describes(config: ModelConfig) -> ModelConfig:
     """Return the config without Llama 3's rotary scaling, which is a tensor, and without what only training needs."""
-    assert config.decoder is not None
+    config = replace(config, dropout=Dropout(), initial=NormalInitial())
+    if config.decoder is None:
+        return config
     layers = []
     for layer in config.decoder.layers:
         attention = layer.attention
@@ -100,7 +105,7 @@ def _as_metadata_describes(config: ModelConfig) -> ModelConfig:
             layer = replace(layer, attention=replace(attention, position=replace(rope, scaling=None)))
         layers.append(layer)
     decoder = replace(config.decoder, layers=tuple(layers))
-    return replace(config, decoder=decoder, dropout=Dropout(), initial=NormalInitial())
+    return replace(config, decoder=decoder)
 
 
 def _equal(one: Any, other: Any) -> bool:

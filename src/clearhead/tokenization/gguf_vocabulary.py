@@ -39,7 +39,7 @@ _STOP_KEYS = ("eot_token_id", "eom_token_id")
 
 def tokenizer_from_gguf(metadata: Mapping[str, object]) -> LibraryTokenizer:
     """Return the tokenizer that a GGUF file's key-value metadata describes."""
-    builders = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece}
+    builders = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece, "t5": _unigram}
     model = _value(metadata, "model", str)
     if model is None:
         raise ClearheadError(f"the GGUF file has no tokenizer: the key {PREFIX}model is missing")
@@ -72,16 +72,43 @@ def _byte_level(metadata: Mapping[str, object]) -> LibraryTokenizer:
     return LibraryTokenizer(library, special, _chat_template(metadata), literal_tokens=literal)
 
 
-def _sentencepiece(metadata: Mapping[str, object]) -> LibraryTokenizer:
+def _pieces(metadata: Mapping[str, object]) -> list[Piece]:
+    """Return the tokens of a file with their scores and types."""
     tokens, types = _vocabulary(metadata)
     tokens = [token.replace(" ", META_SPACE) for token in tokens]  # some files contain spaces in user-defined tokens
     scores = _array(metadata, "scores", float)
     if scores is None or len(scores) != len(tokens):
         raise ClearheadError(f"the GGUF file must give one score for each of its {len(tokens)} tokens")
-    special = _special(metadata, tokens, defaults={"bos": 1, "eos": 2, "unknown": 0})
+    return [Piece(*piece) for piece in zip(tokens, scores, types, strict=True)]
+
+
+def _unigram(metadata: Mapping[str, object]) -> LibraryTokenizer:
+    """Return the tokenizer of T5 and XLM-R: the segmentation of a text with the best sum of scores."""
+    pieces = _pieces(metadata)
+    character_map = _array(metadata, "precompiled_charsmap", int) or []
+    if not all(-128 <= byte < 256 for byte in character_map):
+        raise ClearheadError(f"{PREFIX}precompiled_charsmap must hold bytes")
     return build_sentencepiece_tokenizer(
         SentencePieceVocabulary(
-            pieces=[Piece(*piece) for piece in zip(tokens, scores, types, strict=True)],
+            pieces=pieces,
+            algorithm="unigram",
+            add_dummy_prefix=_flag(metadata, "add_space_prefix", True),
+            remove_extra_whitespaces=_flag(metadata, "remove_extra_whitespaces", True),
+            character_map=bytes(byte % 256 for byte in character_map),
+        ),
+        _special(metadata, [piece.text for piece in pieces], defaults={"eos": 1, "unknown": 2, "pad": 0}),
+        adds_bos=_flag(metadata, "add_bos_token", False),
+        adds_eos=_flag(metadata, "add_eos_token", True),
+        chat_template=_chat_template(metadata),
+    )
+
+
+def _sentencepiece(metadata: Mapping[str, object]) -> LibraryTokenizer:
+    pieces = _pieces(metadata)
+    special = _special(metadata, [piece.text for piece in pieces], defaults={"bos": 1, "eos": 2, "unknown": 0})
+    return build_sentencepiece_tokenizer(
+        SentencePieceVocabulary(
+            pieces=pieces,
             algorithm="bpe",
             add_dummy_prefix=_flag(metadata, "add_space_prefix", True),
         ),

@@ -15,6 +15,7 @@ from clearhead.tokenization.gguf_vocabulary import PREFIX, tokenizer_from_gguf
 from clearhead.tokenization.library_tokenizer import LibraryTokenizer
 from clearhead.tokenization.pre_tokenization import GGUF_PRE_TOKENIZATIONS, GPT2
 from clearhead.tokenization.sentencepiece import PieceType
+from clearhead.tokenization.sentencepiece_normalizer import META_SPACE
 
 # Texts that tell tokenizers apart: cases, contractions, digits, spaces, lines, scripts, symbols, emoji, combining marks
 _PROBES = (
@@ -40,18 +41,24 @@ def tokenizer_to_gguf(tokenizer: object, vocab_size: int) -> dict[str, Any]:
         raise ClearheadError(f"a {type(tokenizer).__name__} cannot be written to a GGUF file; use --to native instead")
     described = json.loads(tokenizer.portable_json())
     model = described["model"]
-    if model.get("type") != "BPE":
+    if model.get("type") not in ("BPE", "WordPiece"):
         raise ClearheadError(
-            f"a tokenizer of type {model.get('type')} cannot be written to a GGUF file; only BPE can be"
+            f"a tokenizer of type {model.get('type')} cannot be written to a GGUF file; only BPE and WordPiece can be"
         )
     if tokenizer.vocab_size > vocab_size:
         raise ClearheadError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, but the model only {vocab_size} embeddings"
         )
     is_byte_level = (described.get("decoder") or {}).get("type") == "ByteLevel"
-    tokens, types = _vocabulary(tokenizer, described, vocab_size, has_bytes=not is_byte_level)
+    is_wordpiece = model["type"] == "WordPiece"
+    tokens, types = _vocabulary(tokenizer, described, vocab_size, has_bytes=not is_byte_level and not is_wordpiece)
+    if is_wordpiece:
+        tokens = [_phantom_space(*token) for token in zip(tokens, types, strict=True)]
     metadata = {PREFIX + "tokens": tokens, PREFIX + "token_type": types}
-    metadata |= _byte_level_keys(described) if is_byte_level else _sentencepiece_keys(described, tokens)
+    if is_wordpiece:
+        metadata |= _wordpiece_keys(tokenizer, described)
+    else:
+        metadata |= _byte_level_keys(described) if is_byte_level else _sentencepiece_keys(described, tokens)
     metadata |= {PREFIX + key: value for key, value in _special_keys(tokenizer)}
     if tokenizer.chat_template is not None:
         metadata["tokenizer.chat_template"] = tokenizer.chat_template
@@ -74,6 +81,28 @@ def _vocabulary(
     if tokenizer.unknown_id is not None and has_bytes:
         types[tokenizer.unknown_id] = PieceType.UNKNOWN
     return tokens, [int(piece_type) for piece_type in types]
+
+
+def _phantom_space(token: str, piece_type: int) -> str:
+    """Return a token of WordPiece as GGUF files spell it: marked at the start of a word, not within."""
+    if piece_type != PieceType.NORMAL:
+        return token
+    return token.removeprefix("##") if token.startswith("##") else META_SPACE + token
+
+
+def _wordpiece_keys(tokenizer: LibraryTokenizer, described: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of WordPiece; the tokens around a text are those that the tokenizer puts there."""
+    first, *_, last = tokenizer.encode("a")
+    normalizer = described.get("normalizer") or {}
+    return {
+        PREFIX + "model": "bert",
+        PREFIX + "pre": "default",
+        PREFIX + "bos_token_id": first,
+        PREFIX + "cls_token_id": first,
+        PREFIX + "eos_token_id": last,
+        PREFIX + "seperator_token_id": last,  # the key is misspelled in GGUF
+        PREFIX + "normalizer.lowercase": bool(normalizer.get("lowercase", True)),
+    }
 
 
 def _byte_level_keys(described: dict[str, Any]) -> dict[str, Any]:

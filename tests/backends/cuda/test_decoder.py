@@ -5,9 +5,14 @@ import torch
 
 from clearhead.backends.cuda.decoder import GraphDecoder
 from clearhead.backends.live_checks import unsupported_network_reason
-from clearhead.backends.modules import pack_network
+from clearhead.backends.modules import PackedMatrix, pack_network
+from clearhead.backends.packed import PackedWeight, widen
+from clearhead.checkpoint.formats import open_model
+from clearhead.checkpoint.gguf_save import save_gguf
+from clearhead.checkpoint.interface import LoadOptions
 from clearhead.errors import ClearheadError
 from tests.backends.networks import GRAPH_NETWORKS, graph_network, toy_network
+from tests.checkpoint.tiny import tiny_network
 from tests.model.toys import CONTEXT, VOCAB
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -63,6 +68,26 @@ def test_a_step_gives_the_logits_of_the_network(name, bits, batch, triton):
     decoder = UncapturedDecoder(network, [[row, 1, 2, 3] for row in range(batch)])
     decoder.run_step()
     assert decoder.relative_error() < (1e-4 if bits is None else 0.04)
+
+
+@pytest.mark.parametrize(("file_type", "batch"), [("q4_k_m", 1), ("q5_k_m", 2), ("q6_k", 1)])
+@torch.no_grad()
+def test_the_blocks_of_a_gguf_file_stay_packed_also_where_their_formats_differ(tmp_path, file_type, batch, triton):
+    sizes = {"width": 256, "num_layers": 3, "num_heads": 4, "feed_forward": 512, "vocab_size": VOCAB, "context": 64}
+    save_gguf(tmp_path / "model.gguf", tiny_network(**sizes, attention_bias=True), None, file_type=file_type)
+    options = LoadOptions(dtype=torch.float32, weights="stored", device=DEVICE)
+    network = open_model(tmp_path / "model.gguf", options).network
+    matrices = [part for part in network.modules() if isinstance(part, PackedMatrix)]
+    for part in matrices:  # as loading onto a GPU does
+        part.set_packed(widen(part.packed))
+    exact = [part.packed.unpack() for part in matrices]
+    assert unsupported_network_reason(network, "cuda") is None
+    decoder = UncapturedDecoder(network, [[row, 1, 2, 3] for row in range(batch)])
+    decoder.run_step()
+    assert decoder.relative_error() < 0.04
+    blocks = [layer.block for layer in decoder.decoder.layers]
+    assert all(isinstance(each.weight, PackedWeight) for block in blocks for each in block.projections)
+    assert all(torch.equal(part.packed.unpack(), values) for part, values in zip(matrices, exact, strict=True))
 
 
 @torch.no_grad()

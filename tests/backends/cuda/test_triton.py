@@ -5,7 +5,9 @@ import torch
 from torch.nn import functional
 
 from clearhead.architecture import Rope
-from clearhead.backends.packed.formats import PackedWeight, pack, pack_gguf_blocks
+from clearhead.backends.cuda.launch import packed_arguments
+from clearhead.backends.packed import PackedWeight, pack, pack_gguf_blocks, widen, widen_all
+from clearhead.checkpoint.gguf_blocks import BLOCK_TYPES
 from clearhead.model.attend import Scoring, reference_attention
 from clearhead.model.masks import Mask
 from clearhead.model.norms import root_mean_square
@@ -44,11 +46,10 @@ def multiply(
     }  # fmt: skip
     grid = (-(-num_outputs // 4),)
     if isinstance(weight, PackedWeight):
-        offsets = weight.scales if weight.offsets is None else weight.offsets
         products.multiply_packed_row[2,](
-            y, x, weight.quants.view(torch.int32), weight.scales, offsets, *arguments, GROUPS=weight.scales.shape[1],
+            y, x, *packed_arguments(weight), *arguments, GROUPS=weight.num_groups,
             BITS=8 if weight.quants.dtype == torch.int8 else 4, OFFSETS=weight.offsets is not None, **options,
-            BLOCK_G=16, DP4A=ON_GPU,
+            LEVELS=1 if weight.group_scales is None else 2, BLOCK_G=16, DP4A=ON_GPU,
         )  # fmt: skip
     else:
         products.multiply_row[grid](y, x, weight, *arguments, **options, BLOCK_K=32)
@@ -108,12 +109,18 @@ def test_gated_product_with_every_activation(name, function):
     )
 
 
+HALVES = {"Q4_0": [0], "Q5_0": [0], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}  # of blocks
+
+
 def packed_weight(kind, rows, columns):
-    if kind != "Q4_0":
+    if kind not in HALVES:
         return pack(randn(rows, columns), kind)
-    blocks = torch.randint(0, 256, (rows * columns // 32, 18), dtype=torch.uint8, device=DEVICE)
-    blocks[:, :2] = randn(len(blocks), 1).half().view(torch.uint8)
-    return pack_gguf_blocks(blocks, rows, kind)
+    block_type = next(each for each in BLOCK_TYPES.values() if each.name == kind)
+    num_blocks = rows * columns // block_type.values_per_block
+    blocks = torch.randint(0, 256, (num_blocks, block_type.bytes_per_block), dtype=torch.uint8)
+    for byte in HALVES[kind]:
+        blocks[:, byte : byte + 2] = (0.001 * torch.randn(num_blocks, 1)).half().view(torch.uint8)
+    return widen(pack_gguf_blocks(blocks, rows, kind)).to(DEVICE)
 
 
 def round_to_int8(x):
@@ -141,6 +148,26 @@ def test_packed_product_with_layer_norm(columns, biased, kind):
     normed = functional.layer_norm(x, (columns,), norm, shift)
     found = multiply(x, weight, kind="layer", norm=norm, shift=shift, residual=residual)
     torch.testing.assert_close(found, residual + weight.unpack() @ round_to_int8(normed), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_product_with_blocks_of_every_type_that_is_kept(kind, gated):
+    x, norm, weight = randn(512), randn(512), packed_weight(kind, 12, 512)
+    expected = weight.unpack() @ round_to_int8(x * norm) / (x.square().mean() + 1e-5).sqrt()
+    if gated:
+        expected = functional.silu(expected[:6]) * expected[6:]
+    found = multiply(x, weight, norm=norm, gated=gated, activation="silu" if gated else "")
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_weights_of_different_formats_are_multiplied_as_rows_of_one():
+    weights, x = [packed_weight(kind, 12, 512) for kind in ("Q4_K", "Q5_K", "Q6_K")], randn(512)
+    wide = widen_all(weights)
+    assert len({weight.format for weight in wide}) == 1
+    for weight, same in zip(weights, wide, strict=True):
+        assert torch.equal(same.unpack(), weight.unpack())
+        torch.testing.assert_close(multiply(x, same), multiply(x, weight), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])

@@ -41,6 +41,7 @@ def describe_matrix(weight: Tensor | PackedWeight, bias: Tensor | None = None) -
 
 def _packed_code(weight: PackedWeight) -> int:
     """Return the code of a packed format."""
+    assert not weight.is_wide, "only GPU kernels read this format"
     if weight.high_bits is None:
         return WEIGHT_CODES[weight.quants.dtype]
     has_signed_scales = weight.group_scales is not None and weight.group_scales.dtype == torch.int8

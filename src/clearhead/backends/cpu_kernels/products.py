@@ -22,6 +22,7 @@ def multiply(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = Non
     """
     values = weight.quants if isinstance(weight, PackedWeight) else weight
     on_cpu = x.device.type == values.device.type == "cpu" and values.dtype in WEIGHT_CODES
+    on_cpu = on_cpu and not (isinstance(weight, PackedWeight) and weight.is_wide)
     kernels = load_kernel_library() if on_cpu and is_inference() else None
     if kernels and (isinstance(weight, PackedWeight) or x.numel() <= kernels.clearhead_max_plain_rows() * x.shape[-1]):
         return multiply_in_kernel(x, weight, bias).to(x.dtype)
@@ -46,7 +47,7 @@ def multiply_in_kernel(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | 
 
 def unpack(packed: PackedWeight, dtype: torch.dtype) -> Tensor:
     """Dequantize to (N, K), in the kernel if it can."""
-    kernel_may_run = packed.quants.device.type == "cpu" and not torch.compiler.is_compiling()
+    kernel_may_run = packed.quants.device.type == "cpu" and not packed.is_wide and not torch.compiler.is_compiling()
     kernels = load_kernel_library() if kernel_may_run else None
     if kernels is None or dtype not in (torch.float32, torch.bfloat16):
         return packed.unpack(dtype)

@@ -48,12 +48,11 @@ def fused_linear(
     } | dependent_launch(x.device)  # fmt: skip
     if isinstance(weight, PackedWeight):
         bits = 8 if weight.quants.dtype == torch.int8 else 4
-        offsets = weight.scales if weight.offsets is None else weight.offsets
-        tile = _packed_tiling(num_outputs, weight.scales.shape[1], gated and bits == 8)
+        tile = _packed_tiling(num_outputs, weight.num_groups, gated and bits == 8)
         max_programs = _num_multiprocessors(x.device) * (4 if num_outputs >= _LARGE_OUTPUT else 2)
         multiply_packed_row[min(-(-num_outputs // tile["BLOCK_N"]), max_programs), len(x)](
-            y, x, weight.quants.view(torch.int32), weight.scales, offsets, *arguments,
-            GROUPS=weight.scales.shape[1], BITS=bits, OFFSETS=weight.offsets is not None, DP4A=x.is_cuda,
+            y, x, *packed_arguments(weight), *arguments, GROUPS=weight.num_groups, BITS=bits,
+            OFFSETS=weight.offsets is not None, LEVELS=1 if weight.group_scales is None else 2, DP4A=x.is_cuda,
             **options, **tile,
         )  # fmt: skip
     else:
@@ -61,6 +60,13 @@ def fused_linear(
         assert len(x) == 1, "PyTorch's product is faster for several rows"
         multiply_row[(-(-num_outputs // tile["BLOCK_N"]),)](y, x, weight, *arguments, **options, **tile)
     return y
+
+
+def packed_arguments(weight: PackedWeight) -> tuple[Tensor, ...]:
+    """Return the tensors of a packed weight in the order of the kernel's arguments; absent ones are not read."""
+    parts = (weight.offsets, weight.group_scales, weight.group_offsets)
+    absent = weight.scales
+    return weight.quants.view(torch.int32), weight.scales, *(absent if part is None else part for part in parts)
 
 
 def attend(

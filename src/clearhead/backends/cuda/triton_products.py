@@ -138,14 +138,17 @@ def multiply_row(
 
 @triton.jit
 def multiply_packed_row(
-    y, x, quants, scales, offsets, gain, shift, bias, residual,
+    y, x, quants, scales, offsets, group_scales, group_offsets, gain, shift, bias, residual,
     N, epsilon,
-    K: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr,
+    K: tl.constexpr, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr,
     NORM: tl.constexpr, UNIT_OFFSET: tl.constexpr, NORM_BIAS: tl.constexpr, GATED: tl.constexpr,
     ACTIVATION: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr, PDL: tl.constexpr, DP4A: tl.constexpr,
 ):  # fmt: skip
     """Compute as multiply_row with a packed W: GROUPS groups of 32 per row, scale · quant + offset, in 32-bit words.
+
+    With two LEVELS, scale and offset are products of those of a block of 256 values and integers of a group, or in 8
+    bits of each half of a group (packed/wide_formats.py).
 
     x is also rounded to eight bits, with a scale per group, and the products are those of integers: converting every
     weight would take longer than loading it. A program rounds all of x once (BLOCK_G >= GROUPS) and then goes from one
@@ -157,10 +160,12 @@ def multiply_packed_row(
     residual += tl.program_id(1) * N
     group = tl.arange(0, BLOCK_G)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    words, scale, offset = _load_groups(quants, scales, offsets, n, group, N, GROUPS, BITS, OFFSETS)
+    words, scale, late_scale, offset = _load_groups(
+        quants, scales, offsets, group_scales, group_offsets, n, group, N, GROUPS, BITS, OFFSETS, LEVELS
+    )
     if GATED:
-        up_words, up_scale, up_offset = _load_groups(
-            quants, scales, offsets, N + n, group, 2 * N, GROUPS, BITS, OFFSETS
+        up_words, up_scale, late_up_scale, up_offset = _load_groups(
+            quants, scales, offsets, group_scales, group_offsets, N + n, group, 2 * N, GROUPS, BITS, OFFSETS, LEVELS
         )
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -183,32 +188,55 @@ def multiply_packed_row(
     low, high = _pack_bytes(low * inverse_scale), _pack_bytes(high * inverse_scale)
     for _ in range(tl.cdiv(N, tl.num_programs(0) * BLOCK_N)):
         next_n = n + tl.num_programs(0) * BLOCK_N
-        next_words, next_scale, next_offset = _load_groups(
-            quants, scales, offsets, next_n, group, N, GROUPS, BITS, OFFSETS
+        next_words, next_scale, late_next_scale, next_offset = _load_groups(
+            quants, scales, offsets, group_scales, group_offsets, next_n, group, N, GROUPS, BITS, OFFSETS, LEVELS
         )
-        total = _dot_groups(words, scale, offset, low, high, x_scale, BITS, OFFSETS, DP4A)
+        total = _dot_groups(words, scale, late_scale, offset, low, high, x_scale, BITS, OFFSETS, LEVELS, DP4A)
         total_up = total
         if GATED:
-            total_up = _dot_groups(up_words, up_scale, up_offset, low, high, x_scale, BITS, OFFSETS, DP4A)
-            up_words, up_scale, up_offset = _load_groups(
-                quants, scales, offsets, N + next_n, group, 2 * N, GROUPS, BITS, OFFSETS
+            total_up = _dot_groups(
+                up_words, up_scale, late_up_scale, up_offset, low, high, x_scale, BITS, OFFSETS, LEVELS, DP4A
             )
+            up_words, up_scale, late_up_scale, up_offset = _load_groups(
+                quants, scales, offsets, group_scales, group_offsets, N + next_n, group, 2 * N, GROUPS, BITS, OFFSETS,
+                LEVELS,
+            )  # fmt: skip
         finish(
             y, total, total_up, squares, bias, residual, n, N, epsilon,
             K, NORM, GATED, ACTIVATION, BIAS, RESIDUAL,
         )  # fmt: skip
-        words, scale, offset, n = next_words, next_scale, next_offset, next_n
+        words, scale, late_scale, offset, n = next_words, next_scale, late_next_scale, next_offset, next_n
 
 
 @triton.jit
-def _load_groups(quants, scales, offsets, n, group, N, GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr):
-    """Load rows n < N: quants (BLOCK_N, BLOCK_G, BITS words), scales and offsets (BLOCK_N, BLOCK_G)."""
+def _load_groups(
+    quants, scales, offsets, group_scales, group_offsets, n, group, N,
+    GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr,
+):  # fmt: skip
+    """Load rows n < N: quants (BLOCK_N, BLOCK_G, BITS words); scales of the first and of the second half of a group,
+
+    which differ only in 8 bits with two levels, and offsets: (BLOCK_N, BLOCK_G).
+    """
     place = n[:, None].to(tl.int64) * GROUPS + group[None, :]
     within = (n < N)[:, None] & (group < GROUPS)[None, :]
     word = place[:, :, None] * BITS + tl.arange(0, BITS)[None, None, :]
     words = tl.load(quants + word, within[:, :, None], 0, eviction_policy="evict_first")
-    scale = tl.load(scales + place, within, 0.0)
-    return words, scale, tl.load(offsets + place, within, 0.0) if OFFSETS else scale
+    if LEVELS == 1:
+        scale = tl.load(scales + place, within, 0.0)
+        return words, scale, scale, tl.load(offsets + place, within, 0.0) if OFFSETS else scale
+    block = n[:, None].to(tl.int64) * (GROUPS // 8) + (group // 8)[None, :]
+    block_scale = tl.load(scales + block, within, 0.0).to(tl.float32)
+    if BITS == 4:
+        scale = block_scale * tl.load(group_scales + place, within, 0).to(tl.float32)
+        late_scale = scale
+    else:
+        scale = block_scale * tl.load(group_scales + 2 * place, within, 0).to(tl.float32)
+        late_scale = block_scale * tl.load(group_scales + 2 * place + 1, within, 0).to(tl.float32)
+    offset = scale
+    if OFFSETS:
+        offset = tl.load(offsets + block, within, 0.0).to(tl.float32)
+        offset *= tl.load(group_offsets + place, within, 0).to(tl.float32)
+    return words, scale, late_scale, offset
 
 
 @triton.jit
@@ -219,11 +247,23 @@ def _pack_bytes(values):
 
 @triton.jit
 def _dot_groups(
-    words, scale, offset, low, high, x_scale, BITS: tl.constexpr, OFFSETS: tl.constexpr, DP4A: tl.constexpr
+    words, scale, late_scale, offset, low, high, x_scale,
+    BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr, DP4A: tl.constexpr,
 ):  # fmt: skip
     """Multiply rows of W with x, given as words `low` and `high` (BLOCK_G, BITS) and scales `x_scale` (BLOCK_G,)."""
     if BITS == 8:
-        return tl.sum(tl.sum(_dot4(words, low[None, :, :], 0, DP4A), 2) * scale.to(tl.float32) * x_scale[None, :], 1)
+        dots = _dot4(words, low[None, :, :], 0, DP4A)
+        sums = tl.sum(dots, 2).to(tl.float32)
+        if LEVELS == 2:
+            is_first = (tl.arange(0, 8) < 4)[None, None, :]
+            first = tl.sum(tl.where(is_first, dots, 0), 2).to(tl.float32)
+            sums = first * scale + (sums - first) * late_scale
+        else:
+            sums *= scale.to(tl.float32)
+        if OFFSETS:
+            ones = tl.full((1, 1), 0x01010101, tl.int32)
+            sums += tl.sum(_dot4(low, ones, 0, DP4A), 1).to(tl.float32)[None, :] * offset.to(tl.float32)
+        return tl.sum(sums * x_scale[None, :], 1)
     # Byte j of a group holds its quants j and j + 16.
     first, last = words & 0x0F0F0F0F, (words >> 4) & 0x0F0F0F0F
     sums = tl.sum(_dot4(first, low[None, :, :], _dot4(last, high[None, :, :], 0, DP4A), DP4A), 2).to(tl.float32)

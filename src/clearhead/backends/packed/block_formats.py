@@ -113,7 +113,7 @@ def _arrange_pairs(pairs: Tensor) -> Tensor:
 
 def dequantize_blocks(weight: "PackedWeight") -> Tensor:
     """Return the values of a weight with high bits or group scales in float32."""
-    quants = _quants(weight).float()
+    quants = (weight.quants if weight.quants.dtype == torch.int8 else unsigned_quants(weight)).float()
     scales = weight.scales.float()[..., None]
     if weight.group_scales is None:
         assert weight.high_bits is not None
@@ -121,17 +121,20 @@ def dequantize_blocks(weight: "PackedWeight") -> Tensor:
         values = (values if weight.offsets is not None else values - 16) * scales
         values = values if weight.offsets is None else values + weight.offsets.float()[..., None]
         return values.flatten(-2)[..., : weight.columns]
+    is_wide = weight.quants.dtype == torch.int8  # wide_formats.py: the quants are centered
     per_block = weight.group_scales.shape[1] // weight.scales.shape[1]
     scales = scales * weight.group_scales.unflatten(-1, (-1, per_block)).float()  # (N, blocks, groups of a block)
     values = quants.unflatten(-1, (*scales.shape[-2:], -1))
     if weight.offsets is None or weight.group_offsets is None:
-        return ((values - 32) * scales[..., None]).flatten(-3)
-    offsets = weight.offsets.float()[..., None] * weight.group_offsets.unflatten(-1, (-1, per_block)).float()
+        return ((values if is_wide else values - 32) * scales[..., None]).flatten(-3)
+    offsets = weight.offsets.float()[..., None] * weight.group_offsets.unflatten(-1, (-1, 8)).float()
+    if is_wide:  # a scale for each half of a group
+        offsets = offsets.repeat_interleave(2, dim=-1)
     return (values * scales[..., None] + offsets[..., None]).flatten(-3)
 
 
-def _quants(weight: "PackedWeight") -> Tensor:
-    """Return the unsigned quants (N, K) uint8."""
+def unsigned_quants(weight: "PackedWeight") -> Tensor:
+    """Return the quants (N, K) uint8 of a weight with at least 4 bits, before they are centered."""
     groups = weight.quants.unflatten(-1, (-1, _GROUP_SIZE // 2))
     quants = torch.cat((groups & 15, groups >> 4), dim=-1)  # (N, groups, 32)
     if weight.high_bits is None:

@@ -24,13 +24,13 @@ ELEMENTS_PER_CHUNK = 1 << 22  # weights that are converted at a time, which boun
 Bits = Literal["int8", "int4"]
 
 NATIVE_BLOCK_TYPES = ("Q4_0", "Q4_1", "Q8_0")
-"""GGUF block types that `PackedWeight` stores without rounding, for the kernels of all devices."""
+"""GGUF block types in which each group of 32 values has a scale of its own and quants of 4 or 8 bits."""
 
 PACKED_PARTS = ("quants", "scales", "offsets", "high_bits", "group_scales", "group_offsets")
 """The tensors of a `PackedWeight`; all but the first two may be None."""
 
-CPU_BLOCK_TYPES = (*NATIVE_BLOCK_TYPES, "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
-"""GGUF block types that `PackedWeight` stores without rounding, for the kernels of the CPU."""
+KEPT_BLOCK_TYPES = (*NATIVE_BLOCK_TYPES, "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+"""GGUF block types that `PackedWeight` stores without rounding; for GPU kernels, `widen` stores 5 and 6 bits in 8."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,11 @@ class PackedWeight:
     def format(self) -> tuple[object, ...]:
         """What two weights must have in common for their rows to be stored in one."""
         return self.columns, *((name, tensor.dtype, tensor.shape[1]) for name, tensor in self.tensors.items())
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether quants in 8 bits have offsets or two levels of scales, as only GPU kernels read them."""
+        return self.quants.dtype == torch.int8 and (self.offsets is not None or self.group_scales is not None)
 
     @property
     def is_simple(self) -> bool:
@@ -203,7 +208,7 @@ def divisors(scales: Tensor) -> Tensor:
 def pack_gguf_blocks(blocks: Tensor, rows: int, block_type: str) -> PackedWeight:
     """Store GGUF blocks (num_blocks, bytes) uint8 of a matrix with `rows` rows, without rounding.
 
-    `block_type` is one of CPU_BLOCK_TYPES.
+    `block_type` is one of KEPT_BLOCK_TYPES.
     """
     if block_type not in NATIVE_BLOCK_TYPES:
         tensors, columns = split_blocks(blocks, rows, block_type)
@@ -241,6 +246,7 @@ def _known_shapes(groups: int) -> list[dict[str, tuple[torch.dtype, int]]]:
     low, scales, offsets = {"quants": (uint8, groups * 16)}, {"scales": (half, groups)}, {"offsets": (half, groups)}
     fifth = {"high_bits": (uint8, -(-groups // 4) * 16)}
     simple = [{"quants": (int8, groups * 32)} | scales, low | scales, low | scales | offsets]
+    simple.append(simple[0] | offsets)
     known = [*simple, low | scales | fifth, low | scales | offsets | fifth]
     if groups % 8:
         return known
@@ -248,4 +254,6 @@ def _known_shapes(groups: int) -> list[dict[str, tuple[torch.dtype, int]]]:
     levels = {"group_scales": (uint8, groups), "group_offsets": (uint8, groups)}
     two_levels = low | block_scales | block_offsets | levels
     six = low | block_scales | {"high_bits": (uint8, groups * 8), "group_scales": (int8, 2 * groups)}
-    return [*known, two_levels, two_levels | fifth, six]
+    wide = {"quants": (int8, groups * 32), "group_scales": (int8, 2 * groups)} | block_scales
+    wide_offsets = wide | block_offsets | {"group_offsets": (uint8, groups)}
+    return [*known, two_levels, two_levels | fifth, six, wide, wide_offsets]
