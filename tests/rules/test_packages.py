@@ -32,7 +32,10 @@ ALLOWED_IMPORTS = {
     "summary": {"architecture", "costs"},
     "costs": {"architecture", "backends", "cache", "model"},
     "data": {"tokenization"},
-    "evaluation": {"api", "architecture", "cache", "data", "generation", "model", "tokenization"},
+    "evaluation": {
+        *("api", "architecture", "cache", "data", "engine", "generation", "model", "options", "sampling"),
+        "tokenization",
+    },
     "verification": {"api", "architecture", "backends", "cache", "engine", "generation", "model", "options"},
     "parallel": {"architecture", "costs", "engine", "model"},
     "training": {

@@ -2,19 +2,21 @@
 
     CLEARHEAD_CLIENTS=FOLDER pytest -m slow tests/server/test_clients.py
 
-tests/server/README.md says how to fill FOLDER: with the virtual environments openai2, llm, lm-eval and schemathesis,
-and the folder js with node_modules.
+tests/server/README.md says how to fill FOLDER: with the virtual environments openai2, llm, lm-eval, guidellm and
+schemathesis, and the folder js with node_modules.
 """
 
 import json
 import os
 import subprocess
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import clearhead
 from clearhead.server import Limits
+from tests.server.test_metrics import read_metrics
 from tests.server.toys import serve, toy_model
 
 pytestmark = pytest.mark.slow
@@ -122,6 +124,32 @@ def test_lm_evaluation_harness_gets_the_scores_of_the_python_api(real):
         assert total == pytest.approx(float(sum(scored)), abs=1e-6)
         assert isinstance(is_greedy, bool)
     assert found[0][1] is True
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/responses"])
+def test_guidellm_counts_the_tokens_that_the_server_counts(real, tmp_path, path):
+    """guidellm takes the tokenizer of its random prompts from the hub unless it is told a folder."""
+    real.service.model.tokenizer.save(tmp_path / "tokenizer")
+    options = {
+        "--backend": f"kind=openai_http,target={real.url},request_format={path}",
+        "--tokenizer": f"kind=huggingface_auto,model={tmp_path / 'tokenizer'}",
+        "--data": "kind=synthetic_text,prompt_tokens=32,output_tokens=8",
+        "--profile": "kind=concurrent,streams=3",
+        "--constraint": "kind=max_requests,count=6",
+        "--output": f"kind=json,path={tmp_path / 'report.json'}",
+    }
+    before = read_metrics(real)
+    command = [program("guidellm", "bin", "guidellm"), "run", "--disable-console-interactive"]
+    output(*command, *chain(*options.items()), env={**os.environ, "HF_HUB_OFFLINE": "1"}, cwd=tmp_path)
+    after = read_metrics(real)
+    (found,) = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["benchmarks"]
+    assert found["metrics"]["request_totals"] == {"successful": 6, "errored": 0, "incomplete": 0, "total": 6}
+    for name, key in (("prompt_tokens_total", "input_metrics"), ("generation_tokens_total", "output_metrics")):
+        counted = sum(request[key]["total_tokens"] for request in found["requests"]["successful"])
+        assert counted == after[(name,)] - before[(name,)]
+    assert [request["output_metrics"]["total_tokens"] for request in found["requests"]["successful"]] == [8] * 6
+    for request in found["requests"]["successful"]:
+        assert 0 < request["time_to_first_token_ms"] < request["request_latency"] * 1000
 
 
 def test_schemathesis_finds_no_server_error():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.server.toys import CHAT
+from tests.server.toys import CHAT, LETTERS
 
 PATH = "/v1/responses"
 
@@ -45,6 +45,17 @@ def test_a_stream_has_numbered_events_and_the_same_text(server):
     assert text == events[-4]["text"] == server.post(PATH, body).json()["output"][0]["content"][0]["text"]
 
 
+def test_a_response_is_sampled_as_a_chat_is(server):
+    """Load generators send ignore_eos here, too."""
+    options = {"seed": 7, "top_k": 5, "stop": ["q"], "logit_bias": LETTERS, "ignore_eos": True, "cache_salt": "a"}
+    answer = server.post(PATH, {"input": "Hello", "max_output_tokens": 8, **options}).json()
+    chat = server.chat(max_tokens=8, **options)
+    assert answer["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    token = {"logit_bias": {"97": 100}, "stop_token_ids": [97], "temperature": 0}
+    ended = server.post(PATH, {"input": "Hello", **token}).json()
+    assert (ended["status"], ended["usage"]["output_tokens"]) == ("completed", 1)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -59,6 +70,8 @@ def test_a_stream_has_numbered_events_and_the_same_text(server):
         ("input", []),
         ("input", [{"type": "item_reference", "id": "x"}]),
         ("max_output_tokens", 0),
+        ("logit_bias", {"100000": 1}),
+        ("stream_options", {"include_obfuscation": False}),
     ],
 )
 def test_what_needs_a_memory_or_tools_is_refused_by_name(server, field, value):

@@ -12,7 +12,7 @@ from clearhead.server import Limits
 from tests.server.test_load import HEAD, start_requests, wait_for
 from tests.server.test_metrics import read_metrics
 from tests.server.toys import CHAT, LETTERS, serve, toy_model
-from tests.slow.server_overload import run as run_overload
+from tests.slow.server_overload import run_overload
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize")
 GOOD = [
@@ -152,7 +152,9 @@ def test_health_is_answered_many_times_while_a_large_text_is_tokenized(monkeypat
 
 
 def test_overload_is_answered_or_refused_and_changes_no_answer():
-    result = run_overload(toy_model(context=512), seconds=3, max_concurrent=4, factor=10)
+    with serve(toy_model(context=512), max_concurrent=4, max_queued=4) as server:
+        result = run_overload(server.url, seconds=3, max_concurrent=4, factor=10)
+        server.wait_until_idle(30)
     assert result["statuses"].keys() == {200, 429}
     assert result["texts"] == 1
     assert result["statuses"][429] > 0

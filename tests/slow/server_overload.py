@@ -1,106 +1,258 @@
-"""Offer a server ten times what it can take, and count what becomes of the requests.
+"""Offer `clearhead serve` ten times what it can take, then a storm of cancels, then kill it.
 
     python -m tests.slow.server_overload smollm2 --seconds 120
 
-Every request must be answered with 200 or 429; accepted ones must have the same text as alone; the rate of tokens must
-not break down; and the time to the first token of accepted requests stays bounded by the queue.
+Under overload, every request must be answered with 200 or 429, tokens must be generated at 0.9 of the peak rate,
+accepted requests must get their first token in the time that the places and the queue take, and memory must not grow.
+After 200 requests whose clients go away, the next one must be answered within 5 seconds. A killed server must start
+again on its port and give the same text. Server and clients are different processes, but they share the processor.
 """
 
 import argparse
+import http.client
 import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-
-import httpx2
+from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 32, "temperature": 0, "ignore_eos": True, "stream": True}
+HEADERS = {"Content-Type": "application/json"}
+NUM_CANCELS = 200
+CLIENT_SECONDS = 120
 
 
-def run(model, seconds, max_concurrent, factor):
-    """Return the numbers of answers by status, rates of tokens per second and times to the first token.
+def run_overload(url, seconds, max_concurrent, factor, pid=None):
+    """Return the answers by status, rates of tokens and times to the first token.
 
-    A first phase with `max_concurrent` clients measures the peak; the second has `factor` times as many.
+    The rate of `max_concurrent` clients, each of which sends one request after another, is measured before and after
+    the overload; the higher of the two is the peak. Under overload there are `factor` times as many clients, and some
+    more for those in the queue, and each sends a request in the time that one takes at the peak.
     """
-    from tests.server.toys import serve
-
-    with serve(model, max_concurrent=max_concurrent, max_queued=max_concurrent) as server:
-        peak = _load(server.url, max_concurrent, seconds / 2)
-        overload = _load(server.url, max_concurrent * factor, seconds)
-        server.wait_until_idle(30)
-        started = time.monotonic()
-        assert server.get("/health").status_code == 200
-        health_seconds = time.monotonic() - started
-    first = sorted(overload["first_token_seconds"])
+    before = _load(url, max_concurrent, seconds / 4)
+    assert before["statuses"].keys() == {200}, before["statuses"]
+    memory = _resident_bytes(pid)
+    period = max_concurrent / before["requests_per_second"]
+    overload = _load(url, max_concurrent * (factor + 2), seconds, period)
+    memory_growth = _resident_bytes(pid) - memory
+    after = _load(url, max_concurrent, seconds / 4)
+    first, health = sorted(overload["first_token_seconds"]), sorted(overload["health_seconds"])
     return {
-        "statuses": overload["statuses"],
+        "statuses": dict(overload["statuses"]),
         "unanswered": overload["unanswered"],
-        "texts": len(peak["texts"] | overload["texts"]),
-        "peak_tokens_per_second": peak["tokens"] / peak["seconds"],
-        "tokens_per_second": overload["tokens"] / overload["seconds"],
+        "texts": len(before["texts"] | overload["texts"] | after["texts"]),
+        "offered_of_peak": overload["statuses"].total() / overload["seconds"] / before["requests_per_second"],
+        "tokens_per_second": overload["tokens_per_second"],
+        "tokens_per_second_before_and_after": [before["tokens_per_second"], after["tokens_per_second"]],
         "first_token_p50_seconds": first[len(first) // 2],
         "first_token_p99_seconds": first[len(first) * 99 // 100],
-        "health_seconds": health_seconds,
+        "first_token_bound_seconds": 2 * max_concurrent / overload["requests_per_second"],  # places and queue
+        "health_p50_seconds": health[len(health) // 2],
+        "health_max_seconds": health[-1],
+        "memory_growth_bytes": memory_growth,
     }
 
 
-def _load(url, num_clients, seconds):
-    """Let clients send one request after another; one that is refused waits a moment."""
-    found = {"statuses": Counter(), "tokens": 0, "texts": set(), "first_token_seconds": [], "unanswered": 0}
-    lock, deadline, started = threading.Lock(), time.monotonic() + seconds, time.monotonic()
+def _load(url, num_clients, seconds, period=0.0):
+    """Let clients send requests, each at most one per `period`, until the time is over and all have their answers."""
+    found = {"statuses": Counter(), "texts": set(), "first_token_seconds": [], "health_seconds": [], "unanswered": 0}
+    lock, started = threading.Lock(), time.monotonic()
+    deadline = started + seconds
 
-    def client():
-        with httpx2.Client(base_url=url, timeout=120) as connection:
-            while time.monotonic() < deadline:
-                try:
-                    status, text, first = _ask(connection)
-                except httpx2.HTTPError:
-                    with lock:
-                        found["unanswered"] += 1
-                    continue
+    def client(number):
+        starts_at = started + period * number / num_clients
+        while starts_at < deadline:
+            time.sleep(max(0.0, starts_at - time.monotonic()))
+            starts_at = max(starts_at + period, time.monotonic())
+            try:
+                status, text, first = ask(url)
+            except (OSError, http.client.HTTPException):
                 with lock:
-                    found["statuses"][status] += 1
-                    if status == 200:
-                        found["tokens"] += BODY["max_tokens"]
-                        found["texts"].add(text)
-                        found["first_token_seconds"].append(first)
-                if status != 200:
-                    time.sleep(0.05)
+                    found["unanswered"] += 1
+                continue
+            with lock:
+                found["statuses"][status] += 1
+                if status == 200:
+                    found["texts"].add(text)
+                    found["first_token_seconds"].append(first)
 
-    threads = [threading.Thread(target=client) for _ in range(num_clients)]
+    def watch():
+        while time.monotonic() < deadline:
+            asked = time.monotonic()
+            assert _get(url, "/health")[0] == 200
+            found["health_seconds"].append(time.monotonic() - asked)
+            time.sleep(0.5)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(num_clients)]
+    threads.append(threading.Thread(target=watch))
+    tokens_before = _num_tokens(url)
     for thread in threads:
         thread.start()
+    time.sleep(max(0.0, deadline - time.monotonic()))
+    num_tokens, elapsed = _num_tokens(url) - tokens_before, time.monotonic() - started  # with all places taken
     for thread in threads:
         thread.join()
-    return {**found, "seconds": time.monotonic() - started}
+    rates = {
+        "tokens_per_second": num_tokens / elapsed,
+        "requests_per_second": num_tokens / BODY["max_tokens"] / elapsed,
+    }
+    return {**found, **rates, "seconds": elapsed}
 
 
-def _ask(connection):
+def ask(url, **changes):
     """Return the status of a request, its text and the time to its first token."""
+    connection = _connect(url)
     sent, first, parts = time.monotonic(), None, []
-    with connection.stream("POST", "/v1/completions", json=BODY) as answer:
-        for line in answer.iter_lines():
-            if answer.status_code == 200 and line.startswith("data: {"):
+    try:
+        connection.request("POST", "/v1/completions", json.dumps({**BODY, **changes}), HEADERS)
+        answer = connection.getresponse()
+        for line in answer:
+            if answer.status == 200 and line.startswith(b"data: {"):
                 first = first or time.monotonic() - sent
-                parts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
-    return answer.status_code, "".join(parts), first
+                parts.append(json.loads(line.removeprefix(b"data: "))["choices"][0]["text"])
+        return answer.status, "".join(parts), first
+    finally:
+        connection.close()
+
+
+def _connect(url):
+    return http.client.HTTPConnection(urlsplit(url).netloc, timeout=CLIENT_SECONDS)
+
+
+def _get(url, path):
+    connection = _connect(url)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def _metric(url, name):
+    return float(re.search(rf"^clearhead_{name} (\S+)", _get(url, "/metrics")[1], re.MULTILINE)[1])
+
+
+def _num_tokens(url):
+    return _metric(url, "generation_tokens_total")
+
+
+def _resident_bytes(pid):
+    if pid is None:
+        return 0
+    with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def run_cancel_storm(url):
+    """Let clients go away half a second after their requests; return when the next one has its answer."""
+    address = urlsplit(url)
+    tokens_before, sockets = _num_tokens(url), []
+    for number in range(NUM_CANCELS):
+        body = json.dumps({**BODY, "max_tokens": 8000, "stream": number % 2 == 0}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(body)}\r\n\r\n"
+        sockets.append(socket.create_connection((address.hostname, address.port)))
+        sockets[-1].sendall(head.encode() + body)
+    time.sleep(0.5)
+    at_once = _metric(url, "num_requests_running") + _metric(url, "num_requests_waiting")
+    for each in sockets:
+        each.close()
+    asked = time.monotonic()
+    status, _, _ = ask(url, max_tokens=4)
+    answered_seconds = time.monotonic() - asked
+    assert status == 200
+    while any(_metric(url, f"num_requests_{name}") for name in ("running", "waiting")):
+        assert time.monotonic() < asked + 60, "requests of clients that are gone are still running"
+        time.sleep(0.05)
+    return {
+        "requests_at_once": at_once,
+        "next_answer_seconds": answered_seconds,
+        "idle_seconds": time.monotonic() - asked,
+        "tokens": _num_tokens(url) - tokens_before,
+        "cache_usage": _metric(url, "kv_cache_usage_ratio"),
+    }
+
+
+@contextmanager
+def started(model, *options, port=0):
+    """Start `clearhead serve`; yield the process and its address, and end it."""
+    command = [sys.executable, "-m", "clearhead", "serve", model, "--port", str(port), *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            for line in process.stderr:
+                if found := re.search(r"http://[^:]+:\d+", line):
+                    break
+            else:
+                raise AssertionError("the server did not start")
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            yield process, found[0]
+        finally:
+            process.kill()
+
+
+def run_kill(model):
+    """Kill a server while it writes, start it on the same port, and end it. Return the seconds to its first answer."""
+    with started(model) as (process, url):
+        _, expected, _ = ask(url)
+        clients = [threading.Thread(target=_ask_in_vain, args=(url,)) for _ in range(8)]
+        for client in clients:
+            client.start()
+        while not _metric(url, "num_requests_running"):
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait(30) == -signal.SIGKILL
+        for client in clients:
+            client.join()
+    began = time.monotonic()
+    with started(model, port=urlsplit(url).port) as (process, again):
+        assert (again, ask(again)[:2]) == (url, (200, expected))
+        seconds = time.monotonic() - began
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    return {"restart_to_answer_seconds": seconds}
+
+
+def _ask_in_vain(url):
+    try:
+        ask(url, max_tokens=2000)
+    except (OSError, ValueError, http.client.HTTPException):
+        return  # the server was killed
 
 
 def main():
-    """Run the load on a model and print the result."""
-    import clearhead
-
+    """Run everything on a model, print the results, and check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--max-concurrent", type=int, default=8)
     parser.add_argument("--factor", type=int, default=10)
     arguments = parser.parse_args()
-    result = run(clearhead.load(arguments.model), arguments.seconds, arguments.max_concurrent, arguments.factor)
-    print(json.dumps(result, indent=2))
-    assert result["statuses"].keys() <= {200, 429}
-    assert result["unanswered"] == 0
-    assert result["tokens_per_second"] >= 0.9 * result["peak_tokens_per_second"]
+    places = str(arguments.max_concurrent)
+    with started(arguments.model, "--max-concurrent", places, "--max-queued", places) as (process, url):
+        ask(url)
+        overload = run_overload(url, arguments.seconds, arguments.max_concurrent, arguments.factor, process.pid)
+        print(json.dumps(overload, indent=2), flush=True)
+    with started(arguments.model, "--max-concurrent", places, "--max-queued", "300") as (process, url):
+        ask(url)
+        storm = run_cancel_storm(url)
+        print(json.dumps(storm, indent=2), flush=True)
+    print(json.dumps(run_kill(arguments.model), indent=2), flush=True)
+    assert overload["statuses"].keys() == {200, 429}
+    assert overload["unanswered"] == 0
+    assert overload["first_token_p99_seconds"] <= overload["first_token_bound_seconds"]
+    assert overload["memory_growth_bytes"] < 64 << 20
+    assert storm["requests_at_once"] == NUM_CANCELS
+    assert storm["next_answer_seconds"] < 5
+    assert storm["cache_usage"] == 0
+    assert overload["tokens_per_second"] >= 0.9 * max(overload["tokens_per_second_before_and_after"])
 
 
 if __name__ == "__main__":

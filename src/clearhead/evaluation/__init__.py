@@ -6,6 +6,7 @@ perplexity        perplexity and bits per byte of a text
 multiple_choice   tasks whose choices are compared by likelihood: HellaSwag, ARC, PIQA, WinoGrande, LAMBADA
 answers           generated answers compared with references: translations, and pairs of any kind
 likelihood        log-probabilities of continuations, in batches
+engine_likelihood the same in the engine, with the bits that a server returns
 harness           an adapter for lm-evaluation-harness; it is not imported here because it needs that package
 result            metrics, their standard errors, and the settings they depend on
 """

@@ -21,7 +21,15 @@ import torch
 
 from clearhead.api import Model, load
 from clearhead.errors import ClearheadError
-from clearhead.evaluation.likelihood import BATCH_TOKENS, Request, encode_request, log_likelihoods, start_token
+from clearhead.evaluation.engine_likelihood import log_likelihoods_in_engine
+from clearhead.evaluation.likelihood import (
+    BATCH_TOKENS,
+    Likelihood,
+    Request,
+    encode_request,
+    log_likelihoods,
+    start_token,
+)
 from clearhead.generation import check_can_score, require_tokenizer
 
 try:
@@ -49,6 +57,7 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness has no type annotati
     model: a model, or what `clearhead.load` loads. dtype, device and weights are arguments of `load`; without a GPU,
     the harness's default cuda:0 means the CPU. batch_tokens: tokens of a batch of log-likelihoods. batch_size: texts
     that are generated together; "auto" means 16. max_batch_size, which the harness passes along with it, is not used.
+    deterministic: compute log-likelihoods in the engine, with the bits that a server's API returns (docs/engine.md).
     """
 
     def __init__(
@@ -59,6 +68,7 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness has no type annotati
         dtype: str | None = None,
         device: str | None = None,
         weights: Any = "full",
+        deterministic: bool = False,
         batch_size: int | str | None = None,
         max_batch_size: int | None = None,
     ) -> None:
@@ -71,27 +81,38 @@ class ClearheadLM(LM):  # type: ignore[misc]  # the harness has no type annotati
             raise ClearheadError("dtype, device and weights apply only to a model given by name; use model.to instead")
         check_can_score(model.config)
         self.model, self.tokenizer, self.batch_tokens = model, require_tokenizer(model.tokenizer), int(batch_tokens)
+        self.engine = model.engine(deterministic=True) if deterministic else None
         self.generation_batch_size = BATCH_SIZE if batch_size in (None, "auto") else int(batch_size)
 
     def loglikelihood(self, requests: "list[Instance]") -> list[tuple[float, bool]]:
         """Return log p of each continuation after its context, and whether greedy decoding generates it."""
         texts = [request.args for request in requests]
         encoded = [encode_request(context, continuation, self.tokenizer) for context, continuation in texts]
-        truncated = [request.truncate(self.model.config.context) for request in encoded]
-        likelihoods = log_likelihoods(self.model.network, truncated, self.batch_tokens)
+        likelihoods = self.likelihoods([request.truncate(self.max_tokens) for request in encoded])
         return [(likelihood.logprob, likelihood.is_greedy) for likelihood in likelihoods]
 
     def loglikelihood_rolling(self, requests: "list[Instance]") -> list[float]:
         """Return log p of each whole text, read in windows that overlap as little as possible."""
         windows_of_texts = [self.windows(*request.args) for request in requests]
         all_windows = [window for windows in windows_of_texts for window in windows]
-        likelihoods = iter(log_likelihoods(self.model.network, all_windows, self.batch_tokens))
+        likelihoods = iter(self.likelihoods(all_windows))
         return [math.fsum(one.logprob for one in islice(likelihoods, len(windows))) for windows in windows_of_texts]
+
+    @property
+    def max_tokens(self) -> int:
+        """Number of tokens that are read for one log-likelihood. The engine also reads the last one it scores."""
+        return self.model.config.context - (0 if self.engine is None else 1)
+
+    def likelihoods(self, requests: Sequence[Request]) -> list[Likelihood]:
+        """Return the log-probabilities of continuations."""
+        if self.engine is not None:
+            return log_likelihoods_in_engine(self.engine, requests)
+        return log_likelihoods(self.model.network, requests, self.batch_tokens)
 
     def windows(self, text: str) -> list[Request]:
         """Return the windows of a text as requests."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
-        windows = get_rolling_token_windows(ids, start_token(self.tokenizer), self.model.config.context, context_len=1)
+        windows = get_rolling_token_windows(ids, start_token(self.tokenizer), self.max_tokens, context_len=1)
         return [Request(tuple(context), tuple(scored)) for context, scored in map(make_disjoint_window, windows)]
 
     def generate_until(self, requests: "list[Instance]") -> list[str]:

@@ -134,7 +134,7 @@ def read_completion(body: Any, limits: Limits, vocab_size: int) -> CompletionFie
         raise invalid(f"best_of is {found['best_of']}; only the value of n, {n}, is supported", "best_of")
     max_tokens = found.get("max_tokens", _DEFAULT_COMPLETION_TOKENS)
     return CompletionFields(
-        **_common(found, vocab_size, max_tokens),
+        **common_fields(found, vocab_size, max_tokens),
         prompts=split_prompts(found["prompt"]),
         echo=found.get("echo", False),
         add_special_tokens=found.get("add_special_tokens", True),
@@ -152,7 +152,7 @@ def read_chat(body: Any, limits: Limits, vocab_size: int) -> ChatFields:
     if "top_logprobs" in found and not found.get("logprobs"):
         raise invalid("top_logprobs needs logprobs: true; add it", "top_logprobs")
     return ChatFields(
-        **_common(found, vocab_size, found[given[0]] if given else None),
+        **common_fields(found, vocab_size, found[given[0]] if given else None),
         messages=plain_messages(found["messages"]),
         variables=template_variables(found),
         add_generation_prompt=found.get("add_generation_prompt", True),
@@ -162,7 +162,7 @@ def read_chat(body: Any, limits: Limits, vocab_size: int) -> ChatFields:
     )
 
 
-def _common(found: Mapping[str, Any], vocab_size: int, max_tokens: int | None) -> dict[str, Any]:
+def common_fields(found: Mapping[str, Any], vocab_size: int, max_tokens: int | None) -> dict[str, Any]:
     """Return the fields that GenerationFields has, but for logprobs."""
     stream, stream_options = found.get("stream", False), found.get("stream_options")
     if stream_options is not None and not stream:

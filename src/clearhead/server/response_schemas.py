@@ -5,8 +5,8 @@ table = response_fields(Limits()); table["input"].schema
 
 from typing import Any
 
-from clearhead.server.schema_parts import BOOLEAN, STRING, Field, Table, number, refused, whole
-from clearhead.server.schemas import identity_fields
+from clearhead.server.schema_parts import BOOLEAN, STRING, Field, Table, refused, whole
+from clearhead.server.schemas import identity_fields, sampling_fields
 from clearhead.server.settings import Limits
 
 
@@ -19,11 +19,7 @@ def response_fields(limits: Limits) -> Table:
         "input": Field(_input_schema(limits), "A text, or a list of messages.", required=True),
         "instructions": Field(STRING, "The system message."),
         "max_output_tokens": Field(whole(1, limits.max_new_tokens), "Maximum number of new tokens."),
-        "temperature": Field(number(0, 2), "0 takes the most likely token; by default 1."),
-        "top_p": Field(
-            {"type": "number", "exclusiveMinimum": 0, "maximum": 1},
-            "Sample from the most likely tokens that reach this total probability.",
-        ),
+        **sampling_fields(limits),
         "stream": Field(BOOLEAN, "Send events while the text is generated."),
         "stream_options": Field(
             {"type": "object", "properties": {"include_obfuscation": BOOLEAN}, "additionalProperties": False},

@@ -11,7 +11,7 @@ from clearhead.server.answers import AnswerHead, CompleteText, new_id
 from clearhead.server.api_errors import ApiError, invalid
 from clearhead.server.chat import plan_messages
 from clearhead.server.choice import Piece
-from clearhead.server.fields import ChatFields, read_fields, read_json_schema
+from clearhead.server.fields import ChatFields, common_fields, read_fields, read_json_schema
 from clearhead.server.job import Plan, Usage
 from clearhead.server.json_text import parse_json
 from clearhead.server.messages import plain_messages
@@ -31,12 +31,8 @@ def plan_response(service: Service, body: bytes, salt: bytes) -> tuple[ResponseF
     limits = service.settings.limits
     found = read_fields(parse_json(body), response_fields(limits))
     service.check_model(found.get("model"))
-    options: dict[str, Any] = {name: found[name] for name in ("temperature", "top_p") if name in found}
     asked = ResponseFields(
-        model=found.get("model"),
-        stream=found.get("stream", False),
-        max_tokens=found.get("max_output_tokens"),
-        options={"temperature": 1.0, **options},
+        **common_fields(found, service.model.config.vocab_size, found.get("max_output_tokens")),
         messages=_messages(found),
         json_schema=read_json_schema(_text_format(found), limits, "text.format"),
         given=found,

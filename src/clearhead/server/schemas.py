@@ -40,21 +40,29 @@ def identity_fields() -> Table:
     }
 
 
-def _sampling_fields(limits: Limits) -> Table:
-    """Return fields of /v1/completions and /v1/chat/completions; those after `seed` are known from other servers."""
+def _generation_fields(limits: Limits) -> Table:
+    """Return fields of /v1/completions and /v1/chat/completions."""
     stream_options = {
         "type": "object",
         "properties": {"include_usage": BOOLEAN, "continuous_usage_stats": BOOLEAN, "include_obfuscation": BOOLEAN},
         "additionalProperties": False,
     }
-    biases = {"type": "object", "additionalProperties": number(-100, 100), "maxProperties": limits.max_logit_biases}
-    ids = {"type": "array", "items": TOKEN_ID, "maxItems": limits.max_logit_biases}
-    probability = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
     return {
         "model": Field(STRING, "The model; one of /v1/models. It may be left out."),
         "n": Field(whole(1, limits.max_choices), "Number of texts per prompt."),
         "stream": Field(BOOLEAN, "Send the text as server-sent events while it is generated."),
         "stream_options": Field(stream_options, "include_usage adds a last event with the numbers of tokens."),
+        **sampling_fields(limits),
+        **identity_fields(),
+    }
+
+
+def sampling_fields(limits: Limits) -> Table:
+    """Return fields of every request that generates text; those after `seed` are known from other servers."""
+    biases = {"type": "object", "additionalProperties": number(-100, 100), "maxProperties": limits.max_logit_biases}
+    ids = {"type": "array", "items": TOKEN_ID, "maxItems": limits.max_logit_biases}
+    probability = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+    return {
         "temperature": Field(number(0, 2), "0 takes the most likely token; by default 1."),
         "top_p": Field(probability, "Sample from the most likely tokens that reach this total probability."),
         "presence_penalty": Field(number(-2, 2), "Subtracted from the logit of each token that the text contains."),
@@ -76,14 +84,13 @@ def _sampling_fields(limits: Limits) -> Table:
         "skip_special_tokens": refused("special tokens are never part of the text", True),
         "include_stop_str_in_output": refused("a text ends before its stop string", False),
         "truncate_prompt_tokens": refused("prompts are never truncated"),
-        **identity_fields(),
     }
 
 
 def completion_fields(limits: Limits) -> Table:
     """Return the fields of /v1/completions."""
     return {
-        **_sampling_fields(limits),
+        **_generation_fields(limits),
         "prompt": Field(_prompts(limits), "A text, token ids, or a list of either.", required=True),
         "max_tokens": Field(whole(0, limits.max_new_tokens), "Maximum number of new tokens; by default 16."),
         "echo": Field(BOOLEAN, "Return the prompt in front of the text."),
@@ -101,7 +108,7 @@ def chat_fields(limits: Limits) -> Table:
     tokens = whole(1, limits.max_new_tokens)
     deprecated = "it was replaced by tools"
     return {
-        **_sampling_fields(limits),
+        **_generation_fields(limits),
         "messages": Field(_message_schema(limits), "The conversation.", required=True),
         "max_tokens": Field(tokens, "Maximum number of new tokens; by default what the context has room for."),
         "max_completion_tokens": Field(tokens, "The newer name of max_tokens."),

@@ -127,7 +127,7 @@ function candidateRow(other, token, branch) {
 function position(popover, span) {
   const box = (span.getClientRects()[0] ?? span.getBoundingClientRect());
   const [width, height] = [popover.offsetWidth, popover.offsetHeight];
-  const left = Math.min(Math.max(box.left, 8), innerWidth - width - 8);
+  const left = Math.min(Math.max(box.left, 8), document.documentElement.clientWidth - width - 8);
   const below = box.bottom + 6 + height < innerHeight || box.top < height + 12;
   popover.style.setProperty("left", `${Math.max(left, 8) + scrollX}px`);
   popover.style.setProperty("top", `${(below ? box.bottom + 6 : box.top - height - 6) + scrollY}px`);

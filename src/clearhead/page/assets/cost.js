@@ -25,12 +25,18 @@ export async function show(main) {
   ];
   main.replaceChildren(
     h("section", { class: "panel" }, h("h2", {}, tokens ? "What this request cost" : "What a request costs"), h("p", {}, `${prompt} tokens read, ${fresh} written${tokens ? "" : " (open an answer of the chat here to see its own account)"}.`), h("div", { class: "facts" }, ...cards)),
-    h("section", { class: "panel" }, h("h2", {}, "Predicted and measured"), timeTable(data, measured, fresh), data.note ? h("p", { class: "hint" }, `No prediction: ${data.note}`) : null, h("p", { class: "hint" }, "At least: if every operation ran at the measured peak rate that limits it. Measured: by this browser, over HTTP; a prompt that was cached is faster.")),
+    h("section", { class: "panel" }, h("h2", {}, "Predicted and measured"), timeTable(data, measured, fresh), data.note ? noPrediction(data.note) : null, h("p", { class: "hint" }, "At least: if every operation ran at the measured peak rate that limits it. Measured: by this browser, over HTTP; a prompt that was cached is faster.")),
     h("section", { class: "panel" }, h("h2", {}, "Where the work goes"), h("div", { class: "operations" }, ...["prefill", "decode"].filter((phase) => data[phase]).map((phase) => operations(phase, data[phase])))),
   );
 }
 
 const fact = (name, value, note) => h("div", { class: "fact" }, h("span", { class: "small muted" }, name), h("strong", {}, value), h("span", { class: "small muted" }, note));
+
+/** Why nothing is predicted; the command at the end of the sentence stays on one line. */
+function noPrediction(note) {
+  const [reason, command] = note.split(/(?<=run: )/);
+  return h("p", { class: "hint" }, `No prediction: ${reason}`, command ? h("code", {}, command) : null);
+}
 
 function timeTable(data, measured, fresh) {
   const rows = [["reading the prompt", data.prefill, measured.first]];
@@ -45,12 +51,16 @@ function timeTable(data, measured, fresh) {
 const operationName = ({ stack, name }) => (stack === "decoder" ? name : stack === name ? `vocabulary ${name}` : `${stack} ${name}`);
 
 function operations(phase, part) {
+  const hasLimits = part.operations.some((one) => one.limited_by); // known after a calibration
   const rows = part.operations.map((one) => {
     const share = one.flops / (part.flops || 1);
     const cell = h("td", {}, `${(100 * share).toFixed(1)} %`);
     paint(cell, ramp(0.08 + 0.8 * share));
-    return h("tr", {}, h("td", {}, operationName(one)), h("td", { class: "left mono" }, one.formula), h("td", {}, amount(one.flops, "FLOP")), cell, h("td", {}, amount(one.bytes, "B")), h("td", {}, one.limited_by ?? "–"));
+    const limit = hasLimits ? h("td", {}, one.limited_by ?? "–") : null;
+    return h("tr", {}, h("td", {}, operationName(one)), cell, h("td", {}, amount(one.flops, "FLOP")), h("td", {}, amount(one.bytes, "B")), limit, h("td", { class: "left mono" }, one.formula));
   });
   const title = phase === "prefill" ? "Reading the prompt" : "Writing the answer, with the cache";
-  return h("div", {}, h("h3", {}, title), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, h("table", {}, h("thead", {}, h("tr", {}, ...["operation", "FLOPs per layer", "FLOPs", "share", "bytes", "limited by"].map((name, place) => h("th", { scope: "col", class: place === 1 ? "left" : "" }, name)))), h("tbody", {}, ...rows))));
+  const names = ["operation", "share", "FLOPs", "bytes", ...(hasLimits ? ["limited by"] : []), "FLOPs per layer"];
+  const heads = names.map((name) => h("th", { scope: "col", class: name === "FLOPs per layer" ? "left" : "" }, name));
+  return h("div", {}, h("h3", {}, title), h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": title }, h("table", {}, h("thead", {}, h("tr", {}, ...heads)), h("tbody", {}, ...rows))));
 }

@@ -1,6 +1,6 @@
 // The logit lens: what the model would say after every layer, and the tokens that rise or fall on the way.
 
-import { paint, ramp } from "./colors.js";
+import { css, paint, ramp } from "./colors.js";
 import { lineChart } from "./chart.js";
 import { download, h, percent, segmented, visible } from "./dom.js";
 import { number, state, update } from "./state.js";
@@ -8,6 +8,9 @@ import { chosenPosition } from "./strip.js";
 
 const COLUMNS = 12;
 const MAX_ROWS = 10; // layers at first, so that the table comes at once
+
+/** The color of a cell whose first candidate has this probability. */
+const shade = (probability) => ramp(0.05 + 0.9 * probability);
 
 export async function show(main, subject, info) {
   if (!info.next.length) {
@@ -35,6 +38,7 @@ class LensPage {
     this.table = h("div", { class: "scroll lens-table", tabindex: 0, role: "region", "aria-label": "Logit lens" });
     this.detail = h("div", { class: "lens-detail" });
     this.tracks = h("div", {});
+    const shades = [0, 0.25, 0.5, 0.75, 1].map((probability) => css(shade(probability))).join(", ");
     this.main.replaceChildren(
       h("section", { class: "panel" },
         h("div", { class: "row spread" }, h("h2", {}, "What each layer would say next"), h("button", { type: "button", class: "quiet", onclick: () => this.save() }, "Save JSON")),
@@ -43,7 +47,8 @@ class LensPage {
           segmented("Stride of layers", strides.map((step) => [step, step === 1 ? "all layers" : `every ${step}`]), this.every, (every) => this.change({ every })),
           segmented("Depths", [["layers", "after layers"], ["both", "also after attention"]], this.branches, (branches) => this.change({ branches })),
         ),
-        h("p", { class: "hint" }, "The last layer is always shown: it is the model's own prediction. Darker cells are surer. Choose a cell for its five candidates."),
+        h("p", { class: "hint" }, "The last layer is always shown: it is the model's own prediction. Choose a cell for its five candidates."),
+        h("p", { class: "legend small muted" }, "unsure", h("span", { class: "ramp", style: { background: `linear-gradient(to right, ${shades})` } }), "sure"),
         h("div", { class: "lens-row" }, this.table, this.detail),
       ),
       h("section", { class: "panel" },
@@ -102,7 +107,7 @@ class LensPage {
       const cells = positions.map((position, place) => {
         const [id, probability] = [stage.ids[place][0], stage.probabilities[place][0]];
         const cell = h("td", { class: position === this.position ? "chosen" : "" }, h("button", { type: "button", class: "lens-cell", "aria-label": `${visible(texts[id])} ${percent(probability)} after ${name}, at ${visible(this.info.tokens[position].text)}`, title: `${visible(texts[id])} ${percent(probability)}`, onclick: () => this.showDetail(stage, place) }, visible(texts[id], 12)));
-        paint(cell.firstChild, ramp(0.05 + 0.9 * (probability ?? 0)));
+        paint(cell.firstChild, shade(probability ?? 0));
         return cell;
       });
       return h("tr", {}, h("th", { scope: "row", class: "left" }, name), ...cells);

@@ -12,7 +12,7 @@ export async function show(main, subject, info) {
   const numBytes = info.tokens.reduce((sum, token) => sum + (token.bytes ? token.bytes.split(" ").length : 0), 0);
   const facts = `${info.tokens.length} tokens for ${characters} characters and ${numBytes} bytes: ${(numBytes / info.tokens.length).toFixed(2)} bytes per token.`;
   const rows = info.tokens.slice(0, TABLE_ROWS).map((token, place) => tableRow(token, place, probabilities?.[place]));
-  const table = h("table", { id: "token-table" }, h("thead", {}, h("tr", {}, ...["#", "token", "id", "bytes (UTF-8)", "probability"].map((name, place) => h("th", { scope: "col", class: place === 1 || place === 3 ? "left" : "" }, name)))), h("tbody", {}, ...rows));
+  const table = h("table", { id: "token-table" }, h("thead", {}, h("tr", {}, ...["#", "token", "id", "probability", "bytes (UTF-8)"].map((name, place) => h("th", { scope: "col", class: place === 1 || place === 4 ? "left" : "" }, name)))), h("tbody", {}, ...rows));
   const source = info.source.length ? [h("section", { class: "panel" }, h("h2", {}, "Source of the encoder"), cutText(info.source))] : [];
   main.replaceChildren(
     h("section", { class: "panel" }, h("div", { class: "row spread" }, h("h2", {}, "How the text was cut"), exports(info, probabilities)), h("p", {}, facts), cutText(info.tokens), h("p", { class: "hint" }, "Colors only separate neighbors. Special tokens, which the tokenizer or the template added, are outlined.")),
@@ -38,7 +38,7 @@ function cutText(tokens) {
 function tableRow(token, place, probability) {
   const value = h("td", {}, percent(probability));
   if (probability !== null && probability !== undefined) paint(value, surpriseColor(probability));
-  return h("tr", { "data-place": place }, h("td", {}, String(place)), h("td", { class: "left" }, h("span", { class: "token" }, visible(token.text))), h("td", {}, String(token.id)), h("td", { class: "left mono" }, token.bytes), value);
+  return h("tr", { "data-place": place }, h("td", {}, String(place)), h("td", { class: "left" }, h("span", { class: "token" }, visible(token.text))), h("td", {}, String(token.id)), value, h("td", { class: "left mono" }, token.bytes));
 }
 
 function exports(info, probabilities) {
