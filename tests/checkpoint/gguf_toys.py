@@ -60,14 +60,20 @@ PRESETS = {
     "bert": "bert-base",
     "nomic-bert": "nomic-embed-v1.5",
     "modern-bert": "modernbert-base",
+    "t5": "t5-v1.1-small",
+    "t5encoder": "t5-v1.1-small",
 }
-ENCODERS = ("bert", "nomic-bert", "modern-bert")
+ENCODERS = ("bert", "nomic-bert", "modern-bert", "t5encoder")
 STORED_NAMES = {"mixtral": "llama", "deepseek-v2": "deepseek2"}  # in files, where it is not the name in our table
 
 
 def toy_config(architecture):
     """Return the config of a small model."""
     config = shrink(clearhead.preset(PRESETS[architecture]), SIZES)
+    if architecture == "t5":
+        return config
+    if architecture == "t5encoder":
+        return replace(config, decoder=None, head=None, share_embeddings=False)
     if config.encoder is not None:  # files hold neither pooler nor language head
         return replace(config, head=None, pooler=False, classifier=None)
     layers = []
@@ -116,6 +122,8 @@ def toy_network(architecture):
     network = Transformer(toy_config(architecture)).eval()
     redraw(network)
     with torch.no_grad():
-        for parameter in network.parameters():
+        for name, parameter in network.named_parameters():
+            if architecture.startswith("t5") and name.endswith("query.weight"):
+                parameter *= 0.25  # T5 does not scale scores: llama.cpp's rounding would change large ones too much
             parameter.copy_(parameter.half().float())
     return network

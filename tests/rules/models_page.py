@@ -12,7 +12,7 @@ import transformers
 from clearhead.architecture import ModelConfig
 from clearhead.backends import unsupported_reason
 from clearhead.errors import ClearheadError
-from clearhead.families import FAMILIES, Family, Settings
+from clearhead.families import FAMILIES, GGUF_ARCHITECTURES, Family, Settings
 from clearhead.families.decoders import ROWS
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +26,18 @@ row of a table is data alone. Code that all of a kind share is not counted: `dec
 
 | | model types | lines | lines for each |
 |---|---|---|---|
+"""
+GGUF_HEAD = """## GGUF files
+
+The architectures of GGUF files that are read and written, as llama.cpp names them. A toy of each is written, its tensor
+names are those of the `gguf` package, and with llama-cpp-python installed a slow test compares logits, or the hidden
+states of encoders, with llama.cpp. RoBERTa and XLM-R are stored as `bert`; files of rerankers are refused.
+
+llama.cpp computes two things otherwise than the released models, and than Clearhead from the same file: it rounds the
+bounds of gpt-oss' YaRN ramp, and it chooses DeepSeek-V2's groups of experts by their two best ones, as V3 does.
+
+| architecture | model_type |
+|---|---|
 """
 HEAD = """# Models
 
@@ -69,7 +81,13 @@ GROUPS = {
 def page() -> str:
     """Return the text of docs/models.md."""
     rows = [row for family in FAMILIES for model_type in family.model_types for row in table_rows(family, model_type)]
-    return HEAD + "\n".join(sorted(rows, key=str.lower)) + "\n\n" + size_table()
+    return HEAD + "\n".join(sorted(rows, key=str.lower)) + "\n\n" + gguf_table() + "\n" + size_table()
+
+
+def gguf_table() -> str:
+    """Return the section that lists the architectures of GGUF files."""
+    pairs = sorted((row.stored_name or name, row.model_type) for name, row in GGUF_ARCHITECTURES.items())
+    return GGUF_HEAD + "".join(f"| `{name}` | `{model_type}` |\n" for name, model_type in pairs)
 
 
 def size_table() -> str:

@@ -99,6 +99,7 @@ def _model_kinds() -> dict[str, Maker]:
             "gguf with chunks": _make_gguf_of("llama4"),
             "gguf with two placements of norms": _make_gguf_of("falcon"),
             "gguf with an object of settings": _make_gguf_of("mpt"),
+            "gguf of an encoder": _make_gguf_of("bert"),
             "gguf of every block type": _make_gguf_blocks,
             "split gguf": _make_split_gguf,
             "ctranslate2": _make_ctranslate2,

@@ -56,6 +56,7 @@ def load_gguf(path: Path, options: LoadOptions = DEFAULT_OPTIONS) -> ModelParts:
         tensors = assembled_tensors(file, architecture, read)
         network = assemble_network(config_of(file), tensors, str(path), naming, options)
     ids = {name: to_plain_value(file.metadata.get(key)) for key, name in SPECIAL_ID_KEYS.items()}
+    ids["decoder_start_token_id"] = to_plain_value(file.metadata.get("t5.decoder_start_token_id"))
     special_ids = Settings(ids, str(path)).special_ids()
     sentence = _sentence_of(file, network)
     return ModelParts(network, _tokenizer_of(file), family_of_type(architecture.model_type), special_ids, sentence)

@@ -163,7 +163,11 @@ def _plan_tensors(
 def _block_type(name: str, shape: tuple[int, ...], file_type: str, num_layers: int, *, is_head: bool) -> str:
     """Return the block type of a tensor."""
     most, head, sensitive, fused, _ = _FILE_TYPES[file_type]
-    if len(shape) < 2 or name in _UNQUANTIZED or name.endswith((".bias", "_norm.weight", "ffn_gate_inp.weight")):
+    if (
+        len(shape) < 2
+        or name in _UNQUANTIZED
+        or name.endswith((".bias", "_norm.weight", "ffn_gate_inp.weight", "attn_rel_b.weight"))
+    ):
         return "F32"
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if is_head:

@@ -1,4 +1,4 @@
-"""The GGUF architectures of encoders, which embed texts, as rows of a table.
+"""The GGUF architectures of encoders, which embed texts, and of T5, as rows of a table.
 
     ENCODERS["bert"].tensor_names["blk.{layer}.attn_output_norm.weight"]
 
@@ -85,6 +85,52 @@ def _write_modern(data: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
     return keys | {key: rope["rope_theta"] for key, rope in thetas.items() if rope}
 
 
+# --- T5
+
+
+def _t5_stack(theirs: str, ours: str) -> NameTable:
+    layer = f"{ours}.layers.{{layer}}"
+    parts = {
+        **{f"attn_{part[0]}": f"attention.{part}" for part in _PROJECTIONS},
+        "attn_norm": "attention_residual.norm",
+        **{f"cross_attn_{part[0]}": f"cross_attention.{part}" for part in _PROJECTIONS},
+        "cross_attn_norm": "cross_attention_residual.norm",
+        **{f"ffn_{part}": f"feed_forward.{part}" for part in ("gate", "up", "down")},
+        "ffn_norm": "feed_forward_residual.norm",
+    }
+    return {
+        **{f"{theirs}.blk.{{layer}}.{name}.weight": f"{layer}.{own}.weight" for name, own in parts.items()},
+        f"{theirs}.blk.0.attn_rel_b.weight": f"{ours}.relative_bias.weight",
+        f"{theirs}.output_norm.weight": f"{ours}.final_norm.weight",
+    }
+
+
+_PROJECTIONS = ("query", "key", "value", "output")
+_T5_KEYS = {
+    "context_length": "n_positions",
+    "embedding_length": "d_model",
+    "feed_forward_length": "d_ff",
+    "block_count": "num_layers",
+    "attention.head_count": "num_heads",
+    "attention.key_length": "d_kv",
+    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+    "attention.relative_buckets_count": "relative_attention_num_buckets",
+}
+
+
+def _read_t5(settings: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the activation, which llama.cpp derives from the presence of a gate."""
+    return {"feed_forward_proj": "gated-gelu" if settings["is_gated_act"] else "relu"}
+
+
+def _write_t5(data: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    return {
+        "attention.value_length": data["d_kv"],
+        "attention.layer_norm_epsilon": data["layer_norm_epsilon"],
+        "decoder_start_token_id": 0,  # that of padding, in all releases
+    }
+
+
 ENCODERS = {
     "bert": GgufArchitecture(
         "bert",
@@ -128,5 +174,28 @@ ENCODERS = {
         defaults={"global_rope_theta": 10000.0, "local_rope_theta": 10000.0},
         read=_read_modern,
         write=_write_modern,
+    ),
+    "t5": GgufArchitecture(
+        "t5",
+        {
+            "token_embd.weight": "encoder.embedding.tokens.weight",
+            "output.weight": "head.weight",
+            **_t5_stack("enc", "encoder"),
+            **_t5_stack("dec", "decoder"),
+        },
+        _T5_KEYS | {"decoder_block_count": "num_decoder_layers"},
+        flags={"is_gated_act": "enc.blk.0.ffn_gate.weight"},
+        read=_read_t5,
+        write=_write_t5,
+    ),
+    "t5encoder": GgufArchitecture(
+        "t5",
+        {"token_embd.weight": "encoder.embedding.tokens.weight", **_t5_stack("enc", "encoder")},
+        _T5_KEYS,
+        flags={"is_gated_act": "enc.blk.0.ffn_gate.weight"},
+        fixed={"architectures": ["T5EncoderModel"]},
+        read=_read_t5,
+        write=lambda data, config: {"attention.value_length": data["d_kv"], "attention.causal": False},
+        constants={"attention.causal": False},
     ),
 }
