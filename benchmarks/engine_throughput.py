@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from clearhead import Model, cost
+from clearhead.architecture import ModelConfig
 from clearhead.backends import pack_network
 from clearhead.families import preset
 from clearhead.model import Transformer
@@ -42,14 +43,19 @@ _SHORT = 1.5  # seconds of a call below which it is made a third time
 _MAX_SECONDS = 150  # of one model, with compiling its kernels
 
 
-def random_model(name: str, weights: str, device: str = "cuda", num_layers: int | None = None) -> Model:
-    """Return a model of the real shape with random weights. num_layers: keep only so many; None: all."""
-    torch.manual_seed(0)
+def preset_with_layers(name: str, num_layers: int | None) -> ModelConfig:
+    """Return the config of a preset with its first layers only; None: with all."""
     config = preset(name)
     if num_layers is not None and config.decoder is not None:
         config = replace(config, decoder=replace(config.decoder, layers=config.decoder.layers[:num_layers]))
+    return config
+
+
+def random_model(name: str, weights: str, device: str = "cuda", num_layers: int | None = None) -> Model:
+    """Return a model of the real shape with random weights. num_layers: keep only so many; None: all."""
+    torch.manual_seed(0)
     with torch.device("meta"):
-        network = Transformer(config).to(torch.bfloat16)
+        network = Transformer(preset_with_layers(name, num_layers)).to(torch.bfloat16)
     network = network.to_empty(device=device).eval().requires_grad_(False)
     for weight in network.parameters():
         weight.normal_(std=0.02) if weight.ndim > 1 else weight.fill_(1)

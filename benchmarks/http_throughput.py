@@ -1,13 +1,13 @@
 """Measure the server under many streams: tokens per second over HTTP, beside the engine alone, and where the time goes.
 
-    python benchmarks/http_throughput.py --out http.json                LLaMA-3.2-1B on an NVIDIA GPU, 256 streams
+    python benchmarks/http_throughput.py --out http.json --seconds 90       LLaMA-3.2-1B on an NVIDIA GPU, 256 streams
     python benchmarks/http_throughput.py smollm2-135m --device cpu --streams 32 --new-tokens 64 --clients 1
 
-The weights are random, since the speed does not depend on them, and every token id has a character as its text. The
+The weights are random, since the speed does not depend on them, and every token id has a made-up word as its text. The
 engine and the server are processes of their own, which take turns with the same prompts of 16 to 256 token ids; a ratio
 is that of one turn of each. The clients are processes that send all requests at once and count the events that arrive:
 each token must come as an event of its own. A round ends with the last byte of the last stream; the first round, in
-which kernels are compiled, is not reported.
+which kernels are compiled, is not reported. With `--seconds`, rounds are left out so that the measurement ends in time.
 
 Two tables say where the time of the server goes: the processor time of its threads for each token, and what its event
 loop does, as samples show that a timer takes in one more round.
@@ -33,19 +33,21 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from engine_throughput import random_model
+import torch
+from engine_throughput import preset_with_layers, random_model
 
 from clearhead import Model
 from clearhead.backends import accelerate
 from clearhead.engine import Request, bytes_per_token
 from clearhead.options import SamplingOptions
 from clearhead.server import ServerSettings, run_server
-from clearhead.tokenization.characters import character_tokenizer
+from clearhead.tokenization.byte_level import byte_level_bpe
+from clearhead.tokenization.library_tokenizer import LibraryTokenizer, SpecialTokens
 
 _NEEDED = ("starlette", "uvicorn", "prometheus_client")
 _HOST = "127.0.0.1"
-_SURROGATES = range(0xD800, 0xE000)
 _START_SECONDS = 300
+_END_SECONDS = 5  # in which all processes end
 _SAMPLE_SECONDS = 0.005
 _LONGEST_PROMPT = 256
 _SPARE_TOKENS = 64  # of each stream: its last page is partly empty, and another one is kept free
@@ -63,19 +65,26 @@ _EVENT, _DONE = b"data: {", b"data: [DONE]\n\n"
 
 
 def model_with_texts(arguments: argparse.Namespace) -> Model:
-    """Return a random model with a tokenizer in which every id is one character."""
+    """Return a random model with a byte-level tokenizer, as most models have one, of made-up words."""
     network = random_model(arguments.model, arguments.weights, arguments.device, arguments.layers).network
     if arguments.device == "cpu" and not accelerate(network):
         sys.exit(f"the kernels of the CPU do not run {arguments.model} in {arguments.weights}")
-    codes = (code for code in range(0x20, sys.maxunicode) if code not in _SURROGATES)
-    characters = "".join(chr(next(codes)) for _ in range(network.config.vocab_size - 1))  # one id is for unknown ones
-    return Model(network, character_tokenizer(characters))
+    words = {f"Ġ{number:x}": number for number in range(network.config.vocab_size)}  # Ġ stands for a space
+    return Model(network, LibraryTokenizer(byte_level_bpe(words, merges=[], patterns=[]), SpecialTokens()))
 
 
 def make_prompts(count: int, vocab_size: int) -> list[list[int]]:
     """Return ragged prompts."""
     rng = random.Random(0)
     return [[rng.randrange(vocab_size - 1) for _ in range(rng.randint(16, _LONGEST_PROMPT))] for _ in range(count)]
+
+
+def is_continued(commands: Connection) -> bool:
+    """Return the next command; False if the measurement has ended early."""
+    try:
+        return bool(commands.recv())
+    except EOFError:
+        return False
 
 
 # --- the engine alone
@@ -86,9 +95,9 @@ def run_engine(arguments: argparse.Namespace, commands: Connection) -> None:
     model = model_with_texts(arguments)
     prompts = make_prompts(arguments.streams, model.config.vocab_size)
     options = SamplingOptions(max_new_tokens=arguments.new_tokens, temperature=0)
-    engine = model.engine(memory=memory_of(model, arguments), max_sequences=arguments.streams)
+    engine = model.engine(memory=memory_of(arguments), max_sequences=arguments.streams)
     commands.send(model.config.vocab_size)
-    while commands.recv():
+    while is_continued(commands):
         engine.forget_prefixes()
         start = time.perf_counter()
         requests = [Request(prompt=each, options=options) for each in prompts]
@@ -96,11 +105,11 @@ def run_engine(arguments: argparse.Namespace, commands: Connection) -> None:
         commands.send(num_tokens / (time.perf_counter() - start))
 
 
-def memory_of(model: Model, arguments: argparse.Namespace) -> int:
+def memory_of(arguments: argparse.Namespace) -> int:
     """Return the bytes of the keys and values of all streams."""
-    dtype = next(model.network.parameters()).dtype
     num_tokens = _LONGEST_PROMPT + arguments.new_tokens + _SPARE_TOKENS
-    return arguments.streams * num_tokens * bytes_per_token(model.config.output_stack, dtype)
+    stack = preset_with_layers(arguments.model, arguments.layers).output_stack
+    return arguments.streams * num_tokens * bytes_per_token(stack, torch.bfloat16)
 
 
 # --- the server
@@ -108,15 +117,14 @@ def memory_of(model: Model, arguments: argparse.Namespace) -> int:
 
 def serve(arguments: argparse.Namespace, port: int, commands: Connection) -> None:
     """Serve the model until a signal."""
-    model = model_with_texts(arguments)
     settings = ServerSettings(
         port=port,
         max_concurrent=arguments.streams,
         max_queued_tokens=arguments.streams * (_LONGEST_PROMPT + _SPARE_TOKENS),
-        memory=memory_of(model, arguments),
+        memory=memory_of(arguments),
     )
     threading.Thread(target=report, args=(commands, sample_event_loop()), daemon=True).start()
-    run_server(lambda: model, "random", settings, print)
+    run_server(lambda: model_with_texts(arguments), "random", settings, print)
 
 
 def report(commands: Connection, samples: "Counter[str]") -> None:
@@ -191,7 +199,7 @@ def wait_until_ready(port: int, process: multiprocessing.Process) -> None:
 def run_client(port: int, prompts: list[list[int]], num_new: int, commands: Connection) -> None:
     """For each command, ask for all prompts at once, and send back what arrived."""
     for number in itertools.count():
-        if not commands.recv():
+        if not is_continued(commands):
             return
         requests = [request(prompt, num_new, str(number)) for prompt in prompts]
         commands.send(ask_for_all(port, requests))
@@ -248,39 +256,54 @@ def start(target: Callable[..., None], *arguments: object) -> tuple[multiprocess
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Let the engine and the server take turns, and return all results."""
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:5.1f} s: {text}", flush=True)
+
     with socket.socket() as free:
         free.bind((_HOST, 0))
         port = free.getsockname()[1]
     _, engine = start(run_engine, arguments)
-    try:
-        vocab_size = engine.recv()
-    except EOFError:
-        sys.exit("the engine did not start")
     server, control = start(serve, arguments, port)
     try:
         wait_until_ready(port, server)
+        say("the server is ready")
+        try:
+            vocab_size = engine.recv()
+        except EOFError:
+            sys.exit("the engine did not start")
+        say("the engine is ready")
         prompts, num_clients = make_prompts(arguments.streams, vocab_size), arguments.clients
         clients = [
             start(run_client, port, prompts[number::num_clients], arguments.new_tokens)[1]
             for number in range(num_clients)
         ]
-        engine_rates, rounds = [], []
+        found: dict[str, Any] = {"engine_tokens_per_second": [], "http": []}
         for number in range(arguments.rounds + 1):
+            round_began = time.monotonic()
             engine.send(True)
-            rate, over_http = engine.recv(), measure_round(control, clients, arguments)
+            rate = engine.recv()
+            over_http = measure_round(control, clients, arguments)
+            warmup = "" if number else " (not counted: kernels are compiled)"
+            say(f"engine {rate:,.0f} tokens/s, HTTP {over_http['tokens_per_second']:,.0f}{warmup}")
             if number:
-                engine_rates.append(rate)
-                rounds.append(over_http)
-                print(f"engine {rate:,.0f} tokens/s, HTTP {over_http['tokens_per_second']:,.0f}", flush=True)
+                found["engine_tokens_per_second"].append(rate)
+                found["http"].append(over_http)
+            left = arguments.seconds - (time.monotonic() - began)
+            if number and left < 2 * (time.monotonic() - round_began) + _END_SECONDS:
+                break
         control.send("sample")
         measure_round(control, clients, arguments)
         control.send("stop")
+        found["event_loop"] = control.recv()
         for each in (engine, *clients):
             each.send(False)
-        return {"engine_tokens_per_second": engine_rates, "http": rounds, "event_loop": control.recv()}
+        return found
     finally:
         server.terminate()
-        server.join(60)
+        server.join(_END_SECONDS)
+        server.kill()
 
 
 def measure_round(control: Connection, clients: list[Connection], arguments: argparse.Namespace) -> dict[str, Any]:
@@ -334,11 +357,14 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--clients", type=int, default=4, help="number of client processes")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=3600, help="end by itself after this time at the latest")
     parser.add_argument("--out", type=Path, help="file for the results")
     arguments = parser.parse_args()
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         sys.exit(f"{' and '.join(missing)} must be installed for this measurement: pip install 'clearhead[serve]'")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # which ends the other processes
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, lambda *_: sys.exit("ended by a signal"))  # which ends the other processes
+    signal.alarm(arguments.seconds)
     found = measure(arguments)
     print_tables(found)
     if arguments.out is not None:

@@ -1,111 +1,91 @@
-"""Events on their way from the engine's thread to the tasks of requests."""
+"""Events on their way from the engine's thread to the requests in the event loop."""
 
 import asyncio
 import time
 from collections import deque
 from types import SimpleNamespace
 
-import pytest
-
 from clearhead.engine import Event
-from clearhead.server.events import Dispatcher, Mailbox
+from clearhead.server.events import Dispatcher
 
 
-def test_a_mailbox_gives_all_events_that_have_arrived():
-    async def run():
-        mailbox = Mailbox()
-        mailbox.put(0, Event(1, 5))
-        mailbox.put(1, Event(1, 6))
-        first = await mailbox.take()
-        waiting = asyncio.create_task(mailbox.take())
-        await asyncio.sleep(0)
-        mailbox.put(0, Event(1, 7))
-        mailbox.put(0, Event(1, 8))
-        return first, await waiting
+class Inbox:
+    """A receiver that keeps the tokens of each call."""
 
-    first, second = asyncio.run(run())
-    assert [(index, event.token) for index, event in first] == [(0, 5), (1, 6)]
-    assert [(index, event.token) for index, event in second] == [(0, 7), (0, 8)]
+    def __init__(self, seconds=0.0):
+        self.calls, self.seconds = [], seconds
+
+    def receive(self, events):
+        time.sleep(self.seconds)
+        self.calls.append([(index, event.token) for index, event in events])
 
 
-def test_an_expired_mailbox_ends_the_wait_and_all_later_ones():
-    async def run():
-        mailbox = Mailbox()
-        asyncio.get_running_loop().call_later(0.01, mailbox.expire)
-        with pytest.raises(TimeoutError):
-            await mailbox.take()
-        mailbox.put(0, Event(1, 5))
-        with pytest.raises(TimeoutError):
-            await mailbox.take()
-
-    asyncio.run(run())
-
-
-def test_a_cancelled_wait_loses_no_event():
-    async def run():
-        mailbox = Mailbox()
-        waiting = asyncio.create_task(mailbox.take())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        mailbox.put(0, Event(1, 5))
-        await asyncio.wait({waiting})
-        return await mailbox.take()
-
-    assert [event.token for _, event in asyncio.run(run())] == [5]
+def test_one_wakeup_delivers_the_events_of_all_requests():
+    calls, first, second = [], Inbox(), Inbox()
+    dispatcher = Dispatcher(SimpleNamespace(call_soon_threadsafe=calls.append))
+    dispatcher.post(first, 0, Event(1, 5))
+    dispatcher.post(second, 0, Event(2, 6))
+    dispatcher.post(first, 1, Event(3, 7))
+    assert not calls  # the step has not ended
+    dispatcher.flush()
+    dispatcher.post(first, 0, Event(1, 8))  # of the next step, before the event loop has time
+    dispatcher.flush()
+    assert len(calls) == 1
+    calls[0]()
+    assert first.calls == [[(0, 5), (1, 7), (0, 8)]]
+    assert second.calls == [[(0, 6)]]
 
 
-def test_the_engine_can_wait_until_the_tasks_have_handled_its_events():
-    handled = []
+def test_nothing_is_delivered_if_nothing_was_posted():
+    calls = []
+    dispatcher = Dispatcher(SimpleNamespace(call_soon_threadsafe=calls.append))
+    dispatcher.flush()
+    assert not calls
+    assert dispatcher.wait(0)
 
-    async def read(mailbox):
-        while True:
-            for _, event in await mailbox.take():
-                time.sleep(0.01)
-                handled.append(event.token)
 
-    def step(dispatcher, mailboxes, token):
-        for mailbox in mailboxes:
-            dispatcher.post(mailbox, 0, Event(1, token))
-        dispatcher.wait(5.0)
-        return list(handled)
+def test_the_engine_can_wait_until_its_events_have_been_handled():
+    def step(dispatcher, inboxes, token):
+        for inbox in inboxes:
+            dispatcher.post(inbox, 0, Event(1, token))
+        dispatcher.flush()
+        assert dispatcher.wait(5.0)
+        return [len(inbox.calls) for inbox in inboxes]
 
     async def run():
-        dispatcher, mailboxes = Dispatcher(asyncio.get_running_loop()), [Mailbox() for _ in range(3)]
-        tasks = [asyncio.create_task(read(each)) for each in mailboxes]
-        seen = [await asyncio.to_thread(step, dispatcher, mailboxes, token) for token in (1, 2)]
-        for task in tasks:
-            task.cancel()
-        return seen
+        dispatcher, inboxes = Dispatcher(asyncio.get_running_loop()), [Inbox(0.01) for _ in range(3)]
+        return [await asyncio.to_thread(step, dispatcher, inboxes, token) for token in (1, 2)]
 
-    assert asyncio.run(run()) == [[1] * 3, [1] * 3 + [2] * 3]
+    assert asyncio.run(run()) == [[1] * 3, [2] * 3]
 
 
 def test_the_engine_also_waits_for_events_that_it_posts_during_a_delivery():
-    """The event loop may be quick enough to deliver the first event of a step before the second one is posted."""
-    callbacks = deque()
-    loop = SimpleNamespace(
-        call_soon=lambda *call: callbacks.append(call), call_soon_threadsafe=lambda *call: callbacks.append(call)
-    )
-    dispatcher, mailbox = Dispatcher(loop), Mailbox()
+    """After a wait that was too short, the event loop may still be delivering when the next step ends."""
+    callbacks, inbox = deque(), Inbox()
+    dispatcher = Dispatcher(SimpleNamespace(call_soon_threadsafe=callbacks.append))
 
-    def run_next():
-        function, *arguments = callbacks.popleft()
-        function(*arguments)
+    class Late:
+        """A receiver during whose call the engine ends another step."""
 
-    dispatcher.post(mailbox, 0, Event(1, 5))
-    run_next()  # delivers the first event
-    dispatcher.post(mailbox, 0, Event(1, 6))
+        def receive(self, events):
+            dispatcher.post(inbox, 0, Event(1, 6))
+            dispatcher.flush()
+
+    dispatcher.post(Late(), 0, Event(1, 5))
+    dispatcher.flush()
     while callbacks:
         assert not dispatcher.wait(0)
-        run_next()
+        callbacks.popleft()()
     assert dispatcher.wait(0)
+    assert inbox.calls == [[(0, 6)]]
 
 
 def test_the_engine_does_not_wait_longer_than_it_wants():
     def step(dispatcher):
-        dispatcher.post(Mailbox(), 0, Event(1, 5))
+        dispatcher.post(Inbox(), 0, Event(1, 5))
+        dispatcher.flush()
         started = time.monotonic()
-        dispatcher.wait(0.02)
+        assert not dispatcher.wait(0.02)
         return time.monotonic() - started
 
     async def run():
@@ -114,3 +94,11 @@ def test_the_engine_does_not_wait_longer_than_it_wants():
         return await waiting
 
     assert 0.02 <= asyncio.run(run()) < 0.4
+
+
+def test_an_event_loop_that_has_ended_does_not_end_the_engine():
+    loop = asyncio.new_event_loop()
+    loop.close()
+    dispatcher = Dispatcher(loop)
+    dispatcher.post(Inbox(), 0, Event(1, 5))
+    dispatcher.flush()

@@ -89,6 +89,47 @@ def test_a_client_that_does_not_read_is_cut_off_and_holds_nothing_up():
         connection.close()
 
 
+@pytest.mark.slow
+def test_a_client_that_reads_late_holds_no_step_and_gets_everything():
+    with serve(toy_model(context=4096), max_concurrent=3) as server, socket.socket() as connection:
+        text = server.text(**LONG, temperature=0)
+        before = server.service.statistics.num_generated_tokens
+        body = json.dumps({**LONG, "n": 3, "stream": True, "logprobs": 20, "temperature": 0}).encode()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # so that buffers do not hold the whole stream
+        connection.connect(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        connection.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        wait_for(lambda: server.service.statistics.num_generated_tokens - before == 3 * LONG["max_tokens"])
+        assert server.service.admission.num_requests == 1  # the last event is not sent yet
+        connection.settimeout(60)
+        received = b""
+        while not received.endswith(b"0\r\n\r\n"):
+            received += connection.recv(1 << 20)
+        assert received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        lines = [line for line in received.decode().splitlines() if line.startswith("data: {")]
+        choices = [json.loads(line.removeprefix("data: "))["choices"][0] for line in lines]
+        for index in range(3):
+            assert "".join(choice["text"] for choice in choices if choice["index"] == index) == text
+        server.wait_until_idle()
+
+
+def test_an_old_client_gets_a_stream_without_chunks():
+    with (
+        serve(toy_model()) as server,
+        socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as connection,
+    ):
+        body = json.dumps({**LONG, "max_tokens": 5, "stream": True}).encode()
+        head = HEAD.replace(b"HTTP/1.1", b"HTTP/1.0")
+        connection.sendall(head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        connection.settimeout(60)
+        received = b""
+        while data := connection.recv(1 << 16):
+            received += data
+        events = received.partition(b"\r\n\r\n")[2].split(b"\n\n")
+        assert all(event.startswith(b"data: ") for event in events[:-1])
+        assert events[-2:] == [b"data: [DONE]", b""]
+        assert len(events) == 5 + 2
+
+
 def test_slow_headers_and_bodies_end():
     with serve(toy_model(), limits=Limits(header_seconds=0.3)) as server:
         port = int(server.url.rsplit(":", 1)[1])

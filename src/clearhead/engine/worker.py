@@ -110,6 +110,7 @@ class EngineWorker:
             self._after_step()
         self._handle_messages()
         self._report(self._engine.abort_all())
+        self._after_step()
 
     def _handle_messages(self) -> None:
         """Handle all messages that have arrived; wait for one if the engine has nothing to do."""

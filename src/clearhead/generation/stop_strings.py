@@ -26,6 +26,8 @@ class StopStringMatcher:
         """
         if self.finished:
             return "", True
+        if not self.stop_strings:
+            return piece, False
         text, num_old = self.pending + piece, len(self.pending)
         starts = [(text.find(stop, max(num_old - len(stop) + 1, 0)), stop) for stop in self.stop_strings]
         matches = [(start + len(stop), start) for start, stop in starts if start >= 0]

@@ -26,9 +26,11 @@ class TextOutput:
         if self.decoder is None:
             return ""
         piece = ""
-        for token in self.sequence.tokens[self.num_decoded :]:
+        tokens, stop_ids = self.sequence.tokens, self.sequence.options.stop_ids
+        while self.num_decoded < len(tokens):
+            token = tokens[self.num_decoded]
             self.num_decoded += 1
-            if token not in self.sequence.options.stop_ids:
+            if token not in stop_ids:
                 piece += self._match(self.decoder.push(token))
         if self.sequence.finished and not self.matcher.finished:
             piece += self._match(self.decoder.finish()) + self.matcher.finish()

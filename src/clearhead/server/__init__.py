@@ -7,7 +7,7 @@ A request passes through these modules:
 settings            addresses, keys, limits
 lifecycle           listen, load, serve, drain
 processes           one server in several processes, which divide the model
-protocol            time limits of connections
+protocol            time limits of connections, and writing without waiting
 app                 the routes behind the guard
 security            Guard: hosts, keys, ids of requests, uncaught errors
 routes              from HTTP to the functions below and back
@@ -25,7 +25,9 @@ completions, chat, responses, embeddings, tokenize
 structured_output   response_format by a grammar
 job, events, choice, token_scores
                     the texts of a request: from the engine's events to pieces of text
-answers, streaming  complete answers and server-sent events
+answers, streaming, stream_events
+                    complete answers and server-sent events
+threads             computations beside the engine
 sequential_worker   texts of models that the engine cannot run
 metrics, openapi    measurements for Prometheus; the OpenAPI document
 api_errors          ApiError: errors in OpenAI's form

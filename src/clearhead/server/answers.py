@@ -5,6 +5,7 @@ head = AnswerHead.create("cmpl", "smollm2", "fp_1"); texts = await collect(job)
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,6 +76,12 @@ class AnswerFormat(Protocol):
     def chunks(self, piece: Piece, usage: Usage) -> list[dict[str, Any]]:
         """Return the events of a stream for a piece of a text."""
 
+    def text_chunk(self, index: int, text: str) -> dict[str, Any] | None:
+        """Return the event of a piece, after the first one, that is only text.
+
+        None: such events differ in more than the text.
+        """
+
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
         """Return the events after all texts have ended."""
 
@@ -83,9 +90,13 @@ class AnswerFormat(Protocol):
 
 
 async def collect(job: Job) -> list[CompleteText]:
-    """Return all texts of a job, when they have ended."""
+    """Start a job, and return all its texts when they have ended."""
     texts = [CompleteText() for _ in job.choices]
-    async for pieces in job.pieces():
+
+    def add(pieces: Sequence[Piece]) -> None:
         for piece in pieces:
             texts[piece.index].add(piece)
+
+    job.start(add)
+    await job.wait()
     return texts

@@ -76,6 +76,13 @@ class ChatFormat:
             deltas.append(({}, message.take_scores(), message.finish_reason(piece.finish_reason)))
         return [self._chunk(piece.index, *delta, usage) for delta in deltas]
 
+    def text_chunk(self, index: int, text: str) -> dict[str, Any] | None:
+        """Return the event of a piece that is only text; None if it may call tools, or has tokens or their number."""
+        asked = self._asked
+        if asked.tools is not None or asked.continuous_usage or asked.logprobs is not None:
+            return None
+        return self._chunk(index, {"content": text}, [], None, None)
+
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
         """Return the event with the numbers of tokens, if it was asked for."""
         if not self._asked.include_usage:
@@ -97,13 +104,18 @@ class ChatFormat:
         }
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], scores: list[TokenScore], finish_reason: str | None, usage: Usage
+        self,
+        index: int,
+        delta: dict[str, Any],
+        scores: list[TokenScore],
+        finish_reason: str | None,
+        usage: Usage | None,
     ) -> dict[str, Any]:
         logprobs = self._logprobs(scores) if scores else None
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         data = {**self._head.as_data("chat.completion.chunk"), "choices": [choice]}
         if self._asked.include_usage:
-            data["usage"] = usage.as_data() if self._asked.continuous_usage else None
+            data["usage"] = usage.as_data() if usage is not None and self._asked.continuous_usage else None
         return data
 
     def _logprobs(self, scores: list[TokenScore]) -> dict[str, Any] | None:

@@ -6,9 +6,8 @@ Stop strings, characters that are split over tokens, and log-probabilities are h
 and complete answers, so that both have the same text.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from clearhead.engine import Event, Request
 from clearhead.generation import TextOutput, TokenSequence
@@ -19,14 +18,18 @@ FinishReason = Literal["stop", "length"]  # those that OpenAI's clients accept
 _UNLIMITED = 2**62
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """What an event adds to a text: characters, the tokens that they consist of, or its end."""
 
     index: int
     text: str = ""
-    scores: list[TokenScore] = field(default_factory=list)
+    scores: Sequence[TokenScore] = ()
     finish_reason: FinishReason | None = None
+
+    @property
+    def is_only_text(self) -> bool:
+        """Whether there are characters and nothing else."""
+        return self.finish_reason is None and bool(self.text) and not self.scores
 
 
 class Choice:
@@ -65,7 +68,7 @@ class Choice:
 
     def push(self, event: Event) -> Piece:
         """Return what an event adds. After a stop string there is a finish reason, although the engine goes on."""
-        prefix, prompt_scores = self._take_echo(event)
+        prefix, prompt_scores = ("", []) if event.prompt is None and self._echo is None else self._take_echo(event)
         if event.token is not None:
             self._sequence.append(event.token, _UNLIMITED)
             if event.logprobs is not None:
@@ -76,7 +79,8 @@ class Choice:
         self._num_characters += len(text)
         if self._sequence.finished:
             self.finish_reason = "stop" if self._output.finish_reason == "stop" else "length"
-        return Piece(self.index, prefix + text, prompt_scores + self._take_scores(), self.finish_reason)
+        scores = prompt_scores + self._take_scores() if self._waiting else prompt_scores
+        return Piece(self.index, prefix + text, scores, self.finish_reason)
 
     def _take_echo(self, event: Event) -> tuple[str, list[TokenScore]]:
         """Return the text and the scores of the prompt with the first event, nothing later."""

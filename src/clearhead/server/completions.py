@@ -3,6 +3,7 @@
 asked, plan = plan_completion(service, body, salt); data = CompletionFormat(head, asked).complete(texts, usage)
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from clearhead.server.answers import DONE, AnswerHead, CompleteText
@@ -63,6 +64,12 @@ class CompletionFormat:
         choice = self._choice(piece.index, piece.text, piece.scores, piece.finish_reason)
         return [self._object([choice], usage if self._asked.continuous_usage else None)]
 
+    def text_chunk(self, index: int, text: str) -> dict[str, Any] | None:
+        """Return the event of a piece that is only text; None if tokens or their number are part of it."""
+        if self._asked.continuous_usage or self._asked.logprobs is not None:
+            return None
+        return self._object([self._choice(index, text, [], None)], None)
+
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
         """Return the event with the numbers of tokens, if it was asked for."""
         return [self._object([], usage)] if self._asked.include_usage else []
@@ -79,13 +86,13 @@ class CompletionFormat:
         return data
 
     def _choice(
-        self, index: int, text: str, scores: list[TokenScore], finish_reason: FinishReason | None
+        self, index: int, text: str, scores: Sequence[TokenScore], finish_reason: FinishReason | None
     ) -> dict[str, Any]:
         logprobs = None if self._asked.logprobs is None else _logprobs(scores)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _logprobs(scores: list[TokenScore]) -> dict[str, Any]:
+def _logprobs(scores: Sequence[TokenScore]) -> dict[str, Any]:
     return {
         "tokens": [score.token.text for score in scores],
         "token_logprobs": [score.logprob for score in scores],

@@ -1,92 +1,69 @@
-"""Bring the engine's events from its thread to the event loop, many with one wakeup.
+"""Bring the engine's events from its thread to the event loop, those of a whole step with one wakeup.
 
-    dispatcher = Dispatcher(loop); mailbox = Mailbox()
-    worker.submit(request, lambda event: dispatcher.post(mailbox, index, event)); items = await mailbox.take()
+    dispatcher = Dispatcher(loop)
+    worker.submit(request, lambda event: dispatcher.post(job, index, event)); dispatcher.flush()   # after each step
 
-The engine never waits: posting is an append. A client that reads slowly fills its own mailbox, which its maximum number
-of tokens limits.
+The engine never waits for a client: posting is an append. In the event loop, one callback hands the events of all
+requests on, without a task that would have to be woken for each of them.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from threading import Event as Flag
 from threading import Lock
+from typing import Protocol
 
 from clearhead.engine import Event
 
 
-class Mailbox:
-    """Events of one HTTP request that have not been read yet, with the index of their text. For the event loop only."""
+class Receiver(Protocol):
+    """What gets the events of one HTTP request, each with the index of its text. It must not raise an exception."""
 
-    def __init__(self) -> None:
-        self._items: list[tuple[int, Event]] = []
-        self._waiter: asyncio.Future[None] | None = None
-        self._is_expired = False
-
-    def put(self, index: int, event: Event) -> None:
-        """Add an event."""
-        self._items.append((index, event))
-        self._wake()
-
-    def expire(self) -> None:
-        """Let `take` raise TimeoutError from now on."""
-        self._is_expired = True
-        self._wake()
-
-    async def take(self) -> list[tuple[int, Event]]:
-        """Wait for events, and return all that have arrived. Only one task may wait. Raise TimeoutError if expired."""
-        if not self._items and not self._is_expired:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        if self._is_expired:
-            raise TimeoutError
-        items, self._items = self._items, []
-        return items
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def receive(self, events: Sequence[tuple[int, Event]]) -> None:
+        """Handle all events that have arrived since the last call."""
 
 
 class Dispatcher:
-    """Delivers events to mailboxes in the event loop. `post` may be called in any thread."""
+    """Delivers events in the event loop. `post` and `flush` are for one other thread, that of the engine."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop):
         self._loop = loop
-        self._items: deque[tuple[Mailbox, int, Event]] = deque()
+        self._items: deque[tuple[Receiver, int, Event]] = deque()
+        self._lock = Lock()  # of what follows
         self._is_scheduled = False
-        self._num_posted = self._num_delivered = 0
-        self._lock = Lock()
-        self._is_handled = Flag()
-        self._is_handled.set()
+        self._is_delivered = Flag()
+        self._is_delivered.set()
 
-    def post(self, mailbox: Mailbox, index: int, event: Event) -> None:
-        """Deliver an event soon. Raise RuntimeError if the event loop has ended."""
+    def post(self, receiver: Receiver, index: int, event: Event) -> None:
+        """Keep an event for the next `flush`."""
+        self._items.append((receiver, index, event))
+
+    def flush(self) -> None:
+        """Deliver all events soon. If the event loop has ended, nobody waits for them any more."""
         with self._lock:
-            self._items.append((mailbox, index, event))
-            self._num_posted += 1
-            self._is_handled.clear()
+            if not self._items:
+                return
+            self._is_delivered.clear()
             is_scheduled, self._is_scheduled = self._is_scheduled, True
-        if not is_scheduled:  # otherwise the delivery that is to come takes this event, too
-            self._loop.call_soon_threadsafe(self._deliver)
+        if not is_scheduled:  # otherwise the delivery that is to come takes these events, too
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._is_scheduled = False
-        while self._items:
-            mailbox, index, event = self._items.popleft()
-            self._num_delivered += 1
-            mailbox.put(index, event)
-        self._loop.call_soon(self._report, self._num_delivered)  # after the tasks that have just been woken
-
-    def _report(self, num_handled: int) -> None:
-        """Let `wait` return, unless an event was posted after the ones that have been handled."""
         with self._lock:
-            if num_handled == self._num_posted:
-                self._is_handled.set()
+            self._is_scheduled = False
+        batches: dict[Receiver, list[tuple[int, Event]]] = {}
+        for _ in range(len(self._items)):
+            receiver, index, event = self._items.popleft()
+            batches.setdefault(receiver, []).append((index, event))
+        for receiver, events in batches.items():
+            receiver.receive(events)
+        with self._lock:
+            if not self._items:  # otherwise a flush that is to come, or has come already, delivers the rest
+                self._is_delivered.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until the requests have handled all posted events, or for some time. Return whether they have."""
-        return self._is_handled.wait(seconds)
+        """Wait until all flushed events have been delivered, or for some time. Return whether they have."""
+        return self._is_delivered.wait(seconds)

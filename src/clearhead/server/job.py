@@ -1,24 +1,24 @@
 """Job: the texts of one HTTP request, from their submission to the engine to their last pieces.
 
-    job = Job(service, plan, arrived); job.start()
-    async for pieces in job.pieces(): ...
+    job = Job(service, plan, arrived); job.start(on_pieces); await job.wait()
 
+The pieces are reported in the callback that delivers the engine's events, so that no task has to be woken for a token.
 Closing a job aborts what is still running, within one step of the engine.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clearhead.engine import Event, Request
 from clearhead.errors import ClearheadError
 from clearhead.server.api_errors import ApiError, failed, invalid, unavailable
 from clearhead.server.choice import Choice, Piece
-from clearhead.server.events import Mailbox
 from clearhead.server.service import Service, TextStream
 
+OnPieces = Callable[[Sequence[Piece]], None]
 _LOGGER = logging.getLogger("clearhead.server")
 
 
@@ -31,7 +31,7 @@ class Plan:
     """
 
     requests: Sequence[Request]
-    num_prompt_tokens: int  # in all prompts together, each counted once
+    num_prompt_tokens: int  # of all prompts, each counted once
     echoes: Sequence[str | None] = ()
     visible: Mapping[int, str] = field(default_factory=dict)
 
@@ -71,46 +71,62 @@ class Job:
         self.choices = [
             Choice(index, request, tokenizer, echo, plan.visible) for index, (request, echo) in enumerate(pairs)
         ]
-        self._mailbox = Mailbox()
+        self._unfinished = len(self.choices)
         self._streams: dict[int, TextStream] = {}  # texts that the engine has not finished, by index
         self._last_token_at: dict[int, float] = {}
-        self._deadline = arrived + service.settings.limits.request_seconds
-        self._timer: asyncio.TimerHandle | None = None  # ends the wait for tokens at the deadline
+        self._timer: asyncio.TimerHandle | None = None
+        self._on_pieces: OnPieces = lambda pieces: None
+        self._has_pieces, self._has_ended = asyncio.Event(), asyncio.Event()
+        self._error: Exception | None = None
 
-    def start(self) -> None:
-        """Submit all texts to the engine."""
+    def start(self, on_pieces: OnPieces) -> None:
+        """Submit all texts to the engine. on_pieces: gets what new tokens add to the texts, in the event loop."""
         metrics, post = self._service.metrics, self._service.dispatcher.post
-        metrics.preparation_seconds.observe(time.monotonic() - self._arrived)
+        self._on_pieces = on_pieces
+        now, seconds = time.monotonic(), self._service.settings.limits.request_seconds
+        self._timer = asyncio.get_running_loop().call_later(self._arrived + seconds - now, self._expire)
+        metrics.preparation_seconds.observe(now - self._arrived)
         for choice in self.choices:
             num_tokens = len(choice.request.source or choice.request.prompt)
             metrics.prompt_tokens.inc(num_tokens)
             metrics.prompt_lengths.observe(num_tokens)
 
             def on_event(event: Event, index: int = choice.index) -> None:
-                post(self._mailbox, index, event)
+                post(self, index, event)
 
             try:
                 self._streams[choice.index] = self._service.submit(choice.request, on_event)
             except ClearheadError:
                 raise unavailable("the server is shutting down") from None
 
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
-        """Yield what new tokens add to the texts until all have finished. Raise ApiError if one of them fails."""
-        unfinished = len(self.choices)
-        if self._timer is None:  # one for all tokens: asyncio.timeout takes 3 us each time
-            self._timer = asyncio.get_running_loop().call_later(self._deadline - time.monotonic(), self._mailbox.expire)
-        while unfinished:
-            try:
-                items = await self._mailbox.take()
-            except TimeoutError:
-                seconds = self._service.settings.limits.request_seconds
-                message = f"the request has taken longer than {seconds:g} s; ask for fewer tokens"
-                raise ApiError(504, message, type="timeout_error", code="timeout") from None
-            pieces = [piece for index, event in items if (piece := self._push(index, event)) is not None]
-            unfinished -= sum(piece.finish_reason is not None for piece in pieces)
-            yield pieces
+    async def wait_for_first(self) -> None:
+        """Wait for the first pieces. Raise ApiError if a text has failed."""
+        await self._has_pieces.wait()
+        if self._error is not None:
+            raise self._error
 
-    def _push(self, index: int, event: Event) -> Piece | None:
+    async def wait(self) -> None:
+        """Wait until all texts have finished. Raise ApiError if one of them fails."""
+        await self._has_ended.wait()
+        if self._error is not None:
+            raise self._error
+
+    def receive(self, events: Sequence[tuple[int, Event]]) -> None:
+        """Report what events add to the texts. An error ends the wait instead."""
+        if self._has_ended.is_set():
+            return
+        now = time.monotonic()
+        try:
+            pieces = [piece for index, event in events if (piece := self._push(index, event, now)) is not None]
+            self._on_pieces(pieces)
+        except Exception as error:
+            self._end(error)
+            return
+        self._has_pieces.set()
+        if not self._unfinished:
+            self._end()
+
+    def _push(self, index: int, event: Event, now: float) -> Piece | None:
         """Return what an event adds; None if its text has ended already, after a stop string."""
         choice = self.choices[index]
         if event.finish_reason is not None:
@@ -122,12 +138,24 @@ class Job:
             raise _error_of(event)
         piece = choice.push(event)
         if event.token is not None:
-            self._count_token(index)
+            self._count_token(index, now)
         if piece.finish_reason is not None:
+            self._unfinished -= 1
             self._count_end(choice, piece.finish_reason)
             if index in self._streams:  # the engine does not know stop strings
                 self._streams.pop(index).abort()
         return piece
+
+    def _expire(self) -> None:
+        seconds = self._service.settings.limits.request_seconds
+        message = f"the request has taken longer than {seconds:g} s; ask for fewer tokens"
+        self._end(ApiError(504, message, type="timeout_error", code="timeout"))
+
+    def _end(self, error: Exception | None = None) -> None:
+        """Let those who wait go on."""
+        self._error = self._error or error
+        self._has_pieces.set()
+        self._has_ended.set()
 
     @property
     def usage(self) -> Usage:
@@ -137,7 +165,8 @@ class Job:
         return Usage(self._plan.num_prompt_tokens, num_new, min(num_cached, self._plan.num_prompt_tokens))
 
     def close(self) -> None:
-        """Abort texts that have not finished."""
+        """Abort texts that have not finished, and report no more pieces."""
+        self._end()
         if self._timer is not None:
             self._timer.cancel()
         for index, stream in self._streams.items():
@@ -148,13 +177,12 @@ class Job:
 
     # --- measurements
 
-    def _count_token(self, index: int) -> None:
-        metrics, now = self._service.metrics, time.monotonic()
-        metrics.generation_tokens.inc()
-        if index in self._last_token_at:
-            metrics.between_tokens_seconds.observe(now - self._last_token_at[index])
+    def _count_token(self, index: int, now: float) -> None:
+        metrics, last = self._service.metrics, self._last_token_at.get(index)
+        if last is None:
+            metrics.tokens.count_first(now - self._arrived)
         else:
-            metrics.first_token_seconds.observe(now - self._arrived)
+            metrics.tokens.count(now - last)
         self._last_token_at[index] = now
 
     def _count_end(self, choice: Choice, reason: str) -> None:
@@ -165,7 +193,7 @@ class Job:
 
 
 def _error_of(event: Event) -> ApiError:
-    """Return the error for a text that did not end normally."""
+    """Return the error for a text that did not end by itself."""
     if event.finish_reason == "aborted":
         return unavailable("the server is shutting down and has ended this request")
     if event.request_id == -1 and event.error is not None:  # refused before anything was computed

@@ -5,10 +5,12 @@
 The names are those of vLLM with the prefix `clearhead_`.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
@@ -29,7 +31,8 @@ class Metrics:
         self.prompt_tokens = Counter(
             "clearhead_prompt_tokens", "Prompt tokens of all texts that were started.", registry=registry
         )
-        self.generation_tokens = Counter("clearhead_generation_tokens", "Generated tokens.", registry=registry)
+        self.tokens = TokenTimes()
+        registry.register(self.tokens)
         self.finished = Counter(
             "clearhead_request_success", "Texts that ended, by reason.", ["finished_reason"], registry=registry
         )
@@ -37,12 +40,6 @@ class Metrics:
             self.finished.labels(reason)  # so that every reason has a value from the start
         self.answers = Counter(
             "clearhead_http_responses", "Answers by path and status.", ["path", "status"], registry=registry
-        )
-        self.first_token_seconds = self._histogram(
-            "time_to_first_token", "From the arrival of a request to the first token of a text.", _SECONDS
-        )
-        self.between_tokens_seconds = self._histogram(
-            "inter_token_latency", "Between two tokens of a text.", _TOKEN_SECONDS
         )
         self.request_seconds = self._histogram(
             "e2e_request_latency", "From the arrival of a request to the end of a text.", _SECONDS
@@ -67,6 +64,48 @@ class Metrics:
     def render(self) -> bytes:
         """Return all measurements as text."""
         return generate_latest(self.registry)
+
+
+class TokenTimes(Collector):
+    """Counts generated tokens and their times, for the event loop only.
+
+    The classes of prometheus_client take locks and search buckets one by one, 2 us for a token instead of 0.3.
+    """
+
+    def __init__(self) -> None:
+        self._first, self._following = _Times(_SECONDS), _Times(_TOKEN_SECONDS)
+
+    def count_first(self, seconds: float) -> None:
+        """Count the first token of a text, which came so long after its request."""
+        self._first.add(seconds)
+
+    def count(self, seconds: float) -> None:
+        """Count a token that came so long after the one before it."""
+        self._following.add(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the number of tokens and the distributions of times."""
+        number = sum(self._first.counts) + sum(self._following.counts)
+        yield CounterMetricFamily("clearhead_generation_tokens", "Generated tokens.", value=number)
+        yield self._first.metric("time_to_first_token", "From the arrival of a request to the first token of a text.")
+        yield self._following.metric("inter_token_latency", "Between two tokens of a text.")
+
+
+class _Times:
+    """A histogram of seconds."""
+
+    def __init__(self, bounds: tuple[float, ...]):
+        self._bounds, self._sum = bounds, 0.0
+        self.counts = [0] * (len(bounds) + 1)  # up to each bound, and above all of them
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def metric(self, name: str, description: str) -> HistogramMetricFamily:
+        names = [*map(str, self._bounds), "+Inf"]
+        buckets = list(zip(names, map(float, accumulate(self.counts)), strict=True))
+        return HistogramMetricFamily(f"clearhead_{name}_seconds", description, buckets=buckets, sum_value=self._sum)
 
 
 class _EngineCollector(Collector):

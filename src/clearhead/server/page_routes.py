@@ -26,6 +26,7 @@ from clearhead.errors import ClearheadError
 from clearhead.server.api_errors import ApiError, invalid, unavailable
 from clearhead.server.inspection_data import QUESTIONS, Inspector
 from clearhead.server.json_text import encode_json, parse_json
+from clearhead.server.threads import run_apart
 
 _MAX_BODY = 4 << 20  # bytes
 _MAX_WAITING = 32  # questions; a page asks for a few at a time
@@ -141,7 +142,7 @@ class _Questions:
 
     async def _answer(self, request: Request, question: str, body: Any, inspector: Inspector) -> Response:
         """Compute the answer in the thread, or nothing if the client disconnects before its turn."""
-        work = self._executor.submit(_compute, inspector, question, body)
+        work = self._executor.submit(run_apart, _compute, inspector, question, body)
         future = asyncio.wrap_future(work)
         gone = asyncio.ensure_future(_wait_until_gone(request))
         try:
@@ -149,7 +150,7 @@ class _Questions:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not future.done():
                 work.cancel()
-                return Response(status_code=499)  # the client is gone
+                return Response(status_code=499)  # nobody reads it
             return Response(future.result(), media_type="application/json", headers={"Cache-Control": "no-store"})
         finally:
             gone.cancel()

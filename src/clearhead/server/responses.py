@@ -97,6 +97,9 @@ class ResponseFormat:
             events.append(self._text_event("response.output_text.delta", delta=piece.text, logprobs=[]))
         return events
 
+    def text_chunk(self, index: int, text: str) -> None:
+        """Return None: events have numbers."""
+
     def last_chunks(self, usage: Usage) -> list[dict[str, Any]]:
         """Return the events that end the text and the response."""
         assert self._text is not None

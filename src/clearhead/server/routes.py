@@ -21,7 +21,7 @@ from clearhead.server.job import Job, Plan
 from clearhead.server.json_text import encode_json
 from clearhead.server.metrics import CONTENT_TYPE
 from clearhead.server.openapi import openapi_document
-from clearhead.server.protocol import CUT_OFF
+from clearhead.server.protocol import CONNECTION, Connection
 from clearhead.server.requests import read_body
 from clearhead.server.responses import ResponseFormat, plan_response
 from clearhead.server.security import KEY_SCOPE
@@ -160,7 +160,7 @@ class _Generation:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         arrived, service = time.monotonic(), self._state.require_service()
-        limits = service.settings.limits
+        limits, connection = service.settings.limits, scope["state"][CONNECTION]
         try:
             with service.admission.request() as admitted:
                 body = await read_body(scope, receive, limits)
@@ -170,26 +170,24 @@ class _Generation:
                 job = Job(service, plan, arrived)
                 form = self._form(AnswerHead.create(self._prefix, service.name, service.fingerprint), asked)
                 if asked.stream:
-                    await _stream(job, form, receive, send, service)
+                    await _stream(job, form, receive, send, connection)
                     return
                 response = await _complete(job, form, receive)
         except ClientGoneError:
-            scope.get("state", {}).get(CUT_OFF, lambda: None)()  # it may be connected without reading
+            connection.cut_off()
             return
         await response(scope, receive, send)
 
 
-async def _stream(job: Job, form: AnswerFormat, receive: Receive, send: Send, service: Service) -> None:
+async def _stream(job: Job, form: AnswerFormat, receive: Receive, send: Send, connection: Connection) -> None:
     try:
-        job.start()
-        await send_stream(job, form, receive, send, service.settings.limits)
+        await send_stream(job, form, receive, send, connection)
     finally:
         job.close()
 
 
 async def _complete(job: Job, form: AnswerFormat, receive: Receive) -> Response:
     try:
-        job.start()
         texts = await run_while_connected(collect(job), receive)
         return _json_response(form.complete(texts, job.usage))
     finally:

@@ -36,8 +36,9 @@ class SequentialStream:
 class SequentialWorker:
     """A thread that generates one text at a time with the decode loop."""
 
-    def __init__(self, text_generator: TextGenerator):
-        self._text_generator = text_generator
+    def __init__(self, text_generator: TextGenerator, after_event: Callable[[], object] = lambda: None):
+        """Start the thread. after_event: is called in it when an event has been reported."""
+        self._text_generator, self._after_event = text_generator, after_event
         self._waiting: SimpleQueue[tuple[Request, OnEvent, SequentialStream] | None] = SimpleQueue()
         self._closing = Flag()
         self._is_running = False
@@ -116,6 +117,7 @@ class SequentialWorker:
         """Report an event and return whether that worked."""
         try:
             on_event(event)
+            self._after_event()
         except Exception:
             return False
         return True

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from typing import Any, Protocol, TypeVar
 
@@ -33,6 +32,7 @@ from clearhead.server.metrics import Metrics
 from clearhead.server.sequential_worker import SequentialWorker
 from clearhead.server.settings import ServerSettings
 from clearhead.server.structured_output import Grammars
+from clearhead.server.threads import run_apart
 from clearhead.tokenization import Tokenizer
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ class Service:
         """
         if self._shards is not None:
             raise invalid("several processes share this model, so it only generates texts; serve it in one process")
-        return await asyncio.get_running_loop().run_in_executor(self._computing, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._computing, run_apart, function, *arguments)
 
     def close(self) -> None:
         """End the threads; what is still running is aborted."""
@@ -176,7 +176,7 @@ class Service:
             if self._shards is not None:
                 raise ClearheadError(f"several processes cannot serve this model: {reason}; serve it in one process")
             self.max_concurrent = 1
-            return SequentialWorker(self.model.text_generator)
+            return SequentialWorker(self.model.text_generator, self.dispatcher.flush)
         engine = self.model.engine(
             memory=self.settings.memory,
             max_sequences=self.max_concurrent,
@@ -188,10 +188,13 @@ class Service:
         list(engine.run([_trial_request(self.model)]))  # so that the first client does not wait for preparations
         engine.forget_prefixes()
         on_failure = None if self._shards is None else self._shards.on_failure
-        on_cpu = self.model.device.type == "cpu"
-        return EngineWorker(
-            engine, on_failure, partial(self.dispatcher.wait, _SEND_SECONDS) if on_cpu else lambda: None
-        )
+        return EngineWorker(engine, on_failure, self._send_events)
+
+    def _send_events(self) -> None:
+        """Send the events of a step; on a CPU, wait for that."""
+        self.dispatcher.flush()
+        if self.model.device.type == "cpu":
+            self.dispatcher.wait(_SEND_SECONDS)
 
 
 def _trial_request(model: Model) -> Request:

@@ -4,7 +4,7 @@ decoder = StreamDecoder(tokenizer)
 text = "".join(map(decoder.push, ids)) + decoder.finish()   # tokenizer.decode(ids)
 """
 
-from codecs import getincrementaldecoder
+from codecs import utf_8_decode
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -75,7 +75,7 @@ class StreamDecoder:
         """Start after the token `previous_id`; None starts a new text."""
         self._tokenizer = tokenizer
         self._skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-        self._utf8 = getincrementaldecoder("utf-8")(errors="replace")
+        self._incomplete = b""  # the first bytes of a character
         self._previous_id = previous_id
 
     def push(self, token_id: int) -> str:
@@ -85,9 +85,12 @@ class StreamDecoder:
             return ""
         added = self._tokenizer.token_bytes(token_id, previous_id=self._previous_id)
         self._previous_id = token_id
-        return self._utf8.decode(added)
+        content = self._incomplete + added
+        text, num_decoded = utf_8_decode(content, "replace", False)
+        self._incomplete = content[num_decoded:]
+        return text
 
     def finish(self) -> str:
         """Return U+FFFD for an incomplete character, if there is one, and start a new text."""
-        self._previous_id = None
-        return self._utf8.decode(b"", final=True)
+        incomplete, self._incomplete, self._previous_id = self._incomplete, b"", None
+        return incomplete.decode("utf-8", "replace")

@@ -93,6 +93,7 @@ class LibraryTokenizer:
         self._added_ids = frozenset(added)
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._literal_ids = {self._id(token) for token in literal_tokens}  # decoded as they are, not as byte alphabet
+        self._bytes_of: dict[int, bytes] = {}  # of byte-level tokens that have been decoded
         self.vocab_size = _vocab_size(library)
         self.bos_id = self._id(special.bos)
         self.eos_id = self._id(special.eos)
@@ -135,6 +136,10 @@ class LibraryTokenizer:
         """Return the UTF-8 bytes that a token adds to a text that ends in `previous_id` (None: an empty text)."""
         if token_id in self._literal_ids:
             return (self._token(token_id) or "").encode()
+        if self._is_byte_level:  # whatever precedes it
+            if token_id not in self._bytes_of:
+                self._bytes_of[token_id] = from_byte_alphabet(self._token(token_id) or "")
+            return self._bytes_of[token_id]
         previous = None if previous_id is None else (self._token(previous_id) or _ANY_TEXT)
         return self._bytes_after(self._token(token_id) or "", previous)
 
