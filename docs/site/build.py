@@ -3,7 +3,8 @@
     python docs/site/build.py --out build/site
 
 The pages are copied to a folder with the layout of the repository, so that the links between them work on the site as
-they do in a checkout. Links to code become plain text there. The reference is generated from the code.
+they do in a checkout. Links to code become plain text there. The reference is generated from the code, and the course
+of `clearhead book` is a page of the site.
 
 Sphinx with MyST, because MkDocs has had no release since 2024, Material for MkDocs is no longer developed, and its
 successor Zensical is still at version 0.0.
@@ -17,6 +18,8 @@ import tempfile
 from pathlib import Path
 
 from sphinx.cmd.build import build_main
+
+from clearhead.course import book_page
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
@@ -41,8 +44,14 @@ NAVIGATION = {
     "What we promise": ("promises", "/SECURITY"),
     "The project": ("/README", "/CONTRIBUTING", "/CHANGELOG", "/tests/README"),
 }
+SITE_LINKS = {  # words of the first page that name pages which only the site has
+    "The course of": '<a href="course.html">The course</a> of',
+    "The Python API": "[The Python API](reference/api.md)",
+    "the command line": "[the command line](reference/cli.md)",
+}
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 _STATEMENT = re.compile(r"^\| ([A-F]\d+) \|", re.MULTILINE)
+_PATH_IN_TABLE = re.compile(r'(?<=<span class="pre">)[\w.]+/[\w./]+(?=</span></code></p></td>)')
 
 
 def copy_pages(target: Path) -> None:
@@ -57,6 +66,8 @@ def copy_pages(target: Path) -> None:
     for name, text in reference_pages().items():
         (target / "docs" / "reference" / name).write_text(text, encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name("conf.py"), target / "conf.py")
+    (target / "_static").mkdir()
+    shutil.copyfile(Path(__file__).with_name("site.css"), target / "_static" / "site.css")
     for path in target.rglob("*.md"):
         path.write_text(adapt_page(path, target), encoding="utf-8")
 
@@ -77,8 +88,12 @@ def adapt_page(path: Path, target: Path) -> str:
 
     text = _LINK.sub(keep_or_name, text)
     if path.name == "book.md":
-        text = _STATEMENT.sub(r"| [\1]{#\1} |", text)
+        text = _STATEMENT.sub(r'| [\1]{#\1} <a href="course.html#\1">lesson</a> |', text)
     if path == target / "docs" / "index.md":
+        for words, link in SITE_LINKS.items():
+            if text.count(words) != 1:
+                raise SystemExit(f"docs/index.md does not say {words!r} once, which becomes a link on the site")
+            text = text.replace(words, link)
         for title, pages in NAVIGATION.items():
             text += f"\n```{{toctree}}\n:hidden:\n:caption: {title}\n\n" + "\n".join(pages) + "\n```\n"
     return text
@@ -94,6 +109,7 @@ def build(out: Path) -> int:
         code = build_main([*options, str(source), str(out)])
     for page in out.rglob("*.html"):
         page.write_text(make_accessible(page.read_text(encoding="utf-8")), encoding="utf-8")
+    (out / "docs" / "course.html").write_text(book_page(), encoding="utf-8")
     index = '<!DOCTYPE html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url=docs/index.html">'
     (out / "index.html").write_text(f"{index}<title>Clearhead</title>\n", encoding="utf-8")
     return code
@@ -102,8 +118,10 @@ def build(out: Path) -> int:
 def make_accessible(page: str) -> str:
     """Return a page whose code and tables scroll by keyboard and whose navigation headings have a level.
 
-    Sphinx and its theme write neither, and a build into an existing folder may meet pages that have both.
+    Sphinx and its theme write neither, and a build into an existing folder may meet pages that have both. Paths in
+    tables may be broken after a slash or an underscore, so that they leave room for the sentences beside them.
     """
+    page = _PATH_IN_TABLE.sub(lambda path: re.sub("([/_])", r"\1<wbr>", path[0]), page)
     page = page.replace('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">')
     page = page.replace("<pre>", '<pre tabindex="0">')
     return re.sub(r'<div class="(table-wrapper[^"]*)">', r'<div class="\1" tabindex="0">', page)

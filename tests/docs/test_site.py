@@ -83,6 +83,14 @@ def test_statements_cited_in_docstrings_link_to_the_book(site):
     assert {number.lower() for number in cited} <= {str(anchor).lower() for anchor in book.anchors}
 
 
+def test_the_site_has_the_course_and_links_every_statement_to_its_lesson(site):
+    book = Page((site / "docs" / "book.html").read_text(encoding="utf-8"))
+    lessons = [link.partition("#")[2] for link in book.links if link.startswith("course.html#")]
+    assert len(lessons) == len(set(lessons)) == 33
+    index = Page((site / "docs" / "index.html").read_text(encoding="utf-8"))
+    assert {"course.html", "reference/api.html", "reference/cli.html"} <= set(index.links)
+
+
 def test_a_link_to_a_missing_file_fails_the_build(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BUILD.parent))
     import build
