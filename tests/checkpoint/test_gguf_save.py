@@ -237,7 +237,7 @@ def test_an_encoder_keeps_its_wordpiece_tokenizer_and_its_pooling(tmp_path):
     network = toy_network("bert")
     config = dataclasses.replace(network.config.encoder.embedding, vocab_size=500)
     encoder = dataclasses.replace(network.config.encoder, embedding=config)
-    network = Transformer(dataclasses.replace(network.config, encoder=encoder)).eval()
+    network = Transformer(dataclasses.replace(network.config, encoder=encoder, pooler=True)).eval()
     pooler = SentencePooler(SentenceConfig(width=64, pooling=Pooling(modes=("cls",))))
     model = Model(network, tokenizer, sentence=pooler)
     save_gguf(model, tmp_path / "model.gguf", "f16")

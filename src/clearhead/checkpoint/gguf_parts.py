@@ -9,6 +9,7 @@ Apertus' activation are lists in the metadata, with a number per layer.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Size, Tensor
@@ -37,7 +38,7 @@ def assembled_tensors(
                 readers[whole_name] = lambda whole: _join_heads(file, whole.removesuffix(_WHOLE))
     for pattern, key in architecture.in_metadata.items():
         for layer, number in enumerate(_numbers(file, key)):
-            readers[pattern.replace("{layer}", str(layer))] = lambda _, number=number: torch.tensor([number])
+            readers[pattern.replace("{layer}", str(layer))] = partial(_one_number, number)
     return LazyTensors(readers, lambda name: readers[name](name))
 
 
@@ -50,6 +51,11 @@ def _join_heads(file: GgufFile, start: str) -> Tensor:
             f"{tuple(values.shape)}, do not fit together"
         )
     return torch.cat([keys.transpose(1, 2).float(), values.float()], dim=1).flatten(0, 1)
+
+
+def _one_number(number: float, name: str) -> Tensor:
+    """Return a vector of one number, whatever its name is."""
+    return torch.tensor([number])
 
 
 def _numbers(file: GgufFile, key: str) -> list[float]:

@@ -10,6 +10,7 @@ float32.
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Normalize, Rope
+from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Normalize, Rope, SentenceConfig
 from clearhead.backends import is_packed
 from clearhead.checkpoint.gguf_model import (
     POOLING_KEY,
@@ -59,6 +60,7 @@ GGUF_FILE_TYPES = tuple(_FILE_TYPES)
 
 _NARROW_TYPES = {"Q6_K": "Q8_0", "Q5_K": "Q5_1", "Q4_K": "Q5_0"}  # for rows whose length is not a multiple of 256
 _UNQUANTIZED = ("position_embd.weight", "token_types.weight", ROTARY_DIVISORS)
+_UNQUANTIZED_ENDS = (".bias", "_norm.weight", "ffn_gate_inp.weight", "attn_rel_b.weight")
 _QUANTIZATION_VERSION = 2
 
 
@@ -75,20 +77,21 @@ def save_gguf(
 ) -> None:
     """Write a GGUF file atomically. `importance`: our name of a linear layer's weight -> weights of its columns.
 
-    Of how texts become vectors, `sentence`, a file holds the pooling of hidden states.
+    Of how texts become vectors, `sentence`, a file holds the pooling of hidden states. An encoder is written without
+    its pooler and language head, which llama.cpp does not have.
     """
     if file_type not in _FILE_TYPES:
         raise unknown_name("GGUF type", file_type, _FILE_TYPES)
     if is_packed(network):
         raise ClearheadError("packed weights cannot be written to a GGUF file; load the model with full weights")
-    tensors = stored_tensors(network)
-    metadata, rules = _describe(network.config, tensors)
+    config, tensors = _without_heads(network)
+    metadata, rules = _describe(config, tensors)
     metadata |= {
         "general.name": path.stem,
         "general.file_type": _FILE_TYPES[file_type][4],
         "general.quantization_version": _QUANTIZATION_VERSION,
     }
-    if sentence is not None:
+    if sentence is not None or config.decoder is None:
         metadata[f"{metadata['general.architecture']}.{POOLING_KEY}"] = _pooling_number(sentence)
     if tokenizer is not None:
         metadata |= tokenizer_to_gguf(tokenizer, network.config.vocab_size)
@@ -97,12 +100,22 @@ def save_gguf(
         token_id = token_id[0] if isinstance(token_id, list) and token_id else token_id
         if isinstance(token_id, int):
             metadata.setdefault(key, token_id)
-    write_gguf(path, metadata, _plan_tensors(network.config, tensors, rules, file_type, importance or {}), progress)
+    write_gguf(path, metadata, _plan_tensors(config, tensors, rules, file_type, importance or {}), progress)
 
 
-def _pooling_number(sentence: SentencePooler) -> int:
-    """Return llama.cpp's number of a pooling mode."""
-    modes, steps = sentence.config.pooling.modes, sentence.config.steps
+def _without_heads(network: Transformer) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return config and tensors of a network; of an encoder, those that make hidden states."""
+    config, tensors = network.config, stored_tensors(network)
+    if config.decoder is not None:
+        return config, tensors
+    kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(("pooler.", "head."))}
+    return replace(config, head=None, pooler=False), kept
+
+
+def _pooling_number(sentence: SentencePooler | None) -> int:
+    """Return llama.cpp's number of a pooling mode; without one, the mean."""
+    config = SentenceConfig() if sentence is None else sentence.config
+    modes, steps = config.pooling.modes, config.steps
     number = next((number for number, mode in POOLING_MODES.items() if modes == (mode,)), None)
     if number is None or any(not isinstance(step, Normalize) for step in steps):
         raise ClearheadError("a GGUF file cannot express how this model pools hidden states; use --to huggingface")
@@ -163,11 +176,7 @@ def _plan_tensors(
 def _block_type(name: str, shape: tuple[int, ...], file_type: str, num_layers: int, *, is_head: bool) -> str:
     """Return the block type of a tensor."""
     most, head, sensitive, fused, _ = _FILE_TYPES[file_type]
-    if (
-        len(shape) < 2
-        or name in _UNQUANTIZED
-        or name.endswith((".bias", "_norm.weight", "ffn_gate_inp.weight", "attn_rel_b.weight"))
-    ):
+    if len(shape) < 2 or name in _UNQUANTIZED or name.endswith(_UNQUANTIZED_ENDS):
         return "F32"
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
     if is_head:
