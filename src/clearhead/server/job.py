@@ -31,7 +31,7 @@ class Plan:
     """
 
     requests: Sequence[Request]
-    num_prompt_tokens: int  # of all prompts, each counted once
+    num_prompt_tokens: int  # in all prompts together, each counted once
     echoes: Sequence[str | None] = ()
     visible: Mapping[int, str] = field(default_factory=dict)
 
@@ -193,7 +193,7 @@ class Job:
 
 
 def _error_of(event: Event) -> ApiError:
-    """Return the error for a text that did not end by itself."""
+    """Return the error for a text that did not end normally."""
     if event.finish_reason == "aborted":
         return unavailable("the server is shutting down and has ended this request")
     if event.request_id == -1 and event.error is not None:  # refused before anything was computed
