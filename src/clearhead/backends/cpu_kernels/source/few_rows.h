@@ -7,12 +7,28 @@
 #ifdef CLEARHEAD_AVX512
 constexpr int64_t MAX_FEW_ROWS = 8;
 
-// Compute y (rows, 16, stride PANEL) for 16 rows of a plain W, which are `bytes` apart, while the next 16 are
-// prefetched.
+// Prefetch the panel that is read next, 16 lines while 16 lines of this one are multiplied. It may be in another matrix
+// with longer or shorter rows.
+struct PanelPrefetcher {
+  static constexpr int64_t STEP = 16 * 64;
+  const char *next, *end;
+  const char* last = std::max(next, end - STEP);
+
+  [[gnu::always_inline]] void step() {
+#pragma GCC unroll 16
+    for (int i = 0; i < 16; i++) __builtin_prefetch(next + i * 64, 0, 3);
+    next = std::min(next + STEP, last);
+  }
+  void finish() {
+    for (; next < end; next += 64) __builtin_prefetch(next, 0, 2);
+  }
+};
+
+// Compute y (rows, 16, stride PANEL) for 16 rows of a plain W, which are `bytes` apart.
 template <int rows, class WordFormat>
-inline void multiply_stored(float* y, const uint32_t* x, int64_t stride, const char* w, int64_t bytes) {
+inline void multiply_stored(float* y, const uint32_t* x, int64_t stride, const char* w, int64_t bytes,
+                            PanelPrefetcher& prefetcher) {
   Vector sums[rows] = {};
-  Prefetcher prefetcher{w + 16 * bytes, 16};
   for (int64_t i = 0; i < bytes / 4; i += 16) {
     __m512i columns[16];
     load_transposed(columns, w + i * 4, bytes, bytes / 4 - i);
@@ -29,11 +45,10 @@ inline void multiply_stored(float* y, const uint32_t* x, int64_t stride, const c
 // The same for quantized groups and several rows of x; `panel` holds the scales of the 16 rows.
 template <int rows, WeightKind kind>
 inline void multiply_stored_groups(float* y, const uint32_t* x, const BandScales& band, const char* w, int64_t bytes,
-                                   const PanelScales& panel, int64_t num_groups) {
+                                   const PanelScales& panel, int64_t num_groups, PanelPrefetcher& prefetcher) {
   constexpr int words_per_group = kind == INT8 ? 8 : 4;
   const __m512i nibble = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(char(0x80));
   Vector sums[rows] = {};
-  Prefetcher prefetcher{w + 16 * bytes, 16};
   for (int64_t i = 0; i < bytes / 4; i += 16) {
     __m512i columns[16];
     load_transposed(columns, w + i * 4, bytes, bytes / 4 - i);
@@ -80,10 +95,9 @@ inline void multiply_stored_groups(float* y, const uint32_t* x, const BandScales
 // bytes of each row: two groups in 8 bits, four in 4 bits.
 template <WeightKind kind>
 inline void multiply_stored_groups_by_one(float* y, const uint32_t* x, const BandScales& band, const char* w,
-                                          int64_t bytes, const PanelScales& panel) {
+                                          int64_t bytes, const PanelScales& panel, PanelPrefetcher& prefetcher) {
   const __m512i nibble = _mm512_set1_epi8(15), sign = _mm512_set1_epi8(char(0x80)), zero = _mm512_setzero_si512();
   Vector sums = {};
-  Prefetcher prefetcher{w + 16 * bytes, 16};
   auto add = [&](int64_t g, __m512i dots) __attribute__((always_inline)) {
     const Words all = (Words)dots + broadcast(uint32_t(band.initial_sums[g]));
     sums = add_group(sums, all, band, g, panel.scales + g * PANEL, panel.offsets ? panel.offsets + g * PANEL : nullptr);
@@ -129,29 +143,33 @@ inline void multiply_stored_groups_by_one(float* y, const uint32_t* x, const Ban
 // Return whether rows of W can be read as they are stored: a row of bfloat16 values must consist of whole words.
 inline bool has_whole_words(const Matrix& w) { return w.kind != BFLOAT16 || w.K % 2 == 0; }
 
-// Compute y (rows, PANEL) for rows [n, n + PANEL) of W.
+// Compute y (rows, PANEL) for rows [n, n + PANEL) of W, while the next ones are prefetched.
 template <int rows = MAX_FEW_ROWS>
-void multiply_few_rows(float* y, const InputRows& x, int64_t M, Panel& panel, const Matrix& w, int64_t n) {
+void multiply_few_rows(float* y, const InputRows& x, int64_t M, Panel& panel, const Matrix& w, int64_t n,
+                       const PanelRows& next) {
   if constexpr (rows > 1)
-    if (M < rows) return multiply_few_rows<rows - 1>(y, x, M, panel, w, n);
+    if (M < rows) return multiply_few_rows<rows - 1>(y, x, M, panel, w, n, next);
   const int64_t bytes = row_bytes(w), stride = words_per_row(w), G = w.num_groups;
   const BandScales band{x.initial_sums.data(), x.scales.data(), x.sums.data()};
+  const char* from = (const char*)w.values + n * bytes;
+  const uint32_t* words = x.words.data();
+  PanelPrefetcher prefetcher = next.w ? PanelPrefetcher{next.values(), next.values() + PANEL * row_bytes(*next.w)}
+                                      : PanelPrefetcher{from, from};
   if (G) panel.fill_scales(w, n, PANEL);
-  for (int64_t half = 0; half < PANEL; half += 16, y += 16) {
-    const char* from = (const char*)w.values + (n + half) * bytes;
-    const uint32_t* words = x.words.data();
+  for (int64_t half = 0; half < PANEL; half += 16, y += 16, from += 16 * bytes) {
     const PanelScales scales{panel.scales.data() + half, w.offsets ? panel.offsets.data() + half : nullptr};
     if (w.kind == FLOAT32)
-      multiply_stored<rows, FloatWords>(y, words, stride, from, bytes);
+      multiply_stored<rows, FloatWords>(y, words, stride, from, bytes, prefetcher);
     else if (w.kind == BFLOAT16)
-      multiply_stored<rows, BfloatPairs>(y, words, stride, from, bytes);
+      multiply_stored<rows, BfloatPairs>(y, words, stride, from, bytes, prefetcher);
     else if (rows == 1)
-      (w.kind == INT8 ? multiply_stored_groups_by_one<INT8> : multiply_stored_groups_by_one<INT4>)(y, words, band, from,
-                                                                                                bytes, scales);
+      (w.kind == INT8 ? multiply_stored_groups_by_one<INT8> : multiply_stored_groups_by_one<INT4>)(
+          y, words, band, from, bytes, scales, prefetcher);
     else
-      (w.kind == INT8 ? multiply_stored_groups<rows, INT8> : multiply_stored_groups<rows, INT4>)(y, words, band, from,
-                                                                                                 bytes, scales, G);
+      (w.kind == INT8 ? multiply_stored_groups<rows, INT8> : multiply_stored_groups<rows, INT4>)(
+          y, words, band, from, bytes, scales, G, prefetcher);
   }
+  prefetcher.finish();
 }
 #else
 constexpr int64_t MAX_FEW_ROWS = 0;

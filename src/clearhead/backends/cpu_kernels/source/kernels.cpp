@@ -90,11 +90,11 @@ static void add_output(const Thread& thread, const Layer& layer, int branch, flo
 
 // Add the last product of a branch, W `from`, to the residual stream x.
 static void add_branch(const Thread& thread, const Layer& layer, int branch, const Workspace& space, const float* from,
-                       const Matrix& w, int64_t M) {
+                       const Matrix& w, int64_t M, const Following& following) {
   const bool adds_product = layer.placement == PRE || layer.placement == PARALLEL;
   if (adds_product && layer.branch_scale == 1)
-    return linear(thread, space.x, from, M, w, UNNORMALIZED, IDENTITY, false, space.x, space.rows);
-  linear(thread, space.branch, from, M, w, UNNORMALIZED, IDENTITY, false, nullptr, space.rows);
+    return linear(thread, space.x, from, M, w, UNNORMALIZED, IDENTITY, false, space.x, space.rows, following);
+  linear(thread, space.branch, from, M, w, UNNORMALIZED, IDENTITY, false, nullptr, space.rows, following);
   add_output(thread, layer, branch, space.x, space.branch, M, w.N);
 }
 
@@ -109,37 +109,43 @@ static void attend_prompt(const Thread& thread, const PromptAttention& attention
 }
 
 // Run M tokens in space.x through one layer; called by all threads. self_attention and cross_attention compute
-// space.attended from space.projected.
+// space.attended from space.projected. `next_layer` is null after the last layer.
 template <class SelfAttention, class CrossAttention>
-static void run_layer(const Thread& thread, const Layer& layer, const Workspace& space, int64_t M,
-                      SelfAttention self_attention, CrossAttention cross_attention) {
+static void run_layer(const Thread& thread, const Layer& layer, const Layer* next_layer, const Workspace& space,
+                      int64_t M, SelfAttention self_attention, CrossAttention cross_attention) {
   auto norm_before = [&](int branch) -> const Norm& {
     return layer.placement == POST ? UNNORMALIZED : layer.norms[branch];
   };
+  const bool is_parallel = layer.placement == PARALLEL;
+  const Following output{&layer.attention_output}, next{next_layer ? &next_layer->query_key_value : nullptr};
+  const Following inner = layer.mixture ? Following{} : Following{&layer.gate_and_up, layer.gated != 0};
   auto feed_forward = [&] {
     if (layer.mixture)
       return run_mixture(thread, space.x, M, *layer.mixture, norm_before(2), space.mixture, space.rows);
     linear(thread, space.inner, space.x, M, layer.gate_and_up, norm_before(2), layer.activation, layer.gated, nullptr,
-           space.rows);
+           space.rows, is_parallel ? output : Following{&layer.down});
   };
   linear(thread, space.projected, space.x, M, layer.query_key_value, norm_before(0), IDENTITY, false, nullptr,
-         space.rows);
-  if (layer.placement == PARALLEL) feed_forward();  // before attention changes x
+         space.rows, is_parallel ? inner : output);
+  if (is_parallel) feed_forward();  // before attention changes x
   prepare_heads(thread, space.projected, M, layer.heads, layer.heads.N + 2 * layer.heads.K);
   self_attention();
-  add_branch(thread, layer, 0, space, space.attended, layer.attention_output, M);
+  add_branch(thread, layer, 0, space, space.attended, layer.attention_output, M,
+             layer.has_cross_attention ? Following{&layer.cross_query}
+             : is_parallel             ? Following{&layer.down}
+                                       : inner);
   if (layer.has_cross_attention) {
     linear(thread, space.projected, space.x, M, layer.cross_query, norm_before(1), IDENTITY, false, nullptr,
-           space.rows);
+           space.rows, Following{&layer.cross_output});
     prepare_heads(thread, space.projected, M, layer.cross_heads, layer.cross_heads.N);
     cross_attention();
-    add_branch(thread, layer, 1, space, space.attended, layer.cross_output, M);
+    add_branch(thread, layer, 1, space, space.attended, layer.cross_output, M, inner);
   }
-  if (layer.placement != PARALLEL) feed_forward();
+  if (!is_parallel) feed_forward();
   if (layer.mixture)
     add_output(thread, layer, 2, space.x, space.mixture.result.data(), M, layer.mixture->router.K);
   else
-    add_branch(thread, layer, 2, space, space.inner, layer.down, M);
+    add_branch(thread, layer, 2, space, space.inner, layer.down, M, next);
 }
 
 // Memory for M rows in all layers. It is kept for the next call if it is small, as for single tokens.
@@ -215,7 +221,7 @@ int32_t clearhead_run_layers(const Layer* layers, int64_t num_layers, const KeyV
   {
     const Thread thread;
     for (int64_t i = 0; i < num_layers; i++) {
-      const Layer& layer = layers[i];
+      const Layer &layer = layers[i], *next_layer = i + 1 < num_layers ? &layers[i + 1] : nullptr;
       auto self_attention = [&] {
         const PromptAttention prompt{B, T, false, layer.heads, caches[i], space.floats};
         if (T == 1)
@@ -226,7 +232,7 @@ int32_t clearhead_run_layers(const Layer* layers, int64_t num_layers, const KeyV
         else
           attend_prompt<float>(thread, prompt, space, angles[i]);
       };
-      run_layer(thread, layer, space, M, self_attention, [&] {
+      run_layer(thread, layer, next_layer, space, M, self_attention, [&] {
         attend_token(thread, space.attended, space.states, space.projected, B, layer.cross_heads, cross_caches[i],
                      angles[i], true);
       });
@@ -256,7 +262,7 @@ int32_t clearhead_run_packed(const Layer* layers, int64_t num_layers, const Page
     const Thread thread;
     for (int64_t i = 0; i < num_layers; i++)
       run_layer(
-          thread, layers[i], space, M,
+          thread, layers[i], i + 1 < num_layers ? &layers[i + 1] : nullptr, space, M,
           [&] {
             if (layers[i].latent)
               return (pages[i].is_bfloat16 ? attend_latent<Bfloat16> : attend_latent<float>)(

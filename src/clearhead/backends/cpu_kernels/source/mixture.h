@@ -125,7 +125,8 @@ inline void multiply_columns(float* y, int64_t stride, const InputRows& x, int64
     if (!runs_as_stored(M, w, columns))
       multiply_in_panels(to, x, M, w, n, columns);
     else
-      multiply_as_stored(to, x, M, w, n, columns);
+      multiply_as_stored(to, x, M, w, n, columns, n + 2 * PANEL <= last ? PanelRows{&w, n + PANEL} : PanelRows{},
+                         WHOLE);
   }
 }
 

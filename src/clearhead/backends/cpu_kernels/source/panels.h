@@ -76,6 +76,14 @@ inline Vector from_float16(Words halves) {
 // Return the bytes of a row's high bits.
 inline int64_t high_bytes(const Matrix& w) { return (w.num_groups + 3) / 4 * (w.kind == INT6 ? 32 : 16); }
 
+// PANEL rows of W from row n on. W may be null: none.
+struct PanelRows {
+  const Matrix* w = nullptr;
+  int64_t n = 0;
+
+  const char* values() const { return (const char*)w->values + n * row_bytes(*w); }
+};
+
 // 32 rows of W, transposed: word i of all rows, then word i + 1.
 struct Panel {
   std::vector<uint32_t> words;

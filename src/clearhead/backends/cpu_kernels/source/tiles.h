@@ -15,6 +15,7 @@ constexpr int64_t BAND = 8, PANEL = 32;
 #else
 constexpr int64_t BAND = 6, PANEL = 32;
 #endif
+constexpr int64_t OFFSET_BAND = 6;  // with offsets, the sums of more rows would not stay in registers
 
 // Vectors of 16 numbers, which the compiler maps to the registers of the processor. They may alias each other, since
 // words of x and W may hold floats.
