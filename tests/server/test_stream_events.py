@@ -1,5 +1,7 @@
 """Server-sent events by template: the same bytes as the JSON of each event, and the frames that h11 makes."""
 
+from dataclasses import replace
+
 import h11
 import pytest
 from hypothesis import given, settings
@@ -45,7 +47,7 @@ def make_format(kind, model="toy", **given):
 @given(pieces=PIECES, include_usage=st.booleans(), continuous=st.booleans())
 def test_a_template_gives_the_bytes_of_the_json(kind, model, pieces, include_usage, continuous):
     if kind == "response":
-        pieces = [piece._replace(index=0) for piece in pieces]
+        pieces = [replace(piece, index=0) for piece in pieces]
     given = {"include_usage": include_usage, "continuous_usage": include_usage and continuous}
     usages = [Usage(3, number, 0) for number in range(len(pieces))]
     expected_form, counter = make_format(kind, model, **given), iter(range(len(pieces)))

@@ -7,7 +7,8 @@ and complete answers, so that both have the same text.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal
 
 from clearhead.engine import Event, Request
 from clearhead.generation import TextOutput, TokenSequence
@@ -18,7 +19,8 @@ FinishReason = Literal["stop", "length"]  # those that OpenAI's clients accept
 _UNLIMITED = 2**62
 
 
-class Piece(NamedTuple):
+@dataclass(slots=True)  # not frozen: there is one for each token, and frozen fields are set slowly
+class Piece:
     """What an event adds to a text: characters, the tokens that they consist of, or its end."""
 
     index: int
