@@ -74,6 +74,17 @@ def test_loglikelihood_rolling_equals_that_of_the_harness(both):
     assert ours == pytest.approx(expected, rel=1e-4)
 
 
+def test_a_deterministic_adapter_gives_the_bits_of_the_engine(both):
+    engine = type(both[0])(both[0].model, deterministic=True)
+    pairs = instances("loglikelihood", *PAIRS[:4])
+    found = engine.loglikelihood(pairs)
+    assert [one[0] for one in found] == pytest.approx([one[0] for one in both[0].loglikelihood(pairs)], rel=1e-4)
+    assert [engine.loglikelihood([each])[0] for each in pairs] == found
+    long = instances("loglikelihood", PAIRS[4]) + instances("loglikelihood_rolling", (TEXTS[1],))
+    assert engine.loglikelihood(long[:1])[0][0] < 0  # as long as the context
+    assert engine.loglikelihood_rolling(long[1:])[0] < 0
+
+
 def test_generate_until_equals_that_of_the_harness(both):
     greedy = {"do_sample": False, "max_gen_toks": 12}
     first = both[0].model.generate("The sea is", max_new_tokens=12).text

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from clearhead.api import Model
+from clearhead.engine import Engine
 from clearhead.errors import ClearheadError
 from clearhead.evaluation import likelihood as likelihood_module
+from clearhead.evaluation.engine_likelihood import log_likelihoods_in_engine
 from clearhead.evaluation.likelihood import Request, encode_request, log_likelihoods, make_batches
 from clearhead.families import preset
 from clearhead.tokenization.characters import byte_tokenizer
@@ -54,6 +56,23 @@ def test_likelihoods_equal_those_of_a_plain_forward_pass(network, requests, batc
         assert likelihood.logprobs == pytest.approx(logprobs, abs=1e-5)
         assert likelihood.logprob == pytest.approx(sum(logprobs), abs=1e-5)
         assert likelihood.is_greedy == is_greedy
+
+
+def test_likelihoods_of_the_engine_equal_those_of_a_plain_forward_pass(network):
+    requests = SHARED_CONTEXTS + SEPARATE_CONTEXTS
+    engine = Engine(network, deterministic=True)
+    for request, likelihood in zip(requests, log_likelihoods_in_engine(engine, requests), strict=True):
+        logprobs, is_greedy = plain_likelihood(network, request)
+        assert likelihood.logprobs == pytest.approx(logprobs, abs=1e-5)
+        assert likelihood.is_greedy == is_greedy
+        (alone,) = log_likelihoods_in_engine(engine, [request])
+        assert alone == likelihood  # to the last bit
+
+
+def test_a_request_that_the_engine_cannot_read_raises():
+    network = toy(decoder())
+    with pytest.raises(ClearheadError, match="token"):
+        log_likelihoods_in_engine(Engine(network), [Request((1,), (10**6,))])
 
 
 def test_is_greedy_means_that_greedy_decoding_generates_it():

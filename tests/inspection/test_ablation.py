@@ -14,7 +14,7 @@ from clearhead.backends import pack_network
 from clearhead.backends.cpu.stack import accelerate
 from clearhead.errors import ClearheadError
 from clearhead.families import preset
-from clearhead.inspection import Effect, ablate, attribute_logit
+from clearhead.inspection import Effect, ablate, ablate_parts, attribute_logit
 from clearhead.model import Transformer
 from clearhead.training.objective import recompute_blocks
 from tests.inspection.toy_traces import SOURCE, TOKENS, trace_toy
@@ -45,6 +45,15 @@ def test_ablating_a_head_equals_zeros_in_the_output_projection(name):
     effect = ablate(traced, layer=1, head=2)
     assert_effect(effect, last_logits(traced.network), last_logits(without))
     assert effect.divergence > 1e-6
+
+
+def test_without_parts_nothing_changes_and_the_network_is_not_run(monkeypatch):
+    traced = trace_toy("llama-3.1-8b")
+    expected = ablate_parts(traced, [(0, "attention", 1)]).before
+    monkeypatch.setattr(type(traced), "rerun", None)
+    effect = ablate_parts(traced, [])
+    assert torch.equal(effect.before, expected)
+    assert torch.equal(effect.after, expected)
 
 
 def test_packed_networks_can_be_ablated_but_not_attributed():

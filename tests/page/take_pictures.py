@@ -7,14 +7,15 @@ Those of docs/pictures were chosen among them.
 """
 
 import argparse
+import shutil
 from pathlib import Path
 from urllib.parse import quote
 
 from playwright.sync_api import sync_playwright
 
 TEXT = "When Mary and John went to the store, John gave a drink to"
-QUESTION = "What is the capital of France?"
-WIDTHS = {"wide": (1280, 860), "phone": (400, 860)}
+QUESTION = "Name three animals that live in the sea."
+WIDTHS = {"wide": (1280, 940), "phone": (400, 820)}
 VIEWS = {  # what a view shows, and what must be there before the picture
     "tokens": ("tokens", "#token-table"),
     "attention": ("attention?layer=15&head=4&at=13", ".matrix canvas"),
@@ -28,8 +29,8 @@ VIEWS = {  # what a view shows, and what must be there before the picture
 TIMEOUT = 120_000  # milliseconds
 
 
-def take(tab, url, folder, name):
-    """Take the pictures of one size and theme."""
+def take_views(tab, url, folder, name):
+    """Take the pictures of all views but the chat, in one size and theme."""
     tab.goto(url)
     tab.locator(".card").first.wait_for()
     tab.screenshot(path=folder / f"welcome-{name}.png")
@@ -40,10 +41,13 @@ def take(tab, url, folder, name):
         tab.locator(element).first.wait_for()
         tab.wait_for_load_state("networkidle")
         tab.wait_for_timeout(1000)  # transitions
-        tab.screenshot(path=folder / f"{view}-{name}.png", full_page=view not in ("tour",))
-    tab.goto("about:blank")
+        tab.screenshot(path=folder / f"{view}-{name}.png", full_page=view != "tour")
+
+
+def take_chat(tab, url, folder, name):
+    """Take the picture of an answer and the alternatives to one of its tokens."""
     tab.goto(url)
-    tab.evaluate("localStorage.setItem('clearhead-settings', JSON.stringify({maxTokens: 48, seed: 5}))")
+    tab.evaluate("localStorage.setItem('clearhead-settings', JSON.stringify({maxTokens: 64, seed: 5}))")
     tab.reload()
     tab.locator("#message").fill(QUESTION)
     tab.keyboard.press("Enter")
@@ -63,12 +67,13 @@ def main():
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path="/usr/bin/chromium")
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width, (columns, rows) in WIDTHS.items():
             for theme in ("light", "dark"):
                 context = browser.new_context(viewport={"width": columns, "height": rows}, color_scheme=theme)
                 context.set_default_timeout(TIMEOUT)
-                take(context.new_page(), arguments.url.rstrip("/"), arguments.folder, f"{width}-{theme}")
+                for take in (take_views, take_chat):
+                    take(context.new_page(), arguments.url.rstrip("/"), arguments.folder, f"{width}-{theme}")
                 context.close()
         browser.close()
 

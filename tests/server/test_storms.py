@@ -1,6 +1,7 @@
 """Bad clients and many clients: malformed requests, disconnects, cancels, overload, the same bits (A18, R15, R19)."""
 
 import json
+import os
 import random
 import socket
 import threading
@@ -8,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import clearhead
 from clearhead.server import Limits
 from tests.server.test_load import HEAD, start_requests, wait_for
 from tests.server.test_metrics import read_metrics
 from tests.server.toys import CHAT, LETTERS, serve, toy_model
-from tests.slow.server_overload import run_overload
+from tests.slow.server_overload import resident_bytes, run_overload
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize")
 GOOD = [
@@ -75,7 +77,10 @@ def test_a_thousand_malformed_requests_and_disconnects_leave_nothing_behind():
         requests = [(malformed(random_numbers), random_numbers.random() < 0.7) for _ in range(1000)]
         num_threads = threading.active_count()
         with ThreadPoolExecutor(8) as threads:
-            statuses = list(threads.map(lambda each: send(port, *each), requests))
+            statuses = list(threads.map(lambda each: send(port, *each), requests[:300]))  # everything was used once
+            num_bytes = resident_bytes(os.getpid())
+            statuses += threads.map(lambda each: send(port, *each), requests[300:])
+        assert resident_bytes(os.getpid()) - num_bytes < 16 << 20  # about 2 MB
         assert {status for status in statuses if status is not None and status >= 500} == set()
         assert statuses.count(400) > 100
         assert statuses.count(200) > 10  # some of the bodies are still right
@@ -176,12 +181,11 @@ def answer_of(server, stream, **fields):
 WAYS = [(stream, fields) for fields in ({"temperature": 0}, {"temperature": 1, "seed": 9}) for stream in (False, True)]
 
 
-@pytest.mark.parametrize("repetitions", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_an_answer_has_the_same_bits_alone_and_among_32_others(repetitions):
+def check_same_bits(model, repetitions, **options):
     """Each repetition asks four times: greedy and with a seed, complete and as a stream."""
     prompt = "Alone and in company. "
-    with serve(toy_model(), deterministic=True, max_concurrent=33) as server:
-        alone = [answer_of(server, stream, prompt=prompt, **fields) for stream, fields in WAYS]
+    with serve(model, deterministic=True, max_concurrent=33) as server:
+        alone = [answer_of(server, stream, prompt=prompt, **fields, **options) for stream, fields in WAYS]
         assert alone[0] == alone[1]
         assert alone[2] == alone[3] != alone[0]
         random_numbers, stopped = random.Random(3), threading.Event()
@@ -196,11 +200,27 @@ def test_an_answer_has_the_same_bits_alone_and_among_32_others(repetitions):
             try:
                 wait_for(lambda: server.service.statistics.num_running > 16)
                 for _ in range(repetitions):
-                    assert [answer_of(server, stream, prompt=prompt, **fields) for stream, fields in WAYS] == alone
+                    assert [
+                        answer_of(server, stream, prompt=prompt, **fields, **options) for stream, fields in WAYS
+                    ] == alone
             finally:
                 stopped.set()
             for other in others:
                 other.result()
+
+
+@pytest.mark.parametrize("repetitions", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_an_answer_has_the_same_bits_alone_and_among_32_others(repetitions):
+    check_same_bits(toy_model(), repetitions)
+
+
+@pytest.mark.slow
+def test_an_answer_of_a_real_model_has_the_same_bits_alone_and_among_32_others():
+    try:
+        model = clearhead.load("smollm2")
+    except clearhead.ClearheadError as error:
+        pytest.skip(f"smollm2 is not installed: {error}")
+    check_same_bits(model, 20, logit_bias={}, max_tokens=12)
 
 
 def test_headers_without_an_end_are_refused(server):

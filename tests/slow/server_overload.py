@@ -38,10 +38,10 @@ def run_overload(url, seconds, max_concurrent, factor, pid=None):
     """
     before = _load(url, max_concurrent, seconds / 4)
     assert before["statuses"].keys() == {200}, before["statuses"]
-    memory = _resident_bytes(pid)
+    memory = resident_bytes(pid)
     period = max_concurrent / before["requests_per_second"]
     overload = _load(url, max_concurrent * (factor + 2), seconds, period)
-    memory_growth = _resident_bytes(pid) - memory
+    memory_growth = resident_bytes(pid) - memory
     after = _load(url, max_concurrent, seconds / 4)
     first, health = sorted(overload["first_token_seconds"]), sorted(overload["health_seconds"])
     return {
@@ -144,7 +144,8 @@ def _num_tokens(url):
     return _metric(url, "generation_tokens_total")
 
 
-def _resident_bytes(pid):
+def resident_bytes(pid):
+    """Return the memory that a process has; 0 without a process."""
     if pid is None:
         return 0
     with open(f"/proc/{pid}/statm", encoding="ascii") as file:

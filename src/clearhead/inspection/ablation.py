@@ -50,11 +50,12 @@ def ablate_parts(trace: Trace, parts: Sequence[tuple[int, str, int | None]], *, 
     """Remove several heads and branches at once, at every token; return the effect on the prediction at `position`.
 
     parts: (layer, "attention", head) for a head, (layer, "attention", None) and (layer, "feed_forward", None) for a
-    branch. Their outputs become zero.
+    branch. Their outputs become zero. Without parts, nothing changes and nothing is computed again.
     """
     network, position = trace.require_network(), trace.resolve_position(position)
     for layer, part, head in parts:
         if part not in ("attention", "feed_forward"):
             raise unknown_name("part", part, ("attention", "feed_forward"))
         network = with_intervention(network, find_site(trace, layer, cast(Part, part), head), torch.zeros_like)
-    return Effect.from_logits(trace.logits_at(position), trace.rerun(position, network))
+    before = trace.logits_at(position)
+    return Effect.from_logits(before, trace.rerun(position, network) if parts else before)
