@@ -58,6 +58,7 @@ def test_the_alignment_of_a_recurrent_network_is_traced(run, recurrent_folder, t
     arguments = ("trace", recurrent_folder, "HI", "--source", "<U>hi")
     data = json.loads(run(*arguments, "--json").stdout)
     assert (data["attention"], data["keys"], len(data["queries"])) == ("alignment", list("<U>hi"), 3)
+    assert run(*arguments).stdout.startswith("alignment, layer 0, one head;")
     assert [sum(row) for row in data["weights"][0]] == pytest.approx([1, 1, 1])
     assert "alignment, layer 0" in run(*arguments).stdout
     run(*arguments, "--out", tmp_path / "page.html")

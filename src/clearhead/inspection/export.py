@@ -39,7 +39,9 @@ class _SelectedLayer:
     @property
     def title(self) -> str:
         """A heading that names the attention, the layer and the head."""
-        heads = f"mean of {len(self.weights)} heads" if self.head is None else f"head {self.head}"
+        num_heads = len(self.weights)
+        every_head = "one head" if num_heads == 1 else f"mean of {num_heads} heads"  # a recurrent network has one
+        heads = every_head if self.head is None else f"head {self.head}"
         return f"{self.view.title}, layer {self.layer}, {heads}"
 
 
