@@ -8,7 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clearhead.tokenization import StreamDecoder, load_marian_tokenizer, load_tokenizer, render_chat
+from sentencepiece import sentencepiece_model_pb2
+
+from clearhead.checkpoint.gguf import open_gguf
+from clearhead.checkpoint.gguf_writer import write_gguf
+from clearhead.tokenization import (
+    StreamDecoder,
+    load_marian_tokenizer,
+    load_tokenizer,
+    render_chat,
+    tokenizer_from_gguf,
+)
 from clearhead.tokenization.conversation import read_conversation, write_conversation
 from clearhead.tokenization.tiktoken import read_rank_file
 from tests.tokenization import samples
@@ -78,6 +88,7 @@ def build_tokenizer_kinds() -> dict[str, Maker]:
         **{f"tokenizer.json of {name}": _make_library(build) for name, build in libraries.items()},
         "tokenizer_config.json": _make_settings,
         "sentencepiece": _make_sentencepiece,
+        "gguf unigram vocabulary": _make_gguf_unigram,
         "tiktoken": _make_tiktoken,
         "tokenizer.bin": _make_file("tokenizer.bin", export_tokenizer_bin, "binary"),
         "marian vocabulary": _make_marian,
@@ -137,6 +148,27 @@ def _make_sentencepiece(folder: Path) -> Any:
     content = samples.sentencepiece_model(model_type="unigram", normalization_rule_name="nmt_nfkc")
     (folder / "tokenizer.model").write_bytes(content)
     return {"tokenizer.model": "binary"}, read_tokenizer
+
+
+def _make_gguf_unigram(folder: Path) -> Any:
+    content = samples.sentencepiece_model(model_type="unigram", normalization_rule_name="nmt_nfkc")
+    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    values = {
+        "model": "t5",
+        "tokens": [piece.piece for piece in model.pieces],
+        "scores": [piece.score for piece in model.pieces],
+        "token_type": [piece.type for piece in model.pieces],
+        "precompiled_charsmap": list(model.normalizer_spec.precompiled_charsmap),
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    metadata = {"general.architecture": "t5"} | {f"tokenizer.ggml.{key}": value for key, value in values.items()}
+    write_gguf(folder / "vocabulary.gguf", metadata, [])
+
+    def read(folder: Path, name: str, unchanged: bool) -> None:
+        use_tokenizer(tokenizer_from_gguf(open_gguf(folder / name).metadata))
+
+    return {"vocabulary.gguf": "header"}, read
 
 
 def _make_file(name: str, build: Callable[[], bytes], form: str) -> Maker:
