@@ -24,7 +24,8 @@ from clearhead.backends.packed import Bits, PackedWeight, pack
 _TABLES = re.compile(r"(encoder|decoder)\.embedding\.tokens\.weight|head\.weight")
 _VALUES = r"(?:cross_)?attention\.value\.weight"
 _PROJECTIONS = re.compile(
-    rf"(?P<stack>encoder|decoder)\.layers\.(?P<layer>\d+)\.(?:(?P<value>{_VALUES})|feed_forward\.(?:shared\.)?down(?:\.weight)?)"
+    r"(?P<stack>encoder|decoder)\.layers\.(?P<layer>\d+)\."
+    rf"(?:(?P<value>{_VALUES})|feed_forward\.(?:shared\.)?down(?:\.weight)?)"
 )
 _WIDE = 2048
 _SAMPLED_ROWS = 64
