@@ -13,6 +13,7 @@ from clearhead.architecture import Experts, FeedForward, Router
 from clearhead.backends import modules
 from clearhead.backends.modules import EXPERT_WEIGHTS, PackedMatrix, PackedMixture, pack_network
 from clearhead.backends.packed import pack
+from clearhead.backends.sensitivity import pack_parameter
 from clearhead.model import MixtureLayer, RouterLayer, Transformer
 from tests.backends.networks import logits_of, toy_network
 from tests.model.test_mixture import CASES
@@ -39,7 +40,7 @@ def test_a_failed_move_does_not_change_packed_weights():
     expected = network(tokens)
 
     def run_out_of_memory(tensor):
-        if tensor.dtype == torch.uint8:
+        if tensor.dtype in (torch.uint8, torch.int8):
             raise torch.OutOfMemoryError("no memory for the quants")
         return tensor
 
@@ -73,7 +74,8 @@ def rounded(network, bits):
     routers = {id(module.weight) for module in network.modules() if isinstance(module, RouterLayer)}
     for name, weight in network.named_parameters():
         if weight.ndim > 1 and id(weight) not in routers and "positions" not in name:
-            weight.copy_(pack(weight, bits).unpack(weight.dtype).view_as(weight))
+            packed = pack_parameter(network.config, name, weight, bits)
+            weight.copy_(packed.unpack(weight.dtype).view_as(weight))
     return network
 
 
@@ -170,11 +172,11 @@ def test_packing_frees_each_module_before_it_packs_the_next(monkeypatch):
     plain = [weakref.ref(module) for module in network.modules() if isinstance(module, nn.Linear | MixtureLayer)]
     num_alive = []
 
-    def count_and_pack(weight, bits):
+    def count_and_pack(*arguments):
         num_alive.append(sum(module() is not None for module in plain))
-        return pack(weight, bits)
+        return pack_parameter(*arguments)
 
-    monkeypatch.setattr(modules, "pack", count_and_pack)
+    monkeypatch.setattr(modules, "pack_parameter", count_and_pack)
     pack_network(network, "int4")
     assert num_alive[0] == len(plain)
     assert all(later in (earlier, earlier - 1) for earlier, later in pairwise(num_alive))

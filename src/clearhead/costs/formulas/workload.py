@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from clearhead.architecture import LearnedPositions, ModelConfig
+from clearhead.costs.formulas.packed_weights import PACKED_BITS, average_bits
 from clearhead.costs.formulas.tensor_parallel import shard_config
 from clearhead.errors import ClearheadError, require, unknown_name
 
@@ -24,10 +25,6 @@ Optimizer = Literal["adamw", "sgd"]
 DeviceType = Literal["cpu", "cuda"]
 
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-
-# Bits per weight of a matrix. Blocks of 32 weights share a 16-bit scale; int4 and q4_1 also store a 16-bit offset
-# (int8 and int4: backends/packed/formats.py; q4_0, q4_1 and q8_0: blocks of GGUF).
-_PACKED_BITS = {"int8": 8.5, "int4": 5.0, "q4_0": 4.5, "q4_1": 5.0, "q8_0": 8.5}
 
 # Values per parameter that an optimizer stores besides the gradient. PyTorch stores them in the parameter's precision.
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0}
@@ -43,7 +40,7 @@ class Workload:
     context: int  # tokens per sequence
     source: int  # tokens per source sequence of an encoder-decoder
     dtype: str = "bfloat16"
-    weights: str = "full"  # "full": in `dtype`; otherwise a format of _PACKED_BITS
+    weights: str = "full"  # "full": in `dtype`; otherwise a format of PACKED_BITS
     optimizer: Optimizer = "adamw"
     recompute: bool = False  # the backward recomputes each block from its input instead of storing its activations
     device_type: DeviceType = "cuda"
@@ -54,7 +51,7 @@ class Workload:
         for kind, value, choices in (
             ("phase", self.phase, get_args(Phase)),
             ("dtype", self.dtype, _DTYPE_BYTES),
-            ("weights", self.weights, ("full", *_PACKED_BITS)),
+            ("weights", self.weights, ("full", *PACKED_BITS)),
             ("optimizer", self.optimizer, OPTIMIZER_STATES),
             ("parallel", self.parallel, get_args(Parallel)),
         ):
@@ -111,8 +108,12 @@ class Workload:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Bytes of one weight of a matrix, with its part of the scale and offset of a quantized block."""
-        return _PACKED_BITS[self.weights] / 8 if self.is_packed else self.bytes_per_activation
+        """Bytes of one weight, with its part of the scale and offset of a quantized block; in int4 an average."""
+        return self._packed_bits / 8 if self.is_packed else self.bytes_per_activation
+
+    @property
+    def _packed_bits(self) -> float:
+        return average_bits(self.config, self.weights, self.device_type)
 
     @cached_property
     def per_gpu(self) -> "Workload":
