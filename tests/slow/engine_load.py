@@ -6,7 +6,8 @@
 Every request must be answered or refused, the answers to a fixed request must have the same length and, if the engine
 is deterministic (--deterministic; on a CPU it always is), be equal, no page may be lost, and the memory of the process
 must not grow after the first quarter of the time. The system provides the memory of a page when it is first written,
-which would look like growth for as long as some page is new: so all pages are written before the load begins.
+which would look like growth for as long as some page is new: so all pages are written before the load begins. A GPU
+captures the step of a batch size when it is first needed: so every batch size runs before the load begins, too.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 
 import torch
 
@@ -30,6 +31,7 @@ from clearhead.families import presets
 from clearhead.options import SamplingOptions
 
 PROBE = [5, 6, 7, 8, 9, 10, 11, 12] * 6
+MAX_SEQUENCES = 8
 MEMORY = 64 * 2**20  # bytes of pages: few, so that texts compete for them
 MAX_GROWTH = 16 * 2**20  # bytes between the medians of the second and the last quarter: what the allocator keeps
 
@@ -114,6 +116,13 @@ def occupy_pages(engine: Engine) -> int:
     return resident_bytes() - before
 
 
+def run_all_batch_sizes(engine: Engine) -> None:
+    """Run every number of sequences with and without a penalty, which a captured step of its own applies."""
+    for size, penalty in product(range(1, MAX_SEQUENCES + 1), (1.0, 1.2)):
+        options = SamplingOptions(max_new_tokens=4, repetition_penalty=penalty)
+        list(engine.run([Request(prompt=PROBE[: size + 1], options=options) for _ in range(size)]))
+
+
 def probe(worker: EngineWorker) -> list[int | None]:
     """Return the tokens of a request that is always the same."""
     request = Request(prompt=PROBE, options=SamplingOptions(max_new_tokens=16))
@@ -124,8 +133,9 @@ def run(
     model: Model, seconds: float, num_clients: int = 12, memory: int | None = None, deterministic: bool | None = None
 ) -> dict[str, object]:
     """Run the load and return what was seen. Raise AssertionError if something was lost, changed or leaked."""
-    engine = model.engine(memory=memory, max_sequences=8, deterministic=deterministic)
+    engine = model.engine(memory=memory, max_sequences=MAX_SEQUENCES, deterministic=deterministic)
     page_bytes = occupy_pages(engine)
+    run_all_batch_sizes(engine)
     samples: list[int] = []
     probes: Counter[tuple[int | None, ...]] = Counter()
     with EngineWorker(engine) as worker:

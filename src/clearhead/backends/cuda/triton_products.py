@@ -108,12 +108,15 @@ def multiply_row(
     k = tl.arange(0, BLOCK_K)
     inside = n < N
     rows = weight + n[:, None].to(tl.int64) * K + k[None, :]
+    up_rows = rows + N.to(tl.int64) * K
     sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     ups = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     EVEN: tl.constexpr = K % BLOCK_K == 0
-    within = inside[:, None] if EVEN else inside[:, None] & (k < K)[None, :]
-    w = tl.load(rows, within, 0.0, eviction_policy="evict_first")
+    w, up = _load_tile(rows, up_rows, inside, k, 0, K, EVEN, GATED)
+    second, second_up = w, up
+    if K > BLOCK_K:
+        second, second_up = _load_tile(rows, up_rows, inside, k, BLOCK_K, K, EVEN, GATED)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -121,19 +124,27 @@ def multiply_row(
     if NORM == "layer":
         mean, factor = moments(x, epsilon, K)
     for start in tl.static_range(0, K, BLOCK_K):
-        within = inside[:, None] if EVEN else inside[:, None] & (start + k < K)[None, :]
-        if start > 0:
-            w = tl.load(rows + start, within, 0.0, eviction_policy="evict_first")
+        if start == BLOCK_K:
+            w, up = second, second_up
+        if start > BLOCK_K:
+            w, up = _load_tile(rows, up_rows, inside, k, start, K, EVEN, GATED)
         values, squared = _read_input(x, gain, shift, mean, factor, start + k, K, EVEN, NORM, UNIT_OFFSET, NORM_BIAS)
         squares += squared
         sums += w.to(tl.float32) * values[None, :]
         if GATED:
-            up = tl.load(rows + N.to(tl.int64) * K + start, within, 0.0, eviction_policy="evict_first")
             ups += up.to(tl.float32) * values[None, :]
     finish(
         y, tl.sum(sums, 1), tl.sum(ups, 1), tl.sum(squares), bias, residual, n, N, epsilon,
         K, NORM, GATED, ACTIVATION, BIAS, RESIDUAL,
     )  # fmt: skip
+
+
+@triton.jit
+def _load_tile(rows, up_rows, inside, k, start, K: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr):
+    """Load the columns from `start` on of rows of W and, with GATED, of the rows of up; without it, the former twice."""
+    within = inside[:, None] if EVEN else inside[:, None] & (start + k < K)[None, :]
+    w = tl.load(rows + start, within, 0.0, eviction_policy="evict_first")
+    return w, tl.load(up_rows + start, within, 0.0, eviction_policy="evict_first") if GATED else w
 
 
 @triton.jit
@@ -213,29 +224,29 @@ def _load_groups(
     quants, scales, offsets, group_scales, group_offsets, n, group, N,
     GROUPS: tl.constexpr, BITS: tl.constexpr, OFFSETS: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """Load rows n < N: quants (BLOCK_N, BLOCK_G, BITS words); scales of the first and of the second half of a group,
-
-    which differ only in 8 bits with two levels, and offsets: (BLOCK_N, BLOCK_G).
-    """
+    """Load rows n < N: quants (BLOCK_N, BLOCK_G, BITS words), scales of both halves of a group, and its offsets."""
     place = n[:, None].to(tl.int64) * GROUPS + group[None, :]
     within = (n < N)[:, None] & (group < GROUPS)[None, :]
     word = place[:, :, None] * BITS + tl.arange(0, BITS)[None, None, :]
     words = tl.load(quants + word, within[:, :, None], 0, eviction_policy="evict_first")
+    # Only one return: Triton also compiles what follows an early one.
     if LEVELS == 1:
         scale = tl.load(scales + place, within, 0.0)
-        return words, scale, scale, tl.load(offsets + place, within, 0.0) if OFFSETS else scale
-    block = n[:, None].to(tl.int64) * (GROUPS // 8) + (group // 8)[None, :]
-    block_scale = tl.load(scales + block, within, 0.0).to(tl.float32)
-    if BITS == 4:
-        scale = block_scale * tl.load(group_scales + place, within, 0).to(tl.float32)
         late_scale = scale
+        offset = tl.load(offsets + place, within, 0.0) if OFFSETS else scale
     else:
-        scale = block_scale * tl.load(group_scales + 2 * place, within, 0).to(tl.float32)
-        late_scale = block_scale * tl.load(group_scales + 2 * place + 1, within, 0).to(tl.float32)
-    offset = scale
-    if OFFSETS:
-        offset = tl.load(offsets + block, within, 0.0).to(tl.float32)
-        offset *= tl.load(group_offsets + place, within, 0).to(tl.float32)
+        block = n[:, None].to(tl.int64) * (GROUPS // 8) + (group // 8)[None, :]
+        block_scale = tl.load(scales + block, within, 0.0).to(tl.float32)
+        if BITS == 4:
+            scale = block_scale * tl.load(group_scales + place, within, 0).to(tl.float32)
+            late_scale = scale
+        else:
+            scale = block_scale * tl.load(group_scales + 2 * place, within, 0).to(tl.float32)
+            late_scale = block_scale * tl.load(group_scales + 2 * place + 1, within, 0).to(tl.float32)
+        offset = scale
+        if OFFSETS:
+            offset = tl.load(offsets + block, within, 0.0).to(tl.float32)
+            offset *= tl.load(group_offsets + place, within, 0).to(tl.float32)
     return words, scale, late_scale, offset
 
 

@@ -1,0 +1,40 @@
+"""Compile the kernels of triton_products.py for a Hopper GPU, which needs no GPU, in every combination of formats.
+
+    python -m tests.backends.cuda.compiled_products
+
+Triton's interpreter runs kernels as Python, so it accepts what the compiler refuses.
+"""
+
+from itertools import product
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from clearhead.backends.cuda.triton_products import multiply_packed_row, multiply_row
+
+HOPPER = GPUTarget("cuda", 90, 32)
+VECTORS = dict.fromkeys(("y", "x", "gain", "shift", "bias", "residual"), "*bf16") | {"N": "i32", "epsilon": "fp32"}
+PACKED = {"quants": "*i32", "scales": "*fp16", "offsets": "*fp16", "group_scales": "*i8", "group_offsets": "*i8"}
+SETTINGS = {"K": 1024, "UNIT_OFFSET": False, "NORM_BIAS": False, "BIAS": False, "BLOCK_N": 2, "PDL": True}
+
+
+def compile_kernel(kernel, types, settings) -> None:
+    """Compile a kernel with these types of its arguments; all others are constants."""
+    signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
+    constants = {name: settings[name] for name in kernel.arg_names if name not in types}
+    triton.compile(ASTSource(kernel, signature=signature, constexprs=constants), target=HOPPER)
+
+
+def main() -> None:
+    gated = {"GATED": True, "ACTIVATION": "silu", "NORM": "rms", "RESIDUAL": False}
+    added = {"GATED": False, "ACTIVATION": "", "NORM": "", "RESIDUAL": True}
+    for branch, block in product((gated, added), (256, 512, 1024)):
+        compile_kernel(multiply_row, VECTORS | {"weight": "*bf16"}, SETTINGS | branch | {"BLOCK_K": block})
+    for branch, bits, levels, offsets in product((gated, added), (4, 8), (1, 2), (True, False)):
+        formats = {"GROUPS": 32, "BLOCK_G": 32, "BITS": bits, "LEVELS": levels, "OFFSETS": offsets, "DP4A": True}
+        compile_kernel(multiply_packed_row, VECTORS | PACKED, SETTINGS | branch | formats)
+
+
+if __name__ == "__main__":
+    main()
