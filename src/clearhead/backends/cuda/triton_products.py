@@ -141,7 +141,7 @@ def multiply_row(
 
 @triton.jit
 def _load_tile(rows, up_rows, inside, k, start, K: tl.constexpr, EVEN: tl.constexpr, GATED: tl.constexpr):
-    """Load the columns from `start` on of rows of W and, with GATED, of the rows of up; without it, the former twice."""
+    """Load the columns from `start` on of rows of W and, if GATED, of those of up; otherwise the former twice."""
     within = inside[:, None] if EVEN else inside[:, None] & (start + k < K)[None, :]
     w = tl.load(rows + start, within, 0.0, eviction_policy="evict_first")
     return w, tl.load(up_rows + start, within, 0.0, eviction_policy="evict_first") if GATED else w
