@@ -115,7 +115,7 @@ def test_errors(tmp_path):
     with pytest.raises(ClearheadError, match="this model reads at most 24"):
         ours.classify("cat " * 30)
     assert ours.classify("cat " * 30, truncate=True)
-    with pytest.raises(ClearheadError, match="this model has 3 labels"):
+    with pytest.raises(ClearheadError, match="this one has 3 labels"):
         ours.rerank("cat", ["dog"])
     write_bert(tmp_path / "headless")
     with pytest.raises(ClearheadError, match="has no classification head"):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+from clearhead.backends import is_sensitive
 from clearhead.backends.modules import pack_network
 from clearhead.benchmark.memory_traffic import (
     cache_bytes_read,
@@ -53,11 +54,14 @@ def test_only_the_chosen_experts_are_read():
 
 @pytest.mark.parametrize(("bits", "bits_per_weight"), [("int8", 8.5), ("int4", 5.0)])
 def test_weight_bytes_of_packed_weights(bits, bits_per_weight):
-    """32 values share a scale in float16."""
+    """32 values share a scale in float16 and, in 4 bits, an offset; sensitive matrices keep 8 bits."""
     network = tiny_network(width=64, feed_forward=128)
-    matrices = sum(tensor.numel() for tensor in network.parameters() if tensor.ndim > 1)
+    matrices = {name: tensor.numel() for name, tensor in network.named_parameters() if tensor.ndim > 1}
+    sensitive = sum(number for name, number in matrices.items() if is_sensitive(network.config, name))
+    assert 0 < sensitive < sum(matrices.values())
     norms = num_bytes(tensor for tensor in network.parameters() if tensor.ndim == 1)
-    assert weight_bytes_read(pack_network(network, bits)) == matrices * bits_per_weight / 8 + norms
+    expected = ((sum(matrices.values()) - sensitive) * bits_per_weight + sensitive * 8.5) / 8 + norms
+    assert weight_bytes_read(pack_network(network, bits)) == expected
 
 
 @pytest.mark.parametrize("style", ["llama", "mistral", "gemma3", "deepseek", "gpt2"])

@@ -139,7 +139,7 @@ def test_the_names_known_without_torch_are_those_of_costs():
     choices = {
         "phase": get_args(Phase),
         "dtype": workload._DTYPE_BYTES,
-        "weights": ["full", *workload._PACKED_BITS],
+        "weights": ["full", *workload.PACKED_BITS],
         "optimizer": workload.OPTIMIZER_STATES,
         "parallel": get_args(workload.Parallel),
         "device": [*(device.name for device in DEVICES), *MEASURABLE_DEVICES],

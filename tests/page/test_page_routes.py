@@ -153,7 +153,7 @@ def test_questions_run_beside_the_event_loop_one_at_a_time_and_too_many_are_refu
 
     statuses = asyncio.run(ask_many())
     assert sorted(statuses) == [200] * module._MAX_WAITING + [503] * 3
-    assert all(name.startswith("clearhead-inspection") for name in running)
+    assert all(name.startswith("clearhead-apart") for name in running)
 
 
 def test_a_question_is_not_computed_if_its_client_has_gone(monkeypatch):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from clearhead.backends import lowering, modules
+from clearhead.backends import lowering, sensitivity
 from clearhead.backends.cpu import attention_inputs
 from clearhead.cache.key_value_cache import KeyValueCache
 from clearhead.cache.packed_cache import PackedLayout
@@ -279,8 +279,8 @@ CONTROLS = [
     (KERNELS, Control(replaced(lowering, "make_rotation", rotates_too_far), CACHED)),
     (KERNELS, Control(replaced(attention_inputs, "make_mask", ignores_the_window), SLIDING, "mistral")),
     (KERNELS, Control(replaced(attention_inputs, "cross_attention_mask", ignores_the_source_mask), CACHED, "bart")),
-    ("8-bit weights ~ full weights", Control(replaced(modules, "pack", uses_another_zero_point), CACHED)),
-    ("4-bit weights ~ full weights", Control(replaced(modules, "pack", uses_another_zero_point), CACHED)),
+    ("8-bit weights ~ full weights", Control(replaced(sensitivity, "pack", uses_another_zero_point), CACHED)),
+    ("4-bit weights ~ full weights", Control(replaced(sensitivity, "pack", uses_another_zero_point), CACHED)),
     (
         "torch.compile == eager",
         Control(replaced(forward_checks.torch, "compile", rounds_to_half_precision), PREFIX, compiles=True),
