@@ -34,15 +34,17 @@ template <class Element>
 // Turn the scores (SPAN,) of one query into weights: 0 outside of [first, last). Return their sum and the largest score.
 // It is never inlined, so that all rows get the same bits.
 [[gnu::noinline]] inline void weigh_scores(float* row, int64_t first, int64_t last, float* largest, float* sum) {
-  for (int64_t i = 0; i < SPAN; i++) row[i] = i >= first && i < last ? row[i] : MASKED;
-  const float top = max_of(row, SPAN);
-  for (int64_t i = 0; i < SPAN; i++) row[i] = i >= first && i < last ? exponential(row[i] - top) : 0;
-  float lanes[16] = {}, total = 0;
-  for (int64_t i = 0; i < SPAN; i += 16)
-    for (int64_t j = 0; j < 16; j++) lanes[j] += row[i + j];
-  for (int64_t j = 0; j < 16; j++) total += lanes[j];
+  // With indices of 32 bits, as many of them fit into a vector as scores.
+  const int32_t low = int32_t(std::clamp<int64_t>(first, 0, SPAN)), high = int32_t(std::clamp<int64_t>(last, 0, SPAN));
+  for (int32_t i = 0; i < low; i++) row[i] = MASKED;
+  for (int32_t i = high; i < SPAN; i++) row[i] = MASKED;
+  Vector tops = load(row), sums = {};
+  for (int64_t i = 16; i < SPAN; i += 16) tops = tops < load(row + i) ? load(row + i) : tops;
+  const float top = largest_lane(tops);
+  for (int32_t i = 0; i < SPAN; i++) row[i] = i >= low && i < high ? exponential(row[i] - top) : 0;
+  for (int64_t i = 0; i < SPAN; i += 16) sums += load(row + i);
   *largest = top;
-  *sum = total;
+  *sum = sum_of_lanes(sums);
 }
 
 // Join the state of the next span to that of the earlier ones, both (H + 2,): largest score, sum, weighted values.
@@ -109,7 +111,7 @@ struct PagedAttention {
   // Scores are added in one order, whether a token is alone or in a band: 16 sums of every sixteenth product, which are
   // then added in the order of sum_vectors. A single token reads the keys as they are stored, since turning them into a
   // panel takes longer than to multiply them once.
-  static constexpr int SCORE_ROWS = 4, PANEL_ROWS = 2;
+  static constexpr int SCORE_ROWS = 4, PANEL_ROWS = 3;  // 2 and 4 rows of a panel are slower
 
   // Compute the scores of up to a block of keys for `rows` queries, four keys at a time.
   template <int rows>
@@ -150,7 +152,9 @@ struct PagedAttention {
       }
     };
     auto add_product = [&](Sums& sums, int64_t h) {
-      const Vector left = load(panel + h * SPAN), right = load(panel + h * SPAN + 16);
+      Vector left = load(panel + h * SPAN), right = load(panel + h * SPAN + 16);
+      keep_in_register(left);
+      keep_in_register(right);
       CLEARHEAD_UNROLL
       for (int r = 0; r < rows; r++) {
         const Vector one = broadcast(queries[r * H + h]);

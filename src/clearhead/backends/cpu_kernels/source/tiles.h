@@ -44,6 +44,36 @@ inline Vector fused_add(Vector sum, Vector a, Vector b) {
 #endif
 }
 
+// Prevent the compiler from loading a vector again each time it is used. A processor that multiplies two vectors in a
+// cycle also loads two, so that a second load for each product would take the time of the products.
+inline void keep_in_register([[maybe_unused]] Vector& x) {
+#ifdef CLEARHEAD_AVX512
+  asm("" : "+v"(x));
+#endif
+}
+
+// Return the sum of the 16 numbers of a vector.
+inline float sum_of_lanes(Vector x) {
+#ifdef CLEARHEAD_AVX512
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float sum = 0;
+  for (int j = 0; j < 16; j++) sum += x[j];
+  return sum;
+#endif
+}
+
+// Return the largest of the 16 numbers of a vector.
+inline float largest_lane(Vector x) {
+#ifdef CLEARHEAD_AVX512
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float largest = x[0];
+  for (int j = 1; j < 16; j++) largest = largest < x[j] ? x[j] : largest;
+  return largest;
+#endif
+}
+
 // Add up the 16 numbers of each vector.
 template <int count>
 inline void sum_vectors(float* y, const Vector (&x)[count]) {
