@@ -191,8 +191,8 @@ def ignores_the_source_mask(original):
 
 
 def uses_another_zero_point(original):
-    def pack(weight, bits):
-        packed = original(weight, bits)
+    def pack(weight, bits, dtype=None):
+        packed = original(weight, bits, dtype)
         return replace(packed, quants=packed.quants ^ (-128 if bits == "int8" else 0x88))
 
     return pack
