@@ -76,11 +76,11 @@ class TokenTimes(Collector):
         self._first, self._following = _Times(_SECONDS), _Times(_TOKEN_SECONDS)
 
     def count_first(self, seconds: float) -> None:
-        """Count the first token of a text, which came so long after its request."""
+        """Count the first token of a text; seconds: since its request arrived."""
         self._first.add(seconds)
 
     def count(self, seconds: float) -> None:
-        """Count a token that came so long after the one before it."""
+        """Count a further token; seconds: since the token before it."""
         self._following.add(seconds)
 
     def collect(self) -> Iterator[Metric]:
