@@ -22,9 +22,9 @@ Names are imported on first use, so that `clearhead --help` does not wait for to
 its threads are told to sleep soon when they wait (clearhead/threads.py).
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from clearhead.lazy_imports import lazy_exports
 from clearhead.threads import shorten_spinning
 
 if TYPE_CHECKING:
@@ -43,29 +43,6 @@ if TYPE_CHECKING:
     __version__: str
 
 shorten_spinning()
-
-MODULES = {  # the module that defines each public name
-    "ClearheadError": "errors",
-    "Generation": "generation",
-    "Model": "api",
-    "ModelConfig": "architecture",
-    "Trace": "inspection",
-    "Transformer": "model",
-    "cost": "api",
-    "create": "api",
-    "from_huggingface": "api",
-    "from_json": "config",
-    "from_toml": "config",
-    "get": "catalog",
-    "load": "api",
-    "preset": "families",
-    "presets": "families",
-    "set_threads": "threads",
-    "summarize": "api",
-    "to_json": "config",
-    "to_toml": "config",
-    "train": "training",
-}
 
 __all__ = [
     "ClearheadError",
@@ -90,15 +67,30 @@ __all__ = [
     "train",
 ]
 
+_import_name = lazy_exports(
+    __name__,
+    {
+        "api": ["Model", "cost", "create", "from_huggingface", "load", "summarize"],
+        "architecture": ["ModelConfig"],
+        "catalog": ["get"],
+        "config": ["from_json", "from_toml", "to_json", "to_toml"],
+        "errors": ["ClearheadError"],
+        "families": ["preset", "presets"],
+        "generation": ["Generation"],
+        "inspection": ["Trace"],
+        "model": ["Transformer"],
+        "threads": ["set_threads"],
+        "training": ["train"],
+    },
+)
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":  # pyproject.toml is the only place that states it
         from importlib.metadata import version
 
         return version("clearhead")
-    if name not in MODULES:
-        raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
-    return getattr(import_module(f"clearhead.{MODULES[name]}"), name)
+    return _import_name(name)
 
 
 def __dir__() -> list[str]:

@@ -44,14 +44,6 @@ def test_no_pickle_and_no_remote_code():
             assert not re.search(word, text), f"{word} in {path}"
 
 
-def test_public_names_are_sorted_and_exist():
-    assert clearhead.__all__ == sorted(clearhead.__all__)
-    assert set(clearhead.MODULES) == set(clearhead.__all__)
-    assert all(getattr(clearhead, name) is not None for name in clearhead.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'laod'"):
-        clearhead.laod  # noqa: B018
-
-
 @pytest.mark.parametrize(
     "module", ["clearhead", "clearhead.cli", "clearhead.families", "clearhead.tokenization.load", "clearhead.errors"]
 )

@@ -78,7 +78,7 @@ def test_module_that_no_docstring_names_is_found(tmp_path):
 @pytest.mark.parametrize("package", PACKAGES, ids=".".join)
 def test_exported_functions_and_classes_have_docstrings(package):
     module = import_module(".".join(("clearhead", *package)))
-    missing = {name: undocumented(name, getattr(module, name, None)) for name in sorted(exported(package))}
+    missing = {name: undocumented(name, getattr(module, name)) for name in sorted(exported(package))}
     assert {name: names for name, names in missing.items() if names} == {}
 
 

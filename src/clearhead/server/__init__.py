@@ -41,8 +41,9 @@ docs/serving.md explains how to run it and what it promises. Names are imported 
 answered before torch is imported.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from clearhead.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from clearhead.server.app import create_app
@@ -51,19 +52,15 @@ if TYPE_CHECKING:
     from clearhead.server.settings import Limits, ServerSettings
     from clearhead.server.state import ServerState
 
-_MODULES = {  # the module that defines each name
-    "Limits": "settings",
-    "ServerSettings": "settings",
-    "ServerState": "state",
-    "Service": "service",
-    "create_app": "app",
-    "run_server": "lifecycle",
-}
-
 __all__ = ["Limits", "ServerSettings", "ServerState", "Service", "create_app", "run_server"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'clearhead.server' has no attribute {name!r}")
-    return getattr(import_module(f"clearhead.server.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "app": ["create_app"],
+        "lifecycle": ["run_server"],
+        "service": ["Service"],
+        "settings": ["Limits", "ServerSettings"],
+        "state": ["ServerState"],
+    },
+)

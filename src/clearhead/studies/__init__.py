@@ -19,27 +19,15 @@ cache, tables                             generation and cost
 Names are imported on first use, so that a wrong name of a study is answered before torch is imported.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from clearhead.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from clearhead.studies.catalog import ENTRIES, Entry
     from clearhead.studies.pictures import check_can_draw, draw_picture
     from clearhead.studies.report import write_result, write_site
     from clearhead.studies.study import Study, StudyResult, load_study, run_study
-
-_MODULES = {  # the module that defines each name
-    "ENTRIES": "catalog",
-    "Entry": "catalog",
-    "Study": "study",
-    "StudyResult": "study",
-    "check_can_draw": "pictures",
-    "draw_picture": "pictures",
-    "load_study": "study",
-    "run_study": "study",
-    "write_result": "report",
-    "write_site": "report",
-}
 
 __all__ = [
     "ENTRIES",
@@ -54,8 +42,12 @@ __all__ = [
     "write_site",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'clearhead.studies' has no attribute {name!r}")
-    return getattr(import_module(f"clearhead.studies.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "catalog": ["ENTRIES", "Entry"],
+        "pictures": ["check_can_draw", "draw_picture"],
+        "report": ["write_result", "write_site"],
+        "study": ["Study", "StudyResult", "load_study", "run_study"],
+    },
+)

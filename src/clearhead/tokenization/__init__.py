@@ -26,8 +26,9 @@
 Names are imported on first use, so that the protocol can be imported without the `tokenizers` library.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from clearhead.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from clearhead.tokenization.characters import byte_tokenizer
@@ -48,28 +49,6 @@ if TYPE_CHECKING:
     from clearhead.tokenization.merge_files import has_merge_files
     from clearhead.tokenization.pairs import EncodedText, encode_pair
     from clearhead.tokenization.train import train_tokenizer
-
-MODULES = {
-    "CTRANSLATE2_VOCABULARY": "marian",
-    "EncodedText": "pairs",
-    "SpecialTokens": "library_tokenizer",
-    "StreamDecoder": "interface",
-    "Tokenizer": "interface",
-    "byte_tokenizer": "characters",
-    "encode_pair": "pairs",
-    "encode_target": "marian",
-    "find_marian_files": "marian",
-    "has_merge_files": "merge_files",
-    "load_marian_tokenizer": "marian",
-    "load_tokenizer": "load",
-    "read_conversation": "conversation",
-    "read_marian_vocabulary": "marian",
-    "render_chat": "chat_template",
-    "tokenizer_from_gguf": "gguf_vocabulary",
-    "tokenizer_to_gguf": "gguf_writing",
-    "train_tokenizer": "train",
-    "write_conversation": "conversation",
-}
 
 __all__ = [
     "CTRANSLATE2_VOCABULARY",
@@ -93,8 +72,26 @@ __all__ = [
     "write_conversation",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in MODULES:
-        raise AttributeError(f"module 'clearhead.tokenization' has no attribute {name!r}")
-    return getattr(import_module(f"clearhead.tokenization.{MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "characters": ["byte_tokenizer"],
+        "chat_template": ["render_chat"],
+        "conversation": ["read_conversation", "write_conversation"],
+        "gguf_vocabulary": ["tokenizer_from_gguf"],
+        "gguf_writing": ["tokenizer_to_gguf"],
+        "interface": ["StreamDecoder", "Tokenizer"],
+        "library_tokenizer": ["SpecialTokens"],
+        "load": ["load_tokenizer"],
+        "marian": [
+            "CTRANSLATE2_VOCABULARY",
+            "encode_target",
+            "find_marian_files",
+            "load_marian_tokenizer",
+            "read_marian_vocabulary",
+        ],
+        "merge_files": ["has_merge_files"],
+        "pairs": ["EncodedText", "encode_pair"],
+        "train": ["train_tokenizer"],
+    },
+)

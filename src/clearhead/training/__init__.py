@@ -19,8 +19,9 @@ Start with `loop.py`, which contains the training loop. It uses, in this order:
 Names are imported on first use, so that a wrong name of a recipe is answered before torch is imported.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from clearhead.lazy_imports import lazy_exports
 
 if TYPE_CHECKING:
     from clearhead.training.config import TrainConfig
@@ -38,33 +39,6 @@ if TYPE_CHECKING:
     from clearhead.training.recipe_help import RecipeKey, recipe_keys
     from clearhead.training.result import TrainingResult
     from clearhead.training.schedule import Constant
-
-_MODULES = {  # the module that defines each name
-    "AdamW": "optimizer",
-    "Constant": "schedule",
-    "Learner": "learner",
-    "Lora": "lora",
-    "Muon": "optimizer",
-    "Recipe": "recipe",
-    "RecipeKey": "recipe_help",
-    "ResolvedRecipe": "recipe",
-    "TrainConfig": "config",
-    "TrainingResult": "result",
-    "World": "distributed",
-    "accumulate_gradients": "loop",
-    "add_lora": "lora",
-    "available_recipes": "recipe_catalog",
-    "build_model_config": "models",
-    "describe_recipe": "recipe_catalog",
-    "find_recipe": "recipe_catalog",
-    "flops_per_token": "metrics",
-    "is_main_process": "distributed",
-    "parse_overrides": "overrides",
-    "read_recipe": "recipe",
-    "recipe_keys": "recipe_help",
-    "reuse_freed_memory": "heap",
-    "train": "loop",
-}
 
 __all__ = [
     "AdamW",
@@ -93,8 +67,23 @@ __all__ = [
     "train",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'clearhead.training' has no attribute {name!r}")
-    return getattr(import_module(f"clearhead.training.{_MODULES[name]}"), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "config": ["TrainConfig"],
+        "distributed": ["World", "is_main_process"],
+        "heap": ["reuse_freed_memory"],
+        "learner": ["Learner"],
+        "loop": ["accumulate_gradients", "train"],
+        "lora": ["Lora", "add_lora"],
+        "metrics": ["flops_per_token"],
+        "models": ["build_model_config"],
+        "optimizer": ["AdamW", "Muon"],
+        "overrides": ["parse_overrides"],
+        "recipe": ["Recipe", "ResolvedRecipe", "read_recipe"],
+        "recipe_catalog": ["available_recipes", "describe_recipe", "find_recipe"],
+        "recipe_help": ["RecipeKey", "recipe_keys"],
+        "result": ["TrainingResult"],
+        "schedule": ["Constant"],
+    },
+)
