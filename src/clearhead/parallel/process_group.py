@@ -1,6 +1,6 @@
 """ProcessGroup: the processes of one server, and the messages with which the first one leads the others.
 
-    with ProcessGroup.start("auto") as group:                                # torchrun --nproc-per-node 2 ...
+    with ProcessGroup.start() as group:                                      # torchrun --nproc-per-node 2 ...
         model = group.run_everywhere(lambda: load("smollm2"))
         divide_network(model.network, group)
 
@@ -8,8 +8,6 @@ Each block's sums go through the default group: gloo on CPUs, NCCL on GPUs. Mess
 gloo, so that waiting for one keeps no GPU busy. A message is a kind and a few tensors of integers.
 """
 
-import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,7 +23,7 @@ from clearhead.costs import shard_config
 from clearhead.engine import LostProcessError, MessageKind
 from clearhead.errors import ClearheadError
 from clearhead.model import Transformer
-from clearhead.parallel.collectives import all_reduce, gather_texts
+from clearhead.parallel.collectives import all_reduce, gather_texts, join_group, leave_group, run_everywhere
 from clearhead.parallel.launch import Launch, current_launch
 from clearhead.parallel.shards import TensorParallelRank, shard_network
 
@@ -56,14 +54,10 @@ class ProcessGroup:
         if kind not in ("cpu", "cuda"):
             raise ClearheadError(f"several processes run on cpu or cuda, not on {kind}; leave out --device")
         own = torch.device(kind, launch.local_rank) if kind == "cuda" else _CPU
-        if own.type == "cuda":
-            if launch.local_rank >= torch.cuda.device_count():
-                message = f"there are {torch.cuda.device_count()} GPUs, but more processes; start one process per GPU"
-                raise ClearheadError(message)
-            torch.cuda.set_device(own)
-            torch_distributed.init_process_group("nccl", device_id=own, timeout=_TIMEOUT)
-        else:
-            torch_distributed.init_process_group("gloo", timeout=_TIMEOUT)
+        if kind == "cuda" and launch.local_rank >= torch.cuda.device_count():
+            message = f"there are {torch.cuda.device_count()} GPUs, but more processes; start one process per GPU"
+            raise ClearheadError(message)
+        join_group(own, _TIMEOUT)
         messages = torch_distributed.new_group(backend="gloo", timeout=_TIMEOUT)
         return cls(launch, own, messages)
 
@@ -83,17 +77,11 @@ class ProcessGroup:
 
         If it raises a ClearheadError in one process, all processes raise it.
         """
-        outcome: dict[str, object]
-        try:
-            outcome = {"result": action()}
-        except ClearheadError as error:
-            outcome = {"error": str(error)}
+        return run_everywhere(action, self._gather_texts)
+
+    def _gather_texts(self, text: str) -> list[str]:
         with _lost_process():
-            outcomes = [json.loads(text) for text in gather_texts(json.dumps(outcome), _CPU, self.messages)]
-        for each in outcomes:
-            if "error" in each:
-                raise ClearheadError(each["error"])
-        return [each["result"] for each in outcomes]
+            return gather_texts(text, _CPU, self.messages)
 
     # --- messages
 
@@ -140,8 +128,7 @@ class ProcessGroup:
                 self.send(MessageKind.STOP)
             except LostProcessError:
                 return  # destroying a broken group waits for its dead members
-        time.sleep(0.2)  # gloo's threads must release the last tensors first: destroying the group holds the lock
-        torch_distributed.destroy_process_group()
+        leave_group(uses_gloo=True)
 
 
 @contextmanager

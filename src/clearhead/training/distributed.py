@@ -1,4 +1,4 @@
-"""Run one training loop in several processes. Only this module knows about ranks, torchrun and torch.distributed.
+"""Run one training loop in several processes. In this package, only this module knows torch.distributed.
 
     with World.start("fsdp") as world:                             # torchrun --nproc-per-node 4 ...
         wrapped = world.wrap(objective)                            # its forward must compute the loss
@@ -13,8 +13,6 @@ Gradients are summed over the processes, not averaged, because the loss is divid
 Without torchrun there is one process, and the strategies have no effect.
 """
 
-import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -32,7 +30,16 @@ from torch.nn.parallel import DistributedDataParallel
 from clearhead.api import resolve_device
 from clearhead.errors import ClearheadError
 from clearhead.model import Block, RouterLayer
-from clearhead.parallel import TensorParallelRank, all_reduce, current_launch, gather_texts, shard_network
+from clearhead.parallel import (
+    TensorParallelRank,
+    all_reduce,
+    current_launch,
+    gather_texts,
+    join_group,
+    leave_group,
+    run_everywhere,
+    shard_network,
+)
 from clearhead.training.tensor_slice import TensorSlice
 
 EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
@@ -63,11 +70,7 @@ class World:
             raise ClearheadError(
                 f"the strategy is 'single', but torchrun started {launch.size} processes; use ddp, fsdp or tp"
             )
-        if own_device.type == "cuda":
-            torch.cuda.set_device(own_device)
-            torch_distributed.init_process_group("nccl", device_id=own_device)
-        else:
-            torch_distributed.init_process_group("gloo")
+        join_group(own_device)
         return cls(strategy, launch.rank, launch.size, own_device, init_device_mesh(own_device.type, (launch.size,)))
 
     @classmethod
@@ -77,13 +80,8 @@ class World:
 
     def close(self) -> None:
         """Leave the process group."""
-        if self.mesh is None:
-            return
-        if self.device.type == "cpu":
-            # gloo's thread needs the interpreter lock to release the last tensors it sent, but destroying the group
-            # holds that lock while it waits for the thread, and hangs (torch 2.13). Let the thread finish first.
-            time.sleep(0.2)
-        torch_distributed.destroy_process_group()
+        if self.mesh is not None:
+            leave_group(uses_gloo=self.device.type == "cpu")
 
     def __enter__(self) -> Self:
         return self
@@ -168,15 +166,7 @@ class World:
         """
         if self.mesh is None:
             return [action()]
-        try:
-            outcome = {"result": action()}
-        except ClearheadError as error:
-            outcome = {"error": str(error)}
-        outcomes = [json.loads(text) for text in gather_texts(json.dumps(outcome), self.device)]
-        for outcome in outcomes:
-            if "error" in outcome:
-                raise ClearheadError(outcome["error"])
-        return [outcome["result"] for outcome in outcomes]
+        return run_everywhere(action, lambda text: gather_texts(text, self.device))
 
     @torch.no_grad()
     def gather_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
